@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// For trainers that own raw pointers: a unit that sets the caller's pointers while its parameters are there.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine.hpp"
+
+namespace fsdp {
+
+/// One tensor of the caller's: where its pointers are kept, and its shape.
+template <class Param, class Reduce>
+struct AdoptedTensor {
+  std::string name;
+  Param** weight = nullptr;      ///< set while forward() or backward() lives
+  Reduce** gradient = nullptr;   ///< set while backward() lives
+  std::vector<std::int64_t> shape;
+  TensorOptions options{};
+};
+
+/// Registers the caller's tensors as the next unit in forward order.
+///
+/// ```
+/// fsdp::AdoptedUnit fc{engine, "fc", {{"fc.weight", &w.fc, &g.fc, {4 * d, d}}, {"fc.bias", &w.bias, &g.bias, {4 * d}, fsdp::no_decay}}};
+/// { auto full = fc.forward();  their_forward(w, x, acts); }
+/// { auto full = fc.backward(); their_backward(w, g, x, acts); }
+/// ```
+/// With an inline compute stream (host) the pointers may be used by the calling thread at once; otherwise by work enqueued on
+/// engine.compute(). Backward adds to the gradients.
+template <class E>
+class AdoptedUnit {
+ public:
+  using Param = typename E::Param;
+  using Reduce = typename E::Reduce;
+  using Tensor = AdoptedTensor<Param, Reduce>;
+
+  AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors)
+      : engine_(&engine), unit_(engine.add_unit(name)), tensors_(std::move(tensors)) {
+    for (auto const& tensor : tensors_)
+      indices_.push_back(
+          engine.unit(unit_).layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
+    use_ = engine.declare_use(unit_, name);
+  }
+  AdoptedUnit(AdoptedUnit&&) noexcept = default;
+  AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;
+
+  /// Sets and clears the caller's pointers around one use.
+  class [[nodiscard]] Scope {
+   public:
+    Scope(AdoptedUnit& owner, Pass pass)
+        : owner_(&owner),
+          use_(pass == Pass::forward ? owner.engine_->forward_scope(owner.use_) : owner.engine_->backward_scope(owner.use_)) {
+      owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
+    }
+    Scope(Scope const&) = delete;
+    ~Scope() noexcept(false) { owner_->unbind(); }
+
+   private:
+    AdoptedUnit* owner_;
+    typename E::Scope use_;
+  };
+  Scope forward() { return Scope(*this, Pass::forward); }
+  Scope backward() { return Scope(*this, Pass::backward); }
+
+ private:
+  void bind(Param* parameters, Reduce* gradients) {
+    auto const& layout = engine_->unit(unit_).layout();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      auto const offset = layout.tensors()[indices_[i]].offset;
+      *tensors_[i].weight = parameters + offset;
+      if (gradients != nullptr && tensors_[i].gradient != nullptr) *tensors_[i].gradient = gradients + offset;
+    }
+  }
+  void unbind() {
+    for (auto const& tensor : tensors_) {
+      *tensor.weight = nullptr;
+      if (tensor.gradient != nullptr) *tensor.gradient = nullptr;
+    }
+  }
+
+  E* engine_;
+  UnitId unit_;
+  std::size_t use_ = 0;
+  std::vector<Tensor> tensors_;
+  std::vector<std::size_t> indices_;
+};
+
+}  // namespace fsdp

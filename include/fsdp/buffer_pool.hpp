@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The few full-size buffers that units share, leased by position in the step.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <utility>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+/// A reusable buffer and what must have happened before its next content is written.
+template <class Event>
+struct Slot {
+  Slot(Event free_event, std::size_t size) : free(std::move(free_event)), bytes(size) {}
+
+  Event free;                   ///< the last content has been read by this rank (gather) or zeroed (reduce)
+  bool free_recorded = false;   ///< false until the slot was first used: nothing to wait for
+  Ticket collective{};          ///< the last collective whose peers may still read this slot
+  bool leased = false;
+  std::byte* data = nullptr;
+  std::size_t bytes;
+};
+
+/// Slots that units take in turn (position modulo count, so that addresses repeat every step), and slots of units that keep
+/// their own. Owns the slots' events; the memory is carved from one allocation by place().
+template <Device D>
+class BufferPool {
+ public:
+  using Event = typename D::Event;
+
+  /// Adds a slot of `bytes` that units take in turn.
+  void add_shared(D const& device, std::size_t bytes) { shared_.emplace_back(device.make_event(), bytes); }
+  /// Adds a slot of one unit's own.
+  Slot<Event>& add_own(D const& device, std::size_t bytes) { return own_.emplace_back(device.make_event(), bytes); }
+
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (auto const& slot : shared_) sum += slot.bytes;
+    for (auto const& slot : own_) sum += slot.bytes;
+    return sum;
+  }
+  /// Lays all slots into `memory` of bytes() bytes.
+  void place(std::byte* memory) {
+    for (auto* slots : {&shared_, &own_}) {
+      for (auto& slot : *slots) {
+        slot.data = memory;
+        memory += slot.bytes;
+      }
+    }
+  }
+
+  /// Positions count from 0 again: a new pass over the units begins.
+  void restart() { position_ = 0; }
+  /// The slot that the next lease of a shared slot takes, or nullptr while it is still leased.
+  Slot<Event>* next() {
+    FSDP_EXPECTS(!shared_.empty(), "a pooled unit without a pool");
+    auto& slot = shared_[position_ % shared_.size()];
+    return slot.leased ? nullptr : &slot;
+  }
+  void advance() { ++position_; }
+
+  template <class Visit>
+  void for_each(Visit&& visit) {
+    for (auto& slot : shared_) visit(slot);
+    for (auto& slot : own_) visit(slot);
+  }
+
+ private:
+  std::deque<Slot<Event>> shared_, own_;  // deque: addresses stay
+  std::size_t position_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The four doors of the library: Device, Communicator, Module, Strategy.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/tensor.hpp"
+#include "fsdp/wait_site.hpp"
+
+namespace fsdp {
+
+/// Communication streams ask for high priority, so that a collective is not queued behind compute.
+enum class StreamPriority : unsigned char { normal, high };
+
+namespace detail {
+/// The smallest kernel: what Device::launch must accept. Kernels are stateless functors, called once per block.
+struct ProbeKernel {
+  template <class Block>
+  FSDP_HD void operator()(Block const&, std::int64_t, float) const {}
+};
+}  // namespace detail
+
+/// Where memory and streams live. A model is a cheap, copyable handle.
+///
+/// Stream and Event are move-only owners with CUDA's semantics: a stream runs in order; streams are unordered except
+/// through events; `record` may be called again on the same event, and `wait` refers to the latest `record` before it
+/// in host order. Waiting on an event that was never recorded is an error where the device can tell.
+/// Only `synchronize` and `deallocate` may block the calling thread.
+template <class D>
+concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::movable<typename D::Event> &&
+                 requires(D const device, typename D::Stream& stream, typename D::Event& event, void* to, void const* from,
+                          std::size_t bytes, std::string_view label) {
+                   { D::name } -> std::convertible_to<std::string_view>;
+                   { device.make_stream(label, StreamPriority::high) } -> std::same_as<typename D::Stream>;
+                   { device.make_event() } -> std::same_as<typename D::Event>;
+                   { device.allocate(bytes) } -> std::same_as<void*>;  // aligned to 256 bytes; nullptr for 0; throws ResourceError
+                   { device.deallocate(to, bytes) } noexcept;
+                   { device.copy_async(stream, to, from, bytes) };     // host or device memory on either side
+                   { device.zero_async(stream, to, bytes) };
+                   { device.record(event, stream) };
+                   { device.wait(stream, std::as_const(event), WaitSite::none) };
+                   { device.synchronize(stream) };                     // rethrows what the stream's work threw
+                   { device.launch(stream, std::int64_t{}, detail::ProbeKernel{}, 0.0f) };  // kernel(block, index, args...)
+                 };
+
+/// Names a collective for the order check, the trace and error messages. The texts must outlive the call's execution.
+struct Label {
+  std::string_view unit;  ///< the unit whose data move
+  std::string_view pass;  ///< "forward", "backward", "optimizer", ...
+};
+
+/// Identifies one enqueued collective of a communicator: what `wait_for_peers` takes.
+struct Ticket {
+  std::uint64_t sequence = 0;  ///< 1 for the communicator's first collective; 0: nothing to wait for
+};
+
+/// A group of ranks that run collectives, each enqueued on a stream of `Device`.
+///
+/// All ranks enqueue the same collectives in the same order, from one host thread per rank, on one stream per
+/// communicator (a second stream is a UsageError). Enqueueing never waits for device work. Reductions are sums, in the
+/// fixed pairwise tree of docs/numerics.md where the model can promise it.
+/// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
+/// all_reduce with `send == recv`.
+/// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
+/// stream that overwrites it calls `wait_for_peers` with the collective's ticket.
+template <class C>
+concept Communicator =
+    std::movable<C> && Device<typename C::Device> &&
+    requires(C& comm, C const& view, typename C::Device::Stream& stream, float const* send, float* recv, double* sums,
+             std::size_t count, void* memory, Label label, Ticket ticket) {
+      { view.rank() } -> std::same_as<int>;
+      { view.size() } -> std::same_as<int>;
+      { view.device() } -> std::convertible_to<typename C::Device const&>;
+      { comm.split(int{}, int{}) } -> std::same_as<C>;          // (color, key); collective over this communicator
+      { comm.allocate(count) } -> std::same_as<void*>;          // collective; bytes; usable by every communicator split from this one
+      { comm.deallocate(memory, count) } noexcept;              // not collective
+      { comm.all_gather(stream, send, recv, count, label) } -> std::same_as<Ticket>;      // count: elements per rank
+      { comm.reduce_scatter(stream, send, recv, count, label) } -> std::same_as<Ticket>;  // count: elements per rank
+      { comm.all_reduce(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+      { comm.all_reduce(stream, sums, sums, count, label) } -> std::same_as<Ticket>;
+      { comm.broadcast(stream, recv, count, int{}, label) } -> std::same_as<Ticket>;      // in place, from root
+      { comm.wait_for_peers(stream, ticket, WaitSite::none) };  // any stream of the device
+      { comm.exchange(std::string{}) } -> std::same_as<std::vector<std::string>>;  // control plane: all-gathers a text; blocks
+    };
+
+/// A strategy: an empty type with constexpr answers (see strategy.hpp).
+template <class S>
+concept Strategy = std::is_empty_v<S> && requires {
+  { std::bool_constant<S::shards_parameters>{} };
+  { std::bool_constant<S::reshards_after_forward>{} };
+  { std::bool_constant<S::shards_gradients>{} };
+  { std::bool_constant<S::replicates>{} };
+  { S::name } -> std::convertible_to<std::string_view>;
+};
+
+namespace detail {
+/// Stands in for the visitor that `describe` gets.
+struct ProbeVisitor {
+  template <class T, std::size_t Rank, class... Options>
+  void operator()(std::string_view, Tensor<T, Rank>&, std::type_identity_t<std::array<std::int64_t, Rank>>, Options const&...) const {}
+};
+}  // namespace detail
+
+/// A user's type that computes. It names its tensors once, in `describe`; what its `forward` and `backward` take and
+/// return is its own affair (ShardedModule passes them through).
+template <class M>
+concept Module = requires(M const& module, typename M::template Params<float>& weights, detail::ProbeVisitor visit) {
+  typename M::template Params<float const>;
+  { module.describe(weights, visit) };
+};
+
+}  // namespace fsdp

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks tell each other on the control plane: descriptions to compare, and a few doubles to average.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
+
+namespace fsdp::detail {
+
+/// A unit's layout, a line per tensor.
+inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
+  auto lines = fmt::format("unit '{}' of {} elements\n", unit, layout.padded());
+  for (auto const& tensor : layout.tensors())
+    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}\n", unit, tensor.name, fmt::join(tensor.shape, ", "), tensor.offset,
+                         tensor.decay);
+  return lines;
+}
+
+/// @throws ConfigError on every rank if any two ranks' texts differ, naming the first line that does
+/// @note Collective: yes.
+template <class C>
+void expect_equal_texts(C& world, std::string const& mine) {
+  auto const texts = world.exchange(mine);
+  auto const line = [](std::string const& text, std::size_t& at) {
+    auto const end = std::min(text.find('\n', at), text.size());
+    auto const found = text.substr(at, end - at);
+    at = std::min(end + 1, text.size());
+    return found;
+  };
+  for (std::size_t other = 1; other < texts.size(); ++other) {
+    if (texts[other] == texts[0]) continue;
+    std::size_t a = 0, b = 0;
+    while (a < texts[0].size() || b < texts[other].size()) {
+      auto const ours = line(texts[0], a), theirs = line(texts[other], b);
+      if (ours != theirs)
+        fail<ConfigError>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other, theirs);
+    }
+  }
+}
+
+/// @note Collective: yes; blocks.
+template <class C>
+std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values) {
+  std::string mine(values.size() * sizeof(double), '\0');
+  if (!values.empty()) std::memcpy(mine.data(), values.data(), mine.size());
+  std::vector<double> mean(values.size(), 0.0);
+  std::vector<double> theirs(values.size());
+  auto const texts = world.exchange(mine);
+  for (auto const& text : texts) {
+    FSDP_EXPECTS(text.size() == mine.size(), "rank {}: ranks average {} and {} bytes", world.rank(), mine.size(), text.size());
+    if (!values.empty()) std::memcpy(theirs.data(), text.data(), text.size());
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];
+  }
+  for (auto& value : mean) value /= static_cast<double>(texts.size());
+  return mean;
+}
+
+}  // namespace fsdp::detail

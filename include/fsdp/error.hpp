@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exceptions that carry the scene: which rank, which unit, what was expected, what came.
+#pragma once
+
+#ifndef FMT_HEADER_ONLY
+#define FMT_HEADER_ONLY 1
+#endif
+#if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
+#define FMT_USE_CONSTEXPR 1  // fmt 9 under nvcc's front end
+#endif
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace fsdp {
+
+/// Base of everything that the library throws.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A call that its documented precondition forbids.
+struct UsageError : Error {
+  using Error::Error;
+};
+
+/// A setting that cannot be honoured, or that differs between ranks.
+struct ConfigError : Error {
+  using Error::Error;
+};
+
+/// Ranks disagree about what runs next, or a unit is used out of its declared order.
+struct OrderError : Error {
+  using Error::Error;
+};
+
+/// Memory, shared memory or an operating-system resource could not be had.
+struct ResourceError : Error {
+  using Error::Error;
+};
+
+/// A vendor library (CUDA, NCCL, cuBLAS, MPI) reported an error.
+struct VendorError : Error {
+  using Error::Error;
+};
+
+/// A peer failed, or a collective missed its deadline.
+struct PeerError : Error {
+  using Error::Error;
+};
+
+/// Throws `E` with a formatted message.
+template <class E, class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
+  throw E(fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace fsdp
+
+/// Throws fsdp::UsageError with the formatted message unless `condition` holds. Stays on in every build.
+#define FSDP_EXPECTS(condition, ...)                          \
+  do {                                                        \
+    if (!(condition)) ::fsdp::fail<::fsdp::UsageError>(__VA_ARGS__); \
+  } while (false)

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// One unit: its tensors laid flat, the shard that this rank keeps, and the state of its full parameters.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "fsdp/buffer_pool.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
+
+namespace fsdp {
+
+/// Where a rank stands: rank w of W is member `shard` of the N ranks of shard group `replica` of R.
+struct Placement {
+  int rank = 0, world = 1;
+  int shard = 0, shards = 1;
+  int replica = 0, replicas = 1;
+
+  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly one
+  /// such rank, whatever the strategy.
+  int norm_slice() const { return shard * replicas + replica; }
+};
+
+enum class UnitState : unsigned char { sharded, unsharding, unsharded };
+
+constexpr std::string_view name(UnitState state) {
+  switch (state) {
+    case UnitState::sharded: return "sharded";
+    case UnitState::unsharding: return "unsharding";
+    case UnitState::unsharded: return "unsharded";
+  }
+  return "?";
+}
+
+/// A unit's flat parameter: layout, shard, and the buffers that it leases while unsharded.
+/// @tparam D  the device
+/// @tparam P  the precision policy
+template <Device D, class P>
+class FlatParam {
+ public:
+  using Param = typename P::Param;
+  using Reduce = typename P::Reduce;
+  using Event = typename D::Event;
+
+  FlatParam(D const& device, std::string unit_name)
+      : gathered(device.make_event()),
+        gradients_ready(device.make_event()),
+        reduced(device.make_event()),
+        updated(device.make_event()),
+        name_(std::move(unit_name)) {}
+
+  std::string const& name() const { return name_; }
+  FlatLayout& layout() { return layout_; }
+  FlatLayout const& layout() const { return layout_; }
+
+  /// Pads the layout for `where.world` ranks and fixes this rank's slice.
+  void seal(Placement const& where) {
+    FSDP_EXPECTS(layout_.numel() > 0, "rank {}: unit '{}' has no parameters", where.rank, name_);
+    layout_.seal(where.world);
+    shard_ = shard_range(layout_.padded(), where.shards, where.shard);
+    auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
+    norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
+  }
+
+  Range shard() const { return shard_; }                       ///< this rank's slice, in elements of the flat parameter
+  Range norm_slice() const { return norm_slice_; }             ///< this rank's world slice, in elements of the shard
+  std::int64_t full_numel() const { return layout_.padded(); } ///< elements of the full parameters, padding included
+  std::int64_t shard_numel() const { return shard_.size(); }
+
+  float* master = nullptr;              ///< (shard_numel) master weights
+  float* gradient = nullptr;            ///< (shard_numel) gradient shard, already averaged over the world
+  Param* full = nullptr;                ///< (full_numel) full parameters while not sharded
+  Reduce* full_gradient = nullptr;      ///< (full_numel) gradients that backward writes, while leased
+  Slot<Event>* gather_slot = nullptr;
+  Slot<Event>* reduce_slot = nullptr;
+
+  // What streams say of this unit, in the order of a step.
+  Event gathered;         ///< gather: the full parameters are there
+  Event gradients_ready;  ///< compute: backward has written the gradients
+  Event reduced;          ///< reduce or replicate: the gradient shard is complete
+  Event updated;          ///< compute: the optimizer (or initialisation) has written the shard
+
+  UnitState state = UnitState::sharded;
+  bool gather_awaited = false; ///< compute has waited for `gathered`
+  bool own_gather_slot = false; ///< has a buffer of its own for full parameters
+  bool own_reduce_slot = false; ///< has a gradient slot of its own
+  bool update_pending = false; ///< `updated` is recorded and the gather stream has not waited for it
+  bool reduce_pending = false; ///< `reduced` is recorded and compute has not waited for it
+  bool fresh = true;           ///< no gradient since the last optimizer step: the next reduction overwrites
+
+  /// @throws UsageError unless the full parameters are there
+  void expect_unsharded(int rank) const {
+    FSDP_EXPECTS(state == UnitState::unsharded, "rank {}: unit '{}': expected unsharded parameters, but they are {}", rank, name_,
+                 fsdp::name(state));
+  }
+
+ private:
+  std::string name_;
+  FlatLayout layout_;
+  Range shard_;
+  Range norm_slice_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Full fp32 parameters out of an engine, unit by unit, and back into its shards.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fsdp/engine.hpp"
+
+namespace fsdp {
+
+/// All tensors of the engine in declared order, sealing it if need be. @note Collective: the first time.
+template <class E>
+std::vector<TensorInfo> tensor_list(E& engine) {
+  engine.seal();
+  std::vector<TensorInfo> list;
+  for (std::size_t u = 0; u < engine.unit_count(); ++u)
+    for (auto const& tensor : engine.unit(u).layout().tensors()) list.push_back(tensor);
+  return list;
+}
+
+/// Calls `visit(TensorInfo const&, std::span<float const> values)` on rank 0 for every tensor in declared order.
+/// At most one unit is in host memory at a time, on rank 0 alone.
+/// @note Collective: yes; all-gathers the master shards in chunks; blocks the calling thread.
+template <class E, class Visit>
+void export_full(E& engine, Visit&& visit) {
+  engine.seal();
+  constexpr std::int64_t chunk_elements = 1 << 20;
+  auto const& where = engine.placement();
+  auto& stream = engine.unsharder().stream();
+  auto& comm = engine.unsharder().communicator();
+  auto const& device = engine.device();
+  AccountedMemory<typename E::Comm> staging(engine.world(), engine.account(), MemoryTag::workspace,
+                                            static_cast<std::size_t>(chunk_elements * where.shards) * sizeof(float));
+  auto* const all = staging.template as<float>();
+  auto* const own = all;
+
+  device.synchronize(engine.compute());  // the last update is complete
+  std::vector<float> values;
+  Ticket last{};
+  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
+    auto& unit = engine.unit(u);
+    if (where.rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
+    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
+      auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
+      comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
+      device.copy_async(stream, own + where.shard * count, unit.master + begin, static_cast<std::size_t>(count) * sizeof(float));
+      if (where.shards > 1)
+        last = comm.all_gather(stream, static_cast<float const*>(own + where.shard * count), all, static_cast<std::size_t>(count),
+                               Label{unit.name(), "export"});
+      for (int shard = 0; where.rank == 0 && shard < where.shards; ++shard)
+        device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
+                          static_cast<std::size_t>(count) * sizeof(float));
+    }
+    device.synchronize(stream);
+    if (where.rank != 0) continue;
+    for (auto const& tensor : unit.layout().tensors())
+      visit(tensor, std::span<float const>(values).subspan(static_cast<std::size_t>(tensor.offset),
+                                                           static_cast<std::size_t>(tensor.numel)));
+  }
+  comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
+  device.synchronize(stream);
+}
+
+/// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank keeps and
+/// copies `out` into the shard.
+/// @note Collective: no (sealing is, the first time); blocks the calling thread.
+template <class E, class Read>
+void import_shard(E& engine, Read&& read) {
+  engine.seal();
+  engine.abandon_pass();
+  engine.synchronize();
+  std::vector<float> values;
+  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
+    auto& unit = engine.unit(u);
+    for (auto const& part : unit.layout().segments(unit.shard())) {
+      values.resize(static_cast<std::size_t>(part.count));
+      read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
+      engine.device().copy_async(engine.compute(), unit.master + part.offset, values.data(), values.size() * sizeof(float));
+      engine.device().synchronize(engine.compute());
+    }
+    engine.mark_written(unit);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Global gradient norm, and clipping by it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "fsdp/engine.hpp"
+
+namespace fsdp {
+
+enum class NonFinite : unsigned char {
+  skip,   ///< the optimizer step changes nothing; counted in GradNorm::skipped()
+  raise,  ///< clip_grad_norm waits for the norm and throws
+};
+
+struct ClipOptions {
+  NormKind norm = NormKind::l2;
+  NonFinite non_finite = NonFinite::skip;
+};
+
+/// The norm of the last clip_grad_norm, in device memory until it is read.
+template <class E>
+class GradNorm {
+ public:
+  explicit GradNorm(E& engine) : engine_(&engine) {}
+  /// The norm before clipping. @note Waits for compute.
+  double value() const { return read().norm; }
+  /// Optimizer steps skipped so far because of a norm that was not finite. @note Waits for compute.
+  std::int64_t skipped() const { return read().skipped; }
+
+ private:
+  ClipScalars read() const {
+    ClipScalars scalars{};
+    engine_->device().copy_async(engine_->compute(), &scalars, engine_->norm_state().result, sizeof scalars);
+    engine_->device().synchronize(engine_->compute());
+    return scalars;
+  }
+  E* engine_;
+};
+
+/// Scales the next optimizer step's gradients so that their global norm is at most `max_norm`.
+///
+/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; each slice is
+/// summed in double in a fixed order by the one rank that answers for it; the slices meet in a W-vector that is zero elsewhere, so
+/// its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero, shared parameters are stored once,
+/// and replicas do not count twice. The norm and the factor stay in device memory: the optimizer kernel reads the factor.
+///
+/// @param max_norm  positive; infinity measures without clipping
+/// @throws UsageError if max_norm is not positive, or gradients are missing; Error if the norm is not finite and must not be
+/// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under NonFinite::raise.
+/// @note Collective: one all-reduce of W doubles.
+template <class E>
+GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
+  FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
+  auto& norm = engine.norm_state();
+  auto& compute = engine.compute();
+  auto const& device = engine.device();
+  auto const world = engine.world_size();
+  for (std::size_t u = 0; u < engine.unit_count(); ++u) engine.wait_for_reduce(engine.unit(u));
+  if (world > 1) engine.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
+  device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
+  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
+    auto& unit = engine.unit(u);
+    kernels::norm_partial(device, compute, static_cast<float const*>(unit.gradient + unit.norm_slice().begin),
+                          unit.norm_slice().size(), options.norm, norm.slices + engine.placement().norm_slice(), true);
+  }
+  if (world > 1)
+    norm.ticket = engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+                                                          static_cast<std::size_t>(world), Label{"gradient norm", "optimizer"});
+  kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm, norm.result);
+  engine.set_clip_factor(&norm.result->factor);
+
+  GradNorm<E> result(engine);
+  if (options.non_finite == NonFinite::raise) {
+    auto const value = result.value();
+    if (!(value <= std::numeric_limits<double>::max()))
+      fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);
+  }
+  return result;
+}
+
+}  // namespace fsdp

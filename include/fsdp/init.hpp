@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a tensor starts: what `describe` names and `kernels::initialize` fills in.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace fsdp {
+
+/// Distribution of a tensor's first values.
+struct Init {
+  enum class Kind : unsigned char { zeros, constant, normal, uniform };
+
+  Kind kind = Kind::zeros;
+  float first = 0.0f;   ///< constant: the value; normal: the mean; uniform: the lower bound
+  float second = 0.0f;  ///< normal: the standard deviation; uniform: the upper bound, not reached
+};
+
+/// Factories of Init.
+namespace init {
+
+inline constexpr Init zeros{};
+inline constexpr Init ones{Init::Kind::constant, 1.0f, 0.0f};
+
+constexpr Init constant(float value) { return {Init::Kind::constant, value, 0.0f}; }
+constexpr Init normal(float deviation) { return {Init::Kind::normal, 0.0f, deviation}; }
+constexpr Init normal(float mean, float deviation) { return {Init::Kind::normal, mean, deviation}; }
+constexpr Init uniform(float low, float high) { return {Init::Kind::uniform, low, high}; }
+
+}  // namespace init
+
+/// Hash of a tensor's name: FNV-1a over its bytes (Fowler, Noll, Vo), then two xor-multiply rounds that spread every
+/// bit, so that similar names give unrelated sequences. Equal on every platform.
+constexpr std::uint64_t hash_name(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (char const letter : name) {
+    hash ^= static_cast<unsigned char>(letter);
+    hash *= 0x100000001b3ull;
+  }
+  hash ^= hash >> 32;
+  hash *= 0x9e3779b97f4a7c15ull;
+  hash ^= hash >> 29;
+  hash *= 0xbf58476d1ce4e5b9ull;
+  return hash ^ (hash >> 32);
+}
+
+}  // namespace fsdp

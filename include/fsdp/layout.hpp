@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where tensors lie inside a flat parameter, and which part of it is whose. Pure arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/error.hpp"
+#include "fsdp/init.hpp"
+
+namespace fsdp {
+
+/// Every tensor starts on a multiple of this many elements, and so does every shard: 256 bytes in fp32, 128 in bf16.
+inline constexpr std::int64_t layout_alignment = 64;
+
+/// What `describe` says of a tensor beyond its name and shape.
+struct TensorOptions {
+  bool decay = true;                   ///< weight decay applies
+  Init init = init::normal(0.02f);     ///< how its elements start
+};
+/// No weight decay, starts at zero: biases.
+inline constexpr TensorOptions no_decay{.decay = false, .init = init::zeros};
+
+/// A half-open range of elements.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  constexpr std::int64_t size() const { return end - begin; }
+  constexpr bool empty() const { return begin >= end; }
+  friend constexpr bool operator==(Range const&, Range const&) = default;
+};
+
+constexpr std::int64_t align_up(std::int64_t value, std::int64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// The common part of two ranges; empty (begin == end) where there is none.
+constexpr Range intersect(Range a, Range b) {
+  auto const begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+/// The equal slice `rank` of `total` elements. @pre total is a multiple of ranks.
+constexpr Range shard_range(std::int64_t total, int ranks, int rank) {
+  auto const each = total / ranks;
+  return {each * rank, each * (rank + 1)};
+}
+
+/// One tensor of a flat parameter.
+struct TensorInfo {
+  std::string name;                 ///< full name: the module's prefix, a dot, the name in `describe`
+  std::vector<std::int64_t> shape;  ///< row-major extents
+  std::int64_t numel = 0;           ///< product of the extents
+  std::int64_t offset = 0;          ///< first element inside the flat parameter
+  bool decay = true;
+  Init init{};
+
+  Range range() const { return {offset, offset + numel}; }
+};
+
+/// A tensor's part inside a range of the flat parameter.
+struct Segment {
+  std::size_t tensor = 0;        ///< index into FlatLayout::tensors()
+  std::int64_t first = 0;        ///< first element, counted inside the tensor
+  std::int64_t offset = 0;       ///< first element, counted from the range's begin
+  std::int64_t count = 0;
+};
+
+/// The tensors of one unit laid end to end. Built by add(), closed by seal().
+class FlatLayout {
+ public:
+  /// Adds a tensor; a name that is there already means the same storage (a tied parameter).
+  /// @return its index in tensors()
+  /// @throws UsageError if the name is there with another shape, or an extent is not positive
+  std::size_t add(TensorInfo tensor) {
+    tensor.numel = 1;
+    for (auto const extent : tensor.shape) {
+      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name, fmt::join(tensor.shape, ", "));
+      tensor.numel *= extent;
+    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].name != tensor.name) continue;
+      FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})", tensor.name,
+                   fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
+      return i;
+    }
+    tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);
+    numel_ += tensor.numel;
+    tensors_.push_back(std::move(tensor));
+    return tensors_.size() - 1;
+  }
+
+  /// Pads the whole to a multiple of world_size * layout_alignment, so that it divides equally among any group.
+  void seal(int world_size) {
+    auto const end = tensors_.empty() ? 0 : tensors_.back().range().end;
+    padded_ = align_up(end, layout_alignment * world_size);
+  }
+
+  std::vector<TensorInfo> const& tensors() const { return tensors_; }
+  std::int64_t numel() const { return numel_; }    ///< elements of the tensors alone
+  std::int64_t padded() const { return padded_; }  ///< elements with all padding; 0 before seal()
+
+  /// The parts of tensors inside `range`, in order.
+  std::vector<Segment> segments(Range range) const {
+    std::vector<Segment> parts;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      auto const part = intersect(tensors_[i].range(), range);
+      if (!part.empty()) parts.push_back({i, part.begin - tensors_[i].offset, part.begin - range.begin, part.size()});
+    }
+    return parts;
+  }
+
+ private:
+  std::vector<TensorInfo> tensors_;
+  std::int64_t numel_ = 0;
+  std::int64_t padded_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// A byte-exact account of what is reserved from allocators and what of it is in use.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace fsdp {
+
+/// What memory is for.
+enum class MemoryTag : unsigned char {
+  parameters,    ///< master shards (S)
+  gradients,     ///< gradient shards (S)
+  optimizer,     ///< moments
+  gather,        ///< buffers of unsharded parameters
+  reduce,        ///< slots of unsharded gradients
+  activations,   ///< the application's activation arena
+  workspace,     ///< the application's scratch
+  scalars,       ///< norms, clip factors, losses
+  count_
+};
+
+inline constexpr std::array<std::string_view, static_cast<std::size_t>(MemoryTag::count_)> memory_tag_names{
+    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars"};
+
+constexpr std::string_view name(MemoryTag tag) { return memory_tag_names[static_cast<std::size_t>(tag)]; }
+
+/// Bytes by tag, now and at the peak. Counters are relaxed atomics: they order nothing.
+class MemoryAccount {
+ public:
+  /// Bytes came from (or, negative, went back to) an allocator.
+  void reserve(MemoryTag tag, std::int64_t bytes) { reserved_.add(tag, bytes); }
+  /// Bytes were leased for use (or, negative, returned), in the host's enqueue order.
+  void lease(MemoryTag tag, std::int64_t bytes) { live_.add(tag, bytes); }
+
+  std::int64_t reserved(MemoryTag tag) const { return reserved_.now(tag); }
+  std::int64_t live(MemoryTag tag) const { return live_.now(tag); }
+
+  /// Parameters, gradients, optimizer state, gather and reduce buffers: what docs/strategies.md tabulates.
+  std::int64_t reserved_state() const { return reserved_.state(); }
+  std::int64_t live_state() const { return live_.state(); }
+  std::int64_t reserved_total() const { return reserved_.total(); }
+  /// Highest live_state() since the last reset_peak().
+  std::int64_t peak_live_state() const { return live_.peak_state(); }
+  void reset_peak() { live_.reset_peak(); }
+
+ private:
+  class Counters {
+   public:
+    void add(MemoryTag tag, std::int64_t bytes) {
+      by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
+      auto const now = state();
+      auto peak = peak_.load(std::memory_order_relaxed);
+      while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+      }
+    }
+    std::int64_t now(MemoryTag tag) const { return by_tag_[static_cast<std::size_t>(tag)].load(std::memory_order_relaxed); }
+    std::int64_t state() const { return sum(static_cast<std::size_t>(MemoryTag::activations)); }
+    std::int64_t total() const { return sum(static_cast<std::size_t>(MemoryTag::count_)); }
+    std::int64_t peak_state() const { return peak_.load(std::memory_order_relaxed); }
+    void reset_peak() { peak_.store(state(), std::memory_order_relaxed); }
+
+   private:
+    std::int64_t sum(std::size_t tags) const {
+      std::int64_t bytes = 0;
+      for (std::size_t tag = 0; tag < tags; ++tag) bytes += by_tag_[tag].load(std::memory_order_relaxed);
+      return bytes;
+    }
+    std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(MemoryTag::count_)> by_tag_{};
+    std::atomic<std::int64_t> peak_{0};
+  };
+  Counters reserved_, live_;
+};
+
+/// Memory from an allocator (a Device or a Communicator), entered in an account while it lives. The allocator and the
+/// account must outlive it.
+template <class Allocator>
+class AccountedMemory {
+ public:
+  AccountedMemory() = default;
+  AccountedMemory(Allocator& allocator, MemoryAccount& account, MemoryTag tag, std::size_t bytes)
+      : allocator_(&allocator), account_(&account), tag_(tag), bytes_(bytes), data_(allocator.allocate(bytes)) {
+    account_->reserve(tag_, static_cast<std::int64_t>(bytes_));
+  }
+  AccountedMemory(AccountedMemory&& other) noexcept { swap(other); }
+  AccountedMemory& operator=(AccountedMemory&& other) noexcept {
+    AccountedMemory(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~AccountedMemory() {
+    if (allocator_ == nullptr) return;
+    allocator_->deallocate(data_, bytes_);
+    account_->reserve(tag_, -static_cast<std::int64_t>(bytes_));
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  template <class T>
+  T* as() const { return static_cast<T*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  void swap(AccountedMemory& other) noexcept {
+    std::swap(allocator_, other.allocator_);
+    std::swap(account_, other.account_);
+    std::swap(tag_, other.tag_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(data_, other.data_);
+  }
+
+ private:
+  Allocator* allocator_ = nullptr;
+  MemoryAccount* account_ = nullptr;
+  MemoryTag tag_ = MemoryTag::parameters;
+  std::size_t bytes_ = 0;
+  void* data_ = nullptr;
+};
+
+}  // namespace fsdp

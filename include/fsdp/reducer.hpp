@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases the buffers that backward writes gradients into, and reduces them into the gradient shards.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/bucket.hpp"
+#include "fsdp/buffer_pool.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/elementwise.hpp"
+#include "fsdp/flat_param.hpp"
+#include "fsdp/memory.hpp"
+
+namespace fsdp {
+
+/// Owns the reduce and replicate streams, their communicators and the gradient slots.
+///
+/// [Note: Two ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place, all-reduce
+/// of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the slot for its next
+/// lease. With one rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient shard is the full gradient:
+/// backward writes it where it is (*direct*), and buckets of it are all-reduced in place.
+template <Communicator C, class P>
+class Reducer {
+ public:
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+  using Event = typename D::Event;
+  using Unit = FlatParam<D, P>;
+  using Reduce = typename P::Reduce;
+
+  Reducer(D const& device, C shard_group, C replicate_group, Placement where, MemoryAccount& account)
+      : device_(device),
+        reduce_comm_(std::move(shard_group)),
+        replicate_comm_(std::move(replicate_group)),
+        where_(where),
+        account_(&account),
+        scattered_(device.make_event()),
+        reduce_(device.make_stream("reduce", StreamPriority::high)) {
+    if (where.replicas > 1) replicate_.emplace(device.make_stream("replicate", StreamPriority::high));
+  }
+
+  bool direct() const { return where_.shards == 1 && std::is_same_v<Reduce, float>; }
+  BufferPool<D>& pool() { return pool_; }
+  Stream& stream() { return reduce_; }
+  std::optional<Stream>& replicate_stream() { return replicate_; }
+
+  /// Direct gradients: the units in the order in which backward completes them, and where each ends in `gradients`.
+  void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes, std::int64_t first_bytes) {
+    completion_order_ = std::move(completion_order);
+    gradients_ = gradients;
+    std::int64_t end = 0;
+    for (auto* unit : completion_order_) ends_.push_back(end += unit->full_numel());
+    if (where_.replicas > 1) buckets_ = make_buckets(ends_, sizeof(float), bucket_bytes, first_bytes);
+  }
+  std::size_t bucket_count() const { return buckets_.size(); }
+
+  /// Zeroes all slots: once, after they were placed.
+  void prepare() {
+    pool_.for_each([this](Slot<Event>& slot) { zero(slot, reduce_); });
+  }
+
+  /// A backward pass begins.
+  void restart() {
+    pool_.restart();
+    completed_ = reduced_ = next_bucket_ = 0;
+  }
+
+  /// Gives `unit` a zeroed (or, while accumulating, its former) buffer to write gradients into.
+  /// @note Stream: compute waits until the buffer is zeroed.
+  void lease(Unit& unit, Stream& compute) {
+    if (direct()) {
+      lease_direct(unit, compute);
+      return;
+    }
+    if (unit.full_gradient != nullptr) return;  // accumulating without reduction
+    if (unit.reduce_slot == nullptr) {
+      auto* const slot = pool_.next();
+      FSDP_EXPECTS(slot != nullptr, "rank {}: unit '{}': no gradient slot is free", where_.rank, unit.name());
+      pool_.advance();
+      unit.reduce_slot = slot;
+    }
+    auto& slot = *unit.reduce_slot;
+    return_lease(slot);
+    slot.leased = true;
+    leases_.push_back({&slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce))});
+    account_->lease(MemoryTag::reduce, leases_.back().bytes);
+    unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
+    device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
+  }
+
+  /// Reduces what `compute` has written into the unit's gradients so far.
+  /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is complete.
+  /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel elements.
+  ///       Direct gradients: one all-reduce per bucket that is complete.
+  void reduce(Unit& unit, Stream& compute) {
+    device_.record(unit.gradients_ready, compute);
+    if (direct()) {
+      reduce_buckets(unit);
+      return;
+    }
+    auto& slot = *unit.reduce_slot;
+    auto* const slice = unit.full_gradient + unit.shard().begin;
+    auto const count = static_cast<std::size_t>(unit.shard_numel());
+    device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
+    Ticket scattered{}, replicated{};
+    if (where_.shards > 1)
+      scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
+                                              Label{unit.name(), "backward"});
+    auto* stream = &reduce_;
+    if (where_.replicas > 1) {
+      device_.record(scattered_, reduce_);
+      stream = &*replicate_;
+      device_.wait(*stream, scattered_, WaitSite::replicate_scattered);
+      replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count, Label{unit.name(), "backward"});
+    }
+    kernels::accumulate(device_, *stream, static_cast<Reduce const*>(slice), unit.gradient, unit.shard_numel(),
+                        1.0f / static_cast<float>(where_.world), unit.fresh);
+    unit.fresh = false;
+    device_.record(unit.reduced, *stream);
+    unit.reduce_pending = true;
+    reduce_comm_.wait_for_peers(*stream, scattered,
+                                where_.replicas > 1 ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
+    if (where_.replicas > 1) replicate_comm_.wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
+    zero(slot, *stream);
+    unit.full_gradient = nullptr;
+    if (!unit.own_reduce_slot) unit.reduce_slot = nullptr;
+    slot.leased = false;
+  }
+
+  /// The backward pass is complete: slots whose gradients are reduced count as returned.
+  void finish() {
+    for (std::size_t i = leases_.size(); i-- > 0;)
+      if (!leases_[i].slot->leased) return_lease(*leases_[i].slot);
+  }
+
+  /// Gives a unit a slot of its own instead of a shared one.
+  void add_own_slot(Unit& unit, std::size_t bytes) {
+    unit.reduce_slot = &pool_.add_own(device_, bytes);
+    unit.own_reduce_slot = true;
+  }
+
+ private:
+  struct Lease {
+    Slot<Event>* slot;
+    std::int64_t bytes;
+  };
+
+  void return_lease(Slot<Event>& slot) {
+    for (std::size_t i = 0; i < leases_.size(); ++i) {
+      if (leases_[i].slot != &slot) continue;
+      account_->lease(MemoryTag::reduce, -leases_[i].bytes);
+      leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(i));
+      return;
+    }
+  }
+  void zero(Slot<Event>& slot, Stream& stream) {
+    device_.zero_async(stream, slot.data, slot.bytes);
+    device_.record(slot.free, stream);
+    slot.free_recorded = true;
+  }
+
+  void lease_direct(Unit& unit, Stream& compute) {
+    if constexpr (std::is_same_v<Reduce, float>) unit.full_gradient = unit.gradient;
+    if (unit.reduce_pending) {  // an earlier micro-step was all-reduced: do not write while it is
+      device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
+      unit.reduce_pending = false;
+    }
+    if (unit.fresh) device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
+    unit.fresh = false;
+  }
+
+  void reduce_buckets(Unit& unit) {
+    unit.full_gradient = nullptr;
+    if (where_.replicas == 1) return;
+    FSDP_EXPECTS(completed_ < completion_order_.size() && completion_order_[completed_] == &unit,
+                 "rank {}: unit '{}' completed its gradients out of order", where_.rank, unit.name());
+    auto const complete = ends_[completed_++];
+    bool waited = false;
+    for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].end <= complete; ++next_bucket_) {
+      if (!waited) device_.wait(*replicate_, unit.gradients_ready, WaitSite::reduce_gradients);
+      waited = true;
+      auto const bucket = buckets_[next_bucket_];
+      float* const begin = gradients_ + bucket.begin;
+      auto const reduced = replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
+                                                      static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
+      replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
+      kernels::scale(device_, *replicate_, begin, bucket.size(), 1.0f / static_cast<float>(where_.world));
+    }
+    auto const reduced_end = next_bucket_ == 0 ? 0 : buckets_[next_bucket_ - 1].end;
+    for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_) {
+      device_.record(completion_order_[reduced_]->reduced, *replicate_);
+      completion_order_[reduced_]->reduce_pending = true;
+    }
+  }
+
+  D device_;
+  C reduce_comm_;
+  C replicate_comm_;
+  Placement where_;
+  MemoryAccount* account_;
+  BufferPool<D> pool_;
+  std::vector<Lease> leases_;
+
+  // Direct gradients.
+  std::vector<Unit*> completion_order_;
+  std::vector<std::int64_t> ends_;
+  std::vector<Range> buckets_;
+  float* gradients_ = nullptr;
+  std::size_t completed_ = 0;    ///< units whose gradients are complete in this pass
+  std::size_t reduced_ = 0;      ///< units whose last bucket is under way
+  std::size_t next_bucket_ = 0;
+
+  Event scattered_;
+  Stream reduce_;  // streams last: joined before what their work uses is destroyed
+  std::optional<Stream> replicate_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The declared order of uses, and the check that every pass obeys it. Host logic only: nothing here moves.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+enum class Pass : unsigned char { idle, forward, backward };
+
+constexpr std::string_view name(Pass pass) {
+  switch (pass) {
+    case Pass::idle: return "idle";
+    case Pass::forward: return "forward";
+    case Pass::backward: return "backward";
+  }
+  return "?";
+}
+
+/// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one module's
+/// turn; a unit may have several.
+class Schedule {
+ public:
+  explicit Schedule(int rank) : rank_(rank) {}
+
+  /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
+  std::size_t declare(std::size_t unit, std::string module) {
+    Use added{unit, std::move(module), true, true, false};
+    for (auto& earlier : uses_) {
+      if (earlier.unit != unit) continue;
+      added.first_of_unit = false;
+      earlier.last_of_unit = false;
+      added.shared = earlier.shared = true;
+    }
+    uses_.push_back(std::move(added));
+    return uses_.size() - 1;
+  }
+
+  std::size_t size() const { return uses_.size(); }
+  std::size_t unit(std::size_t use) const { return uses_[use].unit; }
+  std::string_view module(std::size_t use) const { return uses_[use].module; }
+  Pass pass() const { return pass_; }
+
+  /// The unit has several uses: it is held from its first to its last.
+  bool shared(std::size_t use) const { return uses_[use].shared; }
+  bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
+  bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
+
+  /// A forward use begins. @return true if it is the first of a new pass
+  /// @throws OrderError naming both modules if another use was declared next
+  bool begin_forward(std::size_t use) {
+    bool const starts = pass_ != Pass::forward || next_ == size();
+    auto const expected = starts ? 0 : next_;
+    expect(use == expected, Pass::forward, expected, use);
+    FSDP_EXPECTS(!open_, "rank {}: forward of '{}' begins inside {} of '{}'", rank_, module(use), name(pass_), module(current_));
+    pass_ = Pass::forward;
+    enter(use);
+    return starts;
+  }
+  void end_forward(std::size_t use) {
+    leave(use);
+    next_ = use + 1;
+  }
+
+  /// A backward use begins. @return true if it is the first of a new pass
+  bool begin_backward(std::size_t use) {
+    bool const starts = pass_ == Pass::forward;
+    if (pass_ == Pass::idle || (starts && next_ != size()))
+      fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_, module(use),
+                       module(pass_ == Pass::idle ? 0 : next_));
+    auto const expected = starts ? size() - 1 : next_ - 1;
+    expect(use == expected, Pass::backward, expected, use);
+    FSDP_EXPECTS(!open_, "rank {}: backward of '{}' begins inside {} of '{}'", rank_, module(use), name(pass_), module(current_));
+    pass_ = Pass::backward;
+    enter(use);
+    return starts;
+  }
+  /// @return true if that completes the backward pass
+  bool end_backward(std::size_t use) {
+    leave(use);
+    next_ = use;
+    if (use != 0) return false;
+    reset();
+    return true;
+  }
+
+  /// Forgets a pass under way: the next use starts a new forward pass.
+  void reset() {
+    pass_ = Pass::idle;
+    next_ = 0;
+    open_ = false;
+  }
+
+  /// All uses, a line each: what ranks compare when the engine is sealed.
+  std::string text(std::vector<std::string> const& unit_names) const {
+    std::string lines;
+    for (auto const& use : uses_) lines += fmt::format("use of unit '{}' by module '{}'\n", unit_names[use.unit], use.module);
+    return lines;
+  }
+
+ private:
+  struct Use {
+    std::size_t unit;
+    std::string module;
+    bool first_of_unit;
+    bool last_of_unit;
+    bool shared;
+  };
+  void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
+    if (!ordered)
+      fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_, name(pass),
+                       module(expected), name(pass), module(got));
+  }
+  void enter(std::size_t use) {
+    open_ = true;
+    current_ = use;
+  }
+  void leave(std::size_t use) {
+    FSDP_EXPECTS(open_ && current_ == use, "rank {}: {} of '{}' ends without having begun", rank_, name(pass_), module(use));
+    open_ = false;
+  }
+
+  int rank_;
+  std::vector<Use> uses_;
+  Pass pass_ = Pass::idle;
+  std::size_t next_ = 0;     ///< forward: uses done; backward: uses still to do
+  std::size_t current_ = 0;  ///< the use under way while open_
+  bool open_ = false;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// forward and backward of one user module, around the movement of its unit.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/layout.hpp"
+
+namespace fsdp {
+
+namespace detail {
+
+/// Collects what `describe` says into a layout.
+struct Registrar {
+  std::string_view prefix;
+  FlatLayout* layout;
+  std::vector<std::size_t>* tensors;
+
+  template <class T, std::size_t Rank>
+  void operator()(std::string_view tensor, Tensor<T, Rank>&, std::type_identity_t<std::array<std::int64_t, Rank>> extents,
+                  TensorOptions options = {}) const {
+    auto full_name = prefix.empty() ? std::string(tensor) : fmt::format("{}.{}", prefix, tensor);
+    tensors->push_back(layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}));
+  }
+};
+
+/// Points the tensors of a Params into a flat buffer, in the order of `describe`.
+template <class Element>
+struct Binder {
+  Element* base;
+  FlatLayout const* layout;
+  std::size_t const* next;
+
+  template <std::size_t Rank, class... Options>
+  void operator()(std::string_view, Tensor<Element, Rank>& tensor,
+                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, Options const&...) {
+    tensor = {base + layout->tensors()[*next++].offset, extents};
+  }
+};
+
+}  // namespace detail
+
+/// A user's module whose parameters live in a unit of an engine. Made by Engine::shard; the engine must outlive it.
+template <Module M, class E>
+class ShardedModule {
+ public:
+  using Param = typename E::Precision::Param;
+  using Reduce = typename E::Precision::Reduce;
+  using Weights = typename M::template Params<Param const>;
+  using Gradients = typename M::template Params<Reduce>;
+
+  ShardedModule(E& engine, M module, std::size_t use, std::vector<std::size_t> tensors)
+      : engine_(&engine), module_(std::move(module)), use_(use), tensors_(std::move(tensors)) {}
+  ShardedModule(ShardedModule&&) noexcept = default;
+  ShardedModule& operator=(ShardedModule&&) noexcept = default;
+
+  M const& module() const { return module_; }
+
+  /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the unit.
+  /// @return what M::forward returns
+  /// @throws OrderError if another module was declared next
+  /// @note Stream: compute waits for the gather. The calling thread waits for no device work.
+  /// @note Collective: all ranks call the modules in the same order; at most one all-gather for this unit.
+  template <class... Args>
+  decltype(auto) forward(Args&&... args) {
+    auto const scope = engine_->forward_scope(use_);
+    return module_.forward(engine_->compute(), weights(scope.parameters()), std::forward<Args>(args)...);
+  }
+
+  /// Gathers the unit if it was dropped, enqueues `M::backward(compute, weights, gradients, args...)`, starts the reduction.
+  /// @return what M::backward returns
+  /// @throws OrderError if another module was declared next
+  /// @note Stream: compute waits for the gather and for a zeroed gradient slot.
+  /// @note Collective: at most one all-gather, and the reduction of the unit (see Reducer::reduce).
+  template <class... Args>
+  decltype(auto) backward(Args&&... args) {
+    auto const scope = engine_->backward_scope(use_);
+    return module_.backward(engine_->compute(), weights(scope.parameters()), gradients(scope.gradients()),
+                            std::forward<Args>(args)...);
+  }
+
+ private:
+  Weights weights(Param const* base) const {
+    Weights bound;
+    module_.describe(bound, detail::Binder<Param const>{base, &engine_->layout(use_), tensors_.data()});
+    return bound;
+  }
+  Gradients gradients(Reduce* base) const {
+    Gradients bound;
+    module_.describe(bound, detail::Binder<Reduce>{base, &engine_->layout(use_), tensors_.data()});
+    return bound;
+  }
+
+  E* engine_;
+  M module_;
+  std::size_t use_;
+  std::vector<std::size_t> tensors_;
+};
+
+}  // namespace fsdp

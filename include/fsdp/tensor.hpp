@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types, and a non-owning pointer with extents.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define FSDP_HD __host__ __device__
+#else
+#define FSDP_HD
+#endif
+
+namespace fsdp {
+
+namespace detail {
+/// std::bit_cast, callable in device code without relaxed-constexpr flags.
+template <class To, class From>
+FSDP_HD constexpr To bit_cast(From const& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  return __builtin_bit_cast(To, from);
+}
+}  // namespace detail
+
+/// bfloat16: the upper half of an fp32. Rounds to nearest even; NaN stays NaN.
+struct alignas(2) bf16 {
+  std::uint16_t bits{};
+
+  bf16() = default;
+  FSDP_HD constexpr explicit bf16(float value) : bits(round(value)) {}
+  FSDP_HD constexpr explicit operator float() const {
+    return detail::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+
+ private:
+  FSDP_HD static constexpr std::uint16_t round(float value) {
+    auto const word = detail::bit_cast<std::uint32_t>(value);
+    if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((word >> 16) | 0x40u);
+    return static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+  }
+};
+
+/// IEEE binary16. Rounds to nearest even; overflow gives infinity; NaN stays NaN.
+struct alignas(2) fp16 {
+  std::uint16_t bits{};
+
+  fp16() = default;
+  FSDP_HD constexpr explicit fp16(float value) : bits(round(value)) {}
+  FSDP_HD constexpr explicit operator float() const { return widen(bits); }
+
+ private:
+  FSDP_HD static constexpr std::uint16_t round(float value) {
+    auto const word = detail::bit_cast<std::uint32_t>(value);
+    auto const sign = static_cast<std::uint16_t>((word >> 16) & 0x8000u);
+    std::uint32_t const magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520 and above
+    if (magnitude < 0x38800000u) {                                                    // below 2^-14: subnormal
+      // Adding 0.5 aligns the mantissa so that the fp32 adder itself rounds to nearest even.
+      float const shifted = detail::bit_cast<float>(magnitude) + 0.5f;
+      return static_cast<std::uint16_t>(sign | (detail::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+    }
+    std::uint32_t const odd = (magnitude >> 13) & 1u;
+    return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+  }
+  FSDP_HD static constexpr float widen(std::uint16_t half) {
+    std::uint32_t const sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+    std::uint32_t const magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) return detail::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x400u) return detail::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
+    float const subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+    return detail::bit_cast<float>(sign | detail::bit_cast<std::uint32_t>(subnormal));
+  }
+};
+
+/// Runtime name of an element type.
+enum class DType : unsigned char { f32, bf16, f16, f64, i64 };
+
+template <class T>
+inline constexpr DType dtype_of = [] {
+  using U = std::remove_cv_t<T>;
+  static_assert(std::is_same_v<U, float> || std::is_same_v<U, bf16> || std::is_same_v<U, fp16> ||
+                    std::is_same_v<U, double> || std::is_same_v<U, std::int64_t>,
+                "fsdp moves float, double, bf16, fp16 and std::int64_t");
+  if constexpr (std::is_same_v<U, float>) return DType::f32;
+  if constexpr (std::is_same_v<U, bf16>) return DType::bf16;
+  if constexpr (std::is_same_v<U, fp16>) return DType::f16;
+  if constexpr (std::is_same_v<U, double>) return DType::f64;
+  if constexpr (std::is_same_v<U, std::int64_t>) return DType::i64;
+}();
+
+constexpr std::size_t size_of(DType type) {
+  switch (type) {
+    case DType::f32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
+    case DType::f64:
+    case DType::i64: return 8;
+  }
+  return 0;
+}
+
+constexpr std::string_view name(DType type) {
+  switch (type) {
+    case DType::f32: return "fp32";
+    case DType::bf16: return "bf16";
+    case DType::f16: return "fp16";
+    case DType::f64: return "fp64";
+    case DType::i64: return "int64";
+  }
+  return "?";
+}
+
+/// A pointer and its extents, row-major. Owns nothing; copy it freely, also into a kernel.
+template <class T, std::size_t Rank>
+struct Tensor {
+  using value_type = T;
+  static constexpr std::size_t rank = Rank;
+
+  T* data = nullptr;
+  std::array<std::int64_t, Rank> extents{};
+
+  constexpr std::int64_t numel() const {
+    std::int64_t product = 1;
+    for (auto const extent : extents) product *= extent;
+    return product;
+  }
+  constexpr std::int64_t extent(std::size_t axis) const { return extents[axis]; }
+  constexpr operator Tensor<T const, Rank>() const
+    requires(!std::is_const_v<T>)
+  {
+    return {data, extents};
+  }
+};
+
+}  // namespace fsdp

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gathers a unit's full parameters on the gather stream, and drops them again.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "fsdp/buffer_pool.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/elementwise.hpp"
+#include "fsdp/flat_param.hpp"
+#include "fsdp/memory.hpp"
+
+namespace fsdp {
+
+/// Owns the gather stream, the gather communicator and the buffers of full parameters.
+template <Communicator C, class P>
+class Unsharder {
+ public:
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+  using Unit = FlatParam<D, P>;
+  using Param = typename P::Param;
+
+  Unsharder(D const& device, C shard_group, Placement where, MemoryAccount& account)
+      : device_(device),
+        comm_(std::move(shard_group)),
+        where_(where),
+        account_(&account),
+        stream_(device.make_stream("gather", StreamPriority::high)) {}
+
+  /// A single fp32 shard is the full parameter: compute reads the master weights where they are.
+  bool direct() const { return where_.shards == 1 && std::is_same_v<Param, float>; }
+
+  BufferPool<D>& pool() { return pool_; }
+  Stream& stream() { return stream_; }
+  C& communicator() { return comm_; }
+  /// Gives a unit a buffer of its own instead of a shared one.
+  void add_own_slot(Unit& unit, std::size_t bytes) {
+    unit.gather_slot = &pool_.add_own(device_, bytes);
+    unit.own_gather_slot = true;
+  }
+
+  /// Starts to gather `unit` if it is sharded and its buffer is free.
+  /// @return false if the buffer is still leased to another unit
+  /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was updated.
+  /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank).
+  bool unshard(Unit& unit, std::string_view pass) {
+    if (unit.state != UnitState::sharded) return true;
+    if (direct()) {
+      unit.full = direct_parameters(unit);
+      unit.state = UnitState::unsharding;
+      unit.gather_awaited = true;
+      return true;
+    }
+    if (unit.gather_slot == nullptr) {
+      auto* const slot = pool_.next();
+      if (slot == nullptr) return false;
+      pool_.advance();
+      unit.gather_slot = slot;
+    }
+    auto& slot = *unit.gather_slot;
+    slot.leased = true;
+    account_->lease(MemoryTag::gather, full_bytes(unit));
+    unit.full = reinterpret_cast<Param*>(slot.data);
+    auto* const own_slice = unit.full + unit.shard().begin;
+
+    if (slot.free_recorded) device_.wait(stream_, slot.free, WaitSite::gather_slot_read);
+    comm_.wait_for_peers(stream_, slot.collective, WaitSite::gather_peers_read);
+    if (unit.update_pending) {
+      device_.wait(stream_, unit.updated, WaitSite::gather_updated);
+      unit.update_pending = false;
+    }
+    kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
+    if (where_.shards > 1)
+      slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                                         static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    device_.record(unit.gathered, stream_);
+    unit.gather_awaited = false;
+    unit.state = UnitState::unsharding;
+    return true;
+  }
+
+  /// Makes `compute` wait until the parameters that unshard() gathers are there.
+  void wait_for_unshard(Unit& unit, Stream& compute) {
+    if (!unit.gather_awaited) device_.wait(compute, unit.gathered, WaitSite::compute_unsharded);
+    unit.gather_awaited = true;
+    unit.state = UnitState::unsharded;
+  }
+
+  /// Drops the full parameters after what `compute` has enqueued so far.
+  void reshard(Unit& unit, Stream& compute) {
+    if (unit.state == UnitState::sharded) return;
+    unit.state = UnitState::sharded;
+    unit.full = nullptr;
+    if (direct()) return;
+    auto& slot = *unit.gather_slot;
+    device_.record(slot.free, compute);
+    slot.free_recorded = true;
+    slot.leased = false;
+    account_->lease(MemoryTag::gather, -full_bytes(unit));
+    if (!unit.own_gather_slot) unit.gather_slot = nullptr;
+  }
+
+ private:
+  static std::int64_t full_bytes(Unit const& unit) { return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param)); }
+  static Param* direct_parameters(Unit const& unit) {
+    if constexpr (std::is_same_v<Param, float>) {
+      return unit.master;
+    } else {
+      return nullptr;
+    }
+  }
+
+  D device_;
+  C comm_;
+  Placement where_;
+  MemoryAccount* account_;
+  BufferPool<D> pool_;
+  Stream stream_;  // last: joined before what its work uses is destroyed
+};
+
+}  // namespace fsdp

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A communicator that writes down what goes through it, and forwards.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+
+namespace toy {
+
+/// One rank's record, shared by every communicator split from the first.
+struct Tally {
+  struct Entry {
+    std::string operation, unit, pass;
+    std::size_t count;
+  };
+  std::vector<Entry> entries;
+  std::size_t allocated = 0, deallocated = 0;  ///< bytes through Communicator::allocate
+
+  std::size_t count(std::string const& operation, std::string const& pass = {}) const {
+    std::size_t found = 0;
+    for (auto const& entry : entries) found += entry.operation == operation && entry.unit != "gradient norm" && (pass.empty() || entry.pass == pass);
+    return found;
+  }
+  /// "operation unit" of every entry, in order.
+  std::vector<std::string> order(std::string const& pass) const {
+    std::vector<std::string> list;
+    for (auto const& entry : entries)
+      if (entry.pass == pass) list.push_back(entry.operation + " " + entry.unit);
+    return list;
+  }
+};
+
+template <class C>
+class Counting {
+ public:
+  using Device = typename C::Device;
+  using Stream = typename Device::Stream;
+
+  Counting(C inner, std::shared_ptr<Tally> tally) : inner_(std::move(inner)), tally_(std::move(tally)) {}
+
+  int rank() const { return inner_.rank(); }
+  int size() const { return inner_.size(); }
+  Device const& device() const { return inner_.device(); }
+  Counting split(int color, int key) { return {inner_.split(color, key), tally_}; }
+  void* allocate(std::size_t bytes) {
+    tally_->allocated += bytes;
+    return inner_.allocate(bytes);
+  }
+  void deallocate(void* memory, std::size_t bytes) noexcept {
+    tally_->deallocated += bytes;
+    inner_.deallocate(memory, bytes);
+  }
+  template <class T>
+  fsdp::Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
+    note("all_gather", label, count);
+    return inner_.all_gather(stream, send, recv, count, label);
+  }
+  template <class T>
+  fsdp::Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
+    note("reduce_scatter", label, count);
+    return inner_.reduce_scatter(stream, send, recv, count, label);
+  }
+  template <class T>
+  fsdp::Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
+    note("all_reduce", label, count);
+    return inner_.all_reduce(stream, send, recv, count, label);
+  }
+  template <class T>
+  fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
+    note("broadcast", label, count);
+    return inner_.broadcast(stream, buffer, count, root, label);
+  }
+  void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) { inner_.wait_for_peers(stream, ticket, site); }
+  std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
+
+ private:
+  void note(char const* operation, fsdp::Label label, std::size_t count) {
+    tally_->entries.push_back({operation, std::string(label.unit), std::string(label.pass), count});
+  }
+  C inner_;
+  std::shared_ptr<Tally> tally_;
+};
+
+}  // namespace toy

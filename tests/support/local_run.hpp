@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same run on threads of this process.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "fsdp/comm/local.hpp"
+#include "fsdp/host/device.hpp"
+#include "support/training.hpp"
+
+namespace toy {
+
+/// Trains on `ranks` threads; `device` may be a test's wrapper. @return rank 0's full parameters
+template <class S, class D = fsdp::host::Device>
+std::vector<float> train_local(int ranks, Run const& run, D const& device = {}) {
+  std::vector<float> result;
+  fsdp::local::run(ranks, device, [&](fsdp::local::Communicator<D> comm) {
+    bool const first = comm.rank() == 0;
+    auto parameters = train<S>(std::move(comm), run);
+    if (first) result = std::move(parameters);
+  });
+  return result;
+}
+
+}  // namespace toy

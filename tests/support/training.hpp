@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's training run of the toy network: the body of parity, count and memory tests.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fsdp.hpp"
+#include "support/toy_model.hpp"
+
+namespace toy {
+
+enum class Optimizer { adamw, sgd };
+
+struct Run {
+  int shard_group = 0;
+  Shape shape{};
+  fsdp::EngineOptions options{};
+  int steps = 50;
+  int micro_steps = 1;
+  bool sync_last_only = false;  ///< reduce in the last micro-step alone
+  float clip = 1.0f;            ///< 0: off
+  Optimizer optimizer = Optimizer::adamw;
+  int evaluate_every = 0;       ///< an evaluation pass before every k-th step
+};
+
+/// @return the full parameters on rank 0
+template <class S, class Comm>
+std::vector<float> train(Comm comm, Run const& run) {
+  fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = run.shard_group});
+  fsdp::Engine<S, Comm> engine(mesh, run.options);
+  Network network(engine, run.shape);
+  auto const loop = [&](auto& optimizer, float lr) {
+    for (std::int64_t step = 0; step < run.steps; ++step) {
+      if (run.evaluate_every > 0 && step % run.evaluate_every == 0) {
+        auto const scope = engine.evaluation();
+        network.forward(1000 + step);
+      }
+      for (int micro = 0; micro < run.micro_steps; ++micro) {
+        if (run.sync_last_only) engine.set_gradient_sync(micro + 1 == run.micro_steps);
+        network.step(step * run.micro_steps + micro, 1.0f / static_cast<float>(run.micro_steps));
+      }
+      if (run.clip > 0.0f) fsdp::clip_grad_norm(engine, run.clip);
+      optimizer.step(lr);
+    }
+  };
+  if (run.optimizer == Optimizer::adamw) {
+    fsdp::AdamW adamw(engine, {.lr = 1e-2f, .weight_decay = 0.1f});
+    loop(adamw, 1e-2f);
+    return parameters(engine);
+  }
+  fsdp::Sgd sgd(engine, {.lr = 1e-1f, .momentum = 0.5f, .weight_decay = 1e-3f});
+  loop(sgd, 1e-1f);
+  return parameters(engine);
+}
+
+}  // namespace toy
