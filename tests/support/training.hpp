@@ -21,6 +21,7 @@ struct Run {
   int micro_steps = 1;
   bool sync_last_only = false;  ///< reduce in the last micro-step alone
   float clip = 1.0f;            ///< 0: off
+  bool relative_clip = false;   ///< clip to `clip` times the norm, which is measured first
   Optimizer optimizer = Optimizer::adamw;
   int evaluate_every = 0;       ///< an evaluation pass before every k-th step
 };
@@ -41,7 +42,8 @@ std::vector<float> train(Comm comm, Run const& run) {
         if (run.sync_last_only) engine.set_gradient_sync(micro + 1 == run.micro_steps);
         network.step(step * run.micro_steps + micro, 1.0f / static_cast<float>(run.micro_steps));
       }
-      if (run.clip > 0.0f) fsdp::clip_grad_norm(engine, run.clip);
+      float const scale = run.relative_clip ? static_cast<float>(fsdp::clip_grad_norm(engine, 1e30f).value()) : 1.0f;
+      if (run.clip > 0.0f) fsdp::clip_grad_norm(engine, run.clip * scale);
       optimizer.step(lr);
     }
   };

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every event wait of the schedule is needed: with any one site dropped, training goes wrong or ThreadSanitizer reports a race.
+//
+// Each site runs in a child process of its own (this executable, told by an environment variable), because a race may do anything.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "support/devices.hpp"
+#include "support/local_run.hpp"
+
+namespace {
+
+using fsdp::WaitSite;
+using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
+
+/// Lets the host thread lag behind its streams: sleeps, by seed, before it enqueues a kernel.
+struct Lagging : fsdp::testing::Forward<Delayed> {
+  Lagging() = default;
+  Lagging(Delayed device, std::uint64_t seed, std::int64_t at_most)
+      : Forward{std::move(device)}, draws(std::make_shared<fsdp::testing::Draws>(seed)), limit(at_most) {}
+  template <class Kernel, class... Args>
+  void launch(Stream& stream, std::int64_t blocks, Kernel kernel, Args... args) const {
+    if (limit > 0) std::this_thread::sleep_for(std::chrono::microseconds((*draws)(limit)));
+    base.launch(stream, blocks, kernel, args...);
+  }
+  std::shared_ptr<fsdp::testing::Draws> draws;
+  std::int64_t limit = 0;
+};
+using Device = fsdp::testing::DropDevice<Lagging>;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool finds_races = true;
+#else
+constexpr bool finds_races = false;
+#endif
+
+struct Case {
+  WaitSite site;
+  int prefetch;
+  int strategy;              // 0 FullShard, 1 HybridShard of 2 x 2, 2 NoShard
+  bool race_alone = false;   // values hardly ever show it: ThreadSanitizer must
+};
+
+// Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather has begun), it
+// is tested in one where it is not.
+std::vector<Case> const cases{
+    {WaitSite::compute_unsharded, 1, 0},       {WaitSite::compute_gradient_slot, 1, 0},   {WaitSite::gather_slot_read, 0, 0},
+    {WaitSite::gather_peers_read, 0, 0},       {WaitSite::gather_updated, 1, 0},          {WaitSite::reduce_gradients, 1, 0},
+    {WaitSite::reduce_peers_read, 1, 0},       {WaitSite::replicate_scattered, 1, 1},     {WaitSite::replicate_peers_read, 1, 2},
+    {WaitSite::replicate_scatter_peers, 1, 1, true}, {WaitSite::optimizer_reduced, 1, 0},       {WaitSite::norm_peers_read, 1, 0, true},
+    {WaitSite::collective_peer_ready, 1, 0},   {WaitSite::collective_peer_partial, 1, 2},
+};
+
+toy::Run small_run(int prefetch) {
+  toy::Run run;
+  run.steps = 4;
+  run.shard_group = 2;
+  run.options.prefetch = prefetch;
+  run.options.bucket_bytes = 2048;
+  run.options.first_bucket_bytes = 512;
+  run.shape.hidden = {17, 17, 17};
+  return run;
+}
+
+std::vector<float> train(int strategy, toy::Run const& run, Device const& device) {
+  if (strategy == 1) return toy::train_local<fsdp::HybridShard<>>(4, run, device);
+  if (strategy == 2) return toy::train_local<fsdp::NoShard>(4, run, device);
+  return toy::train_local<fsdp::FullShard>(4, run, device);
+}
+
+/// Trains with the site dropped, with delayed workers and then with a lagging host. @return 0 if nothing was noticed, 1 if the result differs, 3 if the site was
+/// never reached
+int child(Case const& tested, bool drop) {
+  auto run = small_run(tested.prefetch);
+  run.relative_clip = tested.site == WaitSite::norm_peers_read;  // otherwise implied: the next gradients wait for all ranks
+  if (run.relative_clip) run.clip = 0.5f;
+  auto const expected = train(tested.strategy, run, Device{});
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    bool const lag = seed % 4 == 0;
+    auto device = Device{Lagging{Delayed{{}, seed, lag ? 0 : 300}, seed, lag ? 100 : 0}, drop ? tested.site : WaitSite::count_};
+    std::vector<float> got;
+    try {
+      got = train(tested.strategy, run, device);
+    } catch (std::exception const&) {
+      return 1;
+    }
+    if (drop && device.drops->load() == 0) return 3;
+    if (got.size() != expected.size() || std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) != 0) return 1;
+  }
+  return 0;
+}
+
+constexpr char const* variable = "FSDP_TEST_DROP";
+
+int run_in_child(std::size_t index, bool drop) {
+  auto const process = fork();
+  if (process == 0) {
+    auto const value = std::to_string(index) + (drop ? " drop" : " keep");
+    setenv(variable, value.c_str(), 1);
+    execl("/proc/self/exe", "waits", "[.child]", static_cast<char*>(nullptr));
+    _exit(99);
+  }
+  int status = 0;
+  waitpid(process, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("child", "[.child]") {
+  auto const* const value = std::getenv(variable);
+  REQUIRE(value != nullptr);
+  char* rest = nullptr;
+  auto const index = static_cast<std::size_t>(std::strtoul(value, &rest, 10));
+  std::exit(child(cases.at(index), std::strcmp(rest, " drop") == 0));
+}
+
+TEST_CASE("every wait site of the schedule is listed once") {
+  std::vector<int> seen(static_cast<std::size_t>(WaitSite::count_), 0);
+  for (auto const& tested : cases) ++seen[static_cast<std::size_t>(tested.site)];
+  for (std::size_t site = 1; site < seen.size(); ++site) {
+    INFO(fsdp::wait_site_names[site]);
+    CHECK(seen[site] == 1);
+  }
+}
+
+TEST_CASE("with all waits in place, delays change nothing") {
+  for (std::size_t index : {0u, 2u, 7u, 8u}) CHECK(run_in_child(index, false) == 0);
+}
+
+TEST_CASE("each wait, when dropped, is noticed") {
+  for (std::size_t index = 0; index < cases.size(); ++index) {
+    INFO("site " << fsdp::name(cases[index].site));
+    if (cases[index].race_alone && !finds_races) continue;
+    auto const code = run_in_child(index, true);
+    CHECK(code != 0);
+    CHECK(code != 3);
+    CHECK(code != 99);
+  }
+}
