@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Misuse is an exception that names rank, unit, what was expected and what came; never a hang, never a wrong result.
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "catch.hpp"
+#include "support/local_run.hpp"
+
+namespace {
+
+using Comm = fsdp::local::Communicator<fsdp::host::Device>;
+using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Layer = toy::Layer<fsdp::host::Device>;
+using Sharded = fsdp::ShardedModule<Layer, Engine>;
+
+Layer layer() { return {fsdp::host::Device{}, 2, 3, 5}; }
+
+/// The message of what `body` throws on ranks that run two layers; "" if nothing.
+std::string message_of(int ranks, std::function<void(int rank, Engine&, std::vector<Sharded>&)> const& body) {
+  try {
+    fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh<Comm> mesh(std::move(comm));
+      Engine engine(mesh);
+      auto layers = engine.shard(std::vector<Layer>{layer(), layer()}, "layers");
+      body(mesh.rank(), engine, layers);
+      engine.synchronize();
+    });
+  } catch (fsdp::Error const& error) {
+    return error.what();
+  }
+  return {};
+}
+
+struct Buffers {
+  float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
+  Layer::Saved saved() { return {pre, act}; }
+};
+
+void forward(Sharded& sharded, Buffers& b) { sharded.forward(b.x, b.y, b.saved()); }
+void backward(Sharded& sharded, Buffers& b) { sharded.backward(b.x, b.y, b.saved(), b.d1, b.d2); }
+
+bool contains(std::string const& text, std::string const& part) {
+  INFO(text);
+  INFO("lacks: " << part);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a forward out of the declared order names both modules") {
+  auto const message = message_of(2, [](int, Engine&, std::vector<Sharded>& layers) {
+    Buffers b;
+    forward(layers[1], b);
+  });
+  CHECK(contains(message, "forward of 'layers.0' was expected, forward of 'layers.1' came"));
+}
+
+TEST_CASE("a backward before its forward, or out of order, names both modules") {
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
+                   Buffers b;
+                   forward(layers[0], b);
+                   engine.synchronize();
+                   backward(layers[0], b);
+                 }),
+                 "before the forward pass is complete (next declared: 'layers.1')"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
+                   Buffers b;
+                   forward(layers[0], b);
+                   forward(layers[1], b);
+                   engine.synchronize();
+                   backward(layers[0], b);
+                 }),
+                 "backward of 'layers.1' was expected, backward of 'layers.0' came"));
+}
+
+TEST_CASE("ranks that run different orders get an error that names both units, not a hang") {
+  // The declared order itself is checked against: the rank that strays throws, and its peers are told.
+  auto const message = message_of(2, [](int rank, Engine&, std::vector<Sharded>& layers) {
+    Buffers b;
+    forward(layers[rank == 0 ? 0 : 1], b);
+    forward(layers[1], b);
+  });
+  CHECK(contains(message, "rank 1"));
+  CHECK(contains(message, "layers.0"));
+  CHECK(contains(message, "layers.1"));
+}
+
+TEST_CASE("ranks that declare different models get an error on every rank, naming the first difference") {
+  std::string message;
+  try {
+    fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh<Comm> mesh(std::move(comm));
+      Engine engine(mesh);
+      auto sharded = engine.shard(Layer{fsdp::host::Device{}, 2, 3, mesh.rank() == 2 ? 7 : 5}, "layer");
+      engine.seal();
+    });
+  } catch (fsdp::ConfigError const& error) {
+    message = error.what();
+  }
+  CHECK(contains(message, "ranks disagree"));
+  CHECK(contains(message, "tensor 'layer.up' (3, 5)"));
+  CHECK(contains(message, "tensor 'layer.up' (3, 7)"));
+}
+
+TEST_CASE("stepping without gradients, or clipping them, is an error") {
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW(engine).step(); }),
+                 "unit 'layers.0' has no reduced gradients"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) {
+                   engine.attach_optimizer();
+                   fsdp::clip_grad_norm(engine, 1.0f);
+                 }),
+                 "unit 'layers.0' has no reduced gradients"));
+}
+
+TEST_CASE("settings out of range are errors") {
+  auto const config = [](fsdp::EngineOptions options) {
+    return message_of(1, [&](int, Engine& engine, std::vector<Sharded>&) {
+      Comm& world = engine.world();
+      fsdp::Mesh<Comm> mesh(world.split(0, 0));
+      Engine other(mesh, options);
+    });
+  };
+  CHECK(contains(config({.prefetch = -1}), "prefetch must not be negative, got -1"));
+  CHECK(contains(config({.bucket_bytes = 0}), "bucket sizes must be positive"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW adamw(engine, {.beta1 = 1.0f}); }),
+                 "betas must be in [0, 1)"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::clip_grad_norm(engine, 0.0f); }),
+                 "must be positive, got 0"));
+  CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.set_gradient_sync(false); }).empty());
+  CHECK(contains(message_of(2, [](int, Engine& engine, std::vector<Sharded>&) { engine.set_gradient_sync(false); }),
+                 "accumulate_unsharded"));
+}
+
+TEST_CASE("a shard group must divide the world, and HybridShard must have one") {
+  auto const hybrid = [](int group) {
+    std::string message;
+    try {
+      fsdp::local::run(4, fsdp::host::Device{}, [&](Comm comm) {
+        fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = group});
+        fsdp::Engine<fsdp::HybridShard<>, Comm> engine(mesh);
+      });
+    } catch (fsdp::ConfigError const& error) {
+      message = error.what();
+    }
+    return message;
+  };
+  CHECK(contains(hybrid(3), "a shard group of 3 ranks does not divide the world of 4"));
+  CHECK(contains(hybrid(0), "hybrid_shard needs the ranks per shard group"));
+  CHECK(hybrid(2).empty());
+}
+
+TEST_CASE("modules after sealing, and names twice, are errors") {
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) {
+                   engine.seal();
+                   (void)engine.shard(layer(), "late");
+                 }),
+                 "'late' comes after the engine was sealed"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { (void)engine.shard(layer(), "layers.1"); }),
+                 "there is a unit 'layers.1' already"));
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.add_unit("empty"), engine.seal(); }),
+                 "unit 'empty' has no parameters"));
+}
+
+TEST_CASE("an exception from a module's forward leaves the engine usable") {
+  auto const message = message_of(2, [](int, Engine& engine, std::vector<Sharded>& layers) {
+    Buffers b;
+    engine.seal();
+    try {
+      auto const scope = engine.forward_scope(0);
+      throw std::runtime_error("user code");
+    } catch (std::runtime_error const&) {
+    }
+    forward(layers[0], b);
+    forward(layers[1], b);
+    engine.synchronize();
+  });
+  CHECK(message.empty());
+}
+
+TEST_CASE("a backward inside an evaluation is an error") {
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
+                   Buffers b;
+                   auto const scope = engine.evaluation();
+                   forward(layers[0], b);
+                   forward(layers[1], b);
+                   engine.synchronize();
+                   backward(layers[1], b);
+                 }),
+                 "inside an evaluation"));
+}
