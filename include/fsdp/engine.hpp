@@ -23,8 +23,10 @@
 #include "fsdp/precision.hpp"
 #include "fsdp/reducer.hpp"
 #include "fsdp/schedule.hpp"
+#include "fsdp/shard_storage.hpp"
 #include "fsdp/sharded_module.hpp"
 #include "fsdp/strategy.hpp"
+#include "fsdp/trace.hpp"
 #include "fsdp/unsharder.hpp"
 
 namespace fsdp {
@@ -122,14 +124,29 @@ class Engine {
   void seal() {
     if (sealed_) return;
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", rank());
-    for (auto& unit : units_) unit->seal(where_);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u]->seal(where_);
+      FSDP_EXPECTS(used(u), "rank {}: no module uses unit '{}'", rank(), units_[u]->name());
+    }
     detail::expect_equal_texts(mesh_->world(), text());
-    plan_ = fsdp::memory_plan(plan_input());
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       if (!schedule_.shared(use)) last_pooled_use_ = use;
-    allocate();
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      auto& unit = *units_[u];
+      if (!gather_.direct() && (held(u) || !S::reshards_after_forward))
+        gather_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Param))));
+      if (!reduce_.direct() && (held(u) || options_.accumulate_unsharded))
+        reduce_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Reduce))));
+    }
+    storage_.allocate(mesh_->world(), units_, where_, fsdp::memory_plan(plan_input()), gather_, reduce_);
+    auto completion_order = storage_.place_shards(units_, schedule_);
+    if (reduce_.direct())
+      reduce_.set_buckets(std::move(completion_order), storage_.gradients(), S::shards_parameters ? 0 : options_.bucket_bytes,
+                          options_.first_bucket_bytes);
+    reduce_.prepare();
+    storage_.initialize(units_, options_.seed, *compute_);
+    for (auto& unit : units_) mark_written(*unit);
     sealed_ = true;
-    initialize();
   }
 
   /// The plan that sealing follows, from the layouts registered so far.
@@ -191,9 +208,11 @@ class Engine {
    public:
     Scope(Engine& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
       unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
+      if (engine.tracer_) span_ = engine.tracer_->begin(*engine.compute_, StreamKind::compute, unit_->name(), fsdp::name(pass));
     }
     Scope(Scope const&) = delete;
     ~Scope() noexcept(false) {
+      if (engine_->tracer_) engine_->tracer_->end(*engine_->compute_, span_);
       if (std::uncaught_exceptions() > exceptions_) {
         engine_->abandon_pass();
       } else if (pass_ == Pass::forward) {
@@ -211,6 +230,7 @@ class Engine {
     Unit* unit_ = nullptr;
     std::size_t use_;
     Pass pass_;
+    std::size_t span_ = Tracer<Device>::none;
     int exceptions_ = std::uncaught_exceptions();
   };
   Scope forward_scope(std::size_t use) { return Scope(*this, use, Pass::forward); }
@@ -222,10 +242,10 @@ class Engine {
     for (auto& unit : units_) gather_.reshard(*unit, *compute_);
   }
 
-  /// The calling optimizer keeps `moments` values per parameter from now on.
+  /// An optimizer will read the gradient shards: seals the engine.
   void attach_optimizer() {
     seal();
-    lease_gradients();
+    storage_.lease_gradients();
   }
   /// An optimizer step begins: nothing that was gathered before it is used again.
   void begin_optimizer_step() { abandon_pass(); }
@@ -251,16 +271,26 @@ class Engine {
   /// The clip factor that the next optimizer step multiplies gradients by, in device memory; nullptr: none.
   float const* take_clip_factor() { return std::exchange(clip_factor_, nullptr); }
   void set_clip_factor(float const* factor) { clip_factor_ = factor; }
-  /// Sums over the world of W doubles, each rank owning one; and what comes of them.
-  struct NormState {
-    double* slices = nullptr;
-    ClipScalars* result = nullptr;
-    Ticket ticket{};
-  };
-  NormState& norm_state() { return norm_; }
+  NormState& norm_state() { return storage_.norm(); }
   C& scalar_communicator() { return scalar_comm_; }
   C& world() { return mesh_->world(); }
   Unsharder<C, P>& unsharder() { return gather_; }
+
+  /// Records a span for every gather, forward, backward, reduction and optimizer update from now on, up to `capacity` spans.
+  void start_trace(std::size_t capacity) {
+    synchronize();
+    tracer_ = std::make_unique<Tracer<Device>>(device_, account_, capacity);
+    gather_.set_tracer(tracer_.get());
+    reduce_.set_tracer(tracer_.get());
+  }
+  /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
+  std::vector<TraceSpan> collect_trace() {
+    FSDP_EXPECTS(tracer_ != nullptr, "rank {}: no trace was started", rank());
+    synchronize();
+    return tracer_->collect(*compute_);
+  }
+  /// For optimizers: nullptr while nothing is traced.
+  Tracer<Device>* tracer() { return tracer_.get(); }
 
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) { return detail::mean_over_ranks(mesh_->world(), values); }
@@ -299,6 +329,11 @@ class Engine {
     auto const shards = mesh.template shard_ranks<S>();
     return {mesh.rank(), mesh.size(), mesh.rank() % shards, shards, mesh.rank() / shards, mesh.size() / shards};
   }
+  bool used(std::size_t unit_index) const {
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      if (schedule_.unit(use) == unit_index) return true;
+    return false;
+  }
   bool held(std::size_t unit_index) const {
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       if (schedule_.unit(use) == unit_index && schedule_.shared(use)) return true;
@@ -306,97 +341,15 @@ class Engine {
   }
 
   std::string text() const {
-    std::vector<std::string> names;
-    std::string lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n", S::name,
-                                    where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
+    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n", S::name,
+                             where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
     lines += fmt::format("options: prefetch {}, keep_last {}, keep_root {}, accumulate_unsharded {}, buckets {} and {}, seed {}\n",
                          options_.prefetch, options_.keep_last, options_.keep_root, options_.accumulate_unsharded,
                          options_.first_bucket_bytes, options_.bucket_bytes, options_.seed);
-    for (auto const& unit : units_) {
-      names.push_back(unit->name());
-      lines += detail::text_of(unit->name(), unit->layout());
-    }
-    return lines + schedule_.text(names);
-  }
-
-  void allocate() {
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      auto& unit = *units_[u];
-      if (!gather_.direct() && (held(u) || !S::reshards_after_forward))
-        gather_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Param))));
-      if (!reduce_.direct() && (held(u) || options_.accumulate_unsharded))
-        reduce_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Reduce))));
-    }
-    for (std::size_t i = 0; i < plan_.shared_gather_slots; ++i)
-      gather_.pool().add_shared(device_, static_cast<std::size_t>(slot_bytes(plan_.largest_shared, sizeof(Param))));
-    for (std::size_t i = 0; i < plan_.shared_reduce_slots; ++i)
-      reduce_.pool().add_shared(device_, static_cast<std::size_t>(slot_bytes(plan_.largest_shared, sizeof(Reduce))));
-
-    std::int64_t shard_elements = 0;
-    for (auto const& unit : units_) shard_elements += unit->shard_numel();
-    auto const shard_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
-    master_ = {device_, account_, MemoryTag::parameters, shard_bytes};
-    // Full-size buffers are allocated on the world communicator: every group split from it may then read its peers' parts.
-    gather_memory_ = {mesh_->world(), account_, MemoryTag::gather, gather_.pool().bytes()};
-    reduce_memory_ = {mesh_->world(), account_, MemoryTag::reduce, reduce_.pool().bytes()};
-    if (reduce_.direct() && where_.replicas > 1) {
-      shared_gradients_ = {mesh_->world(), account_, MemoryTag::gradients, shard_bytes};
-    } else {
-      own_gradients_ = {device_, account_, MemoryTag::gradients, shard_bytes};
-    }
-    scalars_ = {mesh_->world(), account_, MemoryTag::scalars, norm_bytes() + sizeof(ClipScalars)};
-    account_.lease(MemoryTag::parameters, static_cast<std::int64_t>(shard_bytes));
-
-    gather_.pool().place(gather_memory_.data());
-    reduce_.pool().place(reduce_memory_.data());
-    norm_.slices = scalars_.template as<double>();
-    norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes());
-    place_shards();
-  }
-
-  // Master shards lie in declared order; gradient shards in the order in which backward completes them, so that NoShard's buckets
-  // are contiguous.
-  void place_shards() {
-    auto* master = master_.template as<float>();
-    for (auto& unit : units_) {
-      unit->master = master;
-      master += unit->shard_numel();
-    }
-    auto* const gradients = shared_gradients_ ? shared_gradients_.template as<float>() : own_gradients_.template as<float>();
-    auto* gradient = gradients;
-    std::vector<Unit*> completion_order;
-    for (std::size_t use = schedule_.size(); use-- > 0;) {
-      if (!schedule_.first_use_of_unit(use)) continue;
-      auto& unit = *units_[schedule_.unit(use)];
-      unit.gradient = gradient;
-      gradient += unit.shard_numel();
-      completion_order.push_back(&unit);
-    }
-    for (auto& unit : units_)
-      FSDP_EXPECTS(unit->gradient != nullptr, "rank {}: no module uses unit '{}'", rank(), unit->name());
-    if (reduce_.direct())
-      reduce_.set_buckets(std::move(completion_order), gradients, S::shards_parameters ? 0 : options_.bucket_bytes,
-                          options_.first_bucket_bytes);
-  }
-
-  void initialize() {
-    device_.zero_async(*compute_, master_.data(), master_.bytes());
-    device_.zero_async(*compute_, scalars_.data(), scalars_.bytes());
-    reduce_.prepare();
-    for (auto& unit : units_) {
-      for (auto const& part : unit->layout().segments(unit->shard())) {
-        auto const& tensor = unit->layout().tensors()[part.tensor];
-        kernels::initialize(device_, *compute_, unit->master + part.offset, part.count, tensor.init, options_.seed,
-                            hash_name(tensor.name), part.first);
-      }
-      mark_written(*unit);
-    }
-  }
-
-  void lease_gradients() {
-    if (std::exchange(gradients_leased_, true)) return;
-    account_.lease(MemoryTag::gradients,
-                   static_cast<std::int64_t>(shared_gradients_ ? shared_gradients_.bytes() : own_gradients_.bytes()));
+    for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(), schedule_.module(use));
+    return lines;
   }
 
   // --- one step -------------------------------------------------------------------------------------------------------
@@ -430,7 +383,7 @@ class Engine {
   Unit& begin_backward(std::size_t use) {
     FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule_.module(use));
     if (schedule_.begin_backward(use)) reduce_.restart();
-    lease_gradients();
+    storage_.lease_gradients();
     auto& unit = *units_[schedule_.unit(use)];
     require_unsharded(unit, "backward");
     for (int ahead = 1; ahead <= options_.prefetch && use >= static_cast<std::size_t>(ahead); ++ahead)
@@ -462,26 +415,21 @@ class Engine {
     }
   }
 
-  std::size_t norm_bytes() const { return static_cast<std::size_t>(align_up(where_.world * 8, 256)); }
-
   Mesh<C>* mesh_;
   EngineOptions options_;
   Device device_;
   Placement where_;
   MemoryAccount account_;
   Schedule schedule_;
-  MemoryPlan plan_;
   std::vector<std::unique_ptr<Unit>> units_;
-  AccountedMemory<Device const> master_, own_gradients_;
-  AccountedMemory<C> gather_memory_, reduce_memory_, shared_gradients_, scalars_;
-  NormState norm_;
+  ShardStorage<C, P> storage_{device_, account_};
   float const* clip_factor_ = nullptr;
+  std::unique_ptr<Tracer<Device>> tracer_;
   C scalar_comm_;
   std::size_t last_pooled_use_ = 0;  ///< the use whose unit is kept into backward
   bool sealed_ = false;
   bool evaluating_ = false;
   bool gradient_sync_ = true;
-  bool gradients_leased_ = false;
 
   std::optional<Stream> owned_compute_;
   Stream* compute_;

@@ -143,7 +143,8 @@ FSDP_HD constexpr T lowest() {
 /// The Block of the host: one lane. Reductions keep 64 explicit accumulators, which compilers turn into vector
 /// registers without being allowed to reorder a sum; they are combined by halves at the end.
 struct HostBlock {
-  static constexpr int lanes = 64;
+  static constexpr int lanes = 64;  ///< accumulators of a reduction
+  static constexpr int step = 16;   ///< lanes that the rest of a reduction takes at a time
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }
@@ -172,9 +173,16 @@ struct HostBlock {
       for (int lane = 0; lane < lanes; ++lane) partial[lane] += f(detail::load(in, i + lane)...);
     }
     if (whole == n) return fold(partial);
+    // The rest in masked steps, on a copy: a loop of unknown length would keep the accumulators out of registers.
+    int const left = static_cast<int>(n - whole);
     T rest[lanes];
     for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
-    for (std::int64_t i = whole; i < n; ++i) rest[i - whole] += f(detail::load(in, i)...);
+    for (int base = 0; base < left; base += step) {
+      FSDP_INDEPENDENT
+      for (int lane = base; lane < base + step; ++lane) {
+        if (lane < left) rest[lane] += f(detail::load(in, whole + lane)...);
+      }
+    }
     return fold(rest);
   }
 
@@ -193,16 +201,23 @@ struct HostBlock {
         second[lane] += term.second;
       }
     }
+    if (whole == n) return P{fold(first), fold(second)};
+    int const left = static_cast<int>(n - whole);
     T first_rest[lanes];
     T second_rest[lanes];
     for (int lane = 0; lane < lanes; ++lane) {
       first_rest[lane] = first[lane];
       second_rest[lane] = second[lane];
     }
-    for (std::int64_t i = whole; i < n; ++i) {
-      P const term = f(detail::load(in, i)...);
-      first_rest[i - whole] += term.first;
-      second_rest[i - whole] += term.second;
+    for (int base = 0; base < left; base += step) {
+      FSDP_INDEPENDENT
+      for (int lane = base; lane < base + step; ++lane) {
+        if (lane < left) {
+          P const term = f(detail::load(in, whole + lane)...);
+          first_rest[lane] += term.first;
+          second_rest[lane] += term.second;
+        }
+      }
     }
     return P{fold(first_rest), fold(second_rest)};
   }
@@ -221,12 +236,18 @@ struct HostBlock {
       }
     }
     if (whole == n) return fold(partial);
+    int const left = static_cast<int>(n - whole);
     T rest[lanes];
     for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
-    for (std::int64_t i = whole; i < n; ++i) {
-      T const value = f(detail::load(in, i)...);
-      rest[i - whole] += value;
-      out[i] = narrow<Out>(value);
+    for (int base = 0; base < left; base += step) {
+      FSDP_INDEPENDENT
+      for (int lane = base; lane < base + step; ++lane) {
+        if (lane < left) {
+          T const value = f(detail::load(in, whole + lane)...);
+          rest[lane] += value;
+          out[whole + lane] = narrow<Out>(value);
+        }
+      }
     }
     return fold(rest);
   }
@@ -244,13 +265,18 @@ struct HostBlock {
         partial[lane] = partial[lane] < value ? value : partial[lane];
       }
     }
-    T largest = detail::lowest<T>();
-    for (int lane = 0; lane < lanes; ++lane) largest = largest < partial[lane] ? partial[lane] : largest;
-    for (std::int64_t i = whole; i < n; ++i) {
-      T const value = f(detail::load(in, i)...);
-      largest = largest < value ? value : largest;
+    int const left = static_cast<int>(n - whole);
+    T rest[lanes];
+    for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
+    for (int base = 0; base < left; base += step) {
+      FSDP_INDEPENDENT
+      for (int lane = base; lane < base + step; ++lane) {
+        T const value = lane < left ? f(detail::load(in, whole + lane)...) : detail::lowest<T>();
+        rest[lane] = rest[lane] < value ? value : rest[lane];
+      }
     }
-    return largest;
+    largest_half<T, lanes / 2>(rest);
+    return rest[0];
   }
 
  private:
@@ -258,6 +284,11 @@ struct HostBlock {
   FSDP_HD static void fold_halves(T* partial) {
     for (int lane = 0; lane < Half; ++lane) partial[lane] += partial[lane + Half];
     if constexpr (Half > 1) fold_halves<T, Half / 2>(partial);
+  }
+  template <class T, int Half>
+  FSDP_HD static void largest_half(T* value) {
+    for (int lane = 0; lane < Half; ++lane) value[lane] = value[lane] < value[lane + Half] ? value[lane + Half] : value[lane];
+    if constexpr (Half > 1) largest_half<T, Half / 2>(value);
   }
   template <class T>
   FSDP_HD static T fold(T (&partial)[lanes]) {

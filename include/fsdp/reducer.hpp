@@ -14,6 +14,7 @@
 #include "fsdp/elementwise.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/trace.hpp"
 
 namespace fsdp {
 
@@ -47,6 +48,7 @@ class Reducer {
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
+  void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
 
   /// Direct gradients: the units in the order in which backward completes them, and where each ends in `gradients`.
   void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes, std::int64_t first_bytes) {
@@ -107,19 +109,23 @@ class Reducer {
     auto const count = static_cast<std::size_t>(unit.shard_numel());
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
     Ticket scattered{}, replicated{};
+    auto span = begin_span(reduce_, StreamKind::reduce, unit);
     if (where_.shards > 1)
       scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
                                               Label{unit.name(), "backward"});
     auto* stream = &reduce_;
     if (where_.replicas > 1) {
+      end_span(reduce_, span);
       device_.record(scattered_, reduce_);
       stream = &*replicate_;
       device_.wait(*stream, scattered_, WaitSite::replicate_scattered);
+      span = begin_span(*stream, StreamKind::replicate, unit);
       replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count, Label{unit.name(), "backward"});
     }
     kernels::accumulate(device_, *stream, static_cast<Reduce const*>(slice), unit.gradient, unit.shard_numel(),
                         1.0f / static_cast<float>(where_.world), unit.fresh);
     unit.fresh = false;
+    end_span(*stream, span);
     device_.record(unit.reduced, *stream);
     unit.reduce_pending = true;
     reduce_comm_.wait_for_peers(*stream, scattered,
@@ -157,6 +163,12 @@ class Reducer {
       return;
     }
   }
+  std::size_t begin_span(Stream& stream, StreamKind kind, Unit const& unit) {
+    return tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream, kind, unit.name(), "reduce");
+  }
+  void end_span(Stream& stream, std::size_t span) {
+    if (tracer_ != nullptr) tracer_->end(stream, span);
+  }
   void zero(Slot<Event>& slot, Stream& stream) {
     device_.zero_async(stream, slot.data, slot.bytes);
     device_.record(slot.free, stream);
@@ -185,10 +197,12 @@ class Reducer {
       waited = true;
       auto const bucket = buckets_[next_bucket_];
       float* const begin = gradients_ + bucket.begin;
+      auto const span = begin_span(*replicate_, StreamKind::replicate, unit);
       auto const reduced = replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
                                                       static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
       replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
       kernels::scale(device_, *replicate_, begin, bucket.size(), 1.0f / static_cast<float>(where_.world));
+      end_span(*replicate_, span);
     }
     auto const reduced_end = next_bucket_ == 0 ? 0 : buckets_[next_bucket_ - 1].end;
     for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_) {
@@ -202,6 +216,7 @@ class Reducer {
   C replicate_comm_;
   Placement where_;
   MemoryAccount* account_;
+  Tracer<D>* tracer_ = nullptr;
   BufferPool<D> pool_;
   std::vector<Lease> leases_;
 

@@ -39,15 +39,19 @@ FSDP_HD inline float horner(float x, float first, Rest... rest) {
 FSDP_HD inline float sqrt(float x) { return ::sqrtf(x); }
 FSDP_HD inline double sqrt(double x) { return ::sqrt(x); }
 
-/// Smaller and larger of two values; `x` comes back when it is NaN.
-template <class T>
-FSDP_HD inline T at_most(T x, T bound) {
-  return bound < x ? bound : x;
+/// The smaller of x and a positive bound, the larger of x and a negative bound: as integers, which compilers turn into
+/// one instruction each (a floating-point selection becomes branches or several masks). NaN is not kept.
+FSDP_HD inline float at_most(float x, float positive) {
+  auto const bits = detail::bit_cast<std::int32_t>(x), bound = detail::bit_cast<std::int32_t>(positive);
+  return detail::bit_cast<float>(bits < bound ? bits : bound);
 }
-template <class T>
-FSDP_HD inline T at_least(T x, T bound) {
-  return x < bound ? bound : x;
+FSDP_HD inline float at_least(float x, float negative) {
+  auto const bits = detail::bit_cast<std::uint32_t>(x), bound = detail::bit_cast<std::uint32_t>(negative);
+  return detail::bit_cast<float>(bits < bound ? bits : bound);
 }
+
+/// NaN when x is NaN, else the result.
+FSDP_HD inline float unless_nan(float x, float result) { return x != x ? x : result; }
 
 template <class T>
 FSDP_HD inline T abs(T x) {
@@ -85,9 +89,21 @@ FSDP_HD inline float exp(float x) {
   auto const power = [](std::int32_t n) {
     return detail::bit_cast<float>((static_cast<std::uint32_t>(n) + 127u) << 23);
   };
-  return mantissa * power(half) * power(exponent - half);
+  return unless_nan(x, mantissa * power(half) * power(exponent - half));
 }
 FSDP_HD inline double exp(double x) { return ::exp(x); }
+
+/// e^x for x <= 88, in fewer steps: 0 where e^x is below 1.2e-38. For softmax, whose arguments are at most 0.
+FSDP_HD inline float exp_to_zero(float x) {
+  float const shifted = mul_add(x, 1.44269504f, 12582912.0f);
+  float const whole = shifted - 12582912.0f;
+  float const reduced = mul_add(whole, -1.42860677e-6f, mul_add(whole, -0.693145752f, x));
+  float const tail = horner(reduced, 0.49999994f, 0.166665196f, 0.0416684076f, 0.00836891867f, 0.00138141797f);
+  float const mantissa = mul_add(reduced * reduced, tail, reduced) + 1.0f;
+  float const power = detail::bit_cast<float>((detail::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
+  return x < -87.3f ? 0.0f : mantissa * power;
+}
+FSDP_HD inline double exp_to_zero(double x) { return ::exp(x); }
 
 /// Natural logarithm. 0 gives -infinity, negative values NaN.
 FSDP_HD inline float log(float x) {
@@ -118,7 +134,7 @@ FSDP_HD inline float erf(float x) {
   float const above = horner(square, 1.12837911f, 0.190782666f, 0.0527901165f, 0.00377955521f, 0.000284806767f,
                              2.04197136e-06f);
   float const below = horner(square, 1.0f, 0.502409458f, 0.11425703f, 0.0149973296f, 0.00116519851f, 3.80039855e-05f);
-  return at_most(at_least(bounded * above / below, -1.0f), 1.0f);
+  return unless_nan(x, at_most(at_least(bounded * above / below, -1.0f), 1.0f));
 }
 FSDP_HD inline double erf(double x) { return ::erf(x); }
 
@@ -130,7 +146,7 @@ FSDP_HD inline float tanh(float x) {
   float const bounded = at_most(at_least(x, -1.0f), 1.0f);
   float const small = mul_add(bounded * square, tail, bounded);
   float const large = 1.0f - 2.0f / (exp(2.0f * size) + 1.0f);
-  return size < 0.625f ? small : copy_sign(large, x);
+  return unless_nan(x, size < 0.625f ? small : copy_sign(large, x));
 }
 FSDP_HD inline double tanh(double x) { return ::tanh(x); }
 
@@ -159,15 +175,15 @@ FSDP_HD inline SinCos sin_cos_turns(float u) {
 /// x times the standard normal distribution function of x: the exact GELU (Hendrycks and Gimpel, arXiv:1606.08415).
 FSDP_HD inline float gelu(float x) {
   float const bounded = at_least(x, -10.0f);
-  return 0.5f * bounded * (1.0f + erf(0.707106781f * bounded));
+  return 0.5f * bounded * (1.0f + erf(0.707106781f * x));
 }
 FSDP_HD inline double gelu(double x) { return 0.5 * x * ::erfc(-0.70710678118654752 * x); }
 
 /// Derivative of gelu.
 FSDP_HD inline float gelu_derivative(float x) {
   float const bounded = at_most(at_least(x, -12.0f), 12.0f);
-  float const density = 0.398942280f * exp(-0.5f * bounded * bounded);
-  return mul_add(bounded, density, mul_add(0.5f, erf(0.707106781f * bounded), 0.5f));
+  float const density = 0.398942280f * exp_to_zero(-0.5f * bounded * bounded);
+  return mul_add(bounded, density, mul_add(0.5f, erf(0.707106781f * x), 0.5f));
 }
 FSDP_HD inline double gelu_derivative(double x) {
   return 0.5 * ::erfc(-0.70710678118654752 * x) + x * 0.39894228040143268 * ::exp(-0.5 * x * x);

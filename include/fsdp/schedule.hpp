@@ -96,13 +96,6 @@ class Schedule {
     open_ = false;
   }
 
-  /// All uses, a line each: what ranks compare when the engine is sealed.
-  std::string text(std::vector<std::string> const& unit_names) const {
-    std::string lines;
-    for (auto const& use : uses_) lines += fmt::format("use of unit '{}' by module '{}'\n", unit_names[use.unit], use.module);
-    return lines;
-  }
-
  private:
   struct Use {
     std::size_t unit;

@@ -11,6 +11,7 @@
 #include "fsdp/elementwise.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/trace.hpp"
 
 namespace fsdp {
 
@@ -36,6 +37,7 @@ class Unsharder {
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return stream_; }
   C& communicator() { return comm_; }
+  void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
   /// Gives a unit a buffer of its own instead of a shared one.
   void add_own_slot(Unit& unit, std::size_t bytes) {
     unit.gather_slot = &pool_.add_own(device_, bytes);
@@ -72,10 +74,12 @@ class Unsharder {
       device_.wait(stream_, unit.updated, WaitSite::gather_updated);
       unit.update_pending = false;
     }
+    auto const span = tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
     kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
     if (where_.shards > 1)
       slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
                                          static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    if (tracer_ != nullptr) tracer_->end(stream_, span);
     device_.record(unit.gathered, stream_);
     unit.gather_awaited = false;
     unit.state = UnitState::unsharding;
@@ -117,6 +121,7 @@ class Unsharder {
   C comm_;
   Placement where_;
   MemoryAccount* account_;
+  Tracer<D>* tracer_ = nullptr;
   BufferPool<D> pool_;
   Stream stream_;  // last: joined before what its work uses is destroyed
 };

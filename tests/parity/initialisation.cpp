@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "catch.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "catch.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

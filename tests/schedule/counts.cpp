@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "catch.hpp"
-#include "support/counting.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/counting.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

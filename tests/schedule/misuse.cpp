@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "catch.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

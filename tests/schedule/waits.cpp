@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "catch.hpp"
-#include "support/devices.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of an engine: everything that is allocated when it is sealed, and who gets which part of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/elementwise.hpp"
+#include "fsdp/flat_param.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/memory_plan.hpp"
+#include "fsdp/reducer.hpp"
+#include "fsdp/schedule.hpp"
+#include "fsdp/unsharder.hpp"
+
+namespace fsdp {
+
+/// Sums over the world of W doubles, each rank owning one; and what comes of them. In device memory.
+struct NormState {
+  double* slices = nullptr;       ///< (world)
+  ClipScalars* result = nullptr;
+  Ticket ticket{};                ///< the last all-reduce of `slices`
+};
+
+/// Master shards, gradient shards, full-size buffers and scalars of one engine.
+template <Communicator C, class P>
+class ShardStorage {
+ public:
+  using D = typename C::Device;
+  using Unit = FlatParam<D, P>;
+  using Units = std::vector<std::unique_ptr<Unit>>;
+
+  ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
+
+  /// Allocates what `plan` says and hands it out.
+  /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers' parts.
+  /// @note Collective: yes.
+  void allocate(C& world, Units& units, Placement const& where, MemoryPlan const& plan, Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
+    auto const size = [](std::int64_t elements, std::size_t element) { return static_cast<std::size_t>(slot_bytes(elements, element)); };
+    for (std::size_t i = 0; i < plan.shared_gather_slots; ++i)
+      gather.pool().add_shared(device_, size(plan.largest_shared, sizeof(typename P::Param)));
+    for (std::size_t i = 0; i < plan.shared_reduce_slots; ++i)
+      reduce.pool().add_shared(device_, size(plan.largest_shared, sizeof(typename P::Reduce)));
+
+    std::int64_t shard_elements = 0;
+    for (auto const& unit : units) shard_elements += unit->shard_numel();
+    auto const shard_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
+    master_ = {device_, *account_, MemoryTag::parameters, shard_bytes};
+    gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes()};
+    reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
+    if (reduce.direct() && where.replicas > 1) {
+      shared_gradients_ = {world, *account_, MemoryTag::gradients, shard_bytes};
+    } else {
+      own_gradients_ = {device_, *account_, MemoryTag::gradients, shard_bytes};
+    }
+    auto const norm_bytes = static_cast<std::size_t>(align_up(where.world * 8, 256));
+    scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
+    account_->lease(MemoryTag::parameters, static_cast<std::int64_t>(shard_bytes));
+
+    gather.pool().place(gather_.data());
+    reduce.pool().place(reduce_.data());
+    norm_.slices = scalars_.template as<double>();
+    norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
+  }
+
+  /// Master shards lie in declared order; gradient shards in the order in which backward completes them, so that buckets of
+  /// several units are contiguous.
+  /// @return the units in that order
+  std::vector<Unit*> place_shards(Units& units, Schedule const& schedule) {
+    auto* master = master_.template as<float>();
+    for (auto& unit : units) {
+      unit->master = master;
+      master += unit->shard_numel();
+    }
+    auto* gradient = gradients();
+    std::vector<Unit*> completion_order;
+    for (std::size_t use = schedule.size(); use-- > 0;) {
+      if (!schedule.first_use_of_unit(use)) continue;
+      auto& unit = *units[schedule.unit(use)];
+      unit.gradient = gradient;
+      gradient += unit.shard_numel();
+      completion_order.push_back(&unit);
+    }
+    return completion_order;
+  }
+
+  /// Fills the master shards from each tensor's Init, on `compute`. Padding is zero.
+  void initialize(Units& units, std::uint64_t seed, typename D::Stream& compute) {
+    device_.zero_async(compute, master_.data(), master_.bytes());
+    device_.zero_async(compute, scalars_.data(), scalars_.bytes());
+    for (auto& unit : units) {
+      for (auto const& part : unit->layout().segments(unit->shard())) {
+        auto const& tensor = unit->layout().tensors()[part.tensor];
+        kernels::initialize(device_, compute, unit->master + part.offset, part.count, tensor.init, seed, hash_name(tensor.name),
+                            part.first);
+      }
+    }
+  }
+
+  /// The gradient shards are in use from now on.
+  void lease_gradients() {
+    if (!std::exchange(gradients_leased_, true)) account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(master_.bytes()));
+  }
+
+  float* gradients() const { return shared_gradients_ ? shared_gradients_.template as<float>() : own_gradients_.template as<float>(); }
+  NormState& norm() { return norm_; }
+
+ private:
+  D device_;
+  MemoryAccount* account_;
+  AccountedMemory<D> master_, own_gradients_;
+  AccountedMemory<C> gather_, reduce_, shared_gradients_, scalars_;
+  NormState norm_;
+  bool gradients_leased_ = false;
+};
+
+}  // namespace fsdp
