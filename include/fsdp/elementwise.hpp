@@ -86,10 +86,12 @@ struct Accumulate {
     std::int64_t const count = chunk_length(n, index);
     using T = Compute<R>;
     if (overwrite) {
-      block.each(count, out + begin, [=](T x) { return static_cast<float>(x) * scale; }, in + begin);
+      block.each(
+          count, out + begin, [=](T x) { return static_cast<float>(x) * scale; }, in + begin);
     } else {
-      block.update(count, [=](float& sum, T x) { sum = math::mul_add(static_cast<float>(x), scale, sum); }, out + begin,
-                   in + begin);
+      block.update(
+          count, [=](float& sum, T x) { sum = math::mul_add(static_cast<float>(x), scale, sum); }, out + begin,
+          in + begin);
     }
   }
 };
@@ -98,7 +100,8 @@ struct Scale {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t index, float* x, std::int64_t n, float factor) const {
     std::int64_t const begin = index * chunk_elements;
-    block.update(chunk_length(n, index), [=](float& value) { value *= factor; }, x + begin);
+    block.update(
+        chunk_length(n, index), [=](float& value) { value *= factor; }, x + begin);
   }
 };
 
@@ -106,7 +109,8 @@ struct Fill {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t index, float* out, std::int64_t n, float value) const {
     std::int64_t const begin = index * chunk_elements;
-    block.each(chunk_length(n, index), out + begin, [=](std::int64_t) { return value; }, Indices{});
+    block.each(
+        chunk_length(n, index), out + begin, [=](std::int64_t) { return value; }, Indices{});
   }
 };
 
@@ -128,8 +132,8 @@ struct NormPartial {
                           bool add) const {
     if constexpr (Kind == NormKind::inf) {
       // The bits of |x| order as the values do, and place NaN above infinity, so that it is never lost.
-      std::uint32_t const bits =
-          block.max(n, [](float v) { return fsdp::detail::bit_cast<std::uint32_t>(math::abs(v)); }, x);
+      std::uint32_t const bits = block.max(
+          n, [](float v) { return fsdp::detail::bit_cast<std::uint32_t>(math::abs(v)); }, x);
       double const largest = fsdp::detail::bit_cast<float>(bits);
       if (block.thread() == 0) *out = add && !(largest > *out) && largest == largest ? *out : largest;
     } else {
@@ -185,8 +189,8 @@ struct ClipFactor {
 
 struct AdamW {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, AdamWScalars s, float* p,
-                          float const* g, float* m, float* v, float const* factor) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, AdamWScalars s,
+                          float* p, float const* g, float* m, float* v, float const* factor) const {
     float const clip = factor == nullptr ? 1.0f : *factor;
     if (clip < 0.0f) return;
     OptimizerChunk const chunk = chunks[index];

@@ -92,20 +92,20 @@ class Engine {
     return {units_.size() - 1};
   }
 
-  /// Registers `module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
+  /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
   template <Module M>
-  ShardedModule<M, Engine> shard(M module, std::string_view prefix) {
-    return shard(std::move(module), prefix, add_unit(prefix));
+  ShardedModule<M, Engine> shard(M user_module, std::string_view prefix) {
+    return shard(std::move(user_module), prefix, add_unit(prefix));
   }
-  /// Registers `module` as the next in forward order, in a unit that it shares. A full tensor name that the unit has already is
+  /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit has already is
   /// the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
-  ShardedModule<M, Engine> shard(M module, std::string_view prefix, UnitId unit) {
+  ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
-    module.describe(unbound, detail::Registrar{prefix, &units_[unit.index]->layout(), &tensors});
-    return {*this, std::move(module), schedule_.declare(unit.index, std::string(prefix)), std::move(tensors)};
+    user_module.describe(unbound, detail::Registrar{prefix, &units_[unit.index]->layout(), &tensors});
+    return {*this, std::move(user_module), schedule_.declare(unit.index, std::string(prefix)), std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
@@ -348,7 +348,7 @@ class Engine {
                          options_.first_bucket_bytes, options_.bucket_bytes, options_.seed);
     for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
     for (std::size_t use = 0; use < schedule_.size(); ++use)
-      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(), schedule_.module(use));
+      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(), schedule_.module_name(use));
     return lines;
   }
 
@@ -381,7 +381,7 @@ class Engine {
   }
 
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule_.module(use));
+    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule_.module_name(use));
     if (schedule_.begin_backward(use)) reduce_.restart();
     storage_.lease_gradients();
     auto& unit = *units_[schedule_.unit(use)];

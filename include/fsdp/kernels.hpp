@@ -2,9 +2,10 @@
 // The Block: what a single-source kernel is written against, and its model on the host.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "fsdp/scalar_math.hpp"
 #include "fsdp/tensor.hpp"
@@ -144,7 +145,6 @@ FSDP_HD constexpr T lowest() {
 /// registers without being allowed to reorder a sum; they are combined by halves at the end.
 struct HostBlock {
   static constexpr int lanes = 64;  ///< accumulators of a reduction
-  static constexpr int step = 16;   ///< lanes that the rest of a reduction takes at a time
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }
@@ -166,22 +166,21 @@ struct HostBlock {
   FSDP_HD auto sum(std::int64_t n, F f, Views... in) const {
     using T = detail::Result<F, Views...>;
     static_assert(std::is_floating_point_v<T>, "the functor of a sum returns float or double");
-    T partial[lanes] = {};
+    T partial[lanes];
+    clear(partial);
     std::int64_t const whole = n - n % lanes;
     for (std::int64_t i = 0; i < whole; i += lanes) {
       FSDP_INDEPENDENT
       for (int lane = 0; lane < lanes; ++lane) partial[lane] += f(detail::load(in, i + lane)...);
     }
     if (whole == n) return fold(partial);
-    // The rest in masked steps, on a copy: a loop of unknown length would keep the accumulators out of registers.
+    // The rest as one masked group: a loop of unknown length would keep the accumulators out of registers.
     int const left = static_cast<int>(n - whole);
     T rest[lanes];
-    for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
-    for (int base = 0; base < left; base += step) {
-      FSDP_INDEPENDENT
-      for (int lane = base; lane < base + step; ++lane) {
-        if (lane < left) rest[lane] += f(detail::load(in, whole + lane)...);
-      }
+    FSDP_INDEPENDENT
+    for (int lane = 0; lane < lanes; ++lane) {
+      rest[lane] = partial[lane];
+      if (lane < left) rest[lane] += f(detail::load(in, whole + lane)...);
     }
     return fold(rest);
   }
@@ -190,8 +189,10 @@ struct HostBlock {
   FSDP_HD auto sum_pair(std::int64_t n, F f, Views... in) const {
     using P = detail::Result<F, Views...>;
     using T = decltype(P::first);
-    T first[lanes] = {};
-    T second[lanes] = {};
+    T first[lanes];
+    T second[lanes];
+    clear(first);
+    clear(second);
     std::int64_t const whole = n - n % lanes;
     for (std::int64_t i = 0; i < whole; i += lanes) {
       FSDP_INDEPENDENT
@@ -205,18 +206,14 @@ struct HostBlock {
     int const left = static_cast<int>(n - whole);
     T first_rest[lanes];
     T second_rest[lanes];
+    FSDP_INDEPENDENT
     for (int lane = 0; lane < lanes; ++lane) {
       first_rest[lane] = first[lane];
       second_rest[lane] = second[lane];
-    }
-    for (int base = 0; base < left; base += step) {
-      FSDP_INDEPENDENT
-      for (int lane = base; lane < base + step; ++lane) {
-        if (lane < left) {
-          P const term = f(detail::load(in, whole + lane)...);
-          first_rest[lane] += term.first;
-          second_rest[lane] += term.second;
-        }
+      if (lane < left) {
+        P const term = f(detail::load(in, whole + lane)...);
+        first_rest[lane] += term.first;
+        second_rest[lane] += term.second;
       }
     }
     return P{fold(first_rest), fold(second_rest)};
@@ -225,7 +222,8 @@ struct HostBlock {
   template <class Out, class F, class... Views>
   FSDP_HD auto each_sum(std::int64_t n, Out* out, F f, Views... in) const {
     using T = detail::Result<F, Views...>;
-    T partial[lanes] = {};
+    T partial[lanes];
+    clear(partial);
     std::int64_t const whole = n - n % lanes;
     for (std::int64_t i = 0; i < whole; i += lanes) {
       FSDP_INDEPENDENT
@@ -238,15 +236,13 @@ struct HostBlock {
     if (whole == n) return fold(partial);
     int const left = static_cast<int>(n - whole);
     T rest[lanes];
-    for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
-    for (int base = 0; base < left; base += step) {
-      FSDP_INDEPENDENT
-      for (int lane = base; lane < base + step; ++lane) {
-        if (lane < left) {
-          T const value = f(detail::load(in, whole + lane)...);
-          rest[lane] += value;
-          out[whole + lane] = narrow<Out>(value);
-        }
+    FSDP_INDEPENDENT
+    for (int lane = 0; lane < lanes; ++lane) {
+      rest[lane] = partial[lane];
+      if (lane < left) {
+        T const value = f(detail::load(in, whole + lane)...);
+        rest[lane] += value;
+        out[whole + lane] = narrow<Out>(value);
       }
     }
     return fold(rest);
@@ -265,35 +261,38 @@ struct HostBlock {
         partial[lane] = partial[lane] < value ? value : partial[lane];
       }
     }
+    auto const larger = [](T a, T b) { return a < b ? b : a; };
+    if (whole == n) return halve(partial, larger);
     int const left = static_cast<int>(n - whole);
     T rest[lanes];
-    for (int lane = 0; lane < lanes; ++lane) rest[lane] = partial[lane];
-    for (int base = 0; base < left; base += step) {
-      FSDP_INDEPENDENT
-      for (int lane = base; lane < base + step; ++lane) {
-        T const value = lane < left ? f(detail::load(in, whole + lane)...) : detail::lowest<T>();
-        rest[lane] = rest[lane] < value ? value : rest[lane];
-      }
+    FSDP_INDEPENDENT
+    for (int lane = 0; lane < lanes; ++lane) {
+      T const value = lane < left ? f(detail::load(in, whole + lane)...) : detail::lowest<T>();
+      rest[lane] = larger(partial[lane], value);
     }
-    largest_half<T, lanes / 2>(rest);
-    return rest[0];
+    return halve(rest, larger);
   }
 
  private:
-  template <class T, int Half>
-  FSDP_HD static void fold_halves(T* partial) {
-    for (int lane = 0; lane < Half; ++lane) partial[lane] += partial[lane + Half];
-    if constexpr (Half > 1) fold_halves<T, Half / 2>(partial);
+  /// Combines the lanes by halves, each level in a new array: in place, values would travel through memory.
+  template <std::size_t Count, class T, class Combine>
+  FSDP_HD static T halve(T const (&value)[Count], Combine combine) {
+    if constexpr (Count == 1) {
+      return value[0];
+    } else {
+      T half[Count / 2];
+      for (std::size_t lane = 0; lane < Count / 2; ++lane) half[lane] = combine(value[lane], value[lane + Count / 2]);
+      return halve(half, combine);
+    }
   }
-  template <class T, int Half>
-  FSDP_HD static void largest_half(T* value) {
-    for (int lane = 0; lane < Half; ++lane) value[lane] = value[lane] < value[lane + Half] ? value[lane + Half] : value[lane];
-    if constexpr (Half > 1) largest_half<T, Half / 2>(value);
+  /// -0 adds nothing to anything, and unlike 0 it is stored in whole vectors, not by a memset of narrower ones.
+  template <class T>
+  FSDP_HD static void clear(T (&partial)[lanes]) {
+    for (int lane = 0; lane < lanes; ++lane) partial[lane] = -T(0);
   }
   template <class T>
-  FSDP_HD static T fold(T (&partial)[lanes]) {
-    fold_halves<T, lanes / 2>(partial);
-    return partial[0];
+  FSDP_HD static T fold(T const (&partial)[lanes]) {
+    return halve(partial, [](T a, T b) { return a + b; }) + T(0);
   }
 };
 

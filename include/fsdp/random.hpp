@@ -49,8 +49,8 @@ struct Four {
 /// @param make   Four<T> of four random words
 /// @pre first >= 0
 template <class Make, class Store>
-FSDP_HD inline void each_random(HostBlock const&, std::int64_t n, RandomSequence sequence, std::int64_t first, Make make,
-                                Store store) {
+FSDP_HD inline void each_random(HostBlock const&, std::int64_t n, RandomSequence sequence, std::int64_t first,
+                                Make make, Store store) {
   using T = decltype(make(Words{}).a);
   constexpr int group = 64;
   constexpr int counters = 16;
@@ -90,9 +90,9 @@ FSDP_HD inline void each_random(Block const& block, std::int64_t n, RandomSequen
   std::int64_t const begin = first / 64 * 16;
   std::int64_t const end = (first + n + 63) / 64 * 16;
   for (std::int64_t counter = begin + block.thread(); counter < end; counter += block.threads()) {
-    auto const four = make(philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                                   id_low, id_high},
-                                  sequence.seed));
+    auto const four =
+        make(philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), id_low, id_high},
+                    sequence.seed));
     std::int64_t const i = counter / 16 * 64 + counter % 16 - first;
     if (i >= 0 && i < n) store(i, four.a);
     if (i + 16 >= 0 && i + 16 < n) store(i + 16, four.b);

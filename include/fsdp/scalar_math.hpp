@@ -131,8 +131,8 @@ FSDP_HD inline double log(double x) { return ::log(x); }
 FSDP_HD inline float erf(float x) {
   float const bounded = at_most(at_least(x, -4.2f), 4.2f);
   float const square = bounded * bounded;
-  float const above = horner(square, 1.12837911f, 0.190782666f, 0.0527901165f, 0.00377955521f, 0.000284806767f,
-                             2.04197136e-06f);
+  float const above =
+      horner(square, 1.12837911f, 0.190782666f, 0.0527901165f, 0.00377955521f, 0.000284806767f, 2.04197136e-06f);
   float const below = horner(square, 1.0f, 0.502409458f, 0.11425703f, 0.0149973296f, 0.00116519851f, 3.80039855e-05f);
   return unless_nan(x, at_most(at_least(bounded * above / below, -1.0f), 1.0f));
 }

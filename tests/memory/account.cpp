@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "catch.hpp"
-#include "support/counting.hpp"
-#include "support/local_run.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/counting.hpp"
+#include "tests/support/local_run.hpp"
 
 namespace {
 

@@ -58,7 +58,9 @@ struct Forward {
 
   D base{};
 
-  Stream make_stream(std::string_view label, StreamPriority priority) const { return base.make_stream(label, priority); }
+  Stream make_stream(std::string_view label, StreamPriority priority) const {
+    return base.make_stream(label, priority);
+  }
   Event make_event() const { return base.make_event(); }
   void* allocate(std::size_t bytes) const { return base.allocate(bytes); }
   void deallocate(void* memory, std::size_t bytes) const noexcept { base.deallocate(memory, bytes); }
@@ -133,8 +135,8 @@ struct CountDevice : Forward<D> {
   using typename Forward<D>::Stream;
 
   struct Counts {
-    std::atomic<std::int64_t> streams{0}, events{0}, allocations{0}, live_bytes{0}, copies{0}, copied_bytes{0}, zeroings{0},
-        launches{0}, records{0}, waits{0}, synchronizations{0};
+    std::atomic<std::int64_t> streams{0}, events{0}, allocations{0}, live_bytes{0}, copies{0}, copied_bytes{0},
+        zeroings{0}, launches{0}, records{0}, waits{0}, synchronizations{0};
     std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(WaitSite::count_)> waits_at{};
   };
 

@@ -7,7 +7,7 @@
 
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
-#include "support/training.hpp"
+#include "tests/support/training.hpp"
 
 namespace toy {
 

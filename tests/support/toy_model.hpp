@@ -169,7 +169,7 @@ struct Head {
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
     tensor("table", p.table, {inputs, width}, fsdp::TensorOptions{.init = fsdp::init::normal(0.3f)});
-    tensor("gain", p.gain, {inputs}, fsdp::TensorOptions{.decay = false, .init = fsdp::init::zeros});
+    tensor("gain", p.gain, {inputs}, fsdp::TensorOptions{.decay = false, .init = fsdp::init::normal(0.5f)});
   }
   void forward(typename D::Stream& s, Params<float const> const& w, float const* h, float* y) const {
     device.launch(s, rows, MatMul{}, MatMul::Operand{h, width, 1}, MatMul::Operand{w.table.data, 1, width}, y, inputs, width, false);

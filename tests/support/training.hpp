@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
-#include "support/toy_model.hpp"
+#include "tests/support/toy_model.hpp"
 
 namespace toy {
 

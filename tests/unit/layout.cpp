@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "catch.hpp"
+#include "tests/catch.hpp"
 #include "fsdp/bucket.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/memory_plan.hpp"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Finds what the library's targets name. Imported targets are global, so that a parent project can link them too.
+
+# Every backend option is one of three words; nothing is downgraded silently.
+foreach(backend IN ITEMS MPI CUDA NCCL)
+  if(NOT FSDP_${backend} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "FSDP_${backend} is '${FSDP_${backend}}'; it must be AUTO, ON or OFF")
+  endif()
+  set(FSDP_HAVE_${backend} OFF)
+endforeach()
+
+find_package(fmt 9 REQUIRED GLOBAL)
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED GLOBAL)
+
+if(NOT FSDP_MPI STREQUAL OFF)
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX GLOBAL)
+  if(MPI_CXX_FOUND)
+    set(FSDP_HAVE_MPI ON)
+  elseif(FSDP_MPI STREQUAL ON)
+    message(FATAL_ERROR "FSDP_MPI is ON, but no MPI for C++ was found (on Debian: libopenmpi-dev openmpi-bin)")
+  endif()
+endif()
+
+if(NOT FSDP_CUDA STREQUAL OFF)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual" CACHE STRING "CUDA architectures")
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit 12.4 REQUIRED GLOBAL)
+    set(FSDP_HAVE_CUDA ON)
+  elseif(FSDP_CUDA STREQUAL ON)
+    message(FATAL_ERROR "FSDP_CUDA is ON, but no CUDA compiler was found (set CUDACXX or put nvcc on PATH)")
+  endif()
+endif()
+
+if(NOT FSDP_NCCL STREQUAL OFF AND FSDP_HAVE_CUDA)
+  find_package(NCCL 2.19 QUIET GLOBAL)
+  if(NCCL_FOUND)
+    set(FSDP_HAVE_NCCL ON)
+  endif()
+endif()
+if(FSDP_NCCL STREQUAL ON AND NOT FSDP_HAVE_NCCL)
+  message(FATAL_ERROR "FSDP_NCCL is ON, but NCCL 2.19 or newer was not found, or CUDA is off (set NCCL_ROOT)")
+endif()
+
+message(STATUS "fsdp: MPI ${FSDP_HAVE_MPI}, CUDA ${FSDP_HAVE_CUDA}, NCCL ${FSDP_HAVE_NCCL}")

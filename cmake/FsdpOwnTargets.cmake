@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# fsdp_own: what this project's own tests, examples and benchmarks are compiled with. Users never inherit it.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(fsdp_own INTERFACE)
+set(cxx "$<COMPILE_LANGUAGE:CXX>")
+set(cuda "$<COMPILE_LANGUAGE:CUDA>")
+target_compile_features(fsdp_own INTERFACE cxx_std_20)
+target_compile_options(fsdp_own INTERFACE
+  "$<${cxx}:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wsign-conversion>"
+  "$<${cxx}:-fno-math-errno;-fno-trapping-math>"
+  "$<${cuda}:-std=c++20>"  # CMake 3.25 does not know CUDA_STANDARD 20
+  "$<${cuda}:-Xcompiler=-Wall,-Wextra,-fno-math-errno,-fno-trapping-math>")
+# Two false alarms of g++ 12 at -O3: the fill character of a format specification in fmt 9, and "text" + std::string.
+target_compile_options(fsdp_own INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-stringop-overflow;-Wno-restrict>"
+                                          "$<${cuda}:-Xcompiler=-Wno-stringop-overflow,-Wno-restrict>")
+if(FSDP_WERROR)
+  target_compile_options(fsdp_own INTERFACE "$<${cxx}:-Werror>" "$<${cuda}:-Werror=all-warnings;-Xcompiler=-Werror>")
+endif()
+if(FSDP_NATIVE)
+  target_compile_options(fsdp_own INTERFACE "$<${cxx}:-march=native>")
+endif()
+if(FSDP_SANITIZE)
+  target_compile_options(fsdp_own INTERFACE "$<${cxx}:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+  target_link_options(fsdp_own INTERFACE "-fsanitize=${FSDP_SANITIZE}")
+endif()
+
+# fsdp_program(<name> <source>... LINK <target>...): an executable of this project.
+function(fsdp_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LINK")
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE fsdp_own ${arg_LINK})
+  set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
+  if("${arg_UNPARSED_ARGUMENTS}" MATCHES "[.]cu(;|$)" OR "${arg_LINK}" MATCHES "fsdp::(cuda|nccl)")
+    set_property(GLOBAL APPEND PROPERTY FSDP_CUDA_PROGRAMS ${name})
+  endif()
+endfunction()
+
+# fsdp_mpi_test(<name> <executable> <ranks> [args...]): runs an executable under mpirun, with the settings that many
+# ranks on few cores need.
+function(fsdp_mpi_test name executable ranks)
+  get_property(flags GLOBAL PROPERTY FSDP_MPIRUN_FLAGS)
+  if(NOT flags)
+    execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
+    if(version MATCHES "Open ?MPI|OpenRTE|open-mpi")
+      set(flags --oversubscribe --bind-to none)
+    else()
+      set(flags -bind-to none)
+    endif()
+    set_property(GLOBAL PROPERTY FSDP_MPIRUN_FLAGS "${flags}")
+  endif()
+  add_test(NAME ${name} COMMAND "${MPIEXEC_EXECUTABLE}" ${flags} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+                                "$<TARGET_FILE:${executable}>" ${ARGN})
+  fsdp_test_properties(${name})
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${ranks})
+  set_property(TEST ${name} APPEND PROPERTY LABELS mpi)
+  if(FSDP_SANITIZE MATCHES "address")  # MPI itself leaks
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
+  endif()
+endfunction()
+
+# fsdp_test_properties(<test>): what every test of this project runs under.
+function(fsdp_test_properties name)
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT 300
+    SKIP_RETURN_CODE 77
+    ENVIRONMENT "OPENBLAS_NUM_THREADS=1;OPENBLAS_CORETYPE=Haswell;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
+endfunction()

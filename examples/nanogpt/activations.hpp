@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// All activations and scratch of a model: sizes known at construction, one allocation each, nothing freed before the
+// end.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "config.hpp"
+#include "fsdp/memory.hpp"
+#include "gemm.hpp"
+#include "row_kernels.hpp"
+
+namespace nanogpt {
+
+/// What a model must have room for.
+struct ActivationPlan {
+  std::int64_t batch = 1;     ///< B: sequences per micro-step
+  std::int64_t sequence = 1;  ///< T: tokens per sequence
+  bool training = true;       ///< false: only each layer's keys and values are kept (they are the decoding cache)
+  bool recompute = false;     ///< keep only each layer's input and compute the rest of it again in backward
+  float dropout = 0.0f;       ///< highest probability of dropping in training
+  std::int64_t panel = 256;   ///< query rows of an attention panel
+  std::int64_t attention_elements = 1 << 18;  ///< elements of a panel's scores that are worked on at a time
+  std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
+
+  std::int64_t rows() const { return batch * sequence; }
+  /// Room for scores: at least one head's largest panel, at most all heads'.
+  std::int64_t score_elements(GptConfig const& config) const {
+    std::int64_t const largest = std::min(panel, sequence) * sequence;
+    return std::clamp(attention_elements, largest, largest * config.n_head);
+  }
+  /// Compute<T> elements that row reductions need as scratch.
+  std::int64_t partial_elements(GptConfig const& config) const {
+    if (!training) return 0;
+    return std::max(layer_norm_partials(rows(), config.n_embd),
+                    config.bias ? bias_partials(rows(), 4 * config.n_embd) : 0);
+  }
+  /// Rows of logits that exist at a time: equal parts of all rows, each within logits_elements.
+  std::int64_t logits_rows(GptConfig const& config) const {
+    std::int64_t const most = std::clamp<std::int64_t>(logits_elements / config.padded_vocab(), 1, rows());
+    std::int64_t const parts = (rows() + most - 1) / most;
+    return (rows() + parts - 1) / parts;
+  }
+};
+
+/// Row statistics of a LayerNorm.
+template <class Real>
+struct NormStatistics {
+  Real* mean = nullptr;   // (B T)
+  Real* scale = nullptr;  // (B T): 1 / standard deviation
+};
+
+/// What a block keeps for its backward: 10 C values a token, because normalised rows and GELU are computed again.
+template <class T>
+struct BlockActivations {
+  using Real = GemmScalar<T>;
+  T* input = nullptr;   // (B T, C): residual stream before the block
+  T* qkv = nullptr;     // (B T, 3C)
+  T* mixed = nullptr;   // (B T, C): attention's result, before its projection
+  T* middle = nullptr;  // (B T, C): residual stream between attention and MLP
+  T* hidden = nullptr;  // (B T, 4C): before GELU; backward overwrites it
+  T* output = nullptr;  // (B T, C): residual stream after the block; the next block's input
+  NormStatistics<Real> norm_1, norm_2;
+};
+
+/// Scratch that all layers share. Blocks and head never use theirs at the same time, so `wide`, `scores` and
+/// `scores_gradient` lie over `logits`.
+template <class T>
+struct Workspace {
+  using Real = GemmScalar<T>;
+  T* wide = nullptr;             // (B T, 4C)
+  T* scores = nullptr;           // (score_elements): (heads, rows, keys) of some heads' panel
+  T* scores_gradient = nullptr;  // (score_elements)
+  T* logits = nullptr;           // (logits rows, padded vocabulary)
+  T* narrow = nullptr;           // (B T, C)
+  T* narrow_2 = nullptr;         // (B T, C): only with dropout
+  Real* row_losses = nullptr;    // (B T)
+  Real* partials = nullptr;      // (ActivationPlan::partial_elements): partial sums of row reductions
+  std::int64_t score_elements = 0;
+};
+
+/// Activations of a whole model, in memory of device D.
+template <class D, class T>
+class Activations {
+ public:
+  using Real = GemmScalar<T>;
+
+  /// @note `account` must outlive this object; everything is entered under activations and workspace.
+  Activations(D const& device, fsdp::MemoryAccount& account, GptConfig const& config, ActivationPlan const& plan)
+      : device_(device) {
+    lay_out(config, plan, nullptr, nullptr);  // first for the sizes, then for the addresses
+    activations_ = {device_, account, fsdp::MemoryTag::activations, kept_bytes_};
+    workspace_ = {device_, account, fsdp::MemoryTag::workspace, work_bytes_};
+    account_ = &account;
+    account_->lease(fsdp::MemoryTag::activations, static_cast<std::int64_t>(kept_bytes_));
+    account_->lease(fsdp::MemoryTag::workspace, static_cast<std::int64_t>(work_bytes_));
+    lay_out(config, plan, activations_.data(), workspace_.data());
+  }
+  Activations(Activations const&) = delete;
+  Activations& operator=(Activations const&) = delete;
+  ~Activations() {
+    account_->lease(fsdp::MemoryTag::activations, -static_cast<std::int64_t>(kept_bytes_));
+    account_->lease(fsdp::MemoryTag::workspace, -static_cast<std::int64_t>(work_bytes_));
+  }
+
+  BlockActivations<T> const& block(std::size_t layer) const { return blocks_[layer]; }
+  T* embedded() const { return blocks_.front().input; }    // (B T, C): the first block's input
+  T* final_rows() const { return blocks_.back().output; }  // (B T, C): the last block's output
+  T* gradient() const { return gradient_; }                // (B T, C): gradient of the residual stream
+  NormStatistics<Real> const& final_norm() const { return final_norm_; }
+  Workspace<T> const& workspace() const { return shared_; }
+  std::size_t activation_bytes() const { return kept_bytes_; }
+  std::size_t workspace_bytes() const { return work_bytes_; }
+
+ private:
+  /// Hands out aligned pieces, one after another, of memory that may not be there yet.
+  struct Cursor {
+    std::byte* base;
+    std::size_t used = 0;
+    template <class E>
+    E* take(std::int64_t count) {
+      auto const begin = used;
+      used += (static_cast<std::size_t>(count) * sizeof(E) + 255) / 256 * 256;
+      return base == nullptr ? nullptr : reinterpret_cast<E*>(base + begin);
+    }
+    NormStatistics<Real> statistics(std::int64_t rows) {
+      auto* const mean = take<Real>(rows);
+      return {mean, take<Real>(rows)};
+    }
+  };
+
+  void lay_out(GptConfig const& config, ActivationPlan const& plan, std::byte* kept_base, std::byte* work_base) {
+    std::int64_t const rows = plan.rows(), width = config.n_embd;
+    Cursor kept{kept_base}, work{work_base};
+    auto const layers = static_cast<std::size_t>(config.n_layer);
+
+    blocks_.assign(layers, {});
+    T* stream = kept.template take<T>(rows * width);
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      auto& block = blocks_[layer];
+      bool const own = layer == 0 || (plan.training && !plan.recompute);
+      if (!own) block = blocks_.front();
+      if (own || !plan.training) block.qkv = kept.template take<T>(rows * 3 * width);
+      block.input = stream;
+      if (own) {
+        block.mixed = kept.template take<T>(rows * width);
+        block.middle = kept.template take<T>(rows * width);
+        block.hidden = kept.template take<T>(rows * 4 * width);
+        block.norm_1 = kept.statistics(rows);
+        block.norm_2 = kept.statistics(rows);
+      }
+      block.output = plan.training ? kept.template take<T>(rows * width)
+                                   : stream;  // without backward the stream is updated in place
+      stream = block.output;
+    }
+    final_norm_ = kept.statistics(rows);
+    kept_bytes_ = kept.used;
+
+    gradient_ = plan.training ? work.template take<T>(rows * width) : nullptr;
+    shared_ = {};
+    shared_.narrow = work.template take<T>(rows * width);
+    if (plan.training && plan.dropout > 0) shared_.narrow_2 = work.template take<T>(rows * width);
+    shared_.row_losses = work.template take<Real>(rows);
+    shared_.partials = work.template take<Real>(plan.partial_elements(config));
+
+    Cursor for_head = work;
+    std::int64_t const scores = shared_.score_elements = plan.score_elements(config);
+    shared_.wide = work.template take<T>(rows * 4 * width);
+    shared_.scores = work.template take<T>(scores);
+    if (plan.training) shared_.scores_gradient = work.template take<T>(scores);
+    shared_.logits = for_head.template take<T>(plan.logits_rows(config) * config.padded_vocab());
+    work_bytes_ = std::max(work.used, for_head.used);
+  }
+
+  D device_;
+  fsdp::MemoryAccount* account_ = nullptr;
+  std::vector<BlockActivations<T>> blocks_;
+  NormStatistics<Real> final_norm_;
+  T* gradient_ = nullptr;
+  Workspace<T> shared_;
+  std::size_t kept_bytes_ = 0, work_bytes_ = 0;
+  fsdp::AccountedMemory<D const> activations_, workspace_;
+};
+
+/// One micro-step as the modules see it.
+struct Pass {
+  std::int64_t batch = 1;     ///< B: sequences
+  std::int64_t length = 1;    ///< n: rows per sequence that this pass computes
+  std::int64_t position = 0;  ///< position of the first of them; the keys of earlier ones are there already
+  std::int64_t capacity = 1;  ///< rows between two sequences in qkv; at least position + length
+  DropoutMask mask{};         ///< equal in forward and backward of a micro-step; probability 0 outside training
+
+  std::int64_t rows() const { return batch * length; }
+  /// The mask of one place: layer -1 is the embedding; places of a layer are 0 to 3.
+  DropoutMask mask_at(std::int64_t layer, std::uint32_t place) const {
+    DropoutMask at = mask;
+    at.site = static_cast<std::uint32_t>(layer + 1) * 4 + place;
+    return at;
+  }
+};
+
+/// What all modules of a model share. It must outlive them and stay in its place.
+template <class D, class T>
+struct Context {
+  D device;
+  Gemm<D>* gemm = nullptr;
+  GptConfig config;
+  ActivationPlan plan;
+  Workspace<T> workspace;
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Causal attention by panels: matrix products of some query rows with the keys that they may see.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "activations.hpp"
+#include "gemm.hpp"
+#include "row_kernels.hpp"
+
+namespace nanogpt {
+
+/// [Note: Attention by panels]
+/// A panel is at most ActivationPlan::panel query rows of one sequence. Its scores are one matrix product with the keys
+/// up to the panel's last row, so that of T^2 scores about T (T + panel) / 2 are computed. Queries, keys and values are
+/// read where the projection wrote them, packed (B, T, 3C), by their leading dimension: no head is transposed or
+/// copied. As many heads as fit ActivationPlan::attention_elements go together as one batched product; on the host that
+/// keeps the scores in the second-level cache.
+///
+/// Backward goes from the last panel to the first. The last one sees all keys, so its products start the gradients of
+/// keys and values (beta = 0) and the others add to them. Probabilities are computed again from queries and keys: one
+/// matrix product in seven and a softmax, 3 to 4 % of a step of GPT-2 124M at T = 1024 on the host. Keeping them takes
+/// B H T (T + panel) / 2 values a layer, there as many as everything else that a layer keeps.
+template <class D, class T>
+class CausalAttention {
+ public:
+  using Stream = typename D::Stream;
+
+  explicit CausalAttention(Context<D, T> const& context) : context_(&context) {}
+
+  /// mixed (B, n, C) = softmax(q k^T / sqrt(Q)) v, for the n query rows of `pass` and all keys up to each.
+  /// @param qkv  (B, capacity, 3C): queries, keys and values, heads side by side in each
+  void forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed) const {
+    auto const& config = context_->config;
+    for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
+      each_group(pass, first, [&](Panel const& p) {
+        auto const at = locate(p, pass, qkv);
+        T* const scores = context_->workspace.scores;
+        probabilities(stream, p, at, scores);
+        drop(stream, pass, mask, p, scores);
+        context_->gemm->batched(stream, Op::none, Op::none, p.rows, config.head_size(), p.keys, 1, scores, p.keys,
+                                p.rows * p.keys, at.value, 3 * config.n_embd, config.head_size(), 0,
+                                mixed + mixed_offset(p, pass), config.n_embd, config.head_size(), p.heads);
+      });
+    }
+  }
+
+  /// qkv_gradient (B, n, 3C) = gradient of forward at qkv, given that of its result. @pre pass.position == 0
+  void backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T const* mixed_gradient,
+                T* qkv_gradient) const {
+    auto const& config = context_->config;
+    auto& gemm = *context_->gemm;
+    auto const size = config.head_size(), packed = 3 * config.n_embd;
+    std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
+    for (std::int64_t index = panels; index-- > 0;) {
+      GemmScalar<T> const keep = index + 1 == panels ? 0 : 1;
+      each_group(pass, index * context_->plan.panel, [&](Panel const& p) {
+        auto const at = locate(p, pass, qkv);
+        auto const to = locate(p, pass, qkv_gradient);
+        T const* const result = mixed_gradient + mixed_offset(p, pass);
+        T* const scores = context_->workspace.scores;
+        T* const gradient = context_->workspace.scores_gradient;
+        auto const stride = p.rows * p.keys;
+        probabilities(stream, p, at, scores);
+        gemm.batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, config.n_embd, size, at.value,
+                     packed, size, 0, gradient, p.keys, stride, p.heads);
+        drop(stream, pass, mask, p, gradient);
+        causal_softmax_backward(context_->device, stream, static_cast<T const*>(scores), gradient, p.heads, p.rows,
+                                p.keys, scale());
+        drop(stream, pass, mask, p, scores);
+        gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result,
+                     config.n_embd, size, keep, to.value, packed, size, p.heads);
+        gemm.batched(stream, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed,
+                     size, 0, to.query, packed, size, p.heads);
+        gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query,
+                     packed, size, keep, to.key, packed, size, p.heads);
+      });
+    }
+  }
+
+ private:
+  /// Query rows of some heads of one sequence, and the keys that they see.
+  struct Panel {
+    std::int64_t sequence, first, rows;  // first: counted from the pass's first row
+    std::int64_t keys;                   // counted from position 0
+    std::int64_t head, heads;
+  };
+  template <class E>
+  struct Place {
+    E *query, *key, *value;
+  };
+
+  double scale() const { return 1 / std::sqrt(static_cast<double>(context_->config.head_size())); }
+
+  template <class Body>
+  void each_group(Pass const& pass, std::int64_t first, Body&& body) const {
+    std::int64_t const rows = std::min(context_->plan.panel, pass.length - first);
+    std::int64_t const keys = pass.position + first + rows;
+    std::int64_t const heads = context_->config.n_head;
+    std::int64_t const together =
+        std::clamp<std::int64_t>(context_->workspace.score_elements / (rows * keys), 1, heads);
+    for (std::int64_t sequence = 0; sequence < pass.batch; ++sequence) {
+      for (std::int64_t head = 0; head < heads; head += together) {
+        body(Panel{sequence, first, rows, keys, head, std::min(together, heads - head)});
+      }
+    }
+  }
+
+  template <class E>
+  Place<E> locate(Panel const& p, Pass const& pass, E* qkv) const {
+    auto const width = context_->config.n_embd;
+    E* const sequence = qkv + p.sequence * pass.capacity * 3 * width + p.head * context_->config.head_size();
+    return {sequence + (pass.position + p.first) * 3 * width, sequence + width, sequence + 2 * width};
+  }
+  std::int64_t mixed_offset(Panel const& p, Pass const& pass) const {
+    return (p.sequence * pass.length + p.first) * context_->config.n_embd + p.head * context_->config.head_size();
+  }
+
+  /// scores (heads, rows, keys) = softmax of the scaled products with the visible keys, 0 elsewhere.
+  void probabilities(Stream& stream, Panel const& p, Place<T const> const& at, T* scores) const {
+    auto const size = context_->config.head_size(), packed = 3 * context_->config.n_embd;
+    context_->gemm->batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, at.query, packed, size, at.key,
+                            packed, size, 0, scores, p.keys, p.rows * p.keys, p.heads);
+    causal_softmax(context_->device, stream, scores, p.heads, p.rows, p.keys, scale());
+  }
+
+  /// The mask of element (sequence, head, query, key) does not depend on panels.
+  void drop(Stream& stream, Pass const& pass, DropoutMask const& mask, Panel const& p, T* scores) const {
+    if (mask.probability == 0.0f) return;
+    std::int64_t const length = pass.capacity;
+    std::int64_t const first =
+        ((p.sequence * context_->config.n_head + p.head) * length + pass.position + p.first) * length;
+    dropout_panels(context_->device, stream, static_cast<T const*>(scores), scores, p.heads, p.rows, p.keys, mask,
+                   first, length * length, length);
+  }
+
+  Context<D, T> const* context_;
+};
+
+}  // namespace nanogpt

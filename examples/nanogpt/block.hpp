@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// A transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "activations.hpp"
+#include "attention.hpp"
+#include "fsdp/layout.hpp"
+#include "gemm.hpp"
+#include "row_kernels.hpp"
+
+namespace nanogpt {
+
+/// One layer. T: element type of activations and parameters.
+template <class D, class T>
+class Block {
+ public:
+  using Stream = typename D::Stream;
+
+  template <class E>
+  struct Params {
+    fsdp::Tensor<E, 1> norm_1_weight, norm_1_bias;  // (C)
+    fsdp::Tensor<E, 2> qkv_weight;                  // (3C, C)
+    fsdp::Tensor<E, 1> qkv_bias;                    // (3C)
+    fsdp::Tensor<E, 2> mix_weight;                  // (C, C)
+    fsdp::Tensor<E, 1> mix_bias;                    // (C)
+    fsdp::Tensor<E, 1> norm_2_weight, norm_2_bias;  // (C)
+    fsdp::Tensor<E, 2> up_weight;                   // (4C, C)
+    fsdp::Tensor<E, 1> up_bias;                     // (4C)
+    fsdp::Tensor<E, 2> down_weight;                 // (C, 4C)
+    fsdp::Tensor<E, 1> down_bias;                   // (C)
+  };
+
+  Block(Context<D, T> const& context, std::int64_t layer) : context_(&context), attention_(context), layer_(layer) {}
+
+  template <class E, class Visit>
+  void describe(Params<E>& p, Visit&& tensor) const {
+    auto const width = context_->config.n_embd;
+    bool const bias = context_->config.bias;
+    // Residual projections start smaller, so that the sum over all layers keeps its variance (Radford et al., 2019).
+    fsdp::TensorOptions const residual{
+        true, fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(context_->config.n_layer)))};
+    fsdp::TensorOptions const ones{false, fsdp::init::ones};
+    tensor("ln_1.weight", p.norm_1_weight, {width}, ones);
+    if (bias) tensor("ln_1.bias", p.norm_1_bias, {width}, fsdp::no_decay);
+    tensor("attn.c_attn.weight", p.qkv_weight, {3 * width, width});
+    if (bias) tensor("attn.c_attn.bias", p.qkv_bias, {3 * width}, fsdp::no_decay);
+    tensor("attn.c_proj.weight", p.mix_weight, {width, width}, residual);
+    if (bias) tensor("attn.c_proj.bias", p.mix_bias, {width}, fsdp::no_decay);
+    tensor("ln_2.weight", p.norm_2_weight, {width}, ones);
+    if (bias) tensor("ln_2.bias", p.norm_2_bias, {width}, fsdp::no_decay);
+    tensor("mlp.c_fc.weight", p.up_weight, {4 * width, width});
+    if (bias) tensor("mlp.c_fc.bias", p.up_bias, {4 * width}, fsdp::no_decay);
+    tensor("mlp.c_proj.weight", p.down_weight, {width, 4 * width}, residual);
+    if (bias) tensor("mlp.c_proj.bias", p.down_bias, {width}, fsdp::no_decay);
+  }
+
+  /// a.output = block of a.input, for the rows of `pass`; fills the rest of `a`.
+  /// @note Stream: uses the workspace's wide, narrow and scores.
+  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a) const {
+    until_hidden(stream, w, pass, a);
+    auto const& work = context_->workspace;
+    auto const rows = pass.rows(), width = context_->config.n_embd;
+    bias_gelu_forward(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows, 4 * width);
+    linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
+    add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
+  }
+
+  /// g += gradients of the parameters; `gradient` (B n, C) comes in as that of a.output and goes out as that of
+  /// a.input.
+  /// @pre forward of the same pass has filled `a` and the biases are in a.hidden; a.hidden is overwritten
+  /// @note Stream: uses the workspace's wide, narrow, narrow_2, scores and partials.
+  template <class G>
+  void backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass,
+                BlockActivations<T> const& a, T* gradient) const {
+    auto const& work = context_->workspace;
+    auto const& device = context_->device;
+    auto& gemm = *context_->gemm;
+    auto const rows = pass.rows(), width = context_->config.n_embd;
+    if (context_->plan.recompute) {
+      until_hidden(stream, w, pass, a);
+      bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
+    }
+
+    // MLP. a.hidden becomes GELU's result once GELU's derivative has been taken.
+    T const* const down = dropped(stream, pass, mlp_mask, gradient);
+    bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials);
+    linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
+    gelu_backward(device, stream, static_cast<T const*>(a.hidden), static_cast<T const*>(work.wide), work.wide,
+                  rows * 4 * width);
+    gelu_forward(device, stream, static_cast<T const*>(a.hidden), a.hidden, rows * 4 * width);
+    linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data);
+    linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
+                    g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, gradient);
+
+    // Attention.
+    T const* const mix = dropped(stream, pass, mix_mask, gradient);
+    bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials);
+    linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data);
+    linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
+    attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, work.narrow, work.wide);
+    linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,
+                    g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, gradient);
+  }
+
+ private:
+  enum Place : std::uint32_t { attention_mask, mix_mask, mlp_mask };  // where a layer drops
+
+  void until_hidden(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a) const {
+    auto const& work = context_->workspace;
+    auto const& device = context_->device;
+    auto& gemm = *context_->gemm;
+    auto const rows = pass.rows(), width = context_->config.n_embd;
+    T* const qkv = a.qkv + pass.position * 3 * width;
+    layer_norm_forward(device, stream, static_cast<T const*>(a.input), w.norm_1_weight.data, w.norm_1_bias.data,
+                       work.narrow, a.norm_1.mean, a.norm_1.scale, rows, width);
+    linear(gemm, stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, qkv, 3 * width);
+    bias_add(device, stream, qkv, w.qkv_bias.data, rows, 3 * width);
+    attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed);
+    linear(gemm, stream, rows, width, width, a.mixed, w.mix_weight.data, work.narrow, width);
+    add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
+    layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,
+                       work.narrow, a.norm_2.mean, a.norm_2.scale, rows, width);
+    linear(gemm, stream, rows, width, 4 * width, work.narrow, w.up_weight.data, a.hidden, 4 * width);
+  }
+
+  /// out = residual + dropout(narrow + bias).
+  void add_residual(Stream& stream, Pass const& pass, Place place, T const* residual, T const* bias, T* out) const {
+    auto const& device = context_->device;
+    T* const branch = context_->workspace.narrow;
+    auto const rows = pass.rows(), width = context_->config.n_embd;
+    if (pass.mask.probability > 0.0f) {
+      bias_add(device, stream, branch, bias, rows, width);
+      dropout(device, stream, static_cast<T const*>(branch), branch, rows * width, pass.mask_at(layer_, place), 0);
+      bias = nullptr;
+    }
+    bias_residual_forward(device, stream, residual, static_cast<T const*>(branch), bias, out, rows, width);
+  }
+
+  /// The gradient behind a dropout: `gradient` itself where nothing is dropped.
+  T const* dropped(Stream& stream, Pass const& pass, Place place, T const* gradient) const {
+    if (pass.mask.probability == 0.0f) return gradient;
+    T* const masked = context_->workspace.narrow_2;
+    dropout(context_->device, stream, gradient, masked, pass.rows() * context_->config.n_embd,
+            pass.mask_at(layer_, place), 0);
+    return masked;
+  }
+
+  /// Backward of a linear layer on normalised rows: `wide` (rows, out) holds the gradient of its result; adds to that
+  /// of the rows before the norm. The normalised rows are computed again.
+  template <class G>
+  void linear_backward(Stream& stream, std::int64_t rows, std::int64_t in, std::int64_t out, T const* x,
+                       NormStatistics<Compute<T>> const& norm, fsdp::Tensor<T const, 1> norm_weight,
+                       fsdp::Tensor<T const, 1> norm_bias, fsdp::Tensor<T const, 2> weight,
+                       fsdp::Tensor<G, 1> norm_weight_gradient, fsdp::Tensor<G, 1> norm_bias_gradient,
+                       fsdp::Tensor<G, 2> weight_gradient, fsdp::Tensor<G, 1> bias_gradient, T* gradient) const {
+    auto const& work = context_->workspace;
+    auto const& device = context_->device;
+    auto& gemm = *context_->gemm;
+    bias_backward(device, stream, static_cast<T const*>(work.wide), rows, out, bias_gradient.data, work.partials);
+    layer_norm_forward(device, stream, x, norm_weight.data, norm_bias.data, work.narrow, norm.mean, norm.scale, rows,
+                       in);
+    linear_weight_gradient(gemm, stream, rows, in, out, work.narrow, work.wide, out, weight_gradient.data);
+    linear_input_gradient(gemm, stream, rows, in, out, work.wide, out, weight.data, work.narrow);
+    layer_norm_backward(device, stream, static_cast<T const*>(work.narrow), x, norm_weight.data, norm.mean, norm.scale,
+                        static_cast<T const*>(gradient), gradient, norm_weight_gradient.data, norm_bias_gradient.data,
+                        rows, in, work.partials);
+  }
+
+  Context<D, T> const* context_;
+  CausalAttention<D, T> attention_;
+  std::int64_t layer_;
+};
+
+}  // namespace nanogpt

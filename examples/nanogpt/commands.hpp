@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The subcommands, and what they share.
+#pragma once
+
+#include <string>
+
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// A process's command line, as MPI wants it too.
+struct CommandLine {
+  int argc;
+  char** argv;
+};
+
+/// Each returns the exit code of the process. Problems that the user can mend are fsdp::Error.
+int run_prepare(Settings const& settings);
+int run_sample(Settings const& settings);
+/// `train` and `bench`: chooses device, world and strategy. Not to be called inside a try block: an exception of a rank
+/// under MPI must end the run before stacks are unwound.
+int run_training(Settings const& settings, Command command, CommandLine line);
+
+/// The device to compute on: the setting, or what the build and the machine offer.
+/// @throws fsdp::ConfigError if the build or the machine lacks the device that is asked for
+std::string choose_device(Settings const& settings);
+/// @throws fsdp::ConfigError unless `device` computes in the type that is asked for
+void check_dtype(Settings const& settings, std::string const& device);
+
+/// Gives OpenBLAS this process's part of the cores, unless OPENBLAS_NUM_THREADS says otherwise.
+/// @param ranks_here  ranks that share this machine
+void divide_cores(int ranks_here);
+
+/// Prints "nanogpt: error: ..." to stderr in one piece.
+void report_error(std::string const& text);
+
+}  // namespace nanogpt

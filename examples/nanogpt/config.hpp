@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shape of a GPT, and what follows from it: tensor names, parameter counts, FLOP.
+#pragma once
+
+#include <cstdint>
+
+#include "fsdp/error.hpp"
+
+namespace nanogpt {
+
+/// Parameters of a group of tensors.
+struct ParameterCount {
+  std::int64_t tensors = 0;
+  std::int64_t elements = 0;
+};
+
+/// The shape of a model. The defaults are GPT-2 124M without biases.
+struct GptConfig {
+  std::int64_t n_layer = 12;
+  std::int64_t n_head = 12;
+  std::int64_t n_embd = 768;       ///< C: width of the residual stream
+  std::int64_t block_size = 1024;  ///< longest sequence, rows of the position table
+  std::int64_t vocab_size = 50304;
+  float dropout = 0.0f;  ///< probability of dropping, in [0, 1)
+  bool bias = false;     ///< biases in linear layers and LayerNorms
+
+  std::int64_t head_size() const { return n_embd / n_head; }
+
+  /// Row length of the logits: the vocabulary rounded up to 128. Weights keep exactly vocab_size rows; the columns
+  /// from vocab_size on hold nothing and take no part in the softmax.
+  std::int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+
+  /// Tensors of two dimensions: they decay. wte counts once although the head uses it too.
+  ParameterCount decayed() const {
+    return {2 + 4 * n_layer, (vocab_size + block_size) * n_embd + n_layer * 12 * n_embd * n_embd};
+  }
+  /// LayerNorm weights and all biases: they do not decay.
+  ParameterCount not_decayed() const {
+    std::int64_t const norms = 2 * n_layer + 1;
+    if (!bias) return {norms, norms * n_embd};
+    return {2 * norms + 4 * n_layer, 2 * norms * n_embd + n_layer * (3 + 1 + 4 + 1) * n_embd};
+  }
+  std::int64_t parameters() const { return decayed().elements + not_decayed().elements; }
+  /// What the usual "number of parameters" counts: all but the position table.
+  std::int64_t parameters_without_positions() const { return parameters() - block_size * n_embd; }
+
+  /// FLOP of one token's forward and backward: 6 N + 12 L H Q T, with N = parameters_without_positions(), Q the head
+  /// size and T = block_size (Chowdhery et al., PaLM, appendix B).
+  double flop_per_token() const {
+    return 6.0 * static_cast<double>(parameters_without_positions()) +
+           12.0 * static_cast<double>(n_layer * n_head * head_size() * block_size);
+  }
+
+  /// @throws fsdp::ConfigError when no such model exists
+  void validate() const {
+    if (n_layer < 1 || n_head < 1 || n_embd < 1 || block_size < 1 || vocab_size < 1) {
+      fsdp::fail<fsdp::ConfigError>(
+          "model: n_layer {}, n_head {}, n_embd {}, block_size {} and vocab_size {} must all be positive", n_layer,
+          n_head, n_embd, block_size, vocab_size);
+    }
+    if (n_embd % n_head != 0) {
+      fsdp::fail<fsdp::ConfigError>("model: n_embd {} is not a multiple of n_head {}", n_embd, n_head);
+    }
+    if (!(dropout >= 0.0f && dropout < 1.0f)) {
+      fsdp::fail<fsdp::ConfigError>("model: dropout {} lies outside [0, 1)", dropout);
+    }
+  }
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token and position embedding.
+#pragma once
+
+#include <cstdint>
+
+#include "activations.hpp"
+#include "fsdp/layout.hpp"
+#include "row_kernels.hpp"
+
+namespace nanogpt {
+
+/// Rows of wte by token plus rows of wpe by position. wte is also the head's matrix: both modules share a unit.
+template <class D, class T>
+class Embedding {
+ public:
+  using Stream = typename D::Stream;
+
+  template <class E>
+  struct Params {
+    fsdp::Tensor<E, 2> tokens;     // (V, C)
+    fsdp::Tensor<E, 2> positions;  // (block size, C)
+  };
+
+  explicit Embedding(Context<D, T> const& context) : context_(&context) {}
+
+  template <class E, class Visit>
+  void describe(Params<E>& p, Visit&& tensor) const {
+    auto const& config = context_->config;
+    tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd});
+    tensor("wpe.weight", p.positions, {config.block_size, config.n_embd});
+  }
+
+  /// out (B, n, C) = token row + position row, dropped out.
+  /// @param tokens  (B, n), in [0, V)
+  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens, T* out) const {
+    auto const width = context_->config.n_embd;
+    embedding_forward(context_->device, stream, tokens, w.tokens.data, w.positions.data, out, pass.batch, pass.length,
+                      width, pass.position);
+    drop(stream, pass, out);
+  }
+
+  /// Adds to the gradients of both tables. out_gradient (B, n, C) is overwritten. @pre pass.position == 0
+  template <class G>
+  void backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
+                std::int32_t const* tokens, T* out_gradient) const {
+    drop(stream, pass, out_gradient);
+    embedding_backward(context_->device, stream, tokens, static_cast<T const*>(out_gradient), g.tokens.data,
+                       g.positions.data, pass.batch, pass.length, context_->config.n_embd);
+  }
+
+ private:
+  void drop(Stream& stream, Pass const& pass, T* values) const {
+    if (pass.mask.probability == 0.0f) return;
+    dropout(context_->device, stream, static_cast<T const*>(values), values, pass.rows() * context_->config.n_embd,
+            pass.mask_at(-1, 0), 0);
+  }
+
+  Context<D, T> const* context_;
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPT on an engine: a training micro-step, evaluation, and decoding with a cache of keys and values.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "activations.hpp"
+#include "block.hpp"
+#include "config.hpp"
+#include "embedding.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/memory.hpp"
+#include "head.hpp"
+
+namespace nanogpt {
+
+/// Copies token ids to the device behind the caller's back: a call returns once the ids are out of the caller's memory.
+///
+/// Two staging buffers and two device buffers take turns on a stream of their own, so that a batch is on its way while
+/// the last one is computed with. A call waits for the device only when the host is more than two batches ahead.
+template <class D>
+class TokenFeed {
+ public:
+  struct Batch {
+    std::int32_t const *tokens, *targets;  // device memory
+  };
+
+  TokenFeed(D const& device, fsdp::MemoryAccount& account, std::int64_t capacity)
+      : device_(device),
+        stream_(device.make_stream("tokens", fsdp::StreamPriority::high)),
+        capacity_(capacity),
+        slots_{make_slot(account), make_slot(account)} {}
+  TokenFeed(TokenFeed const&) = delete;
+  ~TokenFeed() {
+    try {
+      device_.synchronize(stream_);  // staging must outlive the copies
+    } catch (...) {                  // the stream's error has been reported to whoever used it
+    }
+  }
+
+  /// @param targets  null where there are none
+  /// @note Stream: `compute` waits until the ids are there.
+  Batch upload(typename D::Stream& compute, std::int32_t const* tokens, std::int32_t const* targets,
+               std::int64_t count) {
+    auto& slot = slots_[next_];
+    if (slot.used) {
+      device_.synchronize(stream_);  // the slot's last copy has left the staging buffer
+      device_.wait(stream_, slot.read, fsdp::WaitSite::none);
+    }
+    slot.used = true;
+    auto* const ids = slot.memory.template as<std::int32_t>();
+    std::memcpy(slot.staging.data(), tokens, bytes(count));
+    device_.copy_async(stream_, ids, slot.staging.data(), bytes(count));
+    if (targets != nullptr) {
+      auto* const staging = slot.staging.data() + capacity_;
+      std::memcpy(staging, targets, bytes(count));
+      device_.copy_async(stream_, ids + capacity_, staging, bytes(count));
+    }
+    device_.record(slot.there, stream_);
+    device_.wait(compute, slot.there, fsdp::WaitSite::none);
+    return {ids, ids + capacity_};
+  }
+
+  /// `compute` has enqueued everything that reads the last batch.
+  void release(typename D::Stream& compute) {
+    device_.record(slots_[next_].read, compute);
+    next_ = (next_ + 1) % slots_.size();
+  }
+
+ private:
+  static std::size_t bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(std::int32_t); }
+
+  struct Slot {
+    std::vector<std::int32_t> staging;
+    fsdp::AccountedMemory<D const> memory;
+    typename D::Event there, read;
+    bool used = false;
+  };
+  Slot make_slot(fsdp::MemoryAccount& account) const {
+    return {std::vector<std::int32_t>(2 * static_cast<std::size_t>(capacity_)),
+            {device_, account, fsdp::MemoryTag::workspace, 2 * bytes(capacity_)},
+            device_.make_event(),
+            device_.make_event(),
+            false};
+  }
+
+  D device_;
+  typename D::Stream stream_;
+  std::int64_t capacity_;
+  std::array<Slot, 2> slots_;
+  std::size_t next_ = 0;
+};
+
+struct GptOptions {
+  bool training = true;                       ///< false: less memory, forward passes only
+  bool recompute = false;                     ///< keep only each layer's input for backward
+  std::uint64_t seed = 1337;                  ///< of the dropout masks; should differ between ranks
+  std::int64_t panel = 256;                   ///< query rows of an attention panel
+  std::int64_t attention_elements = 1 << 18;  ///< attention scores worked on at a time
+  std::int64_t logits_elements = 32 << 20;    ///< logits that exist at a time
+};
+
+/// A GPT whose units are: the embeddings with the head (one root unit, wte is tied), and every block.
+///
+/// @tparam E  fsdp::Engine, which must outlive the model
+/// @note Collective: every member function that computes is called by all ranks, with data of their own.
+template <class E>
+class Gpt {
+ public:
+  using Device = typename E::Device;
+  using T = typename E::Precision::Param;
+
+  /// @param batch   B: sequences of a micro-step
+  /// @param length  T: tokens of a sequence; also the longest text that is decoded
+  /// @throws fsdp::ConfigError if the shape is impossible or `length` exceeds the block size
+  Gpt(E& engine, GptConfig const& config, std::int64_t batch, std::int64_t length, GptOptions options = {})
+      : engine_(engine),
+        plan_(make_plan(config, batch, length, options)),
+        options_(options),
+        gemm_(engine.device()),
+        activations_(engine.device(), engine.account(), config, plan_),
+        context_{engine.device(), &gemm_, config, plan_, activations_.workspace()},
+        feed_(engine.device(), engine.account(), batch * length),
+        scalars_(context_.device, engine.account(), fsdp::MemoryTag::scalars, 2 * sizeof(double)),
+        sampled_(context_.device, engine.account(), fsdp::MemoryTag::workspace,
+                 static_cast<std::size_t>(config.vocab_size) * sizeof(T)),
+        root_(engine.add_unit("root")),
+        embedding_(engine.shard(Embedding<Device, T>(context_), "transformer", root_)),
+        blocks_(engine.shard(make_blocks(context_), "transformer.h")),
+        head_(engine.shard(Head<Device, T>(context_), "transformer", root_)) {
+    context_.device.zero_async(engine_.compute(), scalars_.data(), scalars_.bytes());
+  }
+  Gpt(Gpt const&) = delete;
+  Gpt& operator=(Gpt const&) = delete;
+  ~Gpt() {
+    try {
+      context_.device.synchronize(engine_.compute());  // nothing may use the activations any more
+    } catch (...) {                                    // the stream's error has been reported to whoever used it
+    }
+  }
+
+  GptConfig const& config() const { return context_.config; }
+  ActivationPlan const& plan() const { return plan_; }
+
+  /// One micro-step: adds the gradients of loss_weight * mean cross-entropy to the parameters' gradients, and that loss
+  /// to what read_loss() gives.
+  /// @param tokens, targets  (B, T), in host memory; free to change once the call returns
+  /// @param loss_weight      1 / gradient accumulation steps
+  /// @param gradient_scale   multiplies the gradients but not the loss
+  /// @note Stream: only enqueues.
+  void forward_backward(std::int32_t const* tokens, std::int32_t const* targets, double loss_weight = 1.0,
+                        double gradient_scale = 1.0) {
+    FSDP_EXPECTS(plan_.training, "a model made for forward passes alone cannot train");
+    Pass pass = whole_pass();
+    pass.mask = {context_.config.dropout, options_.seed, micro_step_++, 0};
+    auto const ids = begin(tokens, targets, pass);
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer)
+      blocks_[layer].forward(pass, activations_.block(layer));
+    head_.forward(pass, activations_.final_rows(), activations_.final_norm(), Normalise{});
+
+    T* const gradient = activations_.gradient();
+    head_.backward(pass, activations_.final_rows(), activations_.final_norm(), Evaluate{ids.targets, train_loss()},
+                   loss_weight, gradient_scale, gradient);
+    for (std::size_t layer = blocks_.size(); layer-- > 0;) {
+      blocks_[layer].backward(pass, activations_.block(layer), gradient);
+    }
+    embedding_.backward(pass, ids.tokens, gradient);
+    feed_.release(engine_.compute());
+  }
+
+  /// Micro-steps so far, which choose the dropout masks; to be set when a run resumes.
+  std::uint64_t micro_step() const { return micro_step_; }
+  void set_micro_step(std::uint64_t step) { micro_step_ = step; }
+
+  /// The loss that micro-steps have added up since the last call; then starts again from 0.
+  /// @note Stream: waits for compute.
+  double read_loss() { return take(train_loss()); }
+
+  /// Adds the mean cross-entropy of a batch, without dropout, to what read_evaluation() gives. Ends a decoded text.
+  /// @param tokens, targets  (B, T), in host memory
+  /// @note Stream: only enqueues.
+  void evaluate(std::int32_t const* tokens, std::int32_t const* targets) {
+    auto const scope = engine_.evaluation();
+    Pass const pass = whole_pass();
+    auto const ids = begin(tokens, targets, pass);
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer)
+      blocks_[layer].forward(pass, activations_.block(layer));
+    head_.forward(pass, activations_.final_rows(), activations_.final_norm(), Evaluate{ids.targets, evaluation_loss()});
+    feed_.release(engine_.compute());
+    ++evaluations_;
+  }
+
+  /// Mean over the batches evaluated since the last call; 0 without any.
+  /// @note Stream: waits for compute.
+  double read_evaluation() {
+    double const sum = take(evaluation_loss());
+    auto const count = std::exchange(evaluations_, 0);
+    return count == 0 ? 0.0 : sum / static_cast<double>(count);
+  }
+
+  /// Longest text that extend() can hold: T.
+  std::int64_t capacity() const { return plan_.sequence; }
+  /// Tokens of the text so far.
+  std::int64_t cached() const { return cached_; }
+  /// Begins another text.
+  void restart() { cached_ = 0; }
+
+  /// Appends `count` tokens to the text and returns the logits (V) of what follows. Only the new tokens are computed;
+  /// keys and values of the others are kept in the layers' qkv buffers. Training and evaluation end the text.
+  /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity()
+  /// @note Stream: waits for compute.
+  std::vector<float> extend(std::int32_t const* tokens, std::int64_t count) {
+    FSDP_EXPECTS(count >= 1 && cached_ + count <= capacity(), "{} tokens after {} do not fit a text of {}", count,
+                 cached_, capacity());
+    auto const scope = engine_.evaluation();
+    Pass pass;
+    pass.length = count;
+    pass.position = cached_;
+    pass.capacity = capacity();
+    T* const logits = sampled_.template as<T>();
+    begin(tokens, nullptr, pass);
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer)
+      blocks_[layer].forward(pass, activations_.block(layer));
+    head_.forward(pass, activations_.final_rows(), activations_.final_norm(), Sample<T>{logits});
+    feed_.release(engine_.compute());
+    cached_ = pass.position + count;
+
+    std::vector<T> copy(static_cast<std::size_t>(context_.config.vocab_size));
+    context_.device.copy_async(engine_.compute(), copy.data(), logits, copy.size() * sizeof(T));
+    context_.device.synchronize(engine_.compute());
+    std::vector<float> values(copy.size());
+    for (std::size_t i = 0; i < copy.size(); ++i) values[i] = static_cast<float>(copy[i]);
+    return values;
+  }
+
+  /// The logits (V) that follow a text of `count` tokens.
+  std::vector<float> logits(std::int32_t const* tokens, std::int64_t count) {
+    restart();
+    return extend(tokens, count);
+  }
+
+ private:
+  static ActivationPlan make_plan(GptConfig const& config, std::int64_t batch, std::int64_t length,
+                                  GptOptions const& options) {
+    config.validate();
+    if (batch < 1 || length < 1 || length > config.block_size) {
+      fsdp::fail<fsdp::ConfigError>("model: {} sequences of {} tokens, with a block size of {}", batch, length,
+                                    config.block_size);
+    }
+    if (options.panel < 1) fsdp::fail<fsdp::ConfigError>("model: attention panels of {} rows", options.panel);
+    ActivationPlan plan;
+    plan.batch = batch;
+    plan.sequence = length;
+    plan.training = options.training;
+    plan.recompute = options.training && options.recompute;
+    plan.dropout = config.dropout;
+    plan.panel = options.panel;
+    plan.attention_elements = options.attention_elements;
+    plan.logits_elements = options.logits_elements;
+    return plan;
+  }
+  static std::vector<Block<Device, T>> make_blocks(Context<Device, T> const& context) {
+    std::vector<Block<Device, T>> blocks;
+    for (std::int64_t layer = 0; layer < context.config.n_layer; ++layer) blocks.emplace_back(context, layer);
+    return blocks;
+  }
+
+  double* train_loss() const { return scalars_.template as<double>(); }
+  double* evaluation_loss() const { return scalars_.template as<double>() + 1; }
+
+  Pass whole_pass() const {
+    Pass pass;
+    pass.batch = plan_.batch;
+    pass.length = pass.capacity = plan_.sequence;
+    return pass;
+  }
+  typename TokenFeed<Device>::Batch begin(std::int32_t const* tokens, std::int32_t const* targets, Pass const& pass) {
+    cached_ = 0;  // the qkv buffers are about to change
+    auto const ids = feed_.upload(engine_.compute(), tokens, targets, pass.rows());
+    embedding_.forward(pass, ids.tokens, activations_.embedded());
+    return ids;
+  }
+  double take(double* sum) {
+    double value = 0;
+    context_.device.copy_async(engine_.compute(), &value, sum, sizeof value);
+    context_.device.zero_async(engine_.compute(), sum, sizeof value);
+    context_.device.synchronize(engine_.compute());
+    return value;
+  }
+
+  E& engine_;
+  ActivationPlan plan_;
+  GptOptions options_;
+  Gemm<Device> gemm_;
+  Activations<Device, T> activations_;
+  Context<Device, T> context_;
+  TokenFeed<Device> feed_;
+  fsdp::AccountedMemory<Device const> scalars_;  // training loss, evaluation loss
+  fsdp::AccountedMemory<Device const> sampled_;  // (V)
+  decltype(std::declval<E&>().add_unit("")) root_;
+  decltype(std::declval<E&>().shard(std::declval<Embedding<Device, T>>(), "")) embedding_;
+  decltype(std::declval<E&>().shard(std::declval<std::vector<Block<Device, T>>>(), "")) blocks_;
+  decltype(std::declval<E&>().shard(std::declval<Head<Device, T>>(), "")) head_;
+  std::uint64_t micro_step_ = 0;
+  std::int64_t evaluations_ = 0;
+  std::int64_t cached_ = 0;
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// GELU, biases and residual additions, and sums.
+#pragma once
+
+#include <cstdint>
+
+#include "common.hpp"
+
+namespace nanogpt {
+
+namespace detail {
+
+struct Gelu {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A* y, std::int64_t n) const {
+    std::int64_t const begin = index * chunk_elements;
+    block.each(
+        chunk_length(n, index), y + begin, [](Compute<A> v) { return fsdp::math::gelu(v); }, x + begin);
+  }
+};
+
+struct GeluBackward {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A const* dy, A* dx,
+                          std::int64_t n) const {
+    using T = Compute<A>;
+    std::int64_t const begin = index * chunk_elements;
+    block.each(
+        chunk_length(n, index), dx + begin, [](T v, T g) { return g * fsdp::math::gelu_derivative(v); }, x + begin,
+        dy + begin);
+  }
+};
+
+struct Add {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* a, A const* b, A* out,
+                          std::int64_t n) const {
+    using T = Compute<A>;
+    std::int64_t const begin = index * chunk_elements;
+    block.each(
+        chunk_length(n, index), out + begin, [](T left, T right) { return left + right; }, a + begin, b + begin);
+  }
+};
+
+struct BiasAdd {
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A* x, W const* bias, std::int64_t columns) const {
+    using T = Compute<A>;
+    block.update(
+        columns, [](T& v, Compute<W> b) { v += static_cast<T>(b); }, x + row * columns, bias);
+  }
+};
+
+struct BiasGelu {
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A* x, W const* bias, A* y, std::int64_t columns) const {
+    using T = Compute<A>;
+    block.update(
+        columns,
+        [](T& v, T& out, Compute<W> b) {
+          v += static_cast<T>(b);
+          out = fsdp::math::gelu(v);
+        },
+        x + row * columns, y + row * columns, bias);
+  }
+};
+
+struct BiasResidual {
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A const* residual, A const* x, W const* bias, A* out,
+                          std::int64_t columns) const {
+    using T = Compute<A>;
+    block.each(
+        columns, out + row * columns, [](T r, T v, Compute<W> b) { return r + (v + static_cast<T>(b)); },
+        residual + row * columns, x + row * columns, bias);
+  }
+};
+
+/// Partial sum (columns) of one chunk of rows.
+struct BiasBackward {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t chunk, A const* dy, std::int64_t rows, std::int64_t columns,
+                          Compute<A>* partials) const {
+    using T = Compute<A>;
+    T* const sum = partials + chunk * columns;
+    std::int64_t const begin = chunk * rows_per_chunk;
+    std::int64_t const end = rows < begin + rows_per_chunk ? rows : begin + rows_per_chunk;
+    block.each(
+        columns, sum, [](T g) { return g; }, dy + begin * columns);
+    block.sync();
+    std::int64_t row = begin + 1;
+    for (; row + 4 <= end; row += 4) {
+      A const* const g = dy + row * columns;
+      block.update(columns, AddTo{}, sum, g, g + columns, g + 2 * columns, g + 3 * columns);
+      block.sync();
+    }
+    for (; row < end; ++row) {
+      block.update(columns, AddTo{}, sum, dy + row * columns);
+      block.sync();
+    }
+  }
+};
+
+struct Sum {
+  template <class Block, class T>
+  FSDP_HD void operator()(Block const& block, std::int64_t, T const* x, std::int64_t n, double scale, double* out,
+                          bool add) const {
+    double const sum = scale * block.sum(
+                                   n, [](T v) { return static_cast<double>(v); }, x);
+    if (block.thread() == 0) *out = add ? *out + sum : sum;
+  }
+};
+
+}  // namespace detail
+
+/// y = gelu(x), n elements; the exact form.
+template <fsdp::Device D, class A>
+void gelu_forward(D const& device, typename D::Stream& stream, A const* x, A* y, std::int64_t n) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Gelu{}, x, y, n);
+}
+
+/// dx = dy * gelu'(x), n elements.
+template <fsdp::Device D, class A>
+void gelu_backward(D const& device, typename D::Stream& stream, A const* x, A const* dy, A* dx, std::int64_t n) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::GeluBackward{}, x, dy, dx, n);
+}
+
+/// out = a + b, n elements.
+template <fsdp::Device D, class A>
+void add(D const& device, typename D::Stream& stream, A const* a, A const* b, A* out, std::int64_t n) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Add{}, a, b, out, n);
+}
+
+/// x (rows, columns) += bias (columns). Null adds nothing.
+template <fsdp::Device D, class A, class W>
+void bias_add(D const& device, typename D::Stream& stream, A* x, W const* bias, std::int64_t rows,
+              std::int64_t columns) {
+  if (bias != nullptr) device.launch(stream, rows, detail::BiasAdd{}, x, bias, columns);
+}
+
+/// x (rows, columns) += bias (columns), y = gelu(x): x is kept for backward. A null bias adds nothing.
+/// @pre y is not x
+template <fsdp::Device D, class A, class W>
+void bias_gelu_forward(D const& device, typename D::Stream& stream, A* x, W const* bias, A* y, std::int64_t rows,
+                       std::int64_t columns) {
+  if (bias == nullptr) return gelu_forward(device, stream, static_cast<A const*>(x), y, rows * columns);
+  device.launch(stream, rows, detail::BiasGelu{}, x, bias, y, columns);
+}
+
+/// out (rows, columns) = residual + x + bias (columns). A null bias adds nothing.
+template <fsdp::Device D, class A, class W>
+void bias_residual_forward(D const& device, typename D::Stream& stream, A const* residual, A const* x, W const* bias,
+                           A* out, std::int64_t rows, std::int64_t columns) {
+  if (bias == nullptr) return add(device, stream, residual, x, out, rows * columns);
+  device.launch(stream, rows, detail::BiasResidual{}, residual, x, bias, out, columns);
+}
+
+/// Elements of Compute<A> that bias_backward needs as scratch.
+constexpr std::int64_t bias_partials(std::int64_t rows, std::int64_t columns) {
+  return detail::row_chunks(rows) * columns;
+}
+
+/// bias_gradient (columns) += column sums of dy (rows, columns). A null gradient: nothing.
+/// @param partials  bias_partials(rows, columns) elements of scratch
+template <fsdp::Device D, class A, class G>
+void bias_backward(D const& device, typename D::Stream& stream, A const* dy, std::int64_t rows, std::int64_t columns,
+                   G* bias_gradient, Compute<A>* partials) {
+  if (rows == 0 || bias_gradient == nullptr) return;
+  auto const chunks = detail::row_chunks(rows);
+  device.launch(stream, chunks, detail::BiasBackward{}, dy, rows, columns, partials);
+  detail::add_partials(device, stream, partials, chunks, columns, columns, bias_gradient);
+}
+
+/// *out = scale * sum of x (n), or *out += it; summed in double.
+template <fsdp::Device D, class T>
+void sum(D const& device, typename D::Stream& stream, T const* x, std::int64_t n, double scale, double* out, bool add) {
+  device.launch(stream, 1, detail::Sum{}, x, n, scale, out, add);
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax cross-entropy over rows of logits, with its gradient in the same kernel.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common.hpp"
+
+namespace nanogpt {
+
+namespace detail {
+
+struct CrossEntropy {
+  template <class Block, class A, class Index>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A* logits, Index const* targets, Compute<A>* losses,
+                          std::int64_t vocabulary, std::int64_t padded, Compute<A> scale, bool gradient) const {
+    using T = Compute<A>;
+    A* const out = logits + row * padded;
+    A const* const in = out;
+    auto const zero = [](std::int64_t) { return T(0); };
+    auto const target = static_cast<std::int64_t>(targets[row]);
+    if (target < 0) {
+      if (block.thread() == 0) losses[row] = T(0);
+      if (gradient) block.each(padded, out, zero, fsdp::Indices{});
+      return;
+    }
+    T const chosen = fsdp::widen(in[target]);
+    T const largest = block.max(
+        vocabulary, [](T v) { return v; }, in);
+    auto const power = [=](T v) { return fsdp::math::exp_to_zero(v - largest); };
+    if (!gradient) {
+      T const sum = block.sum(vocabulary, power, in);
+      if (block.thread() == 0) losses[row] = fsdp::math::log(sum) + (largest - chosen);
+      return;
+    }
+    T sum;
+    if constexpr (std::is_same_v<A, T>) {
+      sum = block.each_sum(vocabulary, out, power, in);
+      T const factor = scale / sum;
+      block.each(
+          vocabulary, out, [=](T v) { return v * factor; }, in);
+    } else {
+      sum = block.sum(vocabulary, power, in);
+      T const factor = scale / sum;
+      block.each(
+          vocabulary, out, [=](T v) { return power(v) * factor; }, in);
+    }
+    block.each(padded - vocabulary, out + vocabulary, zero, fsdp::Indices{});
+    block.sync();
+    if (block.thread() == 0) {
+      losses[row] = fsdp::math::log(sum) + (largest - chosen);
+      // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.
+      out[target] = fsdp::narrow<A>((power(chosen) / sum - T(1)) * scale);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// losses (rows) = -log softmax(logits)[target], and the logits become scale * gradient of each loss.
+/// @param logits   (rows, padded): only the first `vocabulary` columns count; gradients of the others are 0
+/// @param targets  (rows), in [0, vocabulary); a negative one gives no loss and no gradient
+/// @param scale    usually 1 / number of counted rows
+template <fsdp::Device D, class A, class Index>
+void cross_entropy_backward(D const& device, typename D::Stream& stream, A* logits, Index const* targets,
+                            Compute<A>* losses, std::int64_t rows, std::int64_t vocabulary, std::int64_t padded,
+                            double scale) {
+  if (rows == 0) return;
+  device.launch(stream, rows, detail::CrossEntropy{}, logits, targets, losses, vocabulary, padded,
+                static_cast<Compute<A>>(scale), true);
+}
+
+/// losses (rows) alone; the logits stay as they are.
+template <fsdp::Device D, class A, class Index>
+void cross_entropy_forward(D const& device, typename D::Stream& stream, A* logits, Index const* targets,
+                           Compute<A>* losses, std::int64_t rows, std::int64_t vocabulary, std::int64_t padded) {
+  if (rows == 0) return;
+  device.launch(stream, rows, detail::CrossEntropy{}, logits, targets, losses, vocabulary, padded, Compute<A>(0),
+                false);
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dropout with counter-based masks: nothing is stored, backward draws the same mask again.
+#pragma once
+
+#include <cstdint>
+
+#include "common.hpp"
+#include "fsdp/random.hpp"
+
+namespace nanogpt {
+
+/// Which elements are dropped: a function of the seed, the site and an element's index alone. Neither sharding nor
+/// recomputation changes it.
+struct DropoutMask {
+  float probability = 0.0f;  ///< of dropping, below 1
+  std::uint64_t seed = 0;    ///< of the run
+  std::uint64_t step = 0;    ///< micro-step, below 2^40
+  std::uint32_t site = 0;    ///< layer and place in it, below 2^24
+
+  FSDP_HD fsdp::RandomSequence sequence() const { return {seed, step << 24 | site}; }
+};
+
+namespace detail {
+
+/// Random words to the factors of kept and dropped elements.
+struct DropoutFactors {
+  float probability, kept;
+  FSDP_HD float one(std::uint32_t word) const { return fsdp::uniform_below_one(word) < probability ? 0.0f : kept; }
+  FSDP_HD fsdp::Four<float> operator()(fsdp::Words w) const { return {one(w.a), one(w.b), one(w.c), one(w.d)}; }
+};
+
+template <class Block, class A>
+FSDP_HD void drop(Block const& block, A const* in, A* out, std::int64_t n, DropoutMask const& mask,
+                  std::int64_t first) {
+  DropoutFactors const factors{mask.probability, 1.0f / (1.0f - mask.probability)};
+  fsdp::each_random(block, n, mask.sequence(), first, factors, [=](std::int64_t i, float factor) {
+    out[i] = fsdp::narrow<A>(fsdp::widen(in[i]) * static_cast<Compute<A>>(factor));
+  });
+}
+
+struct Dropout {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* in, A* out, std::int64_t n, DropoutMask mask,
+                          std::int64_t first) const {
+    std::int64_t const begin = index * chunk_elements;
+    drop(block, in + begin, out + begin, chunk_length(n, index), mask, first + begin);
+  }
+};
+
+struct DropoutRows {
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A const* in, A* out, std::int64_t rows,
+                          std::int64_t columns, DropoutMask mask, std::int64_t first, std::int64_t panel_stride,
+                          std::int64_t row_stride) const {
+    drop(block, in + row * columns, out + row * columns, columns, mask,
+         first + row / rows * panel_stride + row % rows * row_stride);
+  }
+};
+
+}  // namespace detail
+
+/// out = in where kept, scaled by 1 / (1 - probability), else 0. The same call on gradients is backward.
+/// @param first  index of element 0 in the mask
+template <fsdp::Device D, class A>
+void dropout(D const& device, typename D::Stream& stream, A const* in, A* out, std::int64_t n, DropoutMask mask,
+             std::int64_t first) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Dropout{}, in, out, n, mask, first);
+}
+
+/// The same for panels (panels, rows, columns) of a larger array: element (p, r, c) has the mask's index
+/// first + p * panel_stride + r * row_stride + c, however the work is cut into panels.
+template <fsdp::Device D, class A>
+void dropout_panels(D const& device, typename D::Stream& stream, A const* in, A* out, std::int64_t panels,
+                    std::int64_t rows, std::int64_t columns, DropoutMask mask, std::int64_t first,
+                    std::int64_t panel_stride, std::int64_t row_stride) {
+  if (panels * rows == 0) return;
+  device.launch(stream, panels * rows, detail::DropoutRows{}, in, out, rows, columns, mask, first, panel_stride,
+                row_stride);
+}
+
+}  // namespace nanogpt

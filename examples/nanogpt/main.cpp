@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt: prepare a text, train a GPT sharded over ranks, sample from it, measure it.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "commands.hpp"
+#include "config_files.hpp"
+#include "fsdp/error.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+namespace {
+
+constexpr int usage_error = 2;
+
+/// A subcommand as CLI11 sees it. Values stay texts: `assign` reads them, so that messages are the same everywhere.
+struct Subcommand {
+  Command command{};
+  CLI::App* app = nullptr;
+  std::vector<std::string> configs{};
+  std::map<std::string, std::string> values{};
+};
+
+std::string shipped_names() {
+  std::vector<std::string_view> names;
+  for (auto const& file : shipped_configs()) names.push_back(file.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string const& help) {
+  sub.app = app.add_subcommand(name, help);
+  sub.app->allow_extras();
+  if (sub.command != Command::prepare)
+    sub.app->add_option("config", sub.configs, "config files, or shipped configs: " + shipped_names())->type_name("FILE");
+  for (auto const& setting : all_settings()) {
+    if (!setting.exists_in(sub.command)) continue;
+    auto help_text = std::string(setting.help);
+    if (auto const otherwise = setting.text_of(defaults(sub.command)); !otherwise.empty()) help_text += fmt::format(" [{}]", otherwise);
+    sub.app->add_option(fmt::format("--{}", setting.name), sub.values[std::string(setting.name)], help_text)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+        ->type_name(setting.expected());
+  }
+}
+
+/// CLI11 would take the next argument for the value of "--name=".
+void reject_empty_values(int argc, char** argv) {
+  for (int index = 1; index < argc; ++index) {
+    std::string_view const argument = argv[index];
+    if (!argument.starts_with("--") || argument.find('=') != argument.size() - 1) continue;
+    auto const name = argument.substr(2, argument.size() - 3);
+    auto const* setting = find_setting(name);
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", name,
+                                  setting == nullptr ? std::string("a setting of that name") : setting->expected());
+  }
+}
+
+Settings read_settings(Subcommand const& sub) {
+  for (auto const& extra : sub.app->remaining()) {
+    auto const name = extra.substr(extra.find_first_not_of('-') == std::string::npos ? 0 : extra.find_first_not_of('-'));
+    fsdp::fail<fsdp::ConfigError>("'{}': expected a setting of '{}' (see nanogpt {} --help), got '{}'",
+                                  name.substr(0, name.find('=')), sub.app->get_name(), sub.app->get_name(), extra);
+  }
+  Settings settings = defaults(sub.command);
+  for (auto const& config : sub.configs) apply_config_file(settings, config);
+  for (auto const& [name, text] : sub.values)
+    if (sub.app->count("--" + name) != 0) assign(settings, *find_setting(name), text, "command line");
+  return settings;
+}
+
+/// Reads the command line. @return nullopt if it asked for nothing but help; then `code` is the exit code
+std::optional<Settings> parse(int argc, char** argv, Command& command, int& code) {
+  CLI::App app{"Trains a GPT with fsdp: fully sharded data parallel training in C++."};
+  app.name("nanogpt");
+  app.require_subcommand(1);
+  std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample}, {Command::bench}};
+  add(app, subs[0], "prepare", "turn a text file into token files, character by character");
+  add(app, subs[1], "train", "train a model");
+  add(app, subs[2], "sample", "let a trained model write");
+  add(app, subs[3], "bench", "measure training speed and memory");
+  reject_empty_values(argc, argv);
+  if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got nothing");
+  bool const known = std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
+  if (argv[1][0] != '-' && !known)
+    fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got '{}'", argv[1]);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& error) {
+    if (error.get_exit_code() != 0) throw;
+    code = app.exit(error);
+    return std::nullopt;
+  }
+  auto const& chosen = *std::find_if(subs.begin(), subs.end(), [](Subcommand const& sub) { return sub.app->parsed(); });
+  command = chosen.command;
+  return read_settings(chosen);
+}
+
+/// Runs what may throw; the exit code of a failure is never 0.
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    return body();
+  } catch (CLI::ParseError const& error) {
+    report_error(error.what());
+    return usage_error;
+  } catch (fsdp::ConfigError const& error) {
+    report_error(error.what());
+    return usage_error;
+  } catch (std::bad_alloc const&) {
+    report_error("out of memory");
+  } catch (std::exception const& error) {
+    report_error(error.what());
+  }
+  return EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace nanogpt
+
+int main(int argc, char** argv) {
+  using namespace nanogpt;
+  std::optional<Settings> settings;
+  Command command{};
+  int code = guarded([&] {
+    int help_code = EXIT_SUCCESS;
+    settings = parse(argc, argv, command, help_code);
+    return help_code;
+  });
+  if (!settings) return code;
+  switch (command) {
+    case Command::prepare: return guarded([&] { return run_prepare(*settings); });
+    case Command::sample: return guarded([&] { return run_sample(*settings); });
+    case Command::train:
+    case Command::bench: return run_training(*settings, command, {argc, argv});
+  }
+  return EXIT_FAILURE;
+}

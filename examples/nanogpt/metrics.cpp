@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run reports.
+#include "metrics.hpp"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <numbers>
+#include <system_error>
+#include <vector>
+
+#include "fsdp/error.hpp"
+
+namespace nanogpt {
+namespace {
+
+std::string json_number(double value) { return std::isfinite(value) ? fmt::format("{:.17g}", value) : "null"; }
+
+}  // namespace
+
+std::string with_commas(std::int64_t value) {
+  auto text = fmt::format("{}", value);
+  std::size_t const first = value < 0 ? 1 : 0;
+  for (auto at = text.size(); at > first + 3; at -= 3) text.insert(at - 3, 1, ',');
+  return text;
+}
+
+double learning_rate(Settings const& s, std::int64_t iteration) {
+  if (!s.decay_lr) return s.learning_rate;
+  auto const it = static_cast<double>(iteration);
+  auto const warmup = static_cast<double>(s.warmup_iters), end = static_cast<double>(s.lr_decay_iters);
+  if (iteration < s.warmup_iters) return s.learning_rate * (it + 1.0) / (warmup + 1.0);
+  if (iteration > s.lr_decay_iters || s.lr_decay_iters <= s.warmup_iters) return s.min_lr;
+  double const ratio = (it - warmup) / (end - warmup);
+  return s.min_lr + 0.5 * (1.0 + std::cos(std::numbers::pi * ratio)) * (s.learning_rate - s.min_lr);
+}
+
+std::string line(IterationReport const& r) {
+  return fmt::format("iter {}: loss {:.4f}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
+                     r.iteration, r.loss, r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
+                     with_commas(std::llround(r.tokens_per_second)), static_cast<double>(r.memory_bytes) / 1e9);
+}
+
+std::string line(EvaluationReport const& r) {
+  return fmt::format("step {}: train loss {:.4f}, val loss {:.4f}", r.iteration, r.train_loss, r.val_loss);
+}
+
+std::string json(IterationReport const& r) {
+  return fmt::format(
+      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{},"total_time_s":{},"tokens_per_s":{},"mfu":{},"mem_bytes":{}}})",
+      r.iteration, json_number(r.loss), json_number(r.learning_rate), json_number(r.seconds * 1e3), json_number(r.total_seconds),
+      json_number(r.tokens_per_second), json_number(r.mfu), r.memory_bytes);
+}
+
+std::string json(EvaluationReport const& r) {
+  return fmt::format(R"({{"kind":"eval","iter":{},"train_loss":{},"val_loss":{},"lr":{},"mfu":{}}})", r.iteration,
+                     json_number(r.train_loss), json_number(r.val_loss), json_number(r.learning_rate), json_number(r.mfu));
+}
+
+JsonLog::JsonLog(std::string_view setting, std::string const& file) : name_(file) {
+  if (file.empty()) return;
+  file_ = std::fopen(file.c_str(), "w");
+  if (file_ == nullptr)
+    fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' cannot be written: {}", setting, file, std::generic_category().message(errno));
+}
+
+JsonLog::~JsonLog() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void JsonLog::write(std::string_view object) {
+  if (file_ == nullptr) return;
+  fmt::print(file_, "{}\n", object);
+  if (std::fflush(file_) != 0)
+    fsdp::fail<fsdp::ResourceError>("'{}' cannot be written: {}", name_, std::generic_category().message(errno));
+}
+
+std::int64_t pss_bytes() {
+  std::ifstream stream("/proc/self/smaps_rollup");
+  for (std::string text; std::getline(stream, text);)
+    if (text.starts_with("Pss:")) return std::stoll(text.substr(4)) * 1024;
+  return 0;
+}
+
+BlasInfo blas_info() {
+  BlasInfo info;
+  info.core = openblas_get_corename();
+  info.threads = openblas_get_num_threads();
+#if defined(__x86_64__)
+  bool const wide = info.core == "SkylakeX" || info.core == "Cooperlake" || info.core == "SapphireRapids";
+  info.wider_idle = !wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
+#endif
+  return info;
+}
+
+double measure_sgemm_peak() {
+  using Clock = std::chrono::steady_clock;
+  constexpr int n = 512;
+  std::vector<float> a(n * n, 1.0f), b(n * n, 0.5f), c(n * n, 0.0f);
+  auto const product = [&] {
+    auto const start = Clock::now();
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n);
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  double best = product();  // also warms up
+  auto const begin = Clock::now();
+  while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
+  return 2.0 * n * n * n / best;
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run reports: schedule of the learning rate, speed, utilisation, memory, and the lines that say so.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// 491520 as "491,520".
+std::string with_commas(std::int64_t value);
+
+/// Learning rate of an iteration: linear warm-up, cosine decay to min_lr, then min_lr; constant without decay_lr.
+double learning_rate(Settings const& settings, std::int64_t iteration);
+
+/// Model FLOP utilisation, smoothed.
+class MfuMeter {
+ public:
+  /// @param flop_per_iteration,peak  FLOP, and FLOP per second, of all ranks together
+  MfuMeter(double flop_per_iteration, double peak) : flop_(flop_per_iteration), peak_(peak) {}
+
+  /// Enters an iteration that was logged. The first five of a run are not counted.
+  void add(std::int64_t local_iteration, double seconds) {
+    if (local_iteration < 5) return;
+    double const now = of(seconds);
+    running_ = running_ == -1.0 ? now : 0.9 * running_ + 0.1 * now;
+  }
+  double of(double seconds) const { return flop_ / seconds / peak_; }
+  /// As a fraction; -1 until it is known.
+  double value() const { return running_; }
+
+ private:
+  double flop_, peak_;
+  double running_ = -1.0;
+};
+
+/// A logged iteration.
+struct IterationReport {
+  std::int64_t iteration = 0;
+  double loss = 0;
+  double seconds = 0;        ///< of this iteration, without evaluation and checkpoint
+  double mfu = -1;           ///< fraction
+  double learning_rate = 0;
+  double total_seconds = 0;  ///< since training began
+  double tokens_per_second = 0;
+  std::int64_t memory_bytes = 0;
+};
+
+/// A logged evaluation.
+struct EvaluationReport {
+  std::int64_t iteration = 0;
+  double train_loss = 0, val_loss = 0;
+  double learning_rate = 0;
+  double mfu = -1;
+};
+
+std::string line(IterationReport const& report);
+std::string line(EvaluationReport const& report);
+/// One JSON object each, numbers with 17 digits; a number that is not finite becomes null.
+std::string json(IterationReport const& report);
+std::string json(EvaluationReport const& report);
+
+/// A file of JSON objects, one per line. Without a name it does nothing.
+class JsonLog {
+ public:
+  JsonLog() = default;
+  /// @param setting  the setting that names the file, for messages
+  /// @throws fsdp::ConfigError if the file cannot be written
+  JsonLog(std::string_view setting, std::string const& file);
+  JsonLog(JsonLog const&) = delete;
+  JsonLog& operator=(JsonLog const&) = delete;
+  ~JsonLog();
+
+  void write(std::string_view object);
+
+ private:
+  std::string name_;
+  std::FILE* file_ = nullptr;
+};
+
+/// Proportional set size of this process: shared pages count in parts. 0 where the system does not tell.
+std::int64_t pss_bytes();
+
+/// The BLAS that host runs use.
+struct BlasInfo {
+  std::string core;         ///< kernel set, such as "SkylakeX"
+  int threads = 1;
+  bool wider_idle = false;  ///< the processor has AVX-512, the kernel set does not use it
+};
+BlasInfo blas_info();
+
+/// Highest fp32 matrix-product rate of this process, FLOP per second, measured for about 50 ms.
+double measure_sgemm_peak();
+
+}  // namespace nanogpt

@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# From a fresh clone to a trained character-level GPT and a sample of what it writes.
+#
+#   ./examples/nanogpt/run.sh [--data FILE] [trainer settings...]
+#
+# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, samples.
+# A second run skips what is done. Trainer settings override the defaults, e.g. --max_iters=500 --strategy=ddp.
+#   RANKS=2     ranks to start          JOBS=2   compilers at a time
+#   WORK=DIR    where data and models go (default: build/nanogpt-run)
+set -euo pipefail
+
+say() { printf '== %s\n' "$*"; }
+die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+called_from=$PWD
+ranks=${RANKS:-2}
+jobs=${JOBS:-2}
+work=${WORK:-$repository/build/nanogpt-run}
+
+data=
+settings=()
+while (($#)); do
+  case $1 in
+    --data) (($# > 1)) || die "--data needs a file"; data=$2; shift 2 ;;
+    --data=*) data=${1#--data=}; shift ;;
+    -h | --help) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) settings+=("$1"); shift ;;
+  esac
+done
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || die "RANKS=$ranks: expected a positive number"
+if [[ -n $data ]]; then
+  [[ $data == /* ]] || data=$called_from/$data
+  [[ -r $data ]] || die "--data: '$data' cannot be read"
+fi
+
+# --- what the build needs -----------------------------------------------------------------------------------------------
+packages=()
+need() { # need PACKAGE TEST...
+  local package=$1
+  shift
+  "$@" > /dev/null 2>&1 || packages+=("$package")
+}
+header() { local place; for place in /usr/include /usr/local/include /usr/include/*-linux-gnu; do [[ -e $place/$1 ]] && return 0; done; return 1; }
+need g++ command -v g++
+need cmake command -v cmake
+need make command -v make
+need openmpi-bin command -v mpirun
+need libopenmpi-dev command -v mpicxx
+need libfmt-dev header fmt/format.h
+need libcli11-dev header CLI/CLI.hpp
+need nlohmann-json3-dev header nlohmann/json.hpp
+need libopenblas-dev header cblas.h
+if ((${#packages[@]})); then
+  say "installing ${packages[*]}"
+  root=()
+  if ((EUID != 0)); then
+    command -v sudo > /dev/null || die "missing ${packages[*]}: install them, or run this where sudo is"
+    root=(sudo)
+  fi
+  command -v apt-get > /dev/null || die "missing ${packages[*]}: this system has no apt-get; install their counterparts"
+  "${root[@]}" apt-get update -q
+  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
+fi
+
+# --- build --------------------------------------------------------------------------------------------------------------
+preset=cpu
+if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then preset=cuda; fi
+say "building (preset $preset)"
+cd "$repository"
+cmake --preset "$preset" -DFSDP_BUILD_TESTS=OFF -DFSDP_BUILD_BENCHMARKS=OFF > /dev/null
+cmake --build "build/$preset" --target nanogpt -j "$jobs"
+nanogpt=$repository/build/$preset/examples/nanogpt/nanogpt
+mkdir -p "$work"
+cd "$work"
+
+# --- data ---------------------------------------------------------------------------------------------------------------
+shakespeare_url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+shakespeare_sha256=86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+is_shakespeare() { [[ -s $1 ]] && [[ $(sha256sum < "$1") == "$shakespeare_sha256 "* ]]; }
+fetch() { # fetch URL FILE
+  if command -v curl > /dev/null; then
+    curl --silent --fail --location --connect-timeout 10 --max-time 60 --output "$2" "$1"
+  elif command -v wget > /dev/null; then
+    timeout 60 wget --quiet --tries=1 --timeout=10 --output-document="$2" "$1"
+  else
+    return 1
+  fi
+}
+# The text of this repository, in an order that does not change.
+own_text() {
+  (
+    cd "$repository"
+    if ! git ls-files -z -- '*.md' '*.hpp' '*.cpp' 2> /dev/null | grep -qz .; then
+      find . -path ./build -prune -o \( -name '*.md' -o -name '*.hpp' -o -name '*.cpp' \) -type f -print0
+    else
+      git ls-files -z -- '*.md' '*.hpp' '*.cpp'
+    fi | LC_ALL=C sort -z | xargs -0 cat
+  )
+}
+
+if [[ -n $data ]]; then
+  text=$data
+  dataset=own_$(sha256sum < "$data" | cut -c1-12)
+else
+  text=$work/input.txt
+  dataset=shakespeare_char
+  if ! is_shakespeare "$text"; then
+    say "downloading the works of Shakespeare"
+    if fetch "$shakespeare_url" "$text.part" && is_shakespeare "$text.part"; then
+      mv "$text.part" "$text"
+    else
+      rm -f "$text.part"
+      say "NO DOWNLOAD (no network, or an unexpected file): training on the text of this repository instead"
+      text=$work/repository.txt
+      dataset=repository_text
+      own_text > "$text"
+    fi
+  fi
+fi
+if [[ $dataset == repository_text || ! -s data/$dataset/meta.json || ! -s data/$dataset/val.bin ]]; then
+  say "preparing data/$dataset"
+  "$nanogpt" prepare --dataset="$dataset" --data="$text"
+fi
+
+# --- train --------------------------------------------------------------------------------------------------------------
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
+if grep -qw avx512vl /proc/cpuinfo 2> /dev/null; then export OPENBLAS_CORETYPE=SkylakeX; fi
+if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+out_dir=out-$dataset
+for setting in ${settings[@]+"${settings[@]}"}; do
+  if [[ $setting == --out_dir=* ]]; then out_dir=${setting#--out_dir=}; fi
+done
+defaults=(train_shakespeare_char_cpu --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
+          --batch_size=6 --gradient_accumulation_steps="$ranks")
+launch=(mpirun -np "$ranks" --oversubscribe --bind-to none)
+if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
+if [[ $preset == cuda ]]; then launch=(); fi # GPUs are shared by the threads of one process
+if [[ $preset == cuda ]]; then defaults+=(--ranks="$ranks"); fi
+
+key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$(sha256sum < "data/$dataset/train.bin")" | sha256sum)
+if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then
+  say "$work/$out_dir holds the model of these settings: not training again"
+else
+  say "training on $ranks ranks, fully sharded"
+  rm -f "$out_dir/.trained"
+  ${launch[@]+"${launch[@]}"} "$nanogpt" train "${defaults[@]}" ${settings[@]+"${settings[@]}"}
+  if [[ -s $out_dir/model.safetensors ]]; then printf '%s\n' "$key" > "$out_dir/.trained"; fi
+fi
+
+# --- sample -------------------------------------------------------------------------------------------------------------
+[[ -s $out_dir/model.safetensors ]] || { say "no model was saved: nothing to sample"; exit 0; }
+say "a sample"
+"$nanogpt" sample --out_dir="$out_dir" --num_samples=1 --max_new_tokens=500

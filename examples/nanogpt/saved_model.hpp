@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folder of a trained model: model.safetensors, config.json, and a copy of the vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "config.hpp"
+#include "data.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// What config.json says beside the shape of the model.
+struct ModelState {
+  std::int64_t iteration = 0;
+  double train_loss = 0, val_loss = 0, best_val_loss = 0;
+};
+
+/// A saved model, without its weights.
+struct SavedModel {
+  GptConfig config;
+  ModelState state;
+  Meta meta;
+  std::filesystem::path weights;
+};
+
+/// Makes the folder, and proves that files can be written there by writing one and removing it.
+/// @throws fsdp::ConfigError naming the folder and why
+void prepare_out_dir(std::filesystem::path const& folder);
+
+/// Writes `text` under a temporary name, then renames it. @throws fsdp::ResourceError
+void replace_file(std::filesystem::path const& path, std::string_view text);
+
+/// Writes config.json and, if the data had a vocabulary, meta.json.
+void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
+                       Settings const& settings, Meta const& meta);
+
+/// Reads config.json and what it names; checks that the weights are there.
+/// @throws fsdp::ConfigError saying what is missing or wrong
+SavedModel open_saved_model(std::filesystem::path const& folder);
+
+inline constexpr std::string_view weights_name = "model.safetensors";
+
+}  // namespace nanogpt

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of settings, and the reading of their values.
+#include "settings.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+#include "config_files.hpp"
+#include "fsdp/error.hpp"
+
+namespace nanogpt {
+namespace {
+
+constexpr unsigned train = static_cast<unsigned>(Command::train);
+constexpr unsigned sample = static_cast<unsigned>(Command::sample);
+constexpr unsigned bench = static_cast<unsigned>(Command::bench);
+constexpr unsigned prepare = static_cast<unsigned>(Command::prepare);
+constexpr unsigned training = train | bench;
+constexpr unsigned computing = train | sample | bench;
+
+/// Adds one row; the type of the member picks the overload of the table's columns that make sense.
+class Table {
+ public:
+  Setting& add(std::string_view name, Setting::Member member, unsigned commands, std::string_view help) {
+    Setting row{};
+    row.name = name;
+    row.member = member;
+    row.commands = commands;
+    row.help = help;
+    rows.push_back(row);
+    return rows.back();
+  }
+  void text(std::string_view name, std::string Settings::*member, unsigned commands, std::string_view help) {
+    add(name, member, commands, help);
+  }
+  void optional_text(std::string_view name, std::string Settings::*member, unsigned commands, std::string_view help) {
+    add(name, member, commands, help).may_be_empty = true;
+  }
+  void choice(std::string_view name, std::string Settings::*member, unsigned commands, std::string_view help,
+              std::vector<std::string_view> choices) {
+    add(name, member, commands, help).choices = std::move(choices);
+  }
+  void flag(std::string_view name, bool Settings::*member, unsigned commands, std::string_view help) {
+    add(name, member, commands, help);
+  }
+  void count(std::string_view name, std::int64_t Settings::*member, unsigned commands, std::string_view help,
+             std::int64_t low = 1, std::int64_t high = 1'000'000'000) {
+    auto& row = add(name, member, commands, help);
+    row.low = static_cast<double>(low);
+    row.high = static_cast<double>(high);
+  }
+  void positive(std::string_view name, double Settings::*member, unsigned commands, std::string_view help) {
+    auto& row = add(name, member, commands, help);
+    row.low = 0;
+    row.low_excluded = true;
+  }
+  void non_negative(std::string_view name, double Settings::*member, unsigned commands, std::string_view help) {
+    add(name, member, commands, help).low = 0;
+  }
+  void fraction(std::string_view name, double Settings::*member, unsigned commands, std::string_view help) {
+    auto& row = add(name, member, commands, help);
+    row.low = 0;
+    row.high = 1;
+    row.high_excluded = true;
+  }
+
+  std::vector<Setting> rows;
+};
+
+std::vector<Setting> make_table() {
+  using S = Settings;
+  Table t;
+  t.text("out_dir", &S::out_dir, train | sample, "where checkpoints go and come from");
+  t.count("eval_interval", &S::eval_interval, train, "iterations between evaluations");
+  t.count("log_interval", &S::log_interval, train, "iterations between log lines");
+  t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each split");
+  t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
+  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train, "save at every evaluation, not only at a better one");
+  t.text("init_from", &S::init_from, train | sample, "where the weights come from: train from scratch, sample from resume");
+  t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
+  t.text("data", &S::data, prepare, "the text file to prepare");
+  t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
+          "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
+  t.count("batch_size", &S::batch_size, training, "sequences of a micro-step on one rank", 1, 1'000'000);
+  t.count("block_size", &S::block_size, training, "tokens of a sequence", 1, 1'000'000);
+  t.count("n_layer", &S::n_layer, training, "transformer blocks", 1, 10'000);
+  t.count("n_head", &S::n_head, training, "attention heads of a block", 1, 10'000);
+  t.count("n_embd", &S::n_embd, training, "width of the model", 1, 1'000'000);
+  t.fraction("dropout", &S::dropout, training, "probability of dropping an activation");
+  t.flag("bias", &S::bias, training, "biases in linear layers and norms");
+  t.positive("learning_rate", &S::learning_rate, train, "highest learning rate");
+  t.count("max_iters", &S::max_iters, train, "iterations to train");
+  t.non_negative("weight_decay", &S::weight_decay, train, "AdamW's decay, of tensors with two or more dimensions");
+  t.fraction("beta1", &S::beta1, train, "AdamW's decay of the first moment");
+  t.fraction("beta2", &S::beta2, train, "AdamW's decay of the second moment");
+  t.non_negative("grad_clip", &S::grad_clip, train, "largest gradient norm; 0: no clipping");
+  t.flag("decay_lr", &S::decay_lr, train, "let the learning rate follow its schedule");
+  t.count("warmup_iters", &S::warmup_iters, train, "iterations of linear warm-up", 0);
+  t.count("lr_decay_iters", &S::lr_decay_iters, train, "iteration at which the learning rate reaches min_lr");
+  t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
+  t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)", {"cpu", "cuda"});
+  t.choice("dtype", &S::dtype, training, "element type of the computation (default: float32)",
+           {"float32", "bfloat16", "float16"});
+  t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
+  t.count("ranks", &S::ranks, training, "ranks as threads of this process (without mpirun)", 1, 64);
+  t.positive("collective_timeout", &S::collective_timeout, training, "seconds after which a collective is given up");
+  t.choice("strategy", &S::strategy, training, "what is sharded",
+           {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
+  t.count("shard_group", &S::shard_group, training, "ranks per shard group of hybrid_shard");
+  t.count("prefetch", &S::prefetch, training, "units gathered ahead", 0, 1000);
+  t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
+  t.optional_text("log_json", &S::log_json, train, "file that gets a JSON object per logged line");
+  t.text("start", &S::start, sample, "the text to continue, or FILE:path");
+  t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
+  t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
+  t.positive("temperature", &S::temperature, sample, "below 1: less random");
+  t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
+  t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
+  return t.rows;
+}
+
+std::string number_text(double value) { return fmt::format("{}", value); }
+
+[[noreturn]] void reject(Setting const& setting, std::string_view text, std::string_view origin) {
+  fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got '{}' ({})", setting.name, setting.expected(), text, origin);
+}
+
+bool in_range(Setting const& setting, double value) {
+  return std::isfinite(value) && (setting.low_excluded ? value > setting.low : value >= setting.low) &&
+         (setting.high_excluded ? value < setting.high : value <= setting.high);
+}
+
+template <class Number>
+bool read_number(std::string_view text, Number& value) {
+  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+  auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+struct Reader {
+  Settings& settings;
+  Setting const& setting;
+  std::string_view text, origin;
+
+  void operator()(bool Settings::*member) const {
+    bool const yes = text == "true" || text == "True" || text == "1";
+    bool const no = text == "false" || text == "False" || text == "0";
+    if (!yes && !no) reject(setting, text, origin);
+    settings.*member = yes;
+  }
+  void operator()(std::int64_t Settings::*member) const {
+    std::int64_t value{};
+    if (!read_number(text, value) || !in_range(setting, static_cast<double>(value))) reject(setting, text, origin);
+    settings.*member = value;
+  }
+  void operator()(double Settings::*member) const {
+    double value{};
+    if (!read_number(text, value) || !in_range(setting, value)) reject(setting, text, origin);
+    settings.*member = value;
+  }
+  void operator()(std::string Settings::*member) const {
+    if (text.empty() && !setting.may_be_empty) reject(setting, text, origin);
+    if (!setting.choices.empty() && std::find(setting.choices.begin(), setting.choices.end(), text) == setting.choices.end())
+      reject(setting, text, origin);
+    settings.*member = std::string(text);
+  }
+};
+
+struct Writer {
+  Settings const& settings;
+  std::string operator()(bool Settings::*member) const { return settings.*member ? "true" : "false"; }
+  std::string operator()(std::int64_t Settings::*member) const { return fmt::format("{}", settings.*member); }
+  std::string operator()(double Settings::*member) const { return number_text(settings.*member); }
+  std::string operator()(std::string Settings::*member) const {
+    auto const& text = settings.*member;
+    return text == "\n" ? "newline" : text;
+  }
+};
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view blanks = " \t\r";
+  auto const first = text.find_first_not_of(blanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+/// The value of a config line: quoted (to the closing quote) or plain (to a comment).
+std::string_view line_value(std::string_view text, std::string_view where) {
+  text = trim(text);
+  if (!text.empty() && (text.front() == '\'' || text.front() == '"')) {
+    auto const close = text.find(text.front(), 1);
+    if (close == std::string_view::npos) fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
+    auto const rest = trim(text.substr(close + 1));
+    if (!rest.empty() && rest.front() != '#') fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
+    return text.substr(1, close - 1);
+  }
+  return trim(text.substr(0, text.find('#')));
+}
+
+}  // namespace
+
+std::string Setting::expected() const {
+  if (std::holds_alternative<bool Settings::*>(member)) return "true or false";
+  if (std::holds_alternative<std::string Settings::*>(member))
+    return choices.empty() ? std::string(may_be_empty ? "a text" : "a text that is not empty")
+                           : fmt::format("one of {}", fmt::join(choices, ", "));
+  bool const whole = std::holds_alternative<std::int64_t Settings::*>(member);
+  std::string words = whole ? "a whole number" : "a finite number";
+  if (std::isfinite(low))
+    words += low_excluded ? fmt::format(" above {}", number_text(low)) : fmt::format(" of at least {}", number_text(low));
+  if (std::isfinite(high) && (!whole || high < 1e9))
+    words += high_excluded ? fmt::format(" and below {}", number_text(high)) : fmt::format(" and at most {}", number_text(high));
+  return words;
+}
+
+std::string Setting::text_of(Settings const& settings) const { return std::visit(Writer{settings}, member); }
+
+Settings defaults(Command command) {
+  Settings settings;
+  if (command == Command::sample) settings.init_from = "resume";
+  return settings;
+}
+
+std::vector<Setting> const& all_settings() {
+  static std::vector<Setting> const table = make_table();
+  return table;
+}
+
+Setting const* find_setting(std::string_view name) {
+  for (auto const& setting : all_settings())
+    if (setting.name == name) return &setting;
+  return nullptr;
+}
+
+void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin) {
+  std::visit(Reader{settings, setting, text, origin}, setting.member);
+}
+
+void apply_config_text(Settings& settings, std::string_view text, std::string_view label) {
+  int number = 0;
+  while (!text.empty()) {
+    auto const end = std::min(text.find('\n'), text.size());
+    auto const line = trim(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    auto const where = fmt::format("{}, line {}", label, ++number);
+    if (line.empty() || line.front() == '#') continue;
+    auto const equals = line.find('=');
+    if (equals == std::string_view::npos)
+      fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, line);
+    auto const name = trim(line.substr(0, equals));
+    auto const* setting = find_setting(name);
+    if (setting == nullptr) fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}' (see nanogpt train --help)", where, name);
+    assign(settings, *setting, line_value(line.substr(equals + 1), where), where);
+  }
+}
+
+void apply_config_file(Settings& settings, std::string const& file) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(file, error)) {
+    std::ifstream stream(file, std::ios::binary);
+    std::string const text{std::istreambuf_iterator<char>(stream), {}};
+    if (!stream) fsdp::fail<fsdp::ConfigError>("config file '{}' cannot be read", file);
+    return apply_config_text(settings, text, file);
+  }
+  std::filesystem::path stem = std::filesystem::path(file).filename();
+  if (stem.extension() == ".py") stem = stem.stem();
+  std::vector<std::string_view> names;
+  for (auto const& shipped : shipped_configs()) {
+    if (stem == shipped.name) return apply_config_text(settings, shipped.text, file);
+    names.push_back(shipped.name);
+  }
+  fsdp::fail<fsdp::ConfigError>("config '{}': expected a file, or one of the shipped configs {}; got neither", file,
+                                fmt::join(names, ", "));
+}
+
+void check_together(Settings const& s, Command command, std::int64_t ranks) {
+  if (command == Command::prepare) {
+    if (s.data.empty()) fsdp::fail<fsdp::ConfigError>("setting 'data': expected the text file to prepare (--data=FILE), got nothing");
+    return;
+  }
+  if (command == Command::sample) {
+    if (s.init_from != "resume")
+      fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected resume (a model from out_dir)",
+                                    s.init_from);
+    return;
+  }
+  if (s.init_from != "scratch")
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected scratch", s.init_from);
+  if (s.gradient_accumulation_steps % ranks != 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got {}", ranks,
+        s.gradient_accumulation_steps);
+  if (s.n_embd % s.n_head != 0)
+    fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
+  if (s.strategy == "hybrid_shard") {
+    if (s.shard_group == 0)
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
+    if (ranks % s.shard_group != 0)
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks, s.shard_group);
+  } else if (s.shard_group != 0) {
+    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}", s.shard_group,
+                                  s.strategy);
+  }
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every setting of the trainer: its name, its default, what it may be, and where its value came from.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace nanogpt {
+
+/// The subcommands; a setting says in which of them it exists.
+enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8 };
+
+/// All settings with their defaults. Names are nanoGPT's where nanoGPT has one.
+struct Settings {
+  // files and reporting
+  std::string out_dir = "out";
+  std::int64_t eval_interval = 2000;
+  std::int64_t log_interval = 1;
+  std::int64_t eval_iters = 200;
+  bool eval_only = false;
+  bool always_save_checkpoint = true;
+  std::string init_from = "scratch";
+  std::string log_json;
+  // data
+  std::string dataset = "openwebtext";
+  std::string data;  ///< prepare: the text file
+  std::int64_t gradient_accumulation_steps = 40;
+  std::int64_t batch_size = 12;
+  std::int64_t block_size = 1024;
+  // model
+  std::int64_t n_layer = 12;
+  std::int64_t n_head = 12;
+  std::int64_t n_embd = 768;
+  double dropout = 0.0;
+  bool bias = false;
+  // optimizer
+  double learning_rate = 6e-4;
+  std::int64_t max_iters = 600000;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double grad_clip = 1.0;
+  bool decay_lr = true;
+  std::int64_t warmup_iters = 2000;
+  std::int64_t lr_decay_iters = 600000;
+  double min_lr = 6e-5;
+  // system
+  std::string device;  ///< empty: cuda if it was built and a GPU is there, else cpu
+  std::string dtype;   ///< empty: the device's default
+  std::int64_t seed = 1337;
+  std::int64_t ranks = 1;
+  double collective_timeout = 600.0;
+  // sharding
+  std::string strategy = "full_shard";
+  std::int64_t shard_group = 0;
+  std::int64_t prefetch = 1;
+  double bucket_mb = 25.0;
+  // sample
+  std::string start = "\n";
+  std::int64_t num_samples = 10;
+  std::int64_t max_new_tokens = 500;
+  double temperature = 0.8;
+  std::int64_t top_k = 200;
+  // bench
+  std::string json;
+};
+
+/// One row of the table of settings.
+struct Setting {
+  using Member = std::variant<bool Settings::*, std::int64_t Settings::*, double Settings::*, std::string Settings::*>;
+
+  std::string_view name;
+  Member member;
+  unsigned commands = 0;  ///< the Commands that have it, or-ed
+  std::string_view help;
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_excluded = false;
+  bool high_excluded = false;
+  bool may_be_empty = false;                    ///< texts only
+  std::vector<std::string_view> choices;        ///< texts only: the values allowed
+
+  bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
+  /// What a value must be, in words.
+  std::string expected() const;
+  /// The value in `settings`, as it would be written.
+  std::string text_of(Settings const& settings) const;
+};
+
+/// The defaults of a subcommand: those of Settings, but `sample` resumes.
+Settings defaults(Command command);
+
+/// The table, in the order of --help.
+std::vector<Setting> const& all_settings();
+/// @return nullptr if there is no setting of that name
+Setting const* find_setting(std::string_view name);
+
+/// Reads `text` into the setting. @param origin where the text comes from, for the message
+/// @throws fsdp::ConfigError naming the setting, what was expected and what came
+void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin);
+
+/// Applies the `name = value` lines of a config file; `#` begins a comment, quotes around a value are dropped.
+/// One file serves all subcommands, so it may set what only another of them reads.
+/// @param label  what messages call the file
+/// @throws fsdp::ConfigError naming file and line
+void apply_config_text(Settings& settings, std::string_view text, std::string_view label);
+
+/// Applies a config file: a path, or the name of a shipped config (with or without ".py").
+/// @throws fsdp::ConfigError if neither exists
+void apply_config_file(Settings& settings, std::string const& file);
+
+/// Checks what needs more than one setting at a time.
+/// @param ranks  ranks in the world
+/// @throws fsdp::ConfigError naming the settings
+void check_together(Settings const& settings, Command command, std::int64_t ranks);
+
+}  // namespace nanogpt

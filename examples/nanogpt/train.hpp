@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of `train` or `bench`: declared here, instantiated once per strategy in train_*.cpp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "fsdp/concepts.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// What all ranks of a run do.
+struct Job {
+  Settings settings;
+  Command command = Command::train;
+  std::string device;      ///< "cpu" or "cuda"
+  std::string world_kind;  ///< how ranks came about, in words
+};
+
+/// Runs one rank to its end.
+/// @return the exit code: not 0 if the ranks agreed before training that it cannot begin; rank 0 has then said why
+/// @note Collective: yes.
+template <fsdp::Strategy S, fsdp::Communicator C>
+int run_rank(C world, Job const& job);
+
+/// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.
+inline std::atomic<std::int64_t> current_iteration{-1};
+
+}  // namespace nanogpt

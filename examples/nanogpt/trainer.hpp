@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's model, optimizer and batches: a training step, and the loss of an evaluation.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "config.hpp"
+#include "data.hpp"
+#include "fsdp/fsdp.hpp"
+#include "gpt.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// The model that the settings describe. @throws fsdp::ConfigError if there is none
+inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size) {
+  GptConfig config;
+  config.n_layer = settings.n_layer;
+  config.n_head = settings.n_head;
+  config.n_embd = settings.n_embd;
+  config.block_size = settings.block_size;
+  config.vocab_size = vocab_size;
+  config.dropout = static_cast<float>(settings.dropout);
+  config.bias = settings.bias;
+  config.validate();
+  return config;
+}
+
+inline fsdp::EngineOptions engine_options(Settings const& settings) {
+  fsdp::EngineOptions options;
+  options.prefetch = static_cast<int>(settings.prefetch);
+  options.bucket_bytes = std::max<std::int64_t>(1, std::llround(settings.bucket_mb * 1048576.0));
+  options.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
+  options.seed = static_cast<std::uint64_t>(settings.seed);
+  return options;
+}
+
+inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
+  fsdp::AdamWOptions options;
+  options.lr = static_cast<float>(settings.learning_rate);
+  options.beta1 = static_cast<float>(settings.beta1);
+  options.beta2 = static_cast<float>(settings.beta2);
+  options.weight_decay = static_cast<float>(settings.weight_decay);
+  return options;
+}
+
+/// Where batches come from: token files, or, for a benchmark without data, nowhere in particular.
+struct BatchSource {
+  Dataset const* dataset = nullptr;  ///< nullptr: random tokens
+  std::int64_t vocab_size = 50304;
+  std::uint64_t seed = 0;            ///< the run's seed plus the rank: of batches and dropout
+
+  void fill(Split split, Draw draw, std::uint64_t batch, std::int64_t block_size, std::span<std::int32_t> inputs,
+            std::span<std::int32_t> targets) const {
+    if (dataset != nullptr) return fill_batch(dataset->split(split), seed, draw, batch, block_size, inputs, targets);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = static_cast<std::int32_t>(draw_offset(seed, draw, batch, 2 * i, vocab_size));
+      targets[i] = static_cast<std::int32_t>(draw_offset(seed, draw, batch, 2 * i + 1, vocab_size));
+    }
+  }
+};
+
+/// @tparam S  strategy    @tparam C  communicator
+template <fsdp::Strategy S, fsdp::Communicator C>
+class Trainer {
+ public:
+  using Engine = fsdp::Engine<S, C>;
+  using Device = typename C::Device;
+
+  /// @note Collective: yes: the engine is sealed here.
+  Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, GptConfig const& config, BatchSource const& source)
+      : settings_(settings),
+        config_(config),
+        source_(source),
+        micro_steps_(settings.gradient_accumulation_steps / mesh.size()),
+        inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
+        targets_(inputs_.size()),
+        engine_(mesh, engine_options(settings)),
+        model_(engine_, config_, settings.batch_size, settings.block_size, gpt_options(source.seed)),
+        adamw_(engine_, adamw_options(settings)) {}
+  Trainer(Trainer const&) = delete;
+  Trainer& operator=(Trainer const&) = delete;
+
+  /// One optimizer step.
+  /// @return this rank's mean loss over its micro-steps
+  /// @note Stream: waits for compute at the end. @note Collective: yes.
+  double step(std::int64_t iteration, double learning_rate) {
+    for (std::int64_t micro = 0; micro < micro_steps_; ++micro) {
+      // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
+      engine_.set_gradient_sync(S::shards_gradients || micro + 1 == micro_steps_);
+      auto const batch = static_cast<std::uint64_t>(iteration * micro_steps_ + micro);
+      fill(Split::train, Draw::training, batch);
+      model_.set_micro_step(batch);
+      model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps_));
+    }
+    if (settings_.grad_clip > 0) static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
+    adamw_.step(static_cast<float>(learning_rate));
+    return model_.read_loss();
+  }
+
+  /// Mean losses of both splits over eval_iters batches of every rank.
+  /// @note Collective: yes: every rank takes part.
+  std::array<double, 2> evaluate(std::int64_t iteration) {
+    std::vector<double> losses;
+    for (auto const split : {Split::train, Split::val}) {
+      for (std::int64_t k = 0; k < settings_.eval_iters; ++k) {
+        fill(split, split == Split::train ? Draw::train_loss : Draw::val_loss,
+             static_cast<std::uint64_t>(iteration * settings_.eval_iters + k));
+        model_.evaluate(inputs_.data(), targets_.data());
+      }
+      losses.push_back(model_.read_evaluation());
+    }
+    auto const mean = engine_.mean_over_ranks(losses);
+    return {mean[0], mean[1]};
+  }
+
+  Engine& engine() { return engine_; }
+  GptConfig const& config() const { return config_; }
+
+  /// Nanoseconds that compute has waited for communication so far. Where the device counts them.
+  std::uint64_t blocked_ns() const {
+    std::uint64_t sum = 0;
+    if constexpr (requires(Engine& engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); }) {
+      for (std::size_t site = 1; site < static_cast<std::size_t>(fsdp::WaitSite::count_); ++site)
+        sum += const_cast<Engine&>(engine_).compute().blocked_ns(static_cast<fsdp::WaitSite>(site));
+    }
+    return sum;
+  }
+
+ private:
+  static GptOptions gpt_options(std::uint64_t seed) {
+    GptOptions options;
+    options.seed = seed;
+    return options;
+  }
+  void fill(Split split, Draw draw, std::uint64_t batch) {
+    source_.fill(split, draw, batch, settings_.block_size, inputs_, targets_);
+  }
+
+  Settings settings_;
+  GptConfig config_;
+  BatchSource source_;
+  std::int64_t micro_steps_;
+  std::vector<std::int32_t> inputs_, targets_;
+  Engine engine_;
+  Gpt<Engine> model_;
+  fsdp::AdamW<Engine> adamw_;
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// The safetensors file format: a writer that streams and a reader that maps and trusts nothing.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fsdp/error.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::checkpoint {
+
+/// A tensor of a file: name, element type, extents.
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+
+  std::int64_t numel() const {
+    std::int64_t product = 1;
+    for (auto const extent : shape) product *= extent;
+    return product;
+  }
+};
+
+namespace detail {
+
+inline constexpr std::size_t length_bytes = 8;            ///< the header's length, little-endian, comes first
+inline constexpr std::uint64_t longest_header = 100'000'000;
+
+inline std::string_view format_name(DType type) {
+  switch (type) {
+    case DType::f32: return "F32";
+    case DType::bf16: return "BF16";
+    case DType::f16: return "F16";
+    case DType::f64: return "F64";
+    case DType::i64: return "I64";
+  }
+  return "?";
+}
+
+inline std::string system_text(int error) { return std::generic_category().message(error); }
+
+}  // namespace detail
+
+/// Writes a safetensors file tensor by tensor, in the order of `entries`. The file appears under its name only when
+/// `finish` has run; until then it is `path` + ".tmp", which the destructor removes.
+class SafetensorsWriter {
+ public:
+  /// @param metadata  texts for the header's "__metadata__"
+  /// @throws ConfigError if the file cannot be created; UsageError if a name occurs twice
+  SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries, std::map<std::string, std::string> const& metadata = {})
+      : path_(std::move(path)), temporary_(path_.string() + ".tmp"), entries_(std::move(entries)) {
+    auto const header = make_header(metadata);
+    file_ = std::fopen(temporary_.c_str(), "wb");
+    if (file_ == nullptr) fail<ConfigError>("'{}' cannot be created: {}", temporary_.string(), detail::system_text(errno));
+    unsigned char length[detail::length_bytes];
+    for (std::size_t i = 0; i < sizeof length; ++i) length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
+    put(length, sizeof length);
+    put(header.data(), header.size());
+  }
+  SafetensorsWriter(SafetensorsWriter const&) = delete;
+  SafetensorsWriter& operator=(SafetensorsWriter const&) = delete;
+  ~SafetensorsWriter() {
+    if (file_ == nullptr) return;
+    std::fclose(file_);
+    std::error_code ignored;
+    std::filesystem::remove(temporary_, ignored);
+  }
+
+  /// Writes the next tensor's values.
+  /// @throws UsageError if `name`, the type or the count is not that of the next entry; ResourceError if the disk refuses
+  template <class T>
+  void write(std::string_view name, std::span<T const> values) {
+    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' comes after the last of {}", path_.string(), name, entries_.size());
+    auto const& entry = entries_[next_];
+    FSDP_EXPECTS(entry.name == name, "'{}': tensor '{}' was to come next, '{}' came", path_.string(), entry.name, name);
+    FSDP_EXPECTS(entry.dtype == dtype_of<T> && entry.numel() == static_cast<std::int64_t>(values.size()),
+                 "'{}': tensor '{}' has {} x {}, {} x {} came", path_.string(), name, entry.numel(), fsdp::name(entry.dtype),
+                 values.size(), fsdp::name(dtype_of<T>));
+    put(values.data(), values.size_bytes());
+    ++next_;
+  }
+
+  /// Flushes to the disk and gives the file its name.
+  /// @throws UsageError if tensors are missing; ResourceError if the disk refuses
+  void finish() {
+    FSDP_EXPECTS(next_ == entries_.size(), "'{}': {} of {} tensors were written", path_.string(), next_, entries_.size());
+    bool const flushed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
+    int const error = errno;
+    bool const closed = std::fclose(std::exchange(file_, nullptr)) == 0;
+    std::error_code code;
+    if (flushed && closed) std::filesystem::rename(temporary_, path_, code);
+    if (flushed && closed && !code) return;
+    auto const why = code ? code.message() : detail::system_text(error);
+    std::filesystem::remove(temporary_, code);
+    fail<ResourceError>("'{}' cannot be written: {}", path_.string(), why);
+  }
+
+ private:
+  std::string make_header(std::map<std::string, std::string> const& metadata) const {
+    auto header = nlohmann::ordered_json::object();
+    if (!metadata.empty()) header["__metadata__"] = metadata;
+    std::int64_t offset = 0;
+    for (auto const& entry : entries_) {
+      FSDP_EXPECTS(!header.contains(entry.name), "'{}': tensor '{}' occurs twice", path_.string(), entry.name);
+      auto const end = offset + entry.numel() * static_cast<std::int64_t>(size_of(entry.dtype));
+      header[entry.name] = {{"dtype", detail::format_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+      offset = end;
+    }
+    auto text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // the data then begin on a multiple of 8 bytes
+    return text;
+  }
+  void put(void const* bytes, std::size_t count) {
+    if (count != 0 && std::fwrite(bytes, 1, count, file_) != count)
+      fail<ResourceError>("'{}' cannot be written: {}", temporary_.string(), detail::system_text(errno));
+  }
+
+  std::filesystem::path path_, temporary_;
+  std::vector<TensorEntry> entries_;
+  std::size_t next_ = 0;
+  std::FILE* file_ = nullptr;
+};
+
+/// A safetensors file, mapped and checked: header length, JSON, names, types, extents, and that the tensors' bytes cover
+/// the data exactly, without gap or overlap.
+class SafetensorsFile {
+ public:
+  /// @throws ConfigError naming the file and what is wrong with it
+  explicit SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
+    map();
+    try {
+      parse();
+    } catch (...) {
+      unmap();
+      throw;
+    }
+  }
+  SafetensorsFile(SafetensorsFile const&) = delete;
+  SafetensorsFile& operator=(SafetensorsFile const&) = delete;
+  ~SafetensorsFile() { unmap(); }
+
+  /// In the order of their bytes.
+  std::vector<TensorEntry> const& entries() const { return entries_; }
+  std::map<std::string, std::string> const& metadata() const { return metadata_; }
+  bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
+  /// @throws ConfigError if there is no such tensor
+  TensorEntry const& entry(std::string_view name) const { return entries_[find(name)]; }
+
+  /// Reads elements [first, first + out.size()) of an F32, BF16 or F16 tensor, as fp32.
+  /// @param shape  the extents that the tensor must have
+  /// @throws ConfigError if the tensor is missing or has another shape or type; UsageError if the range lies outside it
+  void read(std::string_view name, std::span<std::int64_t const> shape, std::int64_t first, std::span<float> out) const {
+    auto const index = find(name);
+    auto const& entry = entries_[index];
+    if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
+      wrong("tensor '{}': expected shape ({}), got ({})", name, fmt::join(shape, ", "), fmt::join(entry.shape, ", "));
+    FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
+                 "'{}': elements {} to {} of tensor '{}' with {}", path_.string(), first,
+                 first + static_cast<std::int64_t>(out.size()), name, entry.numel());
+    auto const* const from = data_ + begins_[index] + static_cast<std::size_t>(first) * size_of(entry.dtype);
+    switch (entry.dtype) {
+      case DType::f32: std::memcpy(out.data(), from, out.size_bytes()); return;
+      case DType::bf16: return widen<bf16>(from, out);
+      case DType::f16: return widen<fp16>(from, out);
+      case DType::f64:
+      case DType::i64: break;
+    }
+    wrong("tensor '{}': expected dtype F32, BF16 or F16, got {}", name, detail::format_name(entry.dtype));
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void wrong(fmt::format_string<Args...> text, Args&&... args) const {
+    fail<ConfigError>("'{}': {}", path_.string(), fmt::format(text, std::forward<Args>(args)...));
+  }
+  template <class T>
+  static void widen(std::byte const* from, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      T value;
+      std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+      out[i] = static_cast<float>(value);
+    }
+  }
+  std::size_t find(std::string_view name) const {
+    auto const found = index_.find(name);
+    if (found == index_.end()) wrong("there is no tensor '{}'", name);
+    return found->second;
+  }
+
+  void map() {
+    int const descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) wrong("cannot be opened: {}", detail::system_text(errno));
+    struct stat status {};
+    int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+    if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    if (error == 0) {
+      bytes_ = static_cast<std::size_t>(status.st_size);
+      if (bytes_ > 0) {
+        void* const address = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, descriptor, 0);
+        if (address == MAP_FAILED) error = errno;
+        if (address != MAP_FAILED) base_ = static_cast<std::byte const*>(address);
+      }
+    }
+    ::close(descriptor);
+    if (error != 0) wrong("cannot be read: {}", detail::system_text(error));
+  }
+  void unmap() {
+    if (base_ != nullptr) ::munmap(const_cast<std::byte*>(std::exchange(base_, nullptr)), bytes_);
+  }
+
+  void parse() {
+    if (bytes_ < detail::length_bytes) wrong("{} bytes are too few for a safetensors file", bytes_);
+    std::uint64_t length = 0;
+    for (std::size_t i = 0; i < detail::length_bytes; ++i) length |= static_cast<std::uint64_t>(base_[i]) << (8 * i);
+    if (length > detail::longest_header || length > bytes_ - detail::length_bytes)
+      wrong("a header of {} bytes does not fit a file of {}", length, bytes_);
+    auto const data_bytes = bytes_ - detail::length_bytes - length;
+    data_ = base_ + detail::length_bytes + length;
+
+    std::string_view const text(reinterpret_cast<char const*>(base_) + detail::length_bytes, length);
+    auto const header = parse_header(text);
+    struct Placed {
+      std::uint64_t begin, end;
+      TensorEntry entry;
+    };
+    std::vector<Placed> placed;
+    for (auto const& item : header.items()) {
+      if (item.key() == "__metadata__") {
+        read_metadata(item.value());
+        continue;
+      }
+      auto entry = read_entry(item.key(), item.value());
+      auto const& offsets = item.value()["data_offsets"];
+      if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+        wrong("tensor '{}': expected two 'data_offsets'", item.key());
+      auto const begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
+      if (begin > end || end > data_bytes)
+        wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
+      if (end - begin != static_cast<std::uint64_t>(entry.numel()) * size_of(entry.dtype))
+        wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), fmt::join(entry.shape, ", "),
+              detail::format_name(entry.dtype), end - begin);
+      placed.push_back({begin, end, std::move(entry)});
+    }
+    std::sort(placed.begin(), placed.end(), [](Placed const& a, Placed const& b) {
+      return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+    });
+    std::uint64_t covered = 0;
+    for (auto& tensor : placed) {
+      if (tensor.begin != covered)
+        wrong("tensor '{}' begins at byte {} of the data, {} was expected ({})", tensor.entry.name, tensor.begin, covered,
+              tensor.begin < covered ? "an overlap" : "a gap");
+      covered = tensor.end;
+      begins_.push_back(static_cast<std::size_t>(tensor.begin));
+      index_.emplace(tensor.entry.name, entries_.size());
+      entries_.push_back(std::move(tensor.entry));
+    }
+    if (covered != data_bytes) wrong("its tensors take {} bytes, the data have {}", covered, data_bytes);
+  }
+
+  nlohmann::json parse_header(std::string_view text) const {
+    if (text.empty() || text.front() != '{') wrong("its header does not begin with '{{'");
+    std::vector<std::set<std::string>> keys;
+    std::string twice;
+    auto const watch = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+      if (event == nlohmann::json::parse_event_t::object_start) keys.emplace_back();
+      if (event == nlohmann::json::parse_event_t::object_end) keys.pop_back();
+      if (event == nlohmann::json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
+        twice = value.get<std::string>();
+      return true;
+    };
+    auto header = nlohmann::json::parse(text, watch, false);
+    if (header.is_discarded() || !header.is_object()) wrong("its header is not a JSON object");
+    if (!twice.empty()) wrong("'{}' occurs twice in its header", twice);
+    return header;
+  }
+  void read_metadata(nlohmann::json const& value) {
+    if (!value.is_object()) wrong("expected an object '__metadata__'");
+    for (auto const& item : value.items()) {
+      if (!item.value().is_string()) wrong("expected a text for '{}' in '__metadata__'", item.key());
+      metadata_.emplace(item.key(), item.value().get<std::string>());
+    }
+  }
+  TensorEntry read_entry(std::string const& name, nlohmann::json const& value) const {
+    if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
+      wrong("tensor '{}': expected 'dtype', 'shape' and 'data_offsets'", name);
+    TensorEntry entry{name, DType::f32, {}};
+    auto const type = value["dtype"].is_string() ? value["dtype"].get<std::string>() : value["dtype"].dump();
+    bool known = false;
+    for (auto const candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64})
+      if (type == detail::format_name(candidate)) entry.dtype = candidate, known = true;
+    if (!known) wrong("tensor '{}': expected dtype F32, BF16, F16, F64 or I64, got {}", name, type);
+    if (!value["shape"].is_array()) wrong("tensor '{}': expected an array 'shape'", name);
+    std::uint64_t product = 1;
+    for (auto const& extent : value["shape"]) {
+      constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max() / 8;
+      if (!extent.is_number_unsigned()) wrong("tensor '{}': extent {} is not a whole number", name, extent.dump());
+      auto const count = extent.get<std::uint64_t>();
+      if (count > most || (count != 0 && product > most / count)) wrong("tensor '{}': its shape is too large", name);
+      product *= count;
+      entry.shape.push_back(static_cast<std::int64_t>(count));
+    }
+    return entry;
+  }
+
+  std::filesystem::path path_;
+  std::byte const* base_ = nullptr;
+  std::byte const* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::vector<TensorEntry> entries_;
+  std::vector<std::size_t> begins_;
+  std::map<std::string, std::size_t, std::less<>> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// A communicator whose ranks are threads of one process, over any device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/board.hpp"
+#include "fsdp/comm/pairwise.hpp"
+#include "fsdp/comm/seat.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::local {
+
+/// Model of fsdp::Communicator for ranks that are threads of one process.
+///
+/// Collectives are device copies, and kernels that sum peers' buffers, ordered by events. Enqueueing collective k waits
+/// until every peer has enqueued its k, never for device work: `stream wait` on a peer's event needs the event to be
+/// recorded, and what ranks disagree about (operation, count, type, unit, root) becomes an OrderError on every rank. A
+/// rank that fails makes every wait of the others throw a PeerError that names it.
+/// Sums run in the fixed pairwise tree over ranks (pairwise.hpp): results repeat bitwise and are equal on all ranks.
+template <fsdp::Device D>
+class Communicator {
+ public:
+  using Device = D;
+  using Stream = typename D::Stream;
+  static constexpr std::string_view name = "local";
+
+  /// Used by run(): takes `rank`'s place in a group. @note Collective: yes
+  Communicator(std::shared_ptr<detail::Board<D>> board, int rank, D const& device)
+      : household_(std::make_shared<detail::Household<D>>(device)), seat_(household_->sit(std::move(board), rank)) {}
+
+  Communicator(Communicator&&) noexcept = default;
+  Communicator& operator=(Communicator&& other) noexcept {
+    leave();
+    household_ = std::move(other.household_);
+    seat_ = std::move(other.seat_);
+    return *this;
+  }
+  /// Peers that still wait for this rank get a PeerError.
+  ~Communicator() { leave(); }
+
+  int rank() const { return seat_->rank(); }
+  int size() const { return seat_->size(); }
+  D const& device() const { return household_->device; }
+
+  /// Groups the ranks that pass the same color, numbered by key, then by rank.
+  /// @note Collective: yes; blocks
+  Communicator split(int color, int key) {
+    auto const requests = exchange(fmt::format("{} {}", color, key));
+    std::vector<std::pair<long, int>> members;  // (key, rank)
+    for (int peer = 0; peer < size(); ++peer) {
+      char* rest = nullptr;
+      long const its_color = std::strtol(requests[static_cast<std::size_t>(peer)].c_str(), &rest, 10);
+      if (its_color == color) members.emplace_back(std::strtol(rest, nullptr, 10), peer);
+    }
+    std::stable_sort(members.begin(), members.end());
+    int const founder = members.front().second;
+    auto& board = seat_->board();
+    if (rank() == founder) {
+      std::vector<int> world;
+      for (auto const& member : members) world.push_back(board.world_rank(member.second));
+      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world));
+    }
+    exchange("founded");
+    auto child = board.lane(founder).child;
+    exchange("joined");
+    if (rank() == founder) board.lane(rank()).child.reset();
+    auto const mine = std::find_if(members.begin(), members.end(), [&](auto const& m) { return m.second == rank(); });
+    return Communicator(household_, household_->sit(std::move(child), static_cast<int>(mine - members.begin())));
+  }
+
+  /// Device memory.
+  /// @throws ResourceError
+  void* allocate(std::size_t bytes) { return device().allocate(bytes); }
+  /// Returns memory, after peers have finished the collectives that this rank has enqueued and that may read it.
+  /// After a failure in the run the memory is kept until all ranks are gone.
+  /// @note Collective: no; may block until the device work of peers' enqueued collectives is done
+  void deallocate(void* memory, std::size_t bytes) noexcept {
+    household_->release(seat_->board().run(), memory, bytes);
+  }
+
+  /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    auto const sequence = begin<T>(stream, detail::Operation::all_gather, send, recv, count, 0, label);
+    auto* const own = recv + static_cast<std::size_t>(rank()) * count;
+    if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
+    seat_->for_peers([&](int peer) {
+      auto const& entry = seat_->peer_entry(peer, sequence);
+      if (count == 0) return;
+      device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
+      device().copy_async(stream, recv + static_cast<std::size_t>(peer) * count, entry.request.send, count * sizeof(T));
+    });
+    return seat_->finish(stream, sequence);
+  }
+
+  /// Slice r of the sum over ranks of `send` (size() * count elements) to rank r. In place: `recv == send + rank() *
+  /// count`.
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    auto const sequence = begin<T>(stream, detail::Operation::reduce_scatter, send, recv, count, 0, label);
+    wait_for_inputs(stream, sequence, count);
+    sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
+    return seat_->finish(stream, sequence);
+  }
+
+  /// The sum over ranks of `count` elements, to every rank. In place: `send == recv`.
+  ///
+  /// In place, each rank sums one segment of all inputs and copies the others' segments. Out of place, each rank sums
+  /// everything into `recv`, because peers may still read a rank's input, but never its result, after its collective.
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    auto const sequence = begin<T>(stream, detail::Operation::all_reduce, send, recv, count, 0, label);
+    wait_for_inputs(stream, sequence, count);
+    if (send != recv || size() == 1) {
+      sum(stream, sequence, send, 0, recv, count);
+      return seat_->finish(stream, sequence);
+    }
+    auto const [first, last] = segment(rank(), count);
+    sum(stream, sequence, send, first, recv + first, last - first);
+    seat_->publish_partial(stream, sequence);
+    seat_->for_peers([&](int peer) {
+      auto const& entry = seat_->await_partial(peer, sequence);
+      auto const [begin, end] = segment(peer, count);
+      if (begin == end) return;
+      device().wait(stream, entry.partial, WaitSite::collective_peer_partial);
+      device().copy_async(stream, recv + begin, static_cast<T const*>(entry.request.recv) + begin,
+                          (end - begin) * sizeof(T));
+    });
+    return seat_->finish(stream, sequence);
+  }
+
+  /// `count` elements of rank `root` to every rank, in place.
+  /// @throws UsageError if there is no rank `root`
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
+                 root, size());
+    auto const sequence = begin<T>(stream, detail::Operation::broadcast, data, data, count, root, label);
+    if (rank() != root && count != 0) {
+      auto const& entry = seat_->peer_entry(root, sequence);
+      device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
+      device().copy_async(stream, data, entry.request.send, count * sizeof(T));
+    }
+    return seat_->finish(stream, sequence);
+  }
+
+  /// Later work of `stream` waits until every peer has finished its part of the collective, so that this rank's input
+  /// may be overwritten. Any stream of the device. With a ticket more than 15 collectives old, waits for a later one.
+  /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { seat_->wait_for_peers(stream, ticket, site); }
+
+  /// Every rank's text, in rank order.
+  /// @note Collective: yes; blocks
+  std::vector<std::string> exchange(std::string text) { return seat_->exchange(std::move(text)); }
+
+ private:
+  Communicator(std::shared_ptr<detail::Household<D>> household, std::shared_ptr<detail::Seat<D>> seat)
+      : household_(std::move(household)), seat_(std::move(seat)) {}
+
+  void leave() noexcept {
+    if (seat_ != nullptr) seat_->leave();
+  }
+
+  template <class T>
+  std::uint64_t begin(Stream& stream, detail::Operation operation, T const* send, T* recv, std::size_t count, int root,
+                      Label label) {
+    FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
+                 rank(), name_of(operation), label.unit);
+    bool const in_place = operation == detail::Operation::all_reduce && send == recv;
+    detail::Request request{operation, dtype_of<T>, count, root, in_place, send, recv, {}, {}};
+    request.unit.assign(label.unit);
+    request.pass.assign(label.pass);
+    return seat_->begin(stream, request);
+  }
+  static std::string_view name_of(detail::Operation operation) { return detail::name(operation); }
+
+  void wait_for_inputs(Stream& stream, std::uint64_t sequence, std::size_t count) {
+    if (count == 0) return;
+    seat_->for_peers([&](int peer) {
+      device().wait(stream, seat_->peer_entry(peer, sequence).ready, WaitSite::collective_peer_ready);
+    });
+  }
+
+  /// to[i] = the sum over ranks of their input's element offset + i.
+  template <class T>
+  void sum(Stream& stream, std::uint64_t sequence, T const* own, std::size_t offset, T* to, std::size_t count) {
+    if (count == 0) return;
+    if (size() == 1) {
+      if (own + offset != to) device().copy_async(stream, to, own + offset, count * sizeof(T));
+      return;
+    }
+    std::array<T const*, pairwise::max_ranks> from{};
+    from[static_cast<std::size_t>(rank())] = own + offset;
+    seat_->for_peers([&](int peer) {
+      auto const& entry = seat_->peer_entry(peer, sequence);
+      from[static_cast<std::size_t>(peer)] = static_cast<T const*>(entry.request.send) + offset;
+    });
+    pairwise::launch_sum(device(), stream, from.data(), size(), to, static_cast<std::int64_t>(count));
+  }
+
+  /// The elements [first, second) of an all-reduce that `owner` sums: equal shares in multiples of 64 elements.
+  std::pair<std::size_t, std::size_t> segment(int owner, std::size_t count) const {
+    auto const ranks = static_cast<std::size_t>(size());
+    auto const index = static_cast<std::size_t>(owner);
+    std::size_t const share = ((count + ranks - 1) / ranks + 63) / 64 * 64;
+    return {std::min(count, index * share), std::min(count, (index + 1) * share)};
+  }
+
+  std::shared_ptr<detail::Household<D>> household_;
+  std::shared_ptr<detail::Seat<D>> seat_;
+};
+
+namespace detail {
+
+/// Runs `body` in one thread per rank; `device_of(rank)` is called in that thread.
+template <class D, class DeviceOf, class Body>
+void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
+  if (ranks < 1 || ranks > pairwise::max_ranks) {
+    fail<ConfigError>("a local run of {} ranks: 1 to {} are possible", ranks, pairwise::max_ranks);
+  }
+  auto const shared = std::make_shared<Run<D>>(ranks);
+  std::vector<int> world;
+  for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
+  auto board = std::make_shared<Board<D>>(shared, world);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
+  auto const live = [&](int rank) {
+    auto const failed = [&](std::string_view reason) {
+      errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      shared->poison(rank, reason);
+    };
+    try {
+      Communicator<D> communicator(board, rank, device_of(rank));
+      try {
+        if constexpr (std::is_invocable_v<Body&, Communicator<D>>) {
+          body(std::move(communicator));
+        } else {
+          body(communicator);
+        }
+      } catch (std::exception const& error) {
+        failed(error.what());
+      } catch (...) {
+        failed("an exception that is no std::exception");
+      }
+    } catch (std::exception const& error) {
+      failed(error.what());
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
+  } catch (std::exception const& error) {
+    auto const missing = static_cast<int>(threads.size());
+    errors[threads.size()] = std::make_exception_ptr(
+        ResourceError(fmt::format("cannot start the thread of rank {}: {}", missing, error.what())));
+    shared->poison(missing, "its thread could not be started");
+  }
+  for (auto& thread : threads) thread.join();
+  if (!shared->poisoned()) return;
+  auto const& first = errors[static_cast<std::size_t>(shared->failed_rank())];
+  if (first != nullptr) std::rethrow_exception(first);
+  for (auto const& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace detail
+
+/// Runs `body(communicator)` in `ranks` threads of this process, one per rank, and returns when all have ended.
+/// @param ranks 1 to 64
+/// @param device the device of every rank, or a callable that returns the device of the rank it is given
+/// @param body called concurrently, with an rvalue (or an lvalue) Communicator
+/// @throws what the first rank that failed threw
+template <class DeviceOrFactory, class Body>
+void run(int ranks, DeviceOrFactory const& device, Body&& body) {
+  if constexpr (fsdp::Device<DeviceOrFactory>) {
+    detail::run_ranks<DeviceOrFactory>(
+        ranks, [&](int) -> DeviceOrFactory const& { return device; }, body);
+  } else {
+    using D = std::remove_cvref_t<std::invoke_result_t<DeviceOrFactory const&, int>>;
+    detail::run_ranks<D>(ranks, device, body);
+  }
+}
+
+}  // namespace fsdp::local

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// A communicator of processes: shared memory inside a node, MPI across nodes and for start-up.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/mpi_collectives.hpp"
+#include "fsdp/comm/mpi_environment.hpp"
+#include "fsdp/comm/mpi_group.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/host/device.hpp"
+
+namespace fsdp::mpi {
+
+/// Model of fsdp::Communicator over processes. Memory from `allocate` is moved without copies between ranks of a node;
+/// any other memory works too, through a scratch area.
+///
+/// Reductions are sums in the fixed pairwise tree over ranks, wherever the ranks are: results are bitwise equal for any
+/// placement on nodes. Half precision is summed in fp32 and rounded once.
+/// @tparam D a device whose streams are host::Stream
+template <class D = host::Device>
+class BasicCommunicator {
+ public:
+  using Device = D;
+  using Stream = typename D::Stream;
+  static_assert(std::same_as<Stream, host::Stream>, "fsdp::mpi moves host memory on host streams");
+
+  /// All ranks of the run.
+  /// @note Collective: yes, over all ranks.
+  explicit BasicCommunicator(Environment const& environment, D device = {}, Options options = {})
+      : BasicCommunicator(make_world(environment, options), std::move(device)) {}
+
+  BasicCommunicator(BasicCommunicator&&) noexcept = default;
+  BasicCommunicator& operator=(BasicCommunicator&&) noexcept = default;
+  /// Releases this rank's share, once its enqueued collectives have run. Does not communicate.
+  ~BasicCommunicator() = default;
+
+  int rank() const { return state_->group->rank(); }
+  int size() const { return state_->group->size(); }
+  D const& device() const { return device_; }
+
+  /// Ranks of equal color form a new communicator, ordered by key, then by rank.
+  /// @pre color >= 0
+  /// @note Collective: yes, over this communicator; ends with shared memory for the new one (256 KiB per rank).
+  BasicCommunicator split(int color, int key) { return {state_->group->split(color, key), device_}; }
+
+  /// Zeroed memory that this communicator's collectives, and those of every communicator split from it, move without
+  /// copies: shared by the ranks of the node, aligned to the page.
+  /// @param bytes of this rank; all ranks of a node get room for the largest
+  /// @returns nullptr for 0 bytes on every rank of the node
+  /// @throws ResourceError on every rank if it cannot be had on any node
+  /// @note Collective: yes; blocks the calling thread.
+  void* allocate(std::size_t bytes) { return state_->group->allocate(bytes); }
+  /// Unmaps this rank's view of what one call of `allocate` gave to all ranks.
+  /// @pre collectives that use the memory, of this rank and of peers on its node, have completed on this rank
+  /// @note Collective: no.
+  void deallocate(void* memory, std::size_t) noexcept { state_->group->deallocate(memory); }
+
+  /// Gathers every rank's `count` elements, in rank order, into `receive` (size() * count elements).
+  /// @pre in place only with send == receive + rank() * count
+  /// @note Stream: peers may read `send` after this rank's completion, until wait_for_peers.
+  /// @note Collective: yes; each rank reads (size() - 1) * count elements of its peers.
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    return enqueue(stream, detail::Operation::all_gather, send, receive, {count, count, 0}, 0, label);
+  }
+
+  /// Sums rank slices: this rank gets the sum over ranks of slice rank() of their `send` (size() * count elements).
+  /// @pre in place only with receive == send + rank() * count
+  /// @note Stream: peers may read `send` after this rank's completion, until wait_for_peers.
+  /// @note Collective: yes; each rank reads count elements of every peer.
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    auto const ranks = static_cast<std::size_t>(size());
+    return enqueue(stream, detail::Operation::reduce_scatter, send, receive, {count, count * ranks, 0}, 0, label);
+  }
+
+  /// Sums `count` elements over all ranks; every rank gets the sum.
+  /// @pre in place only with send == receive
+  /// @note Stream: in place, peers may read the memory after this rank's completion, until wait_for_peers.
+  /// @note Collective: yes; a reduce-scatter and an all-gather of the parts, or one step up to 16 KiB.
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    return enqueue(stream, detail::Operation::all_reduce, send, receive, {count, count, count}, 0, label);
+  }
+
+  /// Copies `count` elements of rank `root` to all ranks, in place.
+  /// @note Stream: peers may read the root's memory after its completion, until wait_for_peers.
+  /// @note Collective: yes.
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}': no rank {} among {}", world_rank(),
+                 label.unit, root, size());
+    return enqueue(stream, detail::Operation::broadcast, static_cast<T const*>(data), data, {count, count, 0}, root,
+                   label);
+  }
+
+  /// Later work of `stream` (any stream) waits until all peers have completed the collective: they no longer read what
+  /// this rank put in.
+  /// @throws UsageError for a ticket that was not given out yet
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) {
+    FSDP_EXPECTS(ticket.sequence <= state_->sequence, "rank {}: wait_for_peers for collective {} of {} at site '{}'",
+                 world_rank(), ticket.sequence, state_->sequence, fsdp::name(site));
+    if (size() == 1 || ticket.sequence == 0) return;
+    stream.enqueue([state = state_, ticket, site] { state->collectives.wait_for_peers(ticket, site); });
+  }
+
+  /// All-gathers a text. Blocks the calling thread.
+  /// @note Collective: yes.
+  std::vector<std::string> exchange(std::string text) { return state_->group->exchange(text); }
+
+ private:
+  /// Outlives the communicator while tasks of its stream still refer to it.
+  struct State {
+    explicit State(std::shared_ptr<detail::Group> members) : group(std::move(members)), collectives(*group) {}
+    std::shared_ptr<detail::Group> group;
+    detail::Collectives collectives;
+    void const* stream = nullptr;
+    std::uint64_t sequence = 0;
+  };
+  struct Extent {
+    std::size_t count;     // what the order check compares
+    std::size_t sent;      // elements that peers may read from `send`
+    std::size_t received;  // elements that peers may read from `receive`
+  };
+
+  BasicCommunicator(std::shared_ptr<detail::Group> group, D device)
+      : state_(std::make_shared<State>(std::move(group))), device_(std::move(device)) {}
+
+  static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
+    MPI_Comm world = MPI_COMM_NULL;
+    detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node),
+                                           std::make_shared<detail::SegmentBook>(), std::vector<std::uint64_t>{},
+                                           options);
+  }
+  int world_rank() const { return state_->group->own_world_rank(); }
+
+  template <class T>
+  Ticket enqueue(Stream& stream, detail::Operation operation, T const* send, T* receive, Extent extent, int root,
+                 Label label) {
+    auto& state = *state_;
+    FSDP_EXPECTS(extent.count == 0 || (send != nullptr && receive != nullptr),
+                 "rank {}: {} of unit '{}': a null pointer", world_rank(), name(operation), label.unit);
+    if (state.stream == nullptr) state.stream = stream.id();
+    FSDP_EXPECTS(
+        state.stream == stream.id(),
+        "rank {}: {} of unit '{}' on stream '{}': a communicator is used by one stream, and this one has another",
+        world_rank(), name(operation), label.unit, stream.name());
+    detail::Call call;
+    call.label = label;
+    call.send = reinterpret_cast<std::byte const*>(send);
+    call.receive = reinterpret_cast<std::byte*>(receive);
+    auto& header = call.header;
+    header.sequence = state.sequence + 1;
+    header.count = extent.count;
+    header.unit_hash = detail::hash_of(label.unit);
+    header.root = root;
+    header.operation = operation;
+    header.type = dtype_of<T>;
+    if (size() > 1) {
+      header.send = state.group->find(send, extent.sent * sizeof(T));
+      header.receive = state.group->find(receive, extent.received * sizeof(T));
+      detail::copy_text(header.unit, label.unit);
+      detail::copy_text(header.pass, label.pass);
+    }
+    stream.enqueue([owner = state_, call] { owner->collectives.run(call); });
+    return {++state.sequence};
+  }
+
+  std::shared_ptr<State> state_;
+  D device_;
+};
+
+/// The communicator of plain host devices.
+using Communicator = BasicCommunicator<>;
+
+static_assert(fsdp::Communicator<Communicator>);
+
+}  // namespace fsdp::mpi

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// A communicator of processes with one GPU each, over NCCL.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/bootstrap.hpp"
+#include "fsdp/comm/nccl_state.hpp"
+#include "fsdp/comm/nccl_watch.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/cuda/device.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::nccl {
+
+/// Model of fsdp::Communicator for processes with one GPU each.
+///
+/// Sums are NCCL's: their order depends on the algorithm that it picks, so results are not promised to be bitwise equal
+/// to those of other communicators. In place, every collective moves data without a copy of the whole.
+///
+/// [Note: NCCL and peers that still read] `wait_for_peers` does nothing. A collective of NCCL completes on a rank's
+/// stream only when the rank's input has been consumed: it was copied into transport buffers, or peers that read it
+/// directly have passed the barrier with which such kernels end. What follows it on the stream may overwrite the input.
+///
+/// [Note: Several communicators on one device] Their kernels wait for peers while they hold multiprocessors. All ranks
+/// must enqueue the collectives of all their communicators in one order, as the engine does; otherwise two ranks can
+/// each run the collective that the other has not begun.
+class Communicator {
+ public:
+  using Device = cuda::Device;
+  using Stream = cuda::Stream;
+  static constexpr std::string_view name = "nccl";
+
+  /// The ranks of a run started with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun does;
+  /// without them one rank. LOCAL_RANK chooses the device; a machine with one GPU needs none.
+  /// @throws ConfigError, PeerError, ResourceError "no CUDA device: ..."
+  /// @note Collective: yes; blocks.
+  static Communicator from_environment(Options options = {}) {
+    auto const place = bootstrap::Environment::read();
+    cuda::require_device();
+    if (place.local_rank < 0 && place.size > 1 && cuda::device_count() > 1)
+      fail<ConfigError>("rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from", place.rank,
+                        cuda::device_count());
+    return from_environment(cuda::Device(std::max(place.local_rank, 0)), options);
+  }
+  /// The same, on a device chosen by the caller.
+  static Communicator from_environment(cuda::Device device, Options options = {}) {
+    auto const place = bootstrap::Environment::read();
+    auto state = std::make_unique<State>(device, place.rank, place.size, options);
+    state->control.emplace(place, options.timeout);
+    state->connect([&](std::string const& text) { return state->control->exchange(text); });
+    return Communicator(std::move(state));
+  }
+  /// The ranks of `control`: anything with rank(), size() and exchange(text), such as an mpi::Communicator. It serves
+  /// to pass NCCL's identifier on, and is not used afterwards.
+  /// @note Collective: yes, over control; blocks.
+  template <class Control>
+  static Communicator from(Control& control, cuda::Device device, Options options = {}) {
+    auto state = std::make_unique<State>(device, control.rank(), control.size(), options);
+    state->connect([&](std::string const& text) { return control.exchange(text); });
+    return Communicator(std::move(state));
+  }
+  /// Uses the caller's communicator, which must outlive this one and is not destroyed. Streams of the caller are
+  /// adopted by cuda::Stream::adopt.
+  static Communicator adopt(ncclComm_t comm, Options options = {}) {
+    FSDP_EXPECTS(comm != nullptr, "nccl::Communicator::adopt of a null communicator");
+    detail::check_options(options);
+    int ordinal = 0;
+    int rank = 0;
+    int size = 0;
+    FSDP_NCCL_CHECK(comm, ncclCommCuDevice(comm, &ordinal));
+    FSDP_NCCL_CHECK(comm, ncclCommUserRank(comm, &rank));
+    FSDP_NCCL_CHECK(comm, ncclCommCount(comm, &size));
+    auto state = std::make_unique<State>(cuda::Device(ordinal), rank, size, options);
+    state->use(comm);
+    return Communicator(std::move(state));
+  }
+
+  int rank() const { return state_->rank; }
+  int size() const { return state_->size; }
+  cuda::Device const& device() const { return state_->device; }
+  /// NCCL's handle; null in a group of one rank that was not adopted.
+  ncclComm_t get() const { return state_->comm; }
+  /// What this rank waits in now, for messages; "" if nothing is pending.
+  std::string pending() const { return state_->watch ? state_->watch->pending() : ""; }
+
+  /// Ranks of equal color form a new communicator, ordered by key, then by rank, with resources of its own: the two
+  /// progress independently.
+  /// @pre color >= 0
+  /// @note Collective: yes; blocks until this communicator's collectives are done.
+  Communicator split(int color, int key) {
+    FSDP_EXPECTS(color >= 0, "rank {}: split with color {}", rank(), color);
+    auto& parent = *state_;
+    if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
+    if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
+    parent.device.make_current();
+    auto config = detail::make_config(parent.options);
+    ncclComm_t made = nullptr;
+    {
+      auto const phase = parent.phase("ncclCommSplit");
+      FSDP_NCCL_CHECK(parent.comm, ncclCommSplit(parent.comm, color, key, &made, &config));
+    }
+    UniqueComm owned(made);
+    int new_rank = 0;
+    int new_size = 0;
+    FSDP_NCCL_CHECK(made, ncclCommUserRank(made, &new_rank));
+    FSDP_NCCL_CHECK(made, ncclCommCount(made, &new_size));
+    auto state = std::make_unique<State>(parent.device, new_rank, new_size, parent.options);
+    state->owned = std::move(owned);
+    state->use(made);
+    if (parent.control) state->control.emplace(parent.control->split(color, key));
+    return Communicator(std::move(state));
+  }
+
+  /// Device memory; with Options::symmetric_memory, registered for this communicator.
+  /// @throws ResourceError; ConfigError if sizes differ between ranks or the memory cannot be registered
+  /// @note Collective: yes with symmetric_memory, and blocks.
+  void* allocate(std::size_t bytes) {
+    if (!state_->options.symmetric_memory || size() == 1) return device().allocate(bytes);
+    return state_->allocate_symmetric(bytes);
+  }
+  /// @note Collective: no. May wait for the device to be idle.
+  void deallocate(void* memory, std::size_t bytes) noexcept {
+    if (!state_->free_symmetric(memory)) device().deallocate(memory, bytes);
+  }
+
+  /// Gathers every rank's `count` elements, in rank order, into `recv` (size() * count). In place: `send == recv +
+  /// rank() * count`.
+  /// @note Collective: yes; each rank receives (size() - 1) * count elements.
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    auto const offset = static_cast<std::size_t>(rank()) * count;
+    return enqueue<T>(stream, "all_gather", send, recv, recv + offset, count, -1, label, [&](cudaStream_t handle) {
+      FSDP_NCCL_CHECK(get(), ncclAllGather(send, recv, count, detail::type_of<T>(), get(), handle));
+    });
+  }
+  /// Sums `send` (size() * count) over ranks; slice rank() of the sum goes to `recv` (count). In place: `recv == send +
+  /// rank() * count`.
+  /// @note Collective: yes; each rank sends (size() - 1) * count elements.
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return enqueue<T>(stream, "reduce_scatter", send, recv, recv, count, -1, label, [&](cudaStream_t handle) {
+      FSDP_NCCL_CHECK(get(), ncclReduceScatter(send, recv, count, detail::type_of<T>(), ncclSum, get(), handle));
+    });
+  }
+  /// Sums `count` elements over ranks; every rank gets the sum. In place: `send == recv`.
+  /// @note Collective: yes.
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
+    return enqueue<T>(stream, "all_reduce", send, recv, recv, count, -1, label, [&](cudaStream_t handle) {
+      FSDP_NCCL_CHECK(get(), ncclAllReduce(send, recv, count, detail::type_of<T>(), ncclSum, get(), handle));
+    });
+  }
+  /// `count` elements of rank `root` to every rank, in place.
+  /// @note Collective: yes.
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
+                 root, size());
+    return enqueue<T>(stream, "broadcast", data, data, data, count, root, label, [&](cudaStream_t handle) {
+      FSDP_NCCL_CHECK(get(), ncclBroadcast(data, data, count, detail::type_of<T>(), root, get(), handle));
+    });
+  }
+
+  /// Does nothing: see [Note: NCCL and peers that still read]. `stream` must be ordered after the collective by the
+  /// caller.
+  /// @throws UsageError if the ticket is of a collective that was not enqueued yet
+  void wait_for_peers(Stream& /*stream*/, Ticket ticket, WaitSite /*site*/) {
+    FSDP_EXPECTS(ticket.sequence <= state_->sequence, "rank {}: wait for collective {}, but only {} were enqueued",
+                 rank(), ticket.sequence, state_->sequence);
+  }
+
+  /// Every rank's text, in rank order: over TCP if the run was started from the environment, else through device
+  /// memory.
+  /// @note Collective: yes; blocks.
+  std::vector<std::string> exchange(std::string text) {
+    if (size() == 1) return {std::move(text)};
+    return state_->exchange(text);
+  }
+
+ private:
+  using State = detail::State;
+
+  explicit Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+  /// @param own where this rank's input goes in a group of one
+  template <class T, class Call>
+  Ticket enqueue(Stream& stream, std::string_view operation, T const* send, T* recv, T* own, std::size_t count,
+                 int root, Label label, Call const& call) {
+    auto& state = *state_;
+    FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
+                 state.rank, operation, label.unit);
+    auto const handle = stream.get();
+    if (!state.bound) state.bound = handle;
+    FSDP_EXPECTS(*state.bound == handle, "rank {}: {} of unit '{}': this communicator already runs on another stream",
+                 state.rank, operation, label.unit);
+    ++state.sequence;
+    auto const type = fsdp::name(dtype_of<T>);
+    if (state.options.check_order) check_order(operation, label, count, type, root);
+    if (state.size == 1) {
+      state.device.copy_async(stream, own, send, count * sizeof(T));
+      return {state.sequence};
+    }
+    if (count == 0) return {state.sequence};
+    cuda::NvtxRange const range(label.unit, label.pass, operation);
+    state.device.make_current();
+    call(handle);
+    state.watch->enqueued(handle, {operation, label, state.sequence, count, type});
+    return {state.sequence};
+  }
+
+  /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run
+  void check_order(std::string_view operation, Label label, std::size_t count, std::string_view type, int root) {
+    auto const mine = fmt::format("{} of {} {} elements of unit '{}' ({}){}", operation, count, type, label.unit,
+                                  label.pass, root < 0 ? "" : fmt::format(" from rank {}", root));
+    auto const texts = exchange(mine);
+    for (std::size_t peer = 0; peer < texts.size(); ++peer) {
+      auto const& first = texts.front() == mine ? texts[peer] : texts.front();
+      if (first != mine)
+        fail<OrderError>("rank {}: collective {} is {} here, but {} on rank {}", rank(), state_->sequence, mine, first,
+                         texts.front() == mine ? peer : 0);
+    }
+  }
+
+  std::unique_ptr<State> state_;
+};
+
+static_assert(fsdp::Communicator<Communicator>);
+
+}  // namespace fsdp::nccl

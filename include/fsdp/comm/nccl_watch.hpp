@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's handles and errors, and the thread that notices collectives that fail or never complete.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/cuda/handles.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
+
+namespace fsdp::nccl {
+
+namespace detail {
+
+/// Waits while a call on a non-blocking communicator is in progress (an adopted one may be), and gives its result.
+inline ncclResult_t settle(ncclResult_t status, ncclComm_t comm) {
+  while (status == ncclInProgress && comm != nullptr) {
+    std::this_thread::yield();
+    if (auto const query = ncclCommGetAsyncError(comm, &status); query != ncclSuccess) return query;
+  }
+  return status;
+}
+
+[[noreturn]] inline void throw_nccl_error(ncclResult_t status, ncclComm_t comm, char const* call, char const* file,
+                                          int line) {
+  static_cast<void>(cudaGetLastError());
+  char const* const last = ncclGetLastError(comm);
+  fail<VendorError>("{} failed: {}; {} [{}:{}]", call, ncclGetErrorString(status), last == nullptr ? "" : last, file,
+                    line);
+}
+
+}  // namespace detail
+
+struct CommTraits {
+  using value_type = ncclComm_t;
+  static void destroy(value_type comm) noexcept {
+    auto const status = detail::settle(ncclCommDestroy(comm), nullptr);
+    if (status != ncclSuccess && status != ncclInProgress)
+      cuda::detail::log_failure("ncclCommDestroy", ncclGetErrorString(status));
+  }
+};
+using UniqueComm = cuda::UniqueHandle<CommTraits>;
+
+/// Watches one communicator: its asynchronous errors, and that its collectives and blocking calls end in time. On
+/// failure it says which rank waits in what and since when, aborts the communicator, and ends the process: nothing else
+/// frees a host thread that waits for a device that waits for a lost peer.
+class Watch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What a rank waits in. The texts live as long as the wait.
+  struct Scene {
+    std::string_view operation;
+    Label label{};
+    std::uint64_t sequence = 0;  ///< 0: not a numbered collective
+    std::size_t count = 0;       ///< elements per rank
+    std::string_view type{};
+  };
+
+  /// @param who "rank 2 of 8 (cuda:2)"
+  Watch(std::string who, int device, std::chrono::milliseconds timeout)
+      : who_(std::move(who)), device_(device), timeout_(timeout), thread_([this] { run(); }) {}
+  Watch(Watch const&) = delete;
+  Watch& operator=(Watch const&) = delete;
+  ~Watch() {
+    {
+      auto const lock = enter();
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  /// Names the communicator whose errors are polled; nullptr: none, as before it is made and while it is destroyed.
+  void attach(ncclComm_t comm) {
+    auto const lock = enter();
+    comm_ = comm;
+  }
+
+  /// The calling thread is about to block in `scene.operation`, until the object ends.
+  class Phase {
+   public:
+    /// @param watch may be null: then nothing is watched
+    Phase(Watch* watch, Scene scene) : watch_(watch) {
+      if (watch_ == nullptr) return;
+      auto const lock = watch_->enter();
+      watch_->phases_.push_back({scene, Clock::now()});
+    }
+    Phase(Phase const&) = delete;
+    Phase& operator=(Phase const&) = delete;
+    ~Phase() {
+      if (watch_ == nullptr) return;
+      auto const lock = watch_->enter();
+      watch_->phases_.pop_back();
+    }
+
+   private:
+    Watch* watch_;
+  };
+
+  /// The collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a graph.
+  /// @pre the stream's device is current
+  void enqueued(cudaStream_t stream, Scene scene) {
+    auto capture = cudaStreamCaptureStatusNone;
+    FSDP_CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+    if (capture != cudaStreamCaptureStatusNone) return;
+    auto const lock = enter();
+    cuda::UniqueEvent event;
+    if (spare_.empty()) {
+      cudaEvent_t made = nullptr;
+      FSDP_CUDA_CHECK(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+      event = cuda::UniqueEvent(made);
+    } else {
+      event = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    FSDP_CUDA_CHECK(cudaEventRecord(event.get(), stream));
+    pending_.push_back({scene, Clock::now(), std::move(event)});
+  }
+
+  /// Blocks until every collective that was enqueued is done.
+  void drain() {
+    while (true) {
+      {
+        auto const lock = enter();
+        FSDP_CUDA_CHECK(forget_completed());
+        if (pending_.empty()) return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+  /// What this rank waits in now; "" if nothing is pending.
+  std::string pending() {
+    auto const lock = enter();
+    static_cast<void>(forget_completed());
+    if (!phases_.empty()) return describe(phases_.back().scene, Clock::now() - phases_.back().since);
+    if (!pending_.empty()) return describe(pending_.front().scene, Clock::now() - pending_.front().since);
+    return {};
+  }
+
+ private:
+  struct Blocked {
+    Scene scene;
+    Clock::time_point since;
+  };
+  struct Enqueued {
+    Scene scene;
+    Clock::time_point since;  // when it was enqueued, or the one before it was seen to be done
+    cuda::UniqueEvent done;
+  };
+
+  /// Takes the lock. Once the run is being ended, only the watching thread goes on.
+  std::unique_lock<std::mutex> enter() {
+    std::unique_lock lock(mutex_);
+    while (ending_) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      lock.lock();
+    }
+    return lock;
+  }
+
+  /// Drops what is done. An error is the device's: the host thread also gets it from its own calls.
+  cudaError_t forget_completed() {
+    while (!pending_.empty()) {
+      auto const status = cudaEventQuery(pending_.front().done.get());
+      if (status != cudaSuccess) {
+        static_cast<void>(cudaGetLastError());
+        return status == cudaErrorNotReady ? cudaSuccess : status;
+      }
+      spare_.push_back(std::move(pending_.front().done));
+      pending_.pop_front();
+      if (!pending_.empty()) pending_.front().since = Clock::now();
+    }
+    return cudaSuccess;
+  }
+
+  std::string describe(Scene const& scene, Clock::duration waited) const {
+    auto text = fmt::format("{}: waiting in {}", who_, scene.operation);
+    if (scene.sequence != 0) text += fmt::format(" {}", scene.sequence);
+    if (!scene.label.unit.empty()) text += fmt::format(" of unit '{}'", scene.label.unit);
+    if (!scene.label.pass.empty()) text += fmt::format(" ({})", scene.label.pass);
+    if (!scene.type.empty()) text += fmt::format(", {} {} elements", scene.count, scene.type);
+    auto const seconds = std::chrono::duration<double>(waited).count();
+    auto const since = std::chrono::system_clock::to_time_t(
+        std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
+    std::tm utc{};
+    ::gmtime_r(&since, &utc);
+    text += fmt::format(", for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", seconds, utc.tm_year + 1900,
+                        utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+    if (pending_.size() > 1) text += fmt::format("; {} collectives are enqueued", pending_.size());
+    return text;
+  }
+
+  /// Why the run must end, or "".
+  std::string verdict(bool& terminated) {
+    static_cast<void>(forget_completed());
+    ncclResult_t error = ncclSuccess;
+    if (comm_ != nullptr && ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess &&
+        error != ncclInProgress) {
+      char const* const last = ncclGetLastError(comm_);
+      auto const where =
+          pending_.empty() ? who_ : describe(pending_.front().scene, Clock::now() - pending_.front().since);
+      return fmt::format("{}: NCCL reports: {}; {}", where, ncclGetErrorString(error), last == nullptr ? "" : last);
+    }
+    bool const sigterm = host::termination_requested();
+    auto const now = Clock::now();
+    auto const check = [&](Scene const& scene, Clock::time_point since) -> std::string {
+      if (!sigterm && now - since <= timeout_) return {};
+      terminated = sigterm;
+      return describe(scene, now - since) + (sigterm ? "; asked to terminate" : "; giving up");
+    };
+    if (!phases_.empty()) {
+      if (auto text = check(phases_.back().scene, phases_.back().since); !text.empty()) return text;
+    }
+    if (!pending_.empty()) return check(pending_.front().scene, pending_.front().since);
+    return {};
+  }
+
+  void run() {
+    // A thread that has chosen no device would make a context on the first one.
+    if (cudaSetDevice(device_) != cudaSuccess) static_cast<void>(cudaGetLastError());
+    // Queries from this thread must not break a graph capture in another.
+    auto mode = cudaStreamCaptureModeRelaxed;
+    if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) static_cast<void>(cudaGetLastError());
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      wake_.wait_for(lock, std::chrono::milliseconds(100));
+      if (stopping_) return;
+      bool terminated = false;
+      auto const text = verdict(terminated);
+      if (text.empty()) continue;
+      ending_ = true;
+      auto const comm = comm_;
+      lock.unlock();
+      end_run(text, comm, terminated ? host::wait_terminated_exit_code : host::wait_expired_exit_code);
+    }
+  }
+
+  [[noreturn]] static void end_run(std::string const& text, ncclComm_t comm, int code) {
+    std::fprintf(stderr, "fsdp: %s\n", text.c_str());
+    std::fflush(stderr);
+    static std::atomic<bool> aborted{false};
+    if (comm != nullptr) {
+      std::thread([comm] {  // it frees this rank's kernels, but may itself wait
+        static_cast<void>(ncclCommAbort(comm));
+        aborted.store(true);
+      })
+          .detach();
+      for (int wait = 0; wait < 50 && !aborted.load(); ++wait)
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    std::_Exit(code);
+  }
+
+  std::string const who_;
+  int const device_;
+  std::chrono::milliseconds const timeout_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  bool ending_ = false;
+  ncclComm_t comm_ = nullptr;
+  std::vector<Blocked> phases_;
+  std::deque<Enqueued> pending_;
+  std::vector<cuda::UniqueEvent> spare_;
+  std::thread thread_;  // the last member: it uses the others
+};
+
+}  // namespace fsdp::nccl
+
+/// Throws fsdp::VendorError with the call's text and NCCL's words unless `call` succeeds. `comm` may be null.
+#define FSDP_NCCL_CHECK(comm, call)                                                                \
+  do {                                                                                             \
+    ::ncclResult_t const fsdp_nccl_status = ::fsdp::nccl::detail::settle((call), (comm));          \
+    if (fsdp_nccl_status != ::ncclSuccess)                                                         \
+      ::fsdp::nccl::detail::throw_nccl_error(fsdp_nccl_status, (comm), #call, __FILE__, __LINE__); \
+  } while (false)

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// TCP sockets with deadlines: what the bootstrap of ranks is built on.
+#pragma once
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::bootstrap {
+
+using Clock = std::chrono::steady_clock;
+
+namespace detail {
+
+/// Milliseconds left, for poll(): 0 when the deadline has passed.
+inline int milliseconds_until(Clock::time_point deadline) {
+  auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, std::numeric_limits<int>::max()));
+}
+
+inline std::string system_message(int code) { return std::strerror(code); }
+
+/// The results of getaddrinfo, freed at the end.
+class Addresses {
+ public:
+  /// @param host nullptr for any address of this machine
+  Addresses(char const* host, int port, int flags) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    error_ = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &list_);
+  }
+  Addresses(Addresses const&) = delete;
+  Addresses& operator=(Addresses const&) = delete;
+  ~Addresses() {
+    if (list_ != nullptr) ::freeaddrinfo(list_);
+  }
+  addrinfo const* first() const { return error_ == 0 ? list_ : nullptr; }
+  std::string error() const { return error_ == 0 ? "" : ::gai_strerror(error_); }
+
+ private:
+  addrinfo* list_ = nullptr;
+  int error_ = 0;
+};
+
+}  // namespace detail
+
+/// Owns a non-blocking TCP socket. Sends and receives whole pieces, or throws PeerError at the deadline or when the
+/// other side has closed the connection.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    Socket taken(std::move(other));
+    std::swap(descriptor_, taken.descriptor_);
+    return *this;
+  }
+  ~Socket() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  explicit operator bool() const { return descriptor_ >= 0; }
+  int descriptor() const { return descriptor_; }
+
+  /// Waits until the socket is ready for `events` of poll(); false at the deadline.
+  bool wait(short events, Clock::time_point deadline) const {
+    while (true) {
+      pollfd entry{descriptor_, events, 0};
+      int const ready = ::poll(&entry, 1, detail::milliseconds_until(deadline));
+      if (ready > 0) return true;
+      if (ready == 0 && Clock::now() >= deadline) return false;
+      if (ready < 0 && errno != EINTR) fail<PeerError>("poll failed: {}", detail::system_message(errno));
+    }
+  }
+  /// @param peer who is on the other side, for messages
+  void send(void const* data, std::size_t bytes, Clock::time_point deadline, std::string_view peer) const {
+    auto const* next = static_cast<char const*>(data);
+    while (bytes > 0) {
+      auto const sent = ::send(descriptor_, next, bytes, MSG_NOSIGNAL);
+      if (sent > 0) {
+        next += sent;
+        bytes -= static_cast<std::size_t>(sent);
+      } else if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        if (!wait(POLLOUT, deadline)) fail<PeerError>("{} did not take {} bytes in time", peer, bytes);
+      } else if (sent < 0 && errno != EINTR) {
+        fail<PeerError>("lost the connection to {}: {}", peer, detail::system_message(errno));
+      }
+    }
+  }
+  void receive(void* data, std::size_t bytes, Clock::time_point deadline, std::string_view peer) const {
+    auto* next = static_cast<char*>(data);
+    while (bytes > 0) {
+      auto const received = ::recv(descriptor_, next, bytes, 0);
+      if (received > 0) {
+        next += received;
+        bytes -= static_cast<std::size_t>(received);
+      } else if (received == 0) {
+        fail<PeerError>("{} closed the connection: it has ended or failed", peer);
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        if (!wait(POLLIN, deadline)) fail<PeerError>("{} did not answer in time", peer);
+      } else if (errno != EINTR) {
+        fail<PeerError>("lost the connection to {}: {}", peer, detail::system_message(errno));
+      }
+    }
+  }
+
+  /// The numeric address of this end, as peers in the same network reach it.
+  std::string local_address() const {
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    char text[NI_MAXHOST] = {};
+    if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+        ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0)
+      fail<ResourceError>("cannot read the address of a socket");
+    return text;
+  }
+  int local_port() const {
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+      fail<ResourceError>("cannot read the port of a socket: {}", detail::system_message(errno));
+    if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6&>(address).sin6_port);
+    return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
+  }
+
+  /// Small messages leave at once, and a vanished machine is noticed.
+  void tune() const {
+    int const on = 1;
+    ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ::setsockopt(descriptor_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  }
+
+ private:
+  int descriptor_ = -1;
+};
+
+/// Whether `host` is the loopback by its name or number. (A machine's own name may resolve to the loopback on that
+/// machine only, so names are not resolved here.)
+inline bool is_loopback(std::string_view host) {
+  constexpr std::string_view mapped = "::ffff:";  // an IPv4 address in IPv6's form
+  if (host.substr(0, mapped.size()) == mapped) host.remove_prefix(mapped.size());
+  return host == "localhost" || host == "::1" || host.substr(0, 4) == "127.";
+}
+
+/// Listens on `port` (0: any free one): on the loopback only if `host` names it, else on every address of the machine.
+/// @throws ConfigError if the port is taken
+inline Socket listen_on(std::string const& host, int port) {
+  bool const loopback = is_loopback(host);
+  detail::Addresses const addresses(loopback ? host.c_str() : nullptr, port, AI_PASSIVE);
+  std::string reason = addresses.error();
+  for (int const family : {AF_INET6, AF_INET}) {  // an IPv6 socket serves both
+    for (auto const* entry = addresses.first(); entry != nullptr; entry = entry->ai_next) {
+      if (entry->ai_family != family) continue;
+      Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      int const on = 1;
+      int const off = 0;
+      if (socket) {
+        ::setsockopt(socket.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+        if (family == AF_INET6)
+          ::setsockopt(socket.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, loopback ? &on : &off, sizeof(on));
+        if (::bind(socket.descriptor(), entry->ai_addr, entry->ai_addrlen) == 0 &&
+            ::listen(socket.descriptor(), SOMAXCONN) == 0)
+          return socket;
+      }
+      reason = detail::system_message(errno);
+    }
+  }
+  fail<ConfigError>("cannot listen on {} port {}: {}", loopback ? host : "this machine's", port, reason);
+}
+
+/// Accepts one connection; an empty socket at the deadline.
+inline Socket accept_from(Socket const& listener, Clock::time_point deadline) {
+  while (listener.wait(POLLIN, deadline)) {
+    Socket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket) {
+      socket.tune();
+      return socket;
+    }
+    if (errno == EMFILE || errno == ENFILE)
+      fail<ResourceError>("cannot accept a rank's connection: {}", detail::system_message(errno));
+  }
+  return {};
+}
+
+/// Connects, and tries again until the deadline: the other side may not have started.
+/// @throws PeerError at the deadline, with the last reason
+inline Socket connect_to(std::string const& host, int port, Clock::time_point deadline) {
+  std::string reason = "no address";
+  auto pause = std::chrono::milliseconds(20);
+  while (true) {
+    detail::Addresses const addresses(host.c_str(), port, 0);
+    if (!addresses.error().empty()) reason = addresses.error();
+    for (auto const* entry = addresses.first(); entry != nullptr; entry = entry->ai_next) {
+      Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      int code = errno;
+      if (socket) {
+        code = ::connect(socket.descriptor(), entry->ai_addr, entry->ai_addrlen) == 0 ? 0 : errno;
+        if (code == EINPROGRESS) {
+          auto const patience = std::min(deadline, Clock::now() + std::chrono::seconds(10));
+          socklen_t size = sizeof(code);
+          if (!socket.wait(POLLOUT, patience)) {
+            code = ETIMEDOUT;
+          } else {
+            ::getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &code, &size);
+          }
+        }
+        if (code == 0) {
+          socket.tune();
+          return socket;
+        }
+      }
+      reason = detail::system_message(code);
+    }
+    if (Clock::now() + pause >= deadline) fail<PeerError>("cannot reach {} port {}: {}", host, port, reason);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(500));
+  }
+}
+
+}  // namespace fsdp::bootstrap

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the host waits: spin, yield, sleep on a futex; with a deadline, so that no wait hangs in silence.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <thread>
+#include <type_traits>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::host {
+
+inline constexpr int wait_expired_exit_code = 70;      ///< the process ended because a wait missed its deadline
+inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
+
+namespace detail {
+inline std::atomic<std::int64_t> wait_deadline_ns{600'000'000'000};
+inline std::atomic<bool> terminate_requested{false};
+inline std::atomic<bool> giving_up{false};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+}  // namespace detail
+
+/// Sets how long a wait may last before the process reports it and ends (default: 10 minutes).
+inline void set_wait_deadline(std::chrono::nanoseconds deadline) {
+  FSDP_EXPECTS(deadline.count() > 0, "the deadline of waits must be positive, got {} ns", deadline.count());
+  detail::wait_deadline_ns.store(deadline.count(), std::memory_order_relaxed);
+}
+inline std::chrono::nanoseconds wait_deadline() {
+  return std::chrono::nanoseconds{detail::wait_deadline_ns.load(std::memory_order_relaxed)};
+}
+
+/// Marks the process as asked to end: threads that wait report what they wait for and end it. Async-signal-safe.
+inline void request_termination() noexcept { detail::terminate_requested.store(true, std::memory_order_relaxed); }
+inline bool termination_requested() noexcept { return detail::terminate_requested.load(std::memory_order_relaxed); }
+
+/// Installs a SIGTERM handler that calls request_termination(). Opt-in: without it, SIGTERM ends the process at once.
+inline void report_on_sigterm() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { request_termination(); };
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+/// Whether a futex word is used by threads of one process or through memory shared between processes.
+enum class FutexScope : unsigned char { process, shared };
+
+namespace detail {
+inline std::uint32_t* address(std::atomic<std::uint32_t> const& word) {
+  static_assert(sizeof(word) == sizeof(std::uint32_t));
+  return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint32_t>*>(&word));
+}
+inline void futex_wait(std::atomic<std::uint32_t> const& word, std::uint32_t seen, std::int64_t at_most_ns,
+                       FutexScope scope) {
+  timespec const limit{static_cast<time_t>(at_most_ns / 1'000'000'000), static_cast<long>(at_most_ns % 1'000'000'000)};
+  int const operation = scope == FutexScope::process ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
+  ::syscall(SYS_futex, address(word), operation, seen, &limit, nullptr, 0);
+}
+inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope scope) {
+  int const operation = scope == FutexScope::process ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE;
+  ::syscall(SYS_futex, address(word), operation, 0x7fffffff, nullptr, nullptr, 0);
+}
+
+/// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs.
+[[noreturn]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited, bool terminated) {
+  auto const seconds = std::chrono::duration<double>(waited).count();
+  auto const since = std::chrono::system_clock::to_time_t(
+      std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
+  std::tm utc{};
+  ::gmtime_r(&since, &utc);
+  auto const line = fmt::format("fsdp: {}: {}; waiting for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z\n",
+                                terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what, seconds,
+                                utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+  bool const first = !giving_up.exchange(true, std::memory_order_relaxed);
+  std::this_thread::sleep_for(first ? std::chrono::milliseconds{250} : std::chrono::hours{1});
+  std::_Exit(terminated ? wait_terminated_exit_code : wait_expired_exit_code);
+}
+}  // namespace detail
+
+/// One wait: call pause() until what is awaited has come. Spins first, then yields, then sleeps, so that ranks that
+/// outnumber the cores do not steal them from each other. While it sleeps it minds the deadline and SIGTERM.
+class Backoff {
+ public:
+  /// What ends a wait before its time: the deadline and SIGTERM; SIGTERM alone (waiting for work of any length);
+  /// nothing (an idle worker).
+  enum class Limit : unsigned char { deadline, termination, none };
+
+  explicit Backoff(Limit limit = Limit::deadline) : limit_(limit) {}
+
+  /// Pauses once; later calls sleep for 20 us, doubled each time up to 1 ms.
+  /// @param describe returns the text that says what is awaited; called only when the wait is given up
+  template <class Describe>
+  void pause(Describe const& describe) {
+    if (brief()) return;
+    check(describe);
+    timespec const span{0, sleep_ns_};
+    ::nanosleep(&span, nullptr);
+    sleep_ns_ = sleep_ns_ * 2 < 1'000'000 ? sleep_ns_ * 2 : 1'000'000;
+  }
+
+  /// Pauses once; later calls sleep until `word` no longer holds `seen`, somebody wakes them, or 5 ms (an idle worker:
+  /// 100 ms) have passed.
+  /// @param sleepers counts the threads that sleep on `word`: who changes the word wakes them only if there are any
+  template <class Describe>
+  void pause(std::atomic<std::uint32_t> const& word, std::uint32_t seen, std::atomic<std::uint32_t>& sleepers,
+             Describe const& describe, FutexScope scope = FutexScope::process) {
+    if (brief()) return;
+    check(describe);
+    // Relaxed on both sides: a lock-prefixed operation orders the processor where that matters, ThreadSanitizer learns
+    // no order from it, and the limit covers processors on which a wake-up could be missed.
+    sleepers.fetch_add(1, std::memory_order_relaxed);
+    if (word.load(std::memory_order_relaxed) == seen) {
+      detail::futex_wait(word, seen, limit_ == Limit::none ? 20 * sleep_at_most_ns : sleep_at_most_ns, scope);
+    }
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int spins = 64;
+  static constexpr int yields = 50;
+  static constexpr std::int64_t sleep_at_most_ns = 5'000'000;
+
+  bool brief() {
+    if (rounds_ >= spins + yields) return false;
+    if (rounds_ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
+    if (rounds_++ < spins) {
+      detail::relax();
+    } else {
+      ::sched_yield();
+    }
+    return true;
+  }
+  template <class Describe>
+  void check(Describe const& describe) const {
+    if (limit_ == Limit::none) return;
+    auto const waited = std::chrono::steady_clock::now() - start_;
+    if (termination_requested()) detail::give_up(describe(), waited, true);
+    if (limit_ == Limit::deadline && waited > wait_deadline()) detail::give_up(describe(), waited, false);
+  }
+
+  Limit limit_;
+  int rounds_ = 0;
+  long sleep_ns_ = 20'000;
+  std::chrono::steady_clock::time_point start_{};
+};
+
+/// Wakes the threads that Backoff::pause(word, ...) put to sleep. Call it after changing `word`.
+inline void wake_sleepers(std::atomic<std::uint32_t> const& word, std::atomic<std::uint32_t>& sleepers,
+                          FutexScope scope = FutexScope::process) {
+  if (sleepers.fetch_add(0, std::memory_order_relaxed) != 0) detail::futex_wake_all(word, scope);
+}
+
+}  // namespace fsdp::host

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Events of host streams: a flag in memory that outlives every task which still refers to it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "fsdp/host/backoff.hpp"
+
+namespace fsdp::host {
+
+namespace detail {
+/// The flag of an event. Streams store the ticket of the record that they have reached; waiters compare.
+/// [Note: Events are the only order] Workers release into and acquire from `completed` and nothing else, so that
+/// ThreadSanitizer sees exactly the order that the schedule asked for. All other counters are relaxed, and the memory
+/// of a flag is never freed: giving it back to an allocator from another thread would itself need an order.
+struct alignas(64) EventState {
+  std::atomic<std::uint32_t> completed{0};  // the latest ticket reached, modulo 2^32
+  std::atomic<std::uint32_t> sleepers{0};
+  std::atomic<std::uint32_t> pending{0};  // tasks enqueued that still refer to this flag
+  std::uint32_t base = 0;                 // the last ticket of the previous owner; host threads only
+  EventState* next = nullptr;             // in the pool's lists; host threads only
+
+  bool reached(std::uint32_t ticket, std::memory_order order) const {
+    return static_cast<std::int32_t>(completed.load(order) - ticket) >= 0;
+  }
+  void complete(std::uint32_t ticket) {
+    completed.store(ticket, std::memory_order_release);
+    wake_sleepers(completed, sleepers);
+  }
+  /// Returns once `ticket` is reached, with what its recorder did before visible.
+  template <class Describe>
+  void await(std::uint32_t ticket, Backoff backoff, Describe const& describe) {
+    while (!reached(ticket, std::memory_order_relaxed)) {
+      auto const seen = completed.load(std::memory_order_relaxed);
+      if (static_cast<std::int32_t>(seen - ticket) < 0) backoff.pause(completed, seen, sleepers, describe);
+    }
+    static_cast<void>(reached(ticket, std::memory_order_acquire));
+  }
+  void enter() { pending.fetch_add(1, std::memory_order_relaxed); }
+  // Release keeps this after the store to `completed`; nobody acquires it.
+  void leave() { pending.fetch_sub(1, std::memory_order_release); }
+  bool idle() const { return pending.load(std::memory_order_relaxed) == 0; }
+};
+
+/// Flags for reuse. Host threads only: workers never come here.
+class EventPool {
+ public:
+  static EventPool& instance() {
+    static auto& pool = *new EventPool;  // outlives every stream and event of the process
+    return pool;
+  }
+  EventState* take() {
+    std::lock_guard const lock{mutex_};
+    reclaim();
+    if (free_ == nullptr) return new EventState;
+    return pop(free_);
+  }
+  void give(EventState* state, std::uint32_t last_ticket) noexcept {
+    std::lock_guard const lock{mutex_};
+    state->base = last_ticket;
+    push(state->idle() ? free_ : busy_, state);
+  }
+
+ private:
+  static EventState* pop(EventState*& list) { return std::exchange(list, list->next); }
+  static void push(EventState*& list, EventState* state) { state->next = std::exchange(list, state); }
+  void reclaim() {
+    for (EventState** link = &busy_; *link != nullptr;) {
+      if ((*link)->idle()) {
+        push(free_, pop(*link));
+      } else {
+        link = &(*link)->next;
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  EventState* free_ = nullptr;
+  EventState* busy_ = nullptr;  // given back while tasks still refer to them
+};
+}  // namespace detail
+
+class Stream;
+
+/// A point in a stream's work, recorded by Stream::record and awaited by Stream::wait. Move-only. May be destroyed
+/// while streams still have to reach it.
+class Event {
+ public:
+  Event() : state_(detail::EventPool::instance().take()), ticket_(state_->base) {}
+  Event(Event&& other) noexcept { swap(other); }
+  Event& operator=(Event&& other) noexcept {
+    Event moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
+  ~Event() {
+    if (state_ != nullptr) detail::EventPool::instance().give(state_, ticket_);
+  }
+
+  /// Whether record was ever called.
+  bool recorded() const { return stream_ != nullptr; }
+
+ private:
+  friend class Stream;
+
+  void swap(Event& other) noexcept {
+    std::swap(state_, other.state_);
+    std::swap(ticket_, other.ticket_);
+    std::swap(stream_, other.stream_);
+  }
+  /// Takes the next ticket for a record on the stream with identity `stream`.
+  std::uint32_t next_ticket(void const* stream) {
+    // Tickets of one flag must be reached in order: another stream gets another flag while the first is in use.
+    if (recorded() && stream != stream_ && !state_->idle()) {
+      auto* const fresh = detail::EventPool::instance().take();
+      detail::EventPool::instance().give(state_, ticket_);
+      state_ = fresh;
+      ticket_ = fresh->base;
+    }
+    stream_ = stream;
+    return ++ticket_;
+  }
+
+  detail::EventState* state_ = nullptr;
+  std::uint32_t ticket_ = 0;      // of the latest record
+  void const* stream_ = nullptr;  // where the latest record was made
+};
+
+}  // namespace fsdp::host

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host streams: a worker thread that runs its queue in order, ordered against other streams by events alone.
+#pragma once
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
+#include "fsdp/host/event.hpp"
+#include "fsdp/wait_site.hpp"
+
+namespace fsdp::host {
+
+namespace detail {
+
+struct StreamCore;
+
+/// A node of the queue. The producer allocates it, the worker frees it.
+struct Task {
+  std::atomic<Task*> next{nullptr};
+
+  Task() = default;
+  Task(Task const&) = delete;
+  Task& operator=(Task const&) = delete;
+  virtual ~Task() = default;
+  virtual void run(StreamCore&) {}
+};
+
+/// An unbounded queue with one producer and one consumer, one way: the producer releases and the consumer acquires; the
+/// producer learns nothing back (see [Note: Events are the only order]).
+class TaskQueue {
+ public:
+  TaskQueue() : head_(new Task), tail_(head_) {}
+  TaskQueue(TaskQueue const&) = delete;
+  TaskQueue& operator=(TaskQueue const&) = delete;
+  ~TaskQueue() {
+    while (head_ != nullptr) delete std::exchange(head_, head_->next.load(std::memory_order_relaxed));
+  }
+
+  void push(Task* task) {
+    tail_->next.store(task, std::memory_order_release);  // the last touch: the worker may free the old tail now
+    tail_ = task;
+    pushed_.fetch_add(1, std::memory_order_relaxed);  // a barrier on the processor, none for ThreadSanitizer
+    if (sleepers_.load(std::memory_order_relaxed) != 0) futex_wake_all(pushed_, FutexScope::process);
+  }
+  /// The next task, which stays owned by the queue until the next pop. Waits for one.
+  Task* pop() {
+    Backoff backoff{Backoff::Limit::none};
+    for (;;) {
+      auto const seen = pushed_.load(std::memory_order_relaxed);
+      if (Task* const next = head_->next.load(std::memory_order_acquire); next != nullptr) {
+        delete std::exchange(head_, next);
+        return next;
+      }
+      backoff.pause(pushed_, seen, sleepers_, [] { return std::string{}; });
+    }
+  }
+
+ private:
+  alignas(64) Task* head_;  // the worker's: the task that ran last
+  alignas(64) Task* tail_;  // the producer's
+  alignas(64) std::atomic<std::uint32_t> pushed_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+};
+
+/// What a stream's worker and its owner share.
+struct StreamCore {
+  explicit StreamCore(std::string_view label) : name(label) {}
+
+  /// Keeps the first error. Later tasks are skipped; records and waits are not, so that other streams go on.
+  void poison(std::exception_ptr what) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    error = std::move(what);
+    failed.store(true, std::memory_order_release);
+  }
+  void rethrow() const {
+    if (failed.load(std::memory_order_relaxed) && failed.load(std::memory_order_acquire)) std::rethrow_exception(error);
+  }
+  void await(EventState& state, std::uint32_t ticket, WaitSite site) {
+    if (!state.reached(ticket, std::memory_order_relaxed)) {
+      auto const start = std::chrono::steady_clock::now();
+      state.await(ticket, Backoff{}, [&] {
+        return fmt::format("stream '{}' waits at site '{}' for an event of another stream", name, fsdp::name(site));
+      });
+      auto const waited = std::chrono::nanoseconds{std::chrono::steady_clock::now() - start}.count();
+      blocked_ns[static_cast<std::size_t>(site)].fetch_add(static_cast<std::uint64_t>(waited),
+                                                           std::memory_order_relaxed);
+    } else {
+      static_cast<void>(state.reached(ticket, std::memory_order_acquire));
+    }
+  }
+
+  std::string const name;
+  TaskQueue queue;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(WaitSite::count_)> blocked_ns{};
+  bool stopping = false;  // the worker's
+  Event finished;         // for synchronize
+  std::thread worker;     // none: an inline stream
+};
+
+template <class F>
+struct CallTask final : Task {
+  explicit CallTask(F&& call) : function(std::move(call)) {}
+  explicit CallTask(F const& call) : function(call) {}
+  void run(StreamCore& core) override {
+    if (!core.failed.load(std::memory_order_relaxed)) {
+      try {
+        (*function)();
+      } catch (...) {
+        core.poison(std::current_exception());
+      }
+    }
+    function.reset();
+  }
+  std::optional<F> function;
+};
+
+struct RecordTask final : Task {
+  RecordTask(EventState& event, std::uint32_t number) : state(event), ticket(number) {}
+  void run(StreamCore&) override {
+    state.complete(ticket);
+    state.leave();
+  }
+  EventState& state;
+  std::uint32_t ticket;
+};
+
+struct WaitTask final : Task {
+  WaitTask(EventState& event, std::uint32_t number, WaitSite where) : state(event), ticket(number), site(where) {}
+  void run(StreamCore& core) override {
+    core.await(state, ticket, site);
+    state.leave();
+  }
+  EventState& state;
+  std::uint32_t ticket;
+  WaitSite site;
+};
+
+struct StopTask final : Task {
+  void run(StreamCore& core) override { core.stopping = true; }
+};
+
+}  // namespace detail
+
+/// A queue of work with CUDA's semantics: in order within a stream, unordered across streams except through events.
+///
+/// Work is enqueued by one host thread at a time. A task that throws poisons the stream: later tasks are skipped
+/// (records still complete), and every later enqueue, record, wait and synchronize rethrows. The destructor finishes
+/// the queue.
+class Stream {
+ public:
+  /// @param name appears in reports of waits and, cut to 15 characters, as the name of the worker thread
+  /// @throws ResourceError if the worker thread cannot be started
+  explicit Stream(std::string_view name) : core_(std::make_unique<detail::StreamCore>(name)) {
+    try {
+      core_->worker = std::thread([core = core_.get()] { work(*core); });
+    } catch (std::exception const& error) {
+      fail<ResourceError>("stream '{}': cannot start its worker thread: {}", name, error.what());
+    }
+  }
+  /// A stream without a worker: tasks run at once on the calling thread, waits block it, exceptions pass to the caller.
+  static Stream inline_stream(std::string_view name) { return Stream{std::make_unique<detail::StreamCore>(name)}; }
+
+  Stream(Stream&&) noexcept = default;
+  Stream& operator=(Stream&& other) noexcept {
+    Stream finished(std::move(*this));
+    core_ = std::move(other.core_);
+    return *this;
+  }
+  ~Stream() {
+    if (core_ == nullptr || !core_->worker.joinable()) return;
+    core_->queue.push(new detail::StopTask);
+    core_->worker.join();
+  }
+
+  /// Appends a callable. It is moved into the queue and destroyed on the worker right after it ran or was skipped.
+  /// @throws what an earlier task threw
+  template <class F>
+  void enqueue(F&& task) {
+    if (runs_inline()) {
+      std::forward<F>(task)();
+      return;
+    }
+    core_->rethrow();
+    core_->queue.push(new detail::CallTask<std::remove_cvref_t<F>>(std::forward<F>(task)));
+  }
+
+  /// Lets `event` stand for all work enqueued so far.
+  void record(Event& event) {
+    core_->rethrow();
+    push_record(event);
+  }
+
+  /// Later work of this stream waits until the latest record of `event` is reached.
+  /// @throws UsageError if `event` was never recorded
+  void wait(Event const& event, WaitSite site = WaitSite::none) {
+    FSDP_EXPECTS(event.recorded(), "stream '{}' is to wait at site '{}' for an event that was never recorded", name(),
+                 fsdp::name(site));
+    core_->rethrow();
+    if (runs_inline()) {
+      core_->await(*event.state_, event.ticket_, site);
+      return;
+    }
+    event.state_->enter();
+    core_->queue.push(new detail::WaitTask(*event.state_, event.ticket_, site));
+  }
+
+  /// Blocks the calling thread until all enqueued work is done.
+  /// @throws what a task threw; UsageError from inside a task of this stream
+  void synchronize() {
+    if (runs_inline()) return;
+    FSDP_EXPECTS(std::this_thread::get_id() != core_->worker.get_id(),
+                 "stream '{}': a task cannot synchronize its own stream", name());
+    Event& done = core_->finished;
+    push_record(done);
+    done.state_->await(done.ticket_, Backoff{Backoff::Limit::termination},
+                       [&] { return fmt::format("the host waits for stream '{}'", name()); });
+    core_->rethrow();
+  }
+
+  /// Nanoseconds that the stream has spent blocked at `site`, so far.
+  std::uint64_t blocked_ns(WaitSite site) const {
+    return core_->blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
+  }
+  std::string_view name() const { return core_->name; }
+  bool runs_inline() const { return !core_->worker.joinable(); }
+  /// Identifies the stream; unchanged by moves.
+  void const* id() const { return core_.get(); }
+
+ private:
+  explicit Stream(std::unique_ptr<detail::StreamCore> core) : core_(std::move(core)) {}
+
+  static void work(detail::StreamCore& core) {
+    ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());
+    while (!core.stopping) core.queue.pop()->run(core);
+  }
+  void push_record(Event& event) {
+    auto const ticket = event.next_ticket(core_.get());
+    if (runs_inline()) {
+      event.state_->complete(ticket);
+      return;
+    }
+    event.state_->enter();
+    core_->queue.push(new detail::RecordTask(*event.state_, ticket));
+  }
+
+  std::unique_ptr<detail::StreamCore> core_;
+};
+
+}  // namespace fsdp::host

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host device: the suite with worker threads, with inline streams and through a delaying wrapper; and what a host
+// stream promises beyond the concept.
+#include "fsdp/host/device.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/conformance/device_suite.hpp"
+
+namespace {
+
+namespace host = fsdp::host;
+namespace conformance = fsdp::conformance;
+
+struct Workers {
+  using Device = host::Device;
+  static Device device() { return {}; }
+  static constexpr bool concurrent = true;
+};
+struct Inline {
+  using Device = fsdp::testing::InlineDevice<host::Device>;
+  static Device device() { return {}; }
+  static constexpr bool concurrent = false;
+};
+struct Delayed {
+  using Device = fsdp::testing::DelayDevice<host::Device>;
+  static Device device() { return {host::Device{}, 42, 20}; }
+  static constexpr bool concurrent = true;
+};
+
+static_assert(fsdp::Device<fsdp::testing::DropDevice<host::Device>>);
+static_assert(fsdp::Device<fsdp::testing::CountDevice<host::Device>>);
+
+}  // namespace
+
+FSDP_DEVICE_SUITE("host", Workers);
+FSDP_DEVICE_SUITE("host, inline streams", Inline);
+FSDP_DEVICE_SUITE("host, delayed", Delayed);
+
+TEST_CASE("host: an inline stream passes exceptions to the caller", "[device]") {
+  auto stream = host::Stream::inline_stream("inline");
+  int ran = 0;
+  CHECK_THROWS_AS(stream.enqueue([] { throw conformance::Failure("now"); }), conformance::Failure);
+  stream.enqueue([&ran] { ++ran; });
+  CHECK(ran == 1);
+}
+
+TEST_CASE("host: an inline stream blocks the caller in a wait", "[device]") {
+  host::Stream worker{"worker"};
+  auto stream = host::Stream::inline_stream("inline");
+  host::Event event;
+  int value = 0;
+  worker.enqueue([&value] {
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    value = 7;
+  });
+  worker.record(event);
+  stream.wait(event, fsdp::WaitSite::compute_unsharded);
+  CHECK(value == 7);
+  CHECK(stream.blocked_ns(fsdp::WaitSite::compute_unsharded) > 0);
+  CHECK(stream.blocked_ns(fsdp::WaitSite::none) == 0);
+}
+
+TEST_CASE("host: blocked time is counted where it was spent", "[device]") {
+  host::Stream slow{"slow"}, fast{"fast"};
+  host::Event event;
+  slow.enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds{30}); });
+  slow.record(event);
+  fast.wait(event, fsdp::WaitSite::reduce_gradients);
+  fast.synchronize();
+  CHECK(fast.blocked_ns(fsdp::WaitSite::reduce_gradients) > 0);
+  CHECK(fast.blocked_ns(fsdp::WaitSite::gather_updated) == 0);
+  CHECK(slow.blocked_ns(fsdp::WaitSite::reduce_gradients) == 0);
+}
+
+TEST_CASE("host: a task that synchronizes its own stream is told so", "[device]") {
+  host::Stream stream{"self"};
+  stream.enqueue([&stream] { stream.synchronize(); });
+  CHECK_THROWS_AS(stream.synchronize(), fsdp::UsageError);
+}
+
+TEST_CASE("host: the destructor finishes the queue, and assignment finishes the old one", "[device]") {
+  std::atomic<int> ran{0};
+  auto const fill = [&ran](host::Stream& stream) {
+    for (int i = 0; i < 100; ++i) stream.enqueue([&ran] { ++ran; });
+  };
+  {
+    host::Stream stream{"first"};
+    fill(stream);
+    host::Stream other{"second"};
+    fill(other);
+    stream = std::move(other);
+    fill(stream);
+  }
+  CHECK(ran == 300);
+}
+
+TEST_CASE("host: a callable is destroyed before the next task runs", "[device]") {
+  struct Canary {
+    explicit Canary(int* count) : alive(count) { ++*alive; }
+    Canary(Canary&& other) noexcept : alive(std::exchange(other.alive, nullptr)) {}
+    Canary(Canary const&) = delete;
+    Canary& operator=(Canary const&) = delete;
+    ~Canary() {
+      if (alive != nullptr) --*alive;
+    }
+    void operator()() const {}
+    int* alive;
+  };
+  int alive = 0, seen = -1;
+  {
+    host::Stream stream{"canary"};
+    stream.enqueue(Canary{&alive});
+    stream.enqueue([&] { seen = alive; });
+    stream.synchronize();
+  }
+  CHECK(seen == 0);
+}
+
+namespace {
+
+struct Outcome {
+  int status = 0;
+  std::string text;
+};
+
+/// Runs `action` in a child process and returns how it ended and what it wrote to stderr.
+template <class Action>
+Outcome in_child(Action const& action) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  auto const child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::close(ends[0]);
+    ::dup2(ends[1], STDERR_FILENO);
+    action();
+    std::_Exit(0);
+  }
+  ::close(ends[1]);
+  Outcome outcome;
+  char part[512];
+  for (ssize_t got = 0; (got = ::read(ends[0], part, sizeof part)) > 0;)
+    outcome.text.append(part, static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  ::waitpid(child, &outcome.status, 0);
+  return outcome;
+}
+
+/// A stream that waits for ever.
+void wait_in_vain() {
+  host::Stream busy{"busy"}, stuck{"stuck stream"};
+  host::Event event;
+  busy.enqueue([] { std::this_thread::sleep_for(std::chrono::hours{1}); });
+  busy.record(event);
+  stuck.wait(event, fsdp::WaitSite::gather_slot_read);
+  std::this_thread::sleep_for(std::chrono::hours{1});
+}
+
+}  // namespace
+
+TEST_CASE("host: a wait that misses its deadline is reported and ends the process", "[device][fork]") {
+  auto const outcome = in_child([] {
+    host::set_wait_deadline(std::chrono::milliseconds{50});
+    wait_in_vain();
+  });
+  REQUIRE(WIFEXITED(outcome.status));
+  CHECK(WEXITSTATUS(outcome.status) == host::wait_expired_exit_code);
+  CHECK(outcome.text.find("stuck stream") != std::string::npos);
+  CHECK(outcome.text.find("gather_slot_read") != std::string::npos);
+  CHECK(outcome.text.find("since 2") != std::string::npos);
+}
+
+TEST_CASE("host: SIGTERM during a wait is reported and ends the process", "[device][fork]") {
+  auto const outcome = in_child([] {
+    host::report_on_sigterm();
+    ::kill(::getpid(), SIGTERM);
+    wait_in_vain();
+  });
+  REQUIRE(WIFEXITED(outcome.status));
+  CHECK(WEXITSTATUS(outcome.status) == host::wait_terminated_exit_code);
+  CHECK(outcome.text.find("gather_slot_read") != std::string::npos);
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// local::Communicator over CUDA: ranks are threads that share the first GPU, plain and with seeded delays.
+// timeout: 470
+#include "fsdp/comm/local.hpp"
+#include "fsdp/cuda/device.hpp"
+#include "tests/conformance/communicator_suite.hpp"
+#include "tests/conformance/gpu.hpp"
+
+namespace {
+
+bool const ready = fsdp::testing::need_gpu();
+
+struct LocalCuda {
+  using Communicator = fsdp::local::Communicator<fsdp::cuda::Device>;
+  static constexpr bool fixed_tree = true;
+  static constexpr bool reports_order = true;
+  static constexpr bool reports_peers = true;
+  static std::vector<int> sizes() { return {1, 2, 3, 4, 7}; }
+  template <class Body>
+  static void run(int ranks, Body const& body) {
+    fsdp::local::run(ranks, fsdp::cuda::Device{}, [&](Communicator& comm) { body(comm); });
+  }
+};
+
+}  // namespace
+
+FSDP_COMMUNICATOR_SUITE("local<cuda>", LocalCuda);

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// What mpi::Communicator promises beyond the suite: shared memory, errors that reach all ranks, results that are free.
+// ranks: 2 3 4
+#include <dirent.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/mpi.hpp"
+#include "tests/catch.hpp"
+#include "tests/mpi_main.hpp"
+#include "tests/support/devices.hpp"
+
+namespace {
+
+using fsdp::Label;
+using fsdp::WaitSite;
+using fsdp::mpi::Communicator;
+
+constexpr Label label{"unit", "test"};
+
+Communicator make_world(int ranks_per_node) {
+  fsdp::mpi::Options options;
+  options.ranks_per_node = ranks_per_node;
+  return Communicator(test_environment(), {}, options);
+}
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+/// The text of the E that `action` throws.
+template <class E, class Action>
+std::string thrown(Action&& action) {
+  try {
+    action();
+  } catch (E const& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+/// Names of this library in /dev/shm that belong to this process.
+int names_left() {
+  int count = 0;
+  DIR* const directory = ::opendir("/dev/shm");
+  if (directory == nullptr) return 0;
+  auto const prefix = "fsdp-" + fmt::format("{:x}", ::getpid());
+  while (auto const* entry = ::readdir(directory))
+    if (std::string(static_cast<char const*>(entry->d_name)).rfind(prefix, 0) == 0) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+/// float i of rank r.
+float value(int rank, std::size_t i) { return static_cast<float>(static_cast<int>(i % 61) + 100 * rank); }
+
+}  // namespace
+
+TEST_CASE("memory is shared from the first byte to the last, and its name is gone") {
+  auto world = make_world(0);
+  constexpr std::size_t bytes = 70001;
+  auto* const memory = static_cast<unsigned char*>(world.allocate(bytes));
+  REQUIRE(memory != nullptr);
+  CHECK(reinterpret_cast<std::uintptr_t>(memory) % 4096 == 0);
+  CHECK(std::all_of(memory, memory + bytes, [](unsigned char byte) { return byte == 0; }));
+  CHECK(names_left() == 0);
+  memory[0] = memory[bytes - 1] = 1;
+  world.deallocate(memory, bytes);
+}
+
+TEST_CASE("ranks may pass different offsets of shared memory") {
+  for (int const ranks_per_node : {0, 1}) {
+    auto world = make_world(ranks_per_node);
+    auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
+    constexpr std::size_t count = 5003;
+    auto const ranks = index(world.size());
+    std::size_t const bytes = (ranks + 2) * count * sizeof(float) + 64 * ranks;
+    auto* const memory = static_cast<float*>(world.allocate(bytes));
+    auto* const send = memory + 3 * index(world.rank());
+    auto* const receive = send + count + index(world.size() - world.rank());
+    for (std::size_t i = 0; i < count; ++i) send[i] = value(world.rank(), i);
+    auto const ticket = world.all_gather(stream, send, receive, count, label);
+    world.wait_for_peers(stream, ticket, WaitSite::none);
+    stream.synchronize();
+    bool same = true;
+    for (int rank = 0; rank < world.size(); ++rank)
+      for (std::size_t i = 0; i < count; ++i) same = same && receive[index(rank) * count + i] == value(rank, i);
+    CHECK(same);
+    world.deallocate(memory, bytes);
+  }
+}
+
+TEST_CASE("memory of a part of the ranks works in a collective of all") {
+  auto world = make_world(0);
+  auto alone = world.split(world.rank() == 0 ? 0 : 1, world.rank());
+  auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
+  constexpr std::size_t count = 40000;
+  std::size_t const bytes = index(world.size()) * count * sizeof(float);
+  auto* const memory = static_cast<float*>(alone.allocate(bytes));
+  auto* const own = memory + index(world.rank()) * count;
+  for (std::size_t i = 0; i < count; ++i) own[i] = value(world.rank(), i);
+  world.all_gather(stream, own, memory, count, label);
+  stream.synchronize();
+  bool same = true;
+  for (int rank = 0; rank < world.size(); ++rank)
+    for (std::size_t i = 0; i < count; ++i) same = same && memory[index(rank) * count + i] == value(rank, i);
+  CHECK(same);
+  world.exchange({});
+  alone.deallocate(memory, bytes);
+}
+
+TEST_CASE("the result of an all_reduce out of place is free as soon as it is there") {
+  for (int const ranks_per_node : {0, 1}) {
+    auto world = make_world(ranks_per_node);
+    auto stream = world.device().make_stream("reduce", fsdp::StreamPriority::high);
+    constexpr std::size_t count = 30000;
+    auto* const memory = static_cast<float*>(world.allocate(2 * count * sizeof(float)));
+    float* const result = memory + count;
+    fsdp::testing::Draws draws(static_cast<std::uint64_t>(17 + world.rank()));
+    std::int64_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) memory[i] = 1.0f;
+    for (int round = 0; round < 40; ++round) {
+      world.all_reduce(stream, static_cast<float const*>(memory), result, count, label);
+      stream.enqueue([&, pause = draws(2) == 0 ? draws(400) : 0] {
+        for (std::size_t i = 0; i < count; ++i) wrong += result[i] != static_cast<float>(world.size());
+        for (std::size_t i = 0; i < count; ++i) result[i] = -1.0f;
+        std::this_thread::sleep_for(std::chrono::microseconds(pause));
+      });
+    }
+    stream.synchronize();
+    CHECK(wrong == 0);
+    world.exchange({});
+    world.deallocate(memory, 2 * count * sizeof(float));
+  }
+}
+
+TEST_CASE("all ranks get the OrderError, and other communicators go on") {
+  for (int const ranks_per_node : {0, 1, 2}) {
+    auto world = make_world(ranks_per_node);
+    auto part = world.split(0, world.rank());
+    auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
+    std::vector<float> data(64 * index(world.size()), 1.0f);
+    part.all_reduce(stream, data.data(), data.data(), 8, {"block.0", "forward"});
+    bool const odd = world.rank() == world.size() - 1;
+    part.all_gather(stream, data.data(), data.data(), odd ? 0 : 8, {odd ? "block.2" : "block.1", "forward"});
+    auto const text = thrown<fsdp::OrderError>([&] { stream.synchronize(); });
+    INFO(text);
+    CHECK(text.rfind(fmt::format("rank {}: ", world.rank()), 0) == 0);
+    CHECK(text.find("collective 2") != std::string::npos);
+    CHECK(text.find("rank 0 runs all_gather of unit 'block.1' (forward, 8 x fp32)") != std::string::npos);
+    CHECK(text.find(fmt::format("rank {} runs all_gather of unit 'block.2'", world.size() - 1)) != std::string::npos);
+    CHECK_THROWS_AS(part.all_gather(stream, data.data(), data.data(), 8, label), fsdp::OrderError);
+
+    auto other = world.split(0, world.rank());
+    auto healthy = world.device().make_stream("other", fsdp::StreamPriority::high);
+    std::vector<double> one(3, 1.0);
+    other.all_reduce(healthy, one.data(), one.data(), one.size(), label);
+    healthy.synchronize();
+    CHECK(one == std::vector<double>(3, static_cast<double>(world.size())));
+  }
+}
+
+TEST_CASE("an error inside a collective reaches the ranks of the node") {
+  auto world = make_world(0);
+  auto part = world.split(0, world.rank());
+  auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
+  constexpr std::size_t count = 64;
+  std::size_t const bytes = index(world.size()) * count * sizeof(float);
+  auto* const first = static_cast<float*>(part.allocate(bytes));
+  auto* const second = static_cast<float*>(part.allocate(bytes));
+  if (world.rank() == 0) part.deallocate(first, bytes);  // the others still move data in it
+  auto* const memory = world.rank() == 0 ? second : first;
+  auto const run = [&] {
+    part.all_gather(stream, memory + index(world.rank()) * count, memory, count, label);
+    stream.synchronize();
+    part.all_gather(stream, memory + index(world.rank()) * count, memory, count, label);
+    stream.synchronize();
+  };
+  if (world.rank() == 0) {
+    CHECK(thrown<fsdp::UsageError>(run).find("memory that this rank has deallocated") != std::string::npos);
+  } else {
+    CHECK(thrown<fsdp::PeerError>(run).find("a peer failed: rank 0: ") != std::string::npos);
+  }
+  world.exchange({});
+}

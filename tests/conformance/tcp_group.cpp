@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bootstrap of ranks over TCP: ranks are threads here, connected through the loopback.
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fsdp/comm/bootstrap.hpp"
+#include "tests/catch.hpp"
+
+using fsdp::bootstrap::Environment;
+using fsdp::bootstrap::TcpGroup;
+
+namespace {
+
+/// A port that was free a moment ago.
+int free_port() { return fsdp::bootstrap::listen_on("127.0.0.1", 0).local_port(); }
+
+Environment place(int rank, int size, int port) {
+  Environment result;
+  result.rank = rank;
+  result.size = size;
+  result.address = "127.0.0.1";
+  result.port = port;
+  return result;
+}
+
+/// Runs `body(rank)` on one thread per rank; gives what each threw ("" for nothing).
+template <class Body>
+std::vector<std::string> on_ranks(int size, Body body) {
+  std::vector<std::string> thrown(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([rank, &body, &thrown] {
+      try {
+        body(rank);
+      } catch (std::exception const& error) {
+        thrown[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return thrown;
+}
+
+bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+/// Sets a variable of the environment while it lives.
+class Variable {
+ public:
+  Variable(char const* name, char const* value) : name_(name) { ::setenv(name, value, 1); }
+  Variable(Variable const&) = delete;
+  Variable& operator=(Variable const&) = delete;
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  char const* name_;
+};
+
+constexpr auto patience = std::chrono::seconds(60);
+
+}  // namespace
+
+TEST_CASE("texts of any length arrive at every rank, in rank order", "[tcp]") {
+  for (int const size : {1, 2, 5}) {
+    int const port = free_port();
+    std::vector<std::vector<std::string>> got(static_cast<std::size_t>(size));
+    auto const thrown = on_ranks(size, [&](int rank) {
+      TcpGroup group(place(rank, size, port), patience);
+      if (group.exchange("") != std::vector<std::string>(static_cast<std::size_t>(size)))
+        throw fsdp::Error("not empty");
+      auto const big = static_cast<std::size_t>(rank) * 3'000'000u;
+      got[static_cast<std::size_t>(rank)] = group.exchange(std::string(big, static_cast<char>('a' + rank)));
+    });
+    for (auto const& text : thrown) CHECK(text == "");
+    for (auto const& texts : got) {
+      REQUIRE(texts.size() == static_cast<std::size_t>(size));
+      for (std::size_t rank = 0; rank < texts.size(); ++rank)
+        CHECK(texts[rank] == std::string(rank * 3'000'000u, static_cast<char>('a' + rank)));
+    }
+  }
+}
+
+TEST_CASE("a split orders ranks by key, then by rank, and splits again", "[tcp]") {
+  int const port = free_port();
+  std::vector<std::string> seen(5);
+  auto const thrown = on_ranks(5, [&](int rank) {
+    TcpGroup world(place(rank, 5, port), patience);
+    TcpGroup half = world.split(rank % 2, -rank);  // {4, 2, 0} and {3, 1}
+    TcpGroup again = half.split(0, half.rank());
+    TcpGroup alone = world.split(rank, 0);
+    std::string text = std::to_string(alone.size());
+    for (auto const& member : again.exchange(std::to_string(rank))) text += member;
+    seen[static_cast<std::size_t>(rank)] = text;
+  });
+  for (auto const& text : thrown) CHECK(text == "");
+  CHECK(seen == std::vector<std::string>{"1420", "131", "1420", "131", "1420"});
+}
+
+TEST_CASE("a rank that does not come is named at the deadline", "[tcp]") {
+  int const port = free_port();
+  auto const thrown = on_ranks(3, [&](int rank) {
+    if (rank != 2) TcpGroup(place(rank, 3, port), std::chrono::milliseconds(400));
+  });
+  CHECK(contains(thrown[0], "did not arrive in 0.4 s: 2"));
+  CHECK(contains(thrown[1], "rank 1 of 3"));
+}
+
+TEST_CASE("without rank 0 the others say whom they cannot reach", "[tcp]") {
+  int const port = free_port();
+  CHECK_THROWS_AS(TcpGroup(place(1, 2, port), std::chrono::milliseconds(200)), fsdp::PeerError);
+}
+
+TEST_CASE("a rank that ends is noticed by all before the deadline", "[tcp]") {
+  int const port = free_port();
+  auto const thrown = on_ranks(3, [&](int rank) {
+    TcpGroup group(place(rank, 3, port), patience);
+    group.exchange("together");
+    if (rank == 2) throw fsdp::Error("enough");
+    group.exchange("without rank 2");
+  });
+  CHECK(contains(thrown[0], "rank 2 closed the connection"));
+  CHECK(contains(thrown[1], "rank 2 closed the connection"));
+  CHECK(thrown[2] == "enough");
+}
+
+TEST_CASE("a rank that is late is named at the deadline", "[tcp]") {
+  int const port = free_port();
+  std::atomic<bool> over{false};
+  auto const thrown = on_ranks(2, [&](int rank) {
+    TcpGroup group(place(rank, 2, port), std::chrono::milliseconds(500));
+    std::string first;
+    if (rank == 0) {
+      try {
+        group.exchange("hello?");
+      } catch (std::exception const& error) {
+        first = error.what();
+      }
+      over = true;
+      if (contains(first, "rank 1 did not answer in time")) group.exchange("again");
+    }
+    while (!over) std::this_thread::yield();
+  });
+  CHECK(contains(thrown[0], "has failed and cannot be used"));
+  CHECK(thrown[1] == "");
+}
+
+TEST_CASE("ranks that disagree about the group are told", "[tcp]") {
+  SECTION("about its size") {
+    int const port = free_port();
+    auto const thrown = on_ranks(2, [&](int rank) { TcpGroup(place(rank, 2 + rank, port), patience); });
+    CHECK(contains(thrown[0], "a peer says that it is rank 1 of 3"));
+    CHECK(contains(thrown[1], "a peer says that it is rank 1 of 3"));
+  }
+  SECTION("about who is who") {
+    int const port = free_port();
+    auto const thrown = on_ranks(3, [&](int rank) { TcpGroup(place(rank == 0 ? 0 : 1, 3, port), patience); });
+    for (auto const& text : thrown) CHECK(contains(text, "two processes say that they are rank 1 of 3"));
+  }
+}
+
+TEST_CASE("a stranger on the port does not disturb the ranks", "[tcp]") {
+  int const port = free_port();
+  auto const thrown = on_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      auto const deadline = fsdp::bootstrap::Clock::now() + patience;
+      auto const stranger = fsdp::bootstrap::connect_to("127.0.0.1", port, deadline);
+      stranger.send("GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", 32, deadline, "rank 0");
+      TcpGroup(place(1, 2, port), patience).exchange("x");
+    } else {
+      TcpGroup(place(0, 2, port), patience).exchange("y");
+    }
+  });
+  for (auto const& text : thrown) CHECK(text == "");
+}
+
+TEST_CASE("a taken port is a configuration error", "[tcp]") {
+  auto const taken = fsdp::bootstrap::listen_on("127.0.0.1", 0);
+  CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);
+}
+
+TEST_CASE("the environment is read in full or not at all", "[tcp]") {
+  for (char const* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  CHECK(Environment::read().size == 1);
+  Variable const rank("RANK", "1");
+  CHECK_THROWS_AS(Environment::read(), fsdp::ConfigError);
+  Variable const size("WORLD_SIZE", "2");
+  CHECK_THROWS_AS(Environment::read(), fsdp::ConfigError);
+  Variable const address("MASTER_ADDR", "node0");
+  Variable const port("MASTER_PORT", "70000");
+  CHECK_THROWS_AS(Environment::read(), fsdp::ConfigError);
+  {
+    Variable const good("MASTER_PORT", "12345");
+    Variable const local("LOCAL_RANK", "0");
+    auto const read = Environment::read();
+    CHECK((read.rank == 1 && read.size == 2 && read.local_rank == 0 && read.address == "node0" && read.port == 12345));
+  }
+  Variable const beyond("RANK", "2");
+  CHECK_THROWS_AS(Environment::read(), fsdp::ConfigError);
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The watch over an NCCL communicator: what it says and how it ends the process. Needs NCCL's library, but no GPU.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "fsdp/comm/nccl_watch.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using fsdp::nccl::Watch;
+using std::chrono::milliseconds;
+
+struct Outcome {
+  int code = -1;
+  std::string text;
+};
+
+/// Runs `action` in a child process: its exit code, and what it wrote to stderr.
+template <class Action>
+Outcome in_child(Action const& action) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  auto const child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::close(ends[0]);
+    ::dup2(ends[1], STDERR_FILENO);
+    action();
+    std::_Exit(0);
+  }
+  ::close(ends[1]);
+  Outcome outcome;
+  char part[512];
+  for (ssize_t got = 0; (got = ::read(ends[0], part, sizeof(part))) > 0;)
+    outcome.text.append(part, static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
+  return outcome;
+}
+bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+Watch::Scene scene() { return {"all_gather", {"block.3", "backward"}, 57, 1024, "bf16"}; }
+
+}  // namespace
+
+TEST_CASE("a wait that misses its deadline is reported and ends the process", "[nccl]") {
+  auto const outcome = in_child([] {
+    Watch watch("rank 2 of 8 (cuda:2)", 2, milliseconds(200));
+    Watch::Phase const phase(&watch, scene());
+    std::this_thread::sleep_for(std::chrono::minutes(5));
+  });
+  CHECK(outcome.code == fsdp::host::wait_expired_exit_code);
+  for (auto const* part : {"rank 2 of 8 (cuda:2)", "all_gather 57", "'block.3'", "backward", "1024 bf16", "since 2"}) {
+    INFO(outcome.text);
+    CHECK(contains(outcome.text, part));
+  }
+}
+
+TEST_CASE("a request to terminate during a wait is reported and ends the process", "[nccl]") {
+  auto const outcome = in_child([] {
+    Watch watch("rank 0 of 2 (cuda:0)", 0, std::chrono::minutes(5));
+    fsdp::host::request_termination();
+    std::this_thread::sleep_for(milliseconds(300));  // nothing is awaited: the watch leaves the process alone
+    Watch::Phase const phase(&watch, scene());
+    std::this_thread::sleep_for(std::chrono::minutes(5));
+  });
+  CHECK(outcome.code == fsdp::host::wait_terminated_exit_code);
+  CHECK(contains(outcome.text, "asked to terminate"));
+}
+
+TEST_CASE("a wait that ends in time leaves no trace", "[nccl]") {
+  auto const outcome = in_child([] {
+    Watch watch("rank 0 of 2 (cuda:0)", 0, milliseconds(2000));
+    for (int i = 0; i < 4; ++i) {
+      Watch::Phase const outer(&watch, {"the outer wait"});
+      Watch::Phase const inner(&watch, scene());
+      Watch::Phase const unwatched(nullptr, scene());
+      if (!contains(watch.pending(), "all_gather 57")) std::_Exit(3);
+      std::this_thread::sleep_for(milliseconds(600));
+    }
+    if (!watch.pending().empty()) std::_Exit(4);
+    std::this_thread::sleep_for(milliseconds(400));
+  });
+  CHECK(outcome.code == 0);
+  CHECK(outcome.text == "");
+}

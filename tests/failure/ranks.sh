@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Ranks that fail end the whole run, soon, with a non-zero code and a message that says why; nothing stays in /dev/shm.
+# timeout: 300
+# usage: ranks.sh <build directory>
+set -u
+program=$(find "$1" -name failure_ranks_mpi -type f -perm -u+x 2>/dev/null | head -1)
+if [ -z "$program" ] || ! command -v mpirun > /dev/null; then
+  echo "skipped: no MPI program"
+  exit 77
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+work=$(mktemp -d)
+mounted=""
+trap '[ -n "$mounted" ] && umount "$mounted"; rm -rf "$work"' EXIT
+failures=0
+
+fail() {
+  echo "FAILED: $*"
+  sed 's/^/    /' "$work/log"
+  failures=$((failures + 1))
+}
+
+# expect <name> <limit in seconds> <regular expression> <mpirun arguments...>
+expect() {
+  local name=$1 limit=$2 pattern=$3
+  shift 3
+  local begin=$SECONDS
+  timeout -k 5 "$limit" mpirun --oversubscribe --bind-to none "$@" > "$work/log" 2>&1
+  local code=$?
+  if [ $code -eq 0 ]; then fail "$name: the run claims success"; fi
+  if [ $((SECONDS - begin)) -ge "$limit" ]; then fail "$name: still running after $limit s"; fi
+  if ! grep -Eq "$pattern" "$work/log"; then fail "$name: no line matches '$pattern'"; fi
+  if grep -q completed "$work/log"; then fail "$name: a rank claims to have completed"; fi
+  nothing_left "$name"
+}
+nothing_left() {
+  if ls /dev/shm | grep -q '^fsdp-'; then fail "$1: left behind in /dev/shm: $(ls /dev/shm | grep '^fsdp-')"; fi
+}
+
+for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
+  timeout 60 mpirun --oversubscribe --bind-to none $nodes -np 3 "$program" none > "$work/log" 2>&1 ||
+    fail "without a fault $nodes: the run fails"
+  nothing_left "without a fault"
+  expect "a rank is killed $nodes" 20 'signal 9' $nodes -np 3 "$program" killed
+  expect "a rank never comes $nodes" 20 \
+    'rank [01]: waiting in all_gather of unit block.1 \(forward\) since [2-9]\.[0-9] s; missing ranks: 2;' \
+    -x FSDP_TIMEOUT=2 $nodes -np 3 "$program" absent
+  expect "a rank throws out of main $nodes" 20 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
+  expect "ranks run different collectives $nodes" 20 \
+    "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of unit 'block.1' \(forward, 4096 x fp32\), rank 2 runs reduce_scatter of unit 'block.0' \(backward, 4096 x fp32\)" \
+    $nodes -np 3 "$program" order
+  expect "ranks pass different counts $nodes" 20 "4096 x fp32\), rank 2 runs all_gather of unit 'block.1' \(forward, 4032 x" \
+    $nodes -np 3 "$program" count
+done
+expect "a rank misses a control-plane call" 20 'rank [01]: waiting in a control-plane call since [2-9].*missing ranks: 2;' \
+  -x FSDP_TIMEOUT=2 -np 3 "$program" control
+
+# SIGTERM to a waiting rank.
+mpirun --oversubscribe --bind-to none -np 3 "$program" sigterm > "$work/log" 2>&1 &
+launcher=$!
+for _ in $(seq 100); do
+  grep -q ready "$work/log" && break
+  sleep 0.1
+done
+sleep 0.5
+waiting=$(pgrep -P "$launcher" -f "$program sigterm" | head -1)
+kill -TERM "$waiting"
+for _ in $(seq 150); do
+  kill -0 "$launcher" 2> /dev/null || break
+  sleep 0.1
+done
+if kill -0 "$launcher" 2> /dev/null; then
+  fail "SIGTERM while waiting: still running"
+  kill -KILL "$launcher"
+fi
+wait "$launcher" && fail "SIGTERM while waiting: the run claims success"
+grep -Eq 'rank [01]: waiting in all_gather of unit block.1 \(forward\) since .* missing ranks: 2; asked to terminate' \
+  "$work/log" || fail "SIGTERM while waiting: no message"
+nothing_left "SIGTERM while waiting"
+
+# Shared memory that is too small: a tmpfs of 6 MiB for two times 4 MiB. Needs the right to mount.
+mkdir "$work/shm"
+if mount -t tmpfs -o size=6m tmpfs "$work/shm" 2> /dev/null; then
+  mounted="$work/shm"
+  expect "shared memory is too small" 20 \
+    "rank [01]: 8388608 bytes of shared memory in $work/shm .*No space left on device.*--shm-size" \
+    -x FSDP_SHM_DIR="$work/shm" -np 2 "$program" shm
+  grep -q allocated "$work/log" && fail "shared memory is too small: a rank goes on"
+  [ -n "$(ls "$work/shm")" ] && fail "shared memory is too small: files are left"
+else
+  echo "skipped: shared memory that is too small (cannot mount a tmpfs)"
+fi
+
+[ $failures -eq 0 ] && echo "all failures are reported"
+exit $((failures > 0))

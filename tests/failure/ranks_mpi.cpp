@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program whose ranks fail in the way that its argument names; tests/failure/*.sh run it under mpirun.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/comm/mpi.hpp"
+
+namespace {
+
+constexpr std::size_t count = 4096;
+
+/// The last rank misbehaves before the third collective; all others wait for it.
+void misbehave(std::string_view how) {
+  if (how == "killed") ::raise(SIGKILL);
+  if (how == "absent") ::sleep(60);
+  if (how == "throws") fsdp::fail<fsdp::UsageError>("this rank has had enough");
+}
+
+int body(fsdp::mpi::Environment const& environment, std::string_view how) {
+  fsdp::mpi::Communicator world(environment);
+  auto const last = world.rank() == world.size() - 1;
+  auto const ranks = static_cast<std::size_t>(world.size());
+  if (how == "shm") {
+    world.allocate(std::size_t{4} << 20);
+    std::puts("allocated");
+    return 0;
+  }
+  auto* const memory = static_cast<float*>(world.allocate(ranks * count * sizeof(float)));
+  auto stream = world.device().make_stream("gather");
+  auto* const own = memory + static_cast<std::size_t>(world.rank()) * count;
+  for (int k = 0; k < 2; ++k) world.all_gather(stream, own, memory, count, {"first", "forward"});
+  stream.synchronize();
+  if (last) misbehave(how);
+  if (how == "sigterm" && last) {
+    std::printf("ready %d\n", static_cast<int>(::getppid()));
+    std::fflush(stdout);
+    ::sleep(60);
+  }
+  if (how == "control") {
+    if (last) ::sleep(60);
+    world.exchange("here");
+  }
+  if (how == "order" && last) {
+    world.reduce_scatter(stream, memory, own, count, {"block.0", "backward"});
+  } else if (how == "count" && last) {
+    world.all_gather(stream, own, memory, count - 64, {"block.1", "forward"});
+  } else {
+    world.all_gather(stream, own, memory, count, {"block.1", "forward"});
+  }
+  stream.synchronize();
+  std::puts("completed");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string const how = argc > 1 ? argv[1] : "";
+  return fsdp::mpi::run(argc, argv, [&](fsdp::mpi::Environment& environment) { return body(environment, how); });
+}

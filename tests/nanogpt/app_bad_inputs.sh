@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every bad input ends nanogpt with its message and a non-zero code, before any training and without a hang: plain, as
+# threads, and under mpirun.
+# timeout: 900
+#
+#   app_bad_inputs.sh BINARY_DIR
+set -uo pipefail
+
+nanogpt=$1/examples/nanogpt/nanogpt
+if [[ ! -x $nanogpt ]]; then
+  echo "skipped: $nanogpt is not built"
+  exit 77
+fi
+folder=$(mktemp -d)
+trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+export OPENBLAS_NUM_THREADS=1
+
+failures=0
+checks=0
+fail() {
+  echo "FAILED: $1"
+  sed 's/^/    /' output
+  failures=$((failures + 1))
+}
+# refuses MESSAGE COMMAND...: the command must end by itself, not with 0, and say MESSAGE (a fixed text).
+refuses() {
+  local message=$1
+  shift
+  checks=$((checks + 1))
+  timeout 60 "$@" > output 2>&1
+  local code=$?
+  case $code in
+    0) fail "ended with 0: $*" ;;
+    124 | 137) fail "hung: $*" ;;
+    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
+  esac
+  grep -qF -- "$message" output || fail "did not say '$message': $*"
+  if grep -qE '^(iter|step) [0-9]' output; then fail "trained: $*"; fi
+}
+
+# --- data -----------------------------------------------------------------------------------------------------------------
+mkdir -p data/good data/bad
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done > text
+"$nanogpt" prepare --dataset=good --data=text > output 2>&1 || fail "prepare of a good text"
+dataset() { # dataset NAME: a copy of the good one, to be damaged
+  rm -rf "data/$1"
+  cp -r data/good "data/$1"
+}
+dataset odd && printf 'x' >> data/odd/train.bin
+dataset empty && : > data/empty/val.bin
+dataset missing && rm data/missing/val.bin
+dataset alien && printf '\377\377' >> data/alien/train.bin
+dataset nonsense && echo 'no json' > data/nonsense/meta.json
+dataset short && head -c 20 data/good/val.bin > data/short/val.bin
+printf 'abc\xff\n' > latin
+: > nothing
+
+small=(--dataset=good --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=1
+       --eval_iters=1 --out_dir=out)
+
+refuses "'data'" "$nanogpt" prepare --dataset=x
+refuses "'no_such_file' cannot be opened" "$nanogpt" prepare --dataset=x --data=no_such_file
+refuses "byte 3 (0xff)" "$nanogpt" prepare --dataset=x --data=latin
+refuses "is empty" "$nanogpt" prepare --dataset=x --data=nothing
+refuses "subcommand" "$nanogpt"
+refuses "frobnicate" "$nanogpt" frobnicate
+
+# --- settings: NAME=VALUE that the settings' own check refuses --------------------------------------------------------------
+for bad in batch_size=0 batch_size=-1 batch_size=two batch_size=1.5 block_size=0 n_layer=0 n_head=0 n_embd=-4 dropout=1.5 dropout=-1 \
+  dropout=nan learning_rate=0 learning_rate=-1 learning_rate=nan learning_rate=inf beta1=1 beta1=-0.1 beta2=1.5 beta2=nan \
+  weight_decay=-1 grad_clip=-1 max_iters=0 max_iters=-5 eval_interval=0 eval_iters=0 log_interval=0 warmup_iters=-1 lr_decay_iters=0 \
+  min_lr=-1 seed=-1 gradient_accumulation_steps=0 decay_lr=perhaps bias=2 device=tpu strategy=zero dtype=float8 shard_group=-1 \
+  prefetch=-1 bucket_mb=0 collective_timeout=0 ranks=0 ranks=1000 out_dir= dataset=; do
+  refuses "setting '${bad%%=*}': expected" "$nanogpt" train "${small[@]}" "--$bad"
+done
+refuses "no_such_setting" "$nanogpt" train "${small[@]}" --no_such_setting=1
+refuses "activation_checkpointing" "$nanogpt" train "${small[@]}" --activation_checkpointing=true
+refuses "no_such_config" "$nanogpt" train no_such_config "${small[@]}"
+echo 'n_layer = many' > wrong.conf
+refuses "setting 'n_layer': expected" "$nanogpt" train wrong.conf "${small[@]}"
+echo 'n_layers = 2' > unknown.conf
+refuses "there is no setting 'n_layers'" "$nanogpt" train unknown.conf "${small[@]}"
+refuses "setting 'dtype'" "$nanogpt" train "${small[@]}" --dtype=bfloat16 --device=cpu
+for from in resume gpt2 gpt2-xl; do
+  refuses "setting 'init_from': '$from' is not supported" "$nanogpt" train "${small[@]}" "--init_from=$from"
+done
+
+# --- what needs the ranks: plain, as threads, under mpirun ------------------------------------------------------------------
+worlds() { # worlds MESSAGE SETTINGS...
+  local message=$1
+  shift
+  refuses "$message" "$nanogpt" train "${small[@]}" "$@"
+  refuses "$message" "$nanogpt" train "${small[@]}" "$@" --ranks=2
+  if [[ -n ${mpirun[*]-} ]]; then refuses "$message" "${mpirun[@]}" "$nanogpt" train "${small[@]}" "$@"; fi
+}
+mpirun=()
+if command -v mpirun > /dev/null && "$nanogpt" train "${small[@]}" > /dev/null 2>&1; then
+  mpirun=(mpirun --oversubscribe --bind-to none -np 2)
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  timeout 60 "${mpirun[@]}" "$nanogpt" train "${small[@]}" > output 2>&1 || { grep -q "built without MPI" output && mpirun=(); }
+fi
+[[ -n ${mpirun[*]-} ]] || echo "note: without mpirun, or a program without MPI"
+rm -rf out
+
+worlds "no folder 'data/nowhere'" --dataset=nowhere
+worlds "not a multiple of 2" --dataset=odd
+worlds "'data/empty/val.bin' is empty" --dataset=empty
+worlds "'data/missing/val.bin' is missing" --dataset=missing
+worlds "has token 65535 at position" --dataset=alien
+worlds "expected a JSON object" --dataset=nonsense
+worlds "setting 'block_size'" --dataset=short --block_size=16
+worlds "setting 'block_size'" --block_size=100000
+worlds "setting 'n_embd': expected a multiple of n_head" --n_embd=15
+worlds "setting 'shard_group'" --strategy=hybrid_shard
+worlds "setting 'shard_group'" --strategy=hybrid_shard --shard_group=3
+worlds "setting 'shard_group'" --shard_group=1
+worlds "setting 'learning_rate'" --learning_rate=nan
+: > a_file
+worlds "setting 'out_dir'" --out_dir=a_file
+worlds "setting 'out_dir'" --out_dir=/proc/nanogpt
+worlds "setting 'log_json'" --log_json=no/such/folder/log
+refuses "setting 'gradient_accumulation_steps': expected a multiple of the 2 ranks" \
+  "$nanogpt" train "${small[@]}" --ranks=2 --gradient_accumulation_steps=3
+if [[ -n ${mpirun[*]-} ]]; then
+  refuses "setting 'gradient_accumulation_steps': expected a multiple of the 2 ranks" \
+    "${mpirun[@]}" "$nanogpt" train "${small[@]}" --gradient_accumulation_steps=3
+  refuses "setting 'ranks'" "${mpirun[@]}" "$nanogpt" train "${small[@]}" --ranks=2
+fi
+
+# --- sample -----------------------------------------------------------------------------------------------------------------
+refuses "holds no trained model" "$nanogpt" sample --out_dir=nowhere
+"$nanogpt" train "${small[@]}" > output 2>&1 || fail "a good run"
+refuses "not among the" "$nanogpt" sample --out_dir=out --start=§
+refuses "cannot be read" "$nanogpt" sample --out_dir=out --start=FILE:none
+refuses "is not supported" "$nanogpt" sample --out_dir=out --init_from=gpt2
+for bad in temperature=0 temperature=nan top_k=0 num_samples=0 max_new_tokens=-1; do
+  refuses "setting '${bad%%=*}': expected" "$nanogpt" sample --out_dir=out "--$bad"
+done
+cp -r out damaged && head -c 1000 out/model.safetensors > damaged/model.safetensors
+refuses "damaged/model.safetensors" "$nanogpt" sample --out_dir=damaged
+cp -r out other && sed -i 's/"n_embd": 16/"n_embd": 32/2; s/"n_layer": 1/"n_layer": 2/' other/config.json
+refuses "other/model.safetensors" "$nanogpt" sample --out_dir=other
+rm -r other && cp -r out other && rm other/meta.json
+refuses "vocabulary" "$nanogpt" sample --out_dir=other
+
+echo "$checks checks, $failures failures"
+((failures == 0))

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt's settings: defaults, values, config files, and the figures that follow from them.
+#include "settings.cpp"  // NOLINT: tests what the program is made of
+
+#include "metrics.cpp"  // NOLINT
+
+#include <regex>
+#include <string>
+#include <unistd.h>
+
+#include "tests/catch.hpp"
+
+namespace nanogpt {
+std::vector<ConfigFile> const& shipped_configs() {
+  static std::vector<ConfigFile> const files{{"tiny", "n_layer = 3 # three\nout_dir = 'my out'  # quoted\nbias=True\n\n# end"}};
+  return files;
+}
+}  // namespace nanogpt
+
+namespace {
+
+using namespace nanogpt;
+
+std::string what(auto&& call) {
+  try {
+    call();
+  } catch (fsdp::Error const& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+void set(Settings& settings, std::string_view name, std::string_view text) {
+  auto const* setting = find_setting(name);
+  REQUIRE(setting != nullptr);
+  assign(settings, *setting, text, "test");
+}
+
+}  // namespace
+
+TEST_CASE("defaults are nanoGPT's") {
+  std::vector<std::pair<char const*, char const*>> const defaults{
+      {"out_dir", "out"},          {"eval_interval", "2000"}, {"log_interval", "1"},
+      {"eval_iters", "200"},       {"eval_only", "false"},    {"always_save_checkpoint", "true"},
+      {"init_from", "scratch"},    {"dataset", "openwebtext"}, {"gradient_accumulation_steps", "40"},
+      {"batch_size", "12"},        {"block_size", "1024"},    {"n_layer", "12"},
+      {"n_head", "12"},            {"n_embd", "768"},         {"dropout", "0"},
+      {"bias", "false"},           {"learning_rate", "0.0006"}, {"max_iters", "600000"},
+      {"weight_decay", "0.1"},     {"beta1", "0.9"},          {"beta2", "0.95"},
+      {"grad_clip", "1"},          {"decay_lr", "true"},      {"warmup_iters", "2000"},
+      {"lr_decay_iters", "600000"}, {"min_lr", "6e-05"},      {"seed", "1337"},
+      {"num_samples", "10"},       {"max_new_tokens", "500"}, {"temperature", "0.8"},
+      {"top_k", "200"},
+  };
+  for (auto const& [name, text] : defaults) {
+    INFO(name);
+    auto const* setting = find_setting(name);
+    REQUIRE(setting != nullptr);
+    CHECK(setting->text_of(defaults(Command::train)) == text);
+  }
+  CHECK(defaults(Command::sample).init_from == "resume");
+}
+
+TEST_CASE("values out of range or of the wrong type are refused by name, with what was expected and what came") {
+  std::vector<std::pair<char const*, char const*>> const bad{
+      {"batch_size", "0"},        {"batch_size", "-1"},      {"batch_size", "1.5"},     {"batch_size", "many"},
+      {"batch_size", ""},         {"batch_size", "1e3"},     {"batch_size", "99999999999999999999"},
+      {"block_size", "0"},        {"n_layer", "0"},          {"n_head", "-2"},          {"n_embd", "0"},
+      {"dropout", "1"},           {"dropout", "1.5"},        {"dropout", "-0.1"},       {"dropout", "nan"},
+      {"learning_rate", "0"},     {"learning_rate", "nan"},  {"learning_rate", "-1e-3"}, {"learning_rate", "inf"},
+      {"learning_rate", "1e999"}, {"learning_rate", "fast"}, {"learning_rate", "1e-3x"}, {"min_lr", "-1"},
+      {"beta1", "1"},             {"beta1", "-0.1"},         {"beta2", "1.0"},          {"beta2", "nan"},
+      {"weight_decay", "-1"},     {"grad_clip", "-1"},       {"grad_clip", "nan"},      {"max_iters", "0"},
+      {"eval_iters", "0"},        {"log_interval", "0"},     {"eval_interval", "0"},    {"warmup_iters", "-1"},
+      {"lr_decay_iters", "0"},    {"seed", "-1"},            {"decay_lr", "maybe"},     {"decay_lr", ""},
+      {"device", "tpu"},          {"dtype", "int8"},         {"strategy", "zero3"},     {"ranks", "0"},
+      {"ranks", "65"},            {"prefetch", "-1"},        {"bucket_mb", "0"},        {"collective_timeout", "0"},
+      {"shard_group", "0"},       {"temperature", "0"},      {"top_k", "0"},            {"num_samples", "0"},
+      {"gradient_accumulation_steps", "0"}, {"out_dir", ""}, {"dataset", ""},
+  };
+  for (auto const& [name, text] : bad) {
+    INFO(name << "=" << text);
+    Settings settings;
+    auto const message = what([&, n = name, t = text] { set(settings, n, t); });
+    CHECK(has(message, std::string("setting '") + name + "': expected "));
+    CHECK(has(message, std::string("got '") + text + "'"));
+  }
+  CHECK(find_setting("learning_rat") == nullptr);
+  CHECK(find_setting("activation_checkpointing") == nullptr);
+  CHECK(find_setting("cpu_offload") == nullptr);
+}
+
+TEST_CASE("good values are read") {
+  Settings settings;
+  set(settings, "learning_rate", "1e-3");
+  set(settings, "beta1", "0");
+  set(settings, "grad_clip", "0");
+  set(settings, "decay_lr", "False");
+  set(settings, "warmup_iters", "0");
+  CHECK(settings.learning_rate == 1e-3);
+  CHECK(settings.beta1 == 0.0);
+  CHECK_FALSE(settings.decay_lr);
+}
+
+TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong lines name file and line") {
+  Settings settings;
+  apply_config_file(settings, "tiny");
+  CHECK(settings.n_layer == 3);
+  CHECK(settings.out_dir == "my out");
+  CHECK(settings.bias);
+  Settings python;
+  apply_config_file(python, "config/tiny.py");
+  CHECK(python.n_layer == 3);
+  apply_config_text(settings, "n_layer = 4\r\nstart = \"#1\"", "crlf");
+  CHECK(settings.n_layer == 4);
+  CHECK(settings.start == "#1");
+
+  CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }), "file, line 2: there is no setting 'n_layers'"));
+  CHECK(has(what([&] { apply_config_text(settings, "n_layer 4", "file"); }), "file, line 1: expected 'name = value'"));
+  CHECK(has(what([&] { apply_config_text(settings, "\n\nn_layer = four", "file"); }), "got 'four' (file, line 3)"));
+  CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'open", "file"); }), "never closed"));
+  CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'a' b", "file"); }), "follows the closing quote"));
+  CHECK(has(what([&] { apply_config_file(settings, "no_such_config"); }), "tiny"));
+}
+
+TEST_CASE("settings that do not fit together are refused") {
+  auto const problem = [](auto&& change, std::int64_t ranks) {
+    Settings settings;
+    change(settings);
+    return what([&] { check_together(settings, Command::train, ranks); });
+  };
+  CHECK(problem([](Settings&) {}, 8) == "nothing was thrown");
+  CHECK(has(problem([](Settings&) {}, 3), "'gradient_accumulation_steps': expected a multiple of the 3 ranks"));
+  CHECK(has(problem([](Settings& s) { s.n_embd = 100; }, 1), "'n_embd': expected a multiple of n_head = 12, got 100"));
+  CHECK(has(problem([](Settings& s) { s.strategy = "hybrid_shard"; }, 4), "'shard_group'"));
+  CHECK(has(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 3; }, 4), "divisor of the 4 ranks, got 3"));
+  CHECK(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 2; }, 4) == "nothing was thrown");
+  CHECK(has(problem([](Settings& s) { s.shard_group = 2; }, 4), "'shard_group'"));
+  for (std::string const from : {"resume", "gpt2", "gpt2-xl", "some/folder"})
+    CHECK(has(problem([&](Settings& s) { s.init_from = from; }, 1), "'init_from': '" + from + "' is not supported"));
+}
+
+TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end") {
+  Settings s;
+  s.learning_rate = 1e-3;
+  s.min_lr = 1e-4;
+  s.warmup_iters = 100;
+  s.lr_decay_iters = 5000;
+  CHECK(learning_rate(s, 0) == Approx(1e-3 / 101).epsilon(1e-14));
+  CHECK(learning_rate(s, 99) == Approx(1e-3 * 100 / 101).epsilon(1e-14));
+  CHECK(learning_rate(s, 100) == 1e-3);
+  CHECK(learning_rate(s, 2550) == Approx(5.5e-4).epsilon(1e-12));  // half way: the mean of both
+  CHECK(learning_rate(s, 1325) == Approx(1e-4 + 0.5 * (1 + std::sqrt(0.5)) * 9e-4).epsilon(1e-12));
+  CHECK(learning_rate(s, 5000) == Approx(1e-4).epsilon(1e-12));
+  CHECK(learning_rate(s, 5001) == 1e-4);
+  CHECK(learning_rate(s, 1000000) == 1e-4);
+  s.decay_lr = false;
+  CHECK(learning_rate(s, 0) == 1e-3);
+  s.decay_lr = true;
+  s.warmup_iters = 5000;
+  CHECK(learning_rate(s, 5000) == 1e-4);  // nothing left to decay over: no division by zero
+}
+
+TEST_CASE("log lines have nanoGPT's form") {
+  IterationReport const report{10, 3.13321, 0.0273, 0.0341, 6e-4, 1.524, 302000.4, 480000000};
+  CHECK(line(report) ==
+        "iter 10: loss 3.1332, time 27.30ms, mfu 3.41%, lr 6.00e-04, total time 1.52s, tokens/s 302,000, mem 0.48GB");
+  CHECK(line(EvaluationReport{0, 4.28741, 4.28234, 1e-3, -1}) == "step 0: train loss 4.2874, val loss 4.2823");
+  IterationReport const first{};
+  CHECK(has(line(first), "mfu -100.00%"));
+}
+
+TEST_CASE("JSON lines parse and keep every digit") {
+  double const loss = 3.1332000000000123;
+  auto const object = json(IterationReport{10, loss, 0.0273, 0.0341, 6e-4, 1.5, 302000, 1234567890123});
+  CHECK(has(object, fmt::format("\"loss\":{:.17g},", loss)));
+  CHECK(has(object, "\"mem_bytes\":1234567890123}"));
+  CHECK(has(json(EvaluationReport{3, std::nan(""), 1.5, 0, -1}), "\"train_loss\":null,\"val_loss\":1.5,"));
+}
+
+TEST_CASE("utilisation is smoothed from the fifth iteration on") {
+  MfuMeter meter(100.0, 1000.0);
+  meter.add(4, 1.0);
+  CHECK(meter.value() == -1.0);
+  meter.add(5, 1.0);
+  CHECK(meter.value() == Approx(0.1));
+  meter.add(6, 0.5);
+  CHECK(meter.value() == Approx(0.9 * 0.1 + 0.1 * 0.2));
+}
+
+TEST_CASE("numbers with commas") {
+  CHECK(with_commas(0) == "0");
+  CHECK(with_commas(999) == "999");
+  CHECK(with_commas(1000) == "1,000");
+  CHECK(with_commas(491520) == "491,520");
+  CHECK(with_commas(10740096) == "10,740,096");
+  CHECK(with_commas(-1234) == "-1,234");
+}

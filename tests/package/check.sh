@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The three ways to use the library, each from a project of its own: the compiler alone, add_subdirectory, find_package.
+# usage: check.sh plain|subdirectory|install WORK_DIR
+# timeout: 600
+set -euo pipefail
+way=$1 work=$2
+consumer=$FSDP_SOURCE/tests/package/consumer
+rm -rf "$work"
+mkdir -p "$work"
+configure=("$CMAKE" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_BUILD_TYPE=Debug -DWITH_MPI="$FSDP_HAVE_MPI")
+
+build_and_run() {
+  "${configure[@]}" "$@" -S "$consumer" -B "$work/build"
+  "$CMAKE" --build "$work/build"
+  "$work/build/consumer" | tee "$work/output"
+  grep -qx 'sum 6' "$work/output"
+}
+
+case $way in
+  plain)
+    flags=(-std=c++20 -I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE")
+    "$CXX" "${flags[@]}" -c "$consumer/core.cpp" -o "$work/core.o"
+    "$CXX" "${flags[@]}" -pthread "$consumer/main.cpp" "$work/core.o" -o "$work/consumer"
+    "$work/consumer" | grep -x 'sum 6'
+    ;;
+  subdirectory)
+    build_and_run -DFSDP_SUBDIRECTORY="$FSDP_SOURCE" -DFSDP_CUDA=OFF
+    # A project that only uses the library builds none of its tests, and installs nothing of it.
+    if grep -qE '^FSDP_(BUILD_[A-Z]+|INSTALL):BOOL=ON' "$work/build/CMakeCache.txt"; then
+      echo "tests, examples, benchmarks or install rules are on in a subdirectory"
+      exit 1
+    fi
+    ;;
+  install)
+    "$CMAKE" -S "$FSDP_SOURCE" -B "$work/library" -DCMAKE_CXX_COMPILER="$CXX" -DFSDP_MPI=OFF -DFSDP_CUDA=OFF \
+      -DFSDP_BUILD_TESTS=OFF -DFSDP_BUILD_EXAMPLES=OFF -DFSDP_BUILD_BENCHMARKS=OFF
+    "$CMAKE" --install "$work/library" --prefix "$work/prefix"
+    build_and_run -DCMAKE_PREFIX_PATH="$work/prefix"
+    installed=$(cd "$work/prefix/include" && find . -name '*.hpp' | sort)
+    diff <(cd "$FSDP_SOURCE/include" && find . -name '*.hpp' | sort) <(echo "$installed")
+    # An unknown component, and one whose dependency is missing, are errors that say so.
+    refuse() {
+      if "${configure[@]}" -DCMAKE_PREFIX_PATH="$work/prefix" -S "$consumer" -B "$work/refused_$1" "${@:3}" >"$work/refused_$1.log" 2>&1; then
+        echo "$1: configured, though it must not"
+        exit 1
+      fi
+      tr -s ' \n' ' ' <"$work/refused_$1.log" | grep -q "$2" || { cat "$work/refused_$1.log"; exit 1; }
+    }
+    refuse unknown "no component 'tpu'" -DEXTRA_COMPONENT=tpu
+    refuse missing "component 'cuda' needs CUDAToolkit" -DEXTRA_COMPONENT=cuda -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    ;;
+esac
