@@ -21,7 +21,7 @@ namespace nanogpt {
 ///
 /// Backward goes from the last panel to the first. The last one sees all keys, so its products start the gradients of
 /// keys and values (beta = 0) and the others add to them. Probabilities are computed again from queries and keys: one
-/// matrix product in seven and a softmax, 3 to 4 % of a step of GPT-2 124M at T = 1024 on the host. Keeping them takes
+/// matrix product in seven and a softmax, about 3 % of a step of GPT-2 124M at T = 1024 on the host. Keeping them takes
 /// B H T (T + panel) / 2 values a layer, there as many as everything else that a layer keeps.
 template <class D, class T>
 class CausalAttention {
