@@ -57,9 +57,9 @@ TEST_CASE("defaults are nanoGPT's") {
     INFO(name);
     auto const* setting = find_setting(name);
     REQUIRE(setting != nullptr);
-    CHECK(setting->text_of(defaults(Command::train)) == text);
+    CHECK(setting->text_of(nanogpt::defaults(Command::train)) == text);
   }
-  CHECK(defaults(Command::sample).init_from == "resume");
+  CHECK(nanogpt::defaults(Command::sample).init_from == "resume");
 }
 
 TEST_CASE("values out of range or of the wrong type are refused by name, with what was expected and what came") {

@@ -185,7 +185,7 @@ struct Head {
 struct Shape {
   std::int64_t inputs = 11;
   std::int64_t width = 13;
-  std::vector<std::int64_t> hidden{29, 29, 29, 29};  ///< one block each
+  std::vector<std::int64_t> hidden = std::vector<std::int64_t>(4, 29);  ///< one block each
   bool tied = true;                    ///< embedding and head share the root unit; false: blocks alone
   std::int64_t global_rows = 12;       ///< rows of a micro-step over all ranks
 };
