@@ -66,6 +66,7 @@ fi
 
 # --- build --------------------------------------------------------------------------------------------------------------
 preset=cpu
+if [[ -d /usr/local/cuda/bin ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
 if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then preset=cuda; fi
 say "building (preset $preset)"
 cd "$repository"

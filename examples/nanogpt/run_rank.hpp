@@ -2,6 +2,7 @@
 // The definition of run_rank: preparation that all ranks agree on, then nanoGPT's training loop, or the benchmark.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -9,11 +10,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <type_traits>
 
 #include "agreement.hpp"
 #include "bench.hpp"
 #include "commands.hpp"
 #include "fsdp/host/backoff.hpp"
+#include "fsdp/host/device.hpp"
 #include "metrics.hpp"
 #include "progress.hpp"
 #include "saved_model.hpp"
@@ -24,11 +27,40 @@ namespace nanogpt {
 
 namespace detail {
 
+/// Highest fp32 matrix-product rate of the device, FLOP per second, measured for about 50 ms with the model's own products.
+template <class D>
+double measure_peak(D const& device) {
+  if constexpr (std::is_same_v<D, fsdp::host::Device>) {
+    return measure_sgemm_peak();
+  } else {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::int64_t n = 4096;
+    constexpr std::size_t elements = n * n;
+    fsdp::MemoryAccount account;
+    fsdp::AccountedMemory<D const> const memory(device, account, fsdp::MemoryTag::workspace, 3 * elements * sizeof(float));
+    auto stream = device.make_stream("peak", fsdp::StreamPriority::normal);
+    device.zero_async(stream, memory.data(), memory.bytes());
+    Gemm<D> gemm(device);
+    auto* const a = memory.template as<float>();
+    auto const product = [&] {
+      auto const start = Clock::now();
+      gemm.run(stream, Op::none, Op::none, n, n, n, 1.0f, static_cast<float const*>(a), n, static_cast<float const*>(a + elements), n,
+               0.0f, a + 2 * elements, n);
+      device.synchronize(stream);
+      return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    double best = product();  // also warms up
+    auto const begin = Clock::now();
+    while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
+    return 2.0 * static_cast<double>(n * n * n) / best;
+  }
+}
+
 /// What the ranks have agreed on before anything is trained.
 struct Preparation {
   std::optional<Dataset> dataset;
   GptConfig config;
-  double sgemm_peak = 0;  ///< of all ranks together, FLOP per second
+  double sgemm_peak = 0;  ///< measured, of all ranks together, FLOP per second
 };
 
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
@@ -56,7 +88,7 @@ Preparation prepare(C& world, Job const& job) {
     if (training && world.rank() == 0) prepare_out_dir(settings.out_dir);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
-  auto const peaks = world.exchange(fmt::format("{:.17g}", job.device == "cpu" ? measure_sgemm_peak() : 0.0));
+  auto const peaks = world.exchange(fmt::format("{:.17g}", measure_peak(world.device())));
   for (auto const& text : peaks) ready.sgemm_peak += std::strtod(text.c_str(), nullptr);
   return ready;
 }
@@ -76,6 +108,8 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"
                                                             : "set OPENBLAS_CORETYPE=SkylakeX");
   }
+  if (job.device != "cpu")
+    fmt::print("fp32 matrix products measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n", ready.sgemm_peak / ranks / 1e9);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
   if (ready.dataset && ready.dataset->meta.path.empty())
     fmt::print("no meta.json: vocabulary of {} (GPT-2's 50257, padded)\n", ready.config.vocab_size);

@@ -18,10 +18,9 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "fsdp/comm/local.hpp"
+#include "dispatch.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
-#include "fsdp/strategy.hpp"
 #if NANOGPT_HAVE_MPI
 #include "fsdp/comm/mpi.hpp"
 #endif
@@ -78,30 +77,10 @@ void handle_sigterm() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-template <class C>
-int dispatch(C world, Job const& job) {
-  auto const& strategy = job.settings.strategy;
-  if (strategy == fsdp::FullShard::name) return run_rank<fsdp::FullShard>(std::move(world), job);
-  if (strategy == fsdp::ShardGradOp::name) return run_rank<fsdp::ShardGradOp>(std::move(world), job);
-  if (strategy == fsdp::HybridShard<>::name) return run_rank<fsdp::HybridShard<>>(std::move(world), job);
-  return run_rank<fsdp::NoShard>(std::move(world), job);
-}
-
-/// Ranks as threads of this process.
-template <class Device>
-int run_threads(Job const& job, Device const& device) {
-  std::vector<int> codes(static_cast<std::size_t>(job.settings.ranks), EXIT_FAILURE);
-  fsdp::local::run(static_cast<int>(job.settings.ranks), device, [&](fsdp::local::Communicator<Device> world) {
-    auto& code = codes[static_cast<std::size_t>(world.rank())];
-    code = dispatch(std::move(world), job);
-  });
-  return *std::max_element(codes.begin(), codes.end());
-}
-
 int run_local(Job const& job) {
   try {
 #if NANOGPT_HAVE_CUDA
-    if (job.device == "cuda") return run_threads(job, fsdp::cuda::Device{});
+    if (job.device == "cuda") return run_cuda_threads(job);
 #endif
     return run_threads(job, fsdp::host::Device{});
   } catch (fsdp::ConfigError const& error) {

@@ -16,8 +16,8 @@ namespace fsdp {
 template <class Param, class Reduce>
 struct AdoptedTensor {
   std::string name;
-  Param** weight = nullptr;      ///< set while forward() or backward() lives
-  Reduce** gradient = nullptr;   ///< set while backward() lives
+  Param** weight = nullptr;     ///< set while forward() or backward() lives
+  Reduce** gradient = nullptr;  ///< set while backward() lives
   std::vector<std::int64_t> shape;
   TensorOptions options{};
 };
@@ -25,12 +25,12 @@ struct AdoptedTensor {
 /// Registers the caller's tensors as the next unit in forward order.
 ///
 /// ```
-/// fsdp::AdoptedUnit fc{engine, "fc", {{"fc.weight", &w.fc, &g.fc, {4 * d, d}}, {"fc.bias", &w.bias, &g.bias, {4 * d}, fsdp::no_decay}}};
-/// { auto full = fc.forward();  their_forward(w, x, acts); }
-/// { auto full = fc.backward(); their_backward(w, g, x, acts); }
+/// fsdp::AdoptedUnit fc{engine, "fc", {{"fc.weight", &w.fc, &g.fc, {4 * d, d}}, {"fc.bias", &w.bias, &g.bias, {4 * d},
+/// fsdp::no_decay}}}; { auto full = fc.forward();  their_forward(w, x, acts); } { auto full = fc.backward();
+/// their_backward(w, g, x, acts); }
 /// ```
-/// With an inline compute stream (host) the pointers may be used by the calling thread at once; otherwise by work enqueued on
-/// engine.compute(). Backward adds to the gradients.
+/// With an inline compute stream (host) the pointers may be used by the calling thread at once; otherwise by work
+/// enqueued on engine.compute(). Backward adds to the gradients.
 template <class E>
 class AdoptedUnit {
  public:
@@ -41,8 +41,8 @@ class AdoptedUnit {
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors)
       : engine_(&engine), unit_(engine.add_unit(name)), tensors_(std::move(tensors)) {
     for (auto const& tensor : tensors_)
-      indices_.push_back(
-          engine.unit(unit_).layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
+      indices_.push_back(engine.unit(unit_).layout().add(
+          {tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
     use_ = engine.declare_use(unit_, name);
   }
   AdoptedUnit(AdoptedUnit&&) noexcept = default;
@@ -53,7 +53,8 @@ class AdoptedUnit {
    public:
     Scope(AdoptedUnit& owner, Pass pass)
         : owner_(&owner),
-          use_(pass == Pass::forward ? owner.engine_->forward_scope(owner.use_) : owner.engine_->backward_scope(owner.use_)) {
+          use_(pass == Pass::forward ? owner.engine_->forward_scope(owner.use_)
+                                     : owner.engine_->backward_scope(owner.use_)) {
       owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
     }
     Scope(Scope const&) = delete;

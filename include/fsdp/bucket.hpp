@@ -10,9 +10,9 @@
 
 namespace fsdp {
 
-/// Cuts `total` elements of `element_bytes` into ranges: the first of about `first_bytes`, the others of about `bucket_bytes`
-/// (both rounded up to layout_alignment elements). Units are split and merged as it falls. A bucket_bytes of 0 cuts at
-/// `ends` instead: one bucket a unit.
+/// Cuts `total` elements of `element_bytes` into ranges: the first of about `first_bytes`, the others of about
+/// `bucket_bytes` (both rounded up to layout_alignment elements). Units are split and merged as it falls. A
+/// bucket_bytes of 0 cuts at `ends` instead: one bucket a unit.
 inline std::vector<Range> make_buckets(std::vector<std::int64_t> const& ends, std::size_t element_bytes,
                                        std::int64_t bucket_bytes, std::int64_t first_bytes) {
   std::vector<Range> buckets;

@@ -16,16 +16,16 @@ template <class Event>
 struct Slot {
   Slot(Event free_event, std::size_t size) : free(std::move(free_event)), bytes(size) {}
 
-  Event free;                   ///< the last content has been read by this rank (gather) or zeroed (reduce)
-  bool free_recorded = false;   ///< false until the slot was first used: nothing to wait for
-  Ticket collective{};          ///< the last collective whose peers may still read this slot
+  Event free;                  ///< the last content has been read by this rank (gather) or zeroed (reduce)
+  bool free_recorded = false;  ///< false until the slot was first used: nothing to wait for
+  Ticket collective{};         ///< the last collective whose peers may still read this slot
   bool leased = false;
   std::byte* data = nullptr;
   std::size_t bytes;
 };
 
-/// Slots that units take in turn (position modulo count, so that addresses repeat every step), and slots of units that keep
-/// their own. Owns the slots' events; the memory is carved from one allocation by place().
+/// Slots that units take in turn (position modulo count, so that addresses repeat every step), and slots of units that
+/// keep their own. Owns the slots' events; the memory is carved from one allocation by place().
 template <Device D>
 class BufferPool {
  public:

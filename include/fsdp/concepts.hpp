@@ -16,6 +16,8 @@
 
 namespace fsdp {
 
+// clang-format off: clang-format 14 breaks compound requirements apart
+
 /// Communication streams ask for high priority, so that a collective is not queued behind compute.
 enum class StreamPriority : unsigned char { normal, high };
 
@@ -115,5 +117,7 @@ concept Module = requires(M const& module, typename M::template Params<float>& w
   typename M::template Params<float const>;
   { module.describe(weights, visit) };
 };
+
+// clang-format on
 
 }  // namespace fsdp

@@ -32,13 +32,13 @@
 namespace fsdp {
 
 struct EngineOptions {
-  int prefetch = 1;                              ///< units gathered ahead of the one that computes
-  bool keep_last = true;                         ///< keep the last pooled unit from forward into backward
-  bool keep_root = true;                         ///< keep a unit of several uses from its first forward use to its last backward
-  bool accumulate_unsharded = false;             ///< gradient slots for every unit, so that micro-steps need not reduce
-  std::int64_t bucket_bytes = 25 << 20;          ///< NoShard: bytes per all-reduce
-  std::int64_t first_bucket_bytes = 1 << 20;     ///< NoShard: bytes of the first all-reduce of a backward pass
-  std::uint64_t seed = 1337;                     ///< of the initial parameters
+  int prefetch = 1;                   ///< units gathered ahead of the one that computes
+  bool keep_last = true;              ///< keep the last pooled unit from forward into backward
+  bool keep_root = true;              ///< keep a unit of several uses from its first forward use to its last backward
+  bool accumulate_unsharded = false;  ///< gradient slots for every unit, so that micro-steps need not reduce
+  std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
+  std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
+  std::uint64_t seed = 1337;                  ///< of the initial parameters
 };
 
 /// Names a unit that several modules share.
@@ -46,8 +46,8 @@ struct UnitId {
   std::size_t index = 0;
 };
 
-/// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the engine:
-/// layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
+/// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
+/// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
 ///
 /// @tparam S  strategy    @tparam C  communicator    @tparam P  precision policy
 /// @note Collective: construction, sealing, and everything that moves parameters or gradients.
@@ -97,8 +97,8 @@ class Engine {
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix) {
     return shard(std::move(user_module), prefix, add_unit(prefix));
   }
-  /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit has already is
-  /// the same storage (a tied parameter): reduced once, after its last backward use.
+  /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
+  /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
@@ -112,11 +112,14 @@ class Engine {
   std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix) {
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
-    for (std::size_t i = 0; i < modules.size(); ++i) sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i)));
+    for (std::size_t i = 0; i < modules.size(); ++i)
+      sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i)));
     return sharded;
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
-  std::size_t declare_use(UnitId unit, std::string_view module) { return schedule_.declare(unit.index, std::string(module)); }
+  std::size_t declare_use(UnitId unit, std::string_view module) {
+    return schedule_.declare(unit.index, std::string(module));
+  }
 
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
@@ -141,8 +144,8 @@ class Engine {
     storage_.allocate(mesh_->world(), units_, where_, fsdp::memory_plan(plan_input()), gather_, reduce_);
     auto completion_order = storage_.place_shards(units_, schedule_);
     if (reduce_.direct())
-      reduce_.set_buckets(std::move(completion_order), storage_.gradients(), S::shards_parameters ? 0 : options_.bucket_bytes,
-                          options_.first_bucket_bytes);
+      reduce_.set_buckets(std::move(completion_order), storage_.gradients(),
+                          S::shards_parameters ? 0 : options_.bucket_bytes, options_.first_bucket_bytes);
     reduce_.prepare();
     storage_.initialize(units_, options_.seed, *compute_);
     for (auto& unit : units_) mark_written(*unit);
@@ -176,8 +179,8 @@ class Engine {
   FlatLayout const& layout(std::size_t use) const { return units_[schedule_.unit(use)]->layout(); }
   std::size_t bucket_count() const { return reduce_.bucket_count(); }
 
-  /// Whether the next backward passes reduce their gradients. Read when a module's backward begins; without, gradients gather
-  /// unreduced in each rank's slots until a backward pass that reduces.
+  /// Whether the next backward passes reduce their gradients. Read when a module's backward begins; without, gradients
+  /// gather unreduced in each rank's slots until a backward pass that reduces.
   /// @throws UsageError if the slots were not declared (EngineOptions::accumulate_unsharded) and gradients are sharded
   void set_gradient_sync(bool on) {
     FSDP_EXPECTS(on || reduce_.direct() || options_.accumulate_unsharded,
@@ -208,7 +211,8 @@ class Engine {
    public:
     Scope(Engine& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
       unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
-      if (engine.tracer_) span_ = engine.tracer_->begin(*engine.compute_, StreamKind::compute, unit_->name(), fsdp::name(pass));
+      if (engine.tracer_)
+        span_ = engine.tracer_->begin(*engine.compute_, StreamKind::compute, unit_->name(), fsdp::name(pass));
     }
     Scope(Scope const&) = delete;
     ~Scope() noexcept(false) {
@@ -252,8 +256,8 @@ class Engine {
   /// Makes compute wait until the unit's gradient shard is complete.
   /// @throws UsageError if no backward pass has reduced into it since the last optimizer step
   void wait_for_reduce(Unit& unit) {
-    FSDP_EXPECTS(!unit.fresh && unit.full_gradient == nullptr, "rank {}: unit '{}' has no reduced gradients to step with", rank(),
-                 unit.name());
+    FSDP_EXPECTS(!unit.fresh && unit.full_gradient == nullptr,
+                 "rank {}: unit '{}' has no reduced gradients to step with", rank(), unit.name());
     if (unit.reduce_pending) device_.wait(*compute_, unit.reduced, WaitSite::optimizer_reduced);
     unit.reduce_pending = false;
   }
@@ -276,7 +280,8 @@ class Engine {
   C& world() { return mesh_->world(); }
   Unsharder<C, P>& unsharder() { return gather_; }
 
-  /// Records a span for every gather, forward, backward, reduction and optimizer update from now on, up to `capacity` spans.
+  /// Records a span for every gather, forward, backward, reduction and optimizer update from now on, up to `capacity`
+  /// spans.
   void start_trace(std::size_t capacity) {
     synchronize();
     tracer_ = std::make_unique<Tracer<Device>>(device_, account_, capacity);
@@ -293,7 +298,9 @@ class Engine {
   Tracer<Device>* tracer() { return tracer_.get(); }
 
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
-  std::vector<double> mean_over_ranks(std::vector<double> const& values) { return detail::mean_over_ranks(mesh_->world(), values); }
+  std::vector<double> mean_over_ranks(std::vector<double> const& values) {
+    return detail::mean_over_ranks(mesh_->world(), values);
+  }
 
   /// For destructors: waits until compute has run dry, and reports instead of throwing.
   void drain_compute() noexcept { drain(*compute_); }
@@ -314,12 +321,15 @@ class Engine {
         where_(place(mesh)),
         schedule_(where_.rank),
         scalar_comm_(mesh.world().split(0, where_.rank)),
-        owned_compute_(compute == nullptr ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal)) : std::nullopt),
+        owned_compute_(compute == nullptr
+                           ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
+                           : std::nullopt),
         compute_(compute == nullptr ? &*owned_compute_ : compute),
         gather_(device_, mesh.world().split(where_.replica, where_.rank), where_, account_),
-        reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank), where_,
-                account_) {
-    if (options.prefetch < 0) fail<ConfigError>("rank {}: prefetch must not be negative, got {}", rank(), options.prefetch);
+        reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank),
+                where_, account_) {
+    if (options.prefetch < 0)
+      fail<ConfigError>("rank {}: prefetch must not be negative, got {}", rank(), options.prefetch);
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank(), options.bucket_bytes,
                         options.first_bucket_bytes);
@@ -341,18 +351,21 @@ class Engine {
   }
 
   std::string text() const {
-    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n", S::name,
-                             where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
-    lines += fmt::format("options: prefetch {}, keep_last {}, keep_root {}, accumulate_unsharded {}, buckets {} and {}, seed {}\n",
-                         options_.prefetch, options_.keep_last, options_.keep_root, options_.accumulate_unsharded,
-                         options_.first_bucket_bytes, options_.bucket_bytes, options_.seed);
+    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n",
+                             S::name, where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
+    lines += fmt::format(
+        "options: prefetch {}, keep_last {}, keep_root {}, accumulate_unsharded {}, buckets {} and {}, seed {}\n",
+        options_.prefetch, options_.keep_last, options_.keep_root, options_.accumulate_unsharded,
+        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed);
     for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
     for (std::size_t use = 0; use < schedule_.size(); ++use)
-      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(), schedule_.module_name(use));
+      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
+                           schedule_.module_name(use));
     return lines;
   }
 
-  // --- one step -------------------------------------------------------------------------------------------------------
+  // --- one step
+  // -------------------------------------------------------------------------------------------------------
 
   Unit& begin_forward(std::size_t use) {
     seal();

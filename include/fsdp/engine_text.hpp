@@ -17,8 +17,8 @@ namespace fsdp::detail {
 inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
   auto lines = fmt::format("unit '{}' of {} elements\n", unit, layout.padded());
   for (auto const& tensor : layout.tensors())
-    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}\n", unit, tensor.name, fmt::join(tensor.shape, ", "), tensor.offset,
-                         tensor.decay);
+    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}\n", unit, tensor.name,
+                         fmt::join(tensor.shape, ", "), tensor.offset, tensor.decay);
   return lines;
 }
 
@@ -39,7 +39,8 @@ void expect_equal_texts(C& world, std::string const& mine) {
     while (a < texts[0].size() || b < texts[other].size()) {
       auto const ours = line(texts[0], a), theirs = line(texts[other], b);
       if (ours != theirs)
-        fail<ConfigError>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other, theirs);
+        fail<ConfigError>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other,
+                          theirs);
     }
   }
 }
@@ -53,7 +54,8 @@ std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values)
   std::vector<double> theirs(values.size());
   auto const texts = world.exchange(mine);
   for (auto const& text : texts) {
-    FSDP_EXPECTS(text.size() == mine.size(), "rank {}: ranks average {} and {} bytes", world.rank(), mine.size(), text.size());
+    FSDP_EXPECTS(text.size() == mine.size(), "rank {}: ranks average {} and {} bytes", world.rank(), mine.size(),
+                 text.size());
     if (!values.empty()) std::memcpy(theirs.data(), text.data(), text.size());
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];
   }

@@ -60,7 +60,7 @@ template <class E, class... Args>
 }  // namespace fsdp
 
 /// Throws fsdp::UsageError with the formatted message unless `condition` holds. Stays on in every build.
-#define FSDP_EXPECTS(condition, ...)                          \
-  do {                                                        \
+#define FSDP_EXPECTS(condition, ...)                                 \
+  do {                                                               \
     if (!(condition)) ::fsdp::fail<::fsdp::UsageError>(__VA_ARGS__); \
   } while (false)

@@ -21,8 +21,8 @@ struct Placement {
   int shard = 0, shards = 1;
   int replica = 0, replicas = 1;
 
-  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly one
-  /// such rank, whatever the strategy.
+  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly
+  /// one such rank, whatever the strategy.
   int norm_slice() const { return shard * replicas + replica; }
 };
 
@@ -67,15 +67,15 @@ class FlatParam {
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
   }
 
-  Range shard() const { return shard_; }                       ///< this rank's slice, in elements of the flat parameter
-  Range norm_slice() const { return norm_slice_; }             ///< this rank's world slice, in elements of the shard
-  std::int64_t full_numel() const { return layout_.padded(); } ///< elements of the full parameters, padding included
+  Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
+  Range norm_slice() const { return norm_slice_; }  ///< this rank's world slice, in elements of the shard
+  std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
   std::int64_t shard_numel() const { return shard_.size(); }
 
-  float* master = nullptr;              ///< (shard_numel) master weights
-  float* gradient = nullptr;            ///< (shard_numel) gradient shard, already averaged over the world
-  Param* full = nullptr;                ///< (full_numel) full parameters while not sharded
-  Reduce* full_gradient = nullptr;      ///< (full_numel) gradients that backward writes, while leased
+  float* master = nullptr;          ///< (shard_numel) master weights
+  float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
+  Param* full = nullptr;            ///< (full_numel) full parameters while not sharded
+  Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
   Slot<Event>* gather_slot = nullptr;
   Slot<Event>* reduce_slot = nullptr;
 
@@ -86,17 +86,17 @@ class FlatParam {
   Event updated;          ///< compute: the optimizer (or initialisation) has written the shard
 
   UnitState state = UnitState::sharded;
-  bool gather_awaited = false; ///< compute has waited for `gathered`
-  bool own_gather_slot = false; ///< has a buffer of its own for full parameters
-  bool own_reduce_slot = false; ///< has a gradient slot of its own
-  bool update_pending = false; ///< `updated` is recorded and the gather stream has not waited for it
-  bool reduce_pending = false; ///< `reduced` is recorded and compute has not waited for it
-  bool fresh = true;           ///< no gradient since the last optimizer step: the next reduction overwrites
+  bool gather_awaited = false;   ///< compute has waited for `gathered`
+  bool own_gather_slot = false;  ///< has a buffer of its own for full parameters
+  bool own_reduce_slot = false;  ///< has a gradient slot of its own
+  bool update_pending = false;   ///< `updated` is recorded and the gather stream has not waited for it
+  bool reduce_pending = false;   ///< `reduced` is recorded and compute has not waited for it
+  bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
 
   /// @throws UsageError unless the full parameters are there
   void expect_unsharded(int rank) const {
-    FSDP_EXPECTS(state == UnitState::unsharded, "rank {}: unit '{}': expected unsharded parameters, but they are {}", rank, name_,
-                 fsdp::name(state));
+    FSDP_EXPECTS(state == UnitState::unsharded, "rank {}: unit '{}': expected unsharded parameters, but they are {}",
+                 rank, name_, fsdp::name(state));
   }
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The core of fsdp. Add a device and a communicator: fsdp/host/device.hpp or fsdp/cuda/device.hpp, and one of fsdp/comm/.
+// The core of fsdp. Add a device and a communicator: fsdp/host/device.hpp or fsdp/cuda/device.hpp, and one of
+// fsdp/comm/.
 #pragma once
 
 #include "fsdp/adopted_unit.hpp"

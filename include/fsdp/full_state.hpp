@@ -46,10 +46,11 @@ void export_full(E& engine, Visit&& visit) {
     for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
       auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
       comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
-      device.copy_async(stream, own + where.shard * count, unit.master + begin, static_cast<std::size_t>(count) * sizeof(float));
+      device.copy_async(stream, own + where.shard * count, unit.master + begin,
+                        static_cast<std::size_t>(count) * sizeof(float));
       if (where.shards > 1)
-        last = comm.all_gather(stream, static_cast<float const*>(own + where.shard * count), all, static_cast<std::size_t>(count),
-                               Label{unit.name(), "export"});
+        last = comm.all_gather(stream, static_cast<float const*>(own + where.shard * count), all,
+                               static_cast<std::size_t>(count), Label{unit.name(), "export"});
       for (int shard = 0; where.rank == 0 && shard < where.shards; ++shard)
         device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
                           static_cast<std::size_t>(count) * sizeof(float));
@@ -64,8 +65,8 @@ void export_full(E& engine, Visit&& visit) {
   device.synchronize(stream);
 }
 
-/// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank keeps and
-/// copies `out` into the shard.
+/// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
+/// keeps and copies `out` into the shard.
 /// @note Collective: no (sealing is, the first time); blocks the calling thread.
 template <class E, class Read>
 void import_shard(E& engine, Read&& read) {
@@ -78,7 +79,8 @@ void import_shard(E& engine, Read&& read) {
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
-      engine.device().copy_async(engine.compute(), unit.master + part.offset, values.data(), values.size() * sizeof(float));
+      engine.device().copy_async(engine.compute(), unit.master + part.offset, values.data(),
+                                 values.size() * sizeof(float));
       engine.device().synchronize(engine.compute());
     }
     engine.mark_written(unit);

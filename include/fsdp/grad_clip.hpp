@@ -42,14 +42,17 @@ class GradNorm {
 
 /// Scales the next optimizer step's gradients so that their global norm is at most `max_norm`.
 ///
-/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; each slice is
-/// summed in double in a fixed order by the one rank that answers for it; the slices meet in a W-vector that is zero elsewhere, so
-/// its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero, shared parameters are stored once,
-/// and replicas do not count twice. The norm and the factor stay in device memory: the optimizer kernel reads the factor.
+/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; each
+/// slice is summed in double in a fixed order by the one rank that answers for it; the slices meet in a W-vector that
+/// is zero elsewhere, so its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero,
+/// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
+/// the optimizer kernel reads the factor.
 ///
 /// @param max_norm  positive; infinity measures without clipping
-/// @throws UsageError if max_norm is not positive, or gradients are missing; Error if the norm is not finite and must not be
-/// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under NonFinite::raise.
+/// @throws UsageError if max_norm is not positive, or gradients are missing; Error if the norm is not finite and must
+/// not be
+/// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under
+/// NonFinite::raise.
 /// @note Collective: one all-reduce of W doubles.
 template <class E>
 GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
@@ -67,9 +70,11 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
                           unit.norm_slice().size(), options.norm, norm.slices + engine.placement().norm_slice(), true);
   }
   if (world > 1)
-    norm.ticket = engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
-                                                          static_cast<std::size_t>(world), Label{"gradient norm", "optimizer"});
-  kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm, norm.result);
+    norm.ticket =
+        engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+                                                static_cast<std::size_t>(world), Label{"gradient norm", "optimizer"});
+  kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
+                       norm.result);
   engine.set_clip_factor(&norm.result->factor);
 
   GradNorm<E> result(engine);

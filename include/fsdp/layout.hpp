@@ -18,8 +18,8 @@ inline constexpr std::int64_t layout_alignment = 64;
 
 /// What `describe` says of a tensor beyond its name and shape.
 struct TensorOptions {
-  bool decay = true;                   ///< weight decay applies
-  Init init = init::normal(0.02f);     ///< how its elements start
+  bool decay = true;                ///< weight decay applies
+  Init init = init::normal(0.02f);  ///< how its elements start
 };
 /// No weight decay, starts at zero: biases.
 inline constexpr TensorOptions no_decay{.decay = false, .init = init::zeros};
@@ -63,9 +63,9 @@ struct TensorInfo {
 
 /// A tensor's part inside a range of the flat parameter.
 struct Segment {
-  std::size_t tensor = 0;        ///< index into FlatLayout::tensors()
-  std::int64_t first = 0;        ///< first element, counted inside the tensor
-  std::int64_t offset = 0;       ///< first element, counted from the range's begin
+  std::size_t tensor = 0;   ///< index into FlatLayout::tensors()
+  std::int64_t first = 0;   ///< first element, counted inside the tensor
+  std::int64_t offset = 0;  ///< first element, counted from the range's begin
   std::int64_t count = 0;
 };
 
@@ -78,13 +78,14 @@ class FlatLayout {
   std::size_t add(TensorInfo tensor) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
-      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name, fmt::join(tensor.shape, ", "));
+      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name,
+                   fmt::join(tensor.shape, ", "));
       tensor.numel *= extent;
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;
-      FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})", tensor.name,
-                   fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
+      FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})",
+                   tensor.name, fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
       return i;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);

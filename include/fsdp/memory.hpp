@@ -13,14 +13,14 @@ namespace fsdp {
 
 /// What memory is for.
 enum class MemoryTag : unsigned char {
-  parameters,    ///< master shards (S)
-  gradients,     ///< gradient shards (S)
-  optimizer,     ///< moments
-  gather,        ///< buffers of unsharded parameters
-  reduce,        ///< slots of unsharded gradients
-  activations,   ///< the application's activation arena
-  workspace,     ///< the application's scratch
-  scalars,       ///< norms, clip factors, losses
+  parameters,   ///< master shards (S)
+  gradients,    ///< gradient shards (S)
+  optimizer,    ///< moments
+  gather,       ///< buffers of unsharded parameters
+  reduce,       ///< slots of unsharded gradients
+  activations,  ///< the application's activation arena
+  workspace,    ///< the application's scratch
+  scalars,      ///< norms, clip factors, losses
   count_
 };
 
@@ -58,7 +58,9 @@ class MemoryAccount {
       while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
       }
     }
-    std::int64_t now(MemoryTag tag) const { return by_tag_[static_cast<std::size_t>(tag)].load(std::memory_order_relaxed); }
+    std::int64_t now(MemoryTag tag) const {
+      return by_tag_[static_cast<std::size_t>(tag)].load(std::memory_order_relaxed);
+    }
     std::int64_t state() const { return sum(static_cast<std::size_t>(MemoryTag::activations)); }
     std::int64_t total() const { return sum(static_cast<std::size_t>(MemoryTag::count_)); }
     std::int64_t peak_state() const { return peak_.load(std::memory_order_relaxed); }
@@ -99,7 +101,9 @@ class AccountedMemory {
 
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   template <class T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   std::size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
 

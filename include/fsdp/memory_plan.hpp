@@ -19,26 +19,26 @@ struct UnitSize {
 };
 
 struct MemoryPlanInput {
-  std::vector<UnitSize> units;        ///< in the declared order of first use
+  std::vector<UnitSize> units;  ///< in the declared order of first use
   int world = 1;
-  int shards = 1;                     ///< ranks per shard group
-  bool reshards_after_forward = true; ///< false: every unit keeps a buffer of its own
-  bool accumulate_unsharded = false;  ///< every unit keeps a gradient slot of its own
+  int shards = 1;                      ///< ranks per shard group
+  bool reshards_after_forward = true;  ///< false: every unit keeps a buffer of its own
+  bool accumulate_unsharded = false;   ///< every unit keeps a gradient slot of its own
   int prefetch = 1;
-  std::size_t param_bytes = 4;        ///< size of a parameter as forward reads it
-  std::size_t reduce_bytes = 4;       ///< size of a gradient as backward writes it
-  bool param_is_master = true;        ///< parameters have the master's type
-  bool reduce_is_master = true;       ///< gradients have the shard's type
-  int moments = 2;                    ///< fp32 optimizer values per parameter
+  std::size_t param_bytes = 4;   ///< size of a parameter as forward reads it
+  std::size_t reduce_bytes = 4;  ///< size of a gradient as backward writes it
+  bool param_is_master = true;   ///< parameters have the master's type
+  bool reduce_is_master = true;  ///< gradients have the shard's type
+  int moments = 2;               ///< fp32 optimizer values per parameter
 };
 
 /// Bytes per rank.
 struct MemoryPlan {
-  std::int64_t parameters = 0;  ///< S
-  std::int64_t gradients = 0;   ///< S
-  std::int64_t optimizer = 0;   ///< 2 S with AdamW
-  std::int64_t gather = 0;      ///< buffers of full parameters
-  std::int64_t reduce = 0;      ///< slots of full gradients
+  std::int64_t parameters = 0;     ///< S
+  std::int64_t gradients = 0;      ///< S
+  std::int64_t optimizer = 0;      ///< 2 S with AdamW
+  std::int64_t gather = 0;         ///< buffers of full parameters
+  std::int64_t reduce = 0;         ///< slots of full gradients
   std::int64_t live_forward = 0;   ///< highest use during a forward pass
   std::int64_t live_backward = 0;  ///< highest use during a backward pass that reduces
   std::int64_t rest() const { return parameters + gradients + optimizer; }
@@ -85,13 +85,15 @@ inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
     plan.shared_gather_slots = input.reshards_after_forward ? std::min(n, window) : 0;
     for (auto const& unit : input.units)
       if (unit.held || !input.reshards_after_forward) plan.gather += slot_bytes(unit.padded, input.param_bytes);
-    plan.gather += static_cast<std::int64_t>(plan.shared_gather_slots) * slot_bytes(plan.largest_shared, input.param_bytes);
+    plan.gather +=
+        static_cast<std::int64_t>(plan.shared_gather_slots) * slot_bytes(plan.largest_shared, input.param_bytes);
   }
   if (reduces) {
     plan.shared_reduce_slots = input.accumulate_unsharded ? 0 : std::min<std::size_t>(n, 2);
     for (auto const& unit : input.units)
       if (unit.held || input.accumulate_unsharded) plan.reduce += slot_bytes(unit.padded, input.reduce_bytes);
-    plan.reduce += static_cast<std::int64_t>(plan.shared_reduce_slots) * slot_bytes(plan.largest_shared, input.reduce_bytes);
+    plan.reduce +=
+        static_cast<std::int64_t>(plan.shared_reduce_slots) * slot_bytes(plan.largest_shared, input.reduce_bytes);
   }
 
   // Forward: while block i computes, the following `prefetch` blocks are there or on their way.

@@ -20,10 +20,10 @@ namespace fsdp {
 
 /// Owns the reduce and replicate streams, their communicators and the gradient slots.
 ///
-/// [Note: Two ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place, all-reduce
-/// of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the slot for its next
-/// lease. With one rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient shard is the full gradient:
-/// backward writes it where it is (*direct*), and buckets of it are all-reduced in place.
+/// [Note: Two ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place,
+/// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
+/// slot for its next lease. With one rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient
+/// shard is the full gradient: backward writes it where it is (*direct*), and buckets of it are all-reduced in place.
 template <Communicator C, class P>
 class Reducer {
  public:
@@ -51,7 +51,8 @@ class Reducer {
   void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
 
   /// Direct gradients: the units in the order in which backward completes them, and where each ends in `gradients`.
-  void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes, std::int64_t first_bytes) {
+  void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes,
+                   std::int64_t first_bytes) {
     completion_order_ = std::move(completion_order);
     gradients_ = gradients;
     std::int64_t end = 0;
@@ -95,8 +96,10 @@ class Reducer {
   }
 
   /// Reduces what `compute` has written into the unit's gradients so far.
-  /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is complete.
-  /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel elements.
+  /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is
+  /// complete.
+  /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
+  /// elements.
   ///       Direct gradients: one all-reduce per bucket that is complete.
   void reduce(Unit& unit, Stream& compute) {
     device_.record(unit.gradients_ready, compute);
@@ -120,7 +123,8 @@ class Reducer {
       stream = &*replicate_;
       device_.wait(*stream, scattered_, WaitSite::replicate_scattered);
       span = begin_span(*stream, StreamKind::replicate, unit);
-      replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count, Label{unit.name(), "backward"});
+      replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
+                                              Label{unit.name(), "backward"});
     }
     kernels::accumulate(device_, *stream, static_cast<Reduce const*>(slice), unit.gradient, unit.shard_numel(),
                         1.0f / static_cast<float>(where_.world), unit.fresh);
@@ -181,7 +185,8 @@ class Reducer {
       device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
       unit.reduce_pending = false;
     }
-    if (unit.fresh) device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
+    if (unit.fresh)
+      device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
     unit.fresh = false;
   }
 
@@ -198,8 +203,9 @@ class Reducer {
       auto const bucket = buckets_[next_bucket_];
       float* const begin = gradients_ + bucket.begin;
       auto const span = begin_span(*replicate_, StreamKind::replicate, unit);
-      auto const reduced = replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
-                                                      static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
+      auto const reduced =
+          replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
+                                     static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
       replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
       kernels::scale(device_, *replicate_, begin, bucket.size(), 1.0f / static_cast<float>(where_.world));
       end_span(*replicate_, span);
@@ -225,8 +231,8 @@ class Reducer {
   std::vector<std::int64_t> ends_;
   std::vector<Range> buckets_;
   float* gradients_ = nullptr;
-  std::size_t completed_ = 0;    ///< units whose gradients are complete in this pass
-  std::size_t reduced_ = 0;      ///< units whose last bucket is under way
+  std::size_t completed_ = 0;  ///< units whose gradients are complete in this pass
+  std::size_t reduced_ = 0;    ///< units whose last bucket is under way
   std::size_t next_bucket_ = 0;
 
   Event scattered_;

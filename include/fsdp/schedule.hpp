@@ -22,8 +22,8 @@ constexpr std::string_view name(Pass pass) {
   return "?";
 }
 
-/// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one module's
-/// turn; a unit may have several.
+/// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one
+/// module's turn; a unit may have several.
 class Schedule {
  public:
   explicit Schedule(int rank) : rank_(rank) {}
@@ -57,7 +57,8 @@ class Schedule {
     bool const starts = pass_ != Pass::forward || next_ == size();
     auto const expected = starts ? 0 : next_;
     expect(use == expected, Pass::forward, expected, use);
-    FSDP_EXPECTS(!open_, "rank {}: forward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_), module_name(current_));
+    FSDP_EXPECTS(!open_, "rank {}: forward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_),
+                 module_name(current_));
     pass_ = Pass::forward;
     enter(use);
     return starts;
@@ -71,11 +72,12 @@ class Schedule {
   bool begin_backward(std::size_t use) {
     bool const starts = pass_ == Pass::forward;
     if (pass_ == Pass::idle || (starts && next_ != size()))
-      fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_, module_name(use),
-                       module_name(pass_ == Pass::idle ? 0 : next_));
+      fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_,
+                       module_name(use), module_name(pass_ == Pass::idle ? 0 : next_));
     auto const expected = starts ? size() - 1 : next_ - 1;
     expect(use == expected, Pass::backward, expected, use);
-    FSDP_EXPECTS(!open_, "rank {}: backward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_), module_name(current_));
+    FSDP_EXPECTS(!open_, "rank {}: backward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_),
+                 module_name(current_));
     pass_ = Pass::backward;
     enter(use);
     return starts;
@@ -106,15 +108,16 @@ class Schedule {
   };
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
-      fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_, name(pass),
-                       module_name(expected), name(pass), module_name(got));
+      fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_,
+                       name(pass), module_name(expected), name(pass), module_name(got));
   }
   void enter(std::size_t use) {
     open_ = true;
     current_ = use;
   }
   void leave(std::size_t use) {
-    FSDP_EXPECTS(open_ && current_ == use, "rank {}: {} of '{}' ends without having begun", rank_, name(pass_), module_name(use));
+    FSDP_EXPECTS(open_ && current_ == use, "rank {}: {} of '{}' ends without having begun", rank_, name(pass_),
+                 module_name(use));
     open_ = false;
   }
 

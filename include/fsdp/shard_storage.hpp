@@ -20,9 +20,9 @@ namespace fsdp {
 
 /// Sums over the world of W doubles, each rank owning one; and what comes of them. In device memory.
 struct NormState {
-  double* slices = nullptr;       ///< (world)
+  double* slices = nullptr;  ///< (world)
   ClipScalars* result = nullptr;
-  Ticket ticket{};                ///< the last all-reduce of `slices`
+  Ticket ticket{};  ///< the last all-reduce of `slices`
 };
 
 /// Master shards, gradient shards, full-size buffers and scalars of one engine.
@@ -36,10 +36,14 @@ class ShardStorage {
   ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
 
   /// Allocates what `plan` says and hands it out.
-  /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers' parts.
+  /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
+  /// parts.
   /// @note Collective: yes.
-  void allocate(C& world, Units& units, Placement const& where, MemoryPlan const& plan, Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
-    auto const size = [](std::int64_t elements, std::size_t element) { return static_cast<std::size_t>(slot_bytes(elements, element)); };
+  void allocate(C& world, Units& units, Placement const& where, MemoryPlan const& plan, Unsharder<C, P>& gather,
+                Reducer<C, P>& reduce) {
+    auto const size = [](std::int64_t elements, std::size_t element) {
+      return static_cast<std::size_t>(slot_bytes(elements, element));
+    };
     for (std::size_t i = 0; i < plan.shared_gather_slots; ++i)
       gather.pool().add_shared(device_, size(plan.largest_shared, sizeof(typename P::Param)));
     for (std::size_t i = 0; i < plan.shared_reduce_slots; ++i)
@@ -66,8 +70,8 @@ class ShardStorage {
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
   }
 
-  /// Master shards lie in declared order; gradient shards in the order in which backward completes them, so that buckets of
-  /// several units are contiguous.
+  /// Master shards lie in declared order; gradient shards in the order in which backward completes them, so that
+  /// buckets of several units are contiguous.
   /// @return the units in that order
   std::vector<Unit*> place_shards(Units& units, Schedule const& schedule) {
     auto* master = master_.template as<float>();
@@ -94,18 +98,21 @@ class ShardStorage {
     for (auto& unit : units) {
       for (auto const& part : unit->layout().segments(unit->shard())) {
         auto const& tensor = unit->layout().tensors()[part.tensor];
-        kernels::initialize(device_, compute, unit->master + part.offset, part.count, tensor.init, seed, hash_name(tensor.name),
-                            part.first);
+        kernels::initialize(device_, compute, unit->master + part.offset, part.count, tensor.init, seed,
+                            hash_name(tensor.name), part.first);
       }
     }
   }
 
   /// The gradient shards are in use from now on.
   void lease_gradients() {
-    if (!std::exchange(gradients_leased_, true)) account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(master_.bytes()));
+    if (!std::exchange(gradients_leased_, true))
+      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(master_.bytes()));
   }
 
-  float* gradients() const { return shared_gradients_ ? shared_gradients_.template as<float>() : own_gradients_.template as<float>(); }
+  float* gradients() const {
+    return shared_gradients_ ? shared_gradients_.template as<float>() : own_gradients_.template as<float>();
+  }
   NormState& norm() { return norm_; }
 
  private:

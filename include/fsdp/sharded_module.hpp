@@ -22,10 +22,11 @@ struct Registrar {
   std::vector<std::size_t>* tensors;
 
   template <class T, std::size_t Rank>
-  void operator()(std::string_view tensor, Tensor<T, Rank>&, std::type_identity_t<std::array<std::int64_t, Rank>> extents,
-                  TensorOptions options = {}) const {
+  void operator()(std::string_view tensor, Tensor<T, Rank>&,
+                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, TensorOptions options = {}) const {
     auto full_name = prefix.empty() ? std::string(tensor) : fmt::format("{}.{}", prefix, tensor);
-    tensors->push_back(layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}));
+    tensors->push_back(
+        layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}));
   }
 };
 
@@ -61,7 +62,8 @@ class ShardedModule {
 
   M const& module() const { return module_; }
 
-  /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the unit.
+  /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the
+  /// unit.
   /// @return what M::forward returns
   /// @throws OrderError if another module was declared next
   /// @note Stream: compute waits for the gather. The calling thread waits for no device work.
@@ -72,7 +74,8 @@ class ShardedModule {
     return module_.forward(engine_->compute(), weights(scope.parameters()), std::forward<Args>(args)...);
   }
 
-  /// Gathers the unit if it was dropped, enqueues `M::backward(compute, weights, gradients, args...)`, starts the reduction.
+  /// Gathers the unit if it was dropped, enqueues `M::backward(compute, weights, gradients, args...)`, starts the
+  /// reduction.
   /// @return what M::backward returns
   /// @throws OrderError if another module was declared next
   /// @note Stream: compute waits for the gather and for a zeroed gradient slot.

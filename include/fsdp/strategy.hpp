@@ -29,7 +29,8 @@ struct ShardGradOp {
 /// `Inner` within shard groups of consecutive ranks, replicated over the groups (PyTorch's HYBRID_SHARD).
 template <class Inner = FullShard>
 struct HybridShard {
-  static_assert(Inner::shards_parameters && !Inner::replicates, "HybridShard shards inside a group: FullShard or ShardGradOp");
+  static_assert(Inner::shards_parameters && !Inner::replicates,
+                "HybridShard shards inside a group: FullShard or ShardGradOp");
   static constexpr bool shards_parameters = true;
   static constexpr bool reshards_after_forward = Inner::reshards_after_forward;
   static constexpr bool shards_gradients = true;

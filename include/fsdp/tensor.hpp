@@ -131,8 +131,7 @@ struct Tensor {
   constexpr std::int64_t extent(std::size_t axis) const { return extents[axis]; }
   /// A view of constant elements.
   template <class Constant>
-    requires(std::is_same_v<Constant, T const> && !std::is_const_v<T>)
-  constexpr operator Tensor<Constant, Rank>() const {
+  requires(std::is_same_v<Constant, T const> && !std::is_const_v<T>) constexpr operator Tensor<Constant, Rank>() const {
     return {data, extents};
   }
 };

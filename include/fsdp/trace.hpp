@@ -19,8 +19,8 @@ namespace fsdp {
 
 enum class StreamKind : unsigned char { compute, gather, reduce, replicate, count_ };
 
-inline constexpr std::array<std::string_view, static_cast<std::size_t>(StreamKind::count_)> stream_names{"compute", "gather", "reduce",
-                                                                                                  "replicate"};
+inline constexpr std::array<std::string_view, static_cast<std::size_t>(StreamKind::count_)> stream_names{
+    "compute", "gather", "reduce", "replicate"};
 constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
 
 /// One piece of work on one stream. The texts are the unit's name and a literal.
@@ -43,13 +43,15 @@ struct Stamp {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     *out = static_cast<std::int64_t>(now);
 #else
-    *out = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    *out = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+               .count();
 #endif
   }
 };
 }  // namespace detail
 
-/// Collects spans of one rank: two stamps a span, in device memory taken once. Spans beyond the capacity are counted, not kept.
+/// Collects spans of one rank: two stamps a span, in device memory taken once. Spans beyond the capacity are counted,
+/// not kept.
 template <Device D>
 class Tracer {
  public:
@@ -58,7 +60,9 @@ class Tracer {
 
   /// @param capacity  spans
   Tracer(D const& device, MemoryAccount& account, std::size_t capacity)
-      : device_(device), stamps_(device_, account, MemoryTag::scalars, capacity * 2 * sizeof(std::int64_t)), capacity_(capacity) {
+      : device_(device),
+        stamps_(device_, account, MemoryTag::scalars, capacity * 2 * sizeof(std::int64_t)),
+        capacity_(capacity) {
     spans_.reserve(capacity);
   }
   Tracer(Tracer&&) = delete;
@@ -85,7 +89,8 @@ class Tracer {
     std::vector<std::int64_t> times(spans_.size() * 2);
     device_.copy_async(stream, times.data(), stamps_.data(), times.size() * sizeof(std::int64_t));
     device_.synchronize(stream);
-    for (std::size_t i = 0; i < spans_.size(); ++i) spans_[i].begin_ns = times[2 * i], spans_[i].end_ns = times[2 * i + 1];
+    for (std::size_t i = 0; i < spans_.size(); ++i)
+      spans_[i].begin_ns = times[2 * i], spans_[i].end_ns = times[2 * i + 1];
     lost_ = 0;
     auto collected = std::move(spans_);
     spans_ = {};
@@ -161,12 +166,16 @@ inline std::string chrome_events(std::vector<TraceSpan> const& spans, int rank) 
   std::string events =
       fmt::format(R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":"rank {0}"}}}})", rank);
   for (std::size_t kind = 0; kind < stream_names.size(); ++kind)
-    events += fmt::format(",\n" R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", rank, kind,
-                          stream_names[kind]);
+    events += fmt::format(
+        ",\n"
+        R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+        rank, kind, stream_names[kind]);
   for (auto const& span : spans)
-    events += fmt::format(",\n" R"({{"name":"{} {}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})", span.what, span.unit, rank,
-                          static_cast<int>(span.kind), static_cast<double>(span.begin_ns) * 1e-3,
-                          static_cast<double>(span.end_ns - span.begin_ns) * 1e-3);
+    events += fmt::format(
+        ",\n"
+        R"({{"name":"{} {}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
+        span.what, span.unit, rank, static_cast<int>(span.kind), static_cast<double>(span.begin_ns) * 1e-3,
+        static_cast<double>(span.end_ns - span.begin_ns) * 1e-3);
   return events;
 }
 

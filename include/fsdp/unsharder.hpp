@@ -46,7 +46,8 @@ class Unsharder {
 
   /// Starts to gather `unit` if it is sharded and its buffer is free.
   /// @return false if the buffer is still leased to another unit
-  /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was updated.
+  /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was
+  /// updated.
   /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank).
   bool unshard(Unit& unit, std::string_view pass) {
     if (unit.state != UnitState::sharded) return true;
@@ -74,7 +75,8 @@ class Unsharder {
       device_.wait(stream_, unit.updated, WaitSite::gather_updated);
       unit.update_pending = false;
     }
-    auto const span = tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
+    auto const span =
+        tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
     kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
     if (where_.shards > 1)
       slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
@@ -108,7 +110,9 @@ class Unsharder {
   }
 
  private:
-  static std::int64_t full_bytes(Unit const& unit) { return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param)); }
+  static std::int64_t full_bytes(Unit const& unit) {
+    return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param));
+  }
   static Param* direct_parameters(Unit const& unit) {
     if constexpr (std::is_same_v<Param, float>) {
       return unit.master;

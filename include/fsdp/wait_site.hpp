@@ -11,21 +11,21 @@ namespace fsdp {
 /// Where in the schedule a stream waits. `none` is for waits of user code.
 enum class WaitSite : unsigned char {
   none,
-  compute_unsharded,           ///< compute waits until a unit's parameters are gathered
-  compute_gradient_slot,       ///< compute waits until its gradient slot is zeroed
-  gather_slot_read,            ///< gather waits until compute has read the slot's last content
-  gather_peers_read,           ///< gather waits until peers have copied the slot's last content
-  gather_updated,              ///< gather waits until the optimizer has written the unit's shard
-  reduce_gradients,            ///< reduce waits until backward has written the unit's gradients
-  reduce_peers_read,           ///< reduce waits until peers have summed the slot, before zeroing it
-  replicate_scattered,         ///< replicate waits until the slice to be all-reduced is there
-  replicate_peers_read,        ///< replicate waits until peers of the other groups have read the slice
-  replicate_scatter_peers,     ///< replicate waits until peers have summed the slot, before zeroing it
-  optimizer_reduced,           ///< compute waits until a unit's gradient shard is complete
-  norm_peers_read,             ///< compute waits until peers have read the last norm, before writing the next
-  collective_peer_ready,       ///< a local collective waits until a peer's input is ready
-  collective_peer_partial,     ///< a local all-reduce waits until a peer's share of the sum is ready
-  count_                       ///< number of sites
+  compute_unsharded,        ///< compute waits until a unit's parameters are gathered
+  compute_gradient_slot,    ///< compute waits until its gradient slot is zeroed
+  gather_slot_read,         ///< gather waits until compute has read the slot's last content
+  gather_peers_read,        ///< gather waits until peers have copied the slot's last content
+  gather_updated,           ///< gather waits until the optimizer has written the unit's shard
+  reduce_gradients,         ///< reduce waits until backward has written the unit's gradients
+  reduce_peers_read,        ///< reduce waits until peers have summed the slot, before zeroing it
+  replicate_scattered,      ///< replicate waits until the slice to be all-reduced is there
+  replicate_peers_read,     ///< replicate waits until peers of the other groups have read the slice
+  replicate_scatter_peers,  ///< replicate waits until peers have summed the slot, before zeroing it
+  optimizer_reduced,        ///< compute waits until a unit's gradient shard is complete
+  norm_peers_read,          ///< compute waits until peers have read the last norm, before writing the next
+  collective_peer_ready,    ///< a local collective waits until a peer's input is ready
+  collective_peer_partial,  ///< a local all-reduce waits until a peer's share of the sum is ready
+  count_                    ///< number of sites
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite::count_)> wait_site_names{

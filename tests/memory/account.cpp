@@ -29,9 +29,9 @@ static_assert(fsdp::Device<CountingDevice>);
 struct Measured {
   std::int64_t sealed_reserved, sealed_live;  // before an optimizer
   std::int64_t reserved, rest;
-  std::int64_t forward, backward;             // highest live bytes of a pass
+  std::int64_t forward, backward;  // highest live bytes of a pass
   std::int64_t reserved_later, live_later;
-  std::int64_t P, S, U, B;                    // bytes
+  std::int64_t P, S, U, B;  // bytes
   bool total_constant;
   fsdp::MemoryPlan plan;
 };
@@ -197,7 +197,8 @@ TEST_CASE("the account says what the allocators were asked for, and all of it re
       auto const mine = engine.account().reserved_total();
       std::int64_t both = 0;
       for (auto const& text : mesh.world().exchange(std::to_string(mine))) both += std::stoll(text);
-      if (mesh.rank() == 0) CHECK(device.bytes->load() == both);  // communicator allocations come from the device as well
+      if (mesh.rank() == 0)
+        CHECK(device.bytes->load() == both);  // communicator allocations come from the device as well
       mesh.world().exchange("measured");
     }
     if (tally->allocated != tally->deallocated) throw fsdp::Error("a communicator's memory did not return");

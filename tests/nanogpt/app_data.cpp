@@ -2,10 +2,10 @@
 // nanogpt's data: preparing a text, reading token files, drawing batches.
 #include "data.cpp"  // NOLINT: tests what the program is made of
 
+#include <unistd.h>
 #include <cstdlib>
 #include <set>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -47,7 +47,8 @@ bool has(std::string const& text, std::string const& part) { return text.find(pa
 
 TEST_CASE("a prepared text is split 90/10 by characters and decodes to itself") {
   Folder const folder;
-  std::string const text = "h\xc3\xa9llo w\xc3\xb6rld \xe2\x82\xac \xf0\x9f\x98\x80\nabc";  // 2-, 3- and 4-byte characters
+  std::string const text =
+      "h\xc3\xa9llo w\xc3\xb6rld \xe2\x82\xac \xf0\x9f\x98\x80\nabc";  // 2-, 3- and 4-byte characters
   auto const prepared = prepare_text(folder.file("text", text), folder.path / "out");
   CHECK(prepared.characters == 19);
   CHECK(prepared.train_tokens == 17);  // floor(0.9 * 19)
@@ -96,10 +97,20 @@ TEST_CASE("bytes that are not UTF-8 are refused with their offset") {
     std::string offset;
   };
   std::vector<Case> const cases{
-      {"stray continuation", "ab\x80" "c", "byte 2"},      {"cut off", "abc\xe2\x82", "byte 3"},
-      {"overlong", "\xc0\x80", "byte 0"},                  {"overlong in three", "a\xe0\x80\x80", "byte 1"},
-      {"surrogate", "a\xed\xa0\x80", "byte 1"},            {"beyond U+10FFFF", "\xf4\x90\x80\x80", "byte 0"},
-      {"0xff", "ok\xff", "byte 2"},                        {"wrong continuation", "x\xc3" "a", "byte 1"},
+      {"stray continuation",
+       "ab\x80"
+       "c",
+       "byte 2"},
+      {"cut off", "abc\xe2\x82", "byte 3"},
+      {"overlong", "\xc0\x80", "byte 0"},
+      {"overlong in three", "a\xe0\x80\x80", "byte 1"},
+      {"surrogate", "a\xed\xa0\x80", "byte 1"},
+      {"beyond U+10FFFF", "\xf4\x90\x80\x80", "byte 0"},
+      {"0xff", "ok\xff", "byte 2"},
+      {"wrong continuation",
+       "x\xc3"
+       "a",
+       "byte 1"},
   };
   for (auto const& bad : cases) {
     INFO(bad.name);
@@ -130,7 +141,8 @@ TEST_CASE("meta.json must make sense; without it the vocabulary is GPT-2's, padd
   CHECK(read_meta(folder.path / "none").vocab_size == 50304);
   for (std::string const text :
        {"", "[]", "{\"vocab_size\": \"65\"}", "{\"vocab_size\": 0}", "{\"vocab_size\": 2, \"itos\": [\"a\"]}",
-        "{\"vocab_size\": 2, \"itos\": [\"a\", \"a\"]}", "{\"vocab_size\": 2, \"dtype\": \"int8\"}", "{\"vocab_size\": 2, \"itos\": [1, 2]}"}) {
+        "{\"vocab_size\": 2, \"itos\": [\"a\", \"a\"]}", "{\"vocab_size\": 2, \"dtype\": \"int8\"}",
+        "{\"vocab_size\": 2, \"itos\": [1, 2]}"}) {
     INFO(text);
     CHECK(has(what([&] { read_meta(folder.file("meta.json", text)); }), "meta.json"));
   }
@@ -161,7 +173,7 @@ TEST_CASE("targets are inputs one token later, offsets reach both ends, and rank
   fill_batch(tokens, 1337, Draw::training, 5, block, again, y);
   CHECK(x == again);
   for (auto const& [seed, draw, batch] : {std::tuple{1338u, Draw::training, 5u}, std::tuple{1337u, Draw::val_loss, 5u},
-                                         std::tuple{1337u, Draw::training, 6u}}) {
+                                          std::tuple{1337u, Draw::training, 6u}}) {
     fill_batch(tokens, seed, draw, batch, block, again, y);
     CHECK(x != again);
   }

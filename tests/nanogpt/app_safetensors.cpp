@@ -57,8 +57,9 @@ std::string file_of(std::string const& header, std::size_t data_bytes) {
 }
 
 void write_two(fs::path const& path) {
-  SafetensorsWriter writer(path, {{"b.weight", fsdp::DType::f32, {2, 3}}, {"a", fsdp::DType::f32, {1}}, {"none", fsdp::DType::f32, {0, 4}}},
-                           {{"format", "pt"}});
+  SafetensorsWriter writer(
+      path, {{"b.weight", fsdp::DType::f32, {2, 3}}, {"a", fsdp::DType::f32, {1}}, {"none", fsdp::DType::f32, {0, 4}}},
+      {{"format", "pt"}});
   writer.write<float>("b.weight", std::vector<float>{1, 2, 3, 4, 5, -6.5f});
   writer.write<float>("a", std::vector<float>{7});
   writer.write<float>("none", std::vector<float>{});
@@ -102,7 +103,8 @@ TEST_CASE("BF16 and F16 are read as fp32") {
   Folder const folder;
   auto const path = folder.path / "half.safetensors";
   {
-    SafetensorsWriter writer(path, {{"b", fsdp::DType::bf16, {2}}, {"h", fsdp::DType::f16, {2}}, {"d", fsdp::DType::f64, {1}}});
+    SafetensorsWriter writer(
+        path, {{"b", fsdp::DType::bf16, {2}}, {"h", fsdp::DType::f16, {2}}, {"d", fsdp::DType::f64, {1}}});
     writer.write<fsdp::bf16>("b", std::vector<fsdp::bf16>{fsdp::bf16(1.5f), fsdp::bf16(-2.0f)});
     writer.write<fsdp::fp16>("h", std::vector<fsdp::fp16>{fsdp::fp16(0.25f), fsdp::fp16(100.0f)});
     writer.write<double>("d", std::vector<double>{1});
@@ -115,7 +117,8 @@ TEST_CASE("BF16 and F16 are read as fp32") {
   CHECK(out == std::vector<float>{1.5f, -2.0f});
   file.read("h", two, 0, out);
   CHECK(out == std::vector<float>{0.25f, 100.0f});
-  CHECK(has(what([&] { file.read("d", one, 0, std::span(out).first(1)); }), "expected dtype F32, BF16 or F16, got F64"));
+  CHECK(
+      has(what([&] { file.read("d", one, 0, std::span(out).first(1)); }), "expected dtype F32, BF16 or F16, got F64"));
   CHECK(has(what([&] { file.read("b", one, 0, std::span(out).first(1)); }), "expected shape (1), got (2)"));
   CHECK(has(what([&] { file.read("c", one, 0, std::span(out).first(1)); }), "no tensor 'c'"));
   CHECK(has(what([&] { file.read("b", two, 1, out); }), "elements 1 to 3"));
@@ -137,7 +140,10 @@ TEST_CASE("an unfinished or wrong write leaves no file, and the old one stays") 
   CHECK_FALSE(fs::exists(path.string() + ".tmp"));
   CHECK(bytes_of(path) == before);
   CHECK(has(what([&] { SafetensorsWriter(folder.path / "no" / "folder", {}); }), "cannot be created"));
-  CHECK(has(what([&] { SafetensorsWriter(path, {{"a", fsdp::DType::f32, {1}}, {"a", fsdp::DType::f32, {1}}}); }), "occurs twice"));
+  CHECK(has(what([&] {
+              SafetensorsWriter(path, {{"a", fsdp::DType::f32, {1}}, {"a", fsdp::DType::f32, {1}}});
+            }),
+            "occurs twice"));
 }
 
 TEST_CASE("malformed files are refused with the file's name and the reason") {
@@ -161,13 +167,19 @@ TEST_CASE("malformed files are refused with the file's name and the reason") {
       {"dtype is a number", file_of(R"({"a":{"dtype":4,"shape":[2],"data_offsets":[0,8]}})", 8), "got 4"},
       {"negative extent", file_of(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8), "extent -2"},
       {"fractional extent", file_of(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 8), "extent 2.5"},
-      {"overflowing shape", file_of(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8]}})", 8), "too large"},
+      {"overflowing shape",
+       file_of(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8]}})", 8), "too large"},
       {"wrong size", file_of(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8), "does not take 8 bytes"},
       {"out of range", file_of("{\"a\":{" + tensor + "}}", 4), "outside the 4 bytes"},
       {"backwards", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "outside"},
-      {"negative offset", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 8), "two 'data_offsets'"},
-      {"three offsets", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4,8]}})", 8), "two 'data_offsets'"},
-      {"overlap", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12),
+      {"negative offset", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 8),
+       "two 'data_offsets'"},
+      {"three offsets", file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4,8]}})", 8),
+       "two 'data_offsets'"},
+      {"overlap",
+       file_of(
+           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+           12),
        "an overlap"},
       {"same bytes twice", file_of("{\"a\":{" + tensor + "},\"b\":{" + tensor + "}}", 8), "an overlap"},
       {"gap", file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8), "a gap"},

@@ -4,15 +4,16 @@
 
 #include "metrics.cpp"  // NOLINT
 
+#include <unistd.h>
 #include <regex>
 #include <string>
-#include <unistd.h>
 
 #include "tests/catch.hpp"
 
 namespace nanogpt {
 std::vector<ConfigFile> const& shipped_configs() {
-  static std::vector<ConfigFile> const files{{"tiny", "n_layer = 3 # three\nout_dir = 'my out'  # quoted\nbias=True\n\n# end"}};
+  static std::vector<ConfigFile> const files{
+      {"tiny", "n_layer = 3 # three\nout_dir = 'my out'  # quoted\nbias=True\n\n# end"}};
   return files;
 }
 }  // namespace nanogpt
@@ -41,16 +42,36 @@ void set(Settings& settings, std::string_view name, std::string_view text) {
 
 TEST_CASE("defaults are nanoGPT's") {
   std::vector<std::pair<char const*, char const*>> const defaults{
-      {"out_dir", "out"},          {"eval_interval", "2000"}, {"log_interval", "1"},
-      {"eval_iters", "200"},       {"eval_only", "false"},    {"always_save_checkpoint", "true"},
-      {"init_from", "scratch"},    {"dataset", "openwebtext"}, {"gradient_accumulation_steps", "40"},
-      {"batch_size", "12"},        {"block_size", "1024"},    {"n_layer", "12"},
-      {"n_head", "12"},            {"n_embd", "768"},         {"dropout", "0"},
-      {"bias", "false"},           {"learning_rate", "0.0006"}, {"max_iters", "600000"},
-      {"weight_decay", "0.1"},     {"beta1", "0.9"},          {"beta2", "0.95"},
-      {"grad_clip", "1"},          {"decay_lr", "true"},      {"warmup_iters", "2000"},
-      {"lr_decay_iters", "600000"}, {"min_lr", "6e-05"},      {"seed", "1337"},
-      {"num_samples", "10"},       {"max_new_tokens", "500"}, {"temperature", "0.8"},
+      {"out_dir", "out"},
+      {"eval_interval", "2000"},
+      {"log_interval", "1"},
+      {"eval_iters", "200"},
+      {"eval_only", "false"},
+      {"always_save_checkpoint", "true"},
+      {"init_from", "scratch"},
+      {"dataset", "openwebtext"},
+      {"gradient_accumulation_steps", "40"},
+      {"batch_size", "12"},
+      {"block_size", "1024"},
+      {"n_layer", "12"},
+      {"n_head", "12"},
+      {"n_embd", "768"},
+      {"dropout", "0"},
+      {"bias", "false"},
+      {"learning_rate", "0.0006"},
+      {"max_iters", "600000"},
+      {"weight_decay", "0.1"},
+      {"beta1", "0.9"},
+      {"beta2", "0.95"},
+      {"grad_clip", "1"},
+      {"decay_lr", "true"},
+      {"warmup_iters", "2000"},
+      {"lr_decay_iters", "600000"},
+      {"min_lr", "6e-05"},
+      {"seed", "1337"},
+      {"num_samples", "10"},
+      {"max_new_tokens", "500"},
+      {"temperature", "0.8"},
       {"top_k", "200"},
   };
   for (auto const& [name, text] : defaults) {
@@ -64,20 +85,60 @@ TEST_CASE("defaults are nanoGPT's") {
 
 TEST_CASE("values out of range or of the wrong type are refused by name, with what was expected and what came") {
   std::vector<std::pair<char const*, char const*>> const bad{
-      {"batch_size", "0"},        {"batch_size", "-1"},      {"batch_size", "1.5"},     {"batch_size", "many"},
-      {"batch_size", ""},         {"batch_size", "1e3"},     {"batch_size", "99999999999999999999"},
-      {"block_size", "0"},        {"n_layer", "0"},          {"n_head", "-2"},          {"n_embd", "0"},
-      {"dropout", "1"},           {"dropout", "1.5"},        {"dropout", "-0.1"},       {"dropout", "nan"},
-      {"learning_rate", "0"},     {"learning_rate", "nan"},  {"learning_rate", "-1e-3"}, {"learning_rate", "inf"},
-      {"learning_rate", "1e999"}, {"learning_rate", "fast"}, {"learning_rate", "1e-3x"}, {"min_lr", "-1"},
-      {"beta1", "1"},             {"beta1", "-0.1"},         {"beta2", "1.0"},          {"beta2", "nan"},
-      {"weight_decay", "-1"},     {"grad_clip", "-1"},       {"grad_clip", "nan"},      {"max_iters", "0"},
-      {"eval_iters", "0"},        {"log_interval", "0"},     {"eval_interval", "0"},    {"warmup_iters", "-1"},
-      {"lr_decay_iters", "0"},    {"seed", "-1"},            {"decay_lr", "maybe"},     {"decay_lr", ""},
-      {"device", "tpu"},          {"dtype", "int8"},         {"strategy", "zero3"},     {"ranks", "0"},
-      {"ranks", "65"},            {"prefetch", "-1"},        {"bucket_mb", "0"},        {"collective_timeout", "0"},
-      {"shard_group", "0"},       {"temperature", "0"},      {"top_k", "0"},            {"num_samples", "0"},
-      {"gradient_accumulation_steps", "0"}, {"out_dir", ""}, {"dataset", ""},
+      {"batch_size", "0"},
+      {"batch_size", "-1"},
+      {"batch_size", "1.5"},
+      {"batch_size", "many"},
+      {"batch_size", ""},
+      {"batch_size", "1e3"},
+      {"batch_size", "99999999999999999999"},
+      {"block_size", "0"},
+      {"n_layer", "0"},
+      {"n_head", "-2"},
+      {"n_embd", "0"},
+      {"dropout", "1"},
+      {"dropout", "1.5"},
+      {"dropout", "-0.1"},
+      {"dropout", "nan"},
+      {"learning_rate", "0"},
+      {"learning_rate", "nan"},
+      {"learning_rate", "-1e-3"},
+      {"learning_rate", "inf"},
+      {"learning_rate", "1e999"},
+      {"learning_rate", "fast"},
+      {"learning_rate", "1e-3x"},
+      {"min_lr", "-1"},
+      {"beta1", "1"},
+      {"beta1", "-0.1"},
+      {"beta2", "1.0"},
+      {"beta2", "nan"},
+      {"weight_decay", "-1"},
+      {"grad_clip", "-1"},
+      {"grad_clip", "nan"},
+      {"max_iters", "0"},
+      {"eval_iters", "0"},
+      {"log_interval", "0"},
+      {"eval_interval", "0"},
+      {"warmup_iters", "-1"},
+      {"lr_decay_iters", "0"},
+      {"seed", "-1"},
+      {"decay_lr", "maybe"},
+      {"decay_lr", ""},
+      {"device", "tpu"},
+      {"dtype", "int8"},
+      {"strategy", "zero3"},
+      {"ranks", "0"},
+      {"ranks", "65"},
+      {"prefetch", "-1"},
+      {"bucket_mb", "0"},
+      {"collective_timeout", "0"},
+      {"shard_group", "0"},
+      {"temperature", "0"},
+      {"top_k", "0"},
+      {"num_samples", "0"},
+      {"gradient_accumulation_steps", "0"},
+      {"out_dir", ""},
+      {"dataset", ""},
   };
   for (auto const& [name, text] : bad) {
     INFO(name << "=" << text);
@@ -116,7 +177,8 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   CHECK(settings.n_layer == 4);
   CHECK(settings.start == "#1");
 
-  CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }), "file, line 2: there is no setting 'n_layers'"));
+  CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }),
+            "file, line 2: there is no setting 'n_layers'"));
   CHECK(has(what([&] { apply_config_text(settings, "n_layer 4", "file"); }), "file, line 1: expected 'name = value'"));
   CHECK(has(what([&] { apply_config_text(settings, "\n\nn_layer = four", "file"); }), "got 'four' (file, line 3)"));
   CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'open", "file"); }), "never closed"));
@@ -134,7 +196,8 @@ TEST_CASE("settings that do not fit together are refused") {
   CHECK(has(problem([](Settings&) {}, 3), "'gradient_accumulation_steps': expected a multiple of the 3 ranks"));
   CHECK(has(problem([](Settings& s) { s.n_embd = 100; }, 1), "'n_embd': expected a multiple of n_head = 12, got 100"));
   CHECK(has(problem([](Settings& s) { s.strategy = "hybrid_shard"; }, 4), "'shard_group'"));
-  CHECK(has(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 3; }, 4), "divisor of the 4 ranks, got 3"));
+  CHECK(has(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 3; }, 4),
+            "divisor of the 4 ranks, got 3"));
   CHECK(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 2; }, 4) == "nothing was thrown");
   CHECK(has(problem([](Settings& s) { s.shard_group = 2; }, 4), "'shard_group'"));
   for (std::string const from : {"resume", "gpt2", "gpt2-xl", "some/folder"})

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Initial parameters depend on seed, tensor name and index alone; no rank holds more of the model than its strategy says.
+// Initial parameters depend on seed, tensor name and index alone; no rank holds more of the model than its strategy
+// says.
 #include <cmath>
 #include <cstring>
 
@@ -91,7 +92,8 @@ TEST_CASE("under FullShard no rank allocates the whole model") {
     engine.synchronize();
     if (!first) return;
     for (std::size_t u = 0; u < engine.unit_count(); ++u) model += engine.unit(u).full_numel() * 4;
-    for (auto const tag : {fsdp::MemoryTag::parameters, fsdp::MemoryTag::gradients, fsdp::MemoryTag::gather, fsdp::MemoryTag::reduce})
+    for (auto const tag :
+         {fsdp::MemoryTag::parameters, fsdp::MemoryTag::gradients, fsdp::MemoryTag::gather, fsdp::MemoryTag::reduce})
       largest = std::max(largest, engine.account().reserved(tag));
   });
   CHECK(largest > 0);

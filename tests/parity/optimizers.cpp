@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers on shards against their formulas on whole tensors in double; weight decay per tensor; clipping the same everywhere.
+// Optimizers on shards against their formulas on whole tensors in double; weight decay per tensor; clipping the same
+// everywhere.
 #include <cmath>
 #include <map>
 #include <string>
@@ -33,7 +34,8 @@ template <class E>
 Tensors exported_gradients(E& engine) {
   engine.synchronize();
   std::vector<float*> masters;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) masters.push_back(std::exchange(engine.unit(u).master, engine.unit(u).gradient));
+  for (std::size_t u = 0; u < engine.unit_count(); ++u)
+    masters.push_back(std::exchange(engine.unit(u).master, engine.unit(u).gradient));
   auto gradients = exported(engine);
   for (std::size_t u = 0; u < engine.unit_count(); ++u) engine.unit(u).master = masters[u];
   return gradients;
@@ -88,7 +90,8 @@ TEST_CASE("AdamW on shards is AdamW on whole tensors, with each tensor's own dec
     for (std::size_t i = 0; i < before.size(); ++i) {
       double const g = gradient[i];
       double const first = 0.1 * g / (1.0 - 0.9), second = 0.01 * g * g / (1.0 - 0.99);
-      double const expected = before[i] * (1.0 - 0.05 * (decays ? 0.1 : 0.0)) - 0.05 * first / (std::sqrt(second) + 1e-8);
+      double const expected =
+          before[i] * (1.0 - 0.05 * (decays ? 0.1 : 0.0)) - 0.05 * first / (std::sqrt(second) + 1e-8);
       // A handful of fp32 roundings of terms of size |p| and lr.
       REQUIRE(std::abs(after[i] - expected) <= 1e-5 * 0.05 + 4e-7 * std::abs(before[i]));
     }
@@ -103,7 +106,7 @@ TEST_CASE("the gradient norm is that of the whole gradient, equal for every stra
   for (int const ranks : {2, 3, 4}) {
     auto const full = one_step<fsdp::FullShard>(ranks, 1e9f, kind);
     CHECK(std::abs(full.norm - norm_of(full.gradients, kind)) <= 1e-12 * full.norm);  // fp64 rounding
-    CHECK(std::abs(full.norm - one.norm) <= 1e-5 * one.norm);                         // fp32 gradients of another batch split
+    CHECK(std::abs(full.norm - one.norm) <= 1e-5 * one.norm);  // fp32 gradients of another batch split
     CHECK(one_step<fsdp::NoShard>(ranks, 1e9f, kind).norm == full.norm);
     CHECK(one_step<fsdp::ShardGradOp>(ranks, 1e9f, kind).norm == full.norm);
   }
@@ -128,7 +131,8 @@ TEST_CASE("clipping scales the step's gradients to the norm asked for") {
     if (mesh.rank() != 0) return;
     double moved = 0.0;
     for (auto const& [name, values] : before)
-      for (std::size_t i = 0; i < values.size(); ++i) moved += std::pow(static_cast<double>(values[i]) - after.at(name)[i], 2);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        moved += std::pow(static_cast<double>(values[i]) - after.at(name)[i], 2);
     factor = std::sqrt(moved) / norm_of(gradients, fsdp::NormKind::l2);
   });
   CHECK(std::abs(factor - 0.25) < 1e-4);

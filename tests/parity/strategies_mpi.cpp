@@ -4,14 +4,15 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/catch.hpp"
 #include "fsdp/comm/mpi.hpp"
+#include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/local_run.hpp"
 
 namespace {
 
-/// Trains over all ranks, `ranks_per_node` of them sharing memory; rank 0's result is compared with that of as many threads.
+/// Trains over all ranks, `ranks_per_node` of them sharing memory; rank 0's result is compared with that of as many
+/// threads.
 template <class S>
 bool equals_threads(toy::Run const& run, int ranks_per_node = 0) {
   fsdp::mpi::Options options;
@@ -43,6 +44,17 @@ TEST_CASE("no prefetch and many small buckets over processes") {
   run.options.prefetch = 0;
   run.options.bucket_bytes = 1024;
   run.options.first_bucket_bytes = 256;
+  CHECK(equals_threads<fsdp::FullShard>(run));
+  CHECK(equals_threads<fsdp::NoShard>(run));
+}
+
+TEST_CASE("micro-steps over processes, reducing each time or the last time alone") {
+  toy::Run run;
+  run.steps = 5;
+  run.micro_steps = 3;
+  CHECK(equals_threads<fsdp::FullShard>(run));
+  run.sync_last_only = true;
+  run.options.accumulate_unsharded = true;
   CHECK(equals_threads<fsdp::FullShard>(run));
   CHECK(equals_threads<fsdp::NoShard>(run));
 }

@@ -64,7 +64,8 @@ TEST_CASE("collectives per step follow the table of docs/strategies.md") {
   auto const ddp = one_step<fsdp::NoShard>(ranks, run);
   std::int64_t elements = 0;
   for (auto const& entry : ddp.entries)
-    if (entry.operation == "all_reduce" && entry.unit != "gradient norm") elements += static_cast<std::int64_t>(entry.count);
+    if (entry.operation == "all_reduce" && entry.unit != "gradient norm")
+      elements += static_cast<std::int64_t>(entry.count);
   auto const total = 4 * fsdp::align_up(fsdp::align_up(13 * 29, 64) + fsdp::align_up(29, 64) + 13 * 29, 64 * ranks) +
                      fsdp::align_up(fsdp::align_up(11 * 13, 64) + 11, 64 * ranks);
   CHECK(elements == total);
@@ -104,8 +105,9 @@ TEST_CASE("the order of gathers and reductions over three blocks") {
   toy::Run run;
   run.shape.hidden = {29, 29, 29};
   auto const tally = one_step<fsdp::FullShard>(2, run);
-  CHECK(tally.order("forward") ==
-        std::vector<std::string>{"all_gather root", "all_gather layers.0", "all_gather layers.1", "all_gather layers.2"});
-  CHECK(tally.order("backward") == std::vector<std::string>{"all_gather layers.1", "reduce_scatter layers.2", "all_gather layers.0",
-                                                            "reduce_scatter layers.1", "reduce_scatter layers.0", "reduce_scatter root"});
+  CHECK(tally.order("forward") == std::vector<std::string>{"all_gather root", "all_gather layers.0",
+                                                           "all_gather layers.1", "all_gather layers.2"});
+  CHECK(tally.order("backward") == std::vector<std::string>{"all_gather layers.1", "reduce_scatter layers.2",
+                                                            "all_gather layers.0", "reduce_scatter layers.1",
+                                                            "reduce_scatter layers.0", "reduce_scatter root"});
 }

@@ -57,20 +57,22 @@ TEST_CASE("a forward out of the declared order names both modules") {
 }
 
 TEST_CASE("a backward before its forward, or out of order, names both modules") {
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
-                   Buffers b;
-                   forward(layers[0], b);
-                   engine.synchronize();
-                   backward(layers[0], b);
-                 }),
+  CHECK(contains(message_of(1,
+                            [](int, Engine& engine, std::vector<Sharded>& layers) {
+                              Buffers b;
+                              forward(layers[0], b);
+                              engine.synchronize();
+                              backward(layers[0], b);
+                            }),
                  "before the forward pass is complete (next declared: 'layers.1')"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
-                   Buffers b;
-                   forward(layers[0], b);
-                   forward(layers[1], b);
-                   engine.synchronize();
-                   backward(layers[0], b);
-                 }),
+  CHECK(contains(message_of(1,
+                            [](int, Engine& engine, std::vector<Sharded>& layers) {
+                              Buffers b;
+                              forward(layers[0], b);
+                              forward(layers[1], b);
+                              engine.synchronize();
+                              backward(layers[0], b);
+                            }),
                  "backward of 'layers.1' was expected, backward of 'layers.0' came"));
 }
 
@@ -106,10 +108,11 @@ TEST_CASE("ranks that declare different models get an error on every rank, namin
 TEST_CASE("stepping without gradients, or clipping them, is an error") {
   CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW(engine).step(); }),
                  "unit 'layers.0' has no reduced gradients"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) {
-                   engine.attach_optimizer();
-                   fsdp::clip_grad_norm(engine, 1.0f);
-                 }),
+  CHECK(contains(message_of(1,
+                            [](int, Engine& engine, std::vector<Sharded>&) {
+                              engine.attach_optimizer();
+                              fsdp::clip_grad_norm(engine, 1.0f);
+                            }),
                  "unit 'layers.0' has no reduced gradients"));
 }
 
@@ -123,8 +126,9 @@ TEST_CASE("settings out of range are errors") {
   };
   CHECK(contains(config({.prefetch = -1}), "prefetch must not be negative, got -1"));
   CHECK(contains(config({.bucket_bytes = 0}), "bucket sizes must be positive"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW adamw(engine, {.beta1 = 1.0f}); }),
-                 "betas must be in [0, 1)"));
+  CHECK(contains(
+      message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW adamw(engine, {.beta1 = 1.0f}); }),
+      "betas must be in [0, 1)"));
   CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::clip_grad_norm(engine, 0.0f); }),
                  "must be positive, got 0"));
   CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.set_gradient_sync(false); }).empty());
@@ -151,15 +155,18 @@ TEST_CASE("a shard group must divide the world, and HybridShard must have one") 
 }
 
 TEST_CASE("modules after sealing, and names twice, are errors") {
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) {
-                   engine.seal();
-                   (void)engine.shard(layer(), "late");
-                 }),
+  CHECK(contains(message_of(1,
+                            [](int, Engine& engine, std::vector<Sharded>&) {
+                              engine.seal();
+                              (void)engine.shard(layer(), "late");
+                            }),
                  "'late' comes after the engine was sealed"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { (void)engine.shard(layer(), "layers.1"); }),
-                 "there is a unit 'layers.1' already"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.add_unit("empty"), engine.seal(); }),
-                 "unit 'empty' has no parameters"));
+  CHECK(contains(
+      message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { (void)engine.shard(layer(), "layers.1"); }),
+      "there is a unit 'layers.1' already"));
+  CHECK(contains(
+      message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.add_unit("empty"), engine.seal(); }),
+      "unit 'empty' has no parameters"));
 }
 
 TEST_CASE("an exception from a module's forward leaves the engine usable") {
@@ -179,13 +186,14 @@ TEST_CASE("an exception from a module's forward leaves the engine usable") {
 }
 
 TEST_CASE("a backward inside an evaluation is an error") {
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>& layers) {
-                   Buffers b;
-                   auto const scope = engine.evaluation();
-                   forward(layers[0], b);
-                   forward(layers[1], b);
-                   engine.synchronize();
-                   backward(layers[1], b);
-                 }),
+  CHECK(contains(message_of(1,
+                            [](int, Engine& engine, std::vector<Sharded>& layers) {
+                              Buffers b;
+                              auto const scope = engine.evaluation();
+                              forward(layers[0], b);
+                              forward(layers[1], b);
+                              engine.synchronize();
+                              backward(layers[1], b);
+                            }),
                  "inside an evaluation"));
 }

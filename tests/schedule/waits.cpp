@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every event wait of the schedule is needed: with any one site dropped, training goes wrong or ThreadSanitizer reports a race.
+// Every event wait of the schedule is needed: with any one site dropped, training goes wrong or ThreadSanitizer reports
+// a race.
 //
-// Each site runs in a child process of its own (this executable, told by an environment variable), because a race may do anything.
+// Each site runs in a child process of its own (this executable, told by an environment variable), because a race may
+// do anything.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,18 +49,20 @@ constexpr bool finds_races = false;
 struct Case {
   WaitSite site;
   int prefetch;
-  int strategy;              // 0 FullShard, 1 HybridShard of 2 x 2, 2 NoShard
-  bool race_alone = false;   // values hardly ever show it: ThreadSanitizer must
+  int strategy;             // 0 FullShard, 1 HybridShard of 2 x 2, 2 NoShard
+  bool race_alone = false;  // values hardly ever show it: ThreadSanitizer must
 };
 
-// Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather has begun), it
-// is tested in one where it is not.
+// Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather
+// has begun), it is tested in one where it is not.
 std::vector<Case> const cases{
-    {WaitSite::compute_unsharded, 1, 0},       {WaitSite::compute_gradient_slot, 1, 0},   {WaitSite::gather_slot_read, 0, 0},
-    {WaitSite::gather_peers_read, 0, 0},       {WaitSite::gather_updated, 1, 0},          {WaitSite::reduce_gradients, 1, 0},
-    {WaitSite::reduce_peers_read, 1, 0},       {WaitSite::replicate_scattered, 1, 1},     {WaitSite::replicate_peers_read, 1, 2},
-    {WaitSite::replicate_scatter_peers, 1, 1, true}, {WaitSite::optimizer_reduced, 1, 0},       {WaitSite::norm_peers_read, 1, 0, true},
-    {WaitSite::collective_peer_ready, 1, 0},   {WaitSite::collective_peer_partial, 1, 2},
+    {WaitSite::compute_unsharded, 1, 0},     {WaitSite::compute_gradient_slot, 1, 0},
+    {WaitSite::gather_slot_read, 0, 0},      {WaitSite::gather_peers_read, 0, 0},
+    {WaitSite::gather_updated, 1, 0},        {WaitSite::reduce_gradients, 1, 0},
+    {WaitSite::reduce_peers_read, 1, 0},     {WaitSite::replicate_scattered, 1, 1},
+    {WaitSite::replicate_peers_read, 1, 2},  {WaitSite::replicate_scatter_peers, 1, 1, true},
+    {WaitSite::optimizer_reduced, 1, 0},     {WaitSite::norm_peers_read, 1, 0, true},
+    {WaitSite::collective_peer_ready, 1, 0}, {WaitSite::collective_peer_partial, 1, 2},
 };
 
 toy::Run small_run(int prefetch) {
@@ -78,16 +82,18 @@ std::vector<float> train(int strategy, toy::Run const& run, Device const& device
   return toy::train_local<fsdp::FullShard>(4, run, device);
 }
 
-/// Trains with the site dropped, with delayed workers and then with a lagging host. @return 0 if nothing was noticed, 1 if the result differs, 3 if the site was
-/// never reached
+/// Trains with the site dropped, with delayed workers and then with a lagging host. @return 0 if nothing was noticed, 1
+/// if the result differs, 3 if the site was never reached
 int child(Case const& tested, bool drop) {
   auto run = small_run(tested.prefetch);
-  run.relative_clip = tested.site == WaitSite::norm_peers_read;  // otherwise implied: the next gradients wait for all ranks
+  run.relative_clip =
+      tested.site == WaitSite::norm_peers_read;  // otherwise implied: the next gradients wait for all ranks
   if (run.relative_clip) run.clip = 0.5f;
   auto const expected = train(tested.strategy, run, Device{});
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     bool const lag = seed % 4 == 0;
-    auto device = Device{Lagging{Delayed{{}, seed, lag ? 0 : 300}, seed, lag ? 100 : 0}, drop ? tested.site : WaitSite::count_};
+    auto device =
+        Device{Lagging{Delayed{{}, seed, lag ? 0 : 300}, seed, lag ? 100 : 0}, drop ? tested.site : WaitSite::count_};
     std::vector<float> got;
     try {
       got = train(tested.strategy, run, device);
@@ -95,7 +101,8 @@ int child(Case const& tested, bool drop) {
       return 1;
     }
     if (drop && device.drops->load() == 0) return 3;
-    if (got.size() != expected.size() || std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) != 0) return 1;
+    if (got.size() != expected.size() || std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) != 0)
+      return 1;
   }
   return 0;
 }

@@ -23,7 +23,8 @@ struct Tally {
 
   std::size_t count(std::string const& operation, std::string const& pass = {}) const {
     std::size_t found = 0;
-    for (auto const& entry : entries) found += entry.operation == operation && entry.unit != "gradient norm" && (pass.empty() || entry.pass == pass);
+    for (auto const& entry : entries)
+      found += entry.operation == operation && entry.unit != "gradient norm" && (pass.empty() || entry.pass == pass);
     return found;
   }
   /// "operation unit" of every entry, in order.
@@ -75,7 +76,9 @@ class Counting {
     note("broadcast", label, count);
     return inner_.broadcast(stream, buffer, count, root, label);
   }
-  void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) { inner_.wait_for_peers(stream, ticket, site); }
+  void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
+    inner_.wait_for_peers(stream, ticket, site);
+  }
   std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
 
  private:

@@ -20,8 +20,8 @@ struct MatMul {
     std::int64_t row, col;
   };
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, Operand a, Operand b, float* c, std::int64_t columns, std::int64_t depth,
-                          bool accumulate) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t row, Operand a, Operand b, float* c, std::int64_t columns,
+                          std::int64_t depth, bool accumulate) const {
     for (std::int64_t col = block.thread(); col < columns; col += block.threads()) {
       float sum = 0.0f;
       for (std::int64_t k = 0; k < depth; ++k) sum += a.data[row * a.row + k * a.col] * b.data[k * b.row + col * b.col];
@@ -34,7 +34,8 @@ struct MatMul {
 /// y = x + softsign(pre + bias), row by row.
 struct Activate {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float* out, std::int64_t n) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float* out,
+                          std::int64_t n) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       float const v = pre[row * n + i] + bias[i];
       out[row * n + i] = v / (1.0f + (v < 0.0f ? -v : v));
@@ -45,8 +46,8 @@ struct Activate {
 /// dpre = dout * softsign'(pre + bias).
 struct ActivateBackward {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float const* dout, float* dpre,
-                          std::int64_t n) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float const* dout,
+                          float* dpre, std::int64_t n) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       float const v = pre[row * n + i] + bias[i];
       float const d = 1.0f + (v < 0.0f ? -v : v);
@@ -66,7 +67,8 @@ struct Add {
 /// bias gradient: out[i] += sum over rows of in[row][i]; one block.
 struct ColumnSum {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float const* in, float* out, std::int64_t rows, std::int64_t n) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t, float const* in, float* out, std::int64_t rows,
+                          std::int64_t n) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       float sum = 0.0f;
       for (std::int64_t row = 0; row < rows; ++row) sum += in[row * n + i];
@@ -78,7 +80,8 @@ struct ColumnSum {
 /// Inputs or targets: a hash of (salt, step, global row, column) in [-1, 1).
 struct Data {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float* out, std::int64_t n, std::uint32_t salt, std::int64_t first_row) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t row, float* out, std::int64_t n, std::uint32_t salt,
+                          std::int64_t first_row) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       auto h = salt ^ static_cast<std::uint32_t>((first_row + row) * 7919 + i * 104729 + 1);
       h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
@@ -90,12 +93,13 @@ struct Data {
 /// dy = (y - target) * scale; *loss += sum of squares / 2 * scale, by one thread in order.
 struct LossGradient {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float const* y, float const* target, float* dy, double* loss, std::int64_t count,
-                          float scale) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t, float const* y, float const* target, float* dy,
+                          double* loss, std::int64_t count, float scale) const {
     for (std::int64_t i = block.thread(); i < count; i += block.threads()) dy[i] = (y[i] - target[i]) * scale;
     if (block.thread() != 0) return;
     double sum = 0.0;
-    for (std::int64_t i = 0; i < count; ++i) sum += 0.5 * static_cast<double>(y[i] - target[i]) * static_cast<double>(y[i] - target[i]);
+    for (std::int64_t i = 0; i < count; ++i)
+      sum += 0.5 * static_cast<double>(y[i] - target[i]) * static_cast<double>(y[i] - target[i]);
     *loss += sum * static_cast<double>(scale);
   }
 };
@@ -113,10 +117,13 @@ struct Embed {
     tensor("table", p.table, {inputs, width}, fsdp::TensorOptions{.init = fsdp::init::normal(0.3f)});
   }
   void forward(typename D::Stream& s, Params<float const> const& w, float const* x, float* h) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{x, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, h, width, inputs, false);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{x, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, h, width,
+                  inputs, false);
   }
-  void backward(typename D::Stream& s, Params<float const> const&, Params<float> const& g, float const* x, float const* dh) const {
-    device.launch(s, inputs, MatMul{}, MatMul::Operand{x, 1, inputs}, MatMul::Operand{dh, width, 1}, g.table.data, width, rows, true);
+  void backward(typename D::Stream& s, Params<float const> const&, Params<float> const& g, float const* x,
+                float const* dh) const {
+    device.launch(s, inputs, MatMul{}, MatMul::Operand{x, 1, inputs}, MatMul::Operand{dh, width, 1}, g.table.data,
+                  width, rows, true);
   }
 };
 
@@ -139,20 +146,27 @@ struct Layer {
     float *pre, *act;
   };
   void forward(typename D::Stream& s, Params<float const> const& w, float const* x, float* y, Saved saved) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{x, width, 1}, MatMul::Operand{w.up.data, hidden, 1}, saved.pre, hidden, width, false);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{x, width, 1}, MatMul::Operand{w.up.data, hidden, 1}, saved.pre,
+                  hidden, width, false);
     device.launch(s, rows, Activate{}, static_cast<float const*>(saved.pre), w.bias.data, saved.act, hidden);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{saved.act, hidden, 1}, MatMul::Operand{w.down.data, width, 1}, y, width, hidden, false);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{saved.act, hidden, 1}, MatMul::Operand{w.down.data, width, 1}, y,
+                  width, hidden, false);
     device.launch(s, rows, Add{}, x, y, width);
   }
   /// dh holds the output's gradient and is left with the input's; scratch: two (rows, hidden).
-  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* x, float* dh, Saved saved,
-                float* dact, float* dpre) const {
-    device.launch(s, hidden, MatMul{}, MatMul::Operand{saved.act, 1, hidden}, MatMul::Operand{dh, width, 1}, g.down.data, width, rows, true);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dh, width, 1}, MatMul::Operand{w.down.data, 1, width}, dact, hidden, width, false);
-    device.launch(s, rows, ActivateBackward{}, static_cast<float const*>(saved.pre), w.bias.data, static_cast<float const*>(dact), dpre, hidden);
+  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* x, float* dh,
+                Saved saved, float* dact, float* dpre) const {
+    device.launch(s, hidden, MatMul{}, MatMul::Operand{saved.act, 1, hidden}, MatMul::Operand{dh, width, 1},
+                  g.down.data, width, rows, true);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{dh, width, 1}, MatMul::Operand{w.down.data, 1, width}, dact,
+                  hidden, width, false);
+    device.launch(s, rows, ActivateBackward{}, static_cast<float const*>(saved.pre), w.bias.data,
+                  static_cast<float const*>(dact), dpre, hidden);
     device.launch(s, std::int64_t{1}, ColumnSum{}, static_cast<float const*>(dpre), g.bias.data, rows, hidden);
-    device.launch(s, width, MatMul{}, MatMul::Operand{x, 1, width}, MatMul::Operand{dpre, hidden, 1}, g.up.data, hidden, rows, true);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dpre, hidden, 1}, MatMul::Operand{w.up.data, 1, hidden}, dh, width, hidden, true);
+    device.launch(s, width, MatMul{}, MatMul::Operand{x, 1, width}, MatMul::Operand{dpre, hidden, 1}, g.up.data, hidden,
+                  rows, true);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{dpre, hidden, 1}, MatMul::Operand{w.up.data, 1, hidden}, dh, width,
+                  hidden, true);
   }
 };
 
@@ -172,13 +186,18 @@ struct Head {
     tensor("gain", p.gain, {inputs}, fsdp::TensorOptions{.decay = false, .init = fsdp::init::normal(0.5f)});
   }
   void forward(typename D::Stream& s, Params<float const> const& w, float const* h, float* y) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{h, width, 1}, MatMul::Operand{w.table.data, 1, width}, y, inputs, width, false);
-    for (std::int64_t row = 0; row < rows; ++row) device.launch(s, std::int64_t{1}, Add{}, w.gain.data, y + row * inputs, inputs);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{h, width, 1}, MatMul::Operand{w.table.data, 1, width}, y, inputs,
+                  width, false);
+    for (std::int64_t row = 0; row < rows; ++row)
+      device.launch(s, std::int64_t{1}, Add{}, w.gain.data, y + row * inputs, inputs);
   }
-  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* h, float const* dy, float* dh) const {
-    device.launch(s, inputs, MatMul{}, MatMul::Operand{dy, 1, inputs}, MatMul::Operand{h, width, 1}, g.table.data, width, rows, true);
+  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* h,
+                float const* dy, float* dh) const {
+    device.launch(s, inputs, MatMul{}, MatMul::Operand{dy, 1, inputs}, MatMul::Operand{h, width, 1}, g.table.data,
+                  width, rows, true);
     device.launch(s, std::int64_t{1}, ColumnSum{}, dy, g.gain.data, rows, inputs);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dy, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, dh, width, inputs, false);
+    device.launch(s, rows, MatMul{}, MatMul::Operand{dy, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, dh, width,
+                  inputs, false);
   }
 };
 
@@ -186,8 +205,8 @@ struct Shape {
   std::int64_t inputs = 11;
   std::int64_t width = 13;
   std::vector<std::int64_t> hidden = std::vector<std::int64_t>(4, 29);  ///< one block each
-  bool tied = true;                    ///< embedding and head share the root unit; false: blocks alone
-  std::int64_t global_rows = 12;       ///< rows of a micro-step over all ranks
+  bool tied = true;               ///< embedding and head share the root unit; false: blocks alone
+  std::int64_t global_rows = 12;  ///< rows of a micro-step over all ranks
 };
 
 /// The network over one engine, with its activations.
@@ -249,8 +268,9 @@ class Network {
     auto& s = engine_->compute();
     auto const& device = engine_->device();
     std::int64_t const ends = shape_.tied ? shape_.inputs : shape_.width;
-    device.launch(s, std::int64_t{1}, LossGradient{}, static_cast<float const*>(f(y_)), static_cast<float const*>(f(target_)), f(dy_),
-                  loss_.template as<double>(), rows_ * ends, scale / static_cast<float>(rows_ * ends));
+    device.launch(s, std::int64_t{1}, LossGradient{}, static_cast<float const*>(f(y_)),
+                  static_cast<float const*>(f(target_)), f(dy_), loss_.template as<double>(), rows_ * ends,
+                  scale / static_cast<float>(rows_ * ends));
     if (head_) {
       head_->backward(f(h_.back()), f(dy_), f(dh_));
     } else {
@@ -276,7 +296,8 @@ class Network {
  private:
   using Array = fsdp::AccountedMemory<D const>;
   Array array(std::int64_t elements) {
-    return {engine_->device(), engine_->account(), fsdp::MemoryTag::activations, static_cast<std::size_t>(elements) * sizeof(float)};
+    return {engine_->device(), engine_->account(), fsdp::MemoryTag::activations,
+            static_cast<std::size_t>(elements) * sizeof(float)};
   }
   static float* f(Array const& array) { return array.template as<float>(); }
   typename Layer<D>::Saved saved(std::size_t i) const { return {f(pre_[i]), f(act_[i])}; }
@@ -295,7 +316,9 @@ class Network {
 template <class E>
 std::vector<float> parameters(E& engine) {
   std::vector<float> all;
-  fsdp::export_full(engine, [&](fsdp::TensorInfo const&, std::span<float const> values) { all.insert(all.end(), values.begin(), values.end()); });
+  fsdp::export_full(engine, [&](fsdp::TensorInfo const&, std::span<float const> values) {
+    all.insert(all.end(), values.begin(), values.end());
+  });
   return all;
 }
 

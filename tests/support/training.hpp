@@ -23,7 +23,7 @@ struct Run {
   float clip = 1.0f;            ///< 0: off
   bool relative_clip = false;   ///< clip to `clip` times the norm, which is measured first
   Optimizer optimizer = Optimizer::adamw;
-  int evaluate_every = 0;       ///< an evaluation pass before every k-th step
+  int evaluate_every = 0;  ///< an evaluation pass before every k-th step
 };
 
 /// @return the full parameters on rank 0

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/catch.hpp"
 #include "fsdp/bucket.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/memory_plan.hpp"
+#include "tests/catch.hpp"
 
 namespace {
 
@@ -62,7 +62,8 @@ TEST_CASE("the segments of all shards are the tensors, each element once") {
         REQUIRE(part.count > 0);
         REQUIRE(shard.begin + part.offset == tensor.offset + part.first);
         REQUIRE(part.offset + part.count <= shard.size());
-        for (std::int64_t i = part.first; i < part.first + part.count; ++i) ++covered[part.tensor][static_cast<std::size_t>(i)];
+        for (std::int64_t i = part.first; i < part.first + part.count; ++i)
+          ++covered[part.tensor][static_cast<std::size_t>(i)];
       }
     }
     for (auto const& tensor : covered)
@@ -92,7 +93,8 @@ TEST_CASE("buckets cover all gradients once, the first one smaller") {
   for (int trial = 0; trial < 200; ++trial) {
     std::vector<std::int64_t> ends;
     std::int64_t end = 0;
-    for (unsigned i = 0; i < 1 + random() % 12; ++i) ends.push_back(end += 64 * static_cast<std::int64_t>(1 + random() % 50));
+    for (unsigned i = 0; i < 1 + random() % 12; ++i)
+      ends.push_back(end += 64 * static_cast<std::int64_t>(1 + random() % 50));
     auto const bytes = static_cast<std::int64_t>(1 + random() % 20000);
     auto const first = static_cast<std::int64_t>(1 + random() % 5000);
     auto const buckets = fsdp::make_buckets(ends, 4, bytes, first);
@@ -111,7 +113,8 @@ TEST_CASE("buckets cover all gradients once, the first one smaller") {
 TEST_CASE("the plan of GPT-2 124M under FullShard on eight ranks") {
   // 12 blocks of 7,077,888 + 2 * 768 elements without biases, and a root of (50257 + 1024 + 1) * 768.
   fsdp::MemoryPlanInput input;
-  std::int64_t const block = fsdp::align_up(12 * 768 * 768 + 2 * 768, 512), root = fsdp::align_up((50257 + 1024 + 1) * 768, 512);
+  std::int64_t const block = fsdp::align_up(12 * 768 * 768 + 2 * 768, 512),
+                     root = fsdp::align_up((50257 + 1024 + 1) * 768, 512);
   input.units.push_back({root, true});
   for (int i = 0; i < 12; ++i) input.units.push_back({block, false});
   input.world = input.shards = 8;

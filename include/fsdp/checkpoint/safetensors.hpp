@@ -45,7 +45,7 @@ struct TensorEntry {
 
 namespace detail {
 
-inline constexpr std::size_t length_bytes = 8;            ///< the header's length, little-endian, comes first
+inline constexpr std::size_t length_bytes = 8;  ///< the header's length, little-endian, comes first
 inline constexpr std::uint64_t longest_header = 100'000'000;
 
 inline std::string_view format_name(DType type) {
@@ -69,11 +69,13 @@ class SafetensorsWriter {
  public:
   /// @param metadata  texts for the header's "__metadata__"
   /// @throws ConfigError if the file cannot be created; UsageError if a name occurs twice
-  SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries, std::map<std::string, std::string> const& metadata = {})
+  SafetensorsWriter(std::filesystem::path path, std::vector<TensorEntry> entries,
+                    std::map<std::string, std::string> const& metadata = {})
       : path_(std::move(path)), temporary_(path_.string() + ".tmp"), entries_(std::move(entries)) {
     auto const header = make_header(metadata);
     file_ = std::fopen(temporary_.c_str(), "wb");
-    if (file_ == nullptr) fail<ConfigError>("'{}' cannot be created: {}", temporary_.string(), detail::system_text(errno));
+    if (file_ == nullptr)
+      fail<ConfigError>("'{}' cannot be created: {}", temporary_.string(), detail::system_text(errno));
     unsigned char length[detail::length_bytes];
     for (std::size_t i = 0; i < sizeof length; ++i) length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
     put(length, sizeof length);
@@ -89,15 +91,17 @@ class SafetensorsWriter {
   }
 
   /// Writes the next tensor's values.
-  /// @throws UsageError if `name`, the type or the count is not that of the next entry; ResourceError if the disk refuses
+  /// @throws UsageError if `name`, the type or the count is not that of the next entry; ResourceError if the disk
+  /// refuses
   template <class T>
   void write(std::string_view name, std::span<T const> values) {
-    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' comes after the last of {}", path_.string(), name, entries_.size());
+    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' comes after the last of {}", path_.string(), name,
+                 entries_.size());
     auto const& entry = entries_[next_];
     FSDP_EXPECTS(entry.name == name, "'{}': tensor '{}' was to come next, '{}' came", path_.string(), entry.name, name);
     FSDP_EXPECTS(entry.dtype == dtype_of<T> && entry.numel() == static_cast<std::int64_t>(values.size()),
-                 "'{}': tensor '{}' has {} x {}, {} x {} came", path_.string(), name, entry.numel(), fsdp::name(entry.dtype),
-                 values.size(), fsdp::name(dtype_of<T>));
+                 "'{}': tensor '{}' has {} x {}, {} x {} came", path_.string(), name, entry.numel(),
+                 fsdp::name(entry.dtype), values.size(), fsdp::name(dtype_of<T>));
     put(values.data(), values.size_bytes());
     ++next_;
   }
@@ -105,7 +109,8 @@ class SafetensorsWriter {
   /// Flushes to the disk and gives the file its name.
   /// @throws UsageError if tensors are missing; ResourceError if the disk refuses
   void finish() {
-    FSDP_EXPECTS(next_ == entries_.size(), "'{}': {} of {} tensors were written", path_.string(), next_, entries_.size());
+    FSDP_EXPECTS(next_ == entries_.size(), "'{}': {} of {} tensors were written", path_.string(), next_,
+                 entries_.size());
     bool const flushed = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
     int const error = errno;
     bool const closed = std::fclose(std::exchange(file_, nullptr)) == 0;
@@ -125,7 +130,8 @@ class SafetensorsWriter {
     for (auto const& entry : entries_) {
       FSDP_EXPECTS(!header.contains(entry.name), "'{}': tensor '{}' occurs twice", path_.string(), entry.name);
       auto const end = offset + entry.numel() * static_cast<std::int64_t>(size_of(entry.dtype));
-      header[entry.name] = {{"dtype", detail::format_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
+      header[entry.name] = {
+          {"dtype", detail::format_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
       offset = end;
     }
     auto text = header.dump();
@@ -143,8 +149,8 @@ class SafetensorsWriter {
   std::FILE* file_ = nullptr;
 };
 
-/// A safetensors file, mapped and checked: header length, JSON, names, types, extents, and that the tensors' bytes cover
-/// the data exactly, without gap or overlap.
+/// A safetensors file, mapped and checked: header length, JSON, names, types, extents, and that the tensors' bytes
+/// cover the data exactly, without gap or overlap.
 class SafetensorsFile {
  public:
   /// @throws ConfigError naming the file and what is wrong with it
@@ -171,7 +177,8 @@ class SafetensorsFile {
   /// Reads elements [first, first + out.size()) of an F32, BF16 or F16 tensor, as fp32.
   /// @param shape  the extents that the tensor must have
   /// @throws ConfigError if the tensor is missing or has another shape or type; UsageError if the range lies outside it
-  void read(std::string_view name, std::span<std::int64_t const> shape, std::int64_t first, std::span<float> out) const {
+  void read(std::string_view name, std::span<std::int64_t const> shape, std::int64_t first,
+            std::span<float> out) const {
     auto const index = find(name);
     auto const& entry = entries_[index];
     if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
@@ -179,6 +186,7 @@ class SafetensorsFile {
     FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
                  "'{}': elements {} to {} of tensor '{}' with {}", path_.string(), first,
                  first + static_cast<std::int64_t>(out.size()), name, entry.numel());
+    if (out.empty()) return;
     auto const* const from = data_ + begins_[index] + static_cast<std::size_t>(first) * size_of(entry.dtype);
     switch (entry.dtype) {
       case DType::f32: std::memcpy(out.data(), from, out.size_bytes()); return;
@@ -253,7 +261,8 @@ class SafetensorsFile {
       }
       auto entry = read_entry(item.key(), item.value());
       auto const& offsets = item.value()["data_offsets"];
-      if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+      if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+          !offsets[1].is_number_unsigned())
         wrong("tensor '{}': expected two 'data_offsets'", item.key());
       auto const begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
       if (begin > end || end > data_bytes)
@@ -263,14 +272,13 @@ class SafetensorsFile {
               detail::format_name(entry.dtype), end - begin);
       placed.push_back({begin, end, std::move(entry)});
     }
-    std::sort(placed.begin(), placed.end(), [](Placed const& a, Placed const& b) {
-      return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-    });
+    std::sort(placed.begin(), placed.end(),
+              [](Placed const& a, Placed const& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
     std::uint64_t covered = 0;
     for (auto& tensor : placed) {
       if (tensor.begin != covered)
-        wrong("tensor '{}' begins at byte {} of the data, {} was expected ({})", tensor.entry.name, tensor.begin, covered,
-              tensor.begin < covered ? "an overlap" : "a gap");
+        wrong("tensor '{}' begins at byte {} of the data, {} was expected ({})", tensor.entry.name, tensor.begin,
+              covered, tensor.begin < covered ? "an overlap" : "a gap");
       covered = tensor.end;
       begins_.push_back(static_cast<std::size_t>(tensor.begin));
       index_.emplace(tensor.entry.name, entries_.size());

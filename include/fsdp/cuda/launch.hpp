@@ -16,7 +16,7 @@ namespace fsdp::cuda::detail {
 template <class Kernel>
 inline constexpr int threads_per_block = 256;
 template <class Kernel>
-  requires requires { Kernel::threads; }
+requires requires { Kernel::threads; }
 inline constexpr int threads_per_block<Kernel> = Kernel::threads;
 
 template <class Kernel, class... Args>
@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(threads_per_block<Kernel>) run_kernel(std::int
 /// @pre blocks > 0, and the stream's device is current
 template <class Kernel, class... Args>
 cudaError_t launch_kernel(cudaStream_t stream, std::int64_t blocks, Args... args) {
-  static_assert(threads_per_block<Kernel> > 0 && threads_per_block<Kernel> <= 1024 &&
-                    threads_per_block<Kernel> % 32 == 0,
-                "a block has whole warps, 32 to 1024 threads");
+  static_assert(
+      threads_per_block<Kernel> > 0 && threads_per_block<Kernel> <= 1024 && threads_per_block<Kernel> % 32 == 0,
+      "a block has whole warps, 32 to 1024 threads");
   constexpr std::int64_t largest_grid = std::numeric_limits<std::int32_t>::max();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, largest_grid)));

@@ -13,15 +13,15 @@
 namespace fsdp {
 
 struct AdamWOptions {
-  float lr = 1e-3f;            ///< learning rate of step() without an argument
+  float lr = 1e-3f;  ///< learning rate of step() without an argument
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float eps = 1e-8f;
   float weight_decay = 0.01f;  ///< of tensors whose TensorOptions::decay is set
 };
 
-/// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2).
-/// Keeps two fp32 moments per element of the shards. The engine must outlive it.
+/// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+/// algorithm 2). Keeps two fp32 moments per element of the shards. The engine must outlive it.
 template <class E>
 class AdamW {
  public:
@@ -31,8 +31,8 @@ class AdamW {
   explicit AdamW(E& engine, AdamWOptions options = {}) : engine_(&engine), options_(options) {
     FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
                  "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
-    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f, "AdamW: eps {} and weight decay {} must not be negative",
-                 options.eps, options.weight_decay);
+    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f,
+                 "AdamW: eps {} and weight decay {} must not be negative", options.eps, options.weight_decay);
     engine.attach_optimizer();
     std::int64_t elements = 0;
     for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
@@ -56,25 +56,30 @@ class AdamW {
 
   void step() { step(options_.lr); }
 
-  /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm, if any.
+  /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
+  /// if any.
   /// @throws UsageError if a unit has no reduced gradients
-  /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for its own
+  /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
+  /// its own
   ///       update only.
   /// @note Collective: no.
   void step(float lr) {
-    FSDP_EXPECTS(std::isfinite(lr) && lr >= 0.0f, "AdamW: the learning rate must be finite and not negative, got {}", lr);
+    FSDP_EXPECTS(std::isfinite(lr) && lr >= 0.0f, "AdamW: the learning rate must be finite and not negative, got {}",
+                 lr);
     ++steps_;
     auto const correction = [this](float beta) {
       return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(steps_)));
     };
-    AdamWScalars const scalars{lr, options_.beta1, options_.beta2, options_.eps, correction(options_.beta1), correction(options_.beta2)};
+    AdamWScalars const scalars{
+        lr, options_.beta1, options_.beta2, options_.eps, correction(options_.beta1), correction(options_.beta2)};
     auto const* factor = engine_->take_clip_factor();
     engine_->begin_optimizer_step();
     for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
       auto& unit = engine_->unit(u);
       engine_->wait_for_reduce(unit);
       auto* const tracer = engine_->tracer();
-      auto const span = tracer == nullptr ? 0 : tracer->begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer");
+      auto const span =
+          tracer == nullptr ? 0 : tracer->begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer");
       kernels::adamw(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(), scalars, unit.master,
                      static_cast<float const*>(unit.gradient), first_[u], second_[u], factor);
       if (tracer != nullptr) tracer->end(engine_->compute(), span);

@@ -25,7 +25,8 @@ class Sgd {
   /// Seals the engine; with momentum takes S of memory. @note Collective: sealing is.
   explicit Sgd(E& engine, SgdOptions options = {}) : engine_(&engine), options_(options) {
     FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && options.weight_decay >= 0.0f,
-                 "Sgd: momentum {} must be in [0, 1) and weight decay {} not negative", options.momentum, options.weight_decay);
+                 "Sgd: momentum {} must be in [0, 1) and weight decay {} not negative", options.momentum,
+                 options.weight_decay);
     engine.attach_optimizer();
     std::int64_t elements = 0;
     for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
@@ -57,9 +58,11 @@ class Sgd {
       auto& unit = engine_->unit(u);
       engine_->wait_for_reduce(unit);
       auto* const tracer = engine_->tracer();
-      auto const span = tracer == nullptr ? 0 : tracer->begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer");
-      kernels::sgd(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(), SgdScalars{lr, options_.momentum},
-                   unit.master, static_cast<float const*>(unit.gradient), momentum_[u], factor);
+      auto const span =
+          tracer == nullptr ? 0 : tracer->begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer");
+      kernels::sgd(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(),
+                   SgdScalars{lr, options_.momentum}, unit.master, static_cast<float const*>(unit.gradient),
+                   momentum_[u], factor);
       if (tracer != nullptr) tracer->end(engine_->compute(), span);
       engine_->mark_updated(unit);
     }

@@ -23,7 +23,8 @@ class ShardChunks {
     for (auto const& part : unit.layout().segments(unit.shard())) {
       float const decay = unit.layout().tensors()[part.tensor].decay ? weight_decay : 0.0f;
       for (std::int64_t done = 0; done < part.count; done += chunk_elements)
-        chunks.push_back({part.offset + done, static_cast<std::int32_t>(std::min(chunk_elements, part.count - done)), decay});
+        chunks.push_back(
+            {part.offset + done, static_cast<std::int32_t>(std::min(chunk_elements, part.count - done)), decay});
     }
     count_ = static_cast<std::int64_t>(chunks.size());
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, chunks.size() * sizeof(OptimizerChunk)};
