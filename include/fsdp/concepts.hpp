@@ -16,7 +16,8 @@
 
 namespace fsdp {
 
-// clang-format off: clang-format 14 breaks compound requirements apart
+// clang-format 14 breaks compound requirements apart.
+// clang-format off
 
 /// Communication streams ask for high priority, so that a collective is not queued behind compute.
 enum class StreamPriority : unsigned char { normal, high };
