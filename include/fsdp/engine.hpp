@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine_options.hpp"
 #include "fsdp/engine_text.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/flat_param.hpp"
@@ -28,23 +29,9 @@
 #include "fsdp/strategy.hpp"
 #include "fsdp/trace.hpp"
 #include "fsdp/unsharder.hpp"
+#include "fsdp/use_scope.hpp"
 
 namespace fsdp {
-
-struct EngineOptions {
-  int prefetch = 1;                   ///< units gathered ahead of the one that computes
-  bool keep_last = true;              ///< keep the last pooled unit from forward into backward
-  bool keep_root = true;              ///< keep a unit of several uses from its first forward use to its last backward
-  bool accumulate_unsharded = false;  ///< gradient slots for every unit, so that micro-steps need not reduce
-  std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
-  std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
-  std::uint64_t seed = 1337;                  ///< of the initial parameters
-};
-
-/// Names a unit that several modules share.
-struct UnitId {
-  std::size_t index = 0;
-};
 
 /// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
 /// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
@@ -188,55 +175,11 @@ class Engine {
     gradient_sync_ = on;
   }
 
-  /// While it lives, forward passes keep nothing for a backward pass.
-  class [[nodiscard]] Evaluation {
-   public:
-    explicit Evaluation(Engine& engine) : engine_(&engine) {
-      engine.abandon_pass();
-      engine.evaluating_ = true;
-    }
-    Evaluation(Evaluation const&) = delete;
-    ~Evaluation() {
-      engine_->abandon_pass();
-      engine_->evaluating_ = false;
-    }
-
-   private:
-    Engine* engine_;
-  };
+  using Evaluation = EvaluationScope<Engine>;
+  using Scope = UseScope<Engine>;
+  /// @return while it lives, forward passes keep nothing for a backward pass
   Evaluation evaluation() { return Evaluation(*this); }
-
-  /// One use of a unit: its full parameters (and in backward its gradients) are there while it lives.
-  class [[nodiscard]] Scope {
-   public:
-    Scope(Engine& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
-      unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
-      if (engine.tracer_)
-        span_ = engine.tracer_->begin(*engine.compute_, StreamKind::compute, unit_->name(), fsdp::name(pass));
-    }
-    Scope(Scope const&) = delete;
-    ~Scope() noexcept(false) {
-      if (engine_->tracer_) engine_->tracer_->end(*engine_->compute_, span_);
-      if (std::uncaught_exceptions() > exceptions_) {
-        engine_->abandon_pass();
-      } else if (pass_ == Pass::forward) {
-        engine_->end_forward(use_);
-      } else {
-        engine_->end_backward(use_);
-      }
-    }
-    Param const* parameters() const { return unit_->full; }
-    Reduce* gradients() const { return unit_->full_gradient; }
-    FlatLayout const& layout() const { return unit_->layout(); }
-
-   private:
-    Engine* engine_;
-    Unit* unit_ = nullptr;
-    std::size_t use_;
-    Pass pass_;
-    std::size_t span_ = Tracer<Device>::none;
-    int exceptions_ = std::uncaught_exceptions();
-  };
+  /// @return while it lives, the use's full parameters (and in backward its gradients) are there
   Scope forward_scope(std::size_t use) { return Scope(*this, use, Pass::forward); }
   Scope backward_scope(std::size_t use) { return Scope(*this, use, Pass::backward); }
 
@@ -314,6 +257,9 @@ class Engine {
   }
 
  private:
+  friend UseScope<Engine>;
+  friend EvaluationScope<Engine>;
+
   Engine(Mesh<C>& mesh, EngineOptions options, Stream* compute)
       : mesh_(&mesh),
         options_(options),

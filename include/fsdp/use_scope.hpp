@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is true of an engine for a while: a unit in use, an evaluation.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+
+#include "fsdp/layout.hpp"
+#include "fsdp/schedule.hpp"
+#include "fsdp/trace.hpp"
+
+namespace fsdp {
+
+/// While it lives, forward passes keep nothing for a backward pass. Ends a pass under way at both ends.
+template <class E>
+class [[nodiscard]] EvaluationScope {
+ public:
+  explicit EvaluationScope(E& engine) : engine_(&engine) {
+    engine.abandon_pass();
+    engine.evaluating_ = true;
+  }
+  EvaluationScope(EvaluationScope const&) = delete;
+  ~EvaluationScope() {
+    engine_->abandon_pass();
+    engine_->evaluating_ = false;
+  }
+
+ private:
+  E* engine_;
+};
+
+/// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that
+/// passes through it abandons the pass.
+template <class E>
+class [[nodiscard]] UseScope {
+ public:
+  UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
+    unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
+    if (engine.tracer() != nullptr)
+      span_ = engine.tracer()->begin(engine.compute(), StreamKind::compute, unit_->name(), fsdp::name(pass));
+  }
+  UseScope(UseScope const&) = delete;
+  ~UseScope() noexcept(false) {
+    if (engine_->tracer() != nullptr) engine_->tracer()->end(engine_->compute(), span_);
+    if (std::uncaught_exceptions() > exceptions_) {
+      engine_->abandon_pass();
+    } else if (pass_ == Pass::forward) {
+      engine_->end_forward(use_);
+    } else {
+      engine_->end_backward(use_);
+    }
+  }
+
+  typename E::Param const* parameters() const { return unit_->full; }     ///< (full_numel)
+  typename E::Reduce* gradients() const { return unit_->full_gradient; }  ///< (full_numel); nullptr in forward
+  FlatLayout const& layout() const { return unit_->layout(); }
+
+ private:
+  E* engine_;
+  typename E::Unit* unit_ = nullptr;
+  std::size_t use_;
+  Pass pass_;
+  std::size_t span_ = Tracer<typename E::Device>::none;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace fsdp
