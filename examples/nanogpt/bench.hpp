@@ -21,17 +21,17 @@ namespace nanogpt {
 template <class T>
 void bench(T& trainer, Job const& job, double sgemm_peak, int ranks, JsonLog& log) {
   using Clock = std::chrono::steady_clock;
-  constexpr int burn_in = 10, timed = 20;
   auto const& s = job.settings;
   auto& engine = trainer.engine();
-  for (int i = 0; i < burn_in; ++i) trainer.step(i, s.learning_rate);
+  auto const steps = static_cast<double>(s.timed);
+  for (std::int64_t i = 0; i < s.burn_in; ++i) trainer.step(i, s.learning_rate);
   static_cast<void>(engine.mean_over_ranks({0.0}));  // all ranks begin together
   auto const blocked_before = trainer.blocked_ns();
   auto const begin = Clock::now();
   double loss = 0;
-  for (int i = 0; i < timed; ++i) loss = trainer.step(burn_in + i, s.learning_rate);
-  double const mine = std::chrono::duration<double>(Clock::now() - begin).count() / timed;
-  double const exposed_mine = static_cast<double>(trainer.blocked_ns() - blocked_before) / timed / 1e9;
+  for (std::int64_t i = 0; i < s.timed; ++i) loss = trainer.step(s.burn_in + i, s.learning_rate);
+  double const mine = std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+  double const exposed_mine = static_cast<double>(trainer.blocked_ns() - blocked_before) / steps / 1e9;
 
   auto const mean = engine.mean_over_ranks({mine, exposed_mine, loss});
   double const seconds = mean[0], exposed = mean[1];
@@ -58,7 +58,7 @@ void bench(T& trainer, Job const& job, double sgemm_peak, int ranks, JsonLog& lo
   auto const total = engine.account().reserved_total();
   fmt::print("  {:<12} {:>16}\n", "total", with_commas(total));
   fmt::print("PSS, largest of all ranks: {} bytes\n", with_commas(largest_pss));
-  fmt::print("loss after {} iterations: {:.4f}\n", burn_in + timed, mean[2]);
+  fmt::print("loss after {} iterations: {:.4f}\n", s.burn_in + s.timed, mean[2]);
   std::fflush(stdout);
   log.write(fmt::format(
       R"({{"strategy":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},"sgemm_peak_flops_per_rank":{:.17g},)"

@@ -120,6 +120,8 @@ std::vector<Setting> make_table() {
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
   t.positive("temperature", &S::temperature, sample, "below 1: less random");
   t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
+  t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
+  t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
   return t.rows;
 }

@@ -66,6 +66,8 @@ struct Settings {
   double temperature = 0.8;
   std::int64_t top_k = 200;
   // bench
+  std::int64_t burn_in = 10;
+  std::int64_t timed = 20;
   std::string json;
 };
 

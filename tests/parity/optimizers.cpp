@@ -99,6 +99,29 @@ TEST_CASE("AdamW on shards is AdamW on whole tensors, with each tensor's own dec
   CHECK(decayed == 9);
 }
 
+TEST_CASE("gradients at equal parameters are, tensor by tensor, those of one rank on the concatenated batch") {
+  auto const one = one_step<fsdp::FullShard>(1, 0.0f);
+  auto const expect_equal = [&](Step const& step) {
+    REQUIRE(step.gradients.size() == one.gradients.size());
+    for (auto const& [name, expected] : one.gradients) {
+      INFO(name);
+      auto const& gradient = step.gradients.at(name);
+      double difference = 0.0, norm = 0.0;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        difference += std::pow(static_cast<double>(gradient[i]) - static_cast<double>(expected[i]), 2);
+        norm += std::pow(static_cast<double>(expected[i]), 2);
+      }
+      REQUIRE(norm > 0.0);
+      CHECK(std::sqrt(difference / norm) <= 1e-5);
+    }
+  };
+  for (int const ranks : {2, 3, 4}) {
+    expect_equal(one_step<fsdp::FullShard>(ranks, 0.0f));
+    expect_equal(one_step<fsdp::NoShard>(ranks, 0.0f));
+  }
+  expect_equal(one_step<fsdp::HybridShard<>>(4, 0.0f, fsdp::NormKind::l2, 2));
+}
+
 TEST_CASE("the gradient norm is that of the whole gradient, equal for every strategy and world size") {
   auto const kind = GENERATE(fsdp::NormKind::l1, fsdp::NormKind::l2, fsdp::NormKind::inf);
   auto const one = one_step<fsdp::FullShard>(1, 1e9f, kind);
