@@ -16,7 +16,7 @@ template <class Event>
 struct Slot {
   Slot(Event free_event, std::size_t size) : free(std::move(free_event)), bytes(size) {}
 
-  Event free;                  ///< the last content has been read by this rank (gather) or zeroed (reduce)
+  Event free;  ///< the last content has been read by this rank (gather), zeroed (reduce), or copied (kept)
   bool free_recorded = false;  ///< false until the slot was first used: nothing to wait for
   Ticket collective{};         ///< the last collective whose peers may still read this slot
   bool leased = false;
@@ -54,13 +54,16 @@ class BufferPool {
 
   /// Positions count from 0 again: a new pass over the units begins.
   void restart() { position_ = 0; }
-  /// The slot that the next lease of a shared slot takes, or nullptr while it is still leased.
-  Slot<Event>* next() {
+  /// Takes the slot whose turn it is, or the next one after it that is not leased (prefetch lists may overtake).
+  /// @return nullptr while all are leased
+  Slot<Event>* take() {
     FSDP_EXPECTS(!shared_.empty(), "a pooled unit without a pool");
-    auto& slot = shared_[position_ % shared_.size()];
-    return slot.leased ? nullptr : &slot;
+    for (std::size_t tried = 0; tried < shared_.size(); ++tried) {
+      auto& slot = shared_[position_++ % shared_.size()];
+      if (!slot.leased) return &slot;
+    }
+    return nullptr;
   }
-  void advance() { ++position_; }
 
   template <class Visit>
   void for_each(Visit&& visit) {

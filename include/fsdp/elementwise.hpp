@@ -96,6 +96,15 @@ struct Accumulate {
   }
 };
 
+struct Add {
+  template <class Block, class R>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, float const* in, R* out, std::int64_t n) const {
+    std::int64_t const begin = index * chunk_elements;
+    block.update(
+        chunk_length(n, index), [](Compute<R>& sum, float x) { sum += x; }, out + begin, in + begin);
+  }
+};
+
 struct Scale {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t index, float* x, std::int64_t n, float factor) const {
@@ -253,6 +262,12 @@ template <Device D, class R>
 void accumulate(D const& device, typename D::Stream& stream, R const* in, float* out, std::int64_t n, float scale,
                 bool overwrite) {
   if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Accumulate{}, in, out, n, scale, overwrite);
+}
+
+/// Adds fp32 values to narrower ones: out[i] = R(float(out[i]) + in[i]), rounded once.
+template <Device D, class R>
+void add(D const& device, typename D::Stream& stream, float const* in, R* out, std::int64_t n) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Add{}, in, out, n);
 }
 
 /// Multiplies in place: x[i] *= factor.

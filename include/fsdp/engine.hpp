@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/declaration.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/engine_text.hpp"
 #include "fsdp/error.hpp"
@@ -66,17 +67,14 @@ class Engine {
   int rank() const { return where_.rank; }
   int world_size() const { return where_.world; }
   Placement const& placement() const { return where_; }
-  EngineOptions const& options() const { return options_; }
+  EngineOptions const& options() const { return declared_.options(); }
   MemoryAccount& account() { return account_; }
   bool sealed() const { return sealed_; }
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.
   UnitId add_unit(std::string_view unit_name) {
     FSDP_EXPECTS(!sealed_, "rank {}: unit '{}' comes after the engine was sealed", rank(), unit_name);
-    for (auto const& unit : units_)
-      FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", rank(), unit_name);
-    units_.push_back(std::make_unique<Unit>(device_, std::string(unit_name)));
-    return {units_.size() - 1};
+    return declared_.add_unit(device_, unit_name);
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
@@ -91,8 +89,8 @@ class Engine {
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
-    user_module.describe(unbound, detail::Registrar{prefix, &units_[unit.index]->layout(), &tensors});
-    return {*this, std::move(user_module), schedule_.declare(unit.index, std::string(prefix)), std::move(tensors)};
+    user_module.describe(unbound, detail::Registrar{prefix, &units()[unit.index]->layout(), &tensors});
+    return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
@@ -105,7 +103,16 @@ class Engine {
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
   std::size_t declare_use(UnitId unit, std::string_view module) {
-    return schedule_.declare(unit.index, std::string(module));
+    return schedule().declare(unit.index, std::string(module));
+  }
+
+  /// In forward (backward), the use `at` gathers ahead the uses `ahead`, in this order, instead of the next ones by
+  /// depth. Uses are ShardedModule::use(), and come later in the pass than `at`. Before the engine is sealed.
+  void set_forward_prefetch(std::size_t at, std::vector<std::size_t> ahead) {
+    set_prefetch(Pass::forward, at, std::move(ahead));
+  }
+  void set_backward_prefetch(std::size_t at, std::vector<std::size_t> ahead) {
+    set_prefetch(Pass::backward, at, std::move(ahead));
   }
 
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
@@ -113,66 +120,59 @@ class Engine {
   /// @note Collective: yes.
   void seal() {
     if (sealed_) return;
-    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", rank());
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      units_[u]->seal(where_);
-      FSDP_EXPECTS(used(u), "rank {}: no module uses unit '{}'", rank(), units_[u]->name());
-    }
-    detail::expect_equal_texts(mesh_->world(), text());
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      if (!schedule_.shared(use)) last_pooled_use_ = use;
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      auto& unit = *units_[u];
-      if (!gather_.direct() && (held(u) || !S::reshards_after_forward))
-        gather_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Param))));
-      if (!reduce_.direct() && (held(u) || options_.accumulate_unsharded))
-        reduce_.add_own_slot(unit, static_cast<std::size_t>(slot_bytes(unit.full_numel(), sizeof(Reduce))));
-    }
-    storage_.allocate(mesh_->world(), units_, where_, fsdp::memory_plan(plan_input()), gather_, reduce_);
-    auto completion_order = storage_.place_shards(units_, schedule_);
+    declared_.seal();
+    detail::expect_equal_texts(mesh_->world(), declared_.text());
+    auto const plan = fsdp::memory_plan(plan_input());
+    ahead_ = plan.ahead;
+    for (std::size_t u = 0; u < unit_count(); ++u) give_own_slots(u);
+    storage_.allocate(mesh_->world(), units(), where_, plan, gather_, reduce_);
+    auto completion_order = storage_.place_shards(units(), schedule());
     if (reduce_.direct())
       reduce_.set_buckets(std::move(completion_order), storage_.gradients(),
-                          S::shards_parameters ? 0 : options_.bucket_bytes, options_.first_bucket_bytes);
+                          S::shards_parameters ? 0 : options().bucket_bytes, options().first_bucket_bytes);
     reduce_.prepare();
-    storage_.initialize(units_, options_.seed, *compute_);
-    for (auto& unit : units_) mark_written(*unit);
+    storage_.initialize(units(), options().seed, *compute_);
+    for (auto& unit : units()) mark_written(*unit);
     sealed_ = true;
   }
 
   /// The plan that sealing follows, from the layouts registered so far.
-  MemoryPlanInput plan_input() const {
-    MemoryPlanInput input;
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      auto const alignment = layout_alignment * where_.world;
-      auto const& tensors = units_[u]->layout().tensors();
-      auto const end = tensors.empty() ? 0 : tensors.back().range().end;
-      input.units.push_back({align_up(end, alignment), held(u)});
-    }
-    input.world = where_.world;
-    input.shards = where_.shards;
-    input.reshards_after_forward = S::reshards_after_forward;
-    input.accumulate_unsharded = options_.accumulate_unsharded;
-    input.prefetch = options_.prefetch;
-    input.param_bytes = sizeof(Param);
-    input.reduce_bytes = sizeof(Reduce);
-    input.param_is_master = std::is_same_v<Param, float>;
-    input.reduce_is_master = std::is_same_v<Reduce, float>;
-    return input;
-  }
+  MemoryPlanInput plan_input() const { return declared_.plan_input(); }
 
-  std::size_t unit_count() const { return units_.size(); }
-  Unit& unit(std::size_t index) { return *units_[index]; }
-  Unit& unit(UnitId id) { return *units_[id.index]; }
-  FlatLayout const& layout(std::size_t use) const { return units_[schedule_.unit(use)]->layout(); }
+  std::size_t unit_count() const { return declared_.units().size(); }
+  Unit& unit(std::size_t index) { return *units()[index]; }
+  Unit& unit(UnitId id) { return unit(id.index); }
+  FlatLayout const& layout(std::size_t use) const {
+    return declared_.units()[declared_.schedule().unit(use)]->layout();
+  }
   std::size_t bucket_count() const { return reduce_.bucket_count(); }
 
-  /// Whether the next backward passes reduce their gradients. Read when a module's backward begins; without, gradients
-  /// gather unreduced in each rank's slots until a backward pass that reduces.
-  /// @throws UsageError if the slots were not declared (EngineOptions::accumulate_unsharded) and gradients are sharded
+  /// Whether backward passes reduce their gradients. Read when a pass begins; without, gradients wait unreduced on
+  /// each rank until a backward pass that reduces.
+  /// @throws UsageError if buffers for that were not declared (EngineOptions::accumulate_unsharded) and gradients are
+  /// sharded
   void set_gradient_sync(bool on) {
-    FSDP_EXPECTS(on || reduce_.direct() || options_.accumulate_unsharded,
+    FSDP_EXPECTS(on || reduce_.direct() || options().accumulate_unsharded,
                  "rank {}: gradients can wait unreduced only with EngineOptions::accumulate_unsharded", rank());
-    gradient_sync_ = on;
+    next_.gradient_sync = on;
+  }
+  /// Whether backward passes that reduce also sum over replicas. Read when a pass begins; without, HybridShard
+  /// reduce-scatters within the shard group and adds up the result in a partial shard, until a pass that does.
+  /// @throws UsageError if partial shards were not declared (EngineOptions::accumulate_replica) and there are replicas
+  /// of shards
+  void set_replica_sync(bool on) {
+    FSDP_EXPECTS(on || reduce_.direct() || where_.replicas == 1 || options().accumulate_replica,
+                 "rank {}: gradients can wait for replicas only with EngineOptions::accumulate_replica", rank());
+    next_.replica_sync = on;
+  }
+  /// Whether backward drops parameters. Read when a pass begins; without, the next micro-step's forward finds them
+  /// unsharded. An optimizer step drops them in any case.
+  /// @throws UsageError if units share buffers (a strategy that reshards after forward, without
+  /// EngineOptions::keep_unsharded)
+  void set_reshard_after_backward(bool on) {
+    FSDP_EXPECTS(on || gather_.direct() || !S::reshards_after_forward || options().keep_unsharded,
+                 "rank {}: {} can keep parameters unsharded only with EngineOptions::keep_unsharded", rank(), S::name);
+    next_.reshard = on;
   }
 
   using Evaluation = EvaluationScope<Engine>;
@@ -185,8 +185,8 @@ class Engine {
 
   /// Forgets a pass under way: every unit is dropped, the next use starts a new forward pass.
   void abandon_pass() {
-    schedule_.reset();
-    for (auto& unit : units_) gather_.reshard(*unit, *compute_);
+    schedule().reset();
+    reshard_all();
   }
 
   /// An optimizer will read the gradient shards: seals the engine.
@@ -199,8 +199,8 @@ class Engine {
   /// Makes compute wait until the unit's gradient shard is complete.
   /// @throws UsageError if no backward pass has reduced into it since the last optimizer step
   void wait_for_reduce(Unit& unit) {
-    FSDP_EXPECTS(!unit.fresh && unit.full_gradient == nullptr,
-                 "rank {}: unit '{}' has no reduced gradients to step with", rank(), unit.name());
+    FSDP_EXPECTS(!unit.fresh && !unit.has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with",
+                 rank(), unit.name());
     if (unit.reduce_pending) device_.wait(*compute_, unit.reduced, WaitSite::optimizer_reduced);
     unit.reduce_pending = false;
   }
@@ -262,10 +262,9 @@ class Engine {
 
   Engine(Mesh<C>& mesh, EngineOptions options, Stream* compute)
       : mesh_(&mesh),
-        options_(options),
         device_(mesh.device()),
         where_(place(mesh)),
-        schedule_(where_.rank),
+        declared_(where_, options),
         scalar_comm_(mesh.world().split(0, where_.rank)),
         owned_compute_(compute == nullptr
                            ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
@@ -274,40 +273,35 @@ class Engine {
         gather_(device_, mesh.world().split(where_.replica, where_.rank), where_, account_),
         reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank),
                 where_, account_) {
-    if (options.prefetch < 0)
-      fail<ConfigError>("rank {}: prefetch must not be negative, got {}", rank(), options.prefetch);
-    if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
-      fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank(), options.bucket_bytes,
-                        options.first_bucket_bytes);
+    if (options.reshard_ranks > 0) {
+      auto const member = where_.rank % options.reshard_ranks;
+      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank), member);
+    }
   }
 
   static Placement place(Mesh<C> const& mesh) {
     auto const shards = mesh.template shard_ranks<S>();
     return {mesh.rank(), mesh.size(), mesh.rank() % shards, shards, mesh.rank() / shards, mesh.size() / shards};
   }
-  bool used(std::size_t unit_index) const {
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      if (schedule_.unit(use) == unit_index) return true;
-    return false;
+  typename Declaration<S, Device, P>::Units& units() { return declared_.units(); }
+  Schedule& schedule() { return declared_.schedule(); }
+  void set_prefetch(Pass pass, std::size_t at, std::vector<std::size_t> ahead) {
+    FSDP_EXPECTS(!sealed_, "rank {}: prefetch lists come after the engine was sealed", rank());
+    declared_.set_prefetch(pass, at, std::move(ahead));
   }
-  bool held(std::size_t unit_index) const {
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      if (schedule_.unit(use) == unit_index && schedule_.shared(use)) return true;
-    return false;
-  }
-
-  std::string text() const {
-    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n",
-                             S::name, where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
-    lines += fmt::format(
-        "options: prefetch {}, keep_last {}, keep_root {}, accumulate_unsharded {}, buckets {} and {}, seed {}\n",
-        options_.prefetch, options_.keep_last, options_.keep_root, options_.accumulate_unsharded,
-        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed);
-    for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
-                           schedule_.module_name(use));
-    return lines;
+  /// What is not leased in turn: see StepWalk, which counts the same.
+  void give_own_slots(std::size_t u) {
+    auto& unit = *units()[u];
+    auto const bytes = [](std::int64_t elements, std::size_t element) {
+      return static_cast<std::size_t>(slot_bytes(elements, element));
+    };
+    bool const shared = schedule().shared_unit(u);
+    if (!gather_.direct() && (shared || !S::reshards_after_forward || options().keep_unsharded))
+      gather_.add_own_slot(unit, bytes(unit.full_numel(), sizeof(Param)));
+    if (options().reshard_ranks > 0 && schedule().drops_after_forward(u, declared_.keep_rules()))
+      gather_.add_kept_slot(unit, bytes(unit.full_numel() / options().reshard_ranks, sizeof(Param)));
+    if (!reduce_.direct() && (shared || (options().accumulate_unsharded && std::is_same_v<Reduce, float>)))
+      reduce_.add_own_slot(unit, bytes(unit.full_numel(), sizeof(Reduce)));
   }
 
   // --- one step
@@ -315,51 +309,65 @@ class Engine {
 
   Unit& begin_forward(std::size_t use) {
     seal();
-    if (schedule_.begin_forward(use)) {
-      for (auto& unit : units_) gather_.reshard(*unit, *compute_);
+    if (schedule().begin_forward(use)) {
+      if (!std::exchange(kept_after_backward_, false)) reshard_all();
       gather_.pool().restart();
     }
-    auto& unit = *units_[schedule_.unit(use)];
-    require_unsharded(unit, "forward");
-    for (int ahead = 1; ahead <= options_.prefetch && use + static_cast<std::size_t>(ahead) < schedule_.size(); ++ahead)
-      if (!gather_.unshard(*units_[schedule_.unit(use + static_cast<std::size_t>(ahead))], "forward")) break;
-    gather_.wait_for_unshard(unit, *compute_);
-    return unit;
+    return gather_for(use, ahead_.forward[use], "forward");
   }
 
   void end_forward(std::size_t use) {
-    schedule_.end_forward(use);
-    if (keeps_after_forward(use)) return;
-    gather_.reshard(*units_[schedule_.unit(use)], *compute_);
-  }
-
-  bool keeps_after_forward(std::size_t use) const {
-    if (schedule_.shared(use) && options_.keep_root) return !evaluating_ || !schedule_.last_use_of_unit(use);
-    if (evaluating_ || schedule_.shared(use)) return false;
-    return !S::reshards_after_forward || (options_.keep_last && use == last_pooled_use_);
+    schedule().end_forward(use);
+    if (schedule().keeps_after_forward(use, declared_.keep_rules(), evaluating_)) return;
+    auto& unit = *units()[schedule().unit(use)];
+    if (evaluating_) {
+      gather_.reshard(unit, *compute_);
+    } else {
+      gather_.reshard_after_forward(unit, *compute_);
+    }
   }
 
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule_.module_name(use));
-    if (schedule_.begin_backward(use)) reduce_.restart();
+    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule().module_name(use));
+    if (schedule().begin_backward(use)) {
+      reduce_.restart();
+      pass_ = next_;
+    }
     storage_.lease_gradients();
-    auto& unit = *units_[schedule_.unit(use)];
-    require_unsharded(unit, "backward");
-    for (int ahead = 1; ahead <= options_.prefetch && use >= static_cast<std::size_t>(ahead); ++ahead)
-      if (!gather_.unshard(*units_[schedule_.unit(use - static_cast<std::size_t>(ahead))], "backward")) break;
-    gather_.wait_for_unshard(unit, *compute_);
-    if (schedule_.last_use_of_unit(use)) reduce_.lease(unit, *compute_);
+    auto& unit = gather_for(use, ahead_.backward[use], "backward");
+    if (schedule().last_use_of_unit(use)) reduce_.lease(unit, *compute_);
     return unit;
   }
 
   void end_backward(std::size_t use) {
-    bool const complete = schedule_.end_backward(use);
-    auto& unit = *units_[schedule_.unit(use)];
-    if (schedule_.first_use_of_unit(use)) {
-      gather_.reshard(unit, *compute_);
-      if (gradient_sync_) reduce_.reduce(unit, *compute_);
+    bool const complete = schedule().end_backward(use);
+    auto& unit = *units()[schedule().unit(use)];
+    if (schedule().first_use_of_unit(use)) {
+      if (pass_.reshard) gather_.reshard(unit, *compute_);
+      bool const reduces = pass_.gradient_sync && (pass_.replica_sync || !reduce_.direct());
+      if (reduces) {
+        reduce_.reduce(unit, *compute_, pass_.replica_sync);
+      } else {
+        reduce_.hold(unit, *compute_);
+      }
     }
-    if (complete) reduce_.finish();
+    if (!complete) return;
+    reduce_.finish();
+    kept_after_backward_ = !pass_.reshard;
+  }
+
+  /// The unit's parameters, with `ahead` on their way.
+  Unit& gather_for(std::size_t use, std::vector<std::size_t> const& ahead, std::string_view pass) {
+    auto& unit = *units()[schedule().unit(use)];
+    require_unsharded(unit, pass);
+    for (auto const next : ahead)
+      if (!gather_.unshard(*units()[schedule().unit(next)], pass)) break;
+    gather_.wait_for_unshard(unit, *compute_);
+    return unit;
+  }
+  void reshard_all() {
+    for (auto& unit : units()) gather_.reshard(*unit, *compute_);
+    kept_after_backward_ = false;
   }
 
   void require_unsharded(Unit& unit, std::string_view pass) {
@@ -374,21 +382,28 @@ class Engine {
     }
   }
 
+  /// What backward does when it ends with a unit.
+  struct BackwardFlags {
+    bool gradient_sync = true;
+    bool replica_sync = true;
+    bool reshard = true;
+  };
+
   Mesh<C>* mesh_;
-  EngineOptions options_;
   Device device_;
   Placement where_;
   MemoryAccount account_;
-  Schedule schedule_;
-  std::vector<std::unique_ptr<Unit>> units_;
+  Declaration<S, Device, P> declared_;
+  PrefetchLists ahead_;  ///< by use, once sealed
   ShardStorage<C, P> storage_{device_, account_};
   float const* clip_factor_ = nullptr;
   std::unique_ptr<Tracer<Device>> tracer_;
   C scalar_comm_;
-  std::size_t last_pooled_use_ = 0;  ///< the use whose unit is kept into backward
   bool sealed_ = false;
   bool evaluating_ = false;
-  bool gradient_sync_ = true;
+  bool kept_after_backward_ = false;  ///< the last backward pass left the parameters unsharded
+  BackwardFlags next_;                ///< as set
+  BackwardFlags pass_;                ///< of the backward pass under way
 
   std::optional<Stream> owned_compute_;
   Stream* compute_;

@@ -4,15 +4,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace fsdp {
 
 struct EngineOptions {
-  int prefetch = 1;                   ///< units gathered ahead of the one that computes
-  bool keep_last = true;              ///< keep the last pooled unit from forward into backward
-  bool keep_root = true;              ///< keep a unit of several uses from its first forward use to its last backward
-  bool accumulate_unsharded = false;  ///< gradient slots for every unit, so that micro-steps need not reduce
-  std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
+  int prefetch = 1;                      ///< units gathered ahead of the one that computes
+  std::optional<int> backward_prefetch;  ///< the same in backward; not set: `prefetch`
+  std::int64_t max_ahead_bytes = 0;      ///< cap on the bytes of units gathered ahead of their use; 0: none
+  bool keep_last = true;                 ///< keep the last pooled unit from forward into backward
+  bool keep_root = true;  ///< keep a unit of several uses from its first forward use to its last backward
+  /// After forward, units stay sharded over so many consecutive ranks, and backward gathers among those alone: more
+  /// than 1, fewer than the shard group, a divisor of it. 0: as the strategy says.
+  int reshard_ranks = 0;
+  bool keep_unsharded = false;           ///< gather buffers for every unit: see Engine::set_reshard_after_backward
+  bool accumulate_unsharded = false;     ///< gradients of every unit may wait unreduced: see Engine::set_gradient_sync
+  bool accumulate_replica = false;       ///< HybridShard: gradients may wait for replicas: see Engine::set_replica_sync
+  std::int64_t bucket_bytes = 25 << 20;  ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   std::uint64_t seed = 1337;                  ///< of the initial parameters
 };

@@ -51,6 +51,7 @@ class FlatParam {
       : gathered(device.make_event()),
         gradients_ready(device.make_event()),
         reduced(device.make_event()),
+        partial_read(device.make_event()),
         updated(device.make_event()),
         name_(std::move(unit_name)) {}
 
@@ -76,13 +77,17 @@ class FlatParam {
   float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
   Param* full = nullptr;            ///< (full_numel) full parameters while not sharded
   Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
+  float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
+  float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
   Slot<Event>* gather_slot = nullptr;
+  Slot<Event>* kept_slot = nullptr;  ///< what stays after forward, for a backward gather among fewer ranks
   Slot<Event>* reduce_slot = nullptr;
 
   // What streams say of this unit, in the order of a step.
   Event gathered;         ///< gather: the full parameters are there
   Event gradients_ready;  ///< compute: backward has written the gradients
   Event reduced;          ///< reduce or replicate: the gradient shard is complete
+  Event partial_read;     ///< replicate: the partial gradient shard may be written again
   Event updated;          ///< compute: the optimizer (or initialisation) has written the shard
 
   UnitState state = UnitState::sharded;
@@ -91,7 +96,13 @@ class FlatParam {
   bool own_reduce_slot = false;  ///< has a gradient slot of its own
   bool update_pending = false;   ///< `updated` is recorded and the gather stream has not waited for it
   bool reduce_pending = false;   ///< `reduced` is recorded and compute has not waited for it
+  bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up
+  bool partial_awaited = true;   ///< nothing that reads `partial` is under way, or reduce has waited for it
+  bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
   bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
+
+  /// Gradients of earlier micro-steps still wait for a reduction.
+  bool has_unreduced() const { return full_gradient != nullptr || accumulated || partial_pending; }
 
   /// @throws UsageError unless the full parameters are there
   void expect_unsharded(int rank) const {

@@ -20,10 +20,12 @@ namespace fsdp {
 
 /// Owns the reduce and replicate streams, their communicators and the gradient slots.
 ///
-/// [Note: Two ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place,
+/// [Note: Ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place,
 /// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
-/// slot for its next lease. With one rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient
-/// shard is the full gradient: backward writes it where it is (*direct*), and buckets of it are all-reduced in place.
+/// slot for its next lease. Where replicas may wait (EngineOptions::accumulate_replica), slices are added up in a
+/// partial shard of fp32 instead, and that is all-reduced: the slot is free as soon as the group has read it. With one
+/// rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient shard is the full gradient: backward
+/// writes it where it is (*direct*), and buckets of it are all-reduced in place.
 template <Communicator C, class P>
 class Reducer {
  public:
@@ -81,9 +83,8 @@ class Reducer {
     }
     if (unit.full_gradient != nullptr) return;  // accumulating without reduction
     if (unit.reduce_slot == nullptr) {
-      auto* const slot = pool_.next();
+      auto* const slot = pool_.take();
       FSDP_EXPECTS(slot != nullptr, "rank {}: unit '{}': no gradient slot is free", where_.rank, unit.name());
-      pool_.advance();
       unit.reduce_slot = slot;
     }
     auto& slot = *unit.reduce_slot;
@@ -95,13 +96,32 @@ class Reducer {
     device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
   }
 
-  /// Reduces what `compute` has written into the unit's gradients so far.
+  /// Keeps what `compute` has written into the unit's gradients for a later reduce().
+  ///
+  /// [Note: Gradients that wait] Gradients in the shard's type wait in their slot, which backward adds to. Narrower
+  /// ones are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
+  /// @note Stream: reduce waits for compute, where there is an accumulator.
+  void hold(Unit& unit, Stream& compute) {
+    if (unit.accumulator == nullptr) return;
+    device_.record(unit.gradients_ready, compute);
+    device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
+    auto& slot = *unit.reduce_slot;
+    kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
+                        unit.full_numel(), 1.0f, !unit.accumulated);
+    if (!unit.accumulated) account_->lease(MemoryTag::reduce, accumulator_bytes(unit));
+    unit.accumulated = true;
+    zero(slot, reduce_);
+    release(unit);
+  }
+
+  /// Reduces what `compute` has written into the unit's gradients so far, and what waits of earlier micro-steps.
+  /// @param over_replicas  false: within the shard group only; the result waits in the partial shard
   /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is
   /// complete.
   /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
   /// elements.
   ///       Direct gradients: one all-reduce per bucket that is complete.
-  void reduce(Unit& unit, Stream& compute) {
+  void reduce(Unit& unit, Stream& compute, bool over_replicas) {
     device_.record(unit.gradients_ready, compute);
     if (direct()) {
       reduce_buckets(unit);
@@ -113,9 +133,24 @@ class Reducer {
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
     Ticket scattered{}, replicated{};
     auto span = begin_span(reduce_, StreamKind::reduce, unit);
+    if (unit.accumulated) {
+      kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient,
+                   unit.full_numel());
+      unit.accumulated = false;
+      accumulators_read_ += accumulator_bytes(unit);
+    }
     if (where_.shards > 1)
       scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
                                               Label{unit.name(), "backward"});
+    if (unit.partial != nullptr) {
+      add_to_partial(unit, static_cast<Reduce const*>(slice));
+      end_span(reduce_, span);
+      reduce_comm_.wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
+      zero(slot, reduce_);
+      release(unit);
+      if (over_replicas) replicate_partial(unit);
+      return;
+    }
     auto* stream = &reduce_;
     if (where_.replicas > 1) {
       end_span(reduce_, span);
@@ -126,25 +161,20 @@ class Reducer {
       replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
                                               Label{unit.name(), "backward"});
     }
-    kernels::accumulate(device_, *stream, static_cast<Reduce const*>(slice), unit.gradient, unit.shard_numel(),
-                        1.0f / static_cast<float>(where_.world), unit.fresh);
-    unit.fresh = false;
+    add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
     end_span(*stream, span);
-    device_.record(unit.reduced, *stream);
-    unit.reduce_pending = true;
     reduce_comm_.wait_for_peers(*stream, scattered,
                                 where_.replicas > 1 ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
     if (where_.replicas > 1) replicate_comm_.wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
     zero(slot, *stream);
-    unit.full_gradient = nullptr;
-    if (!unit.own_reduce_slot) unit.reduce_slot = nullptr;
-    slot.leased = false;
+    release(unit);
   }
 
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
   void finish() {
     for (std::size_t i = leases_.size(); i-- > 0;)
       if (!leases_[i].slot->leased) return_lease(*leases_[i].slot);
+    account_->lease(MemoryTag::reduce, -std::exchange(accumulators_read_, 0));
   }
 
   /// Gives a unit a slot of its own instead of a shared one.
@@ -177,6 +207,46 @@ class Reducer {
     device_.zero_async(stream, slot.data, slot.bytes);
     device_.record(slot.free, stream);
     slot.free_recorded = true;
+  }
+
+  /// The unit's slot may be leased again, after what was enqueued to zero it.
+  static void release(Unit& unit) {
+    unit.full_gradient = nullptr;
+    unit.reduce_slot->leased = false;
+    if (!unit.own_reduce_slot) unit.reduce_slot = nullptr;
+  }
+  static std::int64_t accumulator_bytes(Unit const& unit) {
+    return unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
+  }
+
+  /// The only place that averages: a sum over all ranks becomes a mean.
+  template <class Sum>
+  void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
+    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(),
+                        1.0f / static_cast<float>(where_.world), unit.fresh);
+    unit.fresh = false;
+    device_.record(unit.reduced, stream);
+    unit.reduce_pending = true;
+  }
+  void add_to_partial(Unit& unit, Reduce const* sum) {
+    if (!std::exchange(unit.partial_awaited, true))
+      device_.wait(reduce_, unit.partial_read, WaitSite::reduce_partial_read);
+    kernels::accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
+    unit.partial_pending = true;
+  }
+  void replicate_partial(Unit& unit) {
+    device_.record(scattered_, reduce_);
+    device_.wait(*replicate_, scattered_, WaitSite::replicate_scattered);
+    auto const span = begin_span(*replicate_, StreamKind::replicate, unit);
+    auto const replicated =
+        replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
+                                   static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), "backward"});
+    add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
+    end_span(*replicate_, span);
+    replicate_comm_.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
+    device_.record(unit.partial_read, *replicate_);
+    unit.partial_awaited = false;
+    unit.partial_pending = false;
   }
 
   void lease_direct(Unit& unit, Stream& compute) {
@@ -225,6 +295,7 @@ class Reducer {
   Tracer<D>* tracer_ = nullptr;
   BufferPool<D> pool_;
   std::vector<Lease> leases_;
+  std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
 
   // Direct gradients.
   std::vector<Unit*> completion_order_;

@@ -2,6 +2,7 @@
 // The declared order of uses, and the check that every pass obeys it. Host logic only: nothing here moves.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -20,6 +21,30 @@ constexpr std::string_view name(Pass pass) {
     case Pass::backward: return "backward";
   }
   return "?";
+}
+
+/// What stays unsharded when a unit's forward ends.
+struct KeepRules {
+  bool reshards_after_forward = true;  ///< false: every unit, until its backward ends
+  bool keep_last = true;               ///< the last unit of a single use, because backward begins with it
+  bool keep_root = true;               ///< units of several uses, from the first forward use to the last backward use
+};
+
+/// For each use, the uses whose units are gathered when it begins, after its own.
+struct PrefetchLists {
+  std::vector<std::vector<std::size_t>> forward, backward;
+};
+
+/// Lists of the `forward` next uses, and in backward of the `backward` ones before.
+inline PrefetchLists prefetch_by_depth(std::size_t uses, int forward, int backward) {
+  PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
+  for (std::size_t use = 0; use < uses; ++use) {
+    for (auto ahead = use + 1; ahead < uses && ahead - use <= static_cast<std::size_t>(forward); ++ahead)
+      lists.forward[use].push_back(ahead);
+    for (auto ahead = use; ahead-- > 0 && use - ahead <= static_cast<std::size_t>(backward);)
+      lists.backward[use].push_back(ahead);
+  }
+  return lists;
 }
 
 /// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one
@@ -50,6 +75,28 @@ class Schedule {
   bool shared(std::size_t use) const { return uses_[use].shared; }
   bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
   bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
+  /// The unit of `index` is used more than once.
+  bool shared_unit(std::size_t index) const {
+    return std::any_of(uses_.begin(), uses_.end(), [&](Use const& use) { return use.unit == index && use.shared; });
+  }
+  /// The unit of `index` has some use.
+  bool used(std::size_t index) const {
+    return std::any_of(uses_.begin(), uses_.end(), [&](Use const& use) { return use.unit == index; });
+  }
+  /// The unit has a single use, and does not stay unsharded after its forward.
+  bool drops_after_forward(std::size_t index, KeepRules rules) const {
+    for (std::size_t use = 0; use < size(); ++use)
+      if (unit(use) == index && !shared(use)) return !keeps_after_forward(use, rules, false);
+    return false;
+  }
+
+  /// Whether the unit stays unsharded when this use's forward ends.
+  /// @param evaluating  no backward follows: a shared unit is kept until its last use, others are not
+  bool keeps_after_forward(std::size_t use, KeepRules rules, bool evaluating) const {
+    if (shared(use) && rules.keep_root) return !evaluating || !last_use_of_unit(use);
+    if (evaluating || shared(use)) return false;
+    return !rules.reshards_after_forward || (rules.keep_last && use == last_single_use());
+  }
 
   /// A forward use begins. @return true if it is the first of a new pass
   /// @throws OrderError naming both modules if another use was declared next
@@ -106,6 +153,11 @@ class Schedule {
     bool last_of_unit;
     bool shared;
   };
+  std::size_t last_single_use() const {
+    for (auto use = size(); use-- > 0;)
+      if (!shared(use)) return use;
+    return size();
+  }
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
       fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_,

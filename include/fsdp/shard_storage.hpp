@@ -45,24 +45,28 @@ class ShardStorage {
       return static_cast<std::size_t>(slot_bytes(elements, element));
     };
     for (std::size_t i = 0; i < plan.shared_gather_slots; ++i)
-      gather.pool().add_shared(device_, size(plan.largest_shared, sizeof(typename P::Param)));
+      gather.pool().add_shared(device_, size(plan.largest_shared_gather, sizeof(typename P::Param)));
     for (std::size_t i = 0; i < plan.shared_reduce_slots; ++i)
-      reduce.pool().add_shared(device_, size(plan.largest_shared, sizeof(typename P::Reduce)));
+      reduce.pool().add_shared(device_, size(plan.largest_shared_reduce, sizeof(typename P::Reduce)));
 
     std::int64_t shard_elements = 0;
     for (auto const& unit : units) shard_elements += unit->shard_numel();
-    auto const shard_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
-    master_ = {device_, *account_, MemoryTag::parameters, shard_bytes};
+    auto const gradient_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
+    master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
     gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes()};
     reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
     if (reduce.direct() && where.replicas > 1) {
-      shared_gradients_ = {world, *account_, MemoryTag::gradients, shard_bytes};
+      shared_gradients_ = {world, *account_, MemoryTag::gradients, gradient_bytes};
     } else {
-      own_gradients_ = {device_, *account_, MemoryTag::gradients, shard_bytes};
+      own_gradients_ = {device_, *account_, MemoryTag::gradients, gradient_bytes};
     }
+    auto const partial_bytes = static_cast<std::size_t>(plan.gradients) - gradient_bytes;
+    if (partial_bytes > 0) partial_ = {world, *account_, MemoryTag::gradients, partial_bytes};
+    auto const accumulator_bytes = static_cast<std::size_t>(plan.reduce) - reduce.pool().bytes();
+    if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
     auto const norm_bytes = static_cast<std::size_t>(align_up(where.world * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
-    account_->lease(MemoryTag::parameters, static_cast<std::int64_t>(shard_bytes));
+    account_->lease(MemoryTag::parameters, plan.parameters);
 
     gather.pool().place(gather_.data());
     reduce.pool().place(reduce_.data());
@@ -80,12 +84,16 @@ class ShardStorage {
       master += unit->shard_numel();
     }
     auto* gradient = gradients();
+    auto* partial = partial_.template as<float>();
+    auto* accumulator = accumulators_.template as<float>();
     std::vector<Unit*> completion_order;
     for (std::size_t use = schedule.size(); use-- > 0;) {
       if (!schedule.first_use_of_unit(use)) continue;
       auto& unit = *units[schedule.unit(use)];
       unit.gradient = gradient;
       gradient += unit.shard_numel();
+      if (partial != nullptr) unit.partial = std::exchange(partial, partial + unit.shard_numel());
+      if (accumulator != nullptr) unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());
       completion_order.push_back(&unit);
     }
     return completion_order;
@@ -107,7 +115,8 @@ class ShardStorage {
   /// The gradient shards are in use from now on.
   void lease_gradients() {
     if (!std::exchange(gradients_leased_, true))
-      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(master_.bytes()));
+      account_->lease(MemoryTag::gradients,
+                      static_cast<std::int64_t>(own_gradients_.bytes() + shared_gradients_.bytes() + partial_.bytes()));
   }
 
   float* gradients() const {
@@ -118,8 +127,8 @@ class ShardStorage {
  private:
   D device_;
   MemoryAccount* account_;
-  AccountedMemory<D> master_, own_gradients_;
-  AccountedMemory<C> gather_, reduce_, shared_gradients_, scalars_;
+  AccountedMemory<D> master_, own_gradients_, accumulators_;
+  AccountedMemory<C> gather_, reduce_, shared_gradients_, partial_, scalars_;
   NormState norm_;
   bool gradients_leased_ = false;
 };

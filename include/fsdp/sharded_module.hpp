@@ -61,6 +61,8 @@ class ShardedModule {
   ShardedModule& operator=(ShardedModule&&) noexcept = default;
 
   M const& module() const { return module_; }
+  /// Its turn in the declared order: what prefetch lists name.
+  std::size_t use() const { return use_; }
 
   /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the
   /// unit.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -15,7 +16,12 @@
 
 namespace fsdp {
 
-/// Owns the gather stream, the gather communicator and the buffers of full parameters.
+/// Owns the gather stream, the gather communicators and the buffers of full parameters.
+///
+/// [Note: Kept slices] With EngineOptions::reshard_ranks, compute copies a slice of a unit aside when its forward ends,
+/// and backward gathers the slices of a few consecutive ranks instead of the shards of all. The next copy needs no wait
+/// for peers that still read the slice: it follows the unit's next forward gather, which peers join only after their
+/// backward gather, on the same stream.
 template <Communicator C, class P>
 class Unsharder {
  public:
@@ -38,6 +44,13 @@ class Unsharder {
   Stream& stream() { return stream_; }
   C& communicator() { return comm_; }
   void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
+  /// After forward, slices stay over the ranks of `group`. @param member  this rank's place in it
+  void set_kept_group(C group, int member) {
+    kept_comm_.emplace(std::move(group));
+    kept_member_ = member;
+  }
+  /// Gives a unit a place for the slice that stays after forward.
+  void add_kept_slot(Unit& unit, std::size_t bytes) { unit.kept_slot = &pool_.add_own(device_, bytes); }
   /// Gives a unit a buffer of its own instead of a shared one.
   void add_own_slot(Unit& unit, std::size_t bytes) {
     unit.gather_slot = &pool_.add_own(device_, bytes);
@@ -48,7 +61,8 @@ class Unsharder {
   /// @return false if the buffer is still leased to another unit
   /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was
   /// updated.
-  /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank).
+  /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank); of a
+  /// kept slice, among the ranks of its group.
   bool unshard(Unit& unit, std::string_view pass) {
     if (unit.state != UnitState::sharded) return true;
     if (direct()) {
@@ -58,9 +72,8 @@ class Unsharder {
       return true;
     }
     if (unit.gather_slot == nullptr) {
-      auto* const slot = pool_.next();
+      auto* const slot = pool_.take();
       if (slot == nullptr) return false;
-      pool_.advance();
       unit.gather_slot = slot;
     }
     auto& slot = *unit.gather_slot;
@@ -77,10 +90,17 @@ class Unsharder {
     }
     auto const span =
         tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
-    kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
-    if (where_.shards > 1)
-      slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                                         static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    if (has_kept(unit)) {
+      device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
+      kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
+                             static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
+      slot.collective = {};
+    } else {
+      kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
+      if (where_.shards > 1)
+        slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                                           static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    }
     if (tracer_ != nullptr) tracer_->end(stream_, span);
     device_.record(unit.gathered, stream_);
     unit.gather_awaited = false;
@@ -95,8 +115,29 @@ class Unsharder {
     unit.state = UnitState::unsharded;
   }
 
-  /// Drops the full parameters after what `compute` has enqueued so far.
+  /// Drops the full parameters after what `compute` has enqueued so far, and a kept slice.
   void reshard(Unit& unit, Stream& compute) {
+    if (has_kept(unit)) {
+      unit.kept_slot->leased = false;
+      account_->lease(MemoryTag::gather, -kept_bytes(unit));
+    }
+    drop(unit, compute);
+  }
+  /// Drops the full parameters but for the slice that stays, if the unit keeps one.
+  /// @note Stream: compute copies it.
+  void reshard_after_forward(Unit& unit, Stream& compute) {
+    if (unit.kept_slot != nullptr) {
+      device_.copy_async(compute, kept_slice(unit), unit.full + kept_member_ * kept_numel(unit),
+                         static_cast<std::size_t>(kept_bytes(unit)));
+      device_.record(unit.kept_slot->free, compute);
+      unit.kept_slot->leased = true;
+      account_->lease(MemoryTag::gather, kept_bytes(unit));
+    }
+    drop(unit, compute);
+  }
+
+ private:
+  void drop(Unit& unit, Stream& compute) {
     if (unit.state == UnitState::sharded) return;
     unit.state = UnitState::sharded;
     unit.full = nullptr;
@@ -108,8 +149,12 @@ class Unsharder {
     account_->lease(MemoryTag::gather, -full_bytes(unit));
     if (!unit.own_gather_slot) unit.gather_slot = nullptr;
   }
-
- private:
+  static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr && unit.kept_slot->leased; }
+  static Param* kept_slice(Unit const& unit) { return reinterpret_cast<Param*>(unit.kept_slot->data); }
+  std::int64_t kept_numel(Unit const& unit) const { return unit.full_numel() / kept_comm_->size(); }
+  std::int64_t kept_bytes(Unit const& unit) const {
+    return kept_numel(unit) * static_cast<std::int64_t>(sizeof(Param));
+  }
   static std::int64_t full_bytes(Unit const& unit) {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param));
   }
@@ -123,6 +168,8 @@ class Unsharder {
 
   D device_;
   C comm_;
+  std::optional<C> kept_comm_;
+  int kept_member_ = 0;
   Placement where_;
   MemoryAccount* account_;
   Tracer<D>* tracer_ = nullptr;

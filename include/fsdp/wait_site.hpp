@@ -16,8 +16,10 @@ enum class WaitSite : unsigned char {
   gather_slot_read,         ///< gather waits until compute has read the slot's last content
   gather_peers_read,        ///< gather waits until peers have copied the slot's last content
   gather_updated,           ///< gather waits until the optimizer has written the unit's shard
+  gather_kept_slice,        ///< gather waits until compute has copied the slice that stays after forward
   reduce_gradients,         ///< reduce waits until backward has written the unit's gradients
   reduce_peers_read,        ///< reduce waits until peers have summed the slot, before zeroing it
+  reduce_partial_read,      ///< reduce waits until replicate and peers have read a unit's partial gradient shard
   replicate_scattered,      ///< replicate waits until the slice to be all-reduced is there
   replicate_peers_read,     ///< replicate waits until peers of the other groups have read the slice
   replicate_scatter_peers,  ///< replicate waits until peers have summed the slot, before zeroing it
@@ -35,8 +37,10 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite:
     "gather_slot_read",
     "gather_peers_read",
     "gather_updated",
+    "gather_kept_slice",
     "reduce_gradients",
     "reduce_peers_read",
+    "reduce_partial_read",
     "replicate_scattered",
     "replicate_peers_read",
     "replicate_scatter_peers",

@@ -115,13 +115,18 @@ TEST_CASE("the plan of GPT-2 124M under FullShard on eight ranks") {
   fsdp::MemoryPlanInput input;
   std::int64_t const block = fsdp::align_up(12 * 768 * 768 + 2 * 768, 512),
                      root = fsdp::align_up((50257 + 1024 + 1) * 768, 512);
-  input.units.push_back({root, true});
-  for (int i = 0; i < 12; ++i) input.units.push_back({block, false});
-  input.world = input.shards = 8;
+  input.units.push_back(root);
+  input.uses.push_back(0);
+  for (std::size_t i = 1; i <= 12; ++i) {
+    input.units.push_back(block);
+    input.uses.push_back(i);
+  }
+  input.uses.push_back(0);  // the head is tied to the embedding
+  input.shards = 8;
   auto const plan = fsdp::memory_plan(input);
   auto const P = (12 * block + root) * 4;
   CHECK(plan.rest() == 4 * P / 8);
   CHECK(plan.reserved() == 4 * P / 8 + 4 * block * 4 + 2 * root * 4);
-  input.world = input.shards = 1;
+  input.shards = 1;
   CHECK(fsdp::memory_plan(input).reserved() == 4 * P);
 }

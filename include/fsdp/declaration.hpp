@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the user has declared to an engine: units, the order of their uses, what is gathered ahead.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine_options.hpp"
+#include "fsdp/engine_text.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/flat_param.hpp"
+#include "fsdp/memory_plan.hpp"
+#include "fsdp/schedule.hpp"
+#include "fsdp/strategy.hpp"
+
+namespace fsdp {
+
+/// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
+template <Strategy S, Device D, class P>
+class Declaration {
+ public:
+  using Unit = FlatParam<D, P>;
+  using Units = std::vector<std::unique_ptr<Unit>>;
+
+  /// @throws ConfigError if an option is out of range, or means nothing under this strategy
+  Declaration(Placement const& where, EngineOptions const& options)
+      : where_(where), options_(options), schedule_(where.rank) {
+    auto const rank = where.rank;
+    if (options.prefetch < 0 || backward_prefetch() < 0)
+      fail<ConfigError>("rank {}: prefetch must not be negative, got {} and {} in backward", rank, options.prefetch,
+                        backward_prefetch());
+    if (options.max_ahead_bytes < 0)
+      fail<ConfigError>("rank {}: max_ahead_bytes must not be negative, got {}", rank, options.max_ahead_bytes);
+    if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
+      fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
+                        options.first_bucket_bytes);
+    if (options.accumulate_replica && !(S::replicates && S::shards_gradients))
+      fail<ConfigError>("rank {}: accumulate_replica is for HybridShard: {} has no replicas of shards", rank, S::name);
+    if (options.reshard_ranks == 0) return;
+    if (!S::reshards_after_forward)
+      fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
+                        S::name);
+    if (options.reshard_ranks <= 1 || options.reshard_ranks >= where.shards ||
+        where.shards % options.reshard_ranks != 0)
+      fail<ConfigError>(
+          "rank {}: reshard_ranks must be more than 1, fewer than the {} ranks of the shard group, and divide it; "
+          "got {}",
+          rank, where.shards, options.reshard_ranks);
+    if (options.keep_unsharded) fail<ConfigError>("rank {}: reshard_ranks and keep_unsharded exclude each other", rank);
+  }
+
+  Units& units() { return units_; }
+  Units const& units() const { return units_; }
+  Schedule& schedule() { return schedule_; }
+  Schedule const& schedule() const { return schedule_; }
+  EngineOptions const& options() const { return options_; }
+  KeepRules keep_rules() const { return {S::reshards_after_forward, options_.keep_last, options_.keep_root}; }
+
+  UnitId add_unit(D const& device, std::string_view unit_name) {
+    for (auto const& unit : units_)
+      FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", where_.rank, unit_name);
+    units_.push_back(std::make_unique<Unit>(device, std::string(unit_name)));
+    return {units_.size() - 1};
+  }
+
+  /// Replaces what the depth says for one use of one pass.
+  void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
+    expect_use(use);
+    for (auto const next : ahead) {
+      expect_use(next);
+      FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use, "rank {}: '{}' does not come after '{}' in {}",
+                   where_.rank, schedule_.module_name(next), schedule_.module_name(use), name(pass));
+    }
+    lists_.push_back({pass, use, std::move(ahead)});
+  }
+
+  /// Pads the layouts and checks that nothing is left without a use.
+  void seal() {
+    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", where_.rank);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u]->seal(where_);
+      FSDP_EXPECTS(schedule_.used(u), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
+    }
+  }
+
+  /// What must be equal on all ranks, a line each.
+  std::string text() const {
+    auto lines = fmt::format(
+        "strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes, master weights {} "
+        "bytes\n",
+        S::name, where_.world, where_.shards, sizeof(typename P::Param), sizeof(typename P::Reduce),
+        sizeof(typename P::Master));
+    lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
+                         options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
+                         options_.keep_root);
+    lines += fmt::format(
+        "options: reshard_ranks {}, keep_unsharded {}, accumulate_unsharded {}, accumulate_replica {}\n",
+        options_.reshard_ranks, options_.keep_unsharded, options_.accumulate_unsharded, options_.accumulate_replica);
+    lines += fmt::format("options: buckets {} and {}, seed {}\n", options_.first_bucket_bytes, options_.bucket_bytes,
+                         options_.seed);
+    for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
+                           schedule_.module_name(use));
+    for (auto const& list : lists_)
+      lines += fmt::format("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
+                           fmt::join(list.ahead, ", "));
+    return lines;
+  }
+
+  MemoryPlanInput plan_input() const {
+    MemoryPlanInput input;
+    for (auto const& unit : units_) {
+      auto const& tensors = unit->layout().tensors();
+      auto const end = tensors.empty() ? 0 : tensors.back().range().end;
+      input.units.push_back(align_up(end, layout_alignment * where_.world));
+    }
+    for (std::size_t use = 0; use < schedule_.size(); ++use) input.uses.push_back(schedule_.unit(use));
+    input.shards = where_.shards;
+    input.keep = keep_rules();
+    input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
+    for (auto const& list : lists_)
+      (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
+    input.max_ahead_bytes = options_.max_ahead_bytes;
+    input.reshard_ranks = options_.reshard_ranks;
+    input.keep_unsharded = options_.keep_unsharded;
+    input.accumulate_unsharded = options_.accumulate_unsharded;
+    input.master_bytes = sizeof(typename P::Master);
+    input.param_bytes = sizeof(typename P::Param);
+    input.reduce_bytes = sizeof(typename P::Reduce);
+    input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
+    input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
+    bool const direct = where_.shards == 1 && input.reduce_is_master;
+    input.accumulate_replica = options_.accumulate_replica && where_.replicas > 1 && !direct;
+    return input;
+  }
+
+ private:
+  struct List {
+    Pass pass;
+    std::size_t use;
+    std::vector<std::size_t> ahead;
+  };
+  int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
+  void expect_use(std::size_t use) const {
+    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there are {} uses, no use {}", where_.rank, schedule_.size(), use);
+  }
+
+  Placement where_;
+  EngineOptions options_;
+  Schedule schedule_;
+  Units units_;
+  std::vector<List> lists_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// One training step on paper: which units are unsharded when, and how many buffers that takes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/schedule.hpp"
+
+namespace fsdp {
+
+/// Walks the declared uses forward and back as the engine will, counting elements. `forward()` comes first and cuts
+/// `ahead.forward` where `max_ahead` is reached; `backward()` goes on from where it ended.
+class StepWalk {
+ public:
+  /// @param padded  elements of each unit; it and the schedule must outlive the walk
+  StepWalk(Schedule const& declared, std::vector<std::int64_t> const& padded, KeepRules rules)
+      : schedule(declared), units(padded), keep(rules), unsharded_(padded.size()), waiting_(padded.size()) {}
+
+  Schedule const& schedule;
+  std::vector<std::int64_t> const& units;
+  KeepRules keep;
+  bool own_gather_slots = false;  ///< every unit has a buffer of its own
+  bool own_reduce_slots = false;  ///< every unit has a gradient slot of its own
+  int kept_ranks = 0;             ///< after forward a unit stays sharded over so many ranks; 0: nothing stays
+  std::int64_t max_ahead = 0;     ///< elements that may be gathered and not yet in use; 0: any
+  PrefetchLists ahead;
+
+  std::size_t shared_gather_slots = 0;  ///< most units that took turns at a time
+
+  bool own_gather_slot(std::size_t unit) const { return own_gather_slots || schedule.shared_unit(unit); }
+  bool own_reduce_slot(std::size_t unit) const { return own_reduce_slots || schedule.shared_unit(unit); }
+  /// A slice of the unit stays after its forward.
+  bool keeps_slice(std::size_t unit) const { return kept_ranks > 0 && schedule.drops_after_forward(unit, keep); }
+  std::size_t shared_reduce_slots() const {
+    std::size_t pooled = 0;
+    for (std::size_t unit = 0; unit < units.size(); ++unit)
+      if (!own_reduce_slot(unit)) ++pooled;
+    return std::min<std::size_t>(pooled, 2);
+  }
+
+  /// @return the most elements unsharded at a time, kept slices included
+  std::int64_t forward() {
+    std::int64_t highest = 0;
+    for (std::size_t use = 0; use < schedule.size(); ++use) {
+      auto const unit = schedule.unit(use);
+      begin(unit, ahead.forward[use]);
+      highest = std::max(highest, elements_ + slices_);
+      if (schedule.keeps_after_forward(use, keep, false)) continue;
+      drop(unit);
+      if (keeps_slice(unit)) slices_ += units[unit] / kept_ranks;
+    }
+    return std::max(highest, elements_ + slices_);
+  }
+
+  struct Backward {
+    std::int64_t highest = 0;     ///< most bytes of parameters and gradients at a time
+    std::int64_t parameters = 0;  ///< most bytes of parameters alone
+  };
+  /// Gradients of a unit are counted until its slot's next lease, or the end of the pass.
+  Backward backward(std::int64_t param_bytes, std::int64_t reduce_bytes) {
+    std::vector<std::int64_t> turns(shared_reduce_slots(), 0);
+    std::size_t position = 0;
+    std::int64_t gradients = 0;
+    Backward most;
+    for (auto use = schedule.size(); use-- > 0;) {
+      auto const unit = schedule.unit(use);
+      begin(unit, ahead.backward[use]);
+      auto const parameters = (elements_ + slices_) * param_bytes;
+      most.parameters = std::max(most.parameters, parameters);
+      most.highest = std::max(most.highest, parameters + gradients * reduce_bytes);
+      if (schedule.last_use_of_unit(use)) {
+        gradients += units[unit];
+        if (!own_reduce_slot(unit)) gradients -= std::exchange(turns[position++ % turns.size()], units[unit]);
+        most.highest = std::max(most.highest, parameters + gradients * reduce_bytes);
+      }
+      if (!schedule.first_use_of_unit(use)) continue;
+      drop(unit);
+      if (keeps_slice(unit)) slices_ -= units[unit] / kept_ranks;
+    }
+    return most;
+  }
+
+ private:
+  /// A use of `unit` begins: it and what `list` names are gathered; the list is cut where max_ahead is reached.
+  void begin(std::size_t unit, std::vector<std::size_t>& list) {
+    gather(unit);
+    if (std::exchange(waiting_[unit], 0) != 0) waiting_elements_ -= units[unit];
+    std::size_t taken = 0;
+    for (; taken < list.size(); ++taken) {
+      auto const next = schedule.unit(list[taken]);
+      if (unsharded_[next] != 0) continue;
+      if (max_ahead > 0 && waiting_elements_ + units[next] > max_ahead) break;
+      gather(next);
+      waiting_[next] = 1;
+      waiting_elements_ += units[next];
+    }
+    list.resize(taken);
+    shared_gather_slots = std::max(shared_gather_slots, in_turn_);
+  }
+  void gather(std::size_t unit) {
+    if (unsharded_[unit] != 0) return;
+    unsharded_[unit] = 1;
+    elements_ += units[unit];
+    if (!own_gather_slot(unit)) ++in_turn_;
+  }
+  void drop(std::size_t unit) {
+    if (std::exchange(unsharded_[unit], 0) == 0) return;
+    elements_ -= units[unit];
+    if (!own_gather_slot(unit)) --in_turn_;
+  }
+
+  std::vector<char> unsharded_, waiting_;  // flags: std::exchange takes no reference into a vector of bool
+  std::size_t in_turn_ = 0;                ///< units that have one of the buffers that take turns
+  std::int64_t elements_ = 0, slices_ = 0, waiting_elements_ = 0;
+};
+
+}  // namespace fsdp
