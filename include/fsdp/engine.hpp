@@ -49,6 +49,7 @@ class Engine {
   using Unit = FlatParam<Device, P>;
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
+  using Master = typename P::Master;
 
   /// Computes on a stream of its own.
   explicit Engine(Mesh<C>& mesh, EngineOptions options = {}) : Engine(mesh, options, nullptr) {}
@@ -155,7 +156,8 @@ class Engine {
     input.prefetch = options_.prefetch;
     input.param_bytes = sizeof(Param);
     input.reduce_bytes = sizeof(Reduce);
-    input.param_is_master = std::is_same_v<Param, float>;
+    input.master_bytes = sizeof(Master);
+    input.param_is_master = std::is_same_v<Param, Master>;
     input.reduce_is_master = std::is_same_v<Reduce, float>;
     return input;
   }
@@ -297,8 +299,9 @@ class Engine {
   }
 
   std::string text() const {
-    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes\n",
-                             S::name, where_.world, where_.shards, sizeof(Param), sizeof(Reduce));
+    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
+                             S::name, where_.world, where_.shards, fsdp::name(dtype_of<Param>),
+                             fsdp::name(dtype_of<Reduce>), fsdp::name(dtype_of<Master>));
     lines += fmt::format(
         "options: prefetch {}, keep_last {}, keep_root {}, accumulate_unsharded {}, buckets {} and {}, seed {}\n",
         options_.prefetch, options_.keep_last, options_.keep_root, options_.accumulate_unsharded,

@@ -27,9 +27,11 @@ struct MemoryPlanInput {
   int prefetch = 1;
   std::size_t param_bytes = 4;   ///< size of a parameter as forward reads it
   std::size_t reduce_bytes = 4;  ///< size of a gradient as backward writes it
+  std::size_t master_bytes = 4;  ///< size of a master weight
   bool param_is_master = true;   ///< parameters have the master's type
-  bool reduce_is_master = true;  ///< gradients have the shard's type
-  int moments = 2;               ///< fp32 optimizer values per parameter
+  bool reduce_is_master = true;  ///< gradients have the shard's type, fp32
+  int moments = 2;               ///< optimizer values per parameter
+  std::size_t moment_bytes = 4;  ///< size of each
 };
 
 /// Bytes per rank.
@@ -66,8 +68,9 @@ inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
     if (!unit.held) plan.largest_shared = std::max(plan.largest_shared, unit.padded);
   }
   std::int64_t const shard = total / input.shards;
-  plan.parameters = plan.gradients = shard * 4;
-  plan.optimizer = shard * 4 * input.moments;
+  plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
+  plan.gradients = shard * 4;
+  plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
 
   auto const n = blocks.size();
   auto const window = static_cast<std::size_t>(input.prefetch) + 1;

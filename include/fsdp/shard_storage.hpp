@@ -31,6 +31,7 @@ class ShardStorage {
  public:
   using D = typename C::Device;
   using Unit = FlatParam<D, P>;
+  using Master = typename P::Master;
   using Units = std::vector<std::unique_ptr<Unit>>;
 
   ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
@@ -52,7 +53,8 @@ class ShardStorage {
     std::int64_t shard_elements = 0;
     for (auto const& unit : units) shard_elements += unit->shard_numel();
     auto const shard_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
-    master_ = {device_, *account_, MemoryTag::parameters, shard_bytes};
+    auto const master_bytes = static_cast<std::size_t>(shard_elements) * sizeof(Master);
+    master_ = {device_, *account_, MemoryTag::parameters, master_bytes};
     gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes()};
     reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
     if (reduce.direct() && where.replicas > 1) {
@@ -62,7 +64,7 @@ class ShardStorage {
     }
     auto const norm_bytes = static_cast<std::size_t>(align_up(where.world * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
-    account_->lease(MemoryTag::parameters, static_cast<std::int64_t>(shard_bytes));
+    account_->lease(MemoryTag::parameters, static_cast<std::int64_t>(master_bytes));
 
     gather.pool().place(gather_.data());
     reduce.pool().place(reduce_.data());
@@ -74,7 +76,7 @@ class ShardStorage {
   /// buckets of several units are contiguous.
   /// @return the units in that order
   std::vector<Unit*> place_shards(Units& units, Schedule const& schedule) {
-    auto* master = master_.template as<float>();
+    auto* master = master_.template as<Master>();
     for (auto& unit : units) {
       unit->master = master;
       master += unit->shard_numel();
@@ -107,7 +109,7 @@ class ShardStorage {
   /// The gradient shards are in use from now on.
   void lease_gradients() {
     if (!std::exchange(gradients_leased_, true))
-      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(master_.bytes()));
+      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(gradient_bytes()));
   }
 
   float* gradients() const {
@@ -116,6 +118,8 @@ class ShardStorage {
   NormState& norm() { return norm_; }
 
  private:
+  std::size_t gradient_bytes() const { return shared_gradients_ ? shared_gradients_.bytes() : own_gradients_.bytes(); }
+
   D device_;
   MemoryAccount* account_;
   AccountedMemory<D> master_, own_gradients_;
