@@ -91,11 +91,9 @@ class Declaration {
 
   /// What must be equal on all ranks, a line each.
   std::string text() const {
-    auto lines = fmt::format(
-        "strategy {} over {} ranks, {} a shard group, parameters {} bytes, gradients {} bytes, master weights {} "
-        "bytes\n",
-        S::name, where_.world, where_.shards, sizeof(typename P::Param), sizeof(typename P::Reduce),
-        sizeof(typename P::Master));
+    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
+                             S::name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
+                             fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
     lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
                          options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
                          options_.keep_root);

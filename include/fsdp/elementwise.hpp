@@ -2,6 +2,7 @@
 // The core's kernels: casts, accumulation, initialisation, norms, optimizers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -115,8 +116,8 @@ struct Scale {
 };
 
 struct Fill {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, float* out, std::int64_t n, float value) const {
+  template <class Block, class T>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, T* out, std::int64_t n, float value) const {
     std::int64_t const begin = index * chunk_elements;
     block.each(
         chunk_length(n, index), out + begin, [=](std::int64_t) { return value; }, Indices{});
@@ -125,12 +126,12 @@ struct Fill {
 
 template <class Values>
 struct FillRandom {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, float* out, std::int64_t n, Values values,
+  template <class Block, class T>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, T* out, std::int64_t n, Values values,
                           RandomSequence sequence, std::int64_t first) const {
     std::int64_t const begin = index * chunk_elements;
     each_random(block, chunk_length(n, index), sequence, first + begin, values,
-                [=](std::int64_t i, float value) { out[begin + i] = value; });
+                [=](std::int64_t i, float value) { out[begin + i] = narrow<T>(value); });
   }
 };
 
@@ -197,9 +198,9 @@ struct ClipFactor {
 };
 
 struct AdamW {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, AdamWScalars s,
-                          float* p, float const* g, float* m, float* v, float const* factor) const {
+  template <class Block, class P>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, AdamWScalars s, P* p,
+                          float const* g, float* m, float* v, float const* factor) const {
     float const clip = factor == nullptr ? 1.0f : *factor;
     if (clip < 0.0f) return;
     OptimizerChunk const chunk = chunks[index];
@@ -220,8 +221,8 @@ struct AdamW {
 };
 
 struct Sgd {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, SgdScalars s, float* p,
+  template <class Block, class P>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, SgdScalars s, P* p,
                           float const* g, float* momentum, float const* factor) const {
     float const clip = factor == nullptr ? 1.0f : *factor;
     if (clip < 0.0f) return;
@@ -250,10 +251,15 @@ struct Sgd {
 
 }  // namespace detail
 
-/// Converts n elements: out[i] = To(in[i]).
+/// Converts n elements: out[i] = To(in[i]), rounded to nearest even.
 template <Device D, class From, class To>
 void cast(D const& device, typename D::Stream& stream, From const* in, To* out, std::int64_t n) {
-  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Cast{}, in, out, n);
+  if (n <= 0) return;
+  if constexpr (std::is_same_v<From, To> && !std::is_same_v<Compute<To>, To>) {
+    device.copy_async(stream, out, in, static_cast<std::size_t>(n) * sizeof(To));  // not by way of fp32
+  } else {
+    device.launch(stream, detail::blocks_for(n), detail::Cast{}, in, out, n);
+  }
 }
 
 /// Scales a reduced gradient into its fp32 shard: out[i] = scale * in[i], or out[i] += scale * in[i].
@@ -279,8 +285,9 @@ void scale(D const& device, typename D::Stream& stream, float* x, std::int64_t n
 /// Fills elements [first_index, first_index + n) of a tensor. An element's value depends on the seed, the tensor and
 /// its index alone, so that every rank fills its own slice and all agree.
 /// @param tensor_hash  hash_name() of the tensor's name
-template <Device D>
-void initialize(D const& device, typename D::Stream& stream, float* out, std::int64_t n, Init const& init,
+/// @tparam T  float, bf16 or fp16: the fp32 value, rounded to nearest even
+template <Device D, class T>
+void initialize(D const& device, typename D::Stream& stream, T* out, std::int64_t n, Init const& init,
                 std::uint64_t seed, std::uint64_t tensor_hash, std::int64_t first_index) {
   if (n <= 0) return;
   auto const blocks = detail::blocks_for(n);
@@ -327,17 +334,17 @@ void clip_factor(D const& device, typename D::Stream& stream, double const* slic
 /// @param chunks  chunk_count disjoint chunks, in memory of the device
 /// @param p, g, m, v  parameters, gradients, first and second moments: chunk positions index all four
 /// @param factor  gradients are multiplied by *factor first, a negative one skips the step; may be null
-template <Device D>
+template <Device D, class P>
 void adamw(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
-           AdamWScalars scalars, float* p, float const* g, float* m, float* v, float const* factor) {
+           AdamWScalars scalars, P* p, float const* g, float* m, float* v, float const* factor) {
   if (chunk_count > 0) device.launch(stream, chunk_count, detail::AdamW{}, chunks, scalars, p, g, m, v, factor);
 }
 
 /// One SGD step over a flat shard: weight decay is added to the gradient, then momentum, as in PyTorch's SGD.
 /// @param momentum  velocities, zero before the first step; null for plain SGD
-template <Device D>
+template <Device D, class P>
 void sgd(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
-         SgdScalars scalars, float* p, float const* g, float* momentum, float const* factor) {
+         SgdScalars scalars, P* p, float const* g, float* momentum, float const* factor) {
   if (chunk_count > 0) device.launch(stream, chunk_count, detail::Sgd{}, chunks, scalars, p, g, momentum, factor);
 }
 

@@ -50,6 +50,7 @@ class Engine {
   using Unit = FlatParam<Device, P>;
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
+  using Master = typename P::Master;
 
   /// Computes on a stream of its own.
   explicit Engine(Mesh<C>& mesh, EngineOptions options = {}) : Engine(mesh, options, nullptr) {}

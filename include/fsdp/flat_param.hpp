@@ -44,6 +44,7 @@ template <Device D, class P>
 class FlatParam {
  public:
   using Param = typename P::Param;
+  using Master = typename P::Master;
   using Reduce = typename P::Reduce;
   using Event = typename D::Event;
 
@@ -73,7 +74,7 @@ class FlatParam {
   std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
   std::int64_t shard_numel() const { return shard_.size(); }
 
-  float* master = nullptr;          ///< (shard_numel) master weights
+  Master* master = nullptr;         ///< (shard_numel) master weights
   float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
   Param* full = nullptr;            ///< (full_numel) full parameters while not sharded
   Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased

@@ -29,7 +29,8 @@ struct MemoryPlanInput {
   std::size_t reduce_bytes = 4;       ///< size of a gradient as backward writes it
   bool param_is_master = true;        ///< parameters have the master's type
   bool reduce_is_master = true;       ///< gradients have the shard's type, fp32
-  std::int64_t moment_bytes = 8;      ///< optimizer state per parameter
+  int moments = 2;                    ///< optimizer values per parameter
+  std::size_t moment_bytes = 4;       ///< size of each
 };
 
 /// Bytes per rank.
@@ -84,7 +85,7 @@ inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
   std::int64_t const shard = total / input.shards;
   plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
   plan.gradients = shard * (input.accumulate_replica ? 8 : 4);
-  plan.optimizer = shard * input.moment_bytes;
+  plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
 
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = input.units[unit];

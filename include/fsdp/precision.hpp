@@ -2,22 +2,34 @@
 // Which element types parameters, gradients and master weights have.
 #pragma once
 
+#include <type_traits>
+
 #include "fsdp/tensor.hpp"
 
 namespace fsdp {
 
-/// Element types of one engine.
+/// The element types that a precision policy is made of.
+template <class T>
+inline constexpr bool is_precision_type =
+    std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
+
+/// Element types of one engine, each float, bf16 or fp16 (docs/numerics.md has the table).
 /// @tparam ParamT   what forward and backward read: the type of the gather buffers
 /// @tparam ReduceT  what backward writes and the collectives sum: the type of the gradient slots
-/// Master weights, gradient shards and optimizer state are fp32.
-template <class ParamT, class ReduceT>
+/// @tparam MasterT  what the optimizer updates and checkpoints read: the type of the parameter shards
+/// Gradient shards are fp32: micro-steps accumulate there.
+template <class ParamT, class ReduceT, class MasterT = float>
 struct Precision {
+  static_assert(is_precision_type<ParamT> && is_precision_type<ReduceT> && is_precision_type<MasterT>,
+                "fsdp::Precision takes float, fsdp::bf16 or fsdp::fp16 as parameter, reduction and master type");
   using Param = ParamT;
   using Reduce = ReduceT;
-  using Master = float;
+  using Master = MasterT;
 };
 
 using Fp32 = Precision<float, float>;
-using Bf16 = Precision<bf16, float>;  ///< bf16 compute, fp32 reduction
+using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
+using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction
+using Fp16 = Precision<fp16, fp16>;        ///< fp16 compute and reduction: train with a GradScaler
 
 }  // namespace fsdp

@@ -31,6 +31,7 @@ class ShardStorage {
  public:
   using D = typename C::Device;
   using Unit = FlatParam<D, P>;
+  using Master = typename P::Master;
   using Units = std::vector<std::unique_ptr<Unit>>;
 
   ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
@@ -78,7 +79,7 @@ class ShardStorage {
   /// buckets of several units are contiguous.
   /// @return the units in that order
   std::vector<Unit*> place_shards(Units& units, Schedule const& schedule) {
-    auto* master = master_.template as<float>();
+    auto* master = master_.template as<Master>();
     for (auto& unit : units) {
       unit->master = master;
       master += unit->shard_numel();

@@ -29,6 +29,7 @@ class Unsharder {
   using Stream = typename D::Stream;
   using Unit = FlatParam<D, P>;
   using Param = typename P::Param;
+  using Master = typename P::Master;
 
   Unsharder(D const& device, C shard_group, Placement where, MemoryAccount& account)
       : device_(device),
@@ -37,8 +38,8 @@ class Unsharder {
         account_(&account),
         stream_(device.make_stream("gather", StreamPriority::high)) {}
 
-  /// A single fp32 shard is the full parameter: compute reads the master weights where they are.
-  bool direct() const { return where_.shards == 1 && std::is_same_v<Param, float>; }
+  /// A single shard of the parameters' type is the full parameter: compute reads the master weights where they are.
+  bool direct() const { return where_.shards == 1 && std::is_same_v<Param, Master>; }
 
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return stream_; }
@@ -96,7 +97,8 @@ class Unsharder {
                              static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
       slot.collective = {};
     } else {
-      kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
+      kernels::cast(device_, stream_, static_cast<typename P::Master const*>(unit.master), own_slice,
+                    unit.shard_numel());
       if (where_.shards > 1)
         slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
                                            static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
@@ -159,7 +161,7 @@ class Unsharder {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param));
   }
   static Param* direct_parameters(Unit const& unit) {
-    if constexpr (std::is_same_v<Param, float>) {
+    if constexpr (std::is_same_v<Param, Master>) {
       return unit.master;
     } else {
       return nullptr;
