@@ -175,6 +175,19 @@ inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, Overlap
   return report;
 }
 
+/// The report in a line, in milliseconds a step.
+inline std::string summary(OverlapReport const& report) {
+  double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
+  auto const rest = report.exposed - report.final_reduction;
+  return fmt::format(
+      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %), of which the last "
+      "reductions of backward, which nothing can hide, {:.3f} and the rest {:.3f} ({:.1f} %)",
+      report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.communication * scale,
+      report.compute * scale, report.idle() * scale, report.exposed * scale, report.exposed_share() * 100.0,
+      report.final_reduction * scale, rest * scale,
+      report.communication > 0.0 ? rest / report.communication * 100.0 : 0.0);
+}
+
 /// The report as a table, in milliseconds a step.
 inline std::string text(OverlapReport const& report) {
   std::size_t widest = 9;
@@ -191,13 +204,7 @@ inline std::string text(OverlapReport const& report) {
   for (auto const& row : report.units) table += line(row.name, row);
   for (auto const& row : report.passes) table += line(row.name, row);
   table += line("total", report);
-  table += fmt::format(
-      "{} step{}: wall {:.3f}, idle {:.3f} ms a step; of the exposed time {:.3f} are the last reductions of backward, "
-      "which nothing can hide, and {:.3f} the rest ({:.1f} % of t_comm)\n",
-      report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.idle() * scale,
-      report.final_reduction * scale, (report.exposed - report.final_reduction) * scale,
-      report.communication > 0.0 ? (report.exposed - report.final_reduction) / report.communication * 100.0 : 0.0);
-  return table;
+  return table + summary(report) + '\n';
 }
 
 }  // namespace fsdp
