@@ -20,6 +20,7 @@
 #include "metrics.hpp"
 #include "progress.hpp"
 #include "saved_model.hpp"
+#include "trace_window.hpp"
 #include "train.hpp"
 #include "trainer.hpp"
 
@@ -131,7 +132,7 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
 template <class T>
 class TrainingLoop {
  public:
-  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log)
+  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, JsonLog& trace)
       : trainer_(trainer),
         settings_(job.settings),
         ready_(ready),
@@ -139,7 +140,8 @@ class TrainingLoop {
         tokens_(static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
         meter_(tokens_ * ready.config.flop_per_token(), ready.sgemm_peak),
         progress_(first_rank_, settings_.max_iters),
-        log_(log) {}
+        log_(log),
+        trace_(trainer, settings_, trace) {}
 
   void run() {
     auto const began = Clock::now();
@@ -148,9 +150,11 @@ class TrainingLoop {
       stop_if_asked();
       double const rate = learning_rate(settings_, iteration);
       if (iteration % settings_.eval_interval == 0) {
+        trace_.pause();
         evaluate(iteration, rate);
         if (iteration == 0 && settings_.eval_only) return;
       }
+      trace_.before_step(iteration);
       auto const start = Clock::now();
       double const loss = trainer_.step(iteration, rate);
       if (!std::isfinite(loss))
@@ -158,6 +162,7 @@ class TrainingLoop {
       auto const end = Clock::now();
       trained_ = iteration + 1;
       if (iteration % settings_.log_interval == 0) report(iteration, loss, rate, seconds(start, end), seconds(began, end));
+      if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty()) progress_.say(table);
       progress_.advance(iteration, loss);
     }
     if (saved_ < 0 || (settings_.always_save_checkpoint && saved_ != trained_)) save(trained_);
@@ -214,6 +219,7 @@ class TrainingLoop {
   MfuMeter meter_;
   Progress progress_;
   JsonLog& log_;
+  TraceWindow<T> trace_;
   ModelState state_;
   double best_ = 1e9;
   std::int64_t saved_ = -1;    ///< iteration of the last checkpoint
@@ -225,13 +231,14 @@ class TrainingLoop {
 template <fsdp::Strategy S, fsdp::Communicator C>
 int run_rank(C world, Job const& job) {
   detail::Preparation ready;
-  std::optional<JsonLog> log;
+  std::optional<JsonLog> log, trace;
   bool const first = world.rank() == 0;
   try {
     ready = detail::prepare(world, job);
     agree(world, [&] {
       bool const training = job.command == Command::train;
       log.emplace(training ? "log_json" : "json", !first ? std::string() : training ? job.settings.log_json : job.settings.json);
+      trace.emplace("trace", first && training ? job.settings.trace : std::string());
     });
   } catch (AgreedError const& error) {
     if (first) report_error(error.what());
@@ -246,7 +253,7 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::bench) {
     bench(trainer, job, ready.sgemm_peak, ranks, *log);
   } else {
-    detail::TrainingLoop(trainer, job, ready, *log).run();
+    detail::TrainingLoop(trainer, job, ready, *log, *trace).run();
   }
   return 0;
 }

@@ -115,6 +115,8 @@ std::vector<Setting> make_table() {
   t.count("prefetch", &S::prefetch, training, "units gathered ahead", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
   t.optional_text("log_json", &S::log_json, train, "file that gets a JSON object per logged line");
+  t.optional_text("trace", &S::trace, train, "file that gets a Chrome trace of some steps, all ranks in one");
+  t.count("trace_steps", &S::trace_steps, train, "steps that are traced, after two", 1, 10'000);
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);

@@ -25,6 +25,8 @@ struct Settings {
   bool always_save_checkpoint = true;
   std::string init_from = "scratch";
   std::string log_json;
+  std::string trace;  ///< empty: no trace
+  std::int64_t trace_steps = 3;
   // data
   std::string dataset = "openwebtext";
   std::string data;  ///< prepare: the text file

@@ -224,13 +224,11 @@ class Engine {
   C& world() { return mesh_->world(); }
   Unsharder<C, P>& unsharder() { return gather_; }
 
-  /// Records a span for every gather, forward, backward, reduction and optimizer update from now on, up to `capacity`
-  /// spans.
-  void start_trace(std::size_t capacity) {
+  /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
+  /// `capacity` spans. The first step gets the number `first_step`.
+  void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
     synchronize();
-    tracer_ = std::make_unique<Tracer<Device>>(device_, account_, capacity);
-    gather_.set_tracer(tracer_.get());
-    reduce_.set_tracer(tracer_.get());
+    attach_tracer(std::make_unique<Tracer<Device>>(device_, account_, capacity, first_step));
   }
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
@@ -238,8 +236,19 @@ class Engine {
     synchronize();
     return tracer_->collect(*compute_);
   }
-  /// For optimizers: nullptr while nothing is traced.
-  Tracer<Device>* tracer() { return tracer_.get(); }
+  /// Collects for the last time: from now on a trace costs a branch per span again.
+  std::vector<TraceSpan> stop_trace() {
+    auto spans = collect_trace();
+    attach_tracer(nullptr);
+    return spans;
+  }
+  Tracer<Device>* tracer() { return tracer_.get(); }  ///< nullptr while nothing is traced
+  TraceHook<Device> const& trace() const { return trace_; }
+  /// For optimizers: the span of a unit's update, which begins on compute.
+  auto trace_update(Unit const& unit) {
+    return trace_.begin(*compute_, StreamKind::compute, unit.name(), "optimizer", "optimizer",
+                        unit.shard_numel() * static_cast<std::int64_t>(sizeof(float)));
+  }
 
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
@@ -371,6 +380,13 @@ class Engine {
     kept_after_backward_ = false;
   }
 
+  void attach_tracer(std::unique_ptr<Tracer<Device>> tracer) {
+    trace_.attach(tracer.get());
+    gather_.set_tracer(tracer.get());
+    reduce_.set_tracer(tracer.get());
+    tracer_ = std::move(tracer);
+  }
+
   void require_unsharded(Unit& unit, std::string_view pass) {
     FSDP_EXPECTS(gather_.unshard(unit, pass), "rank {}: unit '{}': no buffer is free", rank(), unit.name());
   }
@@ -399,6 +415,7 @@ class Engine {
   ShardStorage<C, P> storage_{device_, account_};
   float const* clip_factor_ = nullptr;
   std::unique_ptr<Tracer<Device>> tracer_;
+  TraceHook<Device> trace_;
   C scalar_comm_;
   bool sealed_ = false;
   bool evaluating_ = false;

@@ -16,3 +16,5 @@
 #include "fsdp/sharded_module.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
+#include "fsdp/trace_file.hpp"
+#include "fsdp/trace_report.hpp"

@@ -63,18 +63,26 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   auto const world = engine.world_size();
   for (std::size_t u = 0; u < engine.unit_count(); ++u) engine.wait_for_reduce(engine.unit(u));
   if (world > 1) engine.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
+  auto span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
   device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
   for (std::size_t u = 0; u < engine.unit_count(); ++u) {
     auto& unit = engine.unit(u);
     kernels::norm_partial(device, compute, static_cast<float const*>(unit.gradient + unit.norm_slice().begin),
                           unit.norm_slice().size(), options.norm, norm.slices + engine.placement().norm_slice(), true);
   }
-  if (world > 1)
+  span.end();
+  if (world > 1) {
+    span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
+                                world * static_cast<std::int64_t>(sizeof(double)));
     norm.ticket =
         engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
                                                 static_cast<std::size_t>(world), Label{"gradient norm", "optimizer"});
+    span.end();
+  }
+  span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
                        norm.result);
+  span.end();
   engine.set_clip_factor(&norm.result->factor);
 
   GradNorm<E> result(engine);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -50,7 +51,7 @@ class Reducer {
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
-  void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
+  void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
 
   /// Direct gradients: the units in the order in which backward completes them, and where each ends in `gradients`.
   void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes,
@@ -106,8 +107,10 @@ class Reducer {
     device_.record(unit.gradients_ready, compute);
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
     auto& slot = *unit.reduce_slot;
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.full_numel());
     kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
                         unit.full_numel(), 1.0f, !unit.accumulated);
+    span.end();
     if (!unit.accumulated) account_->lease(MemoryTag::reduce, accumulator_bytes(unit));
     unit.accumulated = true;
     zero(slot, reduce_);
@@ -132,7 +135,8 @@ class Reducer {
     auto const count = static_cast<std::size_t>(unit.shard_numel());
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
     Ticket scattered{}, replicated{};
-    auto span = begin_span(reduce_, StreamKind::reduce, unit);
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, where_.shards > 1 ? "reduce-scatter" : "accumulate",
+                           unit.full_numel());
     if (unit.accumulated) {
       kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient,
                    unit.full_numel());
@@ -143,8 +147,8 @@ class Reducer {
       scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
                                               Label{unit.name(), "backward"});
     if (unit.partial != nullptr) {
+      span.end();
       add_to_partial(unit, static_cast<Reduce const*>(slice));
-      end_span(reduce_, span);
       reduce_comm_.wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
       zero(slot, reduce_);
       release(unit);
@@ -153,16 +157,16 @@ class Reducer {
     }
     auto* stream = &reduce_;
     if (where_.replicas > 1) {
-      end_span(reduce_, span);
+      span.end();
       device_.record(scattered_, reduce_);
       stream = &*replicate_;
       device_.wait(*stream, scattered_, WaitSite::replicate_scattered);
-      span = begin_span(*stream, StreamKind::replicate, unit);
+      span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
       replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
                                               Label{unit.name(), "backward"});
     }
     add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
-    end_span(*stream, span);
+    span.end();
     reduce_comm_.wait_for_peers(*stream, scattered,
                                 where_.replicas > 1 ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
     if (where_.replicas > 1) replicate_comm_.wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
@@ -197,11 +201,9 @@ class Reducer {
       return;
     }
   }
-  std::size_t begin_span(Stream& stream, StreamKind kind, Unit const& unit) {
-    return tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream, kind, unit.name(), "reduce");
-  }
-  void end_span(Stream& stream, std::size_t span) {
-    if (tracer_ != nullptr) tracer_->end(stream, span);
+  auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what, std::int64_t elements) {
+    return trace_.begin(stream, kind, unit.name(), what, "backward",
+                        elements * static_cast<std::int64_t>(sizeof(Reduce)));
   }
   void zero(Slot<Event>& slot, Stream& stream) {
     device_.zero_async(stream, slot.data, slot.bytes);
@@ -231,18 +233,20 @@ class Reducer {
   void add_to_partial(Unit& unit, Reduce const* sum) {
     if (!std::exchange(unit.partial_awaited, true))
       device_.wait(reduce_, unit.partial_read, WaitSite::reduce_partial_read);
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.shard_numel());
     kernels::accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
+    span.end();
     unit.partial_pending = true;
   }
   void replicate_partial(Unit& unit) {
     device_.record(scattered_, reduce_);
     device_.wait(*replicate_, scattered_, WaitSite::replicate_scattered);
-    auto const span = begin_span(*replicate_, StreamKind::replicate, unit);
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
     auto const replicated =
         replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
                                    static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), "backward"});
     add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
-    end_span(*replicate_, span);
+    span.end();
     replicate_comm_.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
     device_.record(unit.partial_read, *replicate_);
     unit.partial_awaited = false;
@@ -272,13 +276,13 @@ class Reducer {
       waited = true;
       auto const bucket = buckets_[next_bucket_];
       float* const begin = gradients_ + bucket.begin;
-      auto const span = begin_span(*replicate_, StreamKind::replicate, unit);
+      auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
       auto const reduced =
           replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
                                      static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
       replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
       kernels::scale(device_, *replicate_, begin, bucket.size(), 1.0f / static_cast<float>(where_.world));
-      end_span(*replicate_, span);
+      span.end();
     }
     auto const reduced_end = next_bucket_ == 0 ? 0 : buckets_[next_bucket_ - 1].end;
     for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_) {
@@ -292,7 +296,7 @@ class Reducer {
   C replicate_comm_;
   Placement where_;
   MemoryAccount* account_;
-  Tracer<D>* tracer_ = nullptr;
+  TraceHook<D> trace_;
   BufferPool<D> pool_;
   std::vector<Lease> leases_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ran when, on which stream; how much of the communication was hidden; Chrome/Perfetto JSON.
+// What ran when, on which stream: stamps that the streams themselves write, and the hook that costs a branch when off.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,16 +25,34 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(StreamKin
     "compute", "gather", "reduce", "replicate"};
 constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
 
-/// One piece of work on one stream. The texts are the unit's name and a literal.
+/// One piece of work on one stream.
+///
+/// [Note: What a span covers] It begins when the work begins to run, after the stream's waits for events of its own
+/// rank: what a stream waits is a gap before the span, no part of it. A collective waits for its peers inside, and that
+/// is part of its span, as it is of every collective's time. Gathers hold the cast, reductions the accumulation into
+/// the gradient shard (a bucket's, the wait until peers have read it, and the scaling); zeroing a slot and waiting
+/// until peers have read it come after the span.
 struct TraceSpan {
-  std::string_view unit;
-  std::string_view what;  ///< "forward", "backward", "all-gather", "reduce", "optimizer"
+  std::string unit;
+  std::string what;  ///< "all-gather", "cast", "forward", "backward", "reduce-scatter", "all-reduce", "optimizer", ...
+  std::string pass;  ///< "forward", "backward", "optimizer"
   StreamKind kind{};
-  std::int64_t begin_ns = 0;  ///< host: the monotonic clock, comparable over processes; CUDA: the device's global timer
+  std::int64_t bytes = 0;     ///< of a collective: its full buffer; of an update: the shard; else 0
+  std::int64_t step = 0;      ///< optimizer steps complete when it was enqueued
+  std::int64_t begin_ns = 0;  ///< the host's monotonic clock; CUDA: the device's global timer, shifted to it
   std::int64_t end_ns = 0;
+
+  /// Moves data between ranks. On the compute stream only the all-reduce of a gradient norm does.
+  bool communicates() const { return kind != StreamKind::compute || what == "all-reduce"; }
 };
 
 namespace detail {
+
+inline std::int64_t steady_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 /// Writes the time at which the stream arrives here.
 struct Stamp {
   template <class Block>
@@ -43,11 +63,40 @@ struct Stamp {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     *out = static_cast<std::int64_t>(now);
 #else
-    *out = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-               .count();
+    *out = steady_ns();
 #endif
   }
 };
+
+/// What is to be added to another clock, from observations that bound it on either side.
+class ClockOffset {
+ public:
+  void at_least(std::int64_t ns) { low_ = std::max(low_, ns); }
+  void at_most(std::int64_t ns) { high_ = std::min(high_, ns); }
+  /// 0 where the bounds allow it: then the clocks are the same one. Else the middle.
+  std::int64_t value() const { return low_ <= 0 && high_ >= 0 ? 0 : low_ + (high_ - low_) / 2; }
+
+ private:
+  std::int64_t low_ = std::numeric_limits<std::int64_t>::min() / 4;
+  std::int64_t high_ = std::numeric_limits<std::int64_t>::max() / 4;
+};
+
+/// A device's own range on a profiler's timeline (cuda::NvtxRange), or nothing.
+struct NoRange {
+  NoRange() = default;
+  NoRange(std::string_view, std::string_view, std::string_view) {}
+  void end() {}
+};
+template <class D>
+struct RangeOf {
+  using type = NoRange;
+};
+template <class D>
+requires requires { typename D::Range; }
+struct RangeOf<D> {
+  using type = typename D::Range;
+};
+
 }  // namespace detail
 
 /// Collects spans of one rank: two stamps a span, in device memory taken once. Spans beyond the capacity are counted,
@@ -58,125 +107,141 @@ class Tracer {
   using Stream = typename D::Stream;
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-  /// @param capacity  spans
-  Tracer(D const& device, MemoryAccount& account, std::size_t capacity)
+  /// @param capacity    spans
+  /// @param first_step  the number that the first step gets
+  Tracer(D const& device, MemoryAccount& account, std::size_t capacity, std::int64_t first_step = 0)
       : device_(device),
-        stamps_(device_, account, MemoryTag::scalars, capacity * 2 * sizeof(std::int64_t)),
-        capacity_(capacity) {
-    spans_.reserve(capacity);
+        stamps_(device_, account, MemoryTag::scalars, std::max<std::size_t>(capacity, 1) * 2 * sizeof(std::int64_t)),
+        capacity_(capacity),
+        step_(first_step) {
+    records_.reserve(capacity);
   }
   Tracer(Tracer&&) = delete;
 
-  /// @return what end() takes
-  std::size_t begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what) {
-    if (spans_.size() == capacity_) {
+  /// The texts must outlive the tracer: unit names and literals. @return what end() takes
+  std::size_t begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what,
+                    std::string_view pass, std::int64_t bytes) {
+    bool const updates = pass == "optimizer";
+    if (updated_ && !updates) ++step_;
+    updated_ = updates;
+    if (records_.size() == capacity_) {
       ++lost_;
       return none;
     }
-    spans_.push_back({unit, what, kind, 0, 0});
-    device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(spans_.size() - 1));
-    return spans_.size() - 1;
+    auto const span = records_.size();
+    records_.push_back({unit, what, pass, kind, false, bytes, step_});
+    device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span));
+    return span;
   }
   void end(Stream& stream, std::size_t span) {
-    if (span != none) device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span) + 1);
+    if (span == none) return;
+    device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span) + 1);
+    records_[span].ended = true;
   }
 
   std::size_t lost() const { return lost_; }
 
-  /// The spans so far, in the order in which the host enqueued them; starts anew.
+  /// The spans so far, in the order in which the host enqueued them; starts anew. What an exception cut short is left
+  /// out.
   /// @pre all streams that carry spans have been synchronised
   std::vector<TraceSpan> collect(Stream& stream) {
-    std::vector<std::int64_t> times(spans_.size() * 2);
+    std::vector<std::int64_t> times(records_.size() * 2);
     device_.copy_async(stream, times.data(), stamps_.data(), times.size() * sizeof(std::int64_t));
     device_.synchronize(stream);
-    for (std::size_t i = 0; i < spans_.size(); ++i)
-      spans_[i].begin_ns = times[2 * i], spans_[i].end_ns = times[2 * i + 1];
+    auto const offset = offset_to_host(stream);
+    std::vector<TraceSpan> spans;
+    spans.reserve(records_.size());
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      auto const& r = records_[i];
+      if (r.ended)
+        spans.push_back({std::string(r.unit), std::string(r.what), std::string(r.pass), r.kind, r.bytes, r.step,
+                         times[2 * i] + offset, times[2 * i + 1] + offset});
+    }
+    records_.clear();
     lost_ = 0;
-    auto collected = std::move(spans_);
-    spans_ = {};
-    spans_.reserve(capacity_);
-    return collected;
+    return spans;
   }
 
  private:
+  struct Record {
+    std::string_view unit, what, pass;
+    StreamKind kind;
+    bool ended;
+    std::int64_t bytes, step;
+  };
+
   std::int64_t* stamp(std::size_t span) { return stamps_.template as<std::int64_t>() + 2 * span; }
+
+  /// What leads from the stamps' clock to the host's: a stamp is taken between two looks at the host's.
+  std::int64_t offset_to_host(Stream& stream) {
+    detail::ClockOffset offset;
+    for (int round = 0; round < 4; ++round) {
+      std::int64_t stamped = 0;
+      auto const before = detail::steady_ns();
+      device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(0));
+      device_.copy_async(stream, &stamped, stamp(0), sizeof stamped);
+      device_.synchronize(stream);
+      offset.at_least(before - stamped);
+      offset.at_most(detail::steady_ns() - stamped);
+    }
+    return offset.value();
+  }
 
   D device_;
   AccountedMemory<D> stamps_;
   std::size_t capacity_;
   std::size_t lost_ = 0;
-  std::vector<TraceSpan> spans_;
+  std::int64_t step_;
+  bool updated_ = false;  ///< the last span belongs to an optimizer step
+  std::vector<Record> records_;
 };
 
-/// Seconds of one rank's spans.
-struct OverlapReport {
-  double wall = 0.0;           ///< first begin to last end
-  double compute = 0.0;        ///< compute runs
-  double communication = 0.0;  ///< at least one communication stream runs
-  double exposed = 0.0;        ///< communication runs and compute does not
-  double exposed_share() const { return communication > 0.0 ? exposed / communication : 0.0; }
-};
+/// Where spans are recorded. Without a tracer begin() and Scope::end() are a branch each. On a device that has ranges
+/// of its own (CUDA: NVTX), every scope is one as well, on the calling thread's timeline, with or without a tracer.
+template <Device D>
+class TraceHook {
+ public:
+  using Stream = typename D::Stream;
 
-namespace detail {
-using Interval = std::pair<std::int64_t, std::int64_t>;
-
-/// Sorts and joins intervals.
-inline std::vector<Interval> united(std::vector<Interval> intervals) {
-  std::sort(intervals.begin(), intervals.end());
-  std::vector<Interval> joined;
-  for (auto const& interval : intervals) {
-    if (!joined.empty() && interval.first <= joined.back().second) {
-      joined.back().second = std::max(joined.back().second, interval.second);
-    } else {
-      joined.push_back(interval);
+  /// A span under way. One that is dropped without end() is left out of the trace.
+  class [[nodiscard]] Scope {
+   public:
+    Scope() = default;
+    /// What `stream` does next is no longer part of the span.
+    void end() {
+      range_.end();
+      if (tracer_ != nullptr) std::exchange(tracer_, nullptr)->end(*stream_, span_);
     }
-  }
-  return joined;
-}
-inline std::int64_t length(std::vector<Interval> const& joined) {
-  std::int64_t sum = 0;
-  for (auto const& interval : joined) sum += interval.second - interval.first;
-  return sum;
-}
-}  // namespace detail
 
-/// Communication that compute does not hide, from the union of intervals of each kind.
-inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans) {
-  std::vector<detail::Interval> compute, communication, all;
-  for (auto const& span : spans) {
-    (span.kind == StreamKind::compute ? compute : communication).emplace_back(span.begin_ns, span.end_ns);
-    all.emplace_back(span.begin_ns, span.end_ns);
-  }
-  if (all.empty()) return {};
-  compute = detail::united(std::move(compute));
-  communication = detail::united(std::move(communication));
-  all = detail::united(std::move(all));
-  auto const seconds = [](std::int64_t ns) { return static_cast<double>(ns) * 1e-9; };
-  OverlapReport report;
-  report.wall = seconds(all.back().second - all.front().first);
-  report.compute = seconds(detail::length(compute));
-  report.communication = seconds(detail::length(communication));
-  report.exposed = seconds(detail::length(all) - detail::length(compute));
-  return report;
-}
+   private:
+    friend TraceHook;
+    using Range = typename detail::RangeOf<D>::type;
+    explicit Scope(Range range) : range_(std::move(range)) {}
+    Tracer<D>* tracer_ = nullptr;
+    Stream* stream_ = nullptr;
+    std::size_t span_ = 0;
+    [[no_unique_address]] Range range_;
+  };
 
-/// Spans as Chrome trace events (https://ui.perfetto.dev opens them), a process per rank, a thread per stream.
-/// @return the events alone, comma-separated: ranks' texts are joined inside {"traceEvents":[...]}
-inline std::string chrome_events(std::vector<TraceSpan> const& spans, int rank) {
-  std::string events =
-      fmt::format(R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":"rank {0}"}}}})", rank);
-  for (std::size_t kind = 0; kind < stream_names.size(); ++kind)
-    events += fmt::format(
-        ",\n"
-        R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
-        rank, kind, stream_names[kind]);
-  for (auto const& span : spans)
-    events += fmt::format(
-        ",\n"
-        R"({{"name":"{} {}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
-        span.what, span.unit, rank, static_cast<int>(span.kind), static_cast<double>(span.begin_ns) * 1e-3,
-        static_cast<double>(span.end_ns - span.begin_ns) * 1e-3);
-  return events;
-}
+  /// @param tracer  nullptr: record nothing
+  void attach(Tracer<D>* tracer) { tracer_ = tracer; }
+  Tracer<D>* tracer() const { return tracer_; }
+
+  /// What `stream` does next, until Scope::end(), is a span. Call it after the waits of the work, see
+  /// [Note: What a span covers].
+  Scope begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what, std::string_view pass,
+              std::int64_t bytes = 0) const {
+    Scope scope(typename Scope::Range(unit, pass, what == pass ? std::string_view{} : what));
+    if (tracer_ != nullptr) {
+      scope.span_ = tracer_->begin(stream, kind, unit, what, pass, bytes);
+      scope.stream_ = &stream;
+      scope.tracer_ = tracer_;
+    }
+    return scope;
+  }
+
+ private:
+  Tracer<D>* tracer_ = nullptr;
+};
 
 }  // namespace fsdp

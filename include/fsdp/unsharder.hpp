@@ -44,14 +44,20 @@ class Unsharder {
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return stream_; }
   C& communicator() { return comm_; }
-  void set_tracer(Tracer<D>* tracer) { tracer_ = tracer; }
-  /// After forward, slices stay over the ranks of `group`. @param member  this rank's place in it
-  void set_kept_group(C group, int member) {
-    kept_comm_.emplace(std::move(group));
-    kept_member_ = member;
-  }
-  /// Gives a unit a place for the slice that stays after forward.
-  void add_kept_slot(Unit& unit, std::size_t bytes) { unit.kept_slot = &pool_.add_own(device_, bytes); }
+    if (has_kept(unit)) device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
+    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
+                             full_bytes(unit));
+    if (has_kept(unit)) {
+      kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
+                             static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
+      slot.collective = {};
+    } else {
+      kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
+      if (where_.shards > 1)
+        slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                                           static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    }
+    span.end();
   /// Gives a unit a buffer of its own instead of a shared one.
   void add_own_slot(Unit& unit, std::size_t bytes) {
     unit.gather_slot = &pool_.add_own(device_, bytes);
@@ -89,6 +95,7 @@ class Unsharder {
       device_.wait(stream_, unit.updated, WaitSite::gather_updated);
       unit.update_pending = false;
     }
+<<<<<<< HEAD
     auto const span =
         tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
     if (has_kept(unit)) {
@@ -104,6 +111,15 @@ class Unsharder {
                                            static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
     }
     if (tracer_ != nullptr) tracer_->end(stream_, span);
+=======
+    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
+                             full_bytes(unit));
+    kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
+    if (where_.shards > 1)
+      slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                                         static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+    span.end();
+>>>>>>> 2b9e43c (Trace: bytes, pass and step of every span, norms too; one hook, reports by unit and pass, all ranks in one file on one clock)
     device_.record(unit.gathered, stream_);
     unit.gather_awaited = false;
     unit.state = UnitState::unsharding;
@@ -129,8 +145,10 @@ class Unsharder {
   /// @note Stream: compute copies it.
   void reshard_after_forward(Unit& unit, Stream& compute) {
     if (unit.kept_slot != nullptr) {
+      auto span = trace_.begin(compute, StreamKind::compute, unit.name(), "keep slice", "forward", kept_bytes(unit));
       device_.copy_async(compute, kept_slice(unit), unit.full + kept_member_ * kept_numel(unit),
                          static_cast<std::size_t>(kept_bytes(unit)));
+      span.end();
       device_.record(unit.kept_slot->free, compute);
       unit.kept_slot->leased = true;
       account_->lease(MemoryTag::gather, kept_bytes(unit));
@@ -174,7 +192,7 @@ class Unsharder {
   int kept_member_ = 0;
   Placement where_;
   MemoryAccount* account_;
-  Tracer<D>* tracer_ = nullptr;
+  TraceHook<D> trace_;
   BufferPool<D> pool_;
   Stream stream_;  // last: joined before what its work uses is destroyed
 };

@@ -36,12 +36,12 @@ class [[nodiscard]] UseScope {
  public:
   UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
-    if (engine.tracer() != nullptr)
-      span_ = engine.tracer()->begin(engine.compute(), StreamKind::compute, unit_->name(), fsdp::name(pass));
+    span_ =
+        engine.trace().begin(engine.compute(), StreamKind::compute, unit_->name(), fsdp::name(pass), fsdp::name(pass));
   }
   UseScope(UseScope const&) = delete;
   ~UseScope() noexcept(false) {
-    if (engine_->tracer() != nullptr) engine_->tracer()->end(engine_->compute(), span_);
+    span_.end();
     if (std::uncaught_exceptions() > exceptions_) {
       engine_->abandon_pass();
     } else if (pass_ == Pass::forward) {
@@ -60,7 +60,7 @@ class [[nodiscard]] UseScope {
   typename E::Unit* unit_ = nullptr;
   std::size_t use_;
   Pass pass_;
-  std::size_t span_ = Tracer<typename E::Device>::none;
+  typename TraceHook<typename E::Device>::Scope span_;
   int exceptions_ = std::uncaught_exceptions();
 };
 

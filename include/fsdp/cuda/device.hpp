@@ -152,6 +152,7 @@ struct DeviceMemory {
 class Device {
  public:
   using Stream = cuda::Stream;
+  using Range = NvtxRange;  ///< of the engine's spans, on the calling thread's timeline
   using Event = cuda::Event;
   static constexpr std::string_view name = "cuda";
 

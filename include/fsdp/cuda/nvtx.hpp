@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #if __has_include(<nvtx3/nvToolsExt.h>) && !defined(FSDP_NO_NVTX)
 #include <nvtx3/nvToolsExt.h>
@@ -51,9 +52,10 @@ inline nvtxDomainHandle_t nvtx_domain() {
 }  // namespace detail
 
 /// A range on the calling thread's timeline, in the domain "fsdp", for the object's life: `NvtxRange range{"block.3",
-/// "backward"}`.
+/// "backward"}`. Ranges of one thread end in the reverse order of their beginning.
 class NvtxRange {
  public:
+  NvtxRange() = default;
   /// Names the range by unit, phase and, where given, operation.
   explicit NvtxRange(std::string_view unit, std::string_view phase = {}, std::string_view operation = {}) {
 #if FSDP_HAS_NVTX
@@ -72,17 +74,26 @@ class NvtxRange {
     static_cast<void>(operation);
 #endif
   }
-  NvtxRange(NvtxRange const&) = delete;
-  NvtxRange& operator=(NvtxRange const&) = delete;
-  ~NvtxRange() {
+  NvtxRange(NvtxRange&& other) noexcept { swap(other); }
+  /// Ends the own range first: where both began on one thread, call end() before the other begins.
+  NvtxRange& operator=(NvtxRange&& other) noexcept {
+    end();
+    swap(other);
+    return *this;
+  }
+  ~NvtxRange() { end(); }
+  void end() {
 #if FSDP_HAS_NVTX
-    if (domain_ != nullptr) static_cast<void>(nvtxDomainRangePop(domain_));
+    if (domain_ != nullptr) static_cast<void>(nvtxDomainRangePop(std::exchange(domain_, nullptr)));
 #endif
   }
 
-#if FSDP_HAS_NVTX
  private:
+#if FSDP_HAS_NVTX
+  void swap(NvtxRange& other) noexcept { std::swap(domain_, other.domain_); }
   nvtxDomainHandle_t domain_ = nullptr;
+#else
+  void swap(NvtxRange&) noexcept {}
 #endif
 };
 

@@ -77,12 +77,10 @@ class AdamW {
     for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
       auto& unit = engine_->unit(u);
       engine_->wait_for_reduce(unit);
-      auto* const tracer = engine_->tracer();
-      auto const span =
-          tracer == nullptr ? 0 : tracer->begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer");
+      auto span = engine_->trace_update(unit);
       kernels::adamw(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(), scalars, unit.master,
                      static_cast<float const*>(unit.gradient), first_[u], second_[u], factor);
-      if (tracer != nullptr) tracer->end(engine_->compute(), span);
+      span.end();
       engine_->mark_updated(unit);
     }
   }

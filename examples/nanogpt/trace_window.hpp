@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt train --trace=FILE: a few steps of training as a trace of all ranks, and as a table.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "fsdp/trace_file.hpp"
+#include "fsdp/trace_report.hpp"
+#include "metrics.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// Traces `trace_steps` steps, from the third on where there are so many; evaluations among them are left out.
+template <class T>
+class TraceWindow {
+ public:
+  /// @param file  where rank 0 writes; without --trace nothing is traced
+  TraceWindow(T& trainer, Settings const& settings, JsonLog& file)
+      : engine_(trainer.engine()),
+        file_(file),
+        name_(settings.trace),
+        first_(std::clamp<std::int64_t>(settings.max_iters + 1 - settings.trace_steps, 0, warm_up)),
+        end_(first_ + settings.trace_steps),
+        micro_steps_(settings.gradient_accumulation_steps / engine_.world_size()) {}
+
+  void before_step(std::int64_t iteration) {
+    if (name_.empty() || iteration < first_ || iteration >= end_ || engine_.tracer() != nullptr) return;
+    auto const units = static_cast<std::int64_t>(engine_.unit_count()) + 2;
+    auto const buckets = static_cast<std::int64_t>(engine_.bucket_count());
+    auto const a_step = micro_steps_ * (6 * units + buckets) + 2 * units;  // at most
+    engine_.start_trace(static_cast<std::size_t>((end_ - iteration) * a_step), iteration);
+  }
+  /// Before what is no training.
+  void pause() {
+    if (name_.empty() || engine_.tracer() == nullptr) return;
+    lost_ += engine_.tracer()->lost();
+    auto spans = engine_.stop_trace();
+    std::move(spans.begin(), spans.end(), std::back_inserter(spans_));
+  }
+  /// Once, when the steps are through or training ends: writes the file. @return the table, on rank 0
+  /// @note Collective: yes.
+  std::string after_step(std::int64_t iteration, bool last) {
+    if (name_.empty() || (iteration + 1 != end_ && !last)) return {};
+    pause();
+    auto const ranks = fsdp::gather_trace(engine_.world(), spans_);
+    spans_.clear();
+    if (ranks.empty()) return {};
+    file_.write(fsdp::chrome_trace(ranks));
+    std::string table;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      auto const report = fsdp::overlap_report(ranks[rank]);
+      if (rank == 0)
+        table += fmt::format("trace of iterations {} to {} in {}; rank 0:\n{}", first_, iteration, name_, text(report));
+      else
+        table += fmt::format("rank {}: {}\n", rank, fsdp::summary(report));
+    }
+    if (lost_ > 0) table += fmt::format("{} spans of rank 0 did not fit\n", lost_);
+    table.pop_back();
+    return table;
+  }
+
+ private:
+  static constexpr std::int64_t warm_up = 2;
+
+  typename T::Engine& engine_;
+  JsonLog& file_;
+  std::string name_;
+  std::int64_t first_, end_;  ///< iterations
+  std::int64_t micro_steps_;
+  std::size_t lost_ = 0;
+  std::vector<fsdp::TraceSpan> spans_;
+};
+
+}  // namespace nanogpt
