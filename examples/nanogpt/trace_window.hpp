@@ -46,7 +46,8 @@ class TraceWindow {
   /// Once, when the steps are through or training ends: writes the file. @return the table, on rank 0
   /// @note Collective: yes.
   std::string after_step(std::int64_t iteration, bool last) {
-    if (name_.empty() || (iteration + 1 != end_ && !last)) return {};
+    if (name_.empty() || written_ || (iteration + 1 != end_ && !last)) return {};
+    written_ = true;
     pause();
     auto const ranks = fsdp::gather_trace(engine_.world(), spans_);
     spans_.clear();
@@ -73,6 +74,7 @@ class TraceWindow {
   std::string name_;
   std::int64_t first_, end_;  ///< iterations
   std::int64_t micro_steps_;
+  bool written_ = false;
   std::size_t lost_ = 0;
   std::vector<fsdp::TraceSpan> spans_;
 };

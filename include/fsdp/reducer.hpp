@@ -201,9 +201,9 @@ class Reducer {
       return;
     }
   }
-  auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what, std::int64_t elements) {
-    return trace_.begin(stream, kind, unit.name(), what, "backward",
-                        elements * static_cast<std::int64_t>(sizeof(Reduce)));
+  auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what, std::int64_t elements,
+                  std::size_t element = sizeof(Reduce)) {
+    return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
   }
   void zero(Slot<Event>& slot, Stream& stream) {
     device_.zero_async(stream, slot.data, slot.bytes);
@@ -241,7 +241,7 @@ class Reducer {
   void replicate_partial(Unit& unit) {
     device_.record(scattered_, reduce_);
     device_.wait(*replicate_, scattered_, WaitSite::replicate_scattered);
-    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
     auto const replicated =
         replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
                                    static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), "backward"});

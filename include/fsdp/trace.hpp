@@ -34,7 +34,7 @@ constexpr std::string_view name(StreamKind kind) { return stream_names[static_ca
 /// until peers have read it come after the span.
 struct TraceSpan {
   std::string unit;
-  std::string what;  ///< "all-gather", "cast", "forward", "backward", "reduce-scatter", "all-reduce", "optimizer", ...
+  std::string what;  ///< "all-gather", "forward", "backward", "reduce-scatter", "all-reduce", "optimizer", "norm", ...
   std::string pass;  ///< "forward", "backward", "optimizer"
   StreamKind kind{};
   std::int64_t bytes = 0;     ///< of a collective: its full buffer; of an update: the shard; else 0
@@ -42,8 +42,10 @@ struct TraceSpan {
   std::int64_t begin_ns = 0;  ///< the host's monotonic clock; CUDA: the device's global timer, shifted to it
   std::int64_t end_ns = 0;
 
-  /// Moves data between ranks. On the compute stream only the all-reduce of a gradient norm does.
-  bool communicates() const { return kind != StreamKind::compute || what == "all-reduce"; }
+  /// Moves data between ranks. The all-reduce of a gradient norm does so on the compute stream.
+  bool communicates() const { return what == "all-gather" || what == "reduce-scatter" || what == "all-reduce"; }
+  /// What is neither is local work of a communication stream: casts and accumulations without a collective.
+  bool computes() const { return kind == StreamKind::compute && !communicates(); }
 };
 
 namespace detail {

@@ -158,8 +158,11 @@ inline std::string chrome_trace(std::vector<std::vector<TraceSpan>> const& ranks
     for (auto const& span : ranks[rank])
       add(fmt::format(
           R"({{"name":{},"cat":"{}","ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"unit":{},"pass":{},"step":{},"bytes":{}}}}})",
-          detail::json_text(span.what + " " + span.unit), span.communicates() ? "communication" : "compute", rank,
-          static_cast<int>(span.kind), detail::json_us(span.begin_ns - origin),
+          detail::json_text(span.what + " " + span.unit),
+          span.communicates() ? "communication"
+          : span.computes()   ? "compute"
+                              : "local",
+          rank, static_cast<int>(span.kind), detail::json_us(span.begin_ns - origin),
           detail::json_us(span.end_ns - span.begin_ns), detail::json_text(span.unit), detail::json_text(span.pass),
           span.step, span.bytes));
   }

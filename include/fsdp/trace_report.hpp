@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,7 +31,7 @@ struct OverlapReport : OverlapTimes {
   struct Row : OverlapTimes {
     std::string name;
   };
-  double wall = 0.0;  ///< first begin to last end
+  double wall = 0.0;  ///< of each step from its first begin to its last end; what several steps share counts once
   /// What of `exposed` runs behind the last backward of its pass, where nothing is left to compute: the root's own
   /// reduction (and the last bucket of NoShard).
   double final_reduction = 0.0;
@@ -42,7 +42,7 @@ struct OverlapReport : OverlapTimes {
   /// exceed the total.
   std::vector<Row> units;
 
-  /// Neither stream of any kind runs: the host is late, or prepares data.
+  /// Nothing computes or communicates: the host is late, or prepares data, or a stream does local work.
   double idle() const { return wall - overlapped(); }
 };
 
@@ -102,7 +102,8 @@ inline std::vector<bool> final_reductions(std::vector<TraceSpan> const& spans) {
 struct Intervals {
   std::vector<Interval> compute, communication;
   void add(TraceSpan const& span) {
-    (span.communicates() ? communication : compute).emplace_back(span.begin_ns, span.end_ns);
+    if (span.communicates()) communication.emplace_back(span.begin_ns, span.end_ns);
+    if (span.computes()) compute.emplace_back(span.begin_ns, span.end_ns);
   }
   /// @param all_compute  joined
   void times(OverlapTimes& to, std::vector<Interval> const& all_compute) const {
@@ -140,19 +141,19 @@ inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, Overlap
   if (spans.empty()) return report;
   detail::Intervals all;
   std::vector<detail::Interval> others;  // communication but the final reductions
-  std::set<std::int64_t> steps;
+  std::map<std::int64_t, detail::Interval> steps;
   auto const last = detail::final_reductions(spans);
-  std::int64_t begin = spans.front().begin_ns, end = spans.front().end_ns;
   for (std::size_t i = 0; i < spans.size(); ++i) {
     all.add(spans[i]);
     if (spans[i].communicates() && !last[i]) others.emplace_back(spans[i].begin_ns, spans[i].end_ns);
-    steps.insert(spans[i].step);
-    begin = std::min(begin, spans[i].begin_ns);
-    end = std::max(end, spans[i].end_ns);
+    auto& step = steps.try_emplace(spans[i].step, spans[i].begin_ns, spans[i].end_ns).first->second;
+    step = {std::min(step.first, spans[i].begin_ns), std::max(step.second, spans[i].end_ns)};
   }
   auto const compute = detail::united(all.compute);
   all.times(report, compute);
-  report.wall = detail::seconds(end - begin);
+  std::vector<detail::Interval> hulls;
+  for (auto const& step : steps) hulls.push_back(step.second);
+  report.wall = detail::seconds(detail::length(detail::united(std::move(hulls))));
   report.final_reduction = report.exposed - detail::seconds(detail::length_outside(compute, std::move(others)));
   report.steps = static_cast<std::int64_t>(steps.size());
   report.passes = detail::overlap_rows(spans, compute, [](TraceSpan const& span) { return span.pass; });

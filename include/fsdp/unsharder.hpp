@@ -44,20 +44,14 @@ class Unsharder {
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return stream_; }
   C& communicator() { return comm_; }
-    if (has_kept(unit)) device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
-    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
-                             full_bytes(unit));
-    if (has_kept(unit)) {
-      kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
-                             static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
-      slot.collective = {};
-    } else {
-      kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
-      if (where_.shards > 1)
-        slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                                           static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
-    }
-    span.end();
+  void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
+  /// After forward, slices stay over the ranks of `group`. @param member  this rank's place in it
+  void set_kept_group(C group, int member) {
+    kept_comm_.emplace(std::move(group));
+    kept_member_ = member;
+  }
+  /// Gives a unit a place for the slice that stays after forward.
+  void add_kept_slot(Unit& unit, std::size_t bytes) { unit.kept_slot = &pool_.add_own(device_, bytes); }
   /// Gives a unit a buffer of its own instead of a shared one.
   void add_own_slot(Unit& unit, std::size_t bytes) {
     unit.gather_slot = &pool_.add_own(device_, bytes);
@@ -95,11 +89,10 @@ class Unsharder {
       device_.wait(stream_, unit.updated, WaitSite::gather_updated);
       unit.update_pending = false;
     }
-<<<<<<< HEAD
-    auto const span =
-        tracer_ == nullptr ? Tracer<D>::none : tracer_->begin(stream_, StreamKind::gather, unit.name(), "all-gather");
+    if (has_kept(unit)) device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
+    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
+                             full_bytes(unit));
     if (has_kept(unit)) {
-      device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
       kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
                              static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
       slot.collective = {};
@@ -110,16 +103,7 @@ class Unsharder {
         slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
                                            static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
     }
-    if (tracer_ != nullptr) tracer_->end(stream_, span);
-=======
-    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
-                             full_bytes(unit));
-    kernels::cast(device_, stream_, static_cast<float const*>(unit.master), own_slice, unit.shard_numel());
-    if (where_.shards > 1)
-      slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                                         static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
     span.end();
->>>>>>> 2b9e43c (Trace: bytes, pass and step of every span, norms too; one hook, reports by unit and pass, all ranks in one file on one clock)
     device_.record(unit.gathered, stream_);
     unit.gather_awaited = false;
     unit.state = UnitState::unsharding;

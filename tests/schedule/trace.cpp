@@ -17,12 +17,13 @@ using Spans = std::vector<fsdp::TraceSpan>;
 
 /// Rank 0's spans of two steps of the toy network, traced from the first on.
 template <class S, class D = fsdp::host::Device>
-Spans two_steps(int ranks, fsdp::MeshOptions mesh_options = {}, D const& device = {}) {
+Spans two_steps(int ranks, fsdp::MeshOptions mesh_options = {}, D const& device = {},
+                fsdp::EngineOptions options = {}) {
   Spans spans;
   fsdp::local::run(ranks, device, [&](fsdp::local::Communicator<D> comm) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm), mesh_options);
-    auto engine = fsdp::make_engine<S>(mesh);
+    auto engine = fsdp::make_engine<S>(mesh, options);
     toy::Network network(engine, {});
     fsdp::AdamW adamw(engine);
     engine.start_trace(1000, 7);
@@ -69,6 +70,15 @@ TEST_CASE("hybrid shards leave all-reduces on a stream of their own; buckets too
   auto const ddp = two_steps<fsdp::NoShard>(2);
   CHECK(counts(ddp, 7)["replicate all-reduce"] == 1);
   CHECK(counts(ddp, 7).count("gather all-gather") == 0);
+}
+
+TEST_CASE("slices that are kept and sums that wait for replicas are spans, too") {
+  auto const kept = two_steps<fsdp::FullShard>(4, {}, fsdp::host::Device{}, {.reshard_ranks = 2});
+  CHECK(counts(kept, 7)["compute keep slice"] > 0);
+  auto const partial =
+      two_steps<fsdp::HybridShard<>>(4, {.shard_group = 2}, fsdp::host::Device{}, {.accumulate_replica = true});
+  CHECK(counts(partial, 7)["reduce accumulate"] == 5);
+  CHECK(counts(partial, 7)["replicate all-reduce"] == 5);
 }
 
 TEST_CASE("collectives carry the bytes of their full buffer") {

@@ -110,6 +110,28 @@ TEST_CASE("the last reduction of a backward pass is reported apart") {
   CHECK(fsdp::overlap_report(hybrid).final_reduction == Approx(10 * ms));
 }
 
+TEST_CASE("local work of a communication stream is neither") {
+  Spans const spans{span("a", "cast", "forward", StreamKind::gather, 0, 4), forward("a", 4, 9),
+                    span("a", "accumulate", "backward", StreamKind::reduce, 9, 12)};
+  auto const report = fsdp::overlap_report(spans);
+  CHECK(report.communication == 0.0);
+  CHECK(report.exposed == Approx(0.0).margin(1e-12));
+  CHECK(report.compute == Approx(5 * ms));
+  CHECK(report.idle() == Approx(7 * ms));
+}
+
+TEST_CASE("time between steps that are not traced is no time of a step") {
+  auto spans = step_of_two();
+  for (auto& s : step_of_two()) {
+    s.step = 1, s.begin_ns += 1'000'000'000, s.end_ns += 1'000'000'000;
+    spans.push_back(s);
+  }
+  CHECK(fsdp::overlap_report(spans).wall == Approx(80 * ms));
+  for (auto& s : spans)
+    if (s.step == 1) s.begin_ns -= 962'000'000, s.end_ns -= 962'000'000;  // from 38 on: the steps share two
+  CHECK(fsdp::overlap_report(spans).wall == Approx(78 * ms));
+}
+
 TEST_CASE("the norm's all-reduce is communication, on whatever stream") {
   Spans const spans{span("gradient norm", "norm", "optimizer", StreamKind::compute, 0, 2),
                     span("gradient norm", "all-reduce", "optimizer", StreamKind::compute, 2, 5),
@@ -150,7 +172,7 @@ TEST_CASE("the table has a line per unit and pass, in milliseconds a step") {
         std::string::npos);
   CHECK(table.find("total         20.000     30.000       40.000     10.000      50.0         -\n") !=
         std::string::npos);
-  CHECK(table.find("2 steps of 45.000 ms: t_comm 20.000, t_comp 30.000, idle 5.000; exposed 10.000 (50.0 %)") !=
+  CHECK(table.find("2 steps of 40.000 ms: t_comm 20.000, t_comp 30.000, idle 0.000; exposed 10.000 (50.0 %)") !=
         std::string::npos);
   CHECK(table.find("nothing can hide, 6.000 and the rest 4.000 (20.0 %)\n") != std::string::npos);
 }
