@@ -29,7 +29,7 @@ class Overlap {
         report_(report),
         stream_(comm.device().make_stream("collectives", fsdp::StreamPriority::high)),
         compute_(comm.device().make_stream("compute", fsdp::StreamPriority::normal)),
-        buffer_(comm, stream_, settings.max_bytes),
+        buffer_(comm, stream_, std::max(settings.pool_bytes, settings.max_bytes)),
         watch_(comm),
         products_(comm.device(), compute_, settings.rows, settings.width) {}
 
@@ -85,11 +85,13 @@ class Overlap {
   }
 
   void communicate(Collective collective, Extent const& extent) {
-    auto* const data = reinterpret_cast<float*>(buffer_.data());
-    auto* const own = data + static_cast<std::size_t>(comm_.rank()) * extent.count;
+    auto const total = (extent.total() * sizeof(float) + 255) / 256 * 256;
     fsdp::Label const label{"buffer", "benchmark"};
     fsdp::Ticket ticket;
     for (int k = 0; k < settings_.iterations; ++k) {
+      // Rotating, so that a size is not timed out of caches.
+      auto* const data = reinterpret_cast<float*>(buffer_.data() + next_++ % (buffer_.bytes() / total) * total);
+      auto* const own = data + static_cast<std::size_t>(comm_.rank()) * extent.count;
       comm_.wait_for_peers(stream_, ticket, fsdp::WaitSite::none);
       switch (collective) {
         case Collective::all_gather:
@@ -129,6 +131,7 @@ class Overlap {
   Area<C> buffer_;
   Stopwatch<C> watch_;
   Products<Device> products_;
+  std::size_t next_ = 0;
 };
 
 }  // namespace bench

@@ -52,13 +52,14 @@ std::string read_bytes(std::string const& text, std::size_t& bytes) {
   return {};
 }
 
-void add_bytes(CLI::App& app, std::string const& flag, std::size_t& bytes, std::string const& description) {
-  app.add_option_function<std::string>(
-         flag,
-         [&bytes, flag](std::string const& text) {
-           if (auto const error = read_bytes(text, bytes); !error.empty()) throw CLI::ValidationError(flag, error);
-         },
-         fmt::format("{} ({} bytes)", description, bytes))
+CLI::Option* add_bytes(CLI::App& app, std::string const& flag, std::size_t& bytes, std::string const& description) {
+  return app
+      .add_option_function<std::string>(
+          flag,
+          [&bytes, flag](std::string const& text) {
+            if (auto const error = read_bytes(text, bytes); !error.empty()) throw CLI::ValidationError(flag, error);
+          },
+          fmt::format("{} ({} bytes)", description, bytes))
       ->type_name("BYTES");
 }
 
@@ -70,7 +71,6 @@ void check_together(Settings const& s, bool ranks_given) {
   int const processes = launched("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", 1);
   require(s.min_bytes > 0 && s.min_bytes <= s.max_bytes,
           fmt::format("-b {} and -e {}: expected 0 < minbytes <= maxbytes", s.min_bytes, s.max_bytes));
-  require(s.step_bytes > 0 || s.step_factor > 1, "-f: the factor must be 2 or more");
   require(s.pool_bytes > 0, "--pool: expected a positive byte count");
   require(s.comm == "local" || !ranks_given,
           fmt::format("--ranks is for --comm=local: with --comm={} the launcher says how many", s.comm));
@@ -80,7 +80,23 @@ void check_together(Settings const& s, bool ranks_given) {
   require(s.comm != "local" || s.ranks >= (alone ? 1 : 2), fmt::format("--ranks={}: expected 2 or more", s.ranks));
   require(s.comm != "mpi" || processes > 1 || alone,
           "one process has no peers: run it under mpirun -np 2, or with --comm=local --ranks=2");
-  require(s.mode != Mode::sweep || s.units * s.unit_bytes > 0, "--sweep: expected some parameters");
+  require(s.unit_bytes > 0, "--unit_bytes: expected a positive byte count");
+}
+
+/// Which modes an option means something in; elsewhere it is refused rather than ignored.
+struct Scope {
+  CLI::Option* option;
+  std::vector<Mode> modes;
+};
+
+char const* name(Mode mode) {
+  switch (mode) {
+    case Mode::table: return "the table of collectives";
+    case Mode::overlap: return "--overlap";
+    case Mode::units: return "--overlap --units";
+    case Mode::sweep: return "--sweep";
+  }
+  return "?";
 }
 
 }  // namespace
@@ -92,64 +108,74 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
       "busbw = algbw * (n-1)/n, for all_reduce algbw * 2(n-1)/n. Times are medians over rounds of the mean over\n"
       "iterations, of the slowest rank.");
   s.comm = build.comms.front();
-  add_bytes(app, "-b,--minbytes", s.min_bytes, "smallest size");
-  add_bytes(app, "-e,--maxbytes", s.max_bytes, "largest size");
-  app.add_option("-f,--stepfactor", s.step_factor, "factor between sizes")->capture_default_str();
-  add_bytes(app, "-i,--stepbytes", s.step_bytes, "distance between sizes, instead of the factor");
-  app.add_option("-n,--iters", s.iterations, "collectives in a timed block")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  app.add_option("-w,--warmup_iters", s.warmup, "collectives before timing")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str();
-  app.add_option("--rounds", s.rounds, "timed blocks; the median counts")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  app.add_option("-c,--check", s.check, "check every element of one run of each form (0 or 1)")->capture_default_str();
+  std::vector<Scope> scopes;
+  std::vector<Mode> const single{Mode::table, Mode::overlap};
+  std::vector<Mode> const products{Mode::overlap, Mode::units, Mode::sweep};
+  auto const number = [&](std::string const& flag, auto& value, std::string const& description, double least,
+                          double most, std::vector<Mode> modes) {
+    scopes.push_back({app.add_option(flag, value, description)->check(CLI::Range(least, most))->capture_default_str(),
+                      std::move(modes)});
+    return scopes.back().option;
+  };
+  auto const bytes = [&](std::string const& flag, std::size_t& value, std::string const& description,
+                         std::vector<Mode> modes) {
+    scopes.push_back({add_bytes(app, flag, value, description), std::move(modes)});
+  };
+  bytes("-b,--minbytes", s.min_bytes, "smallest size", single);
+  bytes("-e,--maxbytes", s.max_bytes, "largest size", single);
+  number("-f,--stepfactor", s.step_factor, "factor between sizes", 2, 1 << 20, single);
+  bytes("-i,--stepbytes", s.step_bytes, "distance between sizes, instead of the factor", single);
+  number("-n,--iters", s.iterations, "collectives in a timed block", 1, 1e6, single);
+  number("-w,--warmup_iters", s.warmup, "collectives before timing", 0, 1e6, {Mode::table});
+  number("--rounds", s.rounds, "timed blocks; the median counts", 1, 1e4,
+         {Mode::table, Mode::overlap, Mode::units, Mode::sweep});
+  number("-c,--check", s.check, "check every element of one run of each form (0 or 1)", 0, 1, {Mode::table});
   std::string op = "sum";
-  app.add_option("-o,--op", op, "reduction: sum is the only one")->check(CLI::IsMember({"sum"}))->capture_default_str();
-  app.add_option("-d,--datatype", s.type, "element type")
-      ->check(CLI::IsMember({"float", "double", "half", "bfloat16"}))
-      ->capture_default_str();
+  scopes.push_back({app.add_option("-o,--op", op, "reduction: sum is the only one")
+                        ->check(CLI::IsMember({"sum"}))
+                        ->capture_default_str(),
+                    {Mode::table}});
+  scopes.push_back({app.add_option("-d,--datatype", s.type, "element type")
+                        ->check(CLI::IsMember({"float", "double", "half", "bfloat16"}))
+                        ->capture_default_str(),
+                    {Mode::table}});
   std::map<std::string, Collective> const names{{"all_gather", Collective::all_gather},
                                                 {"reduce_scatter", Collective::reduce_scatter},
                                                 {"all_reduce", Collective::all_reduce}};
   s.collectives = {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
-  app.add_option("--collective", s.collectives, "which ones, separated by commas")
-      ->delimiter(',')
-      ->transform(CLI::CheckedTransformer(names, CLI::ignore_case))
-      ->type_name("LIST")
-      ->option_text("all_gather,reduce_scatter,all_reduce");
+  scopes.push_back({app.add_option("--collective", s.collectives, "which ones, separated by commas")
+                        ->delimiter(',')
+                        ->transform(CLI::CheckedTransformer(names, CLI::ignore_case))
+                        ->type_name("LIST")
+                        ->option_text("all_gather,reduce_scatter,all_reduce"),
+                    single});
   app.add_option("--comm", s.comm, "communicator")->check(CLI::IsMember(build.comms))->capture_default_str();
   auto* const ranks =
       app.add_option("--ranks", s.ranks, "threads of --comm=local")->check(CLI::Range(1, 64))->capture_default_str();
-  add_bytes(app, "--pool", s.pool_bytes, "bytes that iterations rotate through, so that caches do not flatter");
-  app.add_option("--compare", s.compare, "time the plain memory operation, and MPI's own collectives, too (0 or 1)")
-      ->capture_default_str();
+  bytes("--pool", s.pool_bytes, "what iterations rotate through, so that caches do not flatter", single);
+  number("--compare", s.compare, "time the plain memory operation, and MPI's own collectives, too (0 or 1)", 0, 1,
+         {Mode::table});
   app.add_option("--json", s.json, "also write the results to this file");
 
   bool overlap = false;
   bool sweep = false;
   app.add_flag("--overlap", overlap, "run collectives against matrix products");
   auto* const units =
-      app.add_option("--units", s.units, "with --overlap: a FullShard engine over this many units, not single calls")
-          ->check(CLI::Range(1, 4096))
-          ->capture_default_str();
-  app.add_option("--prefetch", s.prefetch, "of the engine")->check(CLI::Range(0, 64))->capture_default_str();
-  add_bytes(app, "--unit_bytes", s.unit_bytes, "parameters of a unit, rounded to whole matrices");
-  app.add_option("--width", s.width, "of a unit's square matrices")
-      ->check(CLI::Range(16, 16384))
-      ->capture_default_str();
-  app.add_option("--rows", s.rows, "of the activations of a rank")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      number("--units", s.units, "with --overlap: a FullShard engine over this many units, not single calls", 1, 4096,
+             {Mode::units, Mode::sweep});
+  number("--prefetch", s.prefetch, "of the engine", 0, 64, {Mode::units});
+  bytes("--unit_bytes", s.unit_bytes, "parameters of a unit, rounded to whole matrices", {Mode::units, Mode::sweep});
+  number("--width", s.width, "of the square matrices of the products", 16, 16384, products);
+  number("--rows", s.rows, "of the activations of a rank", 1, 1 << 20, products);
   app.add_flag("--sweep", sweep, "the engine over unit sizes and prefetch depths, at units * unit_bytes parameters");
 
   int const rank = launched("OMPI_COMM_WORLD_RANK", "RANK", 0);
   try {
     app.parse(argc, argv);
-    s.mode = sweep ? Mode::sweep : overlap && units->count() > 0 ? Mode::units : overlap ? Mode::overlap : Mode::table;
-    require(s.mode != Mode::table || units->count() == 0, "--units needs --overlap");
+    s.mode = sweep ? Mode::sweep : !overlap ? Mode::table : units->count() > 0 ? Mode::units : Mode::overlap;
+    for (auto const& [option, modes] : scopes)
+      require(option->count() == 0 || std::find(modes.begin(), modes.end(), s.mode) != modes.end(),
+              fmt::format("{} means nothing in {}", option->get_name(), name(s.mode)));
     check_together(s, ranks->count() > 0);
   } catch (CLI::CallForHelp const&) {
     if (rank == 0) std::fputs(app.help().c_str(), stdout);

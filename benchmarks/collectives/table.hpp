@@ -127,15 +127,15 @@ class Table {
   }
 
   // --- buffers: iteration k uses place k mod places, so that a size is not timed out of caches
+  static std::size_t span(Extent const& extent) { return (extent.total() * sizeof(T) + 255) / 256 * 256; }
+  std::size_t places(Extent const& extent) const { return std::max<std::size_t>(1, send_.bytes() / span(extent)); }
   struct Buffers {
     T* send;
     T* receive;
   };
   /// @param base of the area that holds the data, or of a peer's view of it
   Buffers buffers(Collective collective, Extent const& extent, bool in_place, std::size_t k) const {
-    auto const total = (extent.total() * sizeof(T) + 255) / 256 * 256;
-    auto const places = std::max<std::size_t>(1, std::max(settings_.pool_bytes, settings_.max_bytes) / total);
-    auto const offset = k % places * total;
+    auto const offset = k % places(extent) * span(extent);
     auto* const send = reinterpret_cast<T*>(send_.data() + offset);
     auto* const receive = reinterpret_cast<T*>(receive_.data() + offset);
     if (!in_place) return {send, receive};
@@ -157,13 +157,12 @@ class Table {
   void enqueue(Collective collective, Extent const& extent, bool in_place, int iterations) {
     constexpr std::size_t reuse = 8;
     std::array<fsdp::Ticket, reuse> tickets{};
-    auto const places =
-        std::max<std::size_t>(1, std::max(settings_.pool_bytes, settings_.max_bytes) / (extent.total() * sizeof(T)));
+    auto const distance = std::min(places(extent), reuse);
     for (std::size_t k = 0; k < static_cast<std::size_t>(iterations); ++k) {
       auto const at = buffers(collective, extent, in_place, next_++);
       // What peers may still read is overwritten only when the buffer comes round again.
-      if (in_place && k >= std::min(places, reuse))
-        comm_.wait_for_peers(stream_, tickets[(k - std::min(places, reuse)) % reuse], fsdp::WaitSite::none);
+      if (in_place && k >= distance)
+        comm_.wait_for_peers(stream_, tickets[(k - distance) % reuse], fsdp::WaitSite::none);
       tickets[k % reuse] = one(collective, extent, at);
     }
   }

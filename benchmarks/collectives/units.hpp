@@ -74,8 +74,8 @@ class Units {
         std::vector<Layer<Device>>(shape.units, Layer<Device>{&products_, shape.matrices, settings_.width, &computes}),
         "unit");
     auto const bytes = static_cast<std::size_t>(shape.matrices * products_.matrix()) * sizeof(float);
-    Scratch<Device> const weights(mesh_.device(), compute_,
-                                  2 * bytes / sizeof(float));  // of a unit without an engine, and its gradient
+    Scratch<Device> const weights(mesh_.device(), compute_, shape.units * bytes / sizeof(float));
+    Scratch<Device> const gradient(mesh_.device(), compute_, bytes / sizeof(float));
     for (int i = 0; i < 2; ++i) step(engine, modules);
 
     std::vector<double> comm, compute, both, beside;
@@ -84,7 +84,7 @@ class Units {
       comm.push_back(watch_.time([&] { step(engine, modules); }));
       computes = true;
       compute.push_back(watch_.time([&] {
-        step_alone(shape, weights.data());
+        step_alone(shape, weights.data(), gradient.data());
         mesh_.device().synchronize(compute_);
       }));
       both.push_back(watch_.time([&] { step(engine, modules); }));
@@ -110,21 +110,12 @@ class Units {
     engine.synchronize();
   }
   /// The same products without an engine.
-  void step_alone(Shape const& shape, float* weights) {
-    auto const passes = [&](bool backward) {
-      for (std::size_t unit = 0; unit < shape.units; ++unit) {
-        for (std::int64_t i = 0; i < shape.matrices; ++i) {
-          auto* const weight = weights + i * products_.matrix();
-          if (backward) {
-            products_.backward(compute_, weight, weight + shape.matrices * products_.matrix());
-          } else {
-            products_.forward(compute_, weight);
-          }
-        }
-      }
-    };
-    passes(false);
-    passes(true);
+  void step_alone(Shape const& shape, float const* weights, float* gradient) {
+    auto const all = static_cast<std::int64_t>(shape.units) * shape.matrices;
+    for (std::int64_t i = 0; i < all; ++i) products_.forward(compute_, weights + i * products_.matrix());
+    for (std::int64_t i = all; i-- > 0;)
+      products_.backward(compute_, weights + i * products_.matrix(),
+                         gradient + i % shape.matrices * products_.matrix());
   }
 
   fsdp::Mesh<C>& mesh_;
