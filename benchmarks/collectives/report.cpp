@@ -81,8 +81,12 @@ Report::Report(Settings const& settings, int ranks, std::string device, bool pri
   if (!printing_) return;
   fmt::print("# {} ranks over {}, {}, {} cores, {}\n", ranks, settings.comm, device,
              std::thread::hardware_concurrency(), static_cast<char const*>(date));
-  fmt::print("# {} iterations a block after {} to warm up, median of {} blocks; buffers rotate through {}\n",
-             settings.iterations, settings.warmup, settings.rounds, size_text(settings.pool_bytes));
+  if (settings.mode == Mode::units || settings.mode == Mode::sweep) {
+    fmt::print("# median of {} steps\n", settings.rounds);
+  } else {
+    fmt::print("# median of {} blocks of {} iterations; buffers rotate through {}\n", settings.rounds,
+               settings.iterations, size_text(std::max(settings.pool_bytes, settings.max_bytes)));
+  }
 }
 
 Report::~Report() = default;
@@ -131,7 +135,7 @@ void Report::begin_overlap(std::string const& compute) {
   fmt::print(
       "# exposed = t_overlapped - t_comp, in % of t_comm; efficiency = (t_comm + t_comp - t_overlapped) / min(t_comm, "
       "t_comp);\n# slowdown: of compute while communication runs\n");
-  fmt::print("#{:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9} {:>10} {:>9} {:>12}\n", "what", "size", "units",
+  fmt::print("#{:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9} {:>10} {:>9} {:>12}\n", "what", "size(B)", "units",
              "prefetch", "t_comm(us)", "t_comp(us)", "t_overlapped", "exposed%", "efficiency", "slowdown",
              "reserved(B)");
   std::fflush(stdout);
@@ -154,10 +158,10 @@ void Report::add(OverlapRow const& row) {
   if (!printing_) return;
   bool const single = row.units == 0;
   fmt::print(" {:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9.1f} {:>10.2f} {:>9.2f} {:>12}\n", row.what,
-             size_text(row.bytes), single ? "-" : fmt::format("{}", row.units),
-             single ? "-" : fmt::format("{}", row.prefetch), microseconds(row.comm), microseconds(row.compute),
-             microseconds(row.overlapped), 100 * row.exposed() / row.comm, row.efficiency(),
-             row.compute_beside / row.compute, single ? "-" : fmt::format("{}", row.reserved));
+             row.bytes, single ? "-" : fmt::format("{}", row.units), single ? "-" : fmt::format("{}", row.prefetch),
+             microseconds(row.comm), microseconds(row.compute), microseconds(row.overlapped),
+             100 * row.exposed() / row.comm, row.efficiency(), row.compute_beside / row.compute,
+             single ? "-" : fmt::format("{}", row.reserved));
   std::fflush(stdout);
 }
 
