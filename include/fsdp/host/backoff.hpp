@@ -100,6 +100,59 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 }
 }  // namespace detail
 
+/// Yields until the core is wanted elsewhere, for a fifth of a millisecond at most.
+///
+/// [Note: Yield on an idle core, sleep on a busy one] Waking a sleeper takes 50 to 100 us on a virtual machine. Ranks
+/// that work in step wake each other in turn and lose that much in every collective: as long as it takes to move half a
+/// mebibyte. So a wait yields first, longer than a wake-up takes. But a yield on a core where a thread computes hands
+/// over a whole time slice, whereas a thread that wakes from sleep is scheduled soon. A yield that returns late tells
+/// the two apart: then the thread sleeps, at once in its next waits too, and looks again after ever more of them.
+class YieldPhase {
+ public:
+  /// @return false if it is time to sleep
+  bool yield() {
+    if (over_) return false;
+    auto const before = std::chrono::steady_clock::now();
+    if (!begun_) {
+      begun_ = true;
+      start_ = before;
+      over_ = habit().sleeps_left > 0;
+      if (over_) --habit().sleeps_left;
+    } else {
+      over_ = before - start_ > at_most;
+    }
+    if (over_) return false;
+    ::sched_yield();
+    if (std::chrono::steady_clock::now() - before < late) {
+      habit().sleeps_next = least_sleeps;
+    } else {
+      over_ = true;
+      habit().sleeps_left = habit().sleeps_next;
+      habit().sleeps_next = habit().sleeps_next < most_sleeps ? 2 * habit().sleeps_next : most_sleeps;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds at_most{200};
+  static constexpr std::chrono::microseconds late{30};  ///< an idle core: below 1 us; peers that wait too: a few us
+  static constexpr int least_sleeps = 4;
+  static constexpr int most_sleeps = 256;
+
+  struct Habit {
+    int sleeps_left = 0;  ///< waits to come that do not yield
+    int sleeps_next = least_sleeps;
+  };
+  static Habit& habit() {
+    static thread_local Habit of_this_thread;
+    return of_this_thread;
+  }
+
+  bool begun_ = false;
+  bool over_ = false;
+  std::chrono::steady_clock::time_point start_{};
+};
+
 /// One wait: call pause() until what is awaited has come. Spins first, then yields, then sleeps, so that ranks that
 /// outnumber the cores do not steal them from each other. While it sleeps it minds the deadline and SIGTERM.
 class Backoff {
@@ -140,17 +193,12 @@ class Backoff {
 
  private:
   static constexpr int spins = 64;
-  static constexpr int yields = 50;
   static constexpr std::int64_t sleep_at_most_ns = 5'000'000;
 
   bool brief() {
-    if (rounds_ >= spins + yields) return false;
-    if (rounds_ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
-    if (rounds_++ < spins) {
-      detail::relax();
-    } else {
-      ::sched_yield();
-    }
+    if (rounds_ == spins) return yields_.yield();
+    if (rounds_++ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
+    detail::relax();
     return true;
   }
   template <class Describe>
@@ -163,6 +211,7 @@ class Backoff {
 
   Limit limit_;
   int rounds_ = 0;
+  YieldPhase yields_;
   long sleep_ns_ = 20'000;
   std::chrono::steady_clock::time_point start_{};
 };

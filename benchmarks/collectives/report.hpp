@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was measured, as a table and as JSON.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "settings.hpp"
+
+namespace bench {
+
+/// One form, out of place or in place. Times in seconds, of one collective.
+struct Form {
+  double time = 0;
+  std::optional<double> plain;   ///< the plain memory operation
+  std::optional<double> vendor;  ///< MPI's own collective
+  std::optional<std::int64_t> wrong;
+};
+
+struct Row {
+  Collective collective{};
+  std::size_t bytes = 0;
+  std::size_t count = 0;  ///< elements, as nccl-tests counts them: of the smaller buffer
+  Form out_of_place, in_place;
+};
+
+/// Communication against compute. Seconds of one pass.
+struct OverlapRow {
+  std::string what;       ///< a collective, or "full_shard"
+  std::size_t bytes = 0;  ///< of a collective, or of a unit
+  std::size_t units = 0;  ///< 0: single calls
+  int prefetch = 0;
+  double comm = 0, compute = 0, overlapped = 0;
+  double compute_beside = 0;  ///< what compute took beside the communication
+  std::size_t reserved = 0;   ///< bytes that the engine holds on a rank
+
+  double exposed() const { return overlapped - compute; }
+  double efficiency() const { return (comm + compute - overlapped) / (comm < compute ? comm : compute); }
+};
+
+/// Prints on one rank, remembers for JSON.
+class Report {
+ public:
+  /// @param device in words; @param printing on this rank
+  Report(Settings const& settings, int ranks, std::string device, bool printing);
+  ~Report();
+
+  void begin(Collective collective, std::string const& plain);
+  void add(Row const& row);
+  void begin_overlap(std::string const& compute);
+  void add(OverlapRow const& row);
+  /// Writes the JSON file, prints what the rows have in common. @return the exit code: 1 if elements were wrong
+  int finish();
+
+ private:
+  struct Json;
+  Settings const& settings_;
+  int ranks_;
+  bool printing_;
+  std::int64_t wrong_ = 0;
+  std::vector<OverlapRow> overlaps_;
+  std::unique_ptr<Json> json_;
+};
+
+}  // namespace bench

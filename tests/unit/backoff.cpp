@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits yield on an idle core and sleep on a busy one.
+#include "fsdp/host/backoff.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cstddef>
+#include <thread>
+
+#include "tests/catch.hpp"
+
+namespace {
+
+/// Keeps the calling thread on one core of those it may use. @return false if the system does not let it
+bool stay_on_one_core() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    return ::pthread_setaffinity_np(::pthread_self(), sizeof one, &one) == 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a wait stops yielding in the end", "[backoff]") {
+  fsdp::host::YieldPhase phase;
+  long yields = 0;
+  while (yields < 100'000'000 && phase.yield()) ++yields;
+  CHECK(yields < 100'000'000);
+  CHECK_FALSE(phase.yield());
+}
+
+TEST_CASE("a wait on a core where another thread computes sleeps at once, and yields again later", "[backoff]") {
+  bool pinned = true, slept_at_once = false, yielded_again = false;
+  std::thread waiting([&] {
+    pinned = stay_on_one_core();
+    if (!pinned) return;
+    std::atomic<bool> stop{false}, computing{false};
+    std::thread neighbour([&] {  // inherits the core
+      computing.store(true, std::memory_order_relaxed);
+      while (!stop.load(std::memory_order_relaxed)) {
+      }
+    });
+    while (!computing.load(std::memory_order_relaxed)) std::this_thread::yield();
+    for (int wait = 0; wait < 1000 && !slept_at_once; ++wait) {
+      fsdp::host::YieldPhase phase;
+      slept_at_once = !phase.yield();
+    }
+    stop.store(true, std::memory_order_relaxed);
+    neighbour.join();
+    for (int wait = 0; wait < 1000 && !yielded_again; ++wait) {
+      fsdp::host::YieldPhase phase;
+      yielded_again = phase.yield();
+    }
+  });
+  waiting.join();
+  REQUIRE(pinned);
+  CHECK(slept_at_once);
+  CHECK(yielded_again);
+}
