@@ -9,6 +9,8 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,8 @@ inline std::vector<Row> rows_of(fsdp::testing::Table const& table, std::size_t p
           {static_cast<Sharding>(row[0]), static_cast<int>(row[2]), static_cast<Accumulation>(row[3]), row[4] == 0});
   return rows;
 }
+
+using Fp16 = fsdp::Precision<fsdp::fp16, fsdp::fp16>;
 
 inline constexpr int steps = 5;
 inline constexpr std::int64_t most_delay_us = 2000;
@@ -229,12 +233,31 @@ inline Exact train_exactly(Outcome const& start, int micros) {
   return exact;
 }
 
+/// docs/numerics.md: against one rank on the whole batch in the same precision, and against fp64.
+template <class P>
+void check_against_one(Outcome const& got, Outcome const& one, Exact const& exact) {
+  CHECK(exact.clipped == steps);
+  REQUIRE(Outcome::same(got.initial, one.initial));
+  if constexpr (std::is_same_v<typename P::Param, float> && std::is_same_v<typename P::Reduce, float>) {
+    for (auto const& [a, b] :
+         {std::pair(&got.gradients, &one.gradients), std::pair(&got.parameters, &one.parameters)}) {
+      auto const off = difference(got.tensors, *a, widened(*b));
+      INFO("most in tensor " << off.worst_name);
+      CHECK(off.worst_tensor <= 1e-5);
+    }
+    // The reference is the same model.
+    CHECK(difference(got.tensors, got.parameters, exact.parameters).worst_tensor <= 1e-5);
+  } else {
+    for (auto const& [a, b, x] : {std::tuple(&got.gradients, &one.gradients, &exact.gradients),
+                                  std::tuple(&got.parameters, &one.parameters, &exact.parameters)})
+      CHECK(difference(got.tensors, *a, *x).whole <= 1.5 * difference(got.tensors, *b, *x).whole);
+  }
+}
+
 /// What rows are compared with; each is run once.
 template <class P>
 class Grid {
  public:
-  static constexpr bool is_fp32 = std::is_same_v<typename P::Param, float> && std::is_same_v<typename P::Reduce, float>;
-
   explicit Grid(int ranks) : ranks_(ranks) {}
 
   /// Runs the row with delays and without, and checks everything that is promised of it.
@@ -243,7 +266,7 @@ class Grid {
     auto const plain = train_threads<P>(ranks_, row, 0);
     CHECK(train_threads<P>(ranks_, row, seed).same_bits(plain));
     CHECK(plain.same_bits(canonical(row.sharding, row.accumulation)));
-    check_numerics(plain, row.accumulation);
+    check_against_one<P>(plain, unsharded(row.accumulation), exactly(row.accumulation));
   }
 
   /// The run of default options: prefetch and kept units do not move a bit.
@@ -252,29 +275,6 @@ class Grid {
     auto const found = canonical_.find(key);
     if (found != canonical_.end()) return found->second;
     return canonical_[key] = train_threads<P>(ranks_, {sharding, 1, accumulation, true}, 0);
-  }
-
-  /// docs/numerics.md: against one rank on the whole batch in the same precision, and against fp64.
-  void check_numerics(Outcome const& got, Accumulation accumulation) {
-    auto const& one = unsharded(accumulation);
-    auto const& exact = exactly(accumulation);
-    CHECK(exact.clipped == steps);
-    REQUIRE(Outcome::same(got.initial, one.initial));
-    if constexpr (is_fp32) {
-      for (auto const& [a, b] :
-           {std::pair(&got.gradients, &one.gradients), std::pair(&got.parameters, &one.parameters)}) {
-        auto const off = difference(got.tensors, *a, widened(*b));
-        INFO("most in tensor " << off.worst_name);
-        CHECK(off.worst_tensor <= 1e-5);
-      }
-      CHECK(difference(got.tensors, got.parameters, exact.parameters).whole <=
-            1e-5);  // the reference is the same model
-    } else {
-      CHECK(difference(got.tensors, got.gradients, exact.gradients).whole <=
-            1.5 * difference(got.tensors, one.gradients, exact.gradients).whole);
-      CHECK(difference(got.tensors, got.parameters, exact.parameters).whole <=
-            1.5 * difference(got.tensors, one.parameters, exact.parameters).whole);
-    }
   }
 
  private:
