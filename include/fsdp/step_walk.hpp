@@ -50,10 +50,11 @@ class StepWalk {
       begin(unit, ahead.forward[use]);
       highest = std::max(highest, elements_ + slices_);
       if (schedule.keeps_after_forward(use, keep, false)) continue;
+      if (keeps_slice(unit)) slices_ += units[unit] / kept_ranks;  // copied from the full unit: both are there
+      highest = std::max(highest, elements_ + slices_);
       drop(unit);
-      if (keeps_slice(unit)) slices_ += units[unit] / kept_ranks;
     }
-    return std::max(highest, elements_ + slices_);
+    return highest;
   }
 
   struct Backward {

@@ -13,9 +13,9 @@ namespace {
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 using Counted = toy::Counting<Local>;
 
-/// Rank 0's tally of one training step after a first one.
-template <class S>
-toy::Tally one_step(int ranks, toy::Run run) {
+/// Rank 0's tally of one training step after a first one. `before(engine, last)` is called before each micro-step.
+template <class S, class Before>
+toy::Tally one_step(int ranks, toy::Run run, Before before) {
   toy::Tally result;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
@@ -27,7 +27,7 @@ toy::Tally one_step(int ranks, toy::Run run) {
     for (int step = 0; step < 2; ++step) {
       tally->entries.clear();
       for (int micro = 0; micro < run.micro_steps; ++micro) {
-        if (run.sync_last_only) engine.set_gradient_sync(micro + 1 == run.micro_steps);
+        before(engine, micro + 1 == run.micro_steps);
         network.step(step);
       }
       fsdp::clip_grad_norm(engine, 1.0f);
@@ -37,6 +37,13 @@ toy::Tally one_step(int ranks, toy::Run run) {
     if (first) result = *tally;
   });
   return result;
+}
+
+template <class S>
+toy::Tally one_step(int ranks, toy::Run run) {
+  return one_step<S>(ranks, run, [&](auto& engine, bool last) {
+    if (run.sync_last_only) engine.set_gradient_sync(last);
+  });
 }
 
 struct Expected {
@@ -101,13 +108,68 @@ TEST_CASE("micro-steps repeat the gathers, and reduce each time or once") {
   check(one_step<fsdp::ShardGradOp>(2, run), {15, 0, 5, 0});
 }
 
-TEST_CASE("the order of gathers and reductions over three blocks") {
+TEST_CASE("four units, three micro-steps: what is kept and what waits") {
+  toy::Run run;  // four blocks, nothing held
+  run.shape.tied = false;
+  run.micro_steps = 3;
+  run.shard_group = 2;
+  run.options.keep_last = false;
+  auto const last_reduces = [](auto& engine, bool last) { engine.set_gradient_sync(last); };
+  auto const last_replicates = [](auto& engine, bool last) { engine.set_replica_sync(last); };
+  auto const last_reshards = [](auto& engine, bool last) { engine.set_reshard_after_backward(last); };
+  using Hybrid = fsdp::HybridShard<>;
+  SECTION("reducing each time") {
+    check(one_step<fsdp::FullShard>(4, run), {12, 12, 12, 0});
+    check(one_step<fsdp::ShardGradOp>(4, run), {12, 0, 12, 0});
+    check(one_step<Hybrid>(4, run), {12, 12, 12, 12});
+  }
+  SECTION("reducing in the last alone") {
+    run.options.accumulate_unsharded = true;
+    check(one_step<fsdp::FullShard>(4, run, last_reduces), {12, 12, 4, 0});
+    check(one_step<fsdp::ShardGradOp>(4, run, last_reduces), {12, 0, 4, 0});
+    check(one_step<Hybrid>(4, run, last_reduces), {12, 12, 4, 4});
+    auto const ddp = one_step<fsdp::NoShard>(4, run, last_reduces);
+    CHECK(ddp.count("all_reduce") * 3 == one_step<fsdp::NoShard>(4, run).count("all_reduce"));
+  }
+  SECTION("replicating in the last alone") {
+    run.options.accumulate_replica = true;
+    check(one_step<Hybrid>(4, run, last_replicates), {12, 12, 12, 4});
+    check(one_step<fsdp::HybridShard<fsdp::ShardGradOp>>(4, run, last_replicates), {12, 0, 12, 4});
+    run.options.accumulate_unsharded = true;
+    auto const both = one_step<Hybrid>(4, run, [&](auto& engine, bool last) {
+      engine.set_gradient_sync(last);
+      engine.set_replica_sync(last);
+    });
+    check(both, {12, 12, 4, 4});
+  }
+  SECTION("parameters stay between micro-steps") {
+    check(one_step<fsdp::ShardGradOp>(4, run, last_reshards), {4, 0, 12, 0});
+    run.options.keep_unsharded = true;
+    // Forward finds what backward left, and reshards it.
+    check(one_step<fsdp::FullShard>(4, run, last_reshards), {4, 12, 12, 0});
+    run.options.keep_last = true;
+    check(one_step<fsdp::FullShard>(4, run, last_reshards), {4, 9, 12, 0});
+  }
+}
+
+TEST_CASE("a smaller group gathers in backward, of larger slices") {
   toy::Run run;
-  run.shape.hidden = {29, 29, 29};
-  auto const tally = one_step<fsdp::FullShard>(2, run);
-  CHECK(tally.order("forward") == std::vector<std::string>{"all_gather root", "all_gather layers.0",
-                                                           "all_gather layers.1", "all_gather layers.2"});
-  CHECK(tally.order("backward") == std::vector<std::string>{"all_gather layers.1", "reduce_scatter layers.2",
-                                                            "all_gather layers.0", "reduce_scatter layers.1",
-                                                            "reduce_scatter layers.0", "reduce_scatter root"});
+  run.shape.hidden = {29, 7, 40};
+  run.options.reshard_ranks = 2;
+  auto const tally = one_step<fsdp::FullShard>(4, run);
+  check(tally, {4, 2, 4, 0});  // the root is held, the last block kept
+  std::size_t halves = 0;
+  for (auto const& entry : tally.entries) {
+    if (entry.operation != "all_gather") continue;
+    INFO(entry.pass << " " << entry.unit);
+    CHECK(entry.ranks == (entry.pass == "forward" ? 4 : 2));
+    for (auto const& forward : tally.entries) {
+      if (forward.operation != "all_gather" || forward.pass != "forward" || forward.unit != entry.unit) continue;
+      CHECK(entry.count * static_cast<std::size_t>(entry.ranks) == forward.count * 4);
+      halves += entry.pass == "backward";
+    }
+  }
+  CHECK(halves == 2);
+  run.options.keep_last = run.options.keep_root = false;
+  check(one_step<fsdp::FullShard>(4, run), {5, 4, 4, 0});
 }

@@ -16,7 +16,8 @@ namespace toy {
 struct Tally {
   struct Entry {
     std::string operation, unit, pass;
-    std::size_t count;
+    std::size_t count;  ///< elements, as the operation counts them
+    int ranks;          ///< of its communicator
   };
   std::vector<Entry> entries;
   std::size_t allocated = 0, deallocated = 0;  ///< bytes through Communicator::allocate
@@ -83,7 +84,7 @@ class Counting {
 
  private:
   void note(char const* operation, fsdp::Label label, std::size_t count) {
-    tally_->entries.push_back({operation, std::string(label.unit), std::string(label.pass), count});
+    tally_->entries.push_back({operation, std::string(label.unit), std::string(label.pass), count, size()});
   }
   C inner_;
   std::shared_ptr<Tally> tally_;

@@ -7,102 +7,141 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
 
 namespace toy {
 
-/// C[row][col] = (accumulate: +=) factor * sum over k of A[row][k] * B[k][col], any strides; a block is a row.
+/// An operand of MatMul: element (row, col) is data[row * row_stride + col * col_stride].
+template <class T>
+struct Operand {
+  T const* data;
+  std::int64_t row, col;
+};
+template <class T>
+FSDP_HD Operand<std::remove_const_t<T>> rows_of(T* data, std::int64_t columns) {
+  return {data, columns, 1};
+}
+template <class T>
+FSDP_HD Operand<std::remove_const_t<T>> columns_of(T* data, std::int64_t columns) {
+  return {data, 1, columns};
+}
+
+/// C[row][col] = (accumulate: +=) sum over k of A[row][k] * B[k][col]; a block is a row. Low-precision elements are
+/// multiplied and summed in fp32, and C is rounded once.
 struct MatMul {
-  struct Operand {
-    float const* data;
-    std::int64_t row, col;
-  };
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, Operand a, Operand b, float* c, std::int64_t columns,
+  template <class Block, class A, class B, class C>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, Operand<A> a, Operand<B> b, C* c, std::int64_t columns,
                           std::int64_t depth, bool accumulate) const {
+    using Sum = fsdp::Compute<A>;
     for (std::int64_t col = block.thread(); col < columns; col += block.threads()) {
-      float sum = 0.0f;
-      for (std::int64_t k = 0; k < depth; ++k) sum += a.data[row * a.row + k * a.col] * b.data[k * b.row + col * b.col];
-      float& out = c[row * columns + col];
-      out = accumulate ? out + sum : sum;
+      Sum sum{};
+      for (std::int64_t k = 0; k < depth; ++k)
+        sum += fsdp::widen(a.data[row * a.row + k * a.col]) * fsdp::widen(b.data[k * b.row + col * b.col]);
+      C& out = c[row * columns + col];
+      out = fsdp::narrow<C>(accumulate ? fsdp::widen(out) + sum : sum);
     }
   }
 };
 
-/// y = x + softsign(pre + bias), row by row.
+/// y = softsign(pre + bias), row by row.
 struct Activate {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float* out,
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A const* pre, W const* bias, A* out,
                           std::int64_t n) const {
+    using F = fsdp::Compute<A>;
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
-      float const v = pre[row * n + i] + bias[i];
-      out[row * n + i] = v / (1.0f + (v < 0.0f ? -v : v));
+      F const v = fsdp::widen(pre[row * n + i]) + fsdp::widen(bias[i]);
+      out[row * n + i] = fsdp::narrow<A>(v / (F(1) + (v < F(0) ? -v : v)));
     }
   }
 };
 
 /// dpre = dout * softsign'(pre + bias).
 struct ActivateBackward {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* pre, float const* bias, float const* dout,
-                          float* dpre, std::int64_t n) const {
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A const* pre, W const* bias, A const* dout, A* dpre,
+                          std::int64_t n) const {
+    using F = fsdp::Compute<A>;
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
-      float const v = pre[row * n + i] + bias[i];
-      float const d = 1.0f + (v < 0.0f ? -v : v);
-      dpre[row * n + i] = dout[row * n + i] / (d * d);
+      F const v = fsdp::widen(pre[row * n + i]) + fsdp::widen(bias[i]);
+      F const d = F(1) + (v < F(0) ? -v : v);
+      dpre[row * n + i] = fsdp::narrow<A>(fsdp::widen(dout[row * n + i]) / (d * d));
     }
   }
 };
 
 /// out += in.
 struct Add {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* in, float* out, std::int64_t n) const {
-    for (std::int64_t i = block.thread(); i < n; i += block.threads()) out[row * n + i] += in[row * n + i];
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A const* in, A* out, std::int64_t n) const {
+    for (std::int64_t i = block.thread(); i < n; i += block.threads())
+      out[row * n + i] = fsdp::narrow<A>(fsdp::widen(out[row * n + i]) + fsdp::widen(in[row * n + i]));
+  }
+};
+
+/// out[row] += in, the same for every row.
+struct AddToRow {
+  template <class Block, class A, class W>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, W const* in, A* out, std::int64_t n) const {
+    for (std::int64_t i = block.thread(); i < n; i += block.threads())
+      out[row * n + i] = fsdp::narrow<A>(fsdp::widen(out[row * n + i]) + fsdp::widen(in[i]));
   }
 };
 
 /// bias gradient: out[i] += sum over rows of in[row][i]; one block.
 struct ColumnSum {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float const* in, float* out, std::int64_t rows,
+  template <class Block, class A, class G>
+  FSDP_HD void operator()(Block const& block, std::int64_t, A const* in, G* out, std::int64_t rows,
                           std::int64_t n) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
-      float sum = 0.0f;
-      for (std::int64_t row = 0; row < rows; ++row) sum += in[row * n + i];
-      out[i] += sum;
+      fsdp::Compute<A> sum{};
+      for (std::int64_t row = 0; row < rows; ++row) sum += fsdp::widen(in[row * n + i]);
+      out[i] = fsdp::narrow<G>(fsdp::widen(out[i]) + sum);
     }
   }
 };
 
 /// Inputs or targets: a hash of (salt, step, global row, column) in [-1, 1).
 struct Data {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float* out, std::int64_t n, std::uint32_t salt,
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A* out, std::int64_t n, std::uint32_t salt,
                           std::int64_t first_row) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       auto h = salt ^ static_cast<std::uint32_t>((first_row + row) * 7919 + i * 104729 + 1);
       h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
-      out[row * n + i] = static_cast<float>(h >> 8) * (2.0f / 16777216.0f) - 1.0f;
+      float const value = static_cast<float>(h >> 8) * (2.0f / 16777216.0f) - 1.0f;
+      out[row * n + i] = fsdp::narrow<A>(static_cast<fsdp::Compute<A>>(value));
     }
   }
 };
 
-/// dy = (y - target) * scale; *loss += sum of squares / 2 * scale, by one thread in order.
+/// dy = (y - target) * scale * *loss_scale (none: 1); *loss += sum of squares / 2 * scale, by one thread in order.
 struct LossGradient {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float const* y, float const* target, float* dy,
-                          double* loss, std::int64_t count, float scale) const {
-    for (std::int64_t i = block.thread(); i < count; i += block.threads()) dy[i] = (y[i] - target[i]) * scale;
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t, A const* y, A const* target, A* dy, double* loss,
+                          std::int64_t count, fsdp::Compute<A> scale, float const* loss_scale) const {
+    using F = fsdp::Compute<A>;
+    F const factor = loss_scale == nullptr ? scale : scale * static_cast<F>(*loss_scale);
+    for (std::int64_t i = block.thread(); i < count; i += block.threads())
+      dy[i] = fsdp::narrow<A>((fsdp::widen(y[i]) - fsdp::widen(target[i])) * factor);
     if (block.thread() != 0) return;
     double sum = 0.0;
-    for (std::int64_t i = 0; i < count; ++i)
-      sum += 0.5 * static_cast<double>(y[i] - target[i]) * static_cast<double>(y[i] - target[i]);
+    for (std::int64_t i = 0; i < count; ++i) {
+      auto const difference = static_cast<double>(fsdp::widen(y[i]) - fsdp::widen(target[i]));
+      sum += 0.5 * difference * difference;
+    }
     *loss += sum * static_cast<double>(scale);
   }
 };
+
+/// A pointer to constant elements, for kernels whose arguments must not deduce a mutable one.
+template <class T>
+T const* constant(T* data) {
+  return data;
+}
 
 template <class D>
 struct Embed {
@@ -116,18 +155,18 @@ struct Embed {
   void describe(Params<T>& p, Visit&& tensor) const {
     tensor("table", p.table, {inputs, width}, fsdp::TensorOptions{.init = fsdp::init::normal(0.3f)});
   }
-  void forward(typename D::Stream& s, Params<float const> const& w, float const* x, float* h) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{x, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, h, width,
-                  inputs, false);
+  template <class W, class A>
+  void forward(typename D::Stream& s, Params<W> const& w, A const* x, A* h) const {
+    device.launch(s, rows, MatMul{}, rows_of(x, inputs), rows_of(w.table.data, width), h, width, inputs, false);
   }
-  void backward(typename D::Stream& s, Params<float const> const&, Params<float> const& g, float const* x,
-                float const* dh) const {
-    device.launch(s, inputs, MatMul{}, MatMul::Operand{x, 1, inputs}, MatMul::Operand{dh, width, 1}, g.table.data,
-                  width, rows, true);
+  template <class W, class G, class A>
+  void backward(typename D::Stream& s, Params<W> const&, Params<G> const& g, A const* x, A const* dh) const {
+    device.launch(s, inputs, MatMul{}, columns_of(x, inputs), rows_of(dh, width), g.table.data, width, rows, true);
   }
 };
 
-template <class D>
+/// @tparam A  element type of activations
+template <class D, class A = float>
 struct Layer {
   D device;
   std::int64_t rows, width, hidden;
@@ -143,30 +182,27 @@ struct Layer {
     tensor("down", p.down, {hidden, width}, fsdp::TensorOptions{.init = fsdp::init::normal(0.1f)});
   }
   struct Saved {
-    float *pre, *act;
+    A *pre, *act;
   };
-  void forward(typename D::Stream& s, Params<float const> const& w, float const* x, float* y, Saved saved) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{x, width, 1}, MatMul::Operand{w.up.data, hidden, 1}, saved.pre,
-                  hidden, width, false);
-    device.launch(s, rows, Activate{}, static_cast<float const*>(saved.pre), w.bias.data, saved.act, hidden);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{saved.act, hidden, 1}, MatMul::Operand{w.down.data, width, 1}, y,
-                  width, hidden, false);
+  template <class W>
+  void forward(typename D::Stream& s, Params<W> const& w, A const* x, A* y, Saved saved) const {
+    device.launch(s, rows, MatMul{}, rows_of(x, width), rows_of(w.up.data, hidden), saved.pre, hidden, width, false);
+    device.launch(s, rows, Activate{}, constant(saved.pre), constant(w.bias.data), saved.act, hidden);
+    device.launch(s, rows, MatMul{}, rows_of(saved.act, hidden), rows_of(w.down.data, width), y, width, hidden, false);
     device.launch(s, rows, Add{}, x, y, width);
   }
   /// dh holds the output's gradient and is left with the input's; scratch: two (rows, hidden).
-  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* x, float* dh,
-                Saved saved, float* dact, float* dpre) const {
-    device.launch(s, hidden, MatMul{}, MatMul::Operand{saved.act, 1, hidden}, MatMul::Operand{dh, width, 1},
-                  g.down.data, width, rows, true);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dh, width, 1}, MatMul::Operand{w.down.data, 1, width}, dact,
-                  hidden, width, false);
-    device.launch(s, rows, ActivateBackward{}, static_cast<float const*>(saved.pre), w.bias.data,
-                  static_cast<float const*>(dact), dpre, hidden);
-    device.launch(s, std::int64_t{1}, ColumnSum{}, static_cast<float const*>(dpre), g.bias.data, rows, hidden);
-    device.launch(s, width, MatMul{}, MatMul::Operand{x, 1, width}, MatMul::Operand{dpre, hidden, 1}, g.up.data, hidden,
-                  rows, true);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dpre, hidden, 1}, MatMul::Operand{w.up.data, 1, hidden}, dh, width,
-                  hidden, true);
+  template <class W, class G>
+  void backward(typename D::Stream& s, Params<W> const& w, Params<G> const& g, A const* x, A* dh, Saved saved, A* dact,
+                A* dpre) const {
+    device.launch(s, hidden, MatMul{}, columns_of(saved.act, hidden), rows_of(dh, width), g.down.data, width, rows,
+                  true);
+    device.launch(s, rows, MatMul{}, rows_of(dh, width), columns_of(w.down.data, width), dact, hidden, width, false);
+    device.launch(s, rows, ActivateBackward{}, constant(saved.pre), constant(w.bias.data), constant(dact), dpre,
+                  hidden);
+    device.launch(s, std::int64_t{1}, ColumnSum{}, constant(dpre), g.bias.data, rows, hidden);
+    device.launch(s, width, MatMul{}, columns_of(x, width), rows_of(dpre, hidden), g.up.data, hidden, rows, true);
+    device.launch(s, rows, MatMul{}, rows_of(dpre, hidden), columns_of(w.up.data, hidden), dh, width, hidden, true);
   }
 };
 
@@ -185,19 +221,16 @@ struct Head {
     tensor("table", p.table, {inputs, width}, fsdp::TensorOptions{.init = fsdp::init::normal(0.3f)});
     tensor("gain", p.gain, {inputs}, fsdp::TensorOptions{.decay = false, .init = fsdp::init::normal(0.5f)});
   }
-  void forward(typename D::Stream& s, Params<float const> const& w, float const* h, float* y) const {
-    device.launch(s, rows, MatMul{}, MatMul::Operand{h, width, 1}, MatMul::Operand{w.table.data, 1, width}, y, inputs,
-                  width, false);
-    for (std::int64_t row = 0; row < rows; ++row)
-      device.launch(s, std::int64_t{1}, Add{}, w.gain.data, y + row * inputs, inputs);
+  template <class W, class A>
+  void forward(typename D::Stream& s, Params<W> const& w, A const* h, A* y) const {
+    device.launch(s, rows, MatMul{}, rows_of(h, width), columns_of(w.table.data, width), y, inputs, width, false);
+    device.launch(s, rows, AddToRow{}, constant(w.gain.data), y, inputs);
   }
-  void backward(typename D::Stream& s, Params<float const> const& w, Params<float> const& g, float const* h,
-                float const* dy, float* dh) const {
-    device.launch(s, inputs, MatMul{}, MatMul::Operand{dy, 1, inputs}, MatMul::Operand{h, width, 1}, g.table.data,
-                  width, rows, true);
+  template <class W, class G, class A>
+  void backward(typename D::Stream& s, Params<W> const& w, Params<G> const& g, A const* h, A const* dy, A* dh) const {
+    device.launch(s, inputs, MatMul{}, columns_of(dy, inputs), rows_of(h, width), g.table.data, width, rows, true);
     device.launch(s, std::int64_t{1}, ColumnSum{}, dy, g.gain.data, rows, inputs);
-    device.launch(s, rows, MatMul{}, MatMul::Operand{dy, inputs, 1}, MatMul::Operand{w.table.data, width, 1}, dh, width,
-                  inputs, false);
+    device.launch(s, rows, MatMul{}, rows_of(dy, inputs), rows_of(w.table.data, width), dh, width, inputs, false);
   }
 };
 
@@ -209,11 +242,12 @@ struct Shape {
   std::int64_t global_rows = 12;  ///< rows of a micro-step over all ranks
 };
 
-/// The network over one engine, with its activations.
+/// The network over one engine, with its activations, which have the parameters' type.
 template <class E>
 class Network {
  public:
   using D = typename E::Device;
+  using A = typename E::Param;
 
   Network(E& engine, Shape shape)
       : engine_(&engine), shape_(std::move(shape)), rows_(shape_.global_rows / engine.world_size()) {
@@ -235,7 +269,7 @@ class Network {
     for (std::size_t i = 0; i < shape_.hidden.size(); ++i) {
       auto const hidden = shape_.hidden[i];
       pre_.push_back(array(rows_ * hidden)), act_.push_back(array(rows_ * hidden));
-      layers_.push_back(engine.shard(Layer<D>{device, rows_, shape_.width, hidden}, "layers." + std::to_string(i)));
+      layers_.push_back(engine.shard(Layer<D, A>{device, rows_, shape_.width, hidden}, "layers." + std::to_string(i)));
     }
     if (shape_.tied) head_.emplace(engine.shard(Head<D>{device, rows_, shape_.inputs, shape_.width}, "ends", root));
   }
@@ -248,41 +282,41 @@ class Network {
     std::int64_t const ends = shape_.tied ? shape_.inputs : shape_.width;
     auto const salt = static_cast<std::uint32_t>(step) * 2654435761u;
     auto const first = rows_ * engine_->rank();
-    device.launch(s, rows_, Data{}, f(x_), ends, salt, first);
-    device.launch(s, rows_, Data{}, f(target_), ends, salt + 77u, first);
+    device.launch(s, rows_, Data{}, a(x_), ends, salt, first);
+    device.launch(s, rows_, Data{}, a(target_), ends, salt + 77u, first);
     if (embed_) {
-      embed_->forward(f(x_), f(h_[0]));
+      embed_->forward(constant(a(x_)), a(h_[0]));
     } else {
-      device.copy_async(s, f(h_[0]), f(x_), h_[0].bytes());
+      device.copy_async(s, a(h_[0]), a(x_), h_[0].bytes());
     }
-    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].forward(f(h_[i]), f(h_[i + 1]), saved(i));
+    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].forward(constant(a(h_[i])), a(h_[i + 1]), saved(i));
     if (head_) {
-      head_->forward(f(h_.back()), f(y_));
+      head_->forward(constant(a(h_.back())), a(y_));
     } else {
-      device.copy_async(s, f(y_), f(h_.back()), y_.bytes());
+      device.copy_async(s, a(y_), a(h_.back()), y_.bytes());
     }
   }
 
-  /// Gradients of the mean over rows, times `scale`.
-  void backward(float scale = 1.0f) {
+  /// Gradients of the mean over rows, times `scale`, times *loss_scale (in device memory; none: 1).
+  void backward(float scale = 1.0f, float const* loss_scale = nullptr) {
     auto& s = engine_->compute();
     auto const& device = engine_->device();
     std::int64_t const ends = shape_.tied ? shape_.inputs : shape_.width;
-    device.launch(s, std::int64_t{1}, LossGradient{}, static_cast<float const*>(f(y_)),
-                  static_cast<float const*>(f(target_)), f(dy_), loss_.template as<double>(), rows_ * ends,
-                  scale / static_cast<float>(rows_ * ends));
+    device.launch(s, std::int64_t{1}, LossGradient{}, constant(a(y_)), constant(a(target_)), a(dy_),
+                  loss_.template as<double>(), rows_ * ends, scale / static_cast<float>(rows_ * ends), loss_scale);
     if (head_) {
-      head_->backward(f(h_.back()), f(dy_), f(dh_));
+      head_->backward(constant(a(h_.back())), constant(a(dy_)), a(dh_));
     } else {
-      device.copy_async(s, f(dh_), f(dy_), dh_.bytes());
+      device.copy_async(s, a(dh_), a(dy_), dh_.bytes());
     }
-    for (std::size_t i = layers_.size(); i-- > 0;) layers_[i].backward(f(h_[i]), f(dh_), saved(i), f(dact_), f(dpre_));
-    if (embed_) embed_->backward(f(x_), f(dh_));
+    for (std::size_t i = layers_.size(); i-- > 0;)
+      layers_[i].backward(constant(a(h_[i])), a(dh_), saved(i), a(dact_), a(dpre_));
+    if (embed_) embed_->backward(constant(a(x_)), constant(a(dh_)));
   }
 
-  void step(std::int64_t micro_step, float scale = 1.0f) {
+  void step(std::int64_t micro_step, float scale = 1.0f, float const* loss_scale = nullptr) {
     forward(micro_step);
-    backward(scale);
+    backward(scale, loss_scale);
   }
 
   /// Sum of this rank's losses so far.
@@ -297,10 +331,10 @@ class Network {
   using Array = fsdp::AccountedMemory<D const>;
   Array array(std::int64_t elements) {
     return {engine_->device(), engine_->account(), fsdp::MemoryTag::activations,
-            static_cast<std::size_t>(elements) * sizeof(float)};
+            static_cast<std::size_t>(elements) * sizeof(A)};
   }
-  static float* f(Array const& array) { return array.template as<float>(); }
-  typename Layer<D>::Saved saved(std::size_t i) const { return {f(pre_[i]), f(act_[i])}; }
+  static A* a(Array const& array) { return array.template as<A>(); }
+  typename Layer<D, A>::Saved saved(std::size_t i) const { return {a(pre_[i]), a(act_[i])}; }
 
   E* engine_;
   Shape shape_;
@@ -308,7 +342,7 @@ class Network {
   Array x_, target_, y_, dy_, dact_, dpre_, dh_, loss_;
   std::vector<Array> h_, pre_, act_;
   std::optional<fsdp::ShardedModule<Embed<D>, E>> embed_;
-  std::vector<fsdp::ShardedModule<Layer<D>, E>> layers_;
+  std::vector<fsdp::ShardedModule<Layer<D, A>, E>> layers_;
   std::optional<fsdp::ShardedModule<Head<D>, E>> head_;
 };
 

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parity grid in fp16: all pairs of its axes' values, and with the label `full` all of it.
+// full-run: [grid]
+// timeout: 900
+#include "tests/parity/grid.hpp"
+
+TEST_CASE("all pairs of the parity grid in fp16") {
+  toy::grid::check_rows<toy::grid::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_pairs(toy::grid::axes));
+}
+
+TEST_CASE("three ranks in fp16") { toy::grid::check_three_ranks<toy::grid::Fp16>(7000); }
+
+TEST_CASE("the whole parity grid in fp16", "[.][grid]") {
+  toy::grid::check_rows<toy::grid::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_rows(toy::grid::axes));
+}
