@@ -163,9 +163,10 @@ TEST_CASE("adamw with bf16 moments follows fp32's on average when it rounds at r
     second += static_cast<double>(fsdp::widen(v_random[i])) / static_cast<double>(n);
     moved += static_cast<double>(p[i]) / static_cast<double>(n);
   }
-  // Spacing is at most 2^-7 of v; each of 1/(1-beta2) steps in memory adds up to spacing * update of variance.
+  // An update of 1e-3 v adds at most spacing * update = 2^-7 * 1e-3 of relative variance, and 500 such updates are in
+  // memory (1 / (1 - beta2^2)): 6 % of deviation, 0.1 % in the mean of 4,096; six of them.
   auto const reached = static_cast<double>(v[0]);
-  CHECK(std::fabs(second - reached) < 0.02 * reached);
-  CHECK(std::fabs(moved - static_cast<double>(exact[0])) < 0.03 * std::fabs(static_cast<double>(exact[0])));
+  CHECK(std::fabs(second - reached) < 0.006 * reached);
+  CHECK(std::fabs(moved - static_cast<double>(exact[0])) < 0.01 * std::fabs(static_cast<double>(exact[0])));
   CHECK(static_cast<double>(fsdp::widen(v_nearest[0])) > 1.5 * reached);  // stuck: an update is less than half a unit
 }
