@@ -12,6 +12,8 @@
 #include "avx512.hpp"
 #include "examples/nanogpt/row_kernels.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/norm_kernels.hpp"
+#include "fsdp/optimizer_kernels.hpp"
 
 namespace {
 
@@ -192,18 +194,39 @@ void bandwidth() {
     double const rate = moved / best_of(7, f);
     std::printf("%-34s %9.2f GB/s        %5.1f %% of memcpy\n", what, 1e-9 * rate, 100.0 * rate / reference);
   };
-  fsdp::AdamWScalars const scalars{.learning_rate = 1e-4f, .correction1 = 0.5f, .correction2 = 0.5f};
+  auto const count = static_cast<std::int64_t>(chunks.size());
+  auto const* const slope = static_cast<float const*>(g.data());
+  fsdp::AdamWScalars const scalars{};
+  fsdp::OptimizerStep const step{
+      .taken = 7, .factor = 1.0f, .learning_rate = 1e-4f, .correction1 = 0.5f, .correction2 = 0.5f};
   report("adamw", 7.0 * bytes, [&] {
-    fsdp::kernels::adamw(device, stream, chunks.data(), static_cast<std::int64_t>(chunks.size()), scalars, p.data(),
-                         static_cast<float const*>(g.data()), m.data(), v.data(), static_cast<float const*>(nullptr));
+    fsdp::kernels::adamw(device, stream, chunks.data(), count, &step, scalars, p.data(), slope, m.data(), v.data());
+  });
+  auto const half = [&](float value) {
+    return std::vector<fsdp::bf16>(static_cast<std::size_t>(n), fsdp::bf16(value));
+  };
+  auto half_p = half(0.5f), half_m = half(0.1f), half_v = half(0.1f);
+  report("adamw, bf16 moments", 5.0 * bytes, [&] {
+    fsdp::kernels::adamw(device, stream, chunks.data(), count, &step, scalars, p.data(), slope, half_m.data(),
+                         half_v.data());
+  });
+  report("adamw, bf16 moments, stochastic", 5.0 * bytes, [&] {
+    fsdp::kernels::adamw<true>(device, stream, chunks.data(), count, &step, scalars, p.data(), slope, half_m.data(),
+                               half_v.data(), 1);
+  });
+  report("adamw, all bf16, stochastic", 4.0 * bytes, [&] {
+    fsdp::kernels::adamw<true>(device, stream, chunks.data(), count, &step, scalars, half_p.data(), slope,
+                               half_m.data(), half_v.data(), 1);
   });
   report("accumulate", 3.0 * bytes, [&] {
     fsdp::kernels::accumulate(device, stream, static_cast<float const*>(g.data()), p.data(), n, 0.5f, false);
   });
   double norm = 0.0;
-  report("norm_partial", bytes, [&] {
-    fsdp::kernels::norm_partial(device, stream, static_cast<float const*>(g.data()), n, fsdp::NormKind::l2, &norm,
-                                false);
+  std::vector<double> partials(static_cast<std::size_t>(fsdp::kernels::norm_partial_count(n)));
+  report("norm_partials and norm_combine", bytes, [&] {
+    fsdp::kernels::norm_partials(device, stream, slope, n, fsdp::NormKind::l2, partials.data());
+    fsdp::kernels::norm_combine(device, stream, static_cast<double const*>(partials.data()),
+                                static_cast<std::int64_t>(partials.size()), fsdp::NormKind::l2, &norm);
   });
   std::printf("(norm of the gradient: %.6g)\n", norm);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The core's kernels: casts, accumulation, initialisation, norms, optimizers.
+// The core's kernels over flat arrays: casts, accumulation, initialisation.
 #pragma once
 
 #include <cstddef>
@@ -13,39 +13,6 @@
 #include "fsdp/tensor.hpp"
 
 namespace fsdp {
-
-/// Which norm clipping measures.
-enum class NormKind : unsigned char { l1, l2, inf };
-
-/// What clipping leaves on the device. Zero it before the first use.
-struct ClipScalars {
-  double norm = 0.0;         ///< global gradient norm of the last step
-  float factor = 1.0f;       ///< what the optimizer multiplies gradients by; -1: skip the step
-  std::int64_t skipped = 0;  ///< steps skipped so far because the norm was not finite
-};
-
-/// A run of consecutive elements that one block of an optimizer kernel updates.
-struct OptimizerChunk {
-  std::int64_t begin = 0;
-  std::int32_t count = 0;
-  float weight_decay = 0.0f;
-};
-
-/// Scalars of an AdamW step. `correction1 = 1 - beta1^t`, `correction2 = 1 - beta2^t`, t = 1 for the first step.
-struct AdamWScalars {
-  float learning_rate = 0.0f;
-  float beta1 = 0.9f;
-  float beta2 = 0.999f;
-  float epsilon = 1e-8f;
-  float correction1 = 1.0f;
-  float correction2 = 1.0f;
-};
-
-/// Scalars of an SGD step.
-struct SgdScalars {
-  float learning_rate = 0.0f;
-  float momentum = 0.0f;
-};
 
 /// Kernels over flat arrays, enqueued on a stream. `n = 0` enqueues nothing. Arrays are in memory of the device, and
 /// equal or disjoint.
@@ -135,120 +102,6 @@ struct FillRandom {
   }
 };
 
-template <NormKind Kind>
-struct NormPartial {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float const* x, std::int64_t n, double* out,
-                          bool add) const {
-    if constexpr (Kind == NormKind::inf) {
-      // The bits of |x| order as the values do, and place NaN above infinity, so that it is never lost.
-      std::uint32_t const bits = block.max(
-          n, [](float v) { return fsdp::detail::bit_cast<std::uint32_t>(math::abs(v)); }, x);
-      double const largest = fsdp::detail::bit_cast<float>(bits);
-      if (block.thread() == 0) *out = add && !(largest > *out) && largest == largest ? *out : largest;
-    } else {
-      double const sum = block.sum(
-          n,
-          [](float v) {
-            double const wide = v;
-            return Kind == NormKind::l1 ? math::abs(wide) : wide * wide;
-          },
-          x);
-      if (block.thread() == 0) *out = add ? *out + sum : sum;
-    }
-  }
-};
-
-struct ClipFactor {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, double const* slices, int count, NormKind kind,
-                          float max_norm, ClipScalars* out) const {
-    if (block.thread() != 0) return;
-    double const total = combine(slices, count, kind);
-    double const norm = kind == NormKind::l2 ? math::sqrt(total) : total;
-    out->norm = norm;
-    if (!math::is_finite(norm)) {
-      out->factor = -1.0f;
-      out->skipped += 1;
-      return;
-    }
-    double const factor = static_cast<double>(max_norm) / (norm + 1e-6);
-    out->factor = factor < 1.0 ? static_cast<float>(factor) : 1.0f;
-  }
-
-  /// Pairwise tree: adjacent pairs at each level, an odd one carried up. Level k pairs runs of 2^k slices, so a slice
-  /// is added as soon as its partner is complete: one pending sum for each bit of the index.
-  FSDP_HD static double combine(double const* slices, int count, NormKind kind) {
-    double pending[32];
-    int depth = 0;
-    for (int i = 0; i < count; ++i) {
-      double sum = slices[i];
-      for (int bits = i; (bits & 1) != 0; bits >>= 1) sum = join(pending[--depth], sum, kind);
-      pending[depth++] = sum;
-    }
-    if (depth == 0) return 0.0;
-    double sum = pending[--depth];
-    while (depth > 0) sum = join(pending[--depth], sum, kind);
-    return sum;
-  }
-  FSDP_HD static double join(double left, double right, NormKind kind) {
-    if (kind != NormKind::inf) return left + right;
-    return left > right || left != left ? left : right;
-  }
-};
-
-struct AdamW {
-  template <class Block, class P>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, AdamWScalars s, P* p,
-                          float const* g, float* m, float* v, float const* factor) const {
-    float const clip = factor == nullptr ? 1.0f : *factor;
-    if (clip < 0.0f) return;
-    OptimizerChunk const chunk = chunks[index];
-    float const keep = 1.0f - s.learning_rate * chunk.weight_decay;
-    float const rate = s.learning_rate / s.correction1;
-    float const root_scale = 1.0f / math::sqrt(s.correction2);
-    block.update(
-        chunk.count,
-        [=](float& param, float gradient, float& first, float& second) {
-          float const slope = gradient * clip;
-          first = math::mul_add(s.beta1, first - slope, slope);
-          float const square = slope * slope;
-          second = math::mul_add(s.beta2, second - square, square);
-          param = math::mul_add(param, keep, -rate * first / math::mul_add(math::sqrt(second), root_scale, s.epsilon));
-        },
-        p + chunk.begin, g + chunk.begin, m + chunk.begin, v + chunk.begin);
-  }
-};
-
-struct Sgd {
-  template <class Block, class P>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks, SgdScalars s, P* p,
-                          float const* g, float* momentum, float const* factor) const {
-    float const clip = factor == nullptr ? 1.0f : *factor;
-    if (clip < 0.0f) return;
-    OptimizerChunk const chunk = chunks[index];
-    float const decay = chunk.weight_decay;
-    if (momentum == nullptr) {
-      block.update(
-          chunk.count,
-          [=](float& param, float gradient) {
-            float const slope = math::mul_add(decay, param, gradient * clip);
-            param = math::mul_add(-s.learning_rate, slope, param);
-          },
-          p + chunk.begin, g + chunk.begin);
-    } else {
-      block.update(
-          chunk.count,
-          [=](float& param, float gradient, float& velocity) {
-            float const slope = math::mul_add(decay, param, gradient * clip);
-            velocity = math::mul_add(s.momentum, velocity, slope);
-            param = math::mul_add(-s.learning_rate, velocity, param);
-          },
-          p + chunk.begin, g + chunk.begin, momentum + chunk.begin);
-    }
-  }
-};
-
 }  // namespace detail
 
 /// Converts n elements: out[i] = To(in[i]), rounded to nearest even.
@@ -304,48 +157,6 @@ void initialize(D const& device, typename D::Stream& stream, T* out, std::int64_
                     sequence, first_index);
       break;
   }
-}
-
-/// One slice's share of a gradient norm, in double: the sum of |x| (l1) or x^2 (l2), or the largest |x| (inf).
-/// @param add  combine with what *out holds instead of replacing it
-/// @note The order of the sum depends on n and the kind of device alone; one block walks the slice. NaN and infinity
-/// reach *out.
-template <Device D>
-void norm_partial(D const& device, typename D::Stream& stream, float const* x, std::int64_t n, NormKind kind,
-                  double* out, bool add) {
-  if (n <= 0 && add) return;
-  switch (kind) {
-    case NormKind::l1: device.launch(stream, 1, detail::NormPartial<NormKind::l1>{}, x, n, out, add); break;
-    case NormKind::l2: device.launch(stream, 1, detail::NormPartial<NormKind::l2>{}, x, n, out, add); break;
-    case NormKind::inf: device.launch(stream, 1, detail::NormPartial<NormKind::inf>{}, x, n, out, add); break;
-  }
-}
-
-/// Combines the slices' shares by the pairwise tree and decides the step: out->norm, and out->factor =
-/// min(1, max_norm / (norm + 1e-6)), or -1 and one more in out->skipped when the norm is not finite.
-/// @param slices  count shares of norm_partial, the same kind
-template <Device D>
-void clip_factor(D const& device, typename D::Stream& stream, double const* slices, int count, NormKind kind,
-                 float max_norm, ClipScalars* out) {
-  device.launch(stream, 1, detail::ClipFactor{}, slices, count, kind, max_norm, out);
-}
-
-/// One AdamW step over a flat shard, with decoupled weight decay per chunk (Loshchilov and Hutter, arXiv:1711.05101).
-/// @param chunks  chunk_count disjoint chunks, in memory of the device
-/// @param p, g, m, v  parameters, gradients, first and second moments: chunk positions index all four
-/// @param factor  gradients are multiplied by *factor first, a negative one skips the step; may be null
-template <Device D, class P>
-void adamw(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
-           AdamWScalars scalars, P* p, float const* g, float* m, float* v, float const* factor) {
-  if (chunk_count > 0) device.launch(stream, chunk_count, detail::AdamW{}, chunks, scalars, p, g, m, v, factor);
-}
-
-/// One SGD step over a flat shard: weight decay is added to the gradient, then momentum, as in PyTorch's SGD.
-/// @param momentum  velocities, zero before the first step; null for plain SGD
-template <Device D, class P>
-void sgd(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
-         SgdScalars scalars, P* p, float const* g, float* momentum, float const* factor) {
-  if (chunk_count > 0) device.launch(stream, chunk_count, detail::Sgd{}, chunks, scalars, p, g, momentum, factor);
 }
 
 }  // namespace kernels

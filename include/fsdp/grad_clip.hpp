@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "fsdp/engine.hpp"
+#include "fsdp/norm_kernels.hpp"
 
 namespace fsdp {
 
@@ -27,7 +28,8 @@ class GradNorm {
   explicit GradNorm(E& engine) : engine_(&engine) {}
   /// The norm before clipping. @note Waits for compute.
   double value() const { return read().norm; }
-  /// Optimizer steps skipped so far because of a norm that was not finite. @note Waits for compute.
+  /// Optimizer steps skipped so far because of a norm that was not finite, with any optimizer and clip_grad_norm of the
+  /// engine. @note Waits for compute.
   std::int64_t skipped() const { return read().skipped; }
 
  private:
@@ -40,10 +42,12 @@ class GradNorm {
   E* engine_;
 };
 
-/// Scales the next optimizer step's gradients so that their global norm is at most `max_norm`.
+/// Scales the next optimizer step's gradients so that their global norm is at most `max_norm`. While a GradScaler
+/// lives, it also takes the loss scale out: the norm that is limited and reported is that of the unscaled gradients.
 ///
-/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; each
-/// slice is summed in double in a fixed order by the one rank that answers for it; the slices meet in a W-vector that
+/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; the
+/// one rank that answers for a slice sums it in double, in runs of 16,384 elements and these in turn, each in a fixed
+/// order; the slices meet in a W-vector that
 /// is zero elsewhere, so its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero,
 /// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
 /// the optimizer kernel reads the factor.
@@ -65,11 +69,16 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   if (world > 1) engine.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
   auto span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
   device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
+  std::int64_t partials = 0;
   for (std::size_t u = 0; u < engine.unit_count(); ++u) {
     auto& unit = engine.unit(u);
-    kernels::norm_partial(device, compute, static_cast<float const*>(unit.gradient + unit.norm_slice().begin),
-                          unit.norm_slice().size(), options.norm, norm.slices + engine.placement().norm_slice(), true);
+    auto const slice = unit.norm_slice();
+    kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
+                           options.norm, norm.partials + partials);
+    partials += kernels::norm_partial_count(slice.size());
   }
+  kernels::norm_combine(device, compute, static_cast<double const*>(norm.partials), partials, options.norm,
+                        norm.slices + engine.placement().norm_slice());
   span.end();
   if (world > 1) {
     span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
@@ -81,7 +90,7 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   }
   span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
-                       norm.result);
+                       norm.loss_scale, norm.result);
   span.end();
   engine.set_clip_factor(&norm.result->factor);
 

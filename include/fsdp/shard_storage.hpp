@@ -12,6 +12,7 @@
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/memory_plan.hpp"
+#include "fsdp/norm_kernels.hpp"
 #include "fsdp/reducer.hpp"
 #include "fsdp/schedule.hpp"
 #include "fsdp/unsharder.hpp"
@@ -20,9 +21,12 @@ namespace fsdp {
 
 /// Sums over the world of W doubles, each rank owning one; and what comes of them. In device memory.
 struct NormState {
-  double* slices = nullptr;  ///< (world)
+  double* partials = nullptr;  ///< shares of this rank's world slices, unit after unit
+  double* slices = nullptr;    ///< (world)
   ClipScalars* result = nullptr;
-  Ticket ticket{};  ///< the last all-reduce of `slices`
+  Ticket ticket{};                    ///< the last all-reduce of `slices`
+  float const* loss_scale = nullptr;  ///< what gradients are scaled by; nullptr: nothing
+  bool scaler_steps = false;          ///< the optimizer is called by the owner of the scale
 };
 
 /// Master shards, gradient shards, full-size buffers and scalars of one engine.
@@ -67,10 +71,14 @@ class ShardStorage {
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
     auto const norm_bytes = static_cast<std::size_t>(align_up(where.world * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
+    std::int64_t partials = 0;
+    for (auto const& unit : units) partials += kernels::norm_partial_count(unit->norm_slice().size());
+    norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
     account_->lease(MemoryTag::parameters, plan.parameters);
 
     gather.pool().place(gather_.data());
     reduce.pool().place(reduce_.data());
+    norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
   }
@@ -128,7 +136,7 @@ class ShardStorage {
  private:
   D device_;
   MemoryAccount* account_;
-  AccountedMemory<D> master_, own_gradients_, accumulators_;
+  AccountedMemory<D> master_, own_gradients_, accumulators_, norm_partials_;
   AccountedMemory<C> gather_, reduce_, shared_gradients_, partial_, scalars_;
   NormState norm_;
   bool gradients_leased_ = false;

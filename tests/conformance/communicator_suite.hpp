@@ -171,6 +171,7 @@ struct CommunicatorSuite {
       for (auto const count : large_counts()) {
         check(r, float{}, count, true, ++salt);
         check(r, bf16{}, count, false, ++salt);
+        check(r, fp16{}, count, true, ++salt);
       }
     });
   }

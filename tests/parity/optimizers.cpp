@@ -29,16 +29,13 @@ Tensors exported(E& engine) {
   return tensors;
 }
 
-/// Gradient shards seen as parameters: export_full of an engine whose masters point at the gradients.
 template <class E>
 Tensors exported_gradients(E& engine) {
-  engine.synchronize();
-  std::vector<float*> masters;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u)
-    masters.push_back(std::exchange(engine.unit(u).master, engine.unit(u).gradient));
-  auto gradients = exported(engine);
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) engine.unit(u).master = masters[u];
-  return gradients;
+  Tensors tensors;
+  fsdp::export_gradients(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+    tensors[tensor.name].assign(values.begin(), values.end());
+  });
+  return tensors;
 }
 
 template <class S>

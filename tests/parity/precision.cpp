@@ -37,9 +37,9 @@ struct Snapshot {
 };
 
 /// Masters at the start and the reduced gradients of one backward pass.
-template <class P>
-Snapshot one_pass(int ranks) {
-  return toy::on_patches<fsdp::FullShard, P>(ranks, 0, [](auto& engine, auto& patches) {
+template <class P, class S = fsdp::FullShard>
+Snapshot one_pass(int ranks, int shard_group = 0) {
+  return toy::on_patches<S, P>(ranks, shard_group, [](auto& engine, auto& patches) {
     Snapshot shot;
     shot.parameters = toy::all_parameters(engine);
     patches.step({});
@@ -97,6 +97,31 @@ TEMPLATE_TEST_CASE("gradients are those of rounded parameters, summed in fp32 an
   }
   CHECK(parameters_right);
   CHECK(gradients_right);
+}
+
+TEMPLATE_TEST_CASE("a narrow sum under HybridShard is rounded within the group, and again over replicas", "[precision]",
+                   fsdp::Bf16Reduce, fsdp::Fp16) {
+  using Param = typename TestType::Param;
+  using Reduce = typename TestType::Reduce;
+  auto const shot = one_pass<TestType, fsdp::HybridShard<>>(4, 2);
+  std::size_t at = 0;
+  std::uint32_t tensor = 0;
+  bool right = true, twice = false;
+  for (std::int64_t const count : {7 * 31, 31, 40 * 9, 9, 3 * 130, 130}) {
+    for (std::int64_t i = 0; i < count; ++i, ++at) {
+      float terms[4];
+      for (int rank = 0; rank < 4; ++rank)
+        terms[rank] = rounded<Reduce>(
+            toy::gradient_of(rounded<Param>(shot.parameters[at]), toy::salt_of(0, rank, tensor), i, 1.0f));
+      float const sum = rounded<Reduce>(rounded<Reduce>(terms[0] + terms[1]) + rounded<Reduce>(terms[2] + terms[3]));
+      right = right && shot.gradients[at] == sum * 0.25f;
+      twice = twice || sum != rounded<Reduce>((terms[0] + terms[1]) + (terms[2] + terms[3]));
+    }
+    ++tensor;
+  }
+  CHECK(at == shot.gradients.size());
+  CHECK(right);
+  CHECK(twice);  // it makes a difference
 }
 
 TEMPLATE_TEST_CASE("masters go out as fp32 and come back bit for bit", "[precision]", fsdp::Bf16, Bf16Masters,

@@ -22,6 +22,7 @@ struct Push {
   float const* scale = nullptr;  ///< device memory, multiplied into the gradients; may be null
   float size = 1.0f;             ///< of the gradients
   bool plant = false;            ///< one element of the weight's gradient becomes infinite
+  bool alike = false;            ///< all ranks push alike, by values of bf16: the mean is exact in any world
 };
 
 /// A value in [-1, 1) of (salt, i): equal on every rank and in tests that recompute it.
@@ -41,10 +42,11 @@ FSDP_HD inline float gradient_of(float parameter, std::uint32_t salt, std::int64
 struct WriteGradient {
   template <class Block, class T, class R>
   FSDP_HD void operator()(Block const& block, std::int64_t, T const* w, R* g, std::int64_t n, std::uint32_t salt,
-                          float const* scale, float size, bool plant) const {
+                          float const* scale, float size, bool coarse, bool plant) const {
     float const factor = scale == nullptr ? 1.0f : *scale;
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       float value = factor * gradient_of(fsdp::widen(w[i]), salt, i, size);
+      if (coarse) value = fsdp::widen(fsdp::narrow<fsdp::bf16>(value));
       if (plant && i == n / 2) value = std::numeric_limits<float>::infinity();
       g[i] = fsdp::narrow<R>(fsdp::widen(g[i]) + value);
     }
@@ -71,9 +73,9 @@ struct Patch {
   template <class T, class R>
   void backward(typename D::Stream& s, Params<T> const& w, Params<R> const& g, Push const& push) const {
     device.launch(s, std::int64_t{1}, WriteGradient{}, w.weight.data, g.weight.data, w.weight.numel(),
-                  salt_of(push.step, push.rank, 2 * index), push.scale, push.size, push.plant);
+                  salt_of(push.step, push.rank, 2 * index), push.scale, push.size, push.alike, push.plant);
     device.launch(s, std::int64_t{1}, WriteGradient{}, w.bias.data, g.bias.data, w.bias.numel(),
-                  salt_of(push.step, push.rank, 2 * index + 1), push.scale, push.size, false);
+                  salt_of(push.step, push.rank, 2 * index + 1), push.scale, push.size, push.alike, false);
   }
 };
 
@@ -93,7 +95,7 @@ class Patches {
   ~Patches() { engine_->drain_compute(); }
   /// Forward and backward. @param plant_in  the unit to plant an infinity in, -1: none
   void step(Push push, int plant_in = -1) {
-    push.rank = engine_->rank();
+    push.rank = push.alike ? 0 : engine_->rank();
     for (auto& patch : modules_) patch.forward();
     for (std::size_t i = modules_.size(); i-- > 0;) {
       push.plant = static_cast<int>(i) == plant_in;

@@ -2,13 +2,10 @@
 // AdamW on flat shards.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "fsdp/engine.hpp"
-#include "fsdp/optim/shard_chunks.hpp"
+#include "fsdp/optim/optimizer_state.hpp"
 
 namespace fsdp {
 
@@ -17,84 +14,71 @@ struct AdamWOptions {
   float beta1 = 0.9f;
   float beta2 = 0.999f;
   float eps = 1e-8f;
-  float weight_decay = 0.01f;  ///< of tensors whose TensorOptions::decay is set
+  float weight_decay = 0.01f;        ///< of tensors whose TensorOptions::decay is set
+  bool stochastic_rounding = false;  ///< of masters and moments narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-/// algorithm 2). Keeps two fp32 moments per element of the shards. The engine must outlive it.
-template <class E>
+/// algorithm 2). Keeps two moments per element of the shards. The engine must outlive it.
+///
+/// `fsdp::AdamW adamw(engine)` keeps fp32 moments; `fsdp::AdamW<decltype(engine), fsdp::bf16>` halves their memory: use
+/// it with stochastic_rounding, for the second moment moves by less than bf16 resolves (1 - beta2 against 2^-9).
+/// @tparam Moment  float or bf16
+template <class E, class Moment = float>
 class AdamW {
  public:
-  /// Seals the engine, and takes 2 S of memory for the moments.
-  /// @throws UsageError on options out of range
+  /// Seals the engine, and takes 2 S elements of memory for the moments.
+  /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone
   /// @note Collective: sealing is.
-  explicit AdamW(E& engine, AdamWOptions options = {}) : engine_(&engine), options_(options) {
-    FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
-                 "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
-    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f,
-                 "AdamW: eps {} and weight decay {} must not be negative", options.eps, options.weight_decay);
-    engine.attach_optimizer();
-    std::int64_t elements = 0;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
-    auto const bytes = static_cast<std::size_t>(elements) * sizeof(float);
-    memory_ = {engine.device(), engine.account(), MemoryTag::optimizer, 2 * bytes};
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(2 * bytes));
-    engine.device().zero_async(engine.compute(), memory_.data(), memory_.bytes());
-    auto* at = memory_.template as<float>();
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-      first_.push_back(at);
-      second_.push_back(at + elements);
-      at += engine.unit(u).shard_numel();
-      chunks_.emplace_back(engine, engine.unit(u), options.weight_decay);
-    }
-  }
-  AdamW(AdamW&&) = delete;
-  ~AdamW() {
-    engine_->drain_compute();
-    engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(memory_.bytes()));
-  }
+  explicit AdamW(E& engine, AdamWOptions options = {})
+      : engine_(&engine),
+        options_(checked(options)),
+        state_(engine, "AdamW", 2, options.weight_decay, options.stochastic_rounding) {}
 
   void step() { step(options_.lr); }
 
   /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
-  /// if any.
-  /// @throws UsageError if a unit has no reduced gradients
+  /// if any. A step that clipping skips changes nothing, nor the bias correction of later ones.
+  /// @throws UsageError if a unit has no reduced gradients, or a GradScaler lives: call its step
   /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
-  /// its own
-  ///       update only.
+  /// its own update only.
   /// @note Collective: no.
   void step(float lr) {
-    FSDP_EXPECTS(std::isfinite(lr) && lr >= 0.0f, "AdamW: the learning rate must be finite and not negative, got {}",
-                 lr);
-    ++steps_;
-    auto const correction = [this](float beta) {
-      return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(steps_)));
-    };
-    AdamWScalars const scalars{
-        lr, options_.beta1, options_.beta2, options_.eps, correction(options_.beta1), correction(options_.beta2)};
-    auto const* factor = engine_->take_clip_factor();
-    engine_->begin_optimizer_step();
-    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
-      auto& unit = engine_->unit(u);
-      engine_->wait_for_reduce(unit);
-      auto span = engine_->trace_update(unit);
-      kernels::adamw(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(), scalars, unit.master,
-                     static_cast<float const*>(unit.gradient), first_[u], second_[u], factor);
-      span.end();
-      engine_->mark_updated(unit);
-    }
+    state_.step(lr, options_.beta1, options_.beta2, [this](auto& unit, auto const& part) {
+      if constexpr (State::narrow) {
+        if (options_.stochastic_rounding) return launch<true>(unit, part);
+      }
+      launch<false>(unit, part);
+    });
   }
 
-  std::int64_t steps() const { return steps_; }
+  /// Steps taken; skipped ones do not count. @note Waits for compute.
+  std::int64_t steps() const { return state_.steps(); }
   AdamWOptions const& options() const { return options_; }
 
  private:
+  using State = OptimizerState<E, Moment>;
+
+  static AdamWOptions const& checked(AdamWOptions const& options) {
+    FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
+                 "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
+    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f,
+                 "AdamW: eps {} and weight decay {} must not be negative", options.eps, options.weight_decay);
+    return options;
+  }
+
+  template <bool Stochastic>
+  void launch(typename E::Unit& unit, typename State::Part const& part) {
+    kernels::adamw<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
+                               AdamWScalars{options_.beta1, options_.beta2, options_.eps}, unit.master,
+                               static_cast<float const*>(unit.gradient), state_.moment(0, part), state_.moment(1, part),
+                               options_.seed);
+  }
+
   E* engine_;
   AdamWOptions options_;
-  std::int64_t steps_ = 0;
-  AccountedMemory<typename E::Device const> memory_;
-  std::vector<float*> first_, second_;
-  std::vector<ShardChunks<E>> chunks_;
+  State state_;
 };
 
 }  // namespace fsdp

@@ -2,76 +2,68 @@
 // Stochastic gradient descent on flat shards.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "fsdp/engine.hpp"
-#include "fsdp/optim/shard_chunks.hpp"
+#include "fsdp/optim/optimizer_state.hpp"
 
 namespace fsdp {
 
 struct SgdOptions {
   float lr = 1e-2f;
-  float momentum = 0.0f;      ///< 0: no momentum, and no memory for it
-  float weight_decay = 0.0f;  ///< L2 penalty of tensors whose TensorOptions::decay is set
+  float momentum = 0.0f;             ///< 0: no momentum, and no memory for it
+  float weight_decay = 0.0f;         ///< L2 penalty of tensors whose TensorOptions::decay is set
+  bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
+  std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
 };
 
-/// p -= lr * (g + weight_decay * p), with heavy-ball momentum if asked for. The engine must outlive it.
+/// p -= lr * (g + weight_decay * p), with heavy-ball momentum in fp32 if asked for. The engine must outlive it.
 template <class E>
 class Sgd {
  public:
-  /// Seals the engine; with momentum takes S of memory. @note Collective: sealing is.
-  explicit Sgd(E& engine, SgdOptions options = {}) : engine_(&engine), options_(options) {
-    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && options.weight_decay >= 0.0f,
-                 "Sgd: momentum {} must be in [0, 1) and weight decay {} not negative", options.momentum,
-                 options.weight_decay);
-    engine.attach_optimizer();
-    std::int64_t elements = 0;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
-    auto const bytes = options.momentum > 0.0f ? static_cast<std::size_t>(elements) * sizeof(float) : 0;
-    memory_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
-    if (bytes > 0) engine.device().zero_async(engine.compute(), memory_.data(), bytes);
-    std::int64_t offset = 0;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-      momentum_.push_back(bytes > 0 ? memory_.template as<float>() + offset : nullptr);
-      offset += engine.unit(u).shard_numel();
-      chunks_.emplace_back(engine, engine.unit(u), options.weight_decay);
-    }
-  }
-  Sgd(Sgd&&) = delete;
-  ~Sgd() {
-    engine_->drain_compute();
-    engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(memory_.bytes()));
-  }
+  /// Seals the engine; with momentum takes S of memory.
+  /// @throws UsageError on options out of range, or stochastic rounding of fp32 masters
+  /// @note Collective: sealing is.
+  explicit Sgd(E& engine, SgdOptions options = {})
+      : engine_(&engine),
+        options_(checked(options)),
+        state_(engine, "Sgd", options.momentum > 0.0f ? 1 : 0, options.weight_decay, options.stochastic_rounding) {}
 
   void step() { step(options_.lr); }
 
   /// One step over all units; see AdamW::step for clipping, streams and errors.
   void step(float lr) {
-    FSDP_EXPECTS(std::isfinite(lr) && lr >= 0.0f, "Sgd: the learning rate must be finite and not negative, got {}", lr);
-    auto const* factor = engine_->take_clip_factor();
-    engine_->begin_optimizer_step();
-    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
-      auto& unit = engine_->unit(u);
-      engine_->wait_for_reduce(unit);
-      auto span = engine_->trace_update(unit);
-      kernels::sgd(engine_->device(), engine_->compute(), chunks_[u].data(), chunks_[u].count(),
-                   SgdScalars{lr, options_.momentum}, unit.master, static_cast<float const*>(unit.gradient),
-                   momentum_[u], factor);
-      span.end();
-      engine_->mark_updated(unit);
-    }
+    state_.step(lr, 0.0f, 0.0f, [this](auto& unit, auto const& part) {
+      if constexpr (State::narrow) {
+        if (options_.stochastic_rounding) return launch<true>(unit, part);
+      }
+      launch<false>(unit, part);
+    });
   }
 
+  /// Steps taken; skipped ones do not count. @note Waits for compute.
+  std::int64_t steps() const { return state_.steps(); }
+
  private:
+  using State = OptimizerState<E, float>;
+
+  static SgdOptions const& checked(SgdOptions const& options) {
+    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && options.weight_decay >= 0.0f,
+                 "Sgd: momentum {} must be in [0, 1) and weight decay {} not negative", options.momentum,
+                 options.weight_decay);
+    return options;
+  }
+
+  template <bool Stochastic>
+  void launch(typename E::Unit& unit, typename State::Part const& part) {
+    kernels::sgd<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
+                             options_.momentum, unit.master, static_cast<float const*>(unit.gradient),
+                             state_.moment(0, part), options_.seed);
+  }
+
   E* engine_;
   SgdOptions options_;
-  AccountedMemory<typename E::Device const> memory_;
-  std::vector<float*> momentum_;
-  std::vector<ShardChunks<E>> chunks_;
+  State state_;
 };
 
 }  // namespace fsdp

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every optimizer on flat shards keeps and does: moments, chunks, a step's scalars, the walk over the units.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "fsdp/engine.hpp"
+#include "fsdp/init.hpp"
+#include "fsdp/optimizer_kernels.hpp"
+
+namespace fsdp {
+
+/// Moments and step of one optimizer. The engine must outlive it.
+///
+/// [Note: Steps that are skipped] The host does not know whether a step is skipped: the norm that decides it is still
+/// on its way. So the count of steps lives on the device, and so do the bias corrections that follow from it: a first
+/// kernel reads the clip factor and writes the step's scalars, the units' kernels read them.
+///
+/// @tparam Moment  float or bf16
+template <class E, class Moment>
+class OptimizerState {
+  static_assert(std::is_same_v<Moment, float> || std::is_same_v<Moment, bf16>,
+                "fsdp: moments are float or fsdp::bf16 (fp16 cannot hold squares of small gradients)");
+
+ public:
+  /// One unit's share of the state.
+  struct Part {
+    OptimizerChunk const* chunks;  ///< in device memory
+    std::int64_t chunk_count;
+    OptimizerStep const* step;  ///< in device memory
+    std::int64_t offset;        ///< of the unit's elements in each moment
+  };
+  /// Something is narrower than fp32, so that stochastic rounding means something.
+  static constexpr bool narrow = !std::is_same_v<typename E::Master, float> || !std::is_same_v<Moment, float>;
+
+  /// Seals the engine, and takes memory for `moments` values per element of the shards.
+  /// @param name  of the optimizer, for messages; must outlive it
+  /// @param stochastic  the optimizer rounds at random
+  /// @throws UsageError if there is nothing to round
+  /// @note Collective: sealing is. Waits for compute once.
+  OptimizerState(E& engine, std::string_view name, int moments, float weight_decay, bool stochastic)
+      : engine_(&engine), name_(name) {
+    FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
+                 engine.rank(), name);
+    engine.attach_optimizer();
+    std::int64_t elements = 0;
+    for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
+    auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
+    moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
+    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
+    elements_ = elements;
+    cut(weight_decay);
+  }
+  OptimizerState(OptimizerState&&) = delete;
+  ~OptimizerState() {
+    engine_->drain_compute();
+    engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
+  }
+
+  /// Calls `update(unit, Part)` for every unit, to enqueue its kernel on compute.
+  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, or gradients that are scaled
+  /// and not the scaler's to step with
+  template <class Update>
+  void step(float learning_rate, float beta1, float beta2, Update&& update) {
+    FSDP_EXPECTS(std::isfinite(learning_rate) && learning_rate >= 0.0f,
+                 "rank {}: {}: the learning rate must be finite and not negative, got {}", engine_->rank(), name_,
+                 learning_rate);
+    auto& norm = engine_->norm_state();
+    FSDP_EXPECTS(norm.loss_scale == nullptr || norm.scaler_steps,
+                 "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
+                 name_);
+    bool const clips = engine_->take_clip_factor() != nullptr;
+    engine_->begin_optimizer_step();
+    auto& compute = engine_->compute();
+    kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2, clips ? norm.result : nullptr);
+    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
+      auto& unit = engine_->unit(u);
+      engine_->wait_for_reduce(unit);
+      auto span = engine_->trace_update(unit);
+      update(unit, parts_[u]);
+      span.end();
+      engine_->mark_updated(unit);
+    }
+  }
+
+  /// A unit's shard of moment `which`; nullptr if there are none.
+  Moment* moment(int which, Part const& part) const {
+    return moments_ ? moments_.template as<Moment>() + which * elements_ + part.offset : nullptr;
+  }
+
+  /// Steps taken; skipped ones do not count. @note Waits for compute.
+  std::int64_t steps() const {
+    OptimizerStep now{};
+    engine_->device().copy_async(engine_->compute(), &now, step_, sizeof now);
+    engine_->device().synchronize(engine_->compute());
+    return now.taken;
+  }
+
+ private:
+  /// Cuts the shards by tensor, each with its own weight decay.
+  void cut(float weight_decay) {
+    std::vector<OptimizerChunk> chunks;
+    std::vector<std::size_t> ends;
+    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
+      auto const& unit = engine_->unit(u);
+      for (auto const& part : unit.layout().segments(unit.shard())) {
+        auto const& tensor = unit.layout().tensors()[part.tensor];
+        auto const hash = hash_name(tensor.name);
+        for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
+          chunks.push_back({part.offset + done,
+                            static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)),
+                            tensor.decay ? weight_decay : 0.0f, hash, part.first + done});
+      }
+      ends.push_back(chunks.size());
+    }
+    auto const bytes = chunks.size() * sizeof(OptimizerChunk);
+    scalars_ = {engine_->device(), engine_->account(), MemoryTag::scalars, bytes + sizeof(OptimizerStep)};
+    auto* const at = scalars_.data();
+    step_ = reinterpret_cast<OptimizerStep*>(at + bytes);
+    std::int64_t offset = 0;
+    for (std::size_t u = 0, begin = 0; u < ends.size(); begin = ends[u++]) {
+      parts_.push_back({reinterpret_cast<OptimizerChunk const*>(at) + begin, static_cast<std::int64_t>(ends[u] - begin),
+                        step_, offset});
+      offset += engine_->unit(u).shard_numel();
+    }
+    engine_->device().copy_async(engine_->compute(), at, chunks.data(), bytes);
+    engine_->device().zero_async(engine_->compute(), step_, sizeof(OptimizerStep));
+    engine_->device().synchronize(engine_->compute());
+  }
+
+  E* engine_;
+  std::string_view name_;
+  std::int64_t elements_ = 0;  ///< of this rank's shards
+  AccountedMemory<typename E::Device const> moments_, scalars_;
+  std::vector<Part> parts_;
+  OptimizerStep* step_ = nullptr;
+};
+
+}  // namespace fsdp
