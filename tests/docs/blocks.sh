@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it.
+# timeout: 900
+#
+# A block that has #include or main() is a file of its own. Any other is preceded by a line
+#   <!-- compile: prelude=NAME -->        it stands where tests/docs/preludes/NAME.cpp has its line `// BLOCK`
+#   <!-- no-compile: the reason -->       counted, and limited below
+# Arguments: the pages to look at instead of all. A prelude whose name ends in _mpi is left out where there is no MPI.
+set -euo pipefail
+cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
+compiler=${CXX:-g++}
+most_not_compiled=1  # blocks with a reason, in all pages together
+least_compiled=8     # blocks: fewer means that this script no longer finds them
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
+[[ -z ${FSDP_FMT_INCLUDE:-} ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
+IFS=: read -ra mpi <<<"${FSDP_MPI_INCLUDES:-}"
+for include in "${mpi[@]}"; do [[ -z $include ]] || flags+=(-isystem "$include"); done
+
+failed=0 compiled=0 not_compiled=0
+complain() { echo "$1"; failed=1; }
+
+# Writes each block to $folder/N.block, what stands before it to N.how, and where it begins to N.where.
+extract() {
+  awk -v folder="$folder" -v page="$1" -v n="$2" '
+    function end() { close(out); }
+    /^ *```/ {
+      if (inside) { inside = 0; if (ours) end(); ours = 0; before = ""; next }
+      inside = 1
+      ours = tolower($0) ~ /^ *```(c\+\+|cpp|cxx|cc|cu|cuda)([^a-z]|$)/
+      if (ours) {
+        ++n
+        out = folder "/" n ".block"
+        printf "" > out
+        print before > (folder "/" n ".how"); close(folder "/" n ".how")
+        print page ":" (NR + 1) > (folder "/" n ".where"); close(folder "/" n ".where")
+      }
+      next
+    }
+    inside { if (ours) print > out; next }
+    NF { before = $0 }
+    END { if (inside) { print page ": a block is never closed" > "/dev/stderr"; exit 1 } print n }' "$1"
+}
+
+blocks=0
+pages=(README.md CONTRIBUTING.md docs/*.md docs/adr/*.md)
+(($# == 0)) || { pages=("$@"); least_compiled=0; }
+for page in "${pages[@]}"; do
+  blocks=$(extract "$page" "$blocks") || exit 1
+done
+
+for ((n = 1; n <= blocks; ++n)); do
+  block=$folder/$n.block how=$(<"$folder/$n.how") where=$(<"$folder/$n.where")
+  source=$folder/$n.cpp
+  if [[ $how =~ ^\<!--\ no-compile:\ (.*)\ --\>$ ]]; then
+    ((${#BASH_REMATCH[1]} > 10)) || complain "$where: not compiled, for no reason"
+    echo "$where: not compiled: ${BASH_REMATCH[1]}"
+    not_compiled=$((not_compiled + 1))
+    continue
+  elif [[ $how =~ ^\<!--\ compile:\ prelude=([a-z_0-9]+)\ --\>$ ]]; then
+    name=${BASH_REMATCH[1]}
+    prelude=tests/docs/preludes/$name.cpp
+    [[ -e $prelude ]] || { complain "$where: there is no $prelude"; continue; }
+    if [[ $name == *_mpi && ! ${FSDP_HAVE_MPI:-ON} =~ ^(ON|1|TRUE)$ ]]; then
+      echo "$where: left out: MPI was not found"
+      continue
+    fi
+    (($(grep -c '^ *// BLOCK$' "$prelude") == 1)) || { complain "$prelude: needs one line '// BLOCK'"; continue; }
+    line=$(grep -n '^ *// BLOCK$' "$prelude" | cut -d: -f1)
+    {
+      echo "#line 1 \"$prelude\""
+      head -n "$((line - 1))" "$prelude"
+      echo "#line ${where#*:} \"${where%:*}\""
+      cat "$block"
+      echo "#line $((line + 1)) \"$prelude\""
+      tail -n "+$((line + 1))" "$prelude"
+    } >"$source"
+  elif grep -qE '^ *# *include|^int main\(' "$block"; then
+    { echo "#line ${where#*:} \"${where%:*}\"" && cat "$block"; } >"$source"
+  else
+    complain "$where: neither a file of its own nor '<!-- compile: prelude=NAME -->' in the line before"
+    continue
+  fi
+  if "$compiler" "${flags[@]}" "$source" >"$folder/log" 2>&1; then
+    compiled=$((compiled + 1))
+  else
+    complain "$where does not compile:"
+    grep -E 'error|warning' "$folder/log" | head -n 10 || head -n 20 "$folder/log"
+  fi
+done
+
+((not_compiled <= most_not_compiled)) || complain "$not_compiled blocks are not compiled, at most $most_not_compiled may be"
+((compiled + not_compiled >= least_compiled || failed)) || complain "only $compiled blocks were found"
+echo "$compiled blocks compile"
+exit $failed

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine with layers, an optimizer and a batch; statements stand inside a function.
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "examples/mlp/mlp.hpp"
+#include "examples/mlp/regression.hpp"
+#include "fsdp/comm/local.hpp"
+#include "fsdp/host/device.hpp"
+
+using Device = fsdp::host::Device;
+using Comm = fsdp::local::Communicator<Device>;
+using Engine = fsdp::Engine<fsdp::HybridShard<>, Comm>;
+using Layers = std::vector<fsdp::ShardedModule<mlp::Mlp<Device>, Engine>>;
+
+void step(fsdp::Mesh<Comm>& mesh, Engine& engine, Layers& layers, fsdp::AdamW<Engine>& adamw,
+          mlp::Regression<Engine>& batch, int count) {
+  auto const forward_and_backward = [&](int) {};
+  // BLOCK
+}
