@@ -33,8 +33,9 @@ struct LoopDevice {
   void record(Event&, Stream&) const {}
   void wait(Stream&, Event const&, fsdp::WaitSite) const {}
   void synchronize(Stream&) const {}
+  /// Not inlined: GCC takes what runs once per process for cold, and compiles kernels inside it for size.
   template <class Kernel, class... Args>
-  void launch(Stream&, std::int64_t blocks, Kernel kernel, Args... args) const {
+  [[gnu::noinline]] void launch(Stream&, std::int64_t blocks, Kernel kernel, Args... args) const {
     for (std::int64_t i = 0; i < blocks; ++i) kernel(fsdp::HostBlock{}, i, args...);
   }
 };

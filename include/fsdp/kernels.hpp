@@ -143,56 +143,43 @@ FSDP_HD constexpr T lowest() {
 
 /// The Block of the host: one lane. Reductions keep 64 explicit accumulators, which compilers turn into vector
 /// registers without being allowed to reorder a sum; they are combined by halves at the end.
+///
+/// Operations are always inlined: otherwise what a functor captures travels through memory, which a short row feels.
 struct HostBlock {
   static constexpr int lanes = 64;  ///< accumulators of a reduction
+  static constexpr int tail = 32;   ///< and of what is left over; GCC would unroll a loop of 16 into scalars
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }
   FSDP_HD void sync() const {}
 
   template <class Out, class F, class... Views>
-  FSDP_HD void each(std::int64_t n, Out* out, F f, Views... in) const {
+  [[gnu::always_inline]] FSDP_HD void each(std::int64_t n, Out* out, F f, Views... in) const {
     FSDP_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) out[i] = narrow<Out>(f(detail::load(in, i)...));
   }
 
   template <class F, class... Views>
-  FSDP_HD void update(std::int64_t n, F f, Views... views) const {
+  [[gnu::always_inline]] FSDP_HD void update(std::int64_t n, F f, Views... views) const {
     FSDP_INDEPENDENT
     for (std::int64_t i = 0; i < n; ++i) detail::update_one(f, detail::Element<Views>(views, i)...);
   }
 
   template <class F, class... Views>
-  FSDP_HD auto sum(std::int64_t n, F f, Views... in) const {
+  [[gnu::always_inline]] FSDP_HD auto sum(std::int64_t n, F f, Views... in) const {
     using T = detail::Result<F, Views...>;
     static_assert(std::is_floating_point_v<T>, "the functor of a sum returns float or double");
-    T partial[lanes];
-    clear(partial);
-    std::int64_t const whole = n - n % lanes;
-    for (std::int64_t i = 0; i < whole; i += lanes) {
-      FSDP_INDEPENDENT
-      for (int lane = 0; lane < lanes; ++lane) partial[lane] += f(detail::load(in, i + lane)...);
-    }
-    if (whole == n) return fold(partial);
-    // The rest as one masked group: a loop of unknown length would keep the accumulators out of registers.
-    int const left = static_cast<int>(n - whole);
-    T rest[lanes];
-    FSDP_INDEPENDENT
-    for (int lane = 0; lane < lanes; ++lane) {
-      rest[lane] = partial[lane];
-      if (lane < left) rest[lane] += f(detail::load(in, whole + lane)...);
-    }
-    return fold(rest);
+    return reduce<T>(n, -T(0), Plus{}, [=](std::int64_t i) { return f(detail::load(in, i)...); }) + T(0);
   }
 
   template <class F, class... Views>
-  FSDP_HD auto sum_pair(std::int64_t n, F f, Views... in) const {
+  [[gnu::always_inline]] FSDP_HD auto sum_pair(std::int64_t n, F f, Views... in) const {
     using P = detail::Result<F, Views...>;
     using T = decltype(P::first);
     T first[lanes];
     T second[lanes];
-    clear(first);
-    clear(second);
+    fill(first, -T(0));
+    fill(second, -T(0));
     std::int64_t const whole = n - n % lanes;
     for (std::int64_t i = 0; i < whole; i += lanes) {
       FSDP_INDEPENDENT
@@ -202,78 +189,86 @@ struct HostBlock {
         second[lane] += term.second;
       }
     }
-    if (whole == n) return P{fold(first), fold(second)};
+    if (whole == n) return P{halve(first, Plus{}) + T(0), halve(second, Plus{}) + T(0)};
     int const left = static_cast<int>(n - whole);
     T first_rest[lanes];
     T second_rest[lanes];
     FSDP_INDEPENDENT
     for (int lane = 0; lane < lanes; ++lane) {
-      first_rest[lane] = first[lane];
-      second_rest[lane] = second[lane];
-      if (lane < left) {
-        P const term = f(detail::load(in, whole + lane)...);
-        first_rest[lane] += term.first;
-        second_rest[lane] += term.second;
-      }
+      P const term = lane < left ? f(detail::load(in, whole + lane)...) : P{-T(0), -T(0)};
+      first_rest[lane] = first[lane] + term.first;
+      second_rest[lane] = second[lane] + term.second;
     }
-    return P{fold(first_rest), fold(second_rest)};
+    return P{halve(first_rest, Plus{}) + T(0), halve(second_rest, Plus{}) + T(0)};
   }
 
   template <class Out, class F, class... Views>
-  FSDP_HD auto each_sum(std::int64_t n, Out* out, F f, Views... in) const {
+  [[gnu::always_inline]] FSDP_HD auto each_sum(std::int64_t n, Out* out, F f, Views... in) const {
     using T = detail::Result<F, Views...>;
-    T partial[lanes];
-    clear(partial);
-    std::int64_t const whole = n - n % lanes;
-    for (std::int64_t i = 0; i < whole; i += lanes) {
-      FSDP_INDEPENDENT
-      for (int lane = 0; lane < lanes; ++lane) {
-        T const value = f(detail::load(in, i + lane)...);
-        partial[lane] += value;
-        out[i + lane] = narrow<Out>(value);
-      }
-    }
-    if (whole == n) return fold(partial);
-    int const left = static_cast<int>(n - whole);
-    T rest[lanes];
-    FSDP_INDEPENDENT
-    for (int lane = 0; lane < lanes; ++lane) {
-      rest[lane] = partial[lane];
-      if (lane < left) {
-        T const value = f(detail::load(in, whole + lane)...);
-        rest[lane] += value;
-        out[whole + lane] = narrow<Out>(value);
-      }
-    }
-    return fold(rest);
+    return reduce<T>(n, -T(0), Plus{},
+                     [=](std::int64_t i) {
+                       T const value = f(detail::load(in, i)...);
+                       out[i] = narrow<Out>(value);
+                       return value;
+                     }) +
+           T(0);
   }
 
   template <class F, class... Views>
-  FSDP_HD auto max(std::int64_t n, F f, Views... in) const {
+  [[gnu::always_inline]] FSDP_HD auto max(std::int64_t n, F f, Views... in) const {
     using T = detail::Result<F, Views...>;
-    T partial[lanes];
-    for (int lane = 0; lane < lanes; ++lane) partial[lane] = detail::lowest<T>();
-    std::int64_t const whole = n - n % lanes;
-    for (std::int64_t i = 0; i < whole; i += lanes) {
-      FSDP_INDEPENDENT
-      for (int lane = 0; lane < lanes; ++lane) {
-        T const value = f(detail::load(in, i + lane)...);
-        partial[lane] = partial[lane] < value ? value : partial[lane];
-      }
-    }
-    auto const larger = [](T a, T b) { return a < b ? b : a; };
-    if (whole == n) return halve(partial, larger);
-    int const left = static_cast<int>(n - whole);
-    T rest[lanes];
-    FSDP_INDEPENDENT
-    for (int lane = 0; lane < lanes; ++lane) {
-      T const value = lane < left ? f(detail::load(in, whole + lane)...) : detail::lowest<T>();
-      rest[lane] = larger(partial[lane], value);
-    }
-    return halve(rest, larger);
+    return reduce<T>(n, detail::lowest<T>(), Larger{}, [=](std::int64_t i) { return f(detail::load(in, i)...); });
   }
 
  private:
+  struct Plus {
+    template <class T>
+    FSDP_HD T operator()(T a, T b) const {
+      return a + b;
+    }
+  };
+  struct Larger {  // NaN is never larger
+    template <class T>
+    FSDP_HD T operator()(T a, T b) const {
+      return a < b ? b : a;
+    }
+  };
+
+  /// Combines value(i) for i in [0, n). `start` changes nothing that it is combined with; sums start with -0, which
+  /// unlike 0 adds nothing to anything and is stored in whole vectors, not by a memset of narrower ones.
+  template <class T, class Combine, class Value>
+  [[gnu::always_inline]] FSDP_HD static T reduce(std::int64_t n, T start, Combine combine, Value value) {
+    T partial[lanes];
+    fill(partial, start);
+    std::int64_t i = n - n % lanes;
+    for (std::int64_t group = 0; group < i; group += lanes) {
+      FSDP_INDEPENDENT
+      for (int lane = 0; lane < lanes; ++lane) partial[lane] = combine(partial[lane], value(group + lane));
+    }
+    if (i == n) return halve(partial, combine);
+    // The rest in groups of fixed length, the last one masked: a loop of unknown length would keep the accumulators out
+    // of registers.
+    T rest[tail];
+    fill(rest, start);
+    if (i + tail <= n) {
+      FSDP_INDEPENDENT
+      for (int lane = 0; lane < tail; ++lane) rest[lane] = combine(rest[lane], value(i + lane));
+      i += tail;
+    }
+    int const left = static_cast<int>(n - i);
+    T last[tail];
+    FSDP_INDEPENDENT
+    for (int lane = 0; lane < tail; ++lane) last[lane] = combine(rest[lane], lane < left ? value(i + lane) : start);
+    T both[tail];
+    for (int lane = 0; lane < tail; ++lane)
+      both[lane] = combine(combine(partial[lane], partial[lane + tail]), last[lane]);
+    return halve(both, combine);
+  }
+
+  template <std::size_t Count, class T>
+  FSDP_HD static void fill(T (&partial)[Count], T start) {
+    for (std::size_t lane = 0; lane < Count; ++lane) partial[lane] = start;
+  }
   /// Combines the lanes by halves, each level in a new array: in place, values would travel through memory.
   template <std::size_t Count, class T, class Combine>
   FSDP_HD static T halve(T const (&value)[Count], Combine combine) {
@@ -285,15 +280,7 @@ struct HostBlock {
       return halve(half, combine);
     }
   }
-  /// -0 adds nothing to anything, and unlike 0 it is stored in whole vectors, not by a memset of narrower ones.
-  template <class T>
-  FSDP_HD static void clear(T (&partial)[lanes]) {
-    for (int lane = 0; lane < lanes; ++lane) partial[lane] = -T(0);
-  }
-  template <class T>
-  FSDP_HD static T fold(T const (&partial)[lanes]) {
-    return halve(partial, [](T a, T b) { return a + b; }) + T(0);
-  }
 };
+static_assert(HostBlock::lanes == 2 * HostBlock::tail);
 
 }  // namespace fsdp
