@@ -39,7 +39,6 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   AccountedMemory<typename E::Comm> staging(engine.world(), engine.account(), MemoryTag::workspace,
                                             static_cast<std::size_t>(chunk_elements * where.shards) * sizeof(T));
   auto* const all = staging.template as<T>();
-  auto* const own = all;
 
   device.synchronize(engine.compute());  // the last update is complete
   std::vector<T> values;
@@ -51,11 +50,11 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
     for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
       auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
       comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
-      device.copy_async(stream, own + where.shard * count, shard_of(unit) + begin,
-                        static_cast<std::size_t>(count) * sizeof(T));
+      auto* const own = all + where.shard * count;
+      device.copy_async(stream, own, shard_of(unit) + begin, static_cast<std::size_t>(count) * sizeof(T));
       if (where.shards > 1)
-        last = comm.all_gather(stream, static_cast<T const*>(own + where.shard * count), all,
-                               static_cast<std::size_t>(count), Label{unit.name(), "export"});
+        last = comm.all_gather(stream, static_cast<T const*>(own), all, static_cast<std::size_t>(count),
+                               Label{unit.name(), "export"});
       for (int shard = 0; where.rank == 0 && shard < where.shards; ++shard)
         device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
                           static_cast<std::size_t>(count) * sizeof(T));

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The safetensors format: what is written is read back; what is malformed is refused.
-#include <unistd.h>
-
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,34 +9,16 @@
 
 #include "fsdp/checkpoint/safetensors.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 
 using namespace fsdp::checkpoint;
 namespace fs = std::filesystem;
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    auto name = (fs::temp_directory_path() / "fsdp_safetensors_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-};
-
-std::string what(auto&& call) {
-  try {
-    call();
-  } catch (fsdp::Error const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+using fsdp::testing::has;
+using fsdp::testing::what;
+using Folder = fsdp::testing::TemporaryFolder;
 
 std::string bytes_of(fs::path const& path) {
   std::ifstream stream(path, std::ios::binary);

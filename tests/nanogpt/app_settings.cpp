@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
 
 namespace nanogpt {
 std::vector<ConfigFile> const& shipped_configs() {
@@ -21,16 +22,8 @@ std::vector<ConfigFile> const& shipped_configs() {
 namespace {
 
 using namespace nanogpt;
-
-std::string what(auto&& call) {
-  try {
-    call();
-  } catch (fsdp::Error const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+using fsdp::testing::has;
+using fsdp::testing::what;
 
 void set(Settings& settings, std::string_view name, std::string_view text) {
   auto const* setting = find_setting(name);

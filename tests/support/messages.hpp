@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What errors say.
+#pragma once
+
+#include <string>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::testing {
+
+/// The text of the fsdp::Error that `call` throws.
+template <class Call>
+std::string what(Call&& call) {
+  try {
+    call();
+  } catch (Error const& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+inline bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace fsdp::testing
