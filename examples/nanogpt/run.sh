@@ -18,13 +18,14 @@ called_from=$PWD
 ranks=${RANKS:-2}
 jobs=${JOBS:-2}
 work=${WORK:-$repository/build/nanogpt-run}
+[[ $work == /* ]] || work=$called_from/$work
 
 data=
 settings=()
 while (($#)); do
   case $1 in
-    --data) (($# > 1)) || die "--data needs a file"; data=$2; shift 2 ;;
-    --data=*) data=${1#--data=}; shift ;;
+    --data) [[ -n ${2-} ]] || die "--data needs a file"; data=$2; shift 2 ;;
+    --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
     -h | --help) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
@@ -32,7 +33,7 @@ done
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "RANKS=$ranks: expected a positive number"
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data
-  [[ -r $data ]] || die "--data: '$data' cannot be read"
+  [[ -f $data && -r $data ]] || die "--data: '$data' is not a file that can be read"
 fi
 
 # --- what the build needs -----------------------------------------------------------------------------------------------
@@ -77,50 +78,11 @@ mkdir -p "$work"
 cd "$work"
 
 # --- data ---------------------------------------------------------------------------------------------------------------
-shakespeare_url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
-shakespeare_sha256=86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
-is_shakespeare() { [[ -s $1 ]] && [[ $(sha256sum < "$1") == "$shakespeare_sha256 "* ]]; }
-fetch() { # fetch URL FILE
-  if command -v curl > /dev/null; then
-    curl --silent --fail --location --connect-timeout 10 --max-time 60 --output "$2" "$1"
-  elif command -v wget > /dev/null; then
-    timeout 60 wget --quiet --tries=1 --timeout=10 --output-document="$2" "$1"
-  else
-    return 1
-  fi
-}
-# The text of this repository, in an order that does not change.
-own_text() {
-  (
-    cd "$repository"
-    if ! git ls-files -z -- '*.md' '*.hpp' '*.cpp' 2> /dev/null | grep -qz .; then
-      find . -path ./build -prune -o \( -name '*.md' -o -name '*.hpp' -o -name '*.cpp' \) -type f -print0
-    else
-      git ls-files -z -- '*.md' '*.hpp' '*.cpp'
-    fi | LC_ALL=C sort -z | xargs -0 cat
-  )
-}
-
-if [[ -n $data ]]; then
-  text=$data
-  dataset=own_$(sha256sum < "$data" | cut -c1-12)
-else
-  text=$work/input.txt
-  dataset=shakespeare_char
-  if ! is_shakespeare "$text"; then
-    say "downloading the works of Shakespeare"
-    if fetch "$shakespeare_url" "$text.part" && is_shakespeare "$text.part"; then
-      mv "$text.part" "$text"
-    else
-      rm -f "$text.part"
-      say "NO DOWNLOAD (no network, or an unexpected file): training on the text of this repository instead"
-      text=$work/repository.txt
-      dataset=repository_text
-      own_text > "$text"
-    fi
-  fi
-fi
-if [[ $dataset == repository_text || ! -s data/$dataset/meta.json || ! -s data/$dataset/val.bin ]]; then
+chosen=$("$repository/examples/nanogpt/choose_text.sh" "$work" ${data:+"$data"})
+IFS=$'\t' read -r dataset text <<< "$chosen"
+prepared=1
+for file in train.bin val.bin meta.json; do [[ -s data/$dataset/$file ]] || prepared=0; done
+if [[ $dataset == repository_text ]] || ((!prepared)); then # the repository's text may have changed
   say "preparing data/$dataset"
   "$nanogpt" prepare --dataset="$dataset" --data="$text"
 fi

@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# run.sh before it builds, and the choice of its text: with and without network, tools, root and git. Nothing is
+# downloaded or installed: curl, wget, sudo, apt-get and cmake are stubs.
+# timeout: 120
+set -uo pipefail
+
+source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+scripts=$source_folder/examples/nanogpt
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+cd "$work" || exit 1
+
+checks=0 failures=0 as=()
+fail() {
+  echo "FAILED: $1"
+  sed 's/^/    /' output errors 2> /dev/null
+  failures=$((failures + 1))
+}
+check() { # check WHAT COMMAND...
+  local what=$1
+  shift
+  checks=$((checks + 1))
+  "$@" || fail "$what"
+}
+says() { check "does not say '$1'" grep -qF -- "$1" output errors; }
+ends() { check "ended with $code, not $1" test "$code" "$1" 0; }
+
+# A PATH of what the scripts need and nothing else; stubs note how they were called in $work/calls.
+mkdir tools
+for tool in bash cat cut dirname env find git grep mkdir mv rm sed sh sort timeout; do
+  place=$(command -v "$tool") && ln -s "$place" "tools/$tool"
+done
+stub() { # stub FOLDER NAME, the body from stdin
+  mkdir -p "$1"
+  { printf '#!%s\necho "%s $*" >> "%s/calls"\n' "$(command -v bash)" "$2" "$work"; cat; } > "$1/$2"
+  chmod 755 "$1/$2"
+}
+# The works of Shakespeare are, to this sha256sum, any file that begins with "Shakespeare".
+expected=$(sed -n 's/^sha256=//p' "$scripts/choose_text.sh")
+stub tools sha256sum << EOF
+text=\$(cat)
+if [[ \$text == Shakespeare* ]]; then echo "$expected  -"; else printf '%s' "\$text" | $(command -v sha256sum); fi
+EOF
+answer() { # answer FOLDER TEXT: curl and wget write TEXT; with no TEXT they fail
+  mkdir -p "$1"
+  for tool in curl wget; do
+    stub "$1" "$tool" << EOF
+[[ -n "$2" ]] || exit 7
+while ((\$#)); do
+  case \$1 in --output) shift; out=\$1 ;; --output-document=*) out=\${1#*=} ;; esac
+  shift
+done
+echo "$2" > "\$out"
+EOF
+  done
+}
+answer works "Shakespeare wrote this"
+answer refused ""
+answer other "<html>not what was asked for</html>"
+
+choose() { # choose PATH ARGUMENTS...: runs choose_text.sh, leaves code, dataset and text
+  local path=$1
+  shift
+  : > calls
+  PATH=$path "$work/tools/bash" "${chooser:-$scripts/choose_text.sh}" "$@" > output 2> errors
+  code=$?
+  IFS=$'\t' read -r dataset text < output
+}
+called() { check "$1: $2 calls expected" test "$(grep -c "^$1\b" calls)" -eq "$2"; }
+
+# --- the choice of a text ---------------------------------------------------------------------------------------------------
+mkdir here
+choose "$work/works:$work/tools" here
+ends -eq
+check "dataset '$dataset'" test "$dataset" = shakespeare_char
+check "the download is not at '$text'" grep -q "Shakespeare wrote" "$text"
+check "something is left over" test "$(ls here)" = input.txt
+called curl 1
+choose "$work/works:$work/tools" here
+ends -eq
+check "dataset '$dataset' the second time" test "$dataset" = shakespeare_char
+called curl 0
+echo cut off > here/input.txt
+choose "$work/works:$work/tools" here
+check "a damaged file is kept" grep -q "Shakespeare wrote" "$text"
+
+rm works/curl here/input.txt
+choose "$work/works:$work/tools" here
+check "dataset '$dataset' by wget" test "$dataset" = shakespeare_char
+called wget 1
+
+fallback() { # fallback MESSAGE PATH: the repository's text, said aloud
+  rm -rf here && mkdir here
+  choose "$2" here
+  ends -eq
+  says "$1"
+  says "training on the text of this repository"
+  check "dataset '$dataset'" test "$dataset" = repository_text
+  check "the text lacks this repository's README" grep -qF "$(head -1 "${root:-$source_folder}/README.md")" "$text"
+  check "something is left over" test "$(ls here)" = repository.txt
+}
+fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
+cp "$text" before
+choose "$work/refused:$work/tools" here
+check "the text is another the second time" cmp -s "$text" before
+fallback "sha256 differs" "$work/other:$work/tools"
+fallback "neither curl nor wget" "$work/tools"
+
+# A copy that is no clone; a clone with a file missing; no git.
+root=$work/copy
+chooser=$root/examples/nanogpt/choose_text.sh
+mkdir -p copy/examples/nanogpt copy/build
+cp "$scripts/choose_text.sh" copy/examples/nanogpt
+echo "# A readme" > copy/README.md
+echo "not this" > copy/build/built.md
+echo "int lost;" > copy/lost.hpp
+fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
+check "built files are in the text" test "$(grep -c 'not this' "$text")" -eq 0
+if [[ -e tools/git ]] && git -C copy init -q && git -C copy add README.md lost.hpp; then
+  rm copy/lost.hpp
+  fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
+fi
+mv tools/git git.away 2> /dev/null
+fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
+mv git.away tools/git 2> /dev/null
+unset root chooser
+
+echo "my text" > mine
+choose "$work/refused:$work/tools" here mine
+ends -eq
+called curl 0
+check "text '$text'" test "$text" = mine
+first=$dataset
+echo "my other text" > mine
+choose "$work/refused:$work/tools" here mine
+check "another text has the same name" test "$dataset" != "$first"
+: > empty
+for bad in nowhere tools empty; do
+  choose "$work/refused:$work/tools" here "$bad"
+  ends -ne
+  says "--data: '$bad' is"
+done
+
+# --- run.sh until it builds -------------------------------------------------------------------------------------------------
+run() { # run PATH ARGUMENTS...
+  local path=$1
+  shift
+  : > calls
+  PATH=$path timeout 60 ${as[@]+"${as[@]}"} "$work/tools/bash" "$scripts/run.sh" "$@" > output 2> errors
+  code=$?
+  ends -ne
+}
+run "$work/tools" --data nowhere
+says "'$work/nowhere' is not a file"
+run "$work/tools" --data=tools
+says "is not a file"
+run "$work/tools" --data
+says "--data needs a file"
+run "$work/tools" --data=
+says "--data needs a file"
+RANKS=none run "$work/tools"
+says "RANKS=none"
+
+# What is missing is installed: by root, by sudo, or not at all. (There is no g++ on these paths.)
+stub packages apt-get <<< '[[ $1 == update ]] || exit 9'
+stub allowed sudo <<< 'exec "$@"'
+touch calls
+chmod 666 calls
+installs() {
+  check "ended with $code, not apt-get's 9" test "$code" -eq 9
+  called "apt-get update" 1
+  check "no package is named" grep -qE '^apt-get install .* g\+\+ .*libopenmpi-dev' calls
+}
+if ((EUID == 0)); then
+  run "$work/tools"
+  says "this system has no apt-get"
+  run "$work/packages:$work/tools"
+  installs
+  called sudo 0
+  setpriv=$(command -v setpriv) && as=("$setpriv" --reuid=65534 --regid=65534 --clear-groups)
+fi
+if ((EUID != 0)) || { [[ -n ${as[*]-} ]] && "${as[@]}" "$work/tools/bash" -c "[[ -r $scripts/run.sh ]]"; }; then
+  run "$work/packages:$work/tools"
+  says "install them, or run this where sudo is"
+  called apt-get 0
+  run "$work/allowed:$work/packages:$work/tools"
+  installs
+  called sudo 2
+else
+  echo "note: not tried as another user than root"
+fi
+
+echo "$checks checks, $failures failures"
+((failures == 0))
