@@ -2,8 +2,13 @@
 // The subcommands, and what they share.
 #pragma once
 
+#include <cstdlib>
+#include <exception>
+#include <new>
 #include <string>
+#include <utility>
 
+#include "fsdp/error.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
@@ -33,5 +38,25 @@ void divide_cores(int ranks_here);
 
 /// Prints "nanogpt: error: ..." to stderr in one piece.
 void report_error(std::string const& text);
+
+/// Exit code of what the user can mend by other settings.
+inline constexpr int usage_error = 2;
+
+/// Runs `body` and reports what it throws.
+/// @return what `body` returns; usage_error after a fsdp::ConfigError, EXIT_FAILURE after anything else
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (fsdp::ConfigError const& error) {
+    report_error(error.what());
+    return usage_error;
+  } catch (std::bad_alloc const&) {
+    report_error("out of memory");
+  } catch (std::exception const& error) {
+    report_error(error.what());
+  }
+  return EXIT_FAILURE;
+}
 
 }  // namespace nanogpt

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <map>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,8 +17,6 @@
 
 namespace nanogpt {
 namespace {
-
-constexpr int usage_error = 2;
 
 /// A subcommand as CLI11 sees it. Values stay texts: `assign` reads them, so that messages are the same everywhere.
 struct Subcommand {
@@ -94,32 +90,13 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   try {
     app.parse(argc, argv);
   } catch (CLI::ParseError const& error) {
-    if (error.get_exit_code() != 0) throw;
+    if (error.get_exit_code() != 0) fsdp::fail<fsdp::ConfigError>("{}", error.what());
     code = app.exit(error);
     return std::nullopt;
   }
   auto const& chosen = *std::find_if(subs.begin(), subs.end(), [](Subcommand const& sub) { return sub.app->parsed(); });
   command = chosen.command;
   return read_settings(chosen);
-}
-
-/// Runs what may throw; the exit code of a failure is never 0.
-template <class Body>
-int guarded(Body&& body) {
-  try {
-    return body();
-  } catch (CLI::ParseError const& error) {
-    report_error(error.what());
-    return usage_error;
-  } catch (fsdp::ConfigError const& error) {
-    report_error(error.what());
-    return usage_error;
-  } catch (std::bad_alloc const&) {
-    report_error("out of memory");
-  } catch (std::exception const& error) {
-    report_error(error.what());
-  }
-  return EXIT_FAILURE;
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,7 +30,6 @@
 namespace nanogpt {
 namespace {
 
-constexpr int usage_error = 2;
 constexpr std::array<char const*, 3> launcher_variables{"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
 
 /// Whether mpirun or srun started this process as one of a run's ranks.
@@ -78,20 +76,10 @@ void handle_sigterm() {
 }
 
 int run_local(Job const& job) {
-  try {
 #if NANOGPT_HAVE_CUDA
-    if (job.device == "cuda") return run_cuda_threads(job);
+  if (job.device == "cuda") return run_cuda_threads(job);
 #endif
-    return run_threads(job, fsdp::host::Device{});
-  } catch (fsdp::ConfigError const& error) {
-    report_error(error.what());
-    return usage_error;
-  } catch (std::bad_alloc const&) {
-    report_error("out of memory");
-  } catch (std::exception const& error) {
-    report_error(error.what());
-  }
-  return EXIT_FAILURE;
+  return run_threads(job, fsdp::host::Device{});
 }
 
 }  // namespace
@@ -167,7 +155,7 @@ int run_training(Settings const& settings, Command command, CommandLine line) {
   }
   divide_cores(static_cast<int>(settings.ranks));
   job.world_kind = settings.ranks == 1 ? "one process" : fmt::format("{} threads of one process", settings.ranks);
-  return run_local(job);
+  return guarded([&] { return run_local(job); });
 }
 
 }  // namespace nanogpt

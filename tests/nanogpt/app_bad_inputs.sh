@@ -129,6 +129,41 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "setting 'ranks'" "${mpirun[@]}" "$nanogpt" train "${small[@]}" --ranks=2
 fi
 
+# --- what breaks once training has begun ------------------------------------------------------------------------------------
+# breaks_off LAST MESSAGE COMMAND...: a line that begins with LAST is printed; then the run ends with MESSAGE, not with 0.
+breaks_off() {
+  local last=$1 message=$2
+  shift 2
+  checks=$((checks + 1))
+  timeout 60 "$@" > output 2>&1
+  local code=$?
+  case $code in
+    0) fail "ended with 0: $*" ;;
+    124 | 137) fail "hung: $*" ;;
+    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
+  esac
+  grep -q "^$last" output || fail "did not get as far as '$last': $*"
+  grep -qF -- "$message" output || fail "did not say '$message': $*"
+  if grep -q "terminate called" output; then fail "an exception got out: $*"; fi
+}
+if [[ -c /dev/full ]]; then # a full disk
+  full=("$nanogpt" train "${small[@]}" --log_json=/dev/full)
+  breaks_off "step 0" "No space left on device" "${full[@]}"
+  breaks_off "step 0" "No space left on device" "${full[@]}" --ranks=2
+  if [[ -n ${mpirun[*]-} ]]; then breaks_off "step 0" "No space left on device" "${mpirun[@]}" "${full[@]}"; fi
+fi
+limited() ( # limited COMMAND...: no file may grow beyond 4 KiB; writing more is an error, not a signal
+  trap '' XFSZ
+  ulimit -f 4
+  "$@" | cat
+  exit "${PIPESTATUS[0]}"
+)
+export -f limited
+for ranks in 1 2; do
+  breaks_off "iter 5" "File too large" bash -c 'limited "$@"' limited "$nanogpt" train "${small[@]}" --max_iters=1000 --log_interval=1 \
+    --log_json=log "--ranks=$ranks"
+done
+
 # --- sample -----------------------------------------------------------------------------------------------------------------
 refuses "holds no trained model" "$nanogpt" sample --out_dir=nowhere
 "$nanogpt" train "${small[@]}" > output 2>&1 || fail "a good run"
