@@ -131,7 +131,7 @@ class CausalAttention {
     if (mask.probability == 0.0f) return;
     std::int64_t const length = pass.capacity;
     std::int64_t const first =
-        ((p.sequence * context_->config.n_head + p.head) * length + pass.position + p.first) * length;
+        (((pass.sequence + p.sequence) * context_->config.n_head + p.head) * length + pass.position + p.first) * length;
     dropout_panels(context_->device, stream, static_cast<T const*>(scores), scores, p.heads, p.rows, p.keys, mask,
                    first, length * length, length);
   }

@@ -133,7 +133,8 @@ class Block {
     auto const rows = pass.rows(), width = context_->config.n_embd;
     if (pass.mask.probability > 0.0f) {
       bias_add(device, stream, branch, bias, rows, width);
-      dropout(device, stream, static_cast<T const*>(branch), branch, rows * width, pass.mask_at(layer_, place), 0);
+      dropout(device, stream, static_cast<T const*>(branch), branch, rows * width, pass.mask_at(layer_, place),
+              pass.first_row() * width);
       bias = nullptr;
     }
     bias_residual_forward(device, stream, residual, static_cast<T const*>(branch), bias, out, rows, width);
@@ -143,8 +144,9 @@ class Block {
   T const* dropped(Stream& stream, Pass const& pass, Place place, T const* gradient) const {
     if (pass.mask.probability == 0.0f) return gradient;
     T* const masked = context_->workspace.narrow_2;
-    dropout(context_->device, stream, gradient, masked, pass.rows() * context_->config.n_embd,
-            pass.mask_at(layer_, place), 0);
+    auto const width = context_->config.n_embd;
+    dropout(context_->device, stream, gradient, masked, pass.rows() * width, pass.mask_at(layer_, place),
+            pass.first_row() * width);
     return masked;
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files and vocabularies on disk, and the batches drawn from them.
+// Token files and vocabularies on disk, and the sequences read from them.
 #include "data.hpp"
 
 #include <fcntl.h>
@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "window_order.hpp"
 
 namespace nanogpt {
 namespace {
@@ -26,14 +27,6 @@ std::string system_text(int error) { return std::generic_category().message(erro
 
 std::string_view as_text(std::span<std::byte const> bytes) {
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
-}
-
-/// One step of the splitmix64 finaliser (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-std::uint64_t mix(std::uint64_t word) {
-  word += 0x9e3779b97f4a7c15u;
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
-  return word ^ (word >> 31);
 }
 
 /// Length of the UTF-8 sequence that `lead` begins; 0 if none does.
@@ -241,19 +234,18 @@ std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std
   return static_cast<std::int64_t>(word % static_cast<std::uint64_t>(choices));  // bias below choices / 2^64
 }
 
-void fill_batch(TokenFile const& tokens, std::uint64_t seed, Draw draw, std::uint64_t batch, std::int64_t block_size,
-                std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-  FSDP_EXPECTS(tokens.size() > block_size, "data: '{}' has {} tokens, too few for a block of {}", tokens.path().string(),
-               tokens.size(), block_size);
-  FSDP_EXPECTS(inputs.size() == targets.size(), "a batch of {} inputs has {} targets", inputs.size(), targets.size());
-  auto const block = static_cast<std::size_t>(block_size);
-  for (std::size_t sequence = 0; sequence * block < inputs.size(); ++sequence) {
-    auto const first = draw_offset(seed, draw, batch, sequence, tokens.size() - block_size);
-    for (std::size_t position = 0; position < block; ++position) {
-      auto const index = first + static_cast<std::int64_t>(position);
-      inputs[sequence * block + position] = static_cast<std::int32_t>(tokens.at(index));
-      targets[sequence * block + position] = static_cast<std::int32_t>(tokens.at(index + 1));
-    }
+void fill_sequence(TokenFile const& tokens, std::int64_t start, std::span<std::int32_t> inputs,
+                   std::span<std::int32_t> targets) {
+  auto const length = static_cast<std::int64_t>(inputs.size());
+  FSDP_EXPECTS(start >= 0 && start < tokens.size() - length,
+               "data: '{}' has {} tokens, too few for a block of {} at {}", tokens.path().string(), tokens.size(),
+               length, start);
+  FSDP_EXPECTS(inputs.size() == targets.size(), "a sequence of {} inputs has {} targets", inputs.size(),
+               targets.size());
+  for (std::size_t position = 0; position < inputs.size(); ++position) {
+    auto const index = start + static_cast<std::int64_t>(position);
+    inputs[position] = static_cast<std::int32_t>(tokens.at(index));
+    targets[position] = static_cast<std::int32_t>(tokens.at(index + 1));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files and vocabularies on disk, and the batches drawn from them.
+// Token files and vocabularies on disk, and the sequences read from them.
 #pragma once
 
 #include <cstddef>
@@ -101,18 +101,19 @@ struct Dataset {
 /// Opens data/`name`. @throws fsdp::ConfigError (see Meta and TokenFile)
 Dataset open_dataset(std::string const& name);
 
-/// What a batch is drawn for: each purpose has its own sequence of batches.
-enum class Draw : std::uint64_t { training = 0, train_loss = 1, val_loss = 2 };
+/// What is drawn: each purpose has its own sequence of numbers.
+enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2 };
 
-/// Offset of a sequence, uniform in [0, choices). Counter-based: it depends on the arguments alone, so that a run can
-/// be continued anywhere and evaluations do not disturb the training batches. `seed` is the run's seed plus the rank.
+/// A number in [0, choices), uniform. Counter-based: it depends on the arguments alone, so that a run can be continued
+/// anywhere and evaluations disturb nothing.
 std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence, std::int64_t choices);
 
-/// Fills a batch with random sequences; targets are the inputs one token later.
-/// @param inputs,targets (sequences, block_size), row-major
-/// @pre tokens.size() > block_size
-void fill_batch(TokenFile const& tokens, std::uint64_t seed, Draw draw, std::uint64_t batch, std::int64_t block_size,
-                std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
+/// Reads a sequence; targets are the inputs one token later.
+/// @param start  token that the sequence begins with
+/// @param inputs,targets  (block size)
+/// @pre start + block size < tokens.size()
+void fill_sequence(TokenFile const& tokens, std::int64_t start, std::span<std::int32_t> inputs,
+                   std::span<std::int32_t> targets);
 
 /// What `prepare` did.
 struct PreparedText {

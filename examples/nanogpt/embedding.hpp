@@ -52,8 +52,9 @@ class Embedding {
  private:
   void drop(Stream& stream, Pass const& pass, T* values) const {
     if (pass.mask.probability == 0.0f) return;
-    dropout(context_->device, stream, static_cast<T const*>(values), values, pass.rows() * context_->config.n_embd,
-            pass.mask_at(-1, 0), 0);
+    auto const width = context_->config.n_embd;
+    dropout(context_->device, stream, static_cast<T const*>(values), values, pass.rows() * width, pass.mask_at(-1, 0),
+            pass.first_row() * width);
   }
 
   Context<D, T> const* context_;

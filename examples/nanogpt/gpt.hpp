@@ -101,7 +101,7 @@ class TokenFeed {
 struct GptOptions {
   bool training = true;                       ///< false: less memory, forward passes only
   bool recompute = false;                     ///< keep only each layer's input for backward
-  std::uint64_t seed = 1337;                  ///< of the dropout masks; should differ between ranks
+  std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel
   std::int64_t attention_elements = 1 << 18;  ///< attention scores worked on at a time
   std::int64_t logits_elements = 32 << 20;    ///< logits that exist at a time
@@ -159,7 +159,8 @@ class Gpt {
                         double gradient_scale = 1.0) {
     FSDP_EXPECTS(plan_.training, "a model made for forward passes alone cannot train");
     Pass pass = whole_pass();
-    pass.mask = {context_.config.dropout, options_.seed, micro_step_++, 0};
+    pass.mask = {context_.config.dropout, options_.seed, mask_step_++, 0};
+    pass.sequence = mask_sequence_;
     auto const ids = begin(tokens, targets, pass);
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer)
       blocks_[layer].forward(pass, activations_.block(layer));
@@ -175,9 +176,14 @@ class Gpt {
     feed_.release(engine_.compute());
   }
 
-  /// Micro-steps so far, which choose the dropout masks; to be set when a run resumes.
-  std::uint64_t micro_step() const { return micro_step_; }
-  void set_micro_step(std::uint64_t step) { micro_step_ = step; }
+  /// Chooses the dropout masks of the next micro-step; each one after it takes the next step. A sequence's mask depends
+  /// on the seed, the step and its number alone, whoever computes it.
+  /// @param step  below 2^40
+  /// @param sequence  number of the batch's first sequence; no two of a step should share one
+  void set_masks(std::uint64_t step, std::int64_t sequence = 0) {
+    mask_step_ = step;
+    mask_sequence_ = sequence;
+  }
 
   /// The loss that micro-steps have added up since the last call; then starts again from 0.
   /// @note Stream: waits for compute.
@@ -308,7 +314,8 @@ class Gpt {
   decltype(std::declval<E&>().shard(std::declval<Embedding<Device, T>>(), "")) embedding_;
   decltype(std::declval<E&>().shard(std::declval<std::vector<Block<Device, T>>>(), "")) blocks_;
   decltype(std::declval<E&>().shard(std::declval<Head<Device, T>>(), "")) head_;
-  std::uint64_t micro_step_ = 0;
+  std::uint64_t mask_step_ = 0;
+  std::int64_t mask_sequence_ = 0;
   std::int64_t evaluations_ = 0;
   std::int64_t cached_ = 0;
 };

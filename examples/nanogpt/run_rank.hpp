@@ -94,6 +94,19 @@ Preparation prepare(C& world, Job const& job) {
   return ready;
 }
 
+inline BatchSource batch_source(Settings const& settings, Preparation const& ready, int rank, int ranks) {
+  BatchSource source;
+  source.dataset = ready.dataset ? &*ready.dataset : nullptr;
+  source.vocab_size = ready.config.vocab_size;
+  source.seed = static_cast<std::uint64_t>(settings.seed);
+  source.rank = rank;
+  source.ranks = ranks;
+  source.batch_size = settings.batch_size;
+  source.micro_steps = settings.gradient_accumulation_steps / ranks;
+  source.block_size = settings.block_size;
+  return source;
+}
+
 /// Prints what the run is, on rank 0.
 template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
@@ -242,11 +255,10 @@ int run_rank(C world, Job const& job) {
     });
   } catch (AgreedError const& error) {
     if (first) report_error(error.what());
-    return 2;
+    return usage_error;
   }
   int const ranks = world.size();
-  auto const seed = static_cast<std::uint64_t>(job.settings.seed + world.rank());
-  BatchSource const source{ready.dataset ? &*ready.dataset : nullptr, ready.config.vocab_size, seed};
+  auto const source = detail::batch_source(job.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world), {static_cast<int>(job.settings.shard_group)});
   Trainer<S, C> trainer(mesh, job.settings, ready.config, source);
   if (first) detail::introduce(trainer, job, ready, ranks);

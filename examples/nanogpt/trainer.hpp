@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "batch_source.hpp"
 #include "checkpoint.hpp"
 #include "config.hpp"
 #include "data.hpp"
@@ -53,22 +54,6 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   return options;
 }
 
-/// Where batches come from: token files, or, for a benchmark without data, nowhere in particular.
-struct BatchSource {
-  Dataset const* dataset = nullptr;  ///< nullptr: random tokens
-  std::int64_t vocab_size = 50304;
-  std::uint64_t seed = 0;            ///< the run's seed plus the rank: of batches and dropout
-
-  void fill(Split split, Draw draw, std::uint64_t batch, std::int64_t block_size, std::span<std::int32_t> inputs,
-            std::span<std::int32_t> targets) const {
-    if (dataset != nullptr) return fill_batch(dataset->split(split), seed, draw, batch, block_size, inputs, targets);
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i] = static_cast<std::int32_t>(draw_offset(seed, draw, batch, 2 * i, vocab_size));
-      targets[i] = static_cast<std::int32_t>(draw_offset(seed, draw, batch, 2 * i + 1, vocab_size));
-    }
-  }
-};
-
 /// @tparam S  strategy    @tparam C  communicator
 template <fsdp::Strategy S, fsdp::Communicator C>
 class Trainer {
@@ -81,11 +66,10 @@ class Trainer {
       : settings_(settings),
         config_(config),
         source_(source),
-        micro_steps_(settings.gradient_accumulation_steps / mesh.size()),
         inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
         targets_(inputs_.size()),
         engine_(mesh, engine_options(settings)),
-        model_(engine_, config_, settings.batch_size, settings.block_size, gpt_options(source.seed)),
+        model_(engine_, config_, settings.batch_size, settings.block_size, gpt_options(settings)),
         adamw_(engine_, adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
@@ -94,13 +78,13 @@ class Trainer {
   /// @return this rank's mean loss over its micro-steps
   /// @note Stream: waits for compute at the end. @note Collective: yes.
   double step(std::int64_t iteration, double learning_rate) {
-    for (std::int64_t micro = 0; micro < micro_steps_; ++micro) {
+    auto const micro_steps = source_.micro_steps;
+    for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
-      engine_.set_gradient_sync(S::shards_gradients || micro + 1 == micro_steps_);
-      auto const batch = static_cast<std::uint64_t>(iteration * micro_steps_ + micro);
-      fill(Split::train, Draw::training, batch);
-      model_.set_micro_step(batch);
-      model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps_));
+      engine_.set_gradient_sync(S::shards_gradients || micro + 1 == micro_steps);
+      source_.training(iteration, micro, inputs_, targets_);
+      model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
+      model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));
     }
     if (settings_.grad_clip > 0) static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
     adamw_.step(static_cast<float>(learning_rate));
@@ -113,8 +97,7 @@ class Trainer {
     std::vector<double> losses;
     for (auto const split : {Split::train, Split::val}) {
       for (std::int64_t k = 0; k < settings_.eval_iters; ++k) {
-        fill(split, split == Split::train ? Draw::train_loss : Draw::val_loss,
-             static_cast<std::uint64_t>(iteration * settings_.eval_iters + k));
+        source_.evaluation(split, iteration * settings_.eval_iters + k, inputs_, targets_);
         model_.evaluate(inputs_.data(), targets_.data());
       }
       losses.push_back(model_.read_evaluation());
@@ -137,19 +120,15 @@ class Trainer {
   }
 
  private:
-  static GptOptions gpt_options(std::uint64_t seed) {
+  static GptOptions gpt_options(Settings const& settings) {
     GptOptions options;
-    options.seed = seed;
+    options.seed = static_cast<std::uint64_t>(settings.seed);
     return options;
-  }
-  void fill(Split split, Draw draw, std::uint64_t batch) {
-    source_.fill(split, draw, batch, settings_.block_size, inputs_, targets_);
   }
 
   Settings settings_;
   GptConfig config_;
   BatchSource source_;
-  std::int64_t micro_steps_;
   std::vector<std::int32_t> inputs_, targets_;
   Engine engine_;
   Gpt<Engine> model_;

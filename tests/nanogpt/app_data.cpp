@@ -1,47 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt's data: preparing a text, reading token files, drawing batches.
+// nanogpt's data: preparing a text, reading token files.
 #include "data.cpp"  // NOLINT: tests what the program is made of
 
-#include <unistd.h>
 #include <cstdlib>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 
 using namespace nanogpt;
 namespace fs = std::filesystem;
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    auto name = (fs::temp_directory_path() / "nanogpt_data_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path file(std::string const& name, std::string const& bytes) const {
-    std::ofstream(path / name, std::ios::binary) << bytes;
-    return path / name;
-  }
-};
-
-std::string what(auto&& call) {
-  try {
-    call();
-  } catch (fsdp::Error const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+using fsdp::testing::has;
+using fsdp::testing::what;
+using Folder = fsdp::testing::TemporaryFolder;
 
 }  // namespace
 
@@ -149,36 +124,22 @@ TEST_CASE("meta.json must make sense; without it the vocabulary is GPT-2's, padd
   CHECK(read_meta(folder.file("meta.json", "{\"vocab_size\": 300}")).vocab_size == 300);
 }
 
-TEST_CASE("targets are inputs one token later, offsets reach both ends, and ranks and purposes draw differently") {
+TEST_CASE("targets are inputs one token later, to the last token of the file") {
   Folder const folder;
   std::string bytes;
-  for (int i = 0; i < 40; ++i) bytes += {static_cast<char>(i), '\0'};
+  for (int i = 0; i < 12; ++i) bytes += {static_cast<char>(i), '\0'};
   TokenFile const tokens(folder.file("ids.bin", bytes), 2);
-  constexpr std::int64_t block = 8;
-  std::vector<std::int32_t> x(4 * block), y(4 * block), again(4 * block);
-  std::set<std::int32_t> starts;
-  for (std::uint64_t batch = 0; batch < 200; ++batch) {
-    fill_batch(tokens, 1337, Draw::training, batch, block, x, y);
+  std::vector<std::int32_t> x(4), y(4);
+  for (std::int64_t const start : {0, 5, 7}) {
+    fill_sequence(tokens, start, x, y);
     for (std::size_t i = 0; i < x.size(); ++i) {
-      REQUIRE(y[i] == x[i] + 1);
-      if (i % block != 0) REQUIRE(x[i] == x[i - 1] + 1);
+      CHECK(x[i] == static_cast<std::int32_t>(start) + static_cast<std::int32_t>(i));
+      CHECK(y[i] == x[i] + 1);
     }
-    for (std::size_t i = 0; i < x.size(); i += block) starts.insert(x[i]);
   }
-  CHECK(starts.size() == 32);  // 40 - 8 offsets, all met
-  CHECK(*starts.begin() == 0);
-  CHECK(*starts.rbegin() == 31);
-
-  fill_batch(tokens, 1337, Draw::training, 5, block, x, y);
-  fill_batch(tokens, 1337, Draw::training, 5, block, again, y);
-  CHECK(x == again);
-  for (auto const& [seed, draw, batch] : {std::tuple{1338u, Draw::training, 5u}, std::tuple{1337u, Draw::val_loss, 5u},
-                                          std::tuple{1337u, Draw::training, 6u}}) {
-    fill_batch(tokens, seed, draw, batch, block, again, y);
-    CHECK(x != again);
+  for (std::int64_t const start : {-1, 8}) {
+    CHECK(has(what([&] { fill_sequence(tokens, start, x, y); }), "12 tokens, too few for a block of 4"));
   }
-  std::vector<std::int32_t> long_x(40), long_y(40);
-  CHECK(has(what([&] { fill_batch(tokens, 1, Draw::training, 0, 40, long_x, long_y); }), "too few for a block of 40"));
 }
 
 TEST_CASE("tinyshakespeare has 65 symbols and 1,003,854 and 111,540 tokens") {

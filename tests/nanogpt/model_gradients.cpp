@@ -69,7 +69,7 @@ TEST_CASE("every tensor's gradient is the derivative of the loss", "[nanogpt][mo
 
     // The loss comes from the same micro-step, so that the masks are those of its backward.
     auto const loss = [&] {
-      model.set_micro_step(4);
+      model.set_masks(4);
       model.forward_backward(tokens.data(), targets.data());
       return model.read_loss();
     };
@@ -120,7 +120,7 @@ TEST_CASE("dropout draws another mask for every micro-step and none in evaluatio
   engine.store().randomise(3, 0.5);
   auto const tokens = ids(16, 13, 3), targets = ids(16, 13, 5);
   auto const loss_at = [&](std::uint64_t step) {
-    model.set_micro_step(step);
+    model.set_masks(step);
     model.forward_backward(tokens.data(), targets.data());
     return model.read_loss();
   };
@@ -133,4 +133,24 @@ TEST_CASE("dropout draws another mask for every micro-step and none in evaluatio
   double const clean = evaluate();
   CHECK(clean == evaluate());
   CHECK(clean != loss_at(1));
+}
+
+TEST_CASE("a sequence's dropout masks depend on its number, not on the batch that it is part of", "[nanogpt][model]") {
+  Engine engine, alone;
+  auto const config = shape(2, 2, 16, 8, 13, false, 0.5f);
+  Gpt model(engine, config, 2, 8), single(alone, config, 1, 8);
+  engine.store().randomise(3, 0.5);
+  alone.store().randomise(3, 0.5);
+  auto const tokens = ids(16, 13, 3), targets = ids(16, 13, 5);
+  model.set_masks(7, 6);
+  model.forward_backward(tokens.data(), targets.data());
+  double const together = model.read_loss();
+  engine.store().zero_gradients();
+  auto const loss_of = [&](std::ptrdiff_t sequence, std::int64_t number) {
+    single.set_masks(7, number);
+    single.forward_backward(tokens.data() + 8 * sequence, targets.data() + 8 * sequence);
+    return single.read_loss();
+  };
+  CHECK(std::abs(together - 0.5 * (loss_of(0, 6) + loss_of(1, 7))) < 1e-12);
+  CHECK(loss_of(1, 7) != loss_of(1, 6));
 }

@@ -14,7 +14,7 @@ namespace nanogpt {
 struct DropoutMask {
   float probability = 0.0f;  ///< of dropping, below 1
   std::uint64_t seed = 0;    ///< of the run
-  std::uint64_t step = 0;    ///< micro-step, below 2^40
+  std::uint64_t step = 0;    ///< below 2^40
   std::uint32_t site = 0;    ///< layer and place in it, below 2^24
 
   FSDP_HD fsdp::RandomSequence sequence() const { return {seed, step << 24 | site}; }

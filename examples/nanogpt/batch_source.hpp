@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which sequences a rank trains on and evaluates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "data.hpp"
+#include "window_order.hpp"
+
+namespace nanogpt {
+
+/// A rank's part of the run's batches. What all ranks together get in an iteration, or in a batch of an evaluation,
+/// depends on the seed and on the number of sequences, not on how many ranks and micro-steps share them.
+struct BatchSource {
+  Dataset const* dataset = nullptr;  ///< nullptr, for a benchmark without data: random tokens
+  std::int64_t vocab_size = 50304;
+  std::uint64_t seed = 0;  ///< of the run
+  std::int64_t rank = 0, ranks = 1;
+  std::int64_t batch_size = 1;   ///< B: sequences of a rank's micro-step
+  std::int64_t micro_steps = 1;  ///< of a rank in an iteration
+  std::int64_t block_size = 1;   ///< T: tokens of a sequence
+
+  /// Sequences of an iteration, of all ranks.
+  std::int64_t global_batch() const { return micro_steps * ranks * batch_size; }
+  /// Number, within its iteration, of the first sequence of this rank's micro-step.
+  std::int64_t first_of(std::int64_t micro_step) const { return (micro_step * ranks + rank) * batch_size; }
+
+  /// See [Note: Training windows].
+  /// @param inputs,targets  (B, T), row-major
+  void training(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
+                std::span<std::int32_t> targets) const {
+    auto const first = iteration * global_batch() + first_of(micro_step);
+    if (dataset == nullptr) return random_tokens(first, inputs, targets);
+    WindowOrder const order(seed, dataset->train.size(), block_size);
+    for (std::int64_t i = 0; i < batch_size; ++i)
+      fill_sequence(dataset->train, order.start(first + i), row(inputs, i), row(targets, i));
+  }
+
+  /// Sequences anywhere in a split, with replacement.
+  /// @param batch  number of the batch that all ranks draw together
+  /// @param inputs,targets  (B, T), row-major
+  /// @pre there is a data set
+  void evaluation(Split split, std::int64_t batch, std::span<std::int32_t> inputs,
+                  std::span<std::int32_t> targets) const {
+    auto const& tokens = dataset->split(split);
+    for (std::int64_t i = 0; i < batch_size; ++i) {
+      auto const start = draw_offset(seed, split == Split::train ? Draw::train_loss : Draw::val_loss,
+                                     static_cast<std::uint64_t>(batch),
+                                     static_cast<std::uint64_t>(rank * batch_size + i), tokens.size() - block_size);
+      fill_sequence(tokens, start, row(inputs, i), row(targets, i));
+    }
+  }
+
+ private:
+  std::span<std::int32_t> row(std::span<std::int32_t> batch, std::int64_t i) const {
+    return batch.subspan(static_cast<std::size_t>(i * block_size), static_cast<std::size_t>(block_size));
+  }
+  void random_tokens(std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+    auto const block = static_cast<std::size_t>(block_size);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      auto const number = static_cast<std::uint64_t>(first) + i / block;
+      auto const token = [&](std::size_t place) {
+        return static_cast<std::int32_t>(draw_offset(seed, Draw::tokens, number, place, vocab_size));
+      };
+      inputs[i] = token(2 * (i % block));
+      targets[i] = token(2 * (i % block) + 1);
+    }
+  }
+};
+
+}  // namespace nanogpt

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which sequences are trained on: permutations, epochs, and batches that do not depend on who computes them.
+#include "batch_source.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "data.cpp"  // NOLINT: tests what the program is made of
+#include "tests/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace {
+
+using namespace nanogpt;
+using Folder = fsdp::testing::TemporaryFolder;
+
+/// A data set whose token at i is i, so that a sequence tells where it begins. At most 65,535 tokens a split.
+Dataset counting_dataset(Folder const& folder, int train, int val) {
+  auto const bytes = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += {static_cast<char>(i & 0xff), static_cast<char>(i >> 8)};
+    return text;
+  };
+  return {Meta{}, TokenFile(folder.file("train.bin", bytes(train)), 2),
+          TokenFile(folder.file("val.bin", bytes(val)), 2)};
+}
+
+struct Share {
+  std::int64_t ranks, micro_steps, batch_size;
+};
+
+/// Starts of all sequences of one iteration, in the order of ranks and micro-steps.
+template <class Fill>
+std::vector<std::int32_t> starts(BatchSource source, Share const& split, Fill fill) {
+  std::vector<std::int32_t> all;
+  for (std::int64_t micro = 0; micro < split.micro_steps; ++micro) {
+    for (std::int64_t rank = 0; rank < split.ranks; ++rank) {
+      source.rank = rank;
+      source.ranks = split.ranks;
+      source.micro_steps = split.micro_steps;
+      source.batch_size = split.batch_size;
+      auto const block = static_cast<std::size_t>(source.block_size);
+      std::vector<std::int32_t> x(static_cast<std::size_t>(split.batch_size) * block), y(x.size());
+      fill(source, micro, x, y);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        REQUIRE(y[i] == x[i] + 1);
+        if (i % block != 0) REQUIRE(x[i] == x[i - 1] + 1);
+      }
+      for (std::size_t i = 0; i < x.size(); i += block) all.push_back(x[i]);
+    }
+  }
+  return all;
+}
+
+std::vector<std::int32_t> training(BatchSource const& source, Share const& split, std::int64_t iteration) {
+  return starts(source, split, [&](BatchSource const& mine, std::int64_t micro, auto& x, auto& y) {
+    mine.training(iteration, micro, x, y);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a permutation meets every index once") {
+  for (std::int64_t size = 1; size <= 130; ++size) {
+    for (std::uint64_t const key : {0u, 1u, 1337u}) {
+      Permutation const permutation(size, key);
+      std::vector<int> met(static_cast<std::size_t>(size));
+      for (std::int64_t i = 0; i < size; ++i) {
+        auto const image = permutation(i);
+        REQUIRE((image >= 0 && image < size));
+        ++met[static_cast<std::size_t>(image)];
+      }
+      CHECK(std::count(met.begin(), met.end(), 1) == size);
+    }
+  }
+  for (std::int64_t const size : {4095, 4096, 4097, 15685}) {
+    Permutation const permutation(size, 5);
+    std::vector<bool> met(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) met[static_cast<std::size_t>(permutation(i))] = true;
+    CHECK(std::count(met.begin(), met.end(), true) == size);
+  }
+  Permutation const large(std::int64_t{1} << 61, 3);
+  for (std::int64_t i = 0; i < 1000; ++i) CHECK((large(i) >= 0 && large(i) < std::int64_t{1} << 61));
+}
+
+// Of n images of a random permutation, those that lie in the half where their index lies number n/2, with a deviation
+// of sqrt(n)/2; a correlation of neighbours of a random permutation has the deviation 1/sqrt(n). Six deviations.
+TEST_CASE("a permutation is not in order, and depends on its key") {
+  std::int64_t const size = 15685;
+  auto const n = static_cast<double>(size);
+  Permutation const permutation(size, 1), other(size, 2);
+  double stayed = 0, neighbours = 0, equal = 0;
+  auto const centred = [&](std::int64_t i) {
+    return (static_cast<double>(permutation(i)) - 0.5 * n) / (n / std::sqrt(12.0));
+  };
+  for (std::int64_t i = 0; i < size; ++i) {
+    stayed += (permutation(i) < size / 2) == (i < size / 2);
+    neighbours += centred(i) * centred((i + 1) % size) / n;
+    equal += permutation(i) == other(i);
+  }
+  CHECK(std::abs(stayed - n / 2) < 6 * std::sqrt(n) / 2);
+  CHECK(std::abs(neighbours) < 6 / std::sqrt(n));
+  CHECK(equal < 10);  // 1 is expected
+}
+
+TEST_CASE("an epoch covers the text once, but for less than two windows at its ends, in another order each time") {
+  for (auto const& [tokens, block] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {1000, 8}, {1001, 8}, {1007, 8}, {64, 1}, {17, 8}, {16, 8}, {1003, 64}}) {
+    CAPTURE(tokens, block);
+    WindowOrder const order(1337, tokens, block);
+    std::set<std::vector<std::int64_t>> orders;
+    for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
+      std::vector<int> met(static_cast<std::size_t>(tokens));
+      std::vector<std::int64_t> visits;
+      for (std::int64_t i = 0; i < order.windows(); ++i) {
+        auto const start = order.start(epoch * order.windows() + i);
+        visits.push_back(start);
+        REQUIRE((start >= 0 && start + block < tokens));
+        for (std::int64_t position = 0; position < block; ++position) ++met[static_cast<std::size_t>(start + position)];
+      }
+      CHECK(*std::max_element(met.begin(), met.end()) == 1);
+      CHECK(std::count(met.begin(), met.end(), 0) < 2 * block);
+      orders.insert(visits);
+    }
+    if (order.windows() > 8) CHECK(orders.size() == 20);
+  }
+}
+
+TEST_CASE("every start occurs, and no other, down to a text of one block and one token") {
+  std::int64_t const block = 8;
+  for (std::int64_t const tokens : {9, 10, 15, 16, 17, 23, 24, 25, 100}) {
+    CAPTURE(tokens);
+    WindowOrder const order(1, tokens, block);
+    std::set<std::int64_t> met;
+    for (std::int64_t i = 0; i < 4000; ++i) met.insert(order.start(i));
+    CHECK(static_cast<std::int64_t>(met.size()) == tokens - block);
+    CHECK(*met.begin() == 0);
+    CHECK(*met.rbegin() == tokens - block - 1);
+  }
+  for (std::int64_t i = 0; i < 20; ++i) CHECK(WindowOrder(1, 9, block).start(i) == 0);
+}
+
+TEST_CASE(
+    "the global batch is the same for every number of ranks and micro-steps, and ranks share no window of an epoch") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 8 * 120 + 5, 300);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.seed = 1337;
+  source.block_size = 8;
+  std::vector<Share> const splits{{1, 1, 12}, {2, 1, 6}, {1, 2, 6}, {3, 2, 2}, {4, 3, 1}, {2, 6, 1}, {12, 1, 1}};
+  WindowOrder const order(1337, dataset.train.size(), 8);
+  REQUIRE(order.windows() == 119);
+  for (std::int64_t iteration = 0; iteration < 25; ++iteration) {
+    auto const whole = training(source, splits[0], iteration);
+    for (auto const& split : splits) {
+      CAPTURE(iteration, split.ranks, split.micro_steps, split.batch_size);
+      CHECK(training(source, split, iteration) == whole);
+    }
+  }
+  std::set<std::int32_t> epoch;
+  for (std::int64_t iteration = 0; iteration < 9; ++iteration)  // 108 of 119 windows
+    for (auto const start : training(source, {4, 1, 3}, iteration)) epoch.insert(start);
+  CHECK(epoch.size() == 108);
+
+  auto const first = training(source, splits[0], 0);
+  CHECK(training(source, splits[0], 1) != first);
+  source.seed = 1338;
+  CHECK(training(source, splits[0], 0) != first);
+}
+
+TEST_CASE("a batch larger than an epoch goes on with the next epoch") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 33, 20);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.block_size = 8;
+  WindowOrder const order(0, 33, 8);
+  REQUIRE(order.windows() == 3);
+  auto const batch = training(source, {2, 1, 5}, 0);
+  REQUIRE(batch.size() == 10);
+  for (std::size_t i = 0; i < batch.size(); ++i) CHECK(batch[i] == order.start(static_cast<std::int64_t>(i)));
+}
+
+TEST_CASE("evaluations draw the same sequences for every number of ranks, anywhere in their split") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 100, 40);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.seed = 3;
+  source.block_size = 8;
+  auto const drawn = [&](Split split, Share const& ranks, std::int64_t batch) {
+    return starts(source, ranks, [&](BatchSource const& mine, std::int64_t, auto& x, auto& y) {
+      mine.evaluation(split, batch, x, y);
+    });
+  };
+  std::set<std::int32_t> met;
+  for (std::int64_t batch = 0; batch < 60; ++batch) {
+    auto const whole = drawn(Split::val, {1, 1, 12}, batch);
+    CHECK(drawn(Split::val, {2, 1, 6}, batch) == whole);
+    CHECK(drawn(Split::val, {3, 1, 4}, batch) == whole);
+    met.insert(whole.begin(), whole.end());
+  }
+  CHECK(met.size() == 32);  // 40 - 8
+  CHECK(drawn(Split::val, {1, 1, 12}, 0) != drawn(Split::val, {1, 1, 12}, 1));
+  CHECK(drawn(Split::train, {1, 1, 12}, 0) != drawn(Split::val, {1, 1, 12}, 0));
+}
+
+TEST_CASE("without data the tokens are random, inside the vocabulary, and the same for every split of the batch") {
+  BatchSource source;
+  source.vocab_size = 7;
+  source.block_size = 4;
+  std::vector<std::int32_t> x(48), y(48), half_x(24), half_y(24);
+  source.batch_size = 12;
+  source.training(2, 0, x, y);
+  CHECK(std::all_of(x.begin(), x.end(), [](auto token) { return token >= 0 && token < 7; }));
+  CHECK(std::set<std::int32_t>(x.begin(), x.end()).size() == 7);
+  source.batch_size = 6;
+  source.ranks = 2;
+  for (source.rank = 0; source.rank < 2; ++source.rank) {
+    source.training(2, 0, half_x, half_y);
+    CHECK(std::equal(half_x.begin(), half_x.end(), x.begin() + 24 * source.rank));
+    CHECK(std::equal(half_y.begin(), half_y.end(), y.begin() + 24 * source.rank));
+  }
+}
