@@ -1,28 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Controls of movement: what is gathered ahead, kept, or left waiting changes no result.
+// Controls of movement: what is gathered ahead, kept, or left waiting changes no result, with delays at every kernel
+// and collective.
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
 
 #include "tests/catch.hpp"
+#include "tests/support/delayed.hpp"
 #include "tests/support/local_run.hpp"
 
 namespace {
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
+using Comm = toy::Delayed<Local>;
 
 /// Called before each micro-step with its number, of `micro_steps`.
 using Control = std::function<void(int micro)>;
 
 /// Trains 4 steps of 3 micro-steps on 4 ranks. `control(engine)` returns what is done before each micro-step.
+/// @param most_delay  microseconds; each run has other delays
 template <class S, class MakeControl>
-std::vector<float> train(fsdp::EngineOptions options, MakeControl control, int shard_group = 2) {
+std::vector<float> train(fsdp::EngineOptions options, MakeControl control, int shard_group = 2,
+                         std::int64_t most_delay = 500) {
+  static std::uint64_t seed = 0;
+  ++seed;
   std::vector<float> result;
   fsdp::local::run(4, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Local> mesh(std::move(comm), {.shard_group = shard_group});
-    fsdp::Engine<S, Local> engine(mesh, options);
+    fsdp::Mesh<Comm> mesh(Comm(std::move(comm), seed, most_delay), {.shard_group = shard_group});
+    fsdp::Engine<S, Comm> engine(mesh, options);
     toy::Shape shape;
     shape.hidden = {17, 40, 5, 31};
     toy::Network network(engine, shape);
@@ -58,7 +65,7 @@ double difference(std::vector<float> const& a, std::vector<float> const& b) {
 }  // namespace
 
 TEST_CASE("what is gathered ahead and kept does not change a bit") {
-  auto const reference = train<fsdp::FullShard>({}, nothing);
+  auto const reference = train<fsdp::FullShard>({}, nothing, 2, 0);
   fsdp::EngineOptions options;
   SECTION("depths that differ") {
     options.prefetch = 3;
@@ -108,7 +115,7 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
 }
 
 TEST_CASE("gradients that wait change the order of a sum alone") {
-  auto const reference = train<fsdp::FullShard>({}, nothing);
+  auto const reference = train<fsdp::FullShard>({}, nothing, 2, 0);
   fsdp::EngineOptions options;
   options.accumulate_unsharded = true;
   auto const gradients = [](auto when) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -57,9 +58,8 @@ inline std::vector<Row> rows_of(fsdp::testing::Table const& table, std::size_t p
   return rows;
 }
 
-using Fp16 = fsdp::Precision<fsdp::fp16, fsdp::fp16>;
-
 inline constexpr int steps = 5;
+inline constexpr float first_scale = 1024.0f, last_scale = 4096.0f;  ///< of fp16's loss: it grows every second step
 inline constexpr std::int64_t most_delay_us = 2000;
 inline constexpr Reference::Options optimizer{
     .lr = 0.125, .momentum = 0.5, .weight_decay = 0.0078125, .max_norm = 0.125};
@@ -76,6 +76,7 @@ inline int micro_steps(Row const& row) { return row.accumulation == Accumulation
 struct Outcome {
   std::vector<fsdp::TensorInfo> tensors;
   std::vector<float> initial, gradients, parameters;  ///< gradients: of the first step, before clipping
+  float loss_scale = 1.0f;
 
   bool same_bits(Outcome const& other) const {
     return !parameters.empty() && same(gradients, other.gradients) && same(parameters, other.parameters);
@@ -129,18 +130,26 @@ Outcome train(Comm comm, Row const& row) {
   fsdp::Sgd sgd(engine, {.lr = static_cast<float>(optimizer.lr),
                          .momentum = static_cast<float>(optimizer.momentum),
                          .weight_decay = static_cast<float>(optimizer.weight_decay)});
+  std::optional<fsdp::GradScaler<fsdp::Engine<S, Comm, P>>> scaler;
+  if (std::is_same_v<typename P::Param, fsdp::fp16>)
+    scaler.emplace(engine, fsdp::GradScalerOptions{.init_scale = first_scale, .growth_interval = 2});
   Outcome outcome;
   outcome.initial = parameters(engine);
   auto const micros = micro_steps(row);
   for (int step = 0; step < steps; ++step) {
     for (int micro = 0; micro < micros; ++micro) {
       engine.set_gradient_sync(row.accumulation != Accumulation::unsynced || micro + 1 == micros);
-      network.step(step * micros + micro, 1.0f / static_cast<float>(micros));
+      network.step(step * micros + micro, 1.0f / static_cast<float>(micros), scaler ? scaler->scale() : nullptr);
     }
-    if (step == 0) outcome.gradients = gradients(engine, 1.0f);
+    if (step == 0) outcome.gradients = gradients(engine, scaler ? 1.0f / first_scale : 1.0f);
     fsdp::clip_grad_norm(engine, static_cast<float>(optimizer.max_norm));
-    sgd.step();
+    if (scaler) {
+      scaler->step(sgd, static_cast<float>(optimizer.lr));
+    } else {
+      sgd.step();
+    }
   }
+  if (scaler) outcome.loss_scale = scaler->value();
   outcome.parameters = parameters(engine);
   outcome.tensors = fsdp::tensor_list(engine);
   engine.synchronize();
@@ -237,6 +246,7 @@ inline Exact train_exactly(Outcome const& start, int micros) {
 template <class P>
 void check_against_one(Outcome const& got, Outcome const& one, Exact const& exact) {
   CHECK(exact.clipped == steps);
+  CHECK(got.loss_scale == (std::is_same_v<typename P::Param, fsdp::fp16> ? last_scale : 1.0f));  // no step was skipped
   REQUIRE(Outcome::same(got.initial, one.initial));
   if constexpr (std::is_same_v<typename P::Param, float> && std::is_same_v<typename P::Reduce, float>) {
     for (auto const& [a, b] :

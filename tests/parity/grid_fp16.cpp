@@ -5,11 +5,11 @@
 #include "tests/parity/grid.hpp"
 
 TEST_CASE("all pairs of the parity grid in fp16") {
-  toy::grid::check_rows<toy::grid::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_pairs(toy::grid::axes));
+  toy::grid::check_rows<fsdp::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_pairs(toy::grid::axes));
 }
 
-TEST_CASE("three ranks in fp16") { toy::grid::check_three_ranks<toy::grid::Fp16>(7000); }
+TEST_CASE("three ranks in fp16") { toy::grid::check_three_ranks<fsdp::Fp16>(7000); }
 
 TEST_CASE("the whole parity grid in fp16", "[.][grid]") {
-  toy::grid::check_rows<toy::grid::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_rows(toy::grid::axes));
+  toy::grid::check_rows<fsdp::Fp16>(toy::grid::fp16_axis, fsdp::testing::all_rows(toy::grid::axes));
 }

@@ -40,5 +40,5 @@ TEST_CASE("rows of the parity grid over processes") {
   check_processes<fsdp::ShardGradOp, fsdp::Bf16>({Sharding::shard_grad_op, 1, Accumulation::unsynced, true}, 2);
   check_processes<fsdp::HybridShard<>, fsdp::Fp32>({Sharding::hybrid_shard, 0, Accumulation::synced, true}, 3);
   check_processes<fsdp::NoShard, fsdp::Bf16>({Sharding::no_shard, 1, Accumulation::none, true}, 4);
-  check_processes<fsdp::FullShard, Fp16>({Sharding::full_shard, 0, Accumulation::unsynced, false}, 5);
+  check_processes<fsdp::FullShard, fsdp::Fp16>({Sharding::full_shard, 0, Accumulation::unsynced, false}, 5);
 }
