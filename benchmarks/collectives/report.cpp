@@ -77,7 +77,8 @@ Report::Report(Settings const& settings, int ranks, std::string device, bool pri
                  {"iters", settings.iterations},
                  {"warmup_iters", settings.warmup},
                  {"rounds", settings.rounds},
-                 {"pool_bytes", settings.pool_bytes}};
+                 {"pool_bytes", settings.pool_bytes},
+                 {"bind", settings.bind}};
   if (!printing_) return;
   fmt::print("# {} ranks over {}, {}, {} cores, {}\n", ranks, settings.comm, device,
              std::thread::hardware_concurrency(), static_cast<char const*>(date));

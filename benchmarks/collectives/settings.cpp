@@ -67,7 +67,8 @@ void require(bool holds, std::string const& message) {
 }
 
 void check_together(Settings const& s, bool ranks_given) {
-  int const processes = launched("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", 1);
+  int const processes =
+      s.comm == "nccl" ? launched("WORLD_SIZE", "WORLD_SIZE", 1) : launched("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", 1);
   require(s.min_bytes > 0 && s.min_bytes <= s.max_bytes,
           fmt::format("-b {} and -e {}: expected 0 < minbytes <= maxbytes", s.min_bytes, s.max_bytes));
   require(s.pool_bytes > 0, "--pool: expected a positive byte count");
@@ -77,8 +78,9 @@ void check_together(Settings const& s, bool ranks_given) {
           "--comm=local runs all ranks in one process: start it without mpirun, with --ranks");
   bool const alone = s.mode == Mode::units || s.mode == Mode::sweep;
   require(s.comm != "local" || s.ranks >= (alone ? 1 : 2), fmt::format("--ranks={}: expected 2 or more", s.ranks));
-  require(s.comm != "mpi" || processes > 1 || alone,
-          "one process has no peers: run it under mpirun -np 2, or with --comm=local --ranks=2");
+  require(s.comm == "local" || processes > 1 || alone,
+          "one process has no peers: start several (mpirun -np 2; for nccl torchrun's variables), or use "
+          "--comm=local --ranks=2");
   require(s.unit_bytes > 0, "--unit_bytes: expected a positive byte count");
 }
 
@@ -154,6 +156,8 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
   bytes("--pool", s.pool_bytes, "what iterations rotate through, so that caches do not flatter", single);
   number("--compare", s.compare, "time the plain memory operation, and MPI's own collectives, too (0 or 1)", 0, 1,
          {Mode::table});
+  app.add_option("--bind", s.bind, "keep each rank's threads on one core, ranks in turn (0 or 1)")
+      ->capture_default_str();
   app.add_option("--json", s.json, "also write the results to this file");
 
   bool overlap = false;

@@ -28,6 +28,7 @@ struct Settings {
   int warmup = 5;
   int rounds = 5;  ///< timed blocks of `iterations`; medians are reported
   bool check = true;
+  bool bind = false;  ///< keep each rank's threads on one core
   std::string json;
 
   Mode mode = Mode::table;
