@@ -47,9 +47,9 @@ class AdamW {
   void step(float lr) {
     state_.step(lr, options_.beta1, options_.beta2, [this](auto& unit, auto const& part) {
       if constexpr (State::narrow) {
-        if (options_.stochastic_rounding) return launch<true>(unit, part);
+        if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }
-      launch<false>(unit, part);
+      this->launch<false>(unit, part);
     });
   }
 

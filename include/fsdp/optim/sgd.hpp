@@ -35,9 +35,9 @@ class Sgd {
   void step(float lr) {
     state_.step(lr, 0.0f, 0.0f, [this](auto& unit, auto const& part) {
       if constexpr (State::narrow) {
-        if (options_.stochastic_rounding) return launch<true>(unit, part);
+        if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }
-      launch<false>(unit, part);
+      this->launch<false>(unit, part);
     });
   }
 
