@@ -247,7 +247,7 @@ class Engine {
   /// For optimizers: the span of a unit's update, which begins on compute.
   auto trace_update(Unit const& unit) {
     return trace_.begin(*compute_, StreamKind::compute, unit.name(), "optimizer", "optimizer",
-                        unit.shard_numel() * static_cast<std::int64_t>(sizeof(float)));
+                        unit.shard_numel() * static_cast<std::int64_t>(sizeof(typename P::Master)));
   }
 
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
