@@ -17,6 +17,7 @@ namespace bench {
 struct Form {
   double time = 0;
   std::optional<double> plain;   ///< the plain memory operation
+  double ratio = 0;              ///< median over rounds of plain's time by ours
   std::optional<double> vendor;  ///< MPI's own collective
   std::optional<std::int64_t> wrong;
 };
