@@ -154,14 +154,14 @@ void Report::add(OverlapRow const& row) {
                                     {"exposed_us", row.exposed() * 1e6},
                                     {"exposed_percent", 100 * row.exposed() / row.comm},
                                     {"efficiency", row.efficiency()},
-                                    {"compute_slowdown", row.compute_beside / row.compute},
+                                    {"compute_slowdown", row.slowdown()},
                                     {"reserved_bytes", row.reserved}});
   if (!printing_) return;
   bool const single = row.units == 0;
   fmt::print(" {:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9.1f} {:>10.2f} {:>9.2f} {:>12}\n", row.what,
              row.bytes, single ? "-" : fmt::format("{}", row.units), single ? "-" : fmt::format("{}", row.prefetch),
              microseconds(row.comm), microseconds(row.compute), microseconds(row.overlapped),
-             100 * row.exposed() / row.comm, row.efficiency(), row.compute_beside / row.compute,
+             100 * row.exposed() / row.comm, row.efficiency(), row.slowdown(),
              single ? "-" : fmt::format("{}", row.reserved));
   std::fflush(stdout);
 }
@@ -169,17 +169,18 @@ void Report::add(OverlapRow const& row) {
 int Report::finish() {
   if (settings_.mode == Mode::sweep && !overlaps_.empty()) {
     auto const best = std::min_element(overlaps_.begin(), overlaps_.end(),
-                                       [](auto const& a, auto const& b) { return a.overlapped < b.overlapped; });
+                                       [](auto const& a, auto const& b) { return a.slowdown() < b.slowdown(); });
     json_->root["best"] = {{"unit_bytes", best->bytes}, {"prefetch", best->prefetch}};
-    // The smallest memory within 3 % of the best time: what a unit's size should be.
+    // The smallest memory within 3 % of the least slowdown: what a unit's size should be.
     auto const frugal = std::min_element(overlaps_.begin(), overlaps_.end(), [&](auto const& a, auto const& b) {
-      auto const near = [&](auto const& row) { return row.overlapped <= 1.03 * best->overlapped; };
+      auto const near = [&](auto const& row) { return row.slowdown() <= 1.03 * best->slowdown(); };
       return near(a) != near(b) ? near(a) : a.reserved < b.reserved;
     });
     json_->root["frugal"] = {{"unit_bytes", frugal->bytes}, {"prefetch", frugal->prefetch}};
     if (printing_)
-      fmt::print("# fastest: units of {}, prefetch {}; least memory within 3 % of it: units of {}, prefetch {}\n",
-                 size_text(best->bytes), best->prefetch, size_text(frugal->bytes), frugal->prefetch);
+      fmt::print(
+          "# least slowdown: units of {}, prefetch {}; least memory within 3 % of it: units of {}, prefetch {}\n",
+          size_text(best->bytes), best->prefetch, size_text(frugal->bytes), frugal->prefetch);
   }
   json_->root["wrong"] = wrong_;
   if (!printing_) return wrong_ == 0 ? 0 : 1;

@@ -39,6 +39,7 @@ struct OverlapRow {
   double compute_beside = 0;  ///< what compute took beside the communication
   std::size_t reserved = 0;   ///< bytes that the engine holds on a rank
 
+  double slowdown() const { return compute_beside / compute; }
   double exposed() const { return overlapped - compute; }
   double efficiency() const { return (comm + compute - overlapped) / (comm < compute ? comm : compute); }
 };
