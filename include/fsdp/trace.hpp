@@ -206,7 +206,7 @@ class TraceHook {
   using Stream = typename D::Stream;
 
   /// A span under way. One that is dropped without end() is left out of the trace.
-  class [[nodiscard]] Scope {
+  class Scope {
    public:
     Scope() = default;
     /// What `stream` does next is no longer part of the span.
@@ -231,8 +231,8 @@ class TraceHook {
 
   /// What `stream` does next, until Scope::end(), is a span. Call it after the waits of the work, see
   /// [Note: What a span covers].
-  Scope begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what, std::string_view pass,
-              std::int64_t bytes = 0) const {
+  [[nodiscard]] Scope begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what,
+                            std::string_view pass, std::int64_t bytes = 0) const {
     Scope scope(typename Scope::Range(unit, pass, what == pass ? std::string_view{} : what));
     if (tracer_ != nullptr) {
       scope.span_ = tracer_->begin(stream, kind, unit, what, pass, bytes);
