@@ -35,7 +35,7 @@ std::string cells(Form const& form, double bytes, double factor, bool compare, b
   auto text = fmt::format("{:>9} {:>7.2f} {:>7.2f} {:>6}", microseconds(form.time), algbw, algbw * factor,
                           form.wrong ? fmt::format("{}", *form.wrong) : "N/A");
   if (compare)
-    text += form.plain ? fmt::format(" {:>9} {:>6.1f}%", microseconds(*form.plain), 100 * *form.plain / form.time)
+    text += form.plain ? fmt::format(" {:>9} {:>6.1f}%", microseconds(*form.plain), 100 * form.ratio)
                        : fmt::format(" {:>9} {:>7}", "-", "-");
   if (compare && vendor) text += fmt::format(" {:>9}", form.vendor ? microseconds(*form.vendor) : "-");
   return text;
@@ -48,7 +48,7 @@ nlohmann::ordered_json json_of(Form const& form, double bytes, double factor) {
   j["wrong"] = form.wrong ? nlohmann::ordered_json(*form.wrong) : nlohmann::ordered_json();
   if (form.plain) {
     j["plain_us"] = *form.plain * 1e6;
-    j["ratio_to_plain"] = *form.plain / form.time;
+    j["ratio_to_plain"] = form.ratio;
   }
   if (form.vendor) j["mpi_us"] = *form.vendor * 1e6;
   return j;
@@ -97,7 +97,7 @@ void Report::begin(Collective collective, std::string const& plain) {
   bool const vendor = settings_.comm == "mpi";
   fmt::print("#\n# {}\n", name(collective));
   if (settings_.compare) {
-    fmt::print("# plain: {}\n# ratio: plain's time / ours\n", plain);
+    fmt::print("# plain: {}\n# ratio: plain's time / ours in the same round, median over rounds\n", plain);
     if (vendor) fmt::print("# mpi: MPI's own {}\n", name(collective));
   }
   std::string form = fmt::format("{:>9} {:>7} {:>7} {:>6}", "time(us)", "algbw", "busbw", "#wrong");
@@ -154,14 +154,14 @@ void Report::add(OverlapRow const& row) {
                                     {"exposed_us", row.exposed() * 1e6},
                                     {"exposed_percent", 100 * row.exposed() / row.comm},
                                     {"efficiency", row.efficiency()},
-                                    {"compute_slowdown", row.compute_beside / row.compute},
+                                    {"compute_slowdown", row.slowdown()},
                                     {"reserved_bytes", row.reserved}});
   if (!printing_) return;
   bool const single = row.units == 0;
   fmt::print(" {:>15} {:>10} {:>6} {:>8} {:>12} {:>12} {:>14} {:>9.1f} {:>10.2f} {:>9.2f} {:>12}\n", row.what,
              row.bytes, single ? "-" : fmt::format("{}", row.units), single ? "-" : fmt::format("{}", row.prefetch),
              microseconds(row.comm), microseconds(row.compute), microseconds(row.overlapped),
-             100 * row.exposed() / row.comm, row.efficiency(), row.compute_beside / row.compute,
+             100 * row.exposed() / row.comm, row.efficiency(), row.slowdown(),
              single ? "-" : fmt::format("{}", row.reserved));
   std::fflush(stdout);
 }
@@ -169,17 +169,18 @@ void Report::add(OverlapRow const& row) {
 int Report::finish() {
   if (settings_.mode == Mode::sweep && !overlaps_.empty()) {
     auto const best = std::min_element(overlaps_.begin(), overlaps_.end(),
-                                       [](auto const& a, auto const& b) { return a.overlapped < b.overlapped; });
+                                       [](auto const& a, auto const& b) { return a.slowdown() < b.slowdown(); });
     json_->root["best"] = {{"unit_bytes", best->bytes}, {"prefetch", best->prefetch}};
-    // The smallest memory within 3 % of the best time: what a unit's size should be.
+    // The smallest memory within 3 % of the least slowdown: what a unit's size should be.
     auto const frugal = std::min_element(overlaps_.begin(), overlaps_.end(), [&](auto const& a, auto const& b) {
-      auto const near = [&](auto const& row) { return row.overlapped <= 1.03 * best->overlapped; };
+      auto const near = [&](auto const& row) { return row.slowdown() <= 1.03 * best->slowdown(); };
       return near(a) != near(b) ? near(a) : a.reserved < b.reserved;
     });
     json_->root["frugal"] = {{"unit_bytes", frugal->bytes}, {"prefetch", frugal->prefetch}};
     if (printing_)
-      fmt::print("# fastest: units of {}, prefetch {}; least memory within 3 % of it: units of {}, prefetch {}\n",
-                 size_text(best->bytes), best->prefetch, size_text(frugal->bytes), frugal->prefetch);
+      fmt::print(
+          "# least slowdown: units of {}, prefetch {}; least memory within 3 % of it: units of {}, prefetch {}\n",
+          size_text(best->bytes), best->prefetch, size_text(frugal->bytes), frugal->prefetch);
   }
   json_->root["wrong"] = wrong_;
   if (!printing_) return wrong_ == 0 ? 0 : 1;

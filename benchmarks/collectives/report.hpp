@@ -17,6 +17,7 @@ namespace bench {
 struct Form {
   double time = 0;
   std::optional<double> plain;   ///< the plain memory operation
+  double ratio = 0;              ///< median over rounds of plain's time by ours
   std::optional<double> vendor;  ///< MPI's own collective
   std::optional<std::int64_t> wrong;
 };
@@ -38,6 +39,7 @@ struct OverlapRow {
   double compute_beside = 0;  ///< what compute took beside the communication
   std::size_t reserved = 0;   ///< bytes that the engine holds on a rank
 
+  double slowdown() const { return compute_beside / compute; }
   double exposed() const { return overlapped - compute; }
   double efficiency() const { return (comm + compute - overlapped) / (comm < compute ? comm : compute); }
 };

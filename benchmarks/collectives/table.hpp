@@ -116,11 +116,17 @@ class Table {
         }
       }
       auto const per_call = [&](std::vector<double> const& times) {
-        return median(watch_.slowest(times)) / static_cast<double>(settings_.iterations);
+        return median(times) / static_cast<double>(settings_.iterations);
       };
+      ours = watch_.slowest(ours);
       form.time = per_call(ours);
-      if (settings_.compare) form.plain = per_call(plains);
-      if (beside) form.vendor = per_call(vendors);
+      if (settings_.compare) {
+        plains = watch_.slowest(plains);
+        form.plain = per_call(plains);
+        for (std::size_t round = 0; round < ours.size(); ++round) plains[round] /= ours[round];
+        form.ratio = median(plains);
+      }
+      if (beside) form.vendor = per_call(watch_.slowest(vendors));
       if (settings_.check) form.wrong = check(collective, extent, in_place);
     }
     report_.add(row);

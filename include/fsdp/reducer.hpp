@@ -201,8 +201,8 @@ class Reducer {
       return;
     }
   }
-  auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what, std::int64_t elements,
-                  std::size_t element = sizeof(Reduce)) {
+  [[nodiscard]] auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what,
+                                std::int64_t elements, std::size_t element = sizeof(Reduce)) {
     return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
   }
   void zero(Slot<Event>& slot, Stream& stream) {

@@ -69,7 +69,7 @@ expect 3 11 "$program" --comm=local --ranks=2 --overlap -b 4K -e 4K -n 2 --pool=
 expect 1 11 "$program" --comm=local --ranks=2 --overlap --units=3 --unit_bytes=8K --prefetch=2 "${products[@]}"
 expect 1 11 "$program" --comm=local --ranks=1 --overlap --units=3 --unit_bytes=8K "${products[@]}"
 expect 6 11 "$program" --comm=local --ranks=2 --sweep --units=4 --unit_bytes=4K "${products[@]}"
-grep -q '^# fastest: units of ' output || fail "the sweep names no best unit"
+grep -q '^# least slowdown: units of ' output || fail "the sweep names no best unit"
 
 expect 3 16 "$program" --comm=local --ranks=2 --json=out.json "${small[@]}"
 python=$(command -v python3) && { "$python" - <<'PY' >output 2>&1 || fail "the JSON file"; }
