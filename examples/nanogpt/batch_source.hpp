@@ -33,24 +33,24 @@ struct BatchSource {
                 std::span<std::int32_t> targets) const {
     auto const first = iteration * global_batch() + first_of(micro_step);
     if (dataset == nullptr) return random_tokens(first, inputs, targets);
-    WindowOrder const order(seed, dataset->train.size(), block_size);
+    WindowOrder const order(seed, dataset->train.size(), block_size, global_batch());
     for (std::int64_t i = 0; i < batch_size; ++i)
       fill_sequence(dataset->train, order.start(first + i), row(inputs, i), row(targets, i));
   }
 
-  /// Sequences anywhere in a split, with replacement.
+  /// Sequences of a split, in an order of windows as for training: a mean over many batches hardly depends on the draw.
   /// @param batch  number of the batch that all ranks draw together
   /// @param inputs,targets  (B, T), row-major
   /// @pre there is a data set
   void evaluation(Split split, std::int64_t batch, std::span<std::int32_t> inputs,
                   std::span<std::int32_t> targets) const {
     auto const& tokens = dataset->split(split);
-    for (std::int64_t i = 0; i < batch_size; ++i) {
-      auto const start = draw_offset(seed, split == Split::train ? Draw::train_loss : Draw::val_loss,
-                                     static_cast<std::uint64_t>(batch),
-                                     static_cast<std::uint64_t>(rank * batch_size + i), tokens.size() - block_size);
-      fill_sequence(tokens, start, row(inputs, i), row(targets, i));
-    }
+    auto const draw = split == Split::train ? Draw::train_loss : Draw::val_loss;
+    WindowOrder const order(mix(seed + static_cast<std::uint64_t>(draw)), tokens.size(), block_size,
+                            ranks * batch_size);
+    auto const first = (batch * ranks + rank) * batch_size;
+    for (std::int64_t i = 0; i < batch_size; ++i)
+      fill_sequence(tokens, order.start(first + i), row(inputs, i), row(targets, i));
   }
 
  private:

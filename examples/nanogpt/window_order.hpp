@@ -54,34 +54,43 @@ class Permutation {
 /// [Note: Training windows]
 /// nanoGPT draws every training sequence anywhere in the text, with replacement, and every rank from a generator of its
 /// own. Here the sequences of a run are numbered: iteration by iteration, micro-step by micro-step, rank by rank. An
-/// epoch of them cuts the text into windows that touch but do not overlap, from a random phase on, and visits them in
-/// random order. Every token is then met equally often, ranks never train on the same window in one epoch, and since a
+/// epoch of them cuts the text into windows that touch but do not overlap, from a random phase on, and the windows into
+/// as many equal runs, *strata*, as an iteration has sequences: each of its sequences comes from a stratum of its own,
+/// which it visits in random order. Every token is then met equally often, every batch is drawn from the whole text
+/// (stratified sampling: its mean gradient varies less), ranks never train on the same window in one epoch, and since a
 /// sequence depends on its number alone, the global batch is the same for every number of ranks and of micro-steps.
 ///
-/// Of an epoch, fewer than two windows' tokens at the ends are left out; the phase chooses which. Every start from 0 to
-/// tokens - block_size - 1 occurs.
+/// Of an epoch, fewer than two windows' tokens and a window for each stratum are left out, at the ends; the phase
+/// chooses which. Every start from 0 to tokens - block_size - 1 occurs.
 class WindowOrder {
  public:
-  /// @pre tokens > block_size >= 1
-  constexpr WindowOrder(std::uint64_t seed, std::int64_t tokens, std::int64_t block_size)
-      : seed_(mix(seed)),
-        block_size_(block_size),
-        windows_(std::max<std::int64_t>(1, (tokens - block_size) / block_size)),
-        phases_(tokens - windows_ * block_size) {}
+  /// @param batch  sequences of an iteration; where the text has fewer windows, there is one stratum
+  /// @pre tokens > block_size >= 1, batch >= 1
+  constexpr WindowOrder(std::uint64_t seed, std::int64_t tokens, std::int64_t block_size, std::int64_t batch)
+      : seed_(mix(seed)), block_size_(block_size) {
+    auto const windows = std::max<std::int64_t>(1, (tokens - block_size) / block_size);
+    strata_ = batch <= windows ? batch : 1;
+    visits_ = windows / strata_;
+    phases_ = tokens - strata_ * visits_ * block_size;
+  }
 
   /// Sequences of an epoch.
-  constexpr std::int64_t windows() const { return windows_; }
+  constexpr std::int64_t windows() const { return strata_ * visits_; }
 
   /// First token of a sequence of the run. @pre number >= 0
   constexpr std::int64_t start(std::int64_t number) const {
-    auto const key = mix(seed_ ^ static_cast<std::uint64_t>(number / windows_));  // one for each epoch
+    auto const round = number / strata_, stratum = number % strata_;
+    auto const key = mix(seed_ ^ static_cast<std::uint64_t>(round / visits_));  // one for each epoch
     auto const phase = static_cast<std::int64_t>(mix(key) % static_cast<std::uint64_t>(phases_));
-    return phase + Permutation(windows_, key)(number % windows_) * block_size_;
+    Permutation const order(visits_, mix(key + static_cast<std::uint64_t>(stratum)));
+    return phase + (stratum * visits_ + order(round % visits_)) * block_size_;
   }
 
  private:
   std::uint64_t seed_;
-  std::int64_t block_size_, windows_, phases_;
+  std::int64_t block_size_;
+  std::int64_t strata_ = 1, visits_ = 1;  ///< runs of windows, and windows of each
+  std::int64_t phases_ = 1;
 };
 
 }  // namespace nanogpt

@@ -108,11 +108,20 @@ TEST_CASE("a permutation is not in order, and depends on its key") {
   CHECK(equal < 10);  // 1 is expected
 }
 
-TEST_CASE("an epoch covers the text once, but for less than two windows at its ends, in another order each time") {
-  for (auto const& [tokens, block] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-           {1000, 8}, {1001, 8}, {1007, 8}, {64, 1}, {17, 8}, {16, 8}, {1003, 64}}) {
-    CAPTURE(tokens, block);
-    WindowOrder const order(1337, tokens, block);
+TEST_CASE("an epoch covers the text once, but for a few windows at its ends, in another order each time") {
+  struct Text {
+    std::int64_t tokens, block, batch;
+  };
+  for (auto const& [tokens, block, batch] : std::vector<Text>{{1000, 8, 1},
+                                                              {1001, 8, 7},
+                                                              {1007, 8, 12},
+                                                              {64, 1, 9},
+                                                              {17, 8, 1},
+                                                              {16, 8, 2},
+                                                              {1003, 64, 14},
+                                                              {1003, 64, 15}}) {
+    CAPTURE(tokens, block, batch);
+    WindowOrder const order(1337, tokens, block, batch);
     std::set<std::vector<std::int64_t>> orders;
     for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
       std::vector<int> met(static_cast<std::size_t>(tokens));
@@ -124,10 +133,23 @@ TEST_CASE("an epoch covers the text once, but for less than two windows at its e
         for (std::int64_t position = 0; position < block; ++position) ++met[static_cast<std::size_t>(start + position)];
       }
       CHECK(*std::max_element(met.begin(), met.end()) == 1);
-      CHECK(std::count(met.begin(), met.end(), 0) < 2 * block);
+      CHECK(std::count(met.begin(), met.end(), 0) < (1 + batch) * block);
       orders.insert(visits);
     }
     if (order.windows() > 8) CHECK(orders.size() == 20);
+  }
+}
+
+TEST_CASE("an iteration draws one window from each stratum of the text") {
+  std::int64_t const tokens = 8 * 240 + 9, block = 8, batch = 12;
+  WindowOrder const order(7, tokens, block, batch);
+  REQUIRE(order.windows() == 240);
+  for (std::int64_t iteration = 0; iteration < 50; ++iteration) {
+    for (std::int64_t i = 0; i < batch; ++i) {
+      auto const start = order.start(iteration * batch + i);
+      CHECK(start >= i * 20 * block);
+      CHECK(start < (i + 1) * 20 * block + tokens - 240 * block);  // the phase
+    }
   }
 }
 
@@ -135,14 +157,14 @@ TEST_CASE("every start occurs, and no other, down to a text of one block and one
   std::int64_t const block = 8;
   for (std::int64_t const tokens : {9, 10, 15, 16, 17, 23, 24, 25, 100}) {
     CAPTURE(tokens);
-    WindowOrder const order(1, tokens, block);
+    WindowOrder const order(1, tokens, block, 2);
     std::set<std::int64_t> met;
     for (std::int64_t i = 0; i < 4000; ++i) met.insert(order.start(i));
     CHECK(static_cast<std::int64_t>(met.size()) == tokens - block);
     CHECK(*met.begin() == 0);
     CHECK(*met.rbegin() == tokens - block - 1);
   }
-  for (std::int64_t i = 0; i < 20; ++i) CHECK(WindowOrder(1, 9, block).start(i) == 0);
+  for (std::int64_t i = 0; i < 20; ++i) CHECK(WindowOrder(1, 9, block, 2).start(i) == 0);
 }
 
 TEST_CASE(
@@ -154,8 +176,8 @@ TEST_CASE(
   source.seed = 1337;
   source.block_size = 8;
   std::vector<Share> const splits{{1, 1, 12}, {2, 1, 6}, {1, 2, 6}, {3, 2, 2}, {4, 3, 1}, {2, 6, 1}, {12, 1, 1}};
-  WindowOrder const order(1337, dataset.train.size(), 8);
-  REQUIRE(order.windows() == 119);
+  WindowOrder const order(1337, dataset.train.size(), 8, 12);
+  REQUIRE(order.windows() == 108);  // of 119
   for (std::int64_t iteration = 0; iteration < 25; ++iteration) {
     auto const whole = training(source, splits[0], iteration);
     for (auto const& split : splits) {
@@ -164,7 +186,7 @@ TEST_CASE(
     }
   }
   std::set<std::int32_t> epoch;
-  for (std::int64_t iteration = 0; iteration < 9; ++iteration)  // 108 of 119 windows
+  for (std::int64_t iteration = 0; iteration < 9; ++iteration)  // an epoch
     for (auto const start : training(source, {4, 1, 3}, iteration)) epoch.insert(start);
   CHECK(epoch.size() == 108);
 
@@ -180,7 +202,7 @@ TEST_CASE("a batch larger than an epoch goes on with the next epoch") {
   BatchSource source;
   source.dataset = &dataset;
   source.block_size = 8;
-  WindowOrder const order(0, 33, 8);
+  WindowOrder const order(0, 33, 8, 10);
   REQUIRE(order.windows() == 3);
   auto const batch = training(source, {2, 1, 5}, 0);
   REQUIRE(batch.size() == 10);
@@ -206,7 +228,11 @@ TEST_CASE("evaluations draw the same sequences for every number of ranks, anywhe
     CHECK(drawn(Split::val, {3, 1, 4}, batch) == whole);
     met.insert(whole.begin(), whole.end());
   }
-  CHECK(met.size() == 32);  // 40 - 8
+  CHECK(met.size() == 32);       // 40 - 8
+  std::set<std::int32_t> epoch;  // 4 windows
+  for (std::int64_t batch = 0; batch < 4; ++batch)
+    epoch.merge(std::set<std::int32_t>{drawn(Split::val, {1, 1, 1}, batch)[0]});
+  CHECK(epoch.size() == 4);
   CHECK(drawn(Split::val, {1, 1, 12}, 0) != drawn(Split::val, {1, 1, 12}, 1));
   CHECK(drawn(Split::train, {1, 1, 12}, 0) != drawn(Split::val, {1, 1, 12}, 0));
 }
