@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 namespace nanogpt {
 
@@ -15,40 +16,24 @@ constexpr std::uint64_t mix(std::uint64_t word) {
   return word ^ (word >> 31);
 }
 
-/// A pseudo-random permutation of [0, size) that needs no table: a Feistel network over a power of four of words,
-/// applied again until the word is in range (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
-/// One to four applications on average.
-class Permutation {
+/// A permutation of [0, size): steps of about size / golden ratio, round and round, from a start that the key chooses.
+/// Any run of neighbours is spread evenly over the whole (the additive recurrence of least discrepancy: Niederreiter,
+/// "Random Number Generation and Quasi-Monte Carlo Methods", SIAM 1992, chapter 3).
+class Rotation {
  public:
-  /// @pre 1 <= size < 2^62
-  constexpr Permutation(std::int64_t size, std::uint64_t key) : size_(static_cast<std::uint64_t>(size)), key_(key) {
-    while ((std::uint64_t{1} << (2 * half_bits_)) < size_) ++half_bits_;
+  /// @pre 1 <= size < 2^31
+  constexpr Rotation(std::int64_t size, std::uint64_t key)
+      : size_(size),
+        first_(static_cast<std::int64_t>(key % static_cast<std::uint64_t>(size))),
+        step_(std::max<std::int64_t>(1, size * 618034 / 1000000)) {
+    while (std::gcd(step_, size_) != 1) ++step_;
   }
 
   /// @pre 0 <= index < size
-  constexpr std::int64_t operator()(std::int64_t index) const {
-    auto word = static_cast<std::uint64_t>(index);
-    do word = once(word);
-    while (word >= size_);
-    return static_cast<std::int64_t>(word);
-  }
+  constexpr std::int64_t operator()(std::int64_t index) const { return (first_ + index * step_) % size_; }
 
  private:
-  static constexpr std::uint64_t rounds = 6;
-
-  constexpr std::uint64_t once(std::uint64_t word) const {
-    std::uint64_t const mask = (std::uint64_t{1} << half_bits_) - 1;
-    std::uint64_t left = word >> half_bits_, right = word & mask;
-    for (std::uint64_t round = 0; round < rounds; ++round) {
-      std::uint64_t const next = left ^ (mix(mix(key_ + round) ^ right) & mask);
-      left = right;
-      right = next;
-    }
-    return left << half_bits_ | right;
-  }
-
-  std::uint64_t size_, key_;
-  unsigned half_bits_ = 0;
+  std::int64_t size_, first_, step_;
 };
 
 /// [Note: Training windows]
@@ -56,9 +41,10 @@ class Permutation {
 /// own. Here the sequences of a run are numbered: iteration by iteration, micro-step by micro-step, rank by rank. An
 /// epoch of them cuts the text into windows that touch but do not overlap, from a random phase on, and the windows into
 /// as many equal runs, *strata*, as an iteration has sequences: each of its sequences comes from a stratum of its own,
-/// which it visits in random order. Every token is then met equally often, every batch is drawn from the whole text
-/// (stratified sampling: its mean gradient varies less), ranks never train on the same window in one epoch, and since a
-/// sequence depends on its number alone, the global batch is the same for every number of ranks and of micro-steps.
+/// which it walks through in even steps from a random start. Every token is then met equally often, every batch and
+/// every few batches are drawn evenly from the whole text (their mean gradient varies less), ranks never train on the
+/// same window in one epoch, and since a sequence depends on its number alone, the global batch is the same for every
+/// number of ranks and of micro-steps.
 ///
 /// Of an epoch, fewer than two windows' tokens and a window for each stratum are left out, at the ends; the phase
 /// chooses which. Every start from 0 to tokens - block_size - 1 occurs.
@@ -82,7 +68,7 @@ class WindowOrder {
     auto const round = number / strata_, stratum = number % strata_;
     auto const key = mix(seed_ ^ static_cast<std::uint64_t>(round / visits_));  // one for each epoch
     auto const phase = static_cast<std::int64_t>(mix(key) % static_cast<std::uint64_t>(phases_));
-    Permutation const order(visits_, mix(key + static_cast<std::uint64_t>(stratum)));
+    Rotation const order(visits_, mix(key + static_cast<std::uint64_t>(stratum)));
     return phase + (stratum * visits_ + order(round % visits_)) * block_size_;
   }
 

@@ -16,7 +16,7 @@ least_compiled=8     # blocks: fewer means that this script no longer finds them
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
-[[ -z ${FSDP_FMT_INCLUDE:-} ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
+[[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
 IFS=: read -ra mpi <<<"${FSDP_MPI_INCLUDES:-}"
 for include in "${mpi[@]}"; do [[ -z $include ]] || flags+=(-isystem "$include"); done
 

@@ -65,47 +65,38 @@ std::vector<std::int32_t> training(BatchSource const& source, Share const& split
 
 }  // namespace
 
-TEST_CASE("a permutation meets every index once") {
-  for (std::int64_t size = 1; size <= 130; ++size) {
+TEST_CASE("a rotation meets every index once") {
+  for (std::int64_t size = 1; size <= 200; ++size) {
     for (std::uint64_t const key : {0u, 1u, 1337u}) {
-      Permutation const permutation(size, key);
+      Rotation const rotation(size, key);
       std::vector<int> met(static_cast<std::size_t>(size));
       for (std::int64_t i = 0; i < size; ++i) {
-        auto const image = permutation(i);
+        auto const image = rotation(i);
         REQUIRE((image >= 0 && image < size));
         ++met[static_cast<std::size_t>(image)];
       }
       CHECK(std::count(met.begin(), met.end(), 1) == size);
     }
   }
-  for (std::int64_t const size : {4095, 4096, 4097, 15685}) {
-    Permutation const permutation(size, 5);
-    std::vector<bool> met(static_cast<std::size_t>(size));
-    for (std::int64_t i = 0; i < size; ++i) met[static_cast<std::size_t>(permutation(i))] = true;
-    CHECK(std::count(met.begin(), met.end(), true) == size);
-  }
-  Permutation const large(std::int64_t{1} << 61, 3);
-  for (std::int64_t i = 0; i < 1000; ++i) CHECK((large(i) >= 0 && large(i) < std::int64_t{1} << 61));
+  std::int64_t const large = (std::int64_t{1} << 31) - 1;
+  for (std::int64_t const i : {std::int64_t{0}, large / 2, large - 1})
+    CHECK((Rotation(large, 3)(i) >= 0 && Rotation(large, 3)(i) < large));
 }
 
-// Of n images of a random permutation, those that lie in the half where their index lies number n/2, with a deviation
-// of sqrt(n)/2; a correlation of neighbours of a random permutation has the deviation 1/sqrt(n). Six deviations.
-TEST_CASE("a permutation is not in order, and depends on its key") {
+// Of k points of the golden rotation, neighbours on the circle are at most 1 / (0.61 k) apart: the largest of its three
+// gaps is less than the golden ratio times 1 / k. Rounding the step to a whole number coprime to the size moves point i
+// by at most i times that error.
+TEST_CASE("neighbours of a rotation spread evenly, from a start that the key chooses") {
   std::int64_t const size = 15685;
-  auto const n = static_cast<double>(size);
-  Permutation const permutation(size, 1), other(size, 2);
-  double stayed = 0, neighbours = 0, equal = 0;
-  auto const centred = [&](std::int64_t i) {
-    return (static_cast<double>(permutation(i)) - 0.5 * n) / (n / std::sqrt(12.0));
-  };
-  for (std::int64_t i = 0; i < size; ++i) {
-    stayed += (permutation(i) < size / 2) == (i < size / 2);
-    neighbours += centred(i) * centred((i + 1) % size) / n;
-    equal += permutation(i) == other(i);
+  for (std::int64_t const k : {5, 12, 64}) {
+    std::vector<std::int64_t> points;
+    for (std::int64_t i = 0; i < k; ++i) points.push_back(Rotation(size, 9)(1000 + i));
+    std::sort(points.begin(), points.end());
+    std::int64_t widest = points.front() + size - points.back();
+    for (std::size_t i = 1; i < points.size(); ++i) widest = std::max(widest, points[i] - points[i - 1]);
+    CHECK(10 * k * widest < 17 * size);
   }
-  CHECK(std::abs(stayed - n / 2) < 6 * std::sqrt(n) / 2);
-  CHECK(std::abs(neighbours) < 6 / std::sqrt(n));
-  CHECK(equal < 10);  // 1 is expected
+  CHECK(Rotation(size, 1)(0) != Rotation(size, 2)(0));
 }
 
 TEST_CASE("an epoch covers the text once, but for a few windows at its ends, in another order each time") {
@@ -136,7 +127,8 @@ TEST_CASE("an epoch covers the text once, but for a few windows at its ends, in 
       CHECK(std::count(met.begin(), met.end(), 0) < (1 + batch) * block);
       orders.insert(visits);
     }
-    if (order.windows() > 8) CHECK(orders.size() == 20);
+    // Starts and phases are drawn: a few epochs may be equal.
+    if (order.windows() > 8) CHECK(orders.size() > 5);
   }
 }
 
