@@ -83,9 +83,8 @@ TEST_CASE("a rotation meets every index once") {
     CHECK((Rotation(large, 3)(i) >= 0 && Rotation(large, 3)(i) < large));
 }
 
-// Of k points of the golden rotation, neighbours on the circle are at most 1 / (0.61 k) apart: the largest of its three
-// gaps is less than the golden ratio times 1 / k. Rounding the step to a whole number coprime to the size moves point i
-// by at most i times that error.
+// k points of the golden rotation leave gaps of at most phi^3 / sqrt(5) / k = 1.894 / k (k just below a Fibonacci number
+// is the worst). Random points leave gaps of about ln(k) / k.
 TEST_CASE("neighbours of a rotation spread evenly, from a start that the key chooses") {
   std::int64_t const size = 15685;
   for (std::int64_t const k : {5, 12, 64}) {
@@ -94,7 +93,7 @@ TEST_CASE("neighbours of a rotation spread evenly, from a start that the key cho
     std::sort(points.begin(), points.end());
     std::int64_t widest = points.front() + size - points.back();
     for (std::size_t i = 1; i < points.size(); ++i) widest = std::max(widest, points[i] - points[i - 1]);
-    CHECK(10 * k * widest < 17 * size);
+    CHECK(10 * k * widest < 19 * size);
   }
   CHECK(Rotation(size, 1)(0) != Rotation(size, 2)(0));
 }
