@@ -8,22 +8,11 @@
 #   collectives.sh BINARY_DIR
 set -uo pipefail
 
-program=$1/benchmarks/collectives/bench_collectives
-if [[ ! -x $program ]]; then
-  echo "skipped: $program is not built"
-  exit 77
-fi
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
-failures=0
-checks=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' output
-  failures=$((failures + 1))
-}
+program=$1/benchmarks/collectives/bench_collectives
+enter "$program"
+
 # expect ROWS FIELDS COMMAND...: ends with 0 and prints ROWS rows of FIELDS columns each.
 expect() {
   local rows=$1 fields=$2
@@ -39,14 +28,7 @@ expect() {
 refuses() {
   local message=$1
   shift
-  checks=$((checks + 1))
-  timeout 60 "$@" >output 2>&1
-  local code=$?
-  case $code in
-    0) fail "ended with 0: $*" ;;
-    124 | 137) fail "hung: $*" ;;
-    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
-  esac
+  ends_in_error "$@"
   [[ $(grep -cF -- "$message" output) == 1 ]] || fail "did not say '$message' once: $*"
 }
 head_has() { # head_has COLUMN...: the table's head names them

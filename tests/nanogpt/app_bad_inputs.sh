@@ -7,35 +7,17 @@
 #   app_bad_inputs.sh BINARY_DIR
 set -uo pipefail
 
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
 nanogpt=$1/examples/nanogpt/nanogpt
-if [[ ! -x $nanogpt ]]; then
-  echo "skipped: $nanogpt is not built"
-  exit 77
-fi
-folder=$(mktemp -d)
-trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
+enter "$nanogpt"
 export OPENBLAS_NUM_THREADS=1
 
-failures=0
-checks=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' output
-  failures=$((failures + 1))
-}
 # refuses MESSAGE COMMAND...: the command must end by itself, not with 0, and say MESSAGE (a fixed text).
 refuses() {
   local message=$1
   shift
-  checks=$((checks + 1))
-  timeout 60 "$@" > output 2>&1
-  local code=$?
-  case $code in
-    0) fail "ended with 0: $*" ;;
-    124 | 137) fail "hung: $*" ;;
-    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
-  esac
+  ends_in_error "$@"
   grep -qF -- "$message" output || fail "did not say '$message': $*"
   if grep -qE '^(iter|step) [0-9]' output; then fail "trained: $*"; fi
 }
@@ -134,14 +116,7 @@ fi
 breaks_off() {
   local last=$1 message=$2
   shift 2
-  checks=$((checks + 1))
-  timeout 60 "$@" > output 2>&1
-  local code=$?
-  case $code in
-    0) fail "ended with 0: $*" ;;
-    124 | 137) fail "hung: $*" ;;
-    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
-  esac
+  ends_in_error "$@"
   grep -q "^$last" output || fail "did not get as far as '$last': $*"
   grep -qF -- "$message" output || fail "did not say '$message': $*"
   if grep -q "terminate called" output; then fail "an exception got out: $*"; fi

@@ -7,20 +7,10 @@
 #   app_trace.sh BINARY_DIR
 set -uo pipefail
 
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
 nanogpt=$1/examples/nanogpt/nanogpt
-if [[ ! -x $nanogpt ]]; then
-  echo "skipped: $nanogpt is not built"
-  exit 77
-fi
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder" || exit 1
-failures=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' output
-  failures=$((failures + 1))
-}
+enter "$nanogpt"
 for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 # Evaluations fall before steps 3 and 6: between traced steps.

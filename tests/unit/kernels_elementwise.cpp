@@ -15,24 +15,6 @@ using fsdp::bf16;
 using fsdp::fp16;
 namespace kernels = fsdp::kernels;
 
-namespace {
-
-constexpr double float_unit = 0x1p-24;
-
-/// Sum and sum of magnitudes of f(i), in long double.
-template <class F>
-std::pair<double, double> exact_sum(std::int64_t n, F f) {
-  long double sum = 0, size = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    auto const term = static_cast<long double>(f(static_cast<std::size_t>(i)));
-    sum += term;
-    size += std::fabs(term);
-  }
-  return {static_cast<double>(sum), static_cast<double>(size)};
-}
-
-}  // namespace
-
 TEST_CASE("a host block sums within the error of its 64 lanes", "[kernels][block]") {
   fsdp::HostBlock const block;
   for (auto const n : sizes) {

@@ -17,24 +17,6 @@ using fsdp::fp16;
 using fsdp::NormKind;
 namespace kernels = fsdp::kernels;
 
-namespace {
-
-constexpr double float_unit = 0x1p-24;
-
-/// Sum and sum of magnitudes of f(i), in long double.
-template <class F>
-std::pair<double, double> exact_sum(std::int64_t n, F f) {
-  long double sum = 0, size = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    auto const term = static_cast<long double>(f(static_cast<std::size_t>(i)));
-    sum += term;
-    size += std::fabs(term);
-  }
-  return {static_cast<double>(sum), static_cast<double>(size)};
-}
-
-}  // namespace
-
 TEST_CASE("norm shares are exact to double rounding and lose no NaN", "[kernels][norm]") {
   LoopDevice const device;
   LoopDevice::Stream stream;

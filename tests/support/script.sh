@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# What scripts that run a program and read what it prints share. Sourced: `. "$(dirname "$0")/../support/script.sh"`.
+failures=0
+checks=0
+
+# enter PROGRAM: ends the test as skipped unless PROGRAM is built; then works in a folder of its own.
+enter() {
+  if [[ ! -x $1 ]]; then
+    echo "skipped: $1 is not built"
+    exit 77
+  fi
+  folder=$(mktemp -d)
+  trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+  cd "$folder" || exit 1
+}
+fail() {
+  echo "FAILED: $1"
+  sed 's/^/    /' output
+  failures=$((failures + 1))
+}
+# ends_in_error COMMAND...: it must end by itself, not with 0 nor by a signal; its text is in `output`.
+ends_in_error() {
+  checks=$((checks + 1))
+  timeout 60 "$@" >output 2>&1
+  local code=$?
+  case $code in
+    0) fail "ended with 0: $*" ;;
+    124 | 137) fail "hung: $*" ;;
+    *) if ((code >= 128)); then fail "died of a signal ($code): $*"; fi ;;
+  esac
+}
