@@ -2,6 +2,7 @@
 // Communication hides behind compute: passes take what docs/strategies.md calls ideal when both are sleeps of known
 // length. Each case has a control that serialises what must overlap, and is seen to miss the ideal.
 // timeout: 120
+// labels: slow
 // skip-tsan
 #include <algorithm>
 #include <array>
