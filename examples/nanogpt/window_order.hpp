@@ -6,15 +6,12 @@
 #include <cstdint>
 #include <numeric>
 
+#include "fsdp/rounding.hpp"
+
 namespace nanogpt {
 
-/// One step of the splitmix64 finaliser (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-constexpr std::uint64_t mix(std::uint64_t word) {
-  word += 0x9e3779b97f4a7c15u;
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
-  return word ^ (word >> 31);
-}
+/// One step of SplitMix64.
+constexpr std::uint64_t mix(std::uint64_t word) { return fsdp::rounding::mix(word + 0x9e3779b97f4a7c15u); }
 
 /// A permutation of [0, size): steps of about size / golden ratio, round and round, from a start that the key chooses.
 /// Any run of neighbours is spread evenly over the whole (the additive recurrence of least discrepancy: Niederreiter,
