@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fsdp/scalar_math.hpp"
+#include "fsdp/sync_site.hpp"
 #include "fsdp/tensor.hpp"
 
 // The loop that follows has no dependence between iterations: views are equal or disjoint.
@@ -37,11 +38,14 @@ namespace fsdp {
 /// - `block.each_sum(n, out, f, in...)`    each, and the sum of the values before they are rounded to `out`
 /// - `block.max(n, f, in...)`              largest f(in[i]...), ignoring NaN; the lowest value of the type when n = 0
 /// - `block.thread()`, `block.threads()`   for plain strided loops
-/// - `block.sync()`                        earlier writes of the block are visible to the whole block
+/// - `block.sync(site)`                    earlier writes of the block are visible to the whole block; see SyncSite
 ///
-/// Reductions give every thread the result and are also a `sync`. Between `each` or `update` and a read of what it
-/// wrote, by anything but the same operation with the same n and element types, a `sync` or a reduction is needed.
-/// Sums run in an order that depends on n and the model of Block alone, so results repeat bitwise.
+/// Reductions give every thread the result and are also a `sync`. Which thread handles element i depends on i, n and
+/// the size of the smallest element among the views (and `out`) alone, neither on the operation nor on how views are
+/// aligned. So no `sync` is needed between operations that agree in n and in that size and touch an array at the same
+/// index: a thread then meets only what it wrote itself. One is needed, or a reduction, wherever else an operation or a
+/// plain access reads what an earlier one wrote, or writes what an earlier one read or wrote.
+/// Sums run in an order that depends on n, element sizes and the model of Block alone, so results repeat bitwise.
 
 /// Two sums, or what is added to them.
 template <class T>
@@ -151,7 +155,7 @@ struct HostBlock {
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }
-  FSDP_HD void sync() const {}
+  FSDP_HD void sync(SyncSite) const {}
 
   template <class Out, class F, class... Views>
   [[gnu::always_inline]] FSDP_HD void each(std::int64_t n, Out* out, F f, Views... in) const {

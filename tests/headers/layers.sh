@@ -9,7 +9,7 @@ complain() { echo "$1"; failed=1; }
 # file<space>included header, for our own includes
 mapfile -t edges < <(grep -rE '^ *# *include "' --include='*.hpp' . | sed -E 's|^\./([^:]*):.*"([^"]*)".*|\1 \2|')
 ((${#edges[@]} > 20)) || complain "the search for includes finds almost nothing"
-contracts='fsdp/(concepts|tensor|error|memory|trace|trace_[a-z]+|wait_site|kernels|scalar_math)\.hpp'
+contracts='fsdp/(concepts|tensor|error|memory|trace|trace_[a-z]+|wait_site|sync_site|kernels|scalar_math)\.hpp'
 for edge in "${edges[@]}"; do
   read -r file header <<<"$edge"
   [[ -e ../$header ]] || complain "$file includes $header, which does not exist (includes are written \"fsdp/...\")"

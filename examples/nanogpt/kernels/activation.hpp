@@ -87,17 +87,12 @@ struct BiasBackward {
     std::int64_t const end = rows < begin + rows_per_chunk ? rows : begin + rows_per_chunk;
     block.each(
         columns, sum, [](T g) { return g; }, dy + begin * columns);
-    block.sync();
     std::int64_t row = begin + 1;
     for (; row + 4 <= end; row += 4) {
       A const* const g = dy + row * columns;
       block.update(columns, AddTo{}, sum, g, g + columns, g + 2 * columns, g + 3 * columns);
-      block.sync();
     }
-    for (; row < end; ++row) {
-      block.update(columns, AddTo{}, sum, dy + row * columns);
-      block.sync();
-    }
+    for (; row < end; ++row) block.update(columns, AddTo{}, sum, dy + row * columns);
   }
 };
 

@@ -7,6 +7,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
 #include "fsdp/kernels.hpp"
+#include "sync_sites.hpp"
 
 namespace nanogpt {
 
@@ -50,12 +51,9 @@ struct AddPartials {
     for (; chunk + 4 <= chunks; chunk += 4) {
       T const* const row = sum + chunk * stride;
       block.update(width, AddTo{}, sum, row, row + stride, row + 2 * stride, row + 3 * stride);
-      block.sync();
     }
-    for (; chunk < chunks; ++chunk) {
-      block.update(width, AddTo{}, sum, static_cast<T const*>(sum + chunk * stride));
-      block.sync();
-    }
+    for (; chunk < chunks; ++chunk) block.update(width, AddTo{}, sum, static_cast<T const*>(sum + chunk * stride));
+    if constexpr (sizeof(G) < sizeof(T)) block.sync(site::partials_added);  // smaller elements: other threads' columns
     block.update(
         width, [](Compute<G>& g, T value) { g += static_cast<Compute<G>>(value); }, gradient + begin,
         static_cast<T const*>(sum));

@@ -47,7 +47,7 @@ struct CrossEntropy {
           vocabulary, out, [=](T v) { return power(v) * factor; }, in);
     }
     block.each(padded - vocabulary, out + vocabulary, zero, fsdp::Indices{});
-    block.sync();
+    block.sync(site::logits_gradient_written);
     if (block.thread() == 0) {
       losses[row] = fsdp::math::log(sum) + (largest - chosen);
       // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.

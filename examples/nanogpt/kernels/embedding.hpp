@@ -40,14 +40,8 @@ struct TokenBackward {
       if (!whole && token % token_parts != part) continue;
       G* const to = gradient + token * columns;
       A const* const from = dy + row * columns;
-      if constexpr (whole) {
-        block.update(
-            columns, [](Compute<G>& g, Compute<A> v) { g += static_cast<Compute<G>>(v); }, to, from);
-      } else {  // a thread keeps its columns from row to row: no exchange, no sync
-        for (std::int64_t c = block.thread(); c < columns; c += block.threads()) {
-          to[c] = fsdp::narrow<G>(fsdp::widen(to[c]) + static_cast<Compute<G>>(fsdp::widen(from[c])));
-        }
-      }
+      block.update(
+          columns, [](Compute<G>& g, Compute<A> v) { g += static_cast<Compute<G>>(v); }, to, from);
     }
   }
 };
@@ -61,7 +55,6 @@ struct PositionBackward {
       block.update(
           columns, [](Compute<G>& g, Compute<A> v) { g += static_cast<Compute<G>>(v); }, to,
           dy + (b * length + position) * columns);
-      block.sync();
     }
   }
 };

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Block of CUDA: the threads of a thread block. Compiled by nvcc only.
+// The Block of CUDA: the threads of a thread block, whoever runs them: a GPU, or a test that emulates one.
 #pragma once
 
-#if !defined(__CUDACC__)
-#error "fsdp/cuda/block.hpp is for CUDA sources; the host's Block is in fsdp/kernels.hpp"
-#endif
-
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "fsdp/kernels.hpp"
+#include "fsdp/sync_site.hpp"
 
 #if defined(__CUDA_ARCH__)
 #define FSDP_UNROLL _Pragma("unroll")
+#define FSDP_ROLLED _Pragma("unroll 1")
 #else
 #define FSDP_UNROLL
+#define FSDP_ROLLED
 #endif
 
 namespace fsdp::cuda {
@@ -28,7 +28,7 @@ using fsdp::detail::Result;
 /// `Count` elements that move together, in units of up to 16 bytes.
 template <class T, int Count>
 struct alignas(sizeof(T) * Count < 16 ? sizeof(T) * Count : 16) Pack {
-  T element[Count];
+  T element[std::size_t{Count}];
 };
 
 /// Smallest element of these views, in bytes.
@@ -82,7 +82,7 @@ struct Updated;
 template <int Count, class T>
 struct Updated<Count, T*> {
   T* place;
-  Compute<T> value[Count];
+  Compute<T> value[std::size_t{Count}];
   FSDP_HD Updated(T* view, std::int64_t i) : place(view + i) {
     Loaded<Count, T> const loaded(view, i);
     FSDP_UNROLL
@@ -121,6 +121,10 @@ struct Add {
   FSDP_HD T operator()(T a, T b) const {
     return a + b;
   }
+  template <class T>
+  FSDP_HD Pair<T> operator()(Pair<T> a, Pair<T> b) const {
+    return {a.first + b.first, a.second + b.second};
+  }
 };
 struct Larger {
   template <class T>
@@ -129,73 +133,97 @@ struct Larger {
   }
 };
 
-#if defined(__CUDA_ARCH__)
-/// Combines one value of each thread; every thread gets the same result. The block has a multiple of 32 threads.
-template <class T, class Combine>
-__device__ inline T reduce(T value, T identity, Combine combine) {
-  __shared__ T slots[32];
+template <class Lanes, class T>
+FSDP_HD inline T exchange(T value, int mask) {
+  return Lanes::shuffle_xor(value, mask);
+}
+template <class Lanes, class T>
+FSDP_HD inline Pair<T> exchange(Pair<T> value, int mask) {
+  return {Lanes::shuffle_xor(value.first, mask), Lanes::shuffle_xor(value.second, mask)};
+}
+
+/// Bytes at the start of a block's dynamic shared memory that reductions exchange their values in: one slot of up to 16
+/// bytes for each warp.
+inline constexpr std::size_t reduction_bytes = 32 * 16;
+
+/// Combines one value of each thread; every thread gets the same result.
+template <class Lanes, class T, class Combine>
+FSDP_HD inline T reduce(T value, T identity, Combine combine) {
+  static_assert(32 * sizeof(T) <= reduction_bytes);
+  T* const slots = reinterpret_cast<T*>(Lanes::shared());
+  int const lane = Lanes::thread() % 32;
   // A butterfly adds the same two numbers on both sides of each exchange: all lanes agree bitwise.
-  for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  __syncthreads();  // slots may still be read by an earlier reduction
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
-  __syncthreads();
-  T total = threadIdx.x % 32 < blockDim.x / 32 ? slots[threadIdx.x % 32] : identity;
-  for (int offset = 16; offset > 0; offset /= 2) total = combine(total, __shfl_xor_sync(0xffffffffu, total, offset));
+  for (int mask = 16; mask > 0; mask /= 2) value = combine(value, exchange<Lanes>(value, mask));
+  Lanes::sync(SyncSite::reduction_slots_free);
+  if (lane == 0) slots[Lanes::thread() / 32] = value;
+  Lanes::sync(SyncSite::reduction_slots_written);
+  T total = lane < Lanes::threads() / 32 ? slots[lane] : identity;
+  for (int mask = 16; mask > 0; mask /= 2) total = combine(total, exchange<Lanes>(total, mask));
   return total;
 }
-#endif
+
+/// Threads of a block of a kernel: `Kernel::threads` if declared, else 256.
+template <class Kernel>
+inline constexpr int threads_per_block = 256;
+template <class Kernel>
+requires requires { Kernel::threads; }
+inline constexpr int threads_per_block<Kernel> = Kernel::threads;
+
+/// Dynamic shared memory of a block of a kernel: what reductions need, and `Kernel::shared_bytes` if declared.
+template <class Kernel>
+inline constexpr std::size_t shared_bytes_per_block = reduction_bytes;
+template <class Kernel>
+requires requires { Kernel::shared_bytes; }
+inline constexpr std::size_t shared_bytes_per_block<Kernel> = reduction_bytes + Kernel::shared_bytes;
 
 }  // namespace detail
 
 /// The Block of CUDA: a one-dimensional thread block whose size is a multiple of 32. Aligned views move in 128-bit
 /// loads and stores; reductions are warp shuffles and one exchange through shared memory, in a fixed order.
-struct CudaBlock {
-  FSDP_HD int thread() const {
-#if defined(__CUDA_ARCH__)
-    return static_cast<int>(threadIdx.x);
-#else
-    return 0;
-#endif
+///
+/// Lanes is what runs the threads, a stateless type with static members for the calling thread: Hardware
+/// (fsdp/cuda/hardware.hpp), or a test's emulation of it.
+/// - `int thread()`, `int threads()`       index in the block, and size of the block
+/// - `void sync(SyncSite)`                 barrier of the block
+/// - `void sync_warp(SyncSite)`            barrier of the 32 lanes of a warp
+/// - `T shuffle_xor(T value, int mask)`    value of the lane whose number differs by `mask`; all lanes of a warp call
+/// it
+/// - `std::byte* shared()`                 the block's dynamic shared memory, aligned to 128 bytes
+///
+/// Besides what every Block has, kernels for thread blocks alone may use `sync_warp`, `shuffle_xor` and `shared`.
+template <class LanesType>
+struct ThreadBlock {
+  using Lanes = LanesType;
+
+  FSDP_HD int thread() const { return Lanes::thread(); }
+  FSDP_HD int threads() const { return Lanes::threads(); }
+  FSDP_HD void sync(SyncSite site) const { Lanes::sync(site); }
+  FSDP_HD void sync_warp(SyncSite site) const { Lanes::sync_warp(site); }
+  template <class T>
+  FSDP_HD T shuffle_xor(T value, int mask) const {
+    return Lanes::shuffle_xor(value, mask);
   }
-  FSDP_HD int threads() const {
-#if defined(__CUDA_ARCH__)
-    return static_cast<int>(blockDim.x);
-#else
-    return 1;
-#endif
-  }
-  FSDP_HD void sync() const {
-#if defined(__CUDA_ARCH__)
-    __syncthreads();
-#endif
-  }
+  /// Bytes of dynamic shared memory that the block's own reductions use.
+  static constexpr std::size_t reduction_bytes = detail::reduction_bytes;
+  /// The kernel's `shared_bytes` bytes of shared memory, aligned to 128.
+  FSDP_HD std::byte* shared() const { return Lanes::shared() + reduction_bytes; }
 
   template <class Out, class F, class... Views>
   FSDP_HD void each(std::int64_t n, Out* out, F f, Views... in) const {
     constexpr int count = detail::pack_count<Out*, Views...>();
-    std::int64_t done = 0;
-    if (count > 1 && detail::aligned<count>(out) && (detail::aligned<count>(in) && ...)) {
-      done = n - n % count;
-      for (std::int64_t i = std::int64_t{thread()} * count; i < done; i += std::int64_t{threads()} * count) {
-        store_pack<count>(out + i, f, detail::load_pack<count>(in, i)...);
-      }
-    }
-    for (std::int64_t i = done + thread(); i < n; i += threads()) out[i] = narrow<Out>(f(detail::load(in, i)...));
+    bool const whole = detail::aligned<count>(out) && (detail::aligned<count>(in) && ...);
+    own<count>(
+        n, whole, [&](std::int64_t i) { store_pack<count>(out + i, f, detail::load_pack<count>(in, i)...); },
+        [&](std::int64_t i) { out[i] = narrow<Out>(f(detail::load(in, i)...)); });
   }
 
   template <class F, class... Views>
   FSDP_HD void update(std::int64_t n, F f, Views... views) const {
     constexpr int count = detail::pack_count<Views...>();
-    std::int64_t done = 0;
-    if (count > 1 && (detail::aligned<count>(views) && ...)) {
-      done = n - n % count;
-      for (std::int64_t i = std::int64_t{thread()} * count; i < done; i += std::int64_t{threads()} * count) {
-        detail::update_pack<count>(f, detail::Updated<count, Views>(views, i)...);
-      }
-    }
-    for (std::int64_t i = done + thread(); i < n; i += threads()) {
-      fsdp::detail::update_one(f, fsdp::detail::Element<Views>(views, i)...);
-    }
+    own<count>(
+        n, (detail::aligned<count>(views) && ...),
+        [&](std::int64_t i) { detail::update_pack<count>(f, detail::Updated<count, Views>(views, i)...); },
+        [&](std::int64_t i) { fsdp::detail::update_one(f, fsdp::detail::Element<Views>(views, i)...); });
   }
 
   template <class F, class... Views>
@@ -205,13 +233,12 @@ struct CudaBlock {
     T partial{};
     visit(
         n, [&](T value) { partial += value; }, f, in...);
-    return combine(partial, T{}, detail::Add{});
+    return detail::reduce<Lanes>(partial, T{}, detail::Add{});
   }
 
   template <class F, class... Views>
   FSDP_HD auto sum_pair(std::int64_t n, F f, Views... in) const {
     using P = detail::Result<F, Views...>;
-    using T = decltype(P::first);
     P partial{};
     visit(
         n,
@@ -220,8 +247,7 @@ struct CudaBlock {
           partial.second += value.second;
         },
         f, in...);
-    T const first = combine(partial.first, T{}, detail::Add{});
-    return P{first, combine(partial.second, T{}, detail::Add{})};
+    return detail::reduce<Lanes>(partial, P{}, detail::Add{});
   }
 
   template <class Out, class F, class... Views>
@@ -236,7 +262,7 @@ struct CudaBlock {
           return value;
         },
         in...);
-    return combine(partial, T{}, detail::Add{});
+    return detail::reduce<Lanes>(partial, T{}, detail::Add{});
   }
 
   template <class F, class... Views>
@@ -245,7 +271,7 @@ struct CudaBlock {
     T partial = detail::lowest<T>();
     visit(
         n, [&](T value) { partial = partial < value ? value : partial; }, f, in...);
-    return combine(partial, detail::lowest<T>(), detail::Larger{});
+    return detail::reduce<Lanes>(partial, detail::lowest<T>(), detail::Larger{});
   }
 
  private:
@@ -266,26 +292,39 @@ struct CudaBlock {
   template <class Take, class F, class... Views>
   FSDP_HD void visit(std::int64_t n, Take const& take, F const& f, Views... in) const {
     constexpr int count = detail::pack_count<Views...>();
-    std::int64_t done = 0;
-    if (count > 1 && (detail::aligned<count>(in) && ...)) {
-      done = n - n % count;
-      for (std::int64_t i = std::int64_t{thread()} * count; i < done; i += std::int64_t{threads()} * count) {
-        take_pack<count>(take, f, detail::load_pack<count>(in, i)...);
-      }
-    }
-    for (std::int64_t i = done + thread(); i < n; i += threads()) take(f(detail::load(in, i)...));
+    own<count>(
+        n, (detail::aligned<count>(in) && ...),
+        [&](std::int64_t i) { take_pack<count>(take, f, detail::load_pack<count>(in, i)...); },
+        [&](std::int64_t i) { take(f(detail::load(in, i)...)); });
   }
 
-  template <class T, class Combine>
-  FSDP_HD static T combine(T value, T identity, Combine operation) {
-#if defined(__CUDA_ARCH__)
-    return detail::reduce(value, identity, operation);
-#else
-    (void)identity;
-    (void)operation;
-    return value;
-#endif
+  /// Calls pack(i) for the packs [i, i + Count) of this thread where views are aligned (`whole`), else one(i) for each
+  /// of their elements; and one(i) for its elements of the rest. Whose an element is depends on n and Count alone.
+  template <int Count, class OfPack, class OfOne>
+  FSDP_HD static void own(std::int64_t n, bool whole, OfPack const& pack, OfOne const& one) {
+    std::int64_t const done = n - n % Count;
+    std::int64_t const stride = std::int64_t{Lanes::threads()} * Count;
+    std::int64_t i = std::int64_t{Lanes::thread()} * Count;
+    if (Count > 1 && whole) {
+      for (; i < done; i += stride) pack(i);
+    } else {
+      FSDP_ROLLED  // rare: it shall not cost registers
+          for (; i < done; i += stride) {
+        FSDP_ROLLED
+        for (int k = 0; k < Count; ++k) one(i + k);
+      }
+    }
+    if (std::int64_t const rest = done + Lanes::thread(); rest < n) one(rest);  // fewer than a warp has lanes
   }
 };
+
+/// What block `first` of a grid of `grid` blocks runs: every index from `first` in steps of `grid`.
+template <class Lanes, class Kernel, class... Args>
+FSDP_HD inline void run_indices(std::int64_t first, std::int64_t grid, std::int64_t blocks, Args... args) {
+  for (std::int64_t index = first; index < blocks; index += grid) {
+    if (index != first) Lanes::sync(SyncSite::next_index);
+    Kernel{}(ThreadBlock<Lanes>{}, index, args...);
+  }
+}
 
 }  // namespace fsdp::cuda

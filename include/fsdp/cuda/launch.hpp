@@ -5,26 +5,46 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
 #include "fsdp/cuda/block.hpp"
+#include "fsdp/cuda/hardware.hpp"
 
 namespace fsdp::cuda::detail {
 
-/// Threads per block: `Kernel::threads` if declared, else 256.
+/// Blocks that a multiprocessor shall hold at once: `Kernel::blocks_per_multiprocessor` if declared, which bounds the
+/// registers of a thread, else 0: nothing is asked (1 would let the compiler take twice the registers).
 template <class Kernel>
-inline constexpr int threads_per_block = 256;
+inline constexpr int blocks_per_multiprocessor = 0;
 template <class Kernel>
-requires requires { Kernel::threads; }
-inline constexpr int threads_per_block<Kernel> = Kernel::threads;
+requires requires { Kernel::blocks_per_multiprocessor; }
+inline constexpr int blocks_per_multiprocessor<Kernel> = Kernel::blocks_per_multiprocessor;
 
 template <class Kernel, class... Args>
-__global__ void __launch_bounds__(threads_per_block<Kernel>) run_kernel(std::int64_t blocks, Args... args) {
-  for (std::int64_t index = blockIdx.x; index < blocks; index += gridDim.x) {
-    // More indices than a grid may hold: the block's shared scratch must be free before it is used again.
-    if (index >= gridDim.x) __syncthreads();
-    Kernel{}(CudaBlock{}, index, args...);
+__global__ void __launch_bounds__(threads_per_block<Kernel>, blocks_per_multiprocessor<Kernel>)
+    run_kernel(std::int64_t blocks, Args... args) {
+  run_indices<Hardware, Kernel>(blockIdx.x, gridDim.x, blocks, args...);
+}
+
+/// Lets a kernel have more than 48 KiB of dynamic shared memory on the current device: once for each device.
+template <class Kernel, class... Args>
+cudaError_t raise_shared_limit() {
+  constexpr std::size_t bytes = shared_bytes_per_block<Kernel>;
+  if constexpr (bytes <= 48 * 1024) {
+    return cudaSuccess;
+  } else {
+    static std::atomic<std::uint64_t> raised{0};  // a bit for each device
+    int device = 0;
+    if (auto const status = cudaGetDevice(&device); status != cudaSuccess) return status;
+    std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
+    if ((raised.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
+    auto const status = cudaFuncSetAttribute(run_kernel<Kernel, Args...>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(bytes));
+    if (status == cudaSuccess) raised.fetch_or(bit, std::memory_order_relaxed);
+    return status;
   }
 }
 
@@ -34,10 +54,12 @@ cudaError_t launch_kernel(cudaStream_t stream, std::int64_t blocks, Args... args
   static_assert(
       threads_per_block<Kernel> > 0 && threads_per_block<Kernel> <= 1024 && threads_per_block<Kernel> % 32 == 0,
       "a block has whole warps, 32 to 1024 threads");
+  if (auto const status = raise_shared_limit<Kernel, Args...>(); status != cudaSuccess) return status;
   constexpr std::int64_t largest_grid = std::numeric_limits<std::int32_t>::max();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, largest_grid)));
   config.blockDim = dim3(static_cast<unsigned>(threads_per_block<Kernel>));
+  config.dynamicSmemBytes = shared_bytes_per_block<Kernel>;
   config.stream = stream;
   return cudaLaunchKernelEx(&config, run_kernel<Kernel, Args...>, blocks, args...);
 }
