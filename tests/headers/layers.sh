@@ -25,4 +25,9 @@ while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
 done < <(find . -name '*.hpp')
+# A number of a barrier names one place: two places of one number could not be dropped one at a time.
+sites=$(grep -rhoE 'sync(_warp)?\((fsdp::)?(SyncSite|site)::[a-z_0-9]+' "$FSDP_SOURCE/include" "$FSDP_SOURCE/examples" |
+  grep -v '::none$' | sed 's/.*:://' | sort)
+(($(wc -w <<<"$sites") >= 5)) || complain "the search for numbered barriers finds almost nothing"
+for site in $(uniq -d <<<"$sites"); do complain "barrier $site stands at two places"; done
 exit $failed

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every numbered barrier is needed: a kernel that runs without it gives another result, or cannot go on.
+// skip-tsan
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "examples/nanogpt/row_kernels.hpp"
+#include "tests/catch.hpp"
+#include "tests/emulated/everywhere.hpp"
+
+using namespace emulated;
+using fsdp::bf16;
+using fsdp::SyncSite;
+using kernel_test::random_values;
+
+namespace {
+
+kernel_test::LoopDevice::Stream stream;
+
+/// A kernel with shared memory of its own: written first, read in between, shuffled at last.
+struct OwnShared {
+  static constexpr int threads = 128;
+  static constexpr std::size_t shared_bytes = threads * sizeof(float);
+  template <class Block>
+  void operator()(Block const& block, std::int64_t index, float* out) const {
+    auto* const shared = reinterpret_cast<float*>(block.shared());
+    shared[block.thread()] = static_cast<float>(index * threads + block.thread());
+    block.sync(SyncSite::none);
+    float const far = shared[(block.thread() + 64) % threads];
+    out[index * threads + block.thread()] = block.shuffle_xor(far, 5);
+  }
+};
+
+Doubles layer_norm(Device const& device) {
+  std::int64_t const columns = 4099;
+  auto const x = random_values(columns, 1), weight = random_values(columns, 2);
+  std::vector<float> y(x.size());
+  nanogpt::layer_norm_forward(device, stream, x.data(), weight.data(), static_cast<float const*>(nullptr), y.data(),
+                              static_cast<float*>(nullptr), static_cast<float*>(nullptr), 1, columns);
+  return doubles(y);
+}
+
+Doubles own_shared(Device device) {
+  device.options.grid = 1;  // one block for all indices
+  std::vector<float> out(3 * OwnShared::threads);
+  device.launch(stream, 3, OwnShared{}, out.data());
+  return doubles(out);
+}
+
+Doubles bias_gradient(Device const& device) {
+  std::int64_t const rows = 70, columns = 256;
+  auto const dy = random_values<bf16>(rows * columns, 3);
+  std::vector<bf16> gradient(size(columns), bf16(1.0f));
+  std::vector<float> partials(size(nanogpt::bias_partials(rows, columns)));
+  nanogpt::bias_backward(device, stream, dy.data(), rows, columns, gradient.data(), partials.data());
+  return doubles(gradient);
+}
+
+Doubles cross_entropy(Device const& device) {
+  std::int64_t const rows = 2, vocabulary = 2048;
+  auto logits = random_values(rows * vocabulary, 4);
+  std::vector<std::int32_t> const targets{3, 1500};
+  std::vector<float> losses(size(rows));
+  nanogpt::cross_entropy_backward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
+                                  vocabulary, 0.5);
+  return doubles(logits);
+}
+
+/// What runs without a barrier to show that it is needed.
+struct Entry {
+  SyncSite site;
+  std::function<Doubles(Device const&)> run;
+};
+std::vector<Entry> const entries{
+    {SyncSite::reduction_slots_free, layer_norm},
+    {SyncSite::reduction_slots_written, layer_norm},
+    {SyncSite::next_index, own_shared},
+    {nanogpt::site::partials_added, bias_gradient},
+    {nanogpt::site::logits_gradient_written, cross_entropy},
+};
+
+bool same(Doubles const& a, Doubles const& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+std::vector<fsdp::NamedSyncSite> all_sites() {
+  std::vector<fsdp::NamedSyncSite> sites(fsdp::sync_sites.begin(), fsdp::sync_sites.end());
+  sites.insert(sites.end(), nanogpt::sync_sites.begin(), nanogpt::sync_sites.end());
+  return sites;
+}
+
+}  // namespace
+
+TEST_CASE("barriers have numbers and names of their own", "[emulated][sites]") {
+  auto const sites = all_sites();
+  for (std::size_t i = 0; i < sites.size(); ++i) {
+    CHECK(sites[i].site != SyncSite::none);
+    for (std::size_t j = 0; j < i; ++j) {
+      CHECK(sites[i].site != sites[j].site);
+      CHECK(sites[i].name != sites[j].name);
+    }
+  }
+  for (auto const& program : nanogpt::sync_sites) CHECK(program.site >= SyncSite::first_of_programs);
+  for (auto const& library : fsdp::sync_sites) CHECK(fsdp::name(library.site) == library.name);
+}
+
+TEST_CASE("a dropped barrier is missed, whichever it is", "[emulated][sites]") {
+  for (auto const& [site, site_name] : all_sites()) {
+    CAPTURE(site_name);
+    std::string caught;
+    bool found = false;
+    for (auto const& entry : entries) {
+      if (entry.site != site) continue;
+      found = true;
+      auto const right = entry.run(Device{});
+      for (auto const schedule : schedules) {
+        CAPTURE(name(schedule));
+        Device device;
+        device.options.schedule = schedule;
+        REQUIRE(same(entry.run(device), right));
+        std::int64_t dropped = 0;
+        device.options.drop = site;
+        device.options.dropped = &dropped;
+        bool missed = false;
+        try {
+          missed = !same(entry.run(device), right);
+        } catch (Failure const&) {
+          missed = true;
+        }
+        CHECK(dropped > 0);
+        if (missed) caught += std::string(caught.empty() ? "" : ", ") + std::string(name(schedule));
+      }
+    }
+    if (!found) FAIL("no run is listed for barrier " << site_name);
+    UNSCOPED_INFO(site_name << " is missed under: " << caught);
+    CHECK(caught != "");
+  }
+}
