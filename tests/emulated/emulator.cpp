@@ -336,9 +336,6 @@ TEST_CASE("shared memory is aligned, and NaN at the start of every block", "[emu
     CHECK(aligned[i]);
     if (i % 32 < 25) CHECK(std::isnan(out[i]));
   }
-#if !EMULATED_ASAN  // which reports the write itself, and ends the program
-  CHECK(contains(failure<WritesBehind>(Schedule::forward), "behind shared memory"));
-#endif
 }
 
 namespace {

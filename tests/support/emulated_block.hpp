@@ -3,22 +3,25 @@
 #pragma once
 
 #include <sys/mman.h>
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(EMULATED_UCONTEXT)
 #include <ucontext.h>
+#if !defined(EMULATED_UCONTEXT)
+#define EMULATED_UCONTEXT
+#endif
 #endif
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <new>
+#include <numeric>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,17 +31,14 @@
 #include "fsdp/error.hpp"
 #include "tests/unit/kernels_support.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATED_ASAN 1
-#elif defined(__has_feature)
+#if defined(__has_feature)  // Clang
 #if __has_feature(address_sanitizer)
-#define EMULATED_ASAN 1
+#define EMULATED_ASAN
 #endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define EMULATED_ASAN
 #endif
-#if !defined(EMULATED_ASAN)
-#define EMULATED_ASAN 0
-#endif
-#if EMULATED_ASAN
+#if defined(EMULATED_ASAN)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -49,6 +49,7 @@ namespace emulated {
 struct Failure : fsdp::Error {
   using fsdp::Error::Error;
 };
+using fsdp::fail;
 
 /// [Note: Schedules]
 /// A GPU runs warps in any order, so a kernel must be right in all. Forward, reverse and shuffled advance all warps
@@ -71,62 +72,71 @@ struct Options {
   std::int64_t* dropped = nullptr;             ///< counts the threads that passed a dropped barrier
 };
 
-/// A place where a thread of the host, or a fiber, goes on.
+/// A place where the calling thread, or a fiber, goes on.
 struct Context {
-  void* stack = nullptr;  ///< lowest address
-  std::size_t bytes = 0;
+  static constexpr std::size_t stack_bytes = 124 * 1024, guard_bytes = 4 * 1024;
+  std::byte* stack = nullptr;  ///< lowest address
+  std::size_t bytes = stack_bytes;
   void* fake_stack = nullptr;  ///< AddressSanitizer's
-#if defined(__x86_64__)
-  void* top = nullptr;
 
-  /// @param skip  bytes to leave free, so that the stacks' hot ends do not share cache sets
-  void prepare(void (*entry)(), std::size_t skip) {
-    auto* const words = reinterpret_cast<void**>(static_cast<std::byte*>(stack) + bytes - skip);
-    std::fill(words - 8, words, nullptr);  // six registers, where to return to, and a return address for `entry`
-    words[-2] = reinterpret_cast<void*>(entry);
-    top = words - 8;
+  /// The stack of fiber i of 1024. Stacks stay for the next block; below each is a page that nobody may touch.
+  static std::byte* stack_of(std::size_t i) {
+    constexpr std::size_t stride = stack_bytes + guard_bytes;
+    static std::byte* const memory = [] {
+      void* const all = mmap(nullptr, 1024 * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (all == MAP_FAILED) throw std::bad_alloc();
+      for (std::size_t k = 0; k < 1024; ++k)
+        mprotect(static_cast<std::byte*>(all) + k * stride, guard_bytes, PROT_NONE);
+      return static_cast<std::byte*>(all);
+    }();
+    return memory + i * stride + guard_bytes;
   }
-  [[gnu::naked, gnu::noinline]] static void swap(void** /*from*/, void* /*to*/) {
-    asm("pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15\n"
-        "movq %rsp, (%rdi); movq %rsi, %rsp\n"
-        "popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
-  }
-  void leave_for(Context const& to) { swap(&top, to.top); }
+
+  /// Makes this the begin of fiber i. Stacks begin at different places, so that their hot ends do not share cache sets.
+  void prepare(std::size_t i, void (*entry)()) {
+    stack = stack_of(i);
+    unpoison(8192);
+    std::byte* const end = stack + bytes - i % 64 * 64;
+#if defined(EMULATED_UCONTEXT)
+    getcontext(&place);
+    place.uc_stack.ss_sp = stack;
+    place.uc_stack.ss_size = static_cast<std::size_t>(end - stack);
+    makecontext(&place, entry, 0);
 #else
-  ucontext_t machine_state{};
-
-  void prepare(void (*entry)(), std::size_t skip) {
-    getcontext(&machine_state);
-    machine_state.uc_stack.ss_sp = stack;
-    machine_state.uc_stack.ss_size = bytes - skip;
-    makecontext(&machine_state, entry, 0);
-  }
-  void leave_for(Context const& to) { swapcontext(&machine_state, &to.machine_state); }
+    place = reinterpret_cast<void**>(end) - 8;
+    std::fill(place, place + 8, nullptr);  // six registers, where to return to, and a return address for `entry`
+    place[6] = reinterpret_cast<void*>(entry);
 #endif
-};
-
-/// Stacks of the fibers, below each a page that nobody may touch.
-class Stacks {
- public:
-  static constexpr std::size_t bytes = 124 * 1024, guard = 4 * 1024, count = 1024;
-  Stacks() : memory_(mmap(nullptr, count * (bytes + guard), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    if (memory_ == MAP_FAILED) throw std::bad_alloc();
-    for (std::size_t i = 0; i < count; ++i) mprotect(stack(i), bytes, PROT_READ | PROT_WRITE);
   }
-  Stacks(Stacks const&) = delete;
-  Stacks& operator=(Stacks const&) = delete;
-  ~Stacks() { munmap(memory_, count * (bytes + guard)); }
-  void* stack(std::size_t i) const { return static_cast<std::byte*>(memory_) + i * (bytes + guard) + guard; }
+  /// Goes to `to`, for good or until somebody comes back.
+  void leave_for(Context const& to, [[maybe_unused]] bool for_good = false) {
+#if defined(EMULATED_ASAN)
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, to.stack, to.bytes);
+#endif
+    swap(&place, &to.place);
+#if defined(EMULATED_ASAN)
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+  }
+  /// Lets the last bytes of the stack be written again.
+  void unpoison([[maybe_unused]] std::size_t last) const {
+#if defined(EMULATED_ASAN)
+    __asan_unpoison_memory_region(stack + stack_bytes - last, last);
+#endif
+  }
 
  private:
-  void* memory_;
-};
-
-/// One cp.async: 16 bytes that arrive when their thread waits for them.
-struct Copy {
-  void* to;
-  void const* from;  ///< null: zeros
-  std::int64_t group;
+#if defined(EMULATED_UCONTEXT)
+  ucontext_t place{};  // slower: every swap is a system call
+  static void swap(ucontext_t* from, ucontext_t const* to) { swapcontext(from, to); }
+#else
+  void** place = nullptr;  // top of the stack, where registers are kept
+  [[gnu::naked, gnu::noinline]] static void swap(void*** /*from*/, void** const* /*to*/) {
+    asm("pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15\n"
+        "movq %rsp, (%rdi); movq (%rsi), %rsp\n"
+        "popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
+  }
+#endif
 };
 
 class Machine;
@@ -137,48 +147,50 @@ class Machine {
  public:
   Machine(int threads, std::size_t shared_bytes, Options const& options)
       : options_(options),
-        random_(options.seed * 0x9e3779b97f4a7c15u | 1),
+        random_(static_cast<std::minstd_rand::result_type>(options.seed)),
         threads_(static_cast<std::size_t>(threads)),
-        warps_(static_cast<std::size_t>(threads) / 32),
+        warps_(threads_.size() / 32),
+        order_(threads_.size()),
         shared_bytes_(shared_bytes),
-        shared_(static_cast<std::byte*>(::operator new (shared_bytes + canary, std::align_val_t{128}))) {
-    FSDP_EXPECTS(threads >= 32 && threads <= 1024 && threads % 32 == 0, "a block has whole warps, not {} threads",
-                 threads);
-    thread_local Stacks const stacks;
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      threads_[i].context.stack = stacks.stack(i);
-      threads_[i].context.bytes = Stacks::bytes;
-#if EMULATED_ASAN
-      __asan_unpoison_memory_region(stacks.stack(i), Stacks::bytes);  // frames of fibers that never ended
-#endif
-    }
+        shared_(static_cast<std::byte*>(::operator new (shared_bytes, std::align_val_t{128}))) {
+    if (threads < 32 || threads > 1024 || threads % 32 != 0) fail<Failure>("a block of {} threads", threads);
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    if (is(Schedule::reverse) || is(Schedule::greedy_reverse)) std::reverse(order_.begin(), order_.end());
+    std::memset(shared(), 0xff, shared_bytes);  // NaN in every type
+    for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].context.prepare(i, &Machine::enter);
   }
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
 
-  /// Runs `body` in every thread of a fresh block.
+  /// Runs `body` in every thread, once.
   /// @throws Failure, and what a thread throws
-  void run(std::function<void()> const& body);
+  void run(std::function<void()> const& body) {
+    body_ = &body;
+    auto* const outer = std::exchange(machine, this);
+    running_ = pick();
+    main_.leave_for(self().context);
+    machine = outer;
+    if (error_ == nullptr) return;
+    for (auto& thread : threads_) thread.context.unpoison(Context::stack_bytes);  // frames that nobody will leave
+    std::rethrow_exception(error_);
+  }
 
-  int running() const { return running_; }
+  int running() const { return static_cast<int>(running_); }
   int threads() const { return static_cast<int>(threads_.size()); }
   std::byte* shared() const { return shared_.get(); }
 
   void sync(fsdp::SyncSite site) {
     if (dropped(site)) return;
-    auto& thread = threads_[static_cast<std::size_t>(running_)];
-    if (arrived_ == 0) site_ = site;
-    if (site != site_) {
-      fail("thread {} reaches barrier {} while others wait at {}", running_, text(site), text(site_));
+    if (arrived_ > 0 && site != site_) {
+      fail<Failure>("thread {} reaches barrier {} while others wait at {}", running_, text(site), text(site_));
     }
-    thread.at = "barrier";
-    thread.site = site;
-    if (++arrived_ == threads()) {
+    site_ = site;
+    self().at = "barrier";
+    self().ready = false;
+    if (++arrived_ == threads_.size()) {
       arrived_ = 0;
-      for (auto& warp : warps_) warp.ready = ~0u;
+      for (auto& thread : threads_) thread.ready = true;
       restart_ = true;
-    } else {
-      ready(false);
     }
     suspend();
   }
@@ -190,86 +202,80 @@ class Machine {
   /// An operation that all lanes of a warp reach together: the last one runs `complete` on everybody's data.
   template <class Data, class Complete>
   void collective(char const* operation, int argument, Data& data, Complete complete) {
-    auto const lane = static_cast<std::size_t>(running_) % 32;
-    auto& warp = warps_[static_cast<std::size_t>(running_) / 32];
+    auto& warp = warps_[running_ / 32];
     if (warp.arrived == 0) {
       warp.operation = operation;
       warp.argument = argument;
     } else if (warp.argument != argument || std::strcmp(warp.operation, operation) != 0) {
-      fail("thread {} reaches {} ({}) while its warp waits at {} ({})", running_, operation, argument, warp.operation,
-           warp.argument);
+      fail<Failure>("thread {} reaches {} ({}) while its warp waits at {} ({})", running_, operation, argument,
+                    warp.operation, warp.argument);
     }
-    warp.data[lane] = &data;
-    if (++warp.arrived == 32) {
-      std::array<Data*, 32> lanes;
-      for (std::size_t i = 0; i < 32; ++i) lanes[i] = static_cast<Data*>(warp.data[i]);
-      complete(lanes);
-      warp.arrived = 0;
-      warp.ready = ~0u;
-    } else {
-      threads_[static_cast<std::size_t>(running_)].at = operation;
-      ready(false);
-      suspend();
+    warp.data[running_ % 32] = &data;
+    if (++warp.arrived < 32) {
+      self().at = operation;
+      self().ready = false;
+      return suspend();
     }
+    std::array<Data*, 32> lanes;
+    for (std::size_t i = 0; i < 32; ++i) lanes[i] = static_cast<Data*>(warp.data[i]);
+    complete(lanes);
+    warp.arrived = 0;
+    for (std::size_t i = 0; i < 32; ++i) threads_[running_ / 32 * 32 + i].ready = true;
   }
 
   /// @throws Failure unless [place, place + bytes) is shared memory, aligned to 16
   void expect_shared(void const* place, std::size_t bytes, char const* operation) const {
-    auto const offset = reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(shared_.get());
-    if (offset % 16 != 0) fail("thread {}: {} at an address that is not aligned to 16", running_, operation);
+    auto const offset = reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(shared());
+    if (offset % 16 != 0) fail<Failure>("thread {}: {} at an address that is not aligned to 16", running_, operation);
     if (offset > shared_bytes_ || shared_bytes_ - offset < bytes) {
-      fail("thread {}: {} outside shared memory", running_, operation);
+      fail<Failure>("thread {}: {} outside shared memory", running_, operation);
     }
   }
 
-  // cp.async of the running thread. What is overwritten is lost at once; what arrives is there at the wait alone.
+  // cp.async of the running thread: null copies zeros. What is overwritten is lost at once; the data come at the wait.
   void copy_async(void* to, void const* from) {
     expect_shared(to, 16, "cp.async");
-    if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("thread {}: cp.async from off 16 bytes", running_);
+    if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
+      fail<Failure>("thread {}: cp.async from off 16 bytes", running_);
     std::memset(to, 0xff, 16);
-    auto& thread = threads_[static_cast<std::size_t>(running_)];
-    thread.copies.push_back({to, from, thread.groups});
+    self().copies.push_back({to, from, self().groups});
   }
-  void commit() { ++threads_[static_cast<std::size_t>(running_)].groups; }
+  void commit() { ++self().groups; }
   void wait(std::int64_t pending) {
-    auto& thread = threads_[static_cast<std::size_t>(running_)];
-    auto const rest = std::find_if(thread.copies.begin(), thread.copies.end(),
-                                   [&](Copy const& copy) { return copy.group + pending >= thread.groups; });
-    for (auto copy = thread.copies.begin(); copy != rest; ++copy) {
-      if (copy->from == nullptr) {
-        std::memset(copy->to, 0, 16);
-      } else {
-        std::memcpy(copy->to, copy->from, 16);
-      }
+    auto& copies = self().copies;
+    auto copy = copies.begin();
+    for (; copy != copies.end() && copy->group + pending < self().groups; ++copy) {
+      static constexpr std::byte zeros[16] = {};
+      std::memcpy(copy->to, copy->from == nullptr ? &zeros[0] : copy->from, 16);
     }
-    thread.copies.erase(thread.copies.begin(), rest);
+    copies.erase(copies.begin(), copy);
   }
 
  private:
+  struct Copy {
+    void* to;
+    void const* from;
+    std::int64_t group;
+  };
   struct Thread {
     Context context;
-    char const* at = "";  ///< what it waits for, "" when it runs or is done
-    fsdp::SyncSite site{};
+    bool ready = true;    ///< can run
+    char const* at = "";  ///< what it waits for
     std::vector<Copy> copies;
     std::int64_t groups = 0;  ///< committed so far
   };
   struct Warp {
-    std::uint32_t ready = ~0u;  ///< lanes that can run
-    int arrived = 0;            ///< at the collective that its lanes wait in
-    char const* operation = "";
+    int arrived = 0;  ///< at the collective that its lanes wait in
+    char const* operation = nullptr;
     int argument = 0;
     std::array<void*, 32> data{};
   };
   struct Free {
     void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{128}); }
   };
-  /// Bytes behind shared memory that must stay as they are; AddressSanitizer has its own.
-  static constexpr std::size_t canary = EMULATED_ASAN ? 0 : 128;
 
-  template <class... Args>
-  [[noreturn]] static void fail(fmt::format_string<Args...> format, Args&&... args) {
-    fsdp::fail<Failure>(format, std::forward<Args>(args)...);
-  }
+  bool is(Schedule schedule) const { return options_.schedule == schedule; }
+  Thread& self() { return threads_[running_]; }
   static std::string text(fsdp::SyncSite site) {
     return fmt::format("{} ({})", static_cast<int>(site), fsdp::name(site));
   }
@@ -278,151 +284,85 @@ class Machine {
     if (options_.dropped != nullptr) ++*options_.dropped;
     return true;
   }
-  void ready(bool value) {
-    auto const bit = std::uint32_t{1} << (running_ % 32);
-    auto& lanes = warps_[static_cast<std::size_t>(running_) / 32].ready;
-    lanes = value ? lanes | bit : lanes & ~bit;
-  }
 
-  int pick();
-  static void enter();
-  static void leave(Context& from, Context const& to, [[maybe_unused]] bool for_good) {
-#if EMULATED_ASAN
-    __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake_stack, to.stack, to.bytes);
-#endif
-    from.leave_for(to);
-#if EMULATED_ASAN
-    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
-#endif
-  }
-  void suspend() {
-    int const from = running_;
-    int const to = pick();
-    if (to < 0) fail("no thread can go on: {}", waiting());
-    running_ = to;
-    if (to != from) {
-      leave(threads_[static_cast<std::size_t>(from)].context, threads_[static_cast<std::size_t>(to)].context, false);
+  /// The thread that runs next, by the schedule.
+  std::size_t pick() {
+    std::size_t const count = order_.size();
+    bool const restart = std::exchange(restart_, false);
+    if (!restart && (is(Schedule::greedy_forward) || is(Schedule::greedy_reverse))) {
+      for (std::size_t k = 1; k <= 32; ++k) {  // places of the same warp
+        std::size_t const place = place_ / 32 * 32 + (place_ + k) % 32;
+        if (threads_[order_[place]].ready) return order_[place_ = place];
+      }
+      place_ = count - 1;
     }
-    threads_[static_cast<std::size_t>(from)].at = "";
-  }
-  std::string waiting() const {
-    std::map<std::string, int> counts;
+    if (restart || place_ + 1 == count) {
+      place_ = count - 1;
+      if (is(Schedule::shuffled)) std::shuffle(order_.begin(), order_.end(), random_);
+    }
+    for (std::size_t k = 1; k <= count; ++k) {
+      std::size_t const place = place_ + k < count ? place_ + k : place_ + k - count;
+      if (threads_[order_[place]].ready) return order_[place_ = place];
+    }
+    std::map<std::string, int> waiting;
     for (auto const& thread : threads_) {
-      std::string const at = thread.at;
-      ++counts[at.empty() ? "done" : at == "barrier" ? "at barrier " + text(thread.site) : "in " + at];
+      bool const barrier = std::string_view(thread.at) == "barrier";
+      ++waiting[barrier ? "at barrier " + text(site_) : *thread.at == 0 ? "done" : "in " + std::string(thread.at)];
     }
     std::string list;
-    for (auto const& [at, count] : counts) list += fmt::format("{}{} threads {}", list.empty() ? "" : ", ", count, at);
-    return list;
+    for (auto const& [at, threads] : waiting) list += fmt::format("; {} threads {}", threads, at);
+    fail<Failure>("no thread can go on{}", list);
+  }
+
+  void suspend() {
+    auto& thread = self();
+    running_ = pick();
+    if (&thread != &self()) thread.context.leave_for(self().context);
+    thread.at = "";
+  }
+
+  /// Where every fiber begins and ends.
+  static void enter() {
+    Machine& block = *machine;
+#if defined(EMULATED_ASAN)
+    void const* stack = nullptr;
+    std::size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(nullptr, &stack, &bytes);
+    if (block.main_.stack == nullptr) {
+      block.main_.stack = static_cast<std::byte*>(const_cast<void*>(stack));
+      block.main_.bytes = bytes;
+    }
+#endif
+    auto& own = block.self();
+    Context const* next = &block.main_;
+    try {
+      (*block.body_)();
+      own.ready = false;
+      if (++block.done_ < block.threads_.size()) {
+        block.running_ = block.pick();
+        next = &block.self().context;
+      }
+    } catch (...) {
+      block.error_ = std::current_exception();
+    }
+    own.context.leave_for(*next, true);
   }
 
   Options options_;
-  std::uint64_t random_;
+  std::minstd_rand random_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
+  std::vector<std::size_t> order_;  ///< of threads, in the schedule
   std::size_t shared_bytes_;
   std::unique_ptr<std::byte, Free> shared_;
   Context main_;
   std::function<void()> const* body_ = nullptr;
   std::exception_ptr error_;
-  fsdp::SyncSite site_{};
-  int running_ = 0, arrived_ = 0, done_ = 0;
-  bool restart_ = true;  ///< the schedule begins anew
+  fsdp::SyncSite site_{};                             ///< that threads wait at
+  std::size_t running_ = 0, arrived_ = 0, done_ = 0;  ///< thread; threads at the barrier; threads that have ended
+  std::size_t place_ = 0;                             ///< of the running thread in the order
+  bool restart_ = true;                               ///< the schedule begins anew
 };
-
-/// The thread that runs next, by the schedule; -1: none can.
-inline int Machine::pick() {
-  auto const schedule = options_.schedule;
-  bool const backward = schedule == Schedule::reverse || schedule == Schedule::greedy_reverse;
-  bool const greedy = schedule == Schedule::greedy_forward || schedule == Schedule::greedy_reverse;
-  bool const shuffled = schedule == Schedule::shuffled;
-  int const count = static_cast<int>(warps_.size()), step = backward ? -1 : 1, first_lane = backward ? 31 : 0;
-  auto const warp_of = [this](int i) -> Warp const& { return warps_[static_cast<std::size_t>(i)]; };
-  // The first of these lanes from `lane` on, around the warp in the schedule's direction.
-  auto const nearest = [=](std::uint32_t lanes, int lane) {
-    return (backward ? lane - std::countl_zero(std::rotl(lanes, 31 - lane))
-                     : lane + std::countr_zero(std::rotr(lanes, lane))) &
-           31;
-  };
-
-  int warp = running_ / 32, lane = running_ % 32 + step;
-  if (shuffled) {
-    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // Marsaglia's xorshift64
-    warp = static_cast<int>((random_ >> 32) % static_cast<std::uint64_t>(count));
-    lane = static_cast<int>(random_ >> 20 & 31);
-  } else if (restart_) {
-    warp = backward ? count - 1 : 0;
-    lane = first_lane;
-  }
-  restart_ = false;
-  std::uint32_t onward = ~0u;  // lanes of this warp that come before other warps
-  if (!greedy && !shuffled) onward = lane < 0 || lane > 31 ? 0 : backward ? ~0u >> (31 - lane) : ~0u << lane;
-  if (auto const lanes = warp_of(warp).ready & onward; lanes != 0) return warp * 32 + nearest(lanes, lane & 31);
-  for (int k = 1; k <= count; ++k) {
-    int const other = greedy ? (backward ? count - k : k - 1) : (warp + step * k + count) % count;
-    if (auto const lanes = warp_of(other).ready; lanes != 0) {
-      return other * 32 + nearest(lanes, shuffled ? lane : first_lane);
-    }
-  }
-  return -1;
-}
-
-/// Where every fiber begins and ends.
-inline void Machine::enter() {
-  Machine& self = *machine;
-#if EMULATED_ASAN
-  void const* stack = nullptr;
-  std::size_t bytes = 0;
-  __sanitizer_finish_switch_fiber(nullptr, &stack, &bytes);
-  if (self.main_.stack == nullptr) {
-    self.main_.stack = const_cast<void*>(stack);
-    self.main_.bytes = bytes;
-  }
-#endif
-  int next = -1;
-  try {
-    (*self.body_)();
-    self.ready(false);
-    if (++self.done_ < self.threads()) {
-      next = self.pick();
-      if (next < 0) fail("no thread can go on: {}", self.waiting());
-    }
-  } catch (...) {
-    self.error_ = std::current_exception();
-  }
-  auto& ended = self.threads_[static_cast<std::size_t>(self.running_)].context;
-  if (next < 0) leave(ended, self.main_, true);
-  self.running_ = next;
-  leave(ended, self.threads_[static_cast<std::size_t>(next)].context, true);
-}
-
-inline void Machine::run(std::function<void()> const& body) {
-  std::memset(shared_.get(), 0xff, shared_bytes_);  // NaN in every type
-  std::memset(shared_.get() + shared_bytes_, 0xa5, canary);
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    auto& thread = threads_[i];
-#if EMULATED_ASAN
-    __asan_unpoison_memory_region(static_cast<std::byte*>(thread.context.stack) + Stacks::bytes - 8192, 8192);
-#endif
-    thread.context.prepare(&Machine::enter, i % 64 * 64);
-    thread.copies.clear();
-    thread.groups = 0;
-    thread.at = "";
-  }
-  std::fill(warps_.begin(), warps_.end(), Warp{});
-  body_ = &body;
-  error_ = nullptr;
-  arrived_ = done_ = 0;
-  restart_ = true;
-  auto* const outer = std::exchange(machine, this);
-  running_ = pick();
-  leave(main_, threads_[static_cast<std::size_t>(running_)].context, false);
-  machine = outer;
-  if (error_ != nullptr) std::rethrow_exception(error_);
-  for (std::size_t i = 0; i < canary; ++i) {
-    if (shared_.get()[shared_bytes_ + i] != std::byte{0xa5}) fail("a write behind shared memory");
-  }
-}
 
 /// What ThreadBlock asks of a GPU.
 struct Lanes {
@@ -447,11 +387,11 @@ struct Lanes {
 /// @throws Failure, and what the kernel throws
 template <class Kernel, class... Args>
 void launch(Options const& options, std::int64_t blocks, Args... args) {
-  Machine block(fsdp::cuda::detail::threads_per_block<Kernel>, fsdp::cuda::detail::shared_bytes_per_block<Kernel>,
-                options);
+  namespace kernel = fsdp::cuda::detail;
   std::int64_t const grid = std::min(blocks, options.grid);
   for (std::int64_t i = 0; i < grid; ++i) {
     std::int64_t const first = options.schedule == Schedule::reverse ? grid - 1 - i : i;
+    Machine block(kernel::threads_per_block<Kernel>, kernel::shared_bytes_per_block<Kernel>, options);
     block.run([&] { fsdp::cuda::run_indices<Lanes, Kernel>(first, grid, blocks, args...); });
   }
 }
