@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
-#include <string>
 #include <vector>
 
 #include "examples/nanogpt/row_kernels.hpp"
@@ -111,13 +109,14 @@ TEST_CASE("barriers have numbers and names of their own", "[emulated][sites]") {
 TEST_CASE("a dropped barrier is missed, whichever it is", "[emulated][sites]") {
   for (auto const& [site, site_name] : all_sites()) {
     CAPTURE(site_name);
-    std::string caught;
     bool found = false;
     for (auto const& entry : entries) {
       if (entry.site != site) continue;
       found = true;
       auto const right = entry.run(Device{});
-      for (auto const schedule : schedules) {
+      bool missed = false;
+      for (auto const schedule : {Schedule::greedy_forward, Schedule::greedy_reverse, Schedule::forward,
+                                  Schedule::reverse, Schedule::shuffled}) {
         CAPTURE(name(schedule));
         Device device;
         device.options.schedule = schedule;
@@ -125,18 +124,16 @@ TEST_CASE("a dropped barrier is missed, whichever it is", "[emulated][sites]") {
         std::int64_t dropped = 0;
         device.options.drop = site;
         device.options.dropped = &dropped;
-        bool missed = false;
         try {
           missed = !same(entry.run(device), right);
         } catch (Failure const&) {
           missed = true;
         }
         CHECK(dropped > 0);
-        if (missed) caught += std::string(caught.empty() ? "" : ", ") + std::string(name(schedule));
+        if (missed) break;
       }
+      CHECK(missed);
     }
     if (!found) FAIL("no run is listed for barrier " << site_name);
-    UNSCOPED_INFO(site_name << " is missed under: " << caught);
-    CHECK(caught != "");
   }
 }
