@@ -129,11 +129,11 @@ class CausalAttention {
   /// The mask of element (sequence, head, query, key) does not depend on panels.
   void drop(Stream& stream, Pass const& pass, DropoutMask const& mask, Panel const& p, T* scores) const {
     if (mask.probability == 0.0f) return;
-    std::int64_t const length = pass.capacity;
+    std::int64_t const length = pass.capacity, pitch = attention_mask_pitch(length);
     std::int64_t const first =
-        (((pass.sequence + p.sequence) * context_->config.n_head + p.head) * length + pass.position + p.first) * length;
+        (((pass.sequence + p.sequence) * context_->config.n_head + p.head) * length + pass.position + p.first) * pitch;
     dropout_panels(context_->device, stream, static_cast<T const*>(scores), scores, p.heads, p.rows, p.keys, mask,
-                   first, length * length, length);
+                   first, length * pitch, pitch);
   }
 
   Context<D, T> const* context_;

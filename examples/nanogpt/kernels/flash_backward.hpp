@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Flash attention, backward: the gradient of the queries, then those of the keys and values.
+#pragma once
+
+#include "flash_common.hpp"
+#include "sync_sites.hpp"
+
+namespace nanogpt::flash {
+
+/// What backward knows of a pass. Statistics lie as FlashShape::statistics_rows says.
+struct BackwardArgs {
+  fsdp::bf16 const* qkv;             // (B, n, 3C)
+  fsdp::bf16 const* mixed;           // (B, n, C): the result of forward
+  fsdp::bf16 const* mixed_gradient;  // (B, n, C)
+  float const* log_sums;             // of forward
+  float* products;                   // for each row: its gradient times its result, summed
+  fsdp::bf16* qkv_gradient;          // (B, n, 3C)
+};
+
+/// The probability of a score: never above 1, whatever rounding did to the two.
+template <class Lanes>
+FSDP_HD inline float probability(float score, float factor, float log_sum) {
+  float const exponent = fsdp::math::mul_add(score, factor, -log_sum);
+  return tile::Tile<Lanes>::exp2(exponent < 0.0f ? exponent : 0.0f);
+}
+
+/// dQ of a tile of 64 queries, and `products` of its rows. It runs before BackwardKeys.
+template <int Size, bool Dropped>
+struct BackwardQueries {
+  static constexpr int warps = 4;
+  static constexpr int threads = 32 * warps;
+  using Rows = tile::SharedRows<Size>;
+  static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows);
+  static constexpr int blocks_per_multiprocessor = 2;
+
+  static std::int64_t blocks(FlashShape const& s) { return s.statistics_rows() / tile_rows * s.batch * s.heads; }
+
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, FlashShape s, DropoutMask mask,
+                          BackwardArgs args) const {
+    using Lanes = typename Block::Lanes;
+    using Tile = tile::Tile<Lanes>;
+    int const lane = block.thread() % 32, row = 16 * (block.thread() / 32);
+    int const g = lane / 4, q = lane % 4;
+
+    int const tiles = static_cast<int>(s.statistics_rows() / tile_rows);
+    int const query_tile = tiles - 1 - static_cast<int>(index / (s.batch * s.heads));  // long rows first
+    std::int64_t const first = std::int64_t{query_tile} * tile_rows;
+    std::int64_t const in_batch = index % (s.batch * s.heads) / s.heads, head = index % s.heads;
+    auto const from = packed(s, args.qkv, in_batch, head, Size);
+    auto const* const result = rows_of(s, args.mixed, in_batch, head, Size);
+    auto const* const up = rows_of(s, args.mixed_gradient, in_batch, head, Size);
+
+    auto* const memory = reinterpret_cast<fsdp::bf16*>(block.shared());
+    Rows const queries{memory}, gradients{memory + tile_rows * Size};
+    auto const key_rows = [&](int t) { return Rows{memory + (2 + t % 2 * 2) * tile_rows * Size}; };
+    auto const value_rows = [&](int t) { return Rows{memory + (3 + t % 2 * 2) * tile_rows * Size}; };
+    auto const fetch = [&](int t) {
+      std::int64_t const key = std::int64_t{t} * tile_rows;
+      tile::copy_rows<tile_rows, threads>(block, key_rows(t), from.key + key * from.stride, from.stride, s.length - key);
+      tile::copy_rows<tile_rows, threads>(block, value_rows(t), from.value + key * from.stride, from.stride, s.length - key);
+      Tile::commit();
+    };
+    tile::copy_rows<tile_rows, threads>(block, queries, from.query + first * from.stride, from.stride, s.length - first);
+    tile::copy_rows<tile_rows, threads>(block, gradients, up + first * s.width, s.width, s.length - first);
+    fetch(0);
+    Tile::template wait<0>();
+    block.sync(site::flash_queries_first);
+
+    // Statistics of the lane's two rows.
+    std::int64_t const at = (in_batch * s.heads + head) * s.statistics_rows() + first + row + g;
+    float const factor = s.scale * log2_e;
+    float log_sum[2], product[2];
+    FSDP_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      std::int64_t const query = first + row + g + 8 * half;
+      bool const there = query < s.length;
+      product[half] = row_sum(block, there ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
+      log_sum[half] = args.log_sums[at + 8 * half];
+      if (q == 0) args.products[at + 8 * half] = product[half];
+    }
+
+    float out[1][Size / 8][4] = {};
+    for (int t = 0; t <= query_tile; ++t) {
+      if (t < query_tile) fetch(t + 1);
+      float scores[1][8][4], slopes[1][8][4];
+      product_transposed<Lanes>(scores, queries, row, key_rows(t), 0, lane);
+      product_transposed<Lanes>(slopes, gradients, row, value_rows(t), 0, lane);
+      if constexpr (Dropped) {
+        std::int64_t const query = first + row + g;
+        ScoreMask(mask).apply(slopes[0], s.mask_row(in_batch, head, query), s.mask_row(in_batch, head, query + 8), t, lane);
+      }
+      FSDP_UNROLL
+      for (int n = 0; n < 8; ++n) {
+        FSDP_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          bool const seen = t < query_tile || 8 * n + 2 * q + e % 2 <= row + g + e / 2 * 8;
+          float const p = seen ? probability<Lanes>(scores[0][n][e], factor, log_sum[e / 2]) : 0.0f;
+          slopes[0][n][e] = p * (slopes[0][n][e] - product[e / 2]);
+        }
+      }
+      add_product<Lanes>(out, slopes, key_rows(t), 0, lane);
+      if (t < query_tile) {
+        Tile::template wait<0>();
+        block.sync(site::flash_queries_next);
+      }
+    }
+
+    auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
+    store_rows<Size>(block, site::flash_queries_staged, out[0], s.scale, s.scale, queries, row,
+                     to.query + (first + row) * to.stride, to.stride, s.length - first - row, lane);
+  }
+
+ private:
+  /// A quarter of a row's products of gradient and result: every fourth chunk from q on.
+  FSDP_HD static float dot(Rows gradients, int row, fsdp::bf16 const* result, int q) {
+    float sum = 0.0f;
+    FSDP_UNROLL
+    for (int chunk = q; chunk < Rows::chunks; chunk += 4) {
+      alignas(16) fsdp::bf16 other[8];
+      tile::copy_chunk(other, result + chunk * 8);
+      auto const* const own = gradients.at(row, chunk);
+      FSDP_UNROLL
+      for (int i = 0; i < 8; ++i) sum += static_cast<float>(own[i]) * static_cast<float>(other[i]);
+    }
+    return sum;
+  }
+};
+
+/// dK and dV of a tile of 64 keys. Scores are computed transposed, keys by queries, so that they stay in registers.
+template <int Size, bool Dropped>
+struct BackwardKeys {
+  static constexpr int warps = 4;
+  static constexpr int threads = 32 * warps;
+  using Rows = tile::SharedRows<Size>;
+  static constexpr int columns = Size == 64 ? 64 : 32;  // queries at a time: what registers have room for
+  static constexpr std::size_t statistics_bytes = 2 * 2 * tile_rows * sizeof(float);
+  static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows) + statistics_bytes;
+  static constexpr int blocks_per_multiprocessor = 2;
+
+  static std::int64_t blocks(FlashShape const& s) { return s.statistics_rows() / tile_rows * s.batch * s.heads; }
+
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, FlashShape s, DropoutMask mask,
+                          BackwardArgs args) const {
+    using Lanes = typename Block::Lanes;
+    using Tile = tile::Tile<Lanes>;
+    int const lane = block.thread() % 32, row = 16 * (block.thread() / 32);
+    int const g = lane / 4, q = lane % 4;
+
+    int const tiles = static_cast<int>(s.statistics_rows() / tile_rows);
+    int const key_tile = static_cast<int>(index / (s.batch * s.heads));  // the first keys have the most queries
+    std::int64_t const first = std::int64_t{key_tile} * tile_rows;
+    std::int64_t const in_batch = index % (s.batch * s.heads) / s.heads, head = index % s.heads;
+    auto const from = packed(s, args.qkv, in_batch, head, Size);
+    auto const* const up = rows_of(s, args.mixed_gradient, in_batch, head, Size);
+    std::int64_t const statistics = (in_batch * s.heads + head) * s.statistics_rows();
+
+    auto* const memory = reinterpret_cast<fsdp::bf16*>(block.shared());
+    Rows const keys{memory}, values{memory + tile_rows * Size};
+    auto const query_rows = [&](int t) { return Rows{memory + (2 + t % 2 * 2) * tile_rows * Size}; };
+    auto const gradient_rows = [&](int t) { return Rows{memory + (3 + t % 2 * 2) * tile_rows * Size}; };
+    auto* const rows_statistics = reinterpret_cast<float*>(memory + 6 * tile_rows * Size);
+    auto const log_sums = [&](int t) { return rows_statistics + t % 2 * 2 * tile_rows; };
+    auto const products = [&](int t) { return rows_statistics + (t % 2 * 2 + 1) * tile_rows; };
+    auto const fetch = [&](int t) {
+      std::int64_t const query = std::int64_t{t} * tile_rows;
+      tile::copy_rows<tile_rows, threads>(block, query_rows(t), from.query + query * from.stride, from.stride, s.length - query);
+      tile::copy_rows<tile_rows, threads>(block, gradient_rows(t), up + query * s.width, s.width, s.length - query);
+      if (block.thread() < 32) {
+        int const part = lane % 16 * 4;
+        auto const at = statistics + query + part;
+        Tile::copy_async(Tile::address((lane < 16 ? log_sums(t) : products(t)) + part),
+                         (lane < 16 ? args.log_sums : args.products) + at, true);
+      }
+      Tile::commit();
+    };
+    tile::copy_rows<tile_rows, threads>(block, keys, from.key + first * from.stride, from.stride, s.length - first);
+    tile::copy_rows<tile_rows, threads>(block, values, from.value + first * from.stride, from.stride, s.length - first);
+    fetch(key_tile);
+    Tile::template wait<0>();
+    block.sync(site::flash_keys_first);
+
+    float const factor = s.scale * log2_e;
+    float key_gradient[1][Size / 8][4] = {}, value_gradient[1][Size / 8][4] = {};
+    for (int t = key_tile; t < tiles; ++t) {
+      if (t + 1 < tiles) fetch(t + 1);
+      FSDP_NO_UNROLL  // two parts at once need more registers than there are
+      for (int column = 0; column < tile_rows; column += columns) {
+        float scores[1][columns / 8][4], slopes[1][columns / 8][4];  // rows are keys, columns queries
+        product_transposed<Lanes>(scores, keys, row, query_rows(t), column, lane);
+        FSDP_UNROLL
+        for (int n = 0; n < columns / 8; ++n) {
+          FSDP_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            int const query = column + 8 * n + 2 * q + e % 2;
+            bool const seen = t > key_tile || row + g + e / 2 * 8 <= query;
+            scores[0][n][e] = seen ? probability<Lanes>(scores[0][n][e], factor, log_sums(t)[query]) : 0.0f;
+          }
+        }
+        product_transposed<Lanes>(slopes, values, row, gradient_rows(t), column, lane);
+        if constexpr (Dropped) {
+          float kept[1][columns / 8][4];
+          std::int64_t const key = first + row + g;
+          ScoreMask const factors(mask);
+          FSDP_UNROLL
+          for (int n = 0; n < columns / 8; ++n) {
+            FSDP_UNROLL
+            for (int e = 0; e < 4; ++e) {
+              std::int64_t const query = std::int64_t{t} * tile_rows + column + 8 * n + 2 * q + e % 2;
+              float const f = factors.one(s.mask_row(in_batch, head, query), key + e / 2 * 8);
+              kept[0][n][e] = scores[0][n][e] * f;
+              slopes[0][n][e] *= f;
+            }
+          }
+          add_product<Lanes>(value_gradient, kept, gradient_rows(t), column, lane);
+        } else {
+          add_product<Lanes>(value_gradient, scores, gradient_rows(t), column, lane);
+        }
+        FSDP_UNROLL
+        for (int n = 0; n < columns / 8; ++n) {
+          FSDP_UNROLL
+          for (int e = 0; e < 4; ++e)
+            slopes[0][n][e] = scores[0][n][e] * (slopes[0][n][e] - products(t)[column + 8 * n + 2 * q + e % 2]);
+        }
+        add_product<Lanes>(key_gradient, slopes, query_rows(t), column, lane);
+      }
+      if (t + 1 < tiles) {
+        Tile::template wait<0>();
+        block.sync(site::flash_keys_next);
+      }
+    }
+
+    auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
+    std::int64_t const valid = s.length - first - row, offset = (first + row) * to.stride;
+    store_rows<Size>(block, site::flash_keys_staged, key_gradient[0], s.scale, s.scale, keys, row, to.key + offset,
+                     to.stride, valid, lane);
+    store_rows<Size>(block, site::flash_values_staged, value_gradient[0], 1.0f, 1.0f, values, row, to.value + offset,
+                     to.stride, valid, lane);
+  }
+};
+
+}  // namespace nanogpt::flash
