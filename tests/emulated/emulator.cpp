@@ -346,12 +346,12 @@ struct Copies {
     auto* const own = reinterpret_cast<std::uint32_t*>(block.shared()) + block.thread() * 16;
     auto* const source = from + block.thread() * 16;
     auto* const out = seen + block.thread() * 16;
-    Tile::copy_async(own, source, true);
-    Tile::copy_async(own + 4, source + 4, false);
+    Tile::copy_async(Tile::address(own), source, true);
+    Tile::copy_async(Tile::address(own + 4), source + 4, false);
     Tile::commit();
-    Tile::copy_async(own + 8, source + 8, true);
+    Tile::copy_async(Tile::address(own + 8), source + 8, true);
     Tile::commit();
-    Tile::copy_async(own + 12, source + 12, true);
+    Tile::copy_async(Tile::address(own + 12), source + 12, true);
     Tile::wait<2>();
     out[0] = own[0];
     source[0] += 1;  // the copy may read it as late as at its wait
@@ -369,7 +369,7 @@ struct OffCopy {
   static constexpr std::size_t shared_bytes = 512;
   template <class Block>
   void operator()(Block const& block, std::int64_t, char const* from, std::int64_t to, std::int64_t source) const {
-    Tile::copy_async(block.shared() + to, from + source, true);
+    Tile::copy_async(Tile::address(block.shared() + to), from + source, true);
   }
 };
 
@@ -416,9 +416,9 @@ struct LoadMatrices {
     std::uint32_t r[4];
     auto const* const row = block.shared() + block.thread() % 32 * 32 + off;
     if constexpr (Transposed) {
-      Tile::load_matrices_transposed(r, row);
+      Tile::load_matrices_transposed(r, Tile::address(row));
     } else {
-      Tile::load_matrices(r, row);
+      Tile::load_matrices(r, Tile::address(row));
     }
     std::memcpy(out + block.thread() * 8, r, 16);
   }

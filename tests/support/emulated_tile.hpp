@@ -9,17 +9,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/tile.hpp"
 #include "tests/support/emulated_block.hpp"
 
 namespace nanogpt::tile {
-
-template <class Lanes>
-struct Tile;
 
 /// The operations of Tile as the PTX ISA describes them ("Matrix multiply-accumulate operation using mma instruction",
 /// "ldmatrix", "cp.async"); the warp's last lane does what the warp does together.
 template <>
 struct Tile<emulated::Lanes> {
+  using Address = std::uintptr_t;
+  static Address address(void const* shared) { return reinterpret_cast<Address>(shared); }
+
   /// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: d += a b.
   static void mma(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2]) {
     struct {
@@ -53,13 +54,13 @@ struct Tile<emulated::Lanes> {
   }
 
   /// ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane l gives the address of row l % 8 of matrix l / 8.
-  static void load_matrices(std::uint32_t (&r)[4], void const* row) { load<false>("ldmatrix", r, row); }
+  static void load_matrices(std::uint32_t (&r)[4], Address row) { load<false>("ldmatrix", r, row); }
   /// The same with .trans.
-  static void load_matrices_transposed(std::uint32_t (&r)[4], void const* row) { load<true>("ldmatrix.trans", r, row); }
+  static void load_matrices_transposed(std::uint32_t (&r)[4], Address row) { load<true>("ldmatrix.trans", r, row); }
 
   /// cp.async.cg.shared.global of 16 bytes; zeros, and `from` is not read, if not `valid`.
-  static void copy_async(void* to_shared, void const* from, bool valid) {
-    emulated::machine->copy_async(to_shared, valid ? from : nullptr);
+  static void copy_async(Address to, void const* from, bool valid) {
+    emulated::machine->copy_async(reinterpret_cast<void*>(to), valid ? from : nullptr);
   }
   /// Closes this thread's group of copies.
   static void commit() { emulated::machine->commit(); }
@@ -70,6 +71,7 @@ struct Tile<emulated::Lanes> {
   }
 
   static float exp2(float x) { return std::exp2(x); }
+  static float log2(float x) { return std::log2(x); }
 
  private:
   /// One of two bf16, the lower half first.
@@ -78,7 +80,8 @@ struct Tile<emulated::Lanes> {
   }
 
   template <bool Transposed>
-  static void load(char const* operation, std::uint32_t (&r)[4], void const* row) {
+  static void load(char const* operation, std::uint32_t (&r)[4], Address address) {
+    auto const* const row = reinterpret_cast<void const*>(address);
     emulated::machine->expect_shared(row, 16, operation);
     struct {
       std::uint32_t* r;

@@ -67,20 +67,21 @@ struct BackwardQueries {
     Tile::template wait<0>();
     block.sync(site::flash_queries_first);
 
-    // Statistics of the lane's two rows.
+    // Statistics of the lane's two rows. A row's product is also the sum of its probabilities times their slopes: the
+    // first rows, whose few keys weigh much, have it from there, without the rounding of the result.
     std::int64_t const at = (in_batch * s.heads + head) * s.statistics_rows() + first + row + g;
     float const factor = s.scale * log2_e;
-    float log_sum[2], product[2];
+    float log_sum[2], product[2] = {};
     FSDP_UNROLL
     for (int half = 0; half < 2; ++half) {
       std::int64_t const query = first + row + g + 8 * half;
-      bool const there = query < s.length;
-      product[half] = row_sum(block, there ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
       log_sum[half] = args.log_sums[at + 8 * half];
-      if (q == 0) args.products[at + 8 * half] = product[half];
+      if (query_tile > 0)
+        product[half] = row_sum(
+            block, query < s.length ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
     }
 
-    float out[1][Size / 8][4] = {};
+    float out[1][tile::count(Size / 8)][4] = {};
     for (int t = 0; t <= query_tile; ++t) {
       if (t < query_tile) fetch(t + 1);
       float scores[1][8][4], slopes[1][8][4];
@@ -95,9 +96,19 @@ struct BackwardQueries {
         FSDP_UNROLL
         for (int e = 0; e < 4; ++e) {
           bool const seen = t < query_tile || 8 * n + 2 * q + e % 2 <= row + g + e / 2 * 8;
-          float const p = seen ? probability<Lanes>(scores[0][n][e], factor, log_sum[e / 2]) : 0.0f;
-          slopes[0][n][e] = p * (slopes[0][n][e] - product[e / 2]);
+          scores[0][n][e] = seen ? probability<Lanes>(scores[0][n][e], factor, log_sum[e / 2]) : 0.0f;
+          if (query_tile == 0) product[e / 2] += scores[0][n][e] * slopes[0][n][e];
         }
+      }
+      FSDP_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (query_tile == 0) product[half] = row_sum(block, product[half]);
+        if (t == query_tile && q == 0) args.products[at + 8 * half] = product[half];
+      }
+      FSDP_UNROLL
+      for (int n = 0; n < 8; ++n) {
+        FSDP_UNROLL
+        for (int e = 0; e < 4; ++e) slopes[0][n][e] = scores[0][n][e] * (slopes[0][n][e] - product[e / 2]);
       }
       add_product<Lanes>(out, slopes, key_rows(t), 0, lane);
       if (t < query_tile) {
@@ -182,12 +193,12 @@ struct BackwardKeys {
     block.sync(site::flash_keys_first);
 
     float const factor = s.scale * log2_e;
-    float key_gradient[1][Size / 8][4] = {}, value_gradient[1][Size / 8][4] = {};
+    float key_gradient[1][tile::count(Size / 8)][4] = {}, value_gradient[1][tile::count(Size / 8)][4] = {};
     for (int t = key_tile; t < tiles; ++t) {
       if (t + 1 < tiles) fetch(t + 1);
-      FSDP_NO_UNROLL  // two parts at once need more registers than there are
+      FSDP_ROLLED  // two parts at once need more registers than there are
       for (int column = 0; column < tile_rows; column += columns) {
-        float scores[1][columns / 8][4], slopes[1][columns / 8][4];  // rows are keys, columns queries
+        float scores[1][tile::count(columns / 8)][4], slopes[1][tile::count(columns / 8)][4];  // rows are keys, columns queries
         product_transposed<Lanes>(scores, keys, row, query_rows(t), column, lane);
         FSDP_UNROLL
         for (int n = 0; n < columns / 8; ++n) {
@@ -200,7 +211,7 @@ struct BackwardKeys {
         }
         product_transposed<Lanes>(slopes, values, row, gradient_rows(t), column, lane);
         if constexpr (Dropped) {
-          float kept[1][columns / 8][4];
+          float kept[1][tile::count(columns / 8)][4];
           std::int64_t const key = first + row + g;
           ScoreMask const factors(mask);
           FSDP_UNROLL

@@ -121,11 +121,11 @@ struct ScoreMask {
 };
 
 /// d (Stripes of 16 rows, by 8 Columns) = rows of a from `row` on, times the transpose of rows of b from `column` on.
-template <class Lanes, int Width, int Stripes, int Columns>
+template <class Lanes, int Width, std::size_t Stripes, std::size_t Columns>
 FSDP_HD inline void product_transposed(float (&d)[Stripes][Columns][4], tile::SharedRows<Width> a, int row,
                                        tile::SharedRows<Width> b, int column, int lane) {
   FSDP_UNROLL
-  for (int m = 0; m < Stripes; ++m) {
+  for (std::size_t m = 0; m < Stripes; ++m) {
     FSDP_UNROLL
     for (auto& t : d[m]) t[0] = t[1] = t[2] = t[3] = 0.0f;
   }
@@ -135,13 +135,13 @@ FSDP_HD inline void product_transposed(float (&d)[Stripes][Columns][4], tile::Sh
   for (int step = 0; step < Width / 16; ++step) {
     std::uint32_t left[Stripes][4];
     FSDP_UNROLL
-    for (int m = 0; m < Stripes; ++m) tile::load_a(left[m], left_place, 16 * m, 2 * step);
+    for (std::size_t m = 0; m < Stripes; ++m) tile::load_a(left[m], left_place, 16 * static_cast<int>(m), 2 * step);
     FSDP_UNROLL
-    for (int pair = 0; pair < Columns / 2; ++pair) {
+    for (int pair = 0; pair < static_cast<int>(Columns) / 2; ++pair) {
       std::uint32_t right[2][2];
       tile::load_b_transposed(right[0], right[1], right_place, 16 * pair, 2 * step);
       FSDP_UNROLL
-      for (int m = 0; m < Stripes; ++m) {
+      for (std::size_t m = 0; m < Stripes; ++m) {
         tile::Tile<Lanes>::mma(d[m][2 * pair], left[m], right[0]);
         tile::Tile<Lanes>::mma(d[m][2 * pair + 1], left[m], right[1]);
       }
@@ -150,21 +150,21 @@ FSDP_HD inline void product_transposed(float (&d)[Stripes][Columns][4], tile::Sh
 }
 
 /// d (Stripes of 16 rows, by Width) += a (the same rows, by 8 Columns, rounded to bf16) times rows of b from `row` on.
-template <class Lanes, int Width, int Stripes, int Columns>
-FSDP_HD inline void add_product(float (&d)[Stripes][Width / 8][4], float const (&a)[Stripes][Columns][4],
+template <class Lanes, int Width, std::size_t Stripes, std::size_t Columns>
+FSDP_HD inline void add_product(float (&d)[Stripes][tile::count(Width / 8)][4], float const (&a)[Stripes][Columns][4],
                                 tile::SharedRows<Width> b, int row, int lane) {
   auto const place = tile::lane_place<Lanes>(b, row, lane);
   FSDP_UNROLL
-  for (int step = 0; step < Columns / 2; ++step) {
+  for (int step = 0; step < static_cast<int>(Columns) / 2; ++step) {
     std::uint32_t left[Stripes][4];
     FSDP_UNROLL
-    for (int m = 0; m < Stripes; ++m) tile::as_a(left[m], a[m][2 * step], a[m][2 * step + 1]);
+    for (std::size_t m = 0; m < Stripes; ++m) tile::as_a(left[m], a[m][2 * step], a[m][2 * step + 1]);
     FSDP_UNROLL
     for (int pair = 0; pair < Width / 16; ++pair) {
       std::uint32_t right[2][2];
       tile::load_b(right[0], right[1], place, 16 * step, 2 * pair);
       FSDP_UNROLL
-      for (int m = 0; m < Stripes; ++m) {
+      for (std::size_t m = 0; m < Stripes; ++m) {
         tile::Tile<Lanes>::mma(d[m][2 * pair], left[m], right[0]);
         tile::Tile<Lanes>::mma(d[m][2 * pair + 1], left[m], right[1]);
       }
@@ -177,7 +177,7 @@ FSDP_HD inline void add_product(float (&d)[Stripes][Width / 8][4], float const (
 /// @param row    first of the shared rows
 /// @param valid  rows that are there; the others are not written
 template <int Width, class Block>
-FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[Width / 8][4], float upper,
+FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[tile::count(Width / 8)][4], float upper,
                                float lower, tile::SharedRows<Width> staging, int row, fsdp::bf16* to,
                                std::int64_t stride, std::int64_t valid, int lane) {
   constexpr int chunks = tile::SharedRows<Width>::chunks;

@@ -2,20 +2,14 @@
 // What attention asks of a warp: matrix products of 16-bit tiles, and copies into shared memory behind its back.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "fsdp/cuda/block.hpp"
 #include "fsdp/tensor.hpp"
 
 #if defined(__CUDACC__)
 #include "fsdp/cuda/hardware.hpp"
-#endif
-
-#if defined(__CUDA_ARCH__)
-#define FSDP_UNROLL_BY_4 _Pragma("unroll 4")
-#define FSDP_NO_UNROLL _Pragma("unroll 1")
-#else
-#define FSDP_UNROLL_BY_4
-#define FSDP_NO_UNROLL
 #endif
 
 namespace nanogpt::tile {
@@ -114,6 +108,9 @@ struct Tile<fsdp::cuda::Hardware> {
   }
 };
 #endif
+
+/// The extent of an array.
+constexpr std::size_t count(int n) { return static_cast<std::size_t>(n); }
 
 /// Two values as one register of bf16, rounded to nearest even: `low` in the lower half.
 FSDP_HD inline std::uint32_t pack(float low, float high) {
