@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -46,6 +47,22 @@ struct ActivationPlan {
   }
 };
 
+/// Whether attention runs without scores in memory.
+template <class D, class T>
+bool uses_flash_attention(GptConfig const& config) {
+  return has_flash_attention<D, T> && flash_attention_serves(config.head_size());
+}
+/// Attention of whole sequences.
+inline FlashShape flash_shape(GptConfig const& config, ActivationPlan const& plan) {
+  FlashShape shape;
+  shape.batch = plan.batch;
+  shape.heads = config.n_head;
+  shape.length = shape.capacity = plan.sequence;
+  shape.width = config.n_embd;
+  shape.scale = 1 / std::sqrt(static_cast<float>(config.head_size()));
+  return shape;
+}
+
 /// Row statistics of a LayerNorm.
 template <class Real>
 struct NormStatistics {
@@ -57,12 +74,13 @@ struct NormStatistics {
 template <class T>
 struct BlockActivations {
   using Real = GemmScalar<T>;
-  T* input = nullptr;   // (B T, C): residual stream before the block
-  T* qkv = nullptr;     // (B T, 3C)
-  T* mixed = nullptr;   // (B T, C): attention's result, before its projection
-  T* middle = nullptr;  // (B T, C): residual stream between attention and MLP
-  T* hidden = nullptr;  // (B T, 4C): before GELU; backward overwrites it
-  T* output = nullptr;  // (B T, C): residual stream after the block; the next block's input
+  T* input = nullptr;         // (B T, C): residual stream before the block
+  T* qkv = nullptr;           // (B T, 3C)
+  T* mixed = nullptr;         // (B T, C): attention's result, before its projection
+  T* middle = nullptr;        // (B T, C): residual stream between attention and MLP
+  T* hidden = nullptr;        // (B T, 4C): before GELU; backward overwrites it
+  T* output = nullptr;        // (B T, C): residual stream after the block; the next block's input
+  float* log_sums = nullptr;  // FlashShape::statistics, where attention is flash attention
   NormStatistics<Real> norm_1, norm_2;
 };
 
@@ -77,6 +95,7 @@ struct Workspace {
   T* logits = nullptr;           // (logits rows, padded vocabulary)
   T* narrow = nullptr;           // (B T, C)
   T* narrow_2 = nullptr;         // (B T, C): only with dropout
+  float* products = nullptr;     // FlashShape::statistics: flash attention's backward, instead of the scores
   Real* row_losses = nullptr;    // (B T)
   Real* partials = nullptr;      // (ActivationPlan::partial_elements): partial sums of row reductions
   std::int64_t score_elements = 0;
@@ -134,6 +153,8 @@ class Activations {
 
   void lay_out(GptConfig const& config, ActivationPlan const& plan, std::byte* kept_base, std::byte* work_base) {
     std::int64_t const rows = plan.rows(), width = config.n_embd;
+    bool const flash = uses_flash_attention<D, T>(config);
+    std::int64_t const statistics = flash && plan.training ? flash_shape(config, plan).statistics() : 0;
     Cursor kept{kept_base}, work{work_base};
     auto const layers = static_cast<std::size_t>(config.n_layer);
 
@@ -149,6 +170,7 @@ class Activations {
         block.mixed = kept.template take<T>(rows * width);
         block.middle = kept.template take<T>(rows * width);
         block.hidden = kept.template take<T>(rows * 4 * width);
+        if (statistics > 0) block.log_sums = kept.template take<float>(statistics);
         block.norm_1 = kept.statistics(rows);
         block.norm_2 = kept.statistics(rows);
       }
@@ -165,9 +187,10 @@ class Activations {
     if (plan.training && plan.dropout > 0) shared_.narrow_2 = work.template take<T>(rows * width);
     shared_.row_losses = work.template take<Real>(rows);
     shared_.partials = work.template take<Real>(plan.partial_elements(config));
+    if (statistics > 0) shared_.products = work.template take<float>(statistics);
 
     Cursor for_head = work;
-    std::int64_t const scores = shared_.score_elements = plan.score_elements(config);
+    std::int64_t const scores = shared_.score_elements = flash ? 0 : plan.score_elements(config);
     shared_.wide = work.template take<T>(rows * 4 * width);
     shared_.scores = work.template take<T>(scores);
     if (plan.training) shared_.scores_gradient = work.template take<T>(scores);

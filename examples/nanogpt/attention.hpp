@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal attention by panels: matrix products of some query rows with the keys that they may see.
+// Causal attention: flash attention where a device has its kernels; else by panels, matrix products of some query rows
+// with the keys that they may see.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +32,15 @@ class CausalAttention {
   explicit CausalAttention(Context<D, T> const& context) : context_(&context) {}
 
   /// mixed (B, n, C) = softmax(q k^T / sqrt(Q)) v, for the n query rows of `pass` and all keys up to each.
-  /// @param qkv  (B, capacity, 3C): queries, keys and values, heads side by side in each
-  void forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed) const {
+  /// @param qkv       (B, capacity, 3C): queries, keys and values, heads side by side in each
+  /// @param log_sums  what backward needs of flash attention; null without it, or without a backward pass
+  void forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed,
+               float* log_sums) const {
     auto const& config = context_->config;
+    if constexpr (has_flash_attention<D, T>) {
+      if (uses_flash_attention<D, T>(config))
+        return flash_attention_forward(context_->device, stream, flash(pass), mask, qkv, mixed, log_sums);
+    }
     for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
       each_group(pass, first, [&](Panel const& p) {
         auto const at = locate(p, pass, qkv);
@@ -47,10 +54,19 @@ class CausalAttention {
     }
   }
 
-  /// qkv_gradient (B, n, 3C) = gradient of forward at qkv, given that of its result. @pre pass.position == 0
-  void backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T const* mixed_gradient,
+  /// qkv_gradient (B, n, 3C) = gradient of forward at qkv, given that of its result.
+  /// @param mixed, log_sums  of forward; panels do not read them
+  /// @pre pass.position == 0
+  void backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv,
+                [[maybe_unused]] T const* mixed, [[maybe_unused]] float const* log_sums, T const* mixed_gradient,
                 T* qkv_gradient) const {
     auto const& config = context_->config;
+    if constexpr (has_flash_attention<D, T>) {
+      if (uses_flash_attention<D, T>(config))
+        return flash_attention_backward(
+            context_->device, stream, flash(pass), mask,
+            {qkv, mixed, mixed_gradient, log_sums, context_->workspace.products, qkv_gradient});
+    }
     auto& gemm = *context_->gemm;
     auto const size = config.head_size(), packed = 3 * config.n_embd;
     std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
@@ -92,6 +108,15 @@ class CausalAttention {
     E *query, *key, *value;
   };
 
+  FlashShape flash(Pass const& pass) const {
+    FlashShape shape = flash_shape(context_->config, context_->plan);
+    shape.batch = pass.batch;
+    shape.length = pass.length;
+    shape.position = pass.position;
+    shape.capacity = pass.capacity;
+    shape.sequence = pass.sequence;
+    return shape;
+  }
   double scale() const { return 1 / std::sqrt(static_cast<double>(context_->config.head_size())); }
 
   template <class Body>

@@ -100,7 +100,8 @@ class Block {
     bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials);
     linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data);
     linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
-    attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, work.narrow, work.wide);
+    attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
+                        work.wide);
     linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,
                     g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, gradient);
   }
@@ -118,7 +119,7 @@ class Block {
                        work.narrow, a.norm_1.mean, a.norm_1.scale, rows, width);
     linear(gemm, stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, qkv, 3 * width);
     bias_add(device, stream, qkv, w.qkv_bias.data, rows, 3 * width);
-    attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed);
+    attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums);
     linear(gemm, stream, rows, width, width, a.mixed, w.mix_weight.data, work.narrow, width);
     add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
     layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,

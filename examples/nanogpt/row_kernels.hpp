@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy.hpp"
 #include "kernels/dropout.hpp"
 #include "kernels/embedding.hpp"
+#include "kernels/flash_attention.hpp"
 #include "kernels/layer_norm.hpp"
 #include "kernels/softmax.hpp"
 

@@ -47,6 +47,11 @@ namespace fsdp {
 /// plain access reads what an earlier one wrote, or writes what an earlier one read or wrote.
 /// Sums run in an order that depends on n, element sizes and the model of Block alone, so results repeat bitwise.
 
+/// Whether a device runs kernels as thread blocks (fsdp/cuda/block.hpp), so that kernels written for those alone may be
+/// launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
+template <class D>
+concept RunsThreadBlocks = requires { requires D::thread_blocks; };
+
 /// Two sums, or what is added to them.
 template <class T>
 struct Pair {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,20 @@
 namespace emulated {
 
 using Doubles = std::vector<double>;
+
+/// Memory as a device allocates it: aligned to 256 bytes.
+template <class T>
+struct AlignedAllocator {
+  using value_type = T;
+  AlignedAllocator() = default;
+  template <class U>
+  explicit AlignedAllocator(AlignedAllocator<U> const&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{256})); }
+  void deallocate(T* memory, std::size_t) { ::operator delete (memory, std::align_val_t{256}); }
+  friend bool operator==(AlignedAllocator const&, AlignedAllocator const&) { return true; }
+};
+template <class T>
+using Aligned = std::vector<T, AlignedAllocator<T>>;
 
 /// A copy of some values that begins `skip` elements behind an aligned address and ends where its memory ends.
 template <class T>

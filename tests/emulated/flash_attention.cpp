@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flash attention in emulated thread blocks against attention in double precision and against the plain formula in bf16.
-// skip-tsan
-// timeout: 300
+// Flash attention in emulated thread blocks against attention in double precision and against the plain formula in
+// bf16. skip-tsan timeout: 300
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <string>
-#include <tuple>
 #include <vector>
 
-#include "kernels/flash_attention.hpp"
-#include "kernels/sync_sites.hpp"
+#include "examples/nanogpt/kernels/flash_attention.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/emulated_block.hpp"
+#include "tests/emulated/everywhere.hpp"
 #include "tests/support/emulated_tile.hpp"
 #include "tests/unit/kernels_support.hpp"
 
@@ -37,7 +33,8 @@ struct Case {
     return static_cast<float>(qkv[index(b, row, part, head, i)]);
   }
   std::size_t index(std::int64_t b, std::int64_t row, int part, std::int64_t head, std::int64_t i) const {
-    return static_cast<std::size_t>((b * shape.capacity + row) * 3 * shape.width + part * shape.width + head * size + i);
+    return static_cast<std::size_t>((b * shape.capacity + row) * 3 * shape.width + part * shape.width + head * size +
+                                    i);
   }
   std::size_t out(std::int64_t b, std::int64_t row, std::int64_t head, std::int64_t i) const {
     return static_cast<std::size_t>((b * shape.length + row) * shape.width + head * size + i);
@@ -85,7 +82,9 @@ std::vector<double> factors(Case const& c, std::int64_t b, std::int64_t head, st
 /// Attention by its formula. With `Round` everything that a chain of bf16 matrix products stores is rounded to bf16.
 template <bool Round>
 Result formula(Case const& c, bool backward) {
-  auto const stored = [](double x) { return Round ? static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))) : x; };
+  auto const stored = [](double x) {
+    return Round ? static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))) : x;
+  };
   Result r;
   r.mixed.resize(c.mixed_gradient.size());
   r.qkv_gradient.assign(backward ? c.qkv.size() : 0, 0.0);
@@ -160,36 +159,24 @@ Result run(Case const& c, bool backward, emulated::Options const& options = {}) 
   emulated::Device device;
   device.options = options;
   emulated::Device::Stream stream;
-  struct alignas(16) Sixteen {
-    bf16 element[8];
-  };
-  // 16-byte aligned copies
-  auto const aligned = [](std::vector<bf16> const& from) {
-    std::vector<Sixteen> to((from.size() + 7) / 8);
-    std::copy(from.begin(), from.end(), to.front().element);
-    return to;
-  };
-  auto const blank = [&](std::size_t n) {
-    std::vector<bf16> const values(n + margin, nan);
-    return aligned(values);
-  };
+  auto const aligned = [](std::vector<bf16> const& from) { return emulated::Aligned<bf16>(from.begin(), from.end()); };
+  auto const blank = [&](std::size_t n) { return emulated::Aligned<bf16>(n + margin, nan); };
   auto const qkv = aligned(c.qkv), up = aligned(c.mixed_gradient);
   auto mixed = blank(c.mixed_gradient.size()), gradient = blank(c.qkv.size());
   auto const statistics = static_cast<std::size_t>(c.shape.statistics());
-  std::vector<float> log_sums(statistics + 4, std::numeric_limits<float>::quiet_NaN()), products = log_sums;
-  auto const* const in = qkv.front().element;
-  nanogpt::flash_attention_forward(device, stream, c.shape, c.mask, in, mixed.front().element,
+  emulated::Aligned<float> log_sums(statistics, std::numeric_limits<float>::quiet_NaN()), products = log_sums;
+  nanogpt::flash_attention_forward(device, stream, c.shape, c.mask, qkv.data(), mixed.data(),
                                    backward ? log_sums.data() : nullptr);
   if (backward) {
-    nanogpt::flash_attention_backward(device, stream, c.shape, c.mask,
-                                      {in, mixed.front().element, up.front().element, log_sums.data(), products.data(),
-                                       gradient.front().element});
+    nanogpt::flash_attention_backward(
+        device, stream, c.shape, c.mask,
+        {qkv.data(), mixed.data(), up.data(), log_sums.data(), products.data(), gradient.data()});
   }
   Result r;
-  auto const take = [&](std::vector<Sixteen> const& from, std::size_t n) {
+  auto const take = [&](emulated::Aligned<bf16> const& from, std::size_t n) {
     Values to(n);
-    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<double>(static_cast<float>(from.front().element[i]));
-    for (std::size_t i = n; i < n + margin; ++i) CHECK(from.front().element[i].bits == nan.bits);
+    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<double>(static_cast<float>(from[i]));
+    for (std::size_t i = n; i < n + margin; ++i) CHECK(from[i].bits == nan.bits);
     return to;
   };
   r.mixed = take(mixed, c.mixed_gradient.size());
@@ -229,7 +216,8 @@ void compare(Case const& c, bool backward, emulated::Options const& options = {}
 
 TEST_CASE("flash attention is as exact as the plain formula in bf16", "[flash]") {
   for (std::int64_t const size : {64, 128}) {
-    for (std::int64_t const length : {1, 2, 15, 63, 64, 65, 127, 128, 129, 200}) compare(make(size, 2, 1, length), true);
+    for (std::int64_t const length : {1, 2, 15, 63, 64, 65, 127, 128, 129, 200})
+      compare(make(size, 2, 1, length), true);
     compare(make(size, 3, 3, 77), true);
     compare(make(size, 1, 2, 321), true);
   }
@@ -281,25 +269,6 @@ TEST_CASE("flash attention does not depend on the order of threads", "[flash]") 
         CHECK(again.mixed == first.mixed);
         CHECK(again.qkv_gradient == first.qkv_gradient);
       }
-    }
-  }
-}
-
-TEST_CASE("each barrier of flash attention is needed", "[flash]") {
-  using namespace nanogpt::site;
-  for (auto const site : {flash_forward_first, flash_forward_next, flash_forward_staged, flash_queries_first,
-                          flash_queries_next, flash_queries_staged, flash_keys_first, flash_keys_next,
-                          flash_keys_staged, flash_values_staged}) {
-    for (std::int64_t const size : {64, 128}) {
-      auto const c = make(size, 1, 1, 200);
-      auto const right = run(c, true);
-      bool missed = false;
-      for (auto const schedule : emulated::schedules) {
-        auto const without = run(c, true, {.schedule = schedule, .drop = site});
-        missed |= without.mixed != right.mixed || without.qkv_gradient != right.qkv_gradient;
-      }
-      CAPTURE(static_cast<int>(site), size);
-      CHECK(missed);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "examples/nanogpt/row_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
+#include "tests/support/emulated_tile.hpp"
 
 using namespace emulated;
 using fsdp::bf16;
@@ -68,6 +69,27 @@ Doubles cross_entropy(Device const& device) {
   return doubles(logits);
 }
 
+/// Forward and backward over several tiles: the result, and the gradients.
+template <std::int64_t Size>
+Doubles flash_attention(Device const& device) {
+  nanogpt::FlashShape shape;
+  shape.length = shape.capacity = 200;
+  shape.width = Size;
+  shape.scale = 0.1f;
+  auto const copy = [](std::vector<bf16> const& values) { return Aligned<bf16>(values.begin(), values.end()); };
+  auto const qkv = copy(random_values<bf16>(200 * 3 * Size, 5)), up = copy(random_values<bf16>(200 * Size, 6));
+  Aligned<bf16> mixed(up.size()), gradient(qkv.size());
+  Aligned<float> log_sums(size(shape.statistics())), products(log_sums.size());
+  nanogpt::flash_attention_forward(device, stream, shape, {}, qkv.data(), mixed.data(), log_sums.data());
+  nanogpt::flash_attention_backward(
+      device, stream, shape, {},
+      {qkv.data(), mixed.data(), up.data(), log_sums.data(), products.data(), gradient.data()});
+  Doubles all;
+  for (auto const& value : mixed) all.push_back(kernel_test::as_double(value));
+  for (auto const& value : gradient) all.push_back(kernel_test::as_double(value));
+  return all;
+}
+
 /// What runs without a barrier to show that it is needed.
 struct Entry {
   SyncSite site;
@@ -79,6 +101,26 @@ std::vector<Entry> const entries{
     {SyncSite::next_index, own_shared},
     {nanogpt::site::partials_added, bias_gradient},
     {nanogpt::site::logits_gradient_written, cross_entropy},
+    {nanogpt::site::flash_forward_first, flash_attention<64>},
+    {nanogpt::site::flash_forward_next, flash_attention<64>},
+    {nanogpt::site::flash_forward_staged, flash_attention<64>},
+    {nanogpt::site::flash_queries_first, flash_attention<64>},
+    {nanogpt::site::flash_queries_next, flash_attention<64>},
+    {nanogpt::site::flash_queries_staged, flash_attention<64>},
+    {nanogpt::site::flash_keys_first, flash_attention<64>},
+    {nanogpt::site::flash_keys_next, flash_attention<64>},
+    {nanogpt::site::flash_keys_staged, flash_attention<64>},
+    {nanogpt::site::flash_values_staged, flash_attention<64>},
+    {nanogpt::site::flash_forward_first, flash_attention<128>},
+    {nanogpt::site::flash_forward_next, flash_attention<128>},
+    {nanogpt::site::flash_forward_staged, flash_attention<128>},
+    {nanogpt::site::flash_queries_first, flash_attention<128>},
+    {nanogpt::site::flash_queries_next, flash_attention<128>},
+    {nanogpt::site::flash_queries_staged, flash_attention<128>},
+    {nanogpt::site::flash_keys_first, flash_attention<128>},
+    {nanogpt::site::flash_keys_next, flash_attention<128>},
+    {nanogpt::site::flash_keys_staged, flash_attention<128>},
+    {nanogpt::site::flash_values_staged, flash_attention<128>},
 };
 
 bool same(Doubles const& a, Doubles const& b) {

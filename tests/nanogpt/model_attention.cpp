@@ -98,7 +98,7 @@ TEST_CASE("attention equals its definition for any panel size", "[nanogpt][model
         auto const qkv = random_vector<double>(batch * length * 3 * heads * size, 11);
         Vector mixed(static_cast<std::size_t>(batch * length * heads * size), std::nan(""));
         nanogpt::CausalAttention<Device, double> const attention(f.context);
-        attention.forward(f.stream, whole(batch, length), {}, qkv.data(), mixed.data());
+        attention.forward(f.stream, whole(batch, length), {}, qkv.data(), mixed.data(), nullptr);
         f.device.synchronize(f.stream);
         // Sums of at most 12 products of values up to 1: errors of a few units of 2^-53.
         CHECK(largest_difference(mixed, naive_attention(qkv, batch, length, heads, size)) < 1e-14);
@@ -117,7 +117,8 @@ TEST_CASE("attention's backward is the derivative of its definition", "[nanogpt]
       auto const weight = random_vector<double>(batch * length * heads * size, 17);
       Vector gradient(qkv.size(), std::nan(""));
       nanogpt::CausalAttention<Device, double> const attention(f.context);
-      attention.backward(f.stream, whole(batch, length), {}, qkv.data(), weight.data(), gradient.data());
+      attention.backward(f.stream, whole(batch, length), {}, qkv.data(), nullptr, nullptr, weight.data(),
+                         gradient.data());
       f.device.synchronize(f.stream);
       auto const loss = [&] {
         auto const out = naive_attention(qkv, batch, length, heads, size);
@@ -141,8 +142,8 @@ TEST_CASE("attention's dropout does not depend on how the work is cut", "[nanogp
     gradient.assign(qkv.size(), 0);
     nanogpt::CausalAttention<Device, double> const attention(f.context);
     auto const pass = whole(batch, length);
-    attention.forward(f.stream, pass, mask, qkv.data(), mixed.data());
-    attention.backward(f.stream, pass, mask, qkv.data(), weight.data(), gradient.data());
+    attention.forward(f.stream, pass, mask, qkv.data(), mixed.data(), nullptr);
+    attention.backward(f.stream, pass, mask, qkv.data(), nullptr, nullptr, weight.data(), gradient.data());
     f.device.synchronize(f.stream);
     return mixed;
   };
@@ -166,7 +167,7 @@ TEST_CASE("attention of appended rows equals attention of the whole", "[nanogpt]
     pass.length = count;
     pass.position = position;
     pass.capacity = length;
-    attention.forward(f.stream, pass, {}, qkv.data(), mixed.data() + position * width);
+    attention.forward(f.stream, pass, {}, qkv.data(), mixed.data() + position * width, nullptr);
     position += count;
   }
   f.device.synchronize(f.stream);

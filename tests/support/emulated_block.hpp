@@ -399,6 +399,7 @@ void launch(Options const& options, std::int64_t blocks, Args... args) {
 /// A device that runs kernels so, at once.
 struct Device : kernel_test::LoopDevice {
   static constexpr std::string_view name = "emulated";
+  static constexpr bool thread_blocks = true;
   Options options;
 
   template <class Kernel, class... Args>

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/tile.hpp"
+#include "examples/nanogpt/kernels/tile.hpp"
 #include "tests/support/emulated_block.hpp"
 
 namespace nanogpt::tile {

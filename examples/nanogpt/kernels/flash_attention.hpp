@@ -2,11 +2,18 @@
 // Causal attention on tensor cores, without a T x T buffer: bf16 rows, sums in fp32, head sizes 64 and 128.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "flash_backward.hpp"
 #include "flash_common.hpp"
 #include "flash_forward.hpp"
 
 namespace nanogpt {
+
+/// Whether there are kernels for device D and elements T.
+template <class D, class T>
+inline constexpr bool has_flash_attention = fsdp::RunsThreadBlocks<D>&& std::is_same_v<T, fsdp::bf16>;
 
 constexpr bool flash_attention_serves(std::int64_t head_size) { return head_size == 64 || head_size == 128; }
 

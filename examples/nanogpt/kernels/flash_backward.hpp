@@ -57,11 +57,14 @@ struct BackwardQueries {
     auto const value_rows = [&](int t) { return Rows{memory + (3 + t % 2 * 2) * tile_rows * Size}; };
     auto const fetch = [&](int t) {
       std::int64_t const key = std::int64_t{t} * tile_rows;
-      tile::copy_rows<tile_rows, threads>(block, key_rows(t), from.key + key * from.stride, from.stride, s.length - key);
-      tile::copy_rows<tile_rows, threads>(block, value_rows(t), from.value + key * from.stride, from.stride, s.length - key);
+      tile::copy_rows<tile_rows, threads>(block, key_rows(t), from.key + key * from.stride, from.stride,
+                                          s.length - key);
+      tile::copy_rows<tile_rows, threads>(block, value_rows(t), from.value + key * from.stride, from.stride,
+                                          s.length - key);
       Tile::commit();
     };
-    tile::copy_rows<tile_rows, threads>(block, queries, from.query + first * from.stride, from.stride, s.length - first);
+    tile::copy_rows<tile_rows, threads>(block, queries, from.query + first * from.stride, from.stride,
+                                        s.length - first);
     tile::copy_rows<tile_rows, threads>(block, gradients, up + first * s.width, s.width, s.length - first);
     fetch(0);
     Tile::template wait<0>();
@@ -77,8 +80,8 @@ struct BackwardQueries {
       std::int64_t const query = first + row + g + 8 * half;
       log_sum[half] = args.log_sums[at + 8 * half];
       if (query_tile > 0)
-        product[half] = row_sum(
-            block, query < s.length ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
+        product[half] =
+            row_sum(block, query < s.length ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
     }
 
     float out[1][tile::count(Size / 8)][4] = {};
@@ -89,7 +92,8 @@ struct BackwardQueries {
       product_transposed<Lanes>(slopes, gradients, row, value_rows(t), 0, lane);
       if constexpr (Dropped) {
         std::int64_t const query = first + row + g;
-        ScoreMask(mask).apply(slopes[0], s.mask_row(in_batch, head, query), s.mask_row(in_batch, head, query + 8), t, lane);
+        ScoreMask(mask).apply(slopes[0], s.mask_row(in_batch, head, query), s.mask_row(in_batch, head, query + 8), t,
+                              lane);
       }
       FSDP_UNROLL
       for (int n = 0; n < 8; ++n) {
@@ -176,7 +180,8 @@ struct BackwardKeys {
     auto const products = [&](int t) { return rows_statistics + (t % 2 * 2 + 1) * tile_rows; };
     auto const fetch = [&](int t) {
       std::int64_t const query = std::int64_t{t} * tile_rows;
-      tile::copy_rows<tile_rows, threads>(block, query_rows(t), from.query + query * from.stride, from.stride, s.length - query);
+      tile::copy_rows<tile_rows, threads>(block, query_rows(t), from.query + query * from.stride, from.stride,
+                                          s.length - query);
       tile::copy_rows<tile_rows, threads>(block, gradient_rows(t), up + query * s.width, s.width, s.length - query);
       if (block.thread() < 32) {
         int const part = lane % 16 * 4;
@@ -197,8 +202,9 @@ struct BackwardKeys {
     for (int t = key_tile; t < tiles; ++t) {
       if (t + 1 < tiles) fetch(t + 1);
       FSDP_ROLLED  // two parts at once need more registers than there are
-      for (int column = 0; column < tile_rows; column += columns) {
-        float scores[1][tile::count(columns / 8)][4], slopes[1][tile::count(columns / 8)][4];  // rows are keys, columns queries
+          for (int column = 0; column < tile_rows; column += columns) {
+        float scores[1][tile::count(columns / 8)][4],
+            slopes[1][tile::count(columns / 8)][4];  // rows are keys, columns queries
         product_transposed<Lanes>(scores, keys, row, query_rows(t), column, lane);
         FSDP_UNROLL
         for (int n = 0; n < columns / 8; ++n) {

@@ -94,9 +94,10 @@ struct ScoreMask {
   /// @param first  number of the row's first element (FlashShape::mask_row)
   FSDP_HD fsdp::Four<float> of(std::int64_t first, std::int64_t group, int key) const {
     std::int64_t const counter = (first / 64 + group) * 16 + key;
-    return factors(fsdp::philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                                 static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
-                                sequence.seed));
+    return factors(
+        fsdp::philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                      static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
+                     sequence.seed));
   }
   /// The factor of one key of a row.
   FSDP_HD float one(std::int64_t first, std::int64_t key) const {
@@ -105,7 +106,8 @@ struct ScoreMask {
     return word == 0 ? four.a : word == 1 ? four.b : word == 2 ? four.c : four.d;
   }
   /// Multiplies two rows of 64 keys, as the d tiles of a warp hold them: rows `first` and `second`.
-  FSDP_HD void apply(float (&tiles)[8][4], std::int64_t first, std::int64_t second, std::int64_t group, int lane) const {
+  FSDP_HD void apply(float (&tiles)[8][4], std::int64_t first, std::int64_t second, std::int64_t group,
+                     int lane) const {
     FSDP_UNROLL
     for (int part = 0; part < 4; ++part) {
       int const high = part / 2, e = part % 2;
@@ -132,7 +134,7 @@ FSDP_HD inline void product_transposed(float (&d)[Stripes][Columns][4], tile::Sh
   auto const left_place = tile::lane_place<Lanes>(a, row, lane);
   auto const right_place = tile::lane_place_transposed<Lanes>(b, column, lane);
   FSDP_UNROLL_BY_4  // more would load too far ahead for the registers
-  for (int step = 0; step < Width / 16; ++step) {
+      for (int step = 0; step < Width / 16; ++step) {
     std::uint32_t left[Stripes][4];
     FSDP_UNROLL
     for (std::size_t m = 0; m < Stripes; ++m) tile::load_a(left[m], left_place, 16 * static_cast<int>(m), 2 * step);
@@ -177,8 +179,8 @@ FSDP_HD inline void add_product(float (&d)[Stripes][tile::count(Width / 8)][4], 
 /// @param row    first of the shared rows
 /// @param valid  rows that are there; the others are not written
 template <int Width, class Block>
-FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[tile::count(Width / 8)][4], float upper,
-                               float lower, tile::SharedRows<Width> staging, int row, fsdp::bf16* to,
+FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[tile::count(Width / 8)][4],
+                               float upper, float lower, tile::SharedRows<Width> staging, int row, fsdp::bf16* to,
                                std::int64_t stride, std::int64_t valid, int lane) {
   constexpr int chunks = tile::SharedRows<Width>::chunks;
   int const g = lane / 4, q = lane % 4;

@@ -46,18 +46,20 @@ struct Forward {
       std::int64_t const key = std::int64_t{t} * tile_rows;
       auto const to = stage(t);
       tile::copy_rows<tile_rows, threads>(block, to, from.key + key * from.stride, from.stride, keys - key);
-      tile::copy_rows<tile_rows, threads>(block, values_of(to), from.value + key * from.stride, from.stride, keys - key);
+      tile::copy_rows<tile_rows, threads>(block, values_of(to), from.value + key * from.stride, from.stride,
+                                          keys - key);
       Tile::commit();
     };
     tile::copy_rows<rows, threads>(block, queries, from.query + (s.position + first) * from.stride, from.stride,
-                          s.length - first);
+                                   s.length - first);
     fetch(0);
     Tile::template wait<0>();
     block.sync(site::flash_forward_first);
 
     int const row = 16 * stripes * warp;  // the warp's first, in the tile
     float out[tile::count(stripes)][tile::count(Size / 8)][4] = {};
-    float largest[tile::count(stripes)][2], sum[tile::count(stripes)][2] = {};  // of rows g and g + 8; the sum is this lane's part
+    float largest[tile::count(stripes)][2],
+        sum[tile::count(stripes)][2] = {};  // of rows g and g + 8; the sum is this lane's part
     FSDP_UNROLL
     for (auto& two : largest) two[0] = two[1] = minus_infinity;
     float const factor = s.scale * log2_e;
@@ -65,7 +67,7 @@ struct Forward {
     for (int t = 0; t < key_tiles; ++t) {
       if (t + 1 < key_tiles) fetch(t + 1);
       int const key = t * tile_rows, top = static_cast<int>(s.position + first) + row;  // the warp's first query
-      if (key <= top + 16 * stripes - 1) {                // else the warp sees none of these keys
+      if (key <= top + 16 * stripes - 1) {  // else the warp sees none of these keys
         auto const key_rows = stage(t);
         float scores[tile::count(stripes)][8][4];
         product_transposed<Lanes>(scores, queries, row, key_rows, 0, lane);
@@ -77,8 +79,8 @@ struct Forward {
           for (int half = 0; half < 2; ++half)
             advance(block, scores[m], out[m], half, factor, largest[m][half], sum[m][half]);
           if constexpr (Dropped)
-            ScoreMask(mask).apply(scores[m], s.mask_row(in_batch, head, upper), s.mask_row(in_batch, head, upper + 8), t,
-                                  lane);
+            ScoreMask(mask).apply(scores[m], s.mask_row(in_batch, head, upper), s.mask_row(in_batch, head, upper + 8),
+                                  t, lane);
         }
         add_product<Lanes>(out, scores, values_of(key_rows), 0, lane);
       }
@@ -119,8 +121,8 @@ struct Forward {
   /// One row's scores become exponentials relative to the largest so far; what is summed already follows it.
   /// The first tile has a visible key for every row, so the largest is never -infinity afterwards.
   template <class Block>
-  FSDP_HD static void advance(Block const& block, float (&scores)[8][4], float (&out)[tile::count(Size / 8)][4], int half,
-                              float factor, float& largest, float& sum) {
+  FSDP_HD static void advance(Block const& block, float (&scores)[8][4], float (&out)[tile::count(Size / 8)][4],
+                              int half, float factor, float& largest, float& sum) {
     using Tile = tile::Tile<typename Block::Lanes>;
     int const e = 2 * half;
     float peak = largest;

@@ -19,9 +19,9 @@ inline constexpr fsdp::SyncSite flash_queries_first{1013};      ///< as flash_fo
 inline constexpr fsdp::SyncSite flash_queries_next{1014};       ///< as flash_forward_next
 inline constexpr fsdp::SyncSite flash_queries_staged{1015};     ///< until a warp's dQ is in shared memory
 inline constexpr fsdp::SyncSite flash_keys_first{1016};         ///< until the keys and the first queries are there
-inline constexpr fsdp::SyncSite flash_keys_next{1017};          ///< until the next queries are there and the last are read
-inline constexpr fsdp::SyncSite flash_keys_staged{1018};        ///< until a warp's dK is in shared memory
-inline constexpr fsdp::SyncSite flash_values_staged{1019};      ///< until a warp's dV is in shared memory
+inline constexpr fsdp::SyncSite flash_keys_next{1017};      ///< until the next queries are there and the last are read
+inline constexpr fsdp::SyncSite flash_keys_staged{1018};    ///< until a warp's dK is in shared memory
+inline constexpr fsdp::SyncSite flash_values_staged{1019};  ///< until a warp's dV is in shared memory
 
 }  // namespace site
 

@@ -69,8 +69,8 @@ struct Tile<fsdp::cuda::Hardware> {
   FSDP_HD static void copy_async([[maybe_unused]] Address to, [[maybe_unused]] void const* from,
                                  [[maybe_unused]] bool valid) {
 #if defined(__CUDA_ARCH__)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(valid ? 16 : 0)
                  : "memory");
 #endif
   }
@@ -131,8 +131,8 @@ FSDP_HD inline void copy_chunk(fsdp::bf16* to, fsdp::bf16 const* from) {
   *reinterpret_cast<Chunk*>(to) = *reinterpret_cast<Chunk const*>(from);
 }
 
-/// Rows of `Width` 16-bit elements in shared memory, without gaps. Chunk c (16 bytes) of row r lies at place c ^ (r % 8):
-/// eight rows' chunks of one column lie in different banks, for ldmatrix and for rows that are written whole.
+/// Rows of `Width` 16-bit elements in shared memory, without gaps. Chunk c (16 bytes) of row r lies at place c ^ (r %
+/// 8): eight rows' chunks of one column lie in different banks, for ldmatrix and for rows that are written whole.
 template <int Width>
 struct SharedRows {
   static_assert(Width % 64 == 0, "a row has at least eight chunks");
@@ -177,8 +177,8 @@ FSDP_HD void copy_rows(Block const& block, SharedRows<Width> to, fsdp::bf16 cons
 
 /// [Note: Fragments]
 /// A warp's product d (16 x 8) += a (16 x 16) b (16 x 8). Lane l holds, with g = l / 4 and q = l % 4: of d, columns 2q
-/// and 2q + 1 of rows g (d[0], d[1]) and g + 8 (d[2], d[3]); of a, row pairs g, g + 8 at columns 2q.. and 2q + 8..; of b,
-/// rows 2q.. and 2q + 8.. of column g. Two neighbouring d tiles, rounded, are therefore an a fragment as they stand.
+/// and 2q + 1 of rows g (d[0], d[1]) and g + 8 (d[2], d[3]); of a, row pairs g, g + 8 at columns 2q.. and 2q + 8..; of
+/// b, rows 2q.. and 2q + 8.. of column g. Two neighbouring d tiles, rounded, are therefore an a fragment as they stand.
 
 /// Where this lane's loads of 16 rows from `row` on begin: for load_a and load_b.
 template <class Lanes, int Width>

@@ -155,6 +155,7 @@ class Device {
   using Range = NvtxRange;  ///< of the engine's spans, on the calling thread's timeline
   using Event = cuda::Event;
   static constexpr std::string_view name = "cuda";
+  static constexpr bool thread_blocks = true;
 
   /// @throws ResourceError "no CUDA device: ..."; ConfigError if `ordinal` does not exist
   explicit Device(int ordinal = 0, DeviceOptions options = {}) : ordinal_(ordinal), options_(options) {
