@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/activation.hpp"
+#include "kernels/column_sums.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/dropout.hpp"
 #include "kernels/embedding.hpp"

@@ -61,11 +61,12 @@ Doubles doubles(View<T> const& view) {
 
 /// What `run(device, skip)` returns: the same, bit by bit, under every schedule, with aligned views and with unaligned
 /// ones. A list of arrays.
+/// @param skips  elements from aligned addresses to the views
 template <class Run>
-std::vector<Doubles> everywhere(Run run) {
+std::vector<Doubles> everywhere(Run run, std::vector<std::size_t> const& skips = {0, 1}) {
   std::vector<Doubles> first;
   for (auto const schedule : schedules) {
-    for (std::size_t const skip : {0u, 1u}) {
+    for (std::size_t const skip : skips) {
       CAPTURE(name(schedule), skip);
       Device device;
       device.options.schedule = schedule;

@@ -23,7 +23,8 @@ struct Shape {
   std::int64_t rows, columns;
 };
 /// One element; less than a pack; odd; more than all threads take at once; more than one chunk of rows.
-std::vector<Shape> const shapes{{1, 1}, {2, 64}, {3, 65}, {2, 4099}, {34, 259}, {67, 9}};
+std::vector<Shape> const shapes{{1, 1},  {2, 64},   {3, 65},   {2, 4099}, {34, 259},
+                                {67, 9}, {37, 768}, {5, 1600}, {2, 2048}};
 
 template <class T>
 constexpr bool narrow = sizeof(T) == 2;
@@ -50,22 +51,26 @@ TEMPLATE_TEST_CASE("emulated: layer norm", "[emulated][rows]", float, bf16) {
         exact.push_back(plain.back() + as_double(bias[size(c)]));
       }
     }
-    auto const got = everywhere([&](Device const& device, std::size_t skip) {
-      View<A> const in(x, skip), w(weight, skip), b(bias, skip);
-      View<A> with(std::vector<A>(x.size()), skip), without = with;
-      View<float> m(std::vector<float>(size(s.rows)), skip), v = m;
-      nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), b.in(), with.out(), m.out(), v.out(), s.rows,
-                                  s.columns);
-      nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), static_cast<A const*>(nullptr), without.out(),
-                                  static_cast<float*>(nullptr), static_cast<float*>(nullptr), s.rows, s.columns);
-      return std::vector{doubles(with), doubles(without), doubles(m), doubles(v)};
-    });
-    check_close<float>(got[2], mean, 16.0, 1.0);
-    if (s.columns == 1) continue;  // x - mean is rounding alone, and 1e-5 scales it up
-    check_close<float>(got[3], scale, 64.0, 0.0);
-    double const slack = narrow<A> ? 1.1 : 64.0, least = narrow<A> ? 1.0 : 16.0;
-    check_close<A>(got[0], exact, slack, least);
-    check_close<A>(got[1], plain, slack, least);
+    for (std::size_t const skip_of_views : {0u, 1u}) {  // aligned rows have kernels of their own
+      auto const got = everywhere(
+          [&](Device const& device, std::size_t skip) {
+            View<A> const in(x, skip), w(weight, skip), b(bias, skip);
+            View<A> with(std::vector<A>(x.size()), skip), without = with;
+            View<float> m(std::vector<float>(size(s.rows)), skip), v = m;
+            nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), b.in(), with.out(), m.out(), v.out(), s.rows,
+                                        s.columns);
+            nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), static_cast<A const*>(nullptr), without.out(),
+                                        static_cast<float*>(nullptr), static_cast<float*>(nullptr), s.rows, s.columns);
+            return std::vector{doubles(with), doubles(without), doubles(m), doubles(v)};
+          },
+          {skip_of_views});
+      check_close<float>(got[2], mean, 16.0, 1.0);
+      if (s.columns == 1) continue;  // x - mean is rounding alone, and 1e-5 scales it up
+      check_close<float>(got[3], scale, 64.0, 0.0);
+      double const slack = narrow<A> ? 1.1 : 64.0, least = narrow<A> ? 1.0 : 16.0;
+      check_close<A>(got[0], exact, slack, least);
+      check_close<A>(got[1], plain, slack, least);
+    }
   }
 }
 
@@ -98,23 +103,27 @@ void check_norm_gradient(Shape s, bool with_add) {
       dx.push_back(add + v * (up(c) * as_double(weight[size(c)]) - a - normal(c) * b));
     }
   }
-  auto const got = everywhere([&](Device const& device, std::size_t skip) {
-    View<A> const in(x, skip), w(weight, skip);
-    View<A> up(dy, skip), add(past, skip);
-    View<float> const m(mean, skip), v(scale, skip);
-    View<G> weight_gradient(std::vector<G>(size(s.columns), G(0.5f)), skip), bias_gradient = weight_gradient;
-    View<float> partials(std::vector<float>(size(nanogpt::layer_norm_partials(s.rows, s.columns))), skip);
-    // The gradient of the inputs overwrites what is added to it, or what comes from above.
-    A* const out = with_add ? add.out() : up.out();
-    nanogpt::layer_norm_backward(device, stream, up.in(), in.in(), w.in(), m.in(), v.in(),
-                                 with_add ? add.in() : static_cast<A const*>(nullptr), out, weight_gradient.out(),
-                                 bias_gradient.out(), s.rows, s.columns, partials.out());
-    return std::vector{doubles(with_add ? add : up), doubles(weight_gradient), doubles(bias_gradient)};
-  });
-  check_close<A>(got[0], dx, narrow<A> ? 1.1 : 256.0, narrow<A> ? 1.0 : 4.0);
-  double const rows = static_cast<double>(s.rows);
-  check_close<G>(got[1], dw, narrow<G> ? 1.1 : 64.0, narrow<G> ? 0.1 : rows + 1.0);
-  check_close<G>(got[2], db, narrow<G> ? 1.1 : 64.0, narrow<G> ? 0.1 : rows + 1.0);
+  for (std::size_t const skip_of_views : {0u, 1u}) {  // aligned rows have kernels of their own
+    auto const got = everywhere(
+        [&](Device const& device, std::size_t skip) {
+          View<A> const in(x, skip), w(weight, skip);
+          View<A> up(dy, skip), add(past, skip);
+          View<float> const m(mean, skip), v(scale, skip);
+          View<G> weight_gradient(std::vector<G>(size(s.columns), G(0.5f)), skip), bias_gradient = weight_gradient;
+          View<float> partials(std::vector<float>(size(nanogpt::layer_norm_partials(s.rows, s.columns))), skip);
+          // The gradient of the inputs overwrites what is added to it, or what comes from above.
+          A* const out = with_add ? add.out() : up.out();
+          nanogpt::layer_norm_backward(device, stream, up.in(), in.in(), w.in(), m.in(), v.in(),
+                                       with_add ? add.in() : static_cast<A const*>(nullptr), out, weight_gradient.out(),
+                                       bias_gradient.out(), s.rows, s.columns, partials.out());
+          return std::vector{doubles(with_add ? add : up), doubles(weight_gradient), doubles(bias_gradient)};
+        },
+        {skip_of_views});
+    check_close<A>(got[0], dx, narrow<A> ? 1.1 : 256.0, narrow<A> ? 1.0 : 4.0);
+    double const rows = static_cast<double>(s.rows);
+    check_close<G>(got[1], dw, narrow<G> ? 1.1 : 64.0, narrow<G> ? 0.1 : rows + 1.0);
+    check_close<G>(got[2], db, narrow<G> ? 1.1 : 64.0, narrow<G> ? 0.1 : rows + 1.0);
+  }
 }
 
 }  // namespace
@@ -125,6 +134,32 @@ TEMPLATE_TEST_CASE("emulated: layer norm's gradients", "[emulated][rows]", float
     check_norm_gradient<TestType, bf16>(s, false);
   }
   check_norm_gradient<TestType, float>({200, 300}, false);  // more than four chunks of rows, and a second strip
+}
+
+TEMPLATE_TEST_CASE("emulated: layer norm of a residual sum", "[emulated][rows]", float, bf16) {
+  using A = TestType;
+  for (auto const s : shapes) {
+    CAPTURE(s.rows, s.columns);
+    auto const x = random_values<A>(s.rows * s.columns, 1), residual = random_values<A>(s.rows * s.columns, 2);
+    auto const bias = random_values<A>(s.columns, 3), weight = random_values<A>(s.columns, 4);
+    for (bool const with_bias : {false, true}) {
+      auto const run = [&](Device const& device, std::size_t skip) {
+        View<A> const in(x, skip), past(residual, skip), b(bias, skip), w(weight, skip);
+        View<A> sum(std::vector<A>(x.size()), skip), y = sum;
+        View<float> m(std::vector<float>(size(s.rows)), skip), v = m;
+        nanogpt::residual_layer_norm_forward(device, stream, past.in(), in.in(), with_bias ? b.in() : nullptr,
+                                             sum.out(), w.in(), b.in(), y.out(), m.out(), v.out(), s.rows, s.columns);
+        return std::vector{doubles(sum), doubles(y), doubles(m), doubles(v)};
+      };
+      // Unaligned rows take the two kernels one after the other.
+      auto const together = everywhere(run, {0}), apart = everywhere(run, {1});
+      CHECK(together[0] == apart[0]);
+      if (s.columns == 1) continue;  // x - mean is rounding alone, and 1e-5 scales it up
+      check_close<float>(together[2], apart[2], 32.0, 1.0);
+      check_close<float>(together[3], apart[3], 128.0, 0.0);
+      check_close<A>(together[1], apart[1], narrow<A> ? 2.2 : 128.0, narrow<A> ? 2.0 : 32.0);
+    }
+  }
 }
 
 TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", float, bf16) {

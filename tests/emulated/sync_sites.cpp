@@ -43,6 +43,19 @@ Doubles layer_norm(Device const& device) {
   return doubles(y);
 }
 
+Doubles layer_norm_gradient(Device const& device) {
+  std::int64_t const rows = 40, columns = 1280;
+  auto const copy = [](std::vector<float> const& values) { return Aligned<float>(values.begin(), values.end()); };
+  auto const dy = copy(random_values(rows * columns, 1)), x = copy(random_values(rows * columns, 2));
+  auto const weight = copy(random_values(columns, 3)), mean = copy(random_values(rows, 4)), scale = mean;
+  Aligned<float> dx(dy.size()), weight_gradient(size(columns)), bias_gradient(size(columns));
+  Aligned<float> partials(size(nanogpt::layer_norm_partials(rows, columns)));
+  nanogpt::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
+                               static_cast<float const*>(nullptr), dx.data(), weight_gradient.data(),
+                               bias_gradient.data(), rows, columns, partials.data());
+  return Doubles(dx.begin(), dx.end());
+}
+
 Doubles own_shared(Device device) {
   device.options.grid = 1;  // one block for all indices
   std::vector<float> out(3 * OwnShared::threads);
@@ -99,8 +112,9 @@ std::vector<Entry> const entries{
     {SyncSite::reduction_slots_free, layer_norm},
     {SyncSite::reduction_slots_written, layer_norm},
     {SyncSite::next_index, own_shared},
-    {nanogpt::site::partials_added, bias_gradient},
+    {nanogpt::site::partials_exchanged, bias_gradient},
     {nanogpt::site::logits_gradient_written, cross_entropy},
+    {nanogpt::site::layer_norm_sums, layer_norm_gradient},
     {nanogpt::site::flash_forward_first, flash_attention<64>},
     {nanogpt::site::flash_forward_next, flash_attention<64>},
     {nanogpt::site::flash_forward_staged, flash_attention<64>},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GELU, biases and residual additions, and sums.
+// GELU, biases and residual additions, and a sum.
 #pragma once
 
 #include <cstdint>
@@ -76,26 +76,6 @@ struct BiasResidual {
   }
 };
 
-/// Partial sum (columns) of one chunk of rows.
-struct BiasBackward {
-  template <class Block, class A>
-  FSDP_HD void operator()(Block const& block, std::int64_t chunk, A const* dy, std::int64_t rows, std::int64_t columns,
-                          Compute<A>* partials) const {
-    using T = Compute<A>;
-    T* const sum = partials + chunk * columns;
-    std::int64_t const begin = chunk * rows_per_chunk;
-    std::int64_t const end = rows < begin + rows_per_chunk ? rows : begin + rows_per_chunk;
-    block.each(
-        columns, sum, [](T g) { return g; }, dy + begin * columns);
-    std::int64_t row = begin + 1;
-    for (; row + 4 <= end; row += 4) {
-      A const* const g = dy + row * columns;
-      block.update(columns, AddTo{}, sum, g, g + columns, g + 2 * columns, g + 3 * columns);
-    }
-    for (; row < end; ++row) block.update(columns, AddTo{}, sum, dy + row * columns);
-  }
-};
-
 struct Sum {
   template <class Block, class T>
   FSDP_HD void operator()(Block const& block, std::int64_t, T const* x, std::int64_t n, double scale, double* out,
@@ -148,22 +128,6 @@ void bias_residual_forward(D const& device, typename D::Stream& stream, A const*
                            A* out, std::int64_t rows, std::int64_t columns) {
   if (bias == nullptr) return add(device, stream, residual, x, out, rows * columns);
   device.launch(stream, rows, detail::BiasResidual{}, residual, x, bias, out, columns);
-}
-
-/// Elements of Compute<A> that bias_backward needs as scratch.
-constexpr std::int64_t bias_partials(std::int64_t rows, std::int64_t columns) {
-  return detail::row_chunks(rows) * columns;
-}
-
-/// bias_gradient (columns) += column sums of dy (rows, columns). A null gradient: nothing.
-/// @param partials  bias_partials(rows, columns) elements of scratch
-template <fsdp::Device D, class A, class G>
-void bias_backward(D const& device, typename D::Stream& stream, A const* dy, std::int64_t rows, std::int64_t columns,
-                   G* bias_gradient, Compute<A>* partials) {
-  if (rows == 0 || bias_gradient == nullptr) return;
-  auto const chunks = detail::row_chunks(rows);
-  device.launch(stream, chunks, detail::BiasBackward{}, dy, rows, columns, partials);
-  detail::add_partials(device, stream, partials, chunks, columns, columns, bias_gradient);
 }
 
 /// *out = scale * sum of x (n), or *out += it; summed in double.

@@ -20,8 +20,8 @@ struct DropoutMask {
   FSDP_HD fsdp::RandomSequence sequence() const { return {seed, step << 24 | site}; }
 };
 
-/// Elements between two rows of a mask of attention's scores: whole groups of random elements ([Note: Random elements]),
-/// which a kernel that works on tiles then draws without waste.
+/// Elements between two rows of a mask of attention's scores: whole groups of random elements ([Note: Random
+/// elements]), which a kernel that works on tiles then draws without waste.
 FSDP_HD constexpr std::int64_t attention_mask_pitch(std::int64_t keys) { return (keys + 63) / 64 * 64; }
 
 namespace detail {

@@ -84,7 +84,7 @@ struct BackwardQueries {
             row_sum(block, query < s.length ? dot(gradients, row + g + 8 * half, result + query * s.width, q) : 0.0f);
     }
 
-    float out[1][tile::count(Size / 8)][4] = {};
+    float out[1][blocks::extent(Size / 8)][4] = {};
     for (int t = 0; t <= query_tile; ++t) {
       if (t < query_tile) fetch(t + 1);
       float scores[1][8][4], slopes[1][8][4];
@@ -198,13 +198,13 @@ struct BackwardKeys {
     block.sync(site::flash_keys_first);
 
     float const factor = s.scale * log2_e;
-    float key_gradient[1][tile::count(Size / 8)][4] = {}, value_gradient[1][tile::count(Size / 8)][4] = {};
+    float key_gradient[1][blocks::extent(Size / 8)][4] = {}, value_gradient[1][blocks::extent(Size / 8)][4] = {};
     for (int t = key_tile; t < tiles; ++t) {
       if (t + 1 < tiles) fetch(t + 1);
       FSDP_ROLLED  // two parts at once need more registers than there are
           for (int column = 0; column < tile_rows; column += columns) {
-        float scores[1][tile::count(columns / 8)][4],
-            slopes[1][tile::count(columns / 8)][4];  // rows are keys, columns queries
+        float scores[1][blocks::extent(columns / 8)][4],
+            slopes[1][blocks::extent(columns / 8)][4];  // rows are keys, columns queries
         product_transposed<Lanes>(scores, keys, row, query_rows(t), column, lane);
         FSDP_UNROLL
         for (int n = 0; n < columns / 8; ++n) {
@@ -217,7 +217,7 @@ struct BackwardKeys {
         }
         product_transposed<Lanes>(slopes, values, row, gradient_rows(t), column, lane);
         if constexpr (Dropped) {
-          float kept[1][tile::count(columns / 8)][4];
+          float kept[1][blocks::extent(columns / 8)][4];
           std::int64_t const key = first + row + g;
           ScoreMask const factors(mask);
           FSDP_UNROLL

@@ -153,8 +153,8 @@ FSDP_HD inline void product_transposed(float (&d)[Stripes][Columns][4], tile::Sh
 
 /// d (Stripes of 16 rows, by Width) += a (the same rows, by 8 Columns, rounded to bf16) times rows of b from `row` on.
 template <class Lanes, int Width, std::size_t Stripes, std::size_t Columns>
-FSDP_HD inline void add_product(float (&d)[Stripes][tile::count(Width / 8)][4], float const (&a)[Stripes][Columns][4],
-                                tile::SharedRows<Width> b, int row, int lane) {
+FSDP_HD inline void add_product(float (&d)[Stripes][blocks::extent(Width / 8)][4],
+                                float const (&a)[Stripes][Columns][4], tile::SharedRows<Width> b, int row, int lane) {
   auto const place = tile::lane_place<Lanes>(b, row, lane);
   FSDP_UNROLL
   for (int step = 0; step < static_cast<int>(Columns) / 2; ++step) {
@@ -179,7 +179,7 @@ FSDP_HD inline void add_product(float (&d)[Stripes][tile::count(Width / 8)][4], 
 /// @param row    first of the shared rows
 /// @param valid  rows that are there; the others are not written
 template <int Width, class Block>
-FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[tile::count(Width / 8)][4],
+FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float const (&d)[blocks::extent(Width / 8)][4],
                                float upper, float lower, tile::SharedRows<Width> staging, int row, fsdp::bf16* to,
                                std::int64_t stride, std::int64_t valid, int lane) {
   constexpr int chunks = tile::SharedRows<Width>::chunks;

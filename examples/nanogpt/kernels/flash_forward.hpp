@@ -57,9 +57,9 @@ struct Forward {
     block.sync(site::flash_forward_first);
 
     int const row = 16 * stripes * warp;  // the warp's first, in the tile
-    float out[tile::count(stripes)][tile::count(Size / 8)][4] = {};
-    float largest[tile::count(stripes)][2],
-        sum[tile::count(stripes)][2] = {};  // of rows g and g + 8; the sum is this lane's part
+    float out[blocks::extent(stripes)][blocks::extent(Size / 8)][4] = {};
+    float largest[blocks::extent(stripes)][2],
+        sum[blocks::extent(stripes)][2] = {};  // of rows g and g + 8; the sum is this lane's part
     FSDP_UNROLL
     for (auto& two : largest) two[0] = two[1] = minus_infinity;
     float const factor = s.scale * log2_e;
@@ -69,7 +69,7 @@ struct Forward {
       int const key = t * tile_rows, top = static_cast<int>(s.position + first) + row;  // the warp's first query
       if (key <= top + 16 * stripes - 1) {  // else the warp sees none of these keys
         auto const key_rows = stage(t);
-        float scores[tile::count(stripes)][8][4];
+        float scores[blocks::extent(stripes)][8][4];
         product_transposed<Lanes>(scores, queries, row, key_rows, 0, lane);
         FSDP_UNROLL
         for (int m = 0; m < stripes; ++m) {
@@ -121,7 +121,7 @@ struct Forward {
   /// One row's scores become exponentials relative to the largest so far; what is summed already follows it.
   /// The first tile has a visible key for every row, so the largest is never -infinity afterwards.
   template <class Block>
-  FSDP_HD static void advance(Block const& block, float (&scores)[8][4], float (&out)[tile::count(Size / 8)][4],
+  FSDP_HD static void advance(Block const& block, float (&scores)[8][4], float (&out)[blocks::extent(Size / 8)][4],
                               int half, float factor, float& largest, float& sum) {
     using Tile = tile::Tile<typename Block::Lanes>;
     int const e = 2 * half;

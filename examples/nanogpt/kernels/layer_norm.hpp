@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "activation.hpp"
+#include "column_sums.hpp"
 #include "common.hpp"
+#include "layer_norm_blocks.hpp"
 
 namespace nanogpt {
 
@@ -101,8 +105,30 @@ void layer_norm_forward(D const& device, typename D::Stream& stream, A const* x,
                         Compute<A>* mean, Compute<A>* scale, std::int64_t rows, std::int64_t columns,
                         double epsilon = 1e-5) {
   if (rows == 0) return;
+  if constexpr (fsdp::RunsThreadBlocks<D> && std::is_same_v<A, W>) {
+    blocks::LayerNormArgs<A> const args{x, nullptr, nullptr, nullptr, weight,  bias,
+                                        y, mean,    scale,   rows,    columns, static_cast<Compute<A>>(epsilon)};
+    if (blocks::layer_norm_rows(device, stream, args)) return;
+  }
   device.launch(stream, rows, detail::LayerNormForward{}, x, weight, bias, y, mean, scale, columns,
                 static_cast<Compute<A>>(epsilon));
+}
+
+/// sum (rows, columns) = residual + x + bias, y = norm(sum): a residual addition and the LayerNorm behind it.
+/// @param bias  (columns) of x, or null
+template <fsdp::Device D, class A, class W>
+void residual_layer_norm_forward(D const& device, typename D::Stream& stream, A const* residual, A const* x,
+                                 W const* bias, A* sum, W const* weight, W const* norm_bias, A* y, Compute<A>* mean,
+                                 Compute<A>* scale, std::int64_t rows, std::int64_t columns, double epsilon = 1e-5) {
+  if (rows == 0) return;
+  if constexpr (fsdp::RunsThreadBlocks<D> && std::is_same_v<A, W>) {
+    blocks::LayerNormArgs<A> const args{x, residual, bias,  sum,  weight,  norm_bias,
+                                        y, mean,     scale, rows, columns, static_cast<Compute<A>>(epsilon)};
+    if (blocks::layer_norm_rows(device, stream, args)) return;
+  }
+  bias_residual_forward(device, stream, residual, x, bias, sum, rows, columns);
+  layer_norm_forward(device, stream, static_cast<A const*>(sum), weight, norm_bias, y, mean, scale, rows, columns,
+                     epsilon);
 }
 
 /// Elements of Compute<A> that layer_norm_backward needs as scratch.
@@ -120,8 +146,14 @@ void layer_norm_backward(D const& device, typename D::Stream& stream, A const* d
                          G* bias_gradient, std::int64_t rows, std::int64_t columns, Compute<A>* partials) {
   if (rows == 0) return;
   auto const chunks = detail::row_chunks(rows);
-  device.launch(stream, chunks, detail::LayerNormBackward{}, dy, x, weight, mean, scale, add, dx, rows, columns,
-                partials);
+  bool done = false;
+  if constexpr (fsdp::RunsThreadBlocks<D> && std::is_same_v<A, W>)
+    done =
+        blocks::layer_norm_rows_backward(device, stream, dy, x, weight, mean, scale, add, dx, rows, columns, partials);
+  if (!done) {
+    device.launch(stream, chunks, detail::LayerNormBackward{}, dy, x, weight, mean, scale, add, dx, rows, columns,
+                  partials);
+  }
   if (weight_gradient != nullptr) {
     detail::add_partials(device, stream, partials, chunks, 2 * columns, columns, weight_gradient);
   }

@@ -7,6 +7,7 @@
 
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/tensor.hpp"
+#include "packs.hpp"
 
 #if defined(__CUDACC__)
 #include "fsdp/cuda/hardware.hpp"
@@ -108,9 +109,6 @@ struct Tile<fsdp::cuda::Hardware> {
   }
 };
 #endif
-
-/// The extent of an array.
-constexpr std::size_t count(int n) { return static_cast<std::size_t>(n); }
 
 /// Two values as one register of bf16, rounded to nearest even: `low` in the lower half.
 FSDP_HD inline std::uint32_t pack(float low, float high) {
