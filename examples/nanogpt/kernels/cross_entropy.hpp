@@ -11,6 +11,7 @@ namespace nanogpt {
 
 namespace detail {
 
+/// One lane for a row. The exponentials stay in the logits where those are wide enough.
 struct CrossEntropy {
   template <class Block, class A, class Index>
   FSDP_HD void operator()(Block const& block, std::int64_t row, A* logits, Index const* targets, Compute<A>* losses,
@@ -21,7 +22,7 @@ struct CrossEntropy {
     auto const zero = [](std::int64_t) { return T(0); };
     auto const target = static_cast<std::int64_t>(targets[row]);
     if (target < 0) {
-      if (block.thread() == 0) losses[row] = T(0);
+      losses[row] = T(0);
       if (gradient) block.each(padded, out, zero, fsdp::Indices{});
       return;
     }
@@ -31,7 +32,7 @@ struct CrossEntropy {
     auto const power = [=](T v) { return fsdp::math::exp_to_zero(v - largest); };
     if (!gradient) {
       T const sum = block.sum(vocabulary, power, in);
-      if (block.thread() == 0) losses[row] = fsdp::math::log(sum) + (largest - chosen);
+      losses[row] = fsdp::math::log(sum) + (largest - chosen);
       return;
     }
     T sum;
@@ -47,14 +48,47 @@ struct CrossEntropy {
           vocabulary, out, [=](T v) { return power(v) * factor; }, in);
     }
     block.each(padded - vocabulary, out + vocabulary, zero, fsdp::Indices{});
-    block.sync(site::logits_gradient_written);
-    if (block.thread() == 0) {
-      losses[row] = fsdp::math::log(sum) + (largest - chosen);
-      // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.
-      out[target] = fsdp::narrow<A>((power(chosen) / sum - T(1)) * scale);
-    }
+    losses[row] = fsdp::math::log(sum) + (largest - chosen);
+    // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.
+    out[target] = fsdp::narrow<A>((power(chosen) / sum - T(1)) * scale);
   }
 };
+
+/// A block for a row, which it reads twice: for the largest logit with the sum of exponentials, and for the gradient.
+struct CrossEntropyRows {
+  static constexpr int threads = 1024;  // few rows at a time: the second read comes out of a cache
+
+  template <class Block, class A, class Index>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, A* logits, Index const* targets, Compute<A>* losses,
+                          std::int64_t vocabulary, std::int64_t padded, Compute<A> scale, bool gradient) const {
+    using T = Compute<A>;
+    A* const out = logits + row * padded;
+    A const* const in = out;
+    auto const zero = [](std::int64_t) { return T(0); };
+    auto const target = static_cast<std::int64_t>(targets[row]);
+    if (target < 0) {
+      if (block.thread() == 0) losses[row] = T(0);
+      if (gradient) block.each(padded, out, zero, fsdp::Indices{});
+      return;
+    }
+    T const chosen = fsdp::widen(in[target]);
+    auto const [largest, sum] = block.max_and_sum_exp(vocabulary, in);
+    if (block.thread() == 0) losses[row] = fsdp::math::log(sum) + (largest - chosen);
+    if (!gradient) return;
+    T const top = largest, factor = scale / sum;
+    block.each(
+        vocabulary, out, [=](T v) { return fsdp::math::exp_to_zero(v - top) * factor; }, in);
+    block.each(padded - vocabulary, out + vocabulary, zero, fsdp::Indices{});
+    block.sync(site::logits_gradient_written);
+    // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.
+    if (block.thread() == 0)
+      out[target] = fsdp::narrow<A>((fsdp::math::exp_to_zero(chosen - top) / sum - T(1)) * scale);
+  }
+};
+
+/// The kernel for a device.
+template <class D>
+using CrossEntropyOn = std::conditional_t<fsdp::RunsThreadBlocks<D>, CrossEntropyRows, CrossEntropy>;
 
 }  // namespace detail
 
@@ -67,7 +101,7 @@ void cross_entropy_backward(D const& device, typename D::Stream& stream, A* logi
                             Compute<A>* losses, std::int64_t rows, std::int64_t vocabulary, std::int64_t padded,
                             double scale) {
   if (rows == 0) return;
-  device.launch(stream, rows, detail::CrossEntropy{}, logits, targets, losses, vocabulary, padded,
+  device.launch(stream, rows, detail::CrossEntropyOn<D>{}, logits, targets, losses, vocabulary, padded,
                 static_cast<Compute<A>>(scale), true);
 }
 
@@ -76,7 +110,7 @@ template <fsdp::Device D, class A, class Index>
 void cross_entropy_forward(D const& device, typename D::Stream& stream, A* logits, Index const* targets,
                            Compute<A>* losses, std::int64_t rows, std::int64_t vocabulary, std::int64_t padded) {
   if (rows == 0) return;
-  device.launch(stream, rows, detail::CrossEntropy{}, logits, targets, losses, vocabulary, padded, Compute<A>(0),
+  device.launch(stream, rows, detail::CrossEntropyOn<D>{}, logits, targets, losses, vocabulary, padded, Compute<A>(0),
                 false);
 }
 

@@ -135,6 +135,19 @@ struct Larger {
   }
 };
 
+/// Joins (largest, sum of exponentials relative to it) of two sets. An empty set is (lowest, 0).
+struct JoinExponentials {
+  template <class T>
+  FSDP_HD T shrunk(Pair<T> set, T largest) const {
+    return set.second == T(0) ? T(0) : set.second * math::exp_to_zero(set.first - largest);
+  }
+  template <class T>
+  FSDP_HD Pair<T> operator()(Pair<T> a, Pair<T> b) const {
+    T const largest = a.first < b.first ? b.first : a.first;
+    return {largest, shrunk(a, largest) + shrunk(b, largest)};
+  }
+};
+
 template <class Lanes, class T>
 FSDP_HD inline T exchange(T value, int mask) {
   return Lanes::shuffle_xor(value, mask);
@@ -192,7 +205,8 @@ inline constexpr std::size_t shared_bytes_per_block<Kernel> = reduction_bytes + 
 /// it
 /// - `std::byte* shared()`                 the block's dynamic shared memory, aligned to 128 bytes
 ///
-/// Besides what every Block has, kernels for thread blocks alone may use `sync_warp`, `shuffle_xor` and `shared`.
+/// Besides what every Block has, kernels for thread blocks alone may use `sync_warp`, `shuffle_xor`, `shared` and
+/// `max_and_sum_exp`.
 template <class LanesType>
 struct ThreadBlock {
   using Lanes = LanesType;
@@ -274,6 +288,33 @@ struct ThreadBlock {
     visit(
         n, [&](T value) { partial = partial < value ? value : partial; }, f, in...);
     return detail::reduce<Lanes>(partial, detail::lowest<T>(), detail::Larger{});
+  }
+
+  /// The largest of n elements, and the sum of exp(element - largest), in one pass (Milakov, Gimelshein,
+  /// arXiv:1805.02867): what is summed already follows a new largest.
+  /// @pre n > 0, and no element is NaN or infinite
+  template <class T>
+  FSDP_HD auto max_and_sum_exp(std::int64_t n, T const* in) const {
+    using P = Pair<Compute<T>>;
+    constexpr int count = detail::pack_count<T const*>();
+    detail::JoinExponentials const join;
+    P partial{detail::lowest<Compute<T>>(), Compute<T>(0)};
+    own<count>(
+        n, detail::aligned<count>(in),
+        [&](std::int64_t i) {
+          auto const pack = detail::load_pack<count>(in, i);
+          Compute<T> largest = partial.first;
+          FSDP_UNROLL
+          for (int k = 0; k < count; ++k) largest = largest < pack[k] ? pack[k] : largest;
+          Compute<T> sum = join.shrunk(partial, largest);
+          FSDP_UNROLL
+          for (int k = 0; k < count; ++k) sum += math::exp_to_zero(pack[k] - largest);
+          partial = {largest, sum};
+        },
+        [&](std::int64_t i) {
+          partial = join(partial, P{widen(in[i]), Compute<T>(1)});
+        });
+    return detail::reduce<Lanes>(partial, P{detail::lowest<Compute<T>>(), Compute<T>(0)}, join);
   }
 
  private:
