@@ -40,6 +40,8 @@ class Gemm<fsdp::cuda::Device> {
   using Stream = fsdp::cuda::Device::Stream;
 
   static constexpr bool adds_bias = true;
+  template <class T, class Out>
+  static constexpr bool can_add_bias = std::is_same_v<T, Out> && !std::is_same_v<T, double>;
   /// What NVIDIA recommends for Hopper; enough for every algorithm before it.
   static constexpr std::size_t default_workspace_bytes = std::size_t{32} << 20;
 
@@ -67,6 +69,7 @@ class Gemm<fsdp::cuda::Device> {
   void run_with_bias(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
                      GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, Out const* bias,
                      Out* c, std::int64_t ldc) {
+    static_assert(can_add_bias<T, Out>, "biases are added to float, bf16 and fp16 results of operands of that type");
     multiply<T, Out>(stream, {m, n, k, lda, ldb, ldc, is(op_a), is(op_b)}, alpha, a, b, 0, c, bias);
   }
 
