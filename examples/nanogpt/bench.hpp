@@ -46,8 +46,8 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
   double const mfu = flop / seconds / peak.flops;
   fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
   fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
-  fmt::print("{:.2f} GFLOP/s a rank of {:.2f} GFLOP/s ({}): {:.2f}%\n", flop / seconds / ranks / 1e9, peak.flops / ranks / 1e9,
-             peak.source, mfu * 100);
+  fmt::print("{:.2f} GFLOP/s a rank of {:.2f} GFLOP/s ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
+             peak.flops / ranks / 1e9, peak.source, mfu * 100);
   if constexpr (T::counts_waits)
     fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
   fmt::print("memory of rank 0 by the account, in bytes:\n");
@@ -76,8 +76,9 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
       R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
       R"("mem_bytes":{{{}"total":{}}}}})",
-      T::Engine::ShardingStrategy::name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
-      T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes, mean[2], by_tag, total));
+      T::Engine::ShardingStrategy::name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu,
+      peak.flops / ranks, T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes,
+      mean[2], by_tag, total));
 }
 
 }  // namespace nanogpt

@@ -83,11 +83,13 @@ template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
   auto const& s = job.settings;
   fmt::print("tokens per iteration will be: {}\n", with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
-  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, T::Engine::ShardingStrategy::name, job.device, job.dtype);
+  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, T::Engine::ShardingStrategy::name, job.device,
+             job.dtype);
   if (job.device == "cpu") {
     auto const blas = blas_info();
-    fmt::print("OpenBLAS core {}, {} thread{} a rank; sgemm peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n", blas.core,
-               blas.threads, blas.threads == 1 ? "" : "s", ready.peak.flops / ranks / 1e9);
+    fmt::print(
+        "OpenBLAS core {}, {} thread{} a rank; sgemm peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
+        blas.core, blas.threads, blas.threads == 1 ? "" : "s", ready.peak.flops / ranks / 1e9);
     if (blas.wider_idle)
       fmt::print("warning: this processor has AVX-512, but OpenBLAS runs its '{}' kernels: {}\n", blas.core,
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"
@@ -121,7 +123,8 @@ class TrainingLoop {
         settings_(job.settings),
         ready_(ready),
         first_rank_(trainer.engine().rank() == 0),
-        tokens_(static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
+        tokens_(
+            static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
         meter_(tokens_ * ready.config.flop_per_token(), ready.peak.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
@@ -142,7 +145,8 @@ class TrainingLoop {
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
       if (loss && !std::isfinite(*loss))
-        fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration, *loss);
+        fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration,
+                                *loss);
       auto const end = Clock::now();
       trained_ = iteration + 1;
       span_ += seconds(start, end);

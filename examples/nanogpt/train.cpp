@@ -101,10 +101,12 @@ std::string choose_dtype(Settings const& settings, std::string const& device) {
   bool const host = device == "cpu";
   if (settings.dtype.empty()) return host ? "float32" : "bfloat16";
   if (host && settings.dtype != "float32")
-    fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32, the one type that cpu computes in, got {}", settings.dtype);
+    fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32, the one type that cpu computes in, got {}",
+                                  settings.dtype);
   if (settings.dtype == "float16")
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, got float16");
+        "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
+        "got float16");
   return settings.dtype;
 }
 

@@ -68,8 +68,7 @@ class Trainer {
   /// the cores.
   static constexpr bool runs_ahead = !std::is_same_v<Device, fsdp::host::Device>;
   /// Whether compute streams count the time that they wait.
-  static constexpr bool counts_waits =
-      requires(Engine& engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); };
+  static constexpr bool counts_waits = requires(Engine & engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); };
 
   /// @note Collective: yes: the engine is sealed here.
   Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, GptConfig const& config, BatchSource const& source)

@@ -18,6 +18,8 @@ using model_test::Outcome;
 
 bool const ready = fsdp::testing::need_gpu();
 
+static_assert(nanogpt::PinsMemory<fsdp::cuda::Device>, "batches and losses cross in page-locked memory");
+
 /// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
 model_test::TrainingRun run() {
   model_test::TrainingRun run;
