@@ -22,7 +22,7 @@ namespace bench {
 template <class D>
 std::string describe_compute(Settings const& settings) {
 #if defined(__CUDACC__)
-  char const* const library = "cuBLAS";
+  char const* const library = "cuBLASLt";
 #elif defined(NANOGPT_PLAIN_GEMM)
   char const* const library = "plain loops (no OpenBLAS)";
 #else

@@ -117,14 +117,31 @@ class Block {
     T* const qkv = a.qkv + pass.position * 3 * width;
     layer_norm_forward(device, stream, static_cast<T const*>(a.input), w.norm_1_weight.data, w.norm_1_bias.data,
                        work.narrow, a.norm_1.mean, a.norm_1.scale, rows, width);
-    linear(gemm, stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, qkv, 3 * width);
-    bias_add(device, stream, qkv, w.qkv_bias.data, rows, 3 * width);
+    linear_with_bias(stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, w.qkv_bias.data, qkv);
     attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums);
     linear(gemm, stream, rows, width, width, a.mixed, w.mix_weight.data, work.narrow, width);
-    add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
-    layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,
-                       work.narrow, a.norm_2.mean, a.norm_2.scale, rows, width);
+    if (pass.mask.probability > 0.0f) {
+      add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
+      layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,
+                         work.narrow, a.norm_2.mean, a.norm_2.scale, rows, width);
+    } else {
+      residual_layer_norm_forward(device, stream, static_cast<T const*>(a.input), static_cast<T const*>(work.narrow),
+                                  w.mix_bias.data, a.middle, w.norm_2_weight.data, w.norm_2_bias.data, work.narrow,
+                                  a.norm_2.mean, a.norm_2.scale, rows, width);
+    }
     linear(gemm, stream, rows, width, 4 * width, work.narrow, w.up_weight.data, a.hidden, 4 * width);
+  }
+
+  /// y (rows, out) = x (rows, in) W^T + bias; in one product where the device's Gemm adds biases.
+  void linear_with_bias(Stream& stream, std::int64_t rows, std::int64_t in, std::int64_t out, T const* x,
+                        T const* weight, T const* bias, T* y) const {
+    auto& gemm = *context_->gemm;
+    if constexpr (Gemm<D>::adds_bias) {
+      if (bias != nullptr)
+        return gemm.run_with_bias(stream, Op::none, Op::transpose, rows, out, in, 1, x, in, weight, in, bias, y, out);
+    }
+    linear(gemm, stream, rows, in, out, x, weight, y, out);
+    bias_add(context_->device, stream, y, bias, rows, out);
   }
 
   /// out = residual + dropout(narrow + bias).

@@ -16,11 +16,13 @@ using GemmScalar = std::conditional_t<std::is_same_v<Out, double>, double, float
 
 /// C = alpha * op_a(A) * op_b(B) + beta * C, with every matrix ROW-MAJOR: op_a(A) is (m, k), op_b(B) is (k, n), C is
 /// (m, n); a leading dimension is the distance between two rows as stored, in elements. With beta = 0, C is not read.
-/// The products are summed in fp32 at least (in fp64 for double). T: float, double or bf16; Out: T or float.
+/// The products are summed in fp32 at least (in fp64 for double). T: float, double, bf16 or fp16; Out: T, or float for
+/// results of narrow operands that are added up (weight gradients).
 ///
 /// Each device specialises this class (gemm_host.hpp, gemm_cuda.hpp) with
 /// @code
 ///   explicit Gemm(D const& device);
+///   static constexpr bool adds_bias;  // whether there is run_with_bias: run with beta = 0, and a row (n) added to all
 ///
 ///   template <class T, class Out>
 ///   void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on CUDA: plain cuBLAS, one handle and one workspace per stream.
+// Matrix products on CUDA: cuBLASLt, with a plan kept for every shape and one workspace.
 #pragma once
 
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <type_traits>
+#include <unordered_map>
 
 #include "fsdp/cuda/cublas.hpp"
 #include "fsdp/cuda/device.hpp"
@@ -17,16 +24,25 @@
 namespace nanogpt {
 
 /// Matrix products of float, double, bf16 and fp16. fp32 is computed in fp32 (no TF32); bf16 and fp16 are summed in
-/// fp32, reductions across thread blocks included.
+/// fp32.
 ///
-/// [Note: One workspace per stream] cuBLAS repeats its results bit by bit only while one stream uses a handle, and a
-/// workspace that two streams share is a data race. The first call binds this object to its stream.
+/// [Note: Plans of matrix products] The first product of a shape asks cuBLASLt's heuristic for algorithms and keeps the
+/// first that fits the workspace, with the descriptors that it was found for. Later ones look that plan up: they
+/// allocate nothing, and the host waits for nothing. A plan holds for types, extents, leading dimensions, strides and
+/// the alignment of the operands, but not for beta: the same algorithm adds to a gradient and begins one.
+///
+/// [Note: Products that repeat bit by bit] A sum over k that is cut into parts is put together from fp32 parts in the
+/// workspace, in a step of its own: schemes that add in the result's type, or in place, are not asked for. A workspace
+/// that two streams share would be a data race, so the first call binds this object to its stream.
 template <>
 class Gemm<fsdp::cuda::Device> {
  public:
   using Stream = fsdp::cuda::Device::Stream;
 
-  /// What cuBLAS takes by default on Hopper; enough for every algorithm before it.
+  static constexpr bool adds_bias = true;
+  template <class T, class Out>
+  static constexpr bool can_add_bias = std::is_same_v<T, Out> && !std::is_same_v<T, double>;
+  /// What NVIDIA recommends for Hopper; enough for every algorithm before it.
   static constexpr std::size_t default_workspace_bytes = std::size_t{32} << 20;
 
   explicit Gemm(fsdp::cuda::Device const& device, std::size_t workspace_bytes = default_workspace_bytes)
@@ -34,37 +50,40 @@ class Gemm<fsdp::cuda::Device> {
         workspace_bytes_(workspace_bytes),
         workspace_(device.allocate(workspace_bytes), Free{device, workspace_bytes}) {
     device_.make_current();
-    cublasHandle_t handle = nullptr;
-    FSDP_CUBLAS_CHECK(cublasCreate(&handle));
-    handle_ = fsdp::cuda::UniqueCublas(handle);
-    FSDP_CUBLAS_CHECK(cublasSetPointerMode(handle, CUBLAS_POINTER_MODE_HOST));
-    FSDP_CUBLAS_CHECK(cublasSetMathMode(handle, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
+    cublasLtHandle_t handle = nullptr;
+    FSDP_CUBLAS_CHECK(cublasLtCreate(&handle));
+    handle_ = fsdp::cuda::UniqueCublasLt(handle);
   }
 
   template <class T, class Out>
   void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
            T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c, std::int64_t ldc) {
-    if (m == 0 || n == 0) return;
-    device_.make_current();
-    bind(stream);
-    // Row-major C is column-major C^T = op_b(B)^T op_a(A)^T, and a row-major operand read by columns is its transpose:
-    // swapping the operands is all there is to do.
-    FSDP_CUBLAS_CHECK(cublasGemmEx_64(handle_.get(), blas(op_b), blas(op_a), n, m, k, &alpha, b, type_of<T>(), ldb, a,
-                                      type_of<T>(), lda, &beta, c, type_of<Out>(), ldc, compute_of<T, Out>(),
-                                      CUBLAS_GEMM_DEFAULT));
+    multiply<T, Out>(stream, {m, n, k, lda, ldb, ldc, is(op_a), is(op_b)}, alpha, a, b, beta, c, nullptr);
+  }
+
+  /// run with beta = 0, plus bias (n) on every row of the result, added before the result is rounded.
+  ///
+  /// cuBLASLt could apply GELU here too, but only by the tanh formula; this model's GELU is the exact one. Its gradient
+  /// of a bias is stored, not added, so it does not serve gradients that accumulate.
+  template <class T, class Out>
+  void run_with_bias(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                     GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, Out const* bias,
+                     Out* c, std::int64_t ldc) {
+    static_assert(can_add_bias<T, Out>, "biases are added to float, bf16 and fp16 results of operands of that type");
+    multiply<T, Out>(stream, {m, n, k, lda, ldb, ldc, is(op_a), is(op_b)}, alpha, a, b, 0, c, bias);
   }
 
   template <class T, class Out>
   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,
                GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
-    if (m == 0 || n == 0 || batch == 0) return;
-    device_.make_current();
-    bind(stream);
-    FSDP_CUBLAS_CHECK(cublasGemmStridedBatchedEx_64(
-        handle_.get(), blas(op_b), blas(op_a), n, m, k, &alpha, b, type_of<T>(), ldb, stride_b, a, type_of<T>(), lda,
-        stride_a, &beta, c, type_of<Out>(), ldc, stride_c, batch, compute_of<T, Out>(), CUBLAS_GEMM_DEFAULT));
+    if (batch == 0) return;
+    multiply<T, Out>(stream, {m, n, k, lda, ldb, ldc, is(op_a), is(op_b), batch, stride_a, stride_b, stride_c}, alpha,
+                     a, b, beta, c, nullptr);
   }
+
+  /// Shapes met so far.
+  std::size_t plans() const { return plans_.size(); }
 
  private:
   struct Free {
@@ -73,8 +92,27 @@ class Gemm<fsdp::cuda::Device> {
     void operator()(void* memory) const noexcept { device.deallocate(memory, bytes); }
   };
 
-  static cublasOperation_t blas(Op op) { return op == Op::none ? CUBLAS_OP_N : CUBLAS_OP_T; }
+  /// What a plan holds for. All of one type: it is hashed byte by byte.
+  struct Problem {
+    std::int64_t m, n, k, lda, ldb, ldc, transposed_a, transposed_b;
+    std::int64_t batch = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+    std::int64_t type = 0, out = 0;                                      // cudaDataType
+    std::int64_t align_a = 0, align_b = 0, align_c = 0, align_bias = 0;  // bytes; 0: no bias
+    bool operator==(Problem const&) const = default;
+  };
+  static_assert(std::has_unique_object_representations_v<Problem>);
+  struct Hash {
+    std::size_t operator()(Problem const& problem) const {
+      return std::hash<std::string_view>{}({reinterpret_cast<char const*>(&problem), sizeof problem});
+    }
+  };
+  struct Plan {
+    cublasLtMatmulDescOpaque_t product{};
+    cublasLtMatrixLayoutOpaque_t first{}, second{}, result{};
+    cublasLtMatmulAlgo_t algorithm{};
+  };
 
+  static std::int64_t is(Op op) { return op == Op::transpose ? 1 : 0; }
   template <class T>
   static constexpr cudaDataType type_of() {
     switch (fsdp::dtype_of<T>) {
@@ -87,28 +125,121 @@ class Gemm<fsdp::cuda::Device> {
     static_assert(!std::is_same_v<T, std::int64_t>, "no matrix products of integers");
     return CUDA_R_32F;
   }
-  template <class T, class Out>
-  static constexpr cublasComputeType_t compute_of() {
-    static_assert(std::is_same_v<Out, T> || (std::is_same_v<Out, float> && sizeof(T) == 2),
-                  "results have the operands' type; those of bf16 and fp16 operands may be float");
-    return std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  /// The largest power of two that divides an address, at most what cuBLASLt takes for granted otherwise.
+  static std::int64_t alignment(void const* pointer) {
+    auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+    return static_cast<std::int64_t>(std::min<std::uintptr_t>(address & (~address + 1), 256));
   }
 
-  void bind(Stream& stream) {
+  template <class T, class Out>
+  void multiply(Stream& stream, Problem problem, GemmScalar<Out> alpha, T const* a, T const* b, GemmScalar<Out> beta,
+                Out* c, Out const* bias) {
+    static_assert(std::is_same_v<Out, T> || (std::is_same_v<Out, float> && sizeof(T) == 2),
+                  "results have the operands' type; those of bf16 and fp16 operands may be float");
+    if (problem.m == 0 || problem.n == 0) return;
+    problem.type = type_of<T>();
+    problem.out = type_of<Out>();
+    problem.align_a = alignment(a);
+    problem.align_b = alignment(b);
+    problem.align_c = alignment(c);
+    problem.align_bias = bias == nullptr ? 0 : alignment(bias);
+    device_.make_current();
     auto const handle = stream.get();
-    if (!bound_) {
-      FSDP_CUBLAS_CHECK(cublasSetStream(handle_.get(), handle));
-      FSDP_CUBLAS_CHECK(
-          cublasSetWorkspace(handle_.get(), workspace_.get(), workspace_bytes_));  // after the stream, which resets it
-      bound_ = handle;
-    }
+    if (!bound_) bound_ = handle;
     FSDP_EXPECTS(*bound_ == handle, "a Gemm serves one stream: make another for the second");
+    Plan& plan = plan_for(problem, bias);
+    if (bias != nullptr) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void const*>(bias));
+    FSDP_CUBLAS_CHECK(cublasLtMatmul(handle_.get(), &plan.product, &alpha, b, &plan.first, a, &plan.second, &beta, c,
+                                     &plan.result, c, &plan.result, &plan.algorithm, workspace_.get(), workspace_bytes_,
+                                     handle));
+  }
+
+  Plan& plan_for(Problem const& problem, void const* bias) {
+    auto const [at, fresh] = plans_.try_emplace(problem);
+    if (!fresh) return at->second;
+    try {
+      prepare(at->second, problem, bias);
+    } catch (...) {
+      plans_.erase(at);
+      throw;
+    }
+    return at->second;
+  }
+
+  void prepare(Plan& plan, Problem const& p, void const* bias) const {
+    // Row-major C is column-major C^T = op_b(B)^T op_a(A)^T, and a row-major operand read by columns is its transpose:
+    // swapping the operands is all there is to do.
+    bool const wide = p.type == CUDA_R_64F;
+    FSDP_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                             wide ? CUDA_R_64F : CUDA_R_32F));
+    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{p.transposed_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
+    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, std::int32_t{p.transposed_a != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
+    if (bias != nullptr) {  // the heuristic looks at the pointer's alignment
+      set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_BIAS});
+      set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+      set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<std::int32_t>(p.out));
+    }
+    bool const ta = p.transposed_a != 0, tb = p.transposed_b != 0;
+    lay_out(plan.first, p.type, tb ? p.k : p.n, tb ? p.n : p.k, p.ldb, p.batch, p.stride_b);
+    lay_out(plan.second, p.type, ta ? p.m : p.k, ta ? p.k : p.m, p.lda, p.batch, p.stride_a);
+    lay_out(plan.result, p.out, p.n, p.m, p.ldc, p.batch, p.stride_c);
+
+    cublasLtMatmulPreferenceOpaque_t wish{};
+    FSDP_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
+    set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
+    set(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(p.align_b));
+    set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(p.align_a));
+    set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(p.align_c));
+    set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(p.align_c));
+    std::array<cublasLtMatmulHeuristicResult_t, 8> found{};
+    int count = 0;
+    auto const status =
+        cublasLtMatmulAlgoGetHeuristic(handle_.get(), &plan.product, &plan.first, &plan.second, &plan.result,
+                                       &plan.result, &wish, static_cast<int>(found.size()), found.data(), &count);
+    for (int i = 0; i < count; ++i) {
+      auto const& candidate = found[static_cast<std::size_t>(i)];
+      if (candidate.state != CUBLAS_STATUS_SUCCESS || candidate.workspaceSize > workspace_bytes_) continue;
+      plan.algorithm = candidate.algo;
+      return;
+    }
+    fsdp::fail<fsdp::VendorError>(
+        "cuBLASLt has no algorithm for {} product(s) of {} by {} over {} (rows of {}, {} and {} elements, transposed "
+        "{} "
+        "and {}, types {} to {}, aligned to {}, {} and {} bytes) in {} bytes of workspace: {}",
+        p.batch, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, ta, tb, p.type, p.out, p.align_a, p.align_b, p.align_c,
+        workspace_bytes_, cublasGetStatusString(status));
+  }
+
+  static void lay_out(cublasLtMatrixLayoutOpaque_t& layout, std::int64_t type, std::int64_t rows, std::int64_t columns,
+                      std::int64_t leading, std::int64_t batch, std::int64_t stride) {
+    FSDP_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, static_cast<cudaDataType>(type),
+                                               static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
+                                               leading));
+    if (batch == 1) return;
+    set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(batch));
+    set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+  }
+
+  template <class Value>
+  static void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t attribute, Value const& value) {
+    FSDP_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value));
+  }
+  template <class Value>
+  static void set(cublasLtMatrixLayoutOpaque_t& layout, cublasLtMatrixLayoutAttribute_t attribute, Value const& value) {
+    FSDP_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, attribute, &value, sizeof value));
+  }
+  template <class Value>
+  static void set(cublasLtMatmulPreferenceOpaque_t& wish, cublasLtMatmulPreferenceAttributes_t attribute,
+                  Value const& value) {
+    FSDP_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, attribute, &value, sizeof value));
   }
 
   fsdp::cuda::Device device_;
   std::size_t workspace_bytes_;
-  std::unique_ptr<void, Free> workspace_;  // outlives the handle
-  fsdp::cuda::UniqueCublas handle_;
+  std::unique_ptr<void, Free> workspace_;
+  fsdp::cuda::UniqueCublasLt handle_;
+  std::unordered_map<Problem, Plan, Hash> plans_;
   std::optional<cudaStream_t> bound_;
 };
 

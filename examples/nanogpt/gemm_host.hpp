@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "fsdp/host/device.hpp"
+#include "fsdp/kernels.hpp"
 #include "gemm.hpp"
 
 #if defined(__SANITIZE_THREAD__)
@@ -23,11 +23,14 @@
 
 namespace nanogpt {
 
-/// Matrix products of float and double (A, B and C of one type). Each worker computes with one thread.
+/// Matrix products of float and double by OpenBLAS, each worker with one thread; of bf16 and fp16 by plain loops, which
+/// are there so that narrow models can be checked on the host.
 template <>
 class Gemm<fsdp::host::Device> {
  public:
   using Stream = fsdp::host::Device::Stream;
+
+  static constexpr bool adds_bias = false;
 
   explicit Gemm(fsdp::host::Device const&) {
 #if !defined(NANOGPT_PLAIN_GEMM)
@@ -35,16 +38,16 @@ class Gemm<fsdp::host::Device> {
 #endif
   }
 
-  template <class T>
-  void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<T> alpha,
-           T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<T> beta, T* c, std::int64_t ldc) {
+  template <class T, class Out>
+  void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
+           T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c, std::int64_t ldc) {
     stream.enqueue([=] { multiply(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   }
 
-  template <class T>
-  void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<T> alpha,
+  template <class T, class Out>
+  void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,
-               GemmScalar<T> beta, T* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
+               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
     stream.enqueue([=] {
       for (std::int64_t i = 0; i < batch; ++i) {
         multiply(op_a, op_b, m, n, k, alpha, a + i * stride_a, lda, b + i * stride_b, ldb, beta, c + i * stride_c, ldc);
@@ -53,23 +56,24 @@ class Gemm<fsdp::host::Device> {
   }
 
  private:
-#if defined(NANOGPT_PLAIN_GEMM)
-  template <class T>
-  static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, T const* a,
-                       std::int64_t lda, T const* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) {
+  template <class T, class Out>
+  static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
+                       T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c,
+                       std::int64_t ldc) {
+    using Sum = GemmScalar<Out>;
     for (std::int64_t row = 0; row < m; ++row) {
       for (std::int64_t column = 0; column < n; ++column) {
-        T sum = 0;
+        Sum sum = 0;
         for (std::int64_t i = 0; i < k; ++i) {
-          sum += (op_a == Op::none ? a[row * lda + i] : a[i * lda + row]) *
-                 (op_b == Op::none ? b[i * ldb + column] : b[column * ldb + i]);
+          sum += fsdp::widen(op_a == Op::none ? a[row * lda + i] : a[i * lda + row]) *
+                 fsdp::widen(op_b == Op::none ? b[i * ldb + column] : b[column * ldb + i]);
         }
-        T& result = c[row * ldc + column];
-        result = alpha * sum + (beta == T{0} ? T{0} : beta * result);
+        Out& result = c[row * ldc + column];
+        result = fsdp::narrow<Out>(alpha * sum + (beta == Sum{0} ? Sum{0} : beta * fsdp::widen(result)));
       }
     }
   }
-#else
+#if !defined(NANOGPT_PLAIN_GEMM)
   static CBLAS_TRANSPOSE blas(Op op) { return op == Op::none ? CblasNoTrans : CblasTrans; }
   static blasint size(std::int64_t value) { return static_cast<blasint>(value); }
 

@@ -18,6 +18,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
 #include "head.hpp"
+#include "staging.hpp"
 
 namespace nanogpt {
 
@@ -78,13 +79,13 @@ class TokenFeed {
   static std::size_t bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(std::int32_t); }
 
   struct Slot {
-    std::vector<std::int32_t> staging;
+    Staging<D, std::int32_t> staging;
     fsdp::AccountedMemory<D const> memory;
     typename D::Event there, read;
     bool used = false;
   };
   Slot make_slot(fsdp::MemoryAccount& account) const {
-    return {std::vector<std::int32_t>(2 * static_cast<std::size_t>(capacity_)),
+    return {{device_, 2 * static_cast<std::size_t>(capacity_)},
             {device_, account, fsdp::MemoryTag::workspace, 2 * bytes(capacity_)},
             device_.make_event(),
             device_.make_event(),
@@ -131,6 +132,7 @@ class Gpt {
         scalars_(context_.device, engine.account(), fsdp::MemoryTag::scalars, 2 * sizeof(double)),
         sampled_(context_.device, engine.account(), fsdp::MemoryTag::workspace,
                  static_cast<std::size_t>(config.vocab_size) * sizeof(T)),
+        taken_(context_.device, 1),
         root_(engine.add_unit("root")),
         embedding_(engine.shard(Embedding<Device, T>(context_), "transformer", root_)),
         blocks_(engine.shard(make_blocks(context_), "transformer.h")),
@@ -188,6 +190,10 @@ class Gpt {
   /// The loss that micro-steps have added up since the last call; then starts again from 0.
   /// @note Stream: waits for compute.
   double read_loss() { return take(train_loss()); }
+
+  /// Forgets that loss.
+  /// @note Stream: only enqueues.
+  void discard_loss() { context_.device.zero_async(engine_.compute(), train_loss(), sizeof(double)); }
 
   /// Adds the mean cross-entropy of a batch, without dropout, to what read_evaluation() gives. Ends a decoded text.
   /// @param tokens, targets  (B, T), in host memory
@@ -294,11 +300,10 @@ class Gpt {
     return ids;
   }
   double take(double* sum) {
-    double value = 0;
-    context_.device.copy_async(engine_.compute(), &value, sum, sizeof value);
-    context_.device.zero_async(engine_.compute(), sum, sizeof value);
+    context_.device.copy_async(engine_.compute(), taken_.data(), sum, sizeof(double));
+    context_.device.zero_async(engine_.compute(), sum, sizeof(double));
     context_.device.synchronize(engine_.compute());
-    return value;
+    return *taken_.data();
   }
 
   E& engine_;
@@ -310,6 +315,7 @@ class Gpt {
   TokenFeed<Device> feed_;
   fsdp::AccountedMemory<Device const> scalars_;  // training loss, evaluation loss
   fsdp::AccountedMemory<Device const> sampled_;  // (V)
+  Staging<Device, double> taken_;
   decltype(std::declval<E&>().add_unit("")) root_;
   decltype(std::declval<E&>().shard(std::declval<Embedding<Device, T>>(), "")) embedding_;
   decltype(std::declval<E&>().shard(std::declval<std::vector<Block<Device, T>>>(), "")) blocks_;

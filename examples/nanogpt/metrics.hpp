@@ -42,7 +42,7 @@ class MfuMeter {
 struct IterationReport {
   std::int64_t iteration = 0;
   double loss = 0;
-  double seconds = 0;        ///< of this iteration, without evaluation and checkpoint
+  double seconds = 0;        ///< an iteration, without evaluation and checkpoint; the mean since a loss was last read
   double mfu = -1;           ///< fraction
   double learning_rate = 0;
   double total_seconds = 0;  ///< since training began

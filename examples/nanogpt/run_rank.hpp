@@ -10,14 +10,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <type_traits>
+#include <utility>
 
 #include "agreement.hpp"
 #include "bench.hpp"
 #include "commands.hpp"
 #include "fsdp/host/backoff.hpp"
-#include "fsdp/host/device.hpp"
 #include "metrics.hpp"
+#include "peak.hpp"
 #include "progress.hpp"
 #include "saved_model.hpp"
 #include "trace_window.hpp"
@@ -28,44 +28,16 @@ namespace nanogpt {
 
 namespace detail {
 
-/// Highest fp32 matrix-product rate of the device, FLOP per second, measured for about 50 ms with the model's own products.
-template <class D>
-double measure_peak(D const& device) {
-  if constexpr (std::is_same_v<D, fsdp::host::Device>) {
-    return measure_sgemm_peak();
-  } else {
-    using Clock = std::chrono::steady_clock;
-    constexpr std::int64_t n = 4096;
-    constexpr std::size_t elements = n * n;
-    fsdp::MemoryAccount account;
-    fsdp::AccountedMemory<D const> const memory(device, account, fsdp::MemoryTag::workspace, 3 * elements * sizeof(float));
-    auto stream = device.make_stream("peak", fsdp::StreamPriority::normal);
-    device.zero_async(stream, memory.data(), memory.bytes());
-    Gemm<D> gemm(device);
-    auto* const a = memory.template as<float>();
-    auto const product = [&] {
-      auto const start = Clock::now();
-      gemm.run(stream, Op::none, Op::none, n, n, n, 1.0f, static_cast<float const*>(a), n, static_cast<float const*>(a + elements), n,
-               0.0f, a + 2 * elements, n);
-      device.synchronize(stream);
-      return std::chrono::duration<double>(Clock::now() - start).count();
-    };
-    double best = product();  // also warms up
-    auto const begin = Clock::now();
-    while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
-    return 2.0 * static_cast<double>(n * n * n) / best;
-  }
-}
-
 /// What the ranks have agreed on before anything is trained.
 struct Preparation {
   std::optional<Dataset> dataset;
   GptConfig config;
-  double sgemm_peak = 0;  ///< measured, of all ranks together, FLOP per second
+  Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
 
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
-template <class C>
+/// @tparam T  what the run computes in
+template <class T, class C>
 Preparation prepare(C& world, Job const& job) {
   Preparation ready;
   auto const& settings = job.settings;
@@ -89,8 +61,7 @@ Preparation prepare(C& world, Job const& job) {
     if (training && world.rank() == 0) prepare_out_dir(settings.out_dir);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
-  auto const peaks = world.exchange(fmt::format("{:.17g}", measure_peak(world.device())));
-  for (auto const& text : peaks) ready.sgemm_peak += std::strtod(text.c_str(), nullptr);
+  ready.peak = measure_peak<T>(world);
   return ready;
 }
 
@@ -112,18 +83,20 @@ template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
   auto const& s = job.settings;
   fmt::print("tokens per iteration will be: {}\n", with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
-  fmt::print("{}, strategy {}, device {}, dtype float32\n", job.world_kind, T::Engine::ShardingStrategy::name, job.device);
+  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, T::Engine::ShardingStrategy::name, job.device,
+             job.dtype);
   if (job.device == "cpu") {
     auto const blas = blas_info();
-    fmt::print("OpenBLAS core {}, {} thread{} a rank; sgemm peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n", blas.core,
-               blas.threads, blas.threads == 1 ? "" : "s", ready.sgemm_peak / ranks / 1e9);
+    fmt::print(
+        "OpenBLAS core {}, {} thread{} a rank; sgemm peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
+        blas.core, blas.threads, blas.threads == 1 ? "" : "s", ready.peak.flops / ranks / 1e9);
     if (blas.wider_idle)
       fmt::print("warning: this processor has AVX-512, but OpenBLAS runs its '{}' kernels: {}\n", blas.core,
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"
                                                             : "set OPENBLAS_CORETYPE=SkylakeX");
   }
   if (job.device != "cpu")
-    fmt::print("fp32 matrix products measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n", ready.sgemm_peak / ranks / 1e9);
+    fmt::print("mfu is relative to the {}: {:.1f} TFLOP/s for all ranks\n", ready.peak.source, ready.peak.flops / 1e12);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
   if (ready.dataset && ready.dataset->meta.path.empty())
     fmt::print("no meta.json: vocabulary of {} (GPT-2's 50257, padded)\n", ready.config.vocab_size);
@@ -150,8 +123,9 @@ class TrainingLoop {
         settings_(job.settings),
         ready_(ready),
         first_rank_(trainer.engine().rank() == 0),
-        tokens_(static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
-        meter_(tokens_ * ready.config.flop_per_token(), ready.sgemm_peak),
+        tokens_(
+            static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
+        meter_(tokens_ * ready.config.flop_per_token(), ready.peak.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
         trace_(trainer, settings_, trace) {}
@@ -169,14 +143,21 @@ class TrainingLoop {
       }
       trace_.before_step(iteration);
       auto const start = Clock::now();
-      double const loss = trainer_.step(iteration, rate);
-      if (!std::isfinite(loss))
-        fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration, loss);
+      auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
+      if (loss && !std::isfinite(*loss))
+        fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration,
+                                *loss);
       auto const end = Clock::now();
       trained_ = iteration + 1;
-      if (iteration % settings_.log_interval == 0) report(iteration, loss, rate, seconds(start, end), seconds(began, end));
+      span_ += seconds(start, end);
+      ++spanned_;
+      if (loss) {
+        double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
+        last_loss_ = *loss;
+        if (iteration % settings_.log_interval == 0) report(iteration, *loss, rate, each, seconds(began, end));
+      }
       if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty()) progress_.say(table);
-      progress_.advance(iteration, loss);
+      progress_.advance(iteration, last_loss_);
     }
     if (saved_ < 0 || (settings_.always_save_checkpoint && saved_ != trained_)) save(trained_);
   }
@@ -185,6 +166,12 @@ class TrainingLoop {
   using Clock = std::chrono::steady_clock;
   static double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
 
+  /// Where the device runs ahead of the host, losses are read when they are logged, and before evaluations and the end:
+  /// what is logged, timed and saved there has all steps behind it.
+  bool wants_loss(std::int64_t iteration) const {
+    return iteration % settings_.log_interval == 0 || (iteration + 1) % settings_.eval_interval == 0 ||
+           iteration == settings_.max_iters;
+  }
   void stop_if_asked() const {
     if (!fsdp::host::termination_requested()) return;
     std::fflush(stdout);
@@ -234,6 +221,9 @@ class TrainingLoop {
   JsonLog& log_;
   TraceWindow<T> trace_;
   ModelState state_;
+  double span_ = 0;           ///< seconds that iterations have taken since a loss was read
+  std::int64_t spanned_ = 0;  ///< how many
+  double last_loss_ = 0;
   double best_ = 1e9;
   std::int64_t saved_ = -1;    ///< iteration of the last checkpoint
   std::int64_t trained_ = 0;   ///< optimizer steps done
@@ -241,13 +231,13 @@ class TrainingLoop {
 
 }  // namespace detail
 
-template <fsdp::Strategy S, fsdp::Communicator C>
+template <fsdp::Strategy S, class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job) {
   detail::Preparation ready;
   std::optional<JsonLog> log, trace;
   bool const first = world.rank() == 0;
   try {
-    ready = detail::prepare(world, job);
+    ready = detail::prepare<typename P::Param>(world, job);
     agree(world, [&] {
       bool const training = job.command == Command::train;
       log.emplace(training ? "log_json" : "json", !first ? std::string() : training ? job.settings.log_json : job.settings.json);
@@ -260,10 +250,10 @@ int run_rank(C world, Job const& job) {
   int const ranks = world.size();
   auto const source = detail::batch_source(job.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world), {static_cast<int>(job.settings.shard_group)});
-  Trainer<S, C> trainer(mesh, job.settings, ready.config, source);
+  Trainer<S, C, P> trainer(mesh, job.settings, ready.config, source);
   if (first) detail::introduce(trainer, job, ready, ranks);
   if (job.command == Command::bench) {
-    bench(trainer, job, ready.sgemm_peak, ranks, *log);
+    bench(trainer, job, ready.peak, ranks, *log);
   } else {
     detail::TrainingLoop(trainer, job, ready, *log, *trace).run();
   }

@@ -104,7 +104,7 @@ std::vector<Setting> make_table() {
   t.count("lr_decay_iters", &S::lr_decay_iters, train, "iteration at which the learning rate reaches min_lr");
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)", {"cpu", "cuda"});
-  t.choice("dtype", &S::dtype, training, "element type of the computation (default: float32)",
+  t.choice("dtype", &S::dtype, training, "element type of the computation (default: bfloat16 on cuda, float32 on cpu)",
            {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, training, "ranks as threads of this process (without mpirun)", 1, 64);

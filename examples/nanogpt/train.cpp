@@ -97,10 +97,17 @@ std::string choose_device(Settings const& settings) {
   return settings.device.empty() ? "cpu" : settings.device;
 }
 
-void check_dtype(Settings const& settings, std::string const& device) {
-  if (!settings.dtype.empty() && settings.dtype != "float32")
-    fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32, the one type that this version computes in on {}, got {}", device,
+std::string choose_dtype(Settings const& settings, std::string const& device) {
+  bool const host = device == "cpu";
+  if (settings.dtype.empty()) return host ? "float32" : "bfloat16";
+  if (host && settings.dtype != "float32")
+    fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32, the one type that cpu computes in, got {}",
                                   settings.dtype);
+  if (settings.dtype == "float16")
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
+        "got float16");
+  return settings.dtype;
 }
 
 void divide_cores(int ranks_here) {
@@ -116,11 +123,11 @@ void report_error(std::string const& text) {
 }
 
 int run_training(Settings const& settings, Command command, CommandLine line) {
-  Job job{settings, command, {}, {}};
+  Job job{settings, command, {}, {}, {}};
   bool const launched = under_launcher();
   try {
     job.device = choose_device(settings);
-    check_dtype(settings, job.device);
+    job.dtype = choose_dtype(settings, job.device);
     if (launched && settings.ranks > 1)
       fsdp::fail<fsdp::ConfigError>("setting 'ranks': expected 1 under mpirun, which starts the ranks itself, got {}", settings.ranks);
 #if !NANOGPT_HAVE_MPI

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of `train` or `bench`: declared here, instantiated once per strategy in train_*.cpp.
+// One rank of `train` or `bench`: declared here, instantiated in train_*.cpp and train_cuda_*.cu.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/precision.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
@@ -16,13 +17,15 @@ struct Job {
   Settings settings;
   Command command = Command::train;
   std::string device;      ///< "cpu" or "cuda"
+  std::string dtype;       ///< "float32" or "bfloat16": what the run computes in
   std::string world_kind;  ///< how ranks came about, in words
 };
 
 /// Runs one rank to its end.
+/// @tparam P  the precision that the job's dtype names
 /// @return the exit code: not 0 if the ranks agreed before training that it cannot begin; rank 0 has then said why
 /// @note Collective: yes.
-template <fsdp::Strategy S, fsdp::Communicator C>
+template <fsdp::Strategy S, class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job);
 
 /// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// run_rank for strategy hybrid_shard, on a GPU.
+// run_rank for strategy hybrid_shard, on a GPU in fp32.
 #include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "gemm_cuda.hpp"
@@ -7,6 +7,6 @@
 
 namespace nanogpt {
 
-template int run_rank<fsdp::HybridShard<>>(fsdp::local::Communicator<fsdp::cuda::Device>, Job const&);
+template int run_rank<fsdp::HybridShard<>, fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, Job const&);
 
 }  // namespace nanogpt

@@ -10,9 +10,9 @@
 
 namespace nanogpt {
 
-template int run_rank<fsdp::FullShard>(fsdp::local::Communicator<fsdp::host::Device>, Job const&);
+template int run_rank<fsdp::FullShard, fsdp::Fp32>(fsdp::local::Communicator<fsdp::host::Device>, Job const&);
 #if NANOGPT_HAVE_MPI
-template int run_rank<fsdp::FullShard>(fsdp::mpi::Communicator, Job const&);
+template int run_rank<fsdp::FullShard, fsdp::Fp32>(fsdp::mpi::Communicator, Job const&);
 #endif
 
 }  // namespace nanogpt

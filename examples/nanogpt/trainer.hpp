@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "config.hpp"
 #include "data.hpp"
 #include "fsdp/fsdp.hpp"
+#include "fsdp/host/device.hpp"
 #include "gpt.hpp"
 #include "settings.hpp"
 
@@ -54,12 +57,18 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   return options;
 }
 
-/// @tparam S  strategy    @tparam C  communicator
-template <fsdp::Strategy S, fsdp::Communicator C>
+/// @tparam S  strategy    @tparam C  communicator    @tparam P  precision: fp32, or narrow parameters and activations
+/// with fp32 reduction and fp32 master weights
+template <fsdp::Strategy S, fsdp::Communicator C, class P = fsdp::Fp32>
 class Trainer {
  public:
-  using Engine = fsdp::Engine<S, C>;
+  using Engine = fsdp::Engine<S, C, P>;
   using Device = typename C::Device;
+  /// Whether steps may be under way on the device while the host prepares the next: not on the host, where both share
+  /// the cores.
+  static constexpr bool runs_ahead = !std::is_same_v<Device, fsdp::host::Device>;
+  /// Whether compute streams count the time that they wait.
+  static constexpr bool counts_waits = requires(Engine & engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); };
 
   /// @note Collective: yes: the engine is sealed here.
   Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, GptConfig const& config, BatchSource const& source)
@@ -75,9 +84,11 @@ class Trainer {
   Trainer& operator=(Trainer const&) = delete;
 
   /// One optimizer step.
-  /// @return this rank's mean loss over its micro-steps
-  /// @note Stream: waits for compute at the end. @note Collective: yes.
-  double step(std::int64_t iteration, double learning_rate) {
+  /// @param want_loss  false: a device that runs ahead is not waited for
+  /// @return this rank's mean loss over its micro-steps, if it was waited for
+  /// @note Stream: waits for compute at the end if the loss is read; otherwise only where TokenFeed does.
+  /// @note Collective: yes.
+  std::optional<double> step(std::int64_t iteration, double learning_rate, bool want_loss) {
     auto const micro_steps = source_.micro_steps;
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
@@ -88,8 +99,11 @@ class Trainer {
     }
     if (settings_.grad_clip > 0) static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
     adamw_.step(static_cast<float>(learning_rate));
-    return model_.read_loss();
+    if (want_loss || !runs_ahead) return model_.read_loss();
+    model_.discard_loss();
+    return std::nullopt;
   }
+  double step(std::int64_t iteration, double learning_rate) { return *step(iteration, learning_rate, true); }
 
   /// Mean losses of both splits over eval_iters batches of every rank.
   /// @note Collective: yes: every rank takes part.
@@ -112,7 +126,7 @@ class Trainer {
   /// Nanoseconds that compute has waited for communication so far. Where the device counts them.
   std::uint64_t blocked_ns() const {
     std::uint64_t sum = 0;
-    if constexpr (requires(Engine& engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); }) {
+    if constexpr (counts_waits) {
       for (std::size_t site = 1; site < static_cast<std::size_t>(fsdp::WaitSite::count_); ++site)
         sum += const_cast<Engine&>(engine_).compute().blocked_ns(static_cast<fsdp::WaitSite>(site));
     }
@@ -123,6 +137,12 @@ class Trainer {
   static GptOptions gpt_options(Settings const& settings) {
     GptOptions options;
     options.seed = static_cast<std::uint64_t>(settings.seed);
+    if constexpr (runs_ahead) {
+      // Pieces that fill a GPU: each part of the logits reads and writes all of wte's gradient, and a panel's scores
+      // stay in the second-level cache on the host alone.
+      options.logits_elements = std::int64_t{512} << 20;
+      options.attention_elements = std::int64_t{64} << 20;
+    }
     return options;
   }
 

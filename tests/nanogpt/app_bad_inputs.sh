@@ -64,7 +64,10 @@ echo 'n_layer = many' > wrong.conf
 refuses "setting 'n_layer': expected" "$nanogpt" train wrong.conf "${small[@]}"
 echo 'n_layers = 2' > unknown.conf
 refuses "there is no setting 'n_layers'" "$nanogpt" train unknown.conf "${small[@]}"
-refuses "setting 'dtype'" "$nanogpt" train "${small[@]}" --dtype=bfloat16 --device=cpu
+for type in bfloat16 float16; do
+  refuses "setting 'dtype': expected float32, the one type that cpu computes in, got $type" \
+    "$nanogpt" train "${small[@]}" "--dtype=$type" --device=cpu
+done
 for from in resume gpt2 gpt2-xl; do
   refuses "setting 'init_from': '$from' is not supported" "$nanogpt" train "${small[@]}" "--init_from=$from"
 done

@@ -3,74 +3,24 @@
 // between.
 
 #include <cmath>
-#include <cstdint>
-#include <mutex>
-#include <vector>
 
-#include "fsdp/comm/local.hpp"
-#include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "gemm_host.hpp"
-#include "gpt.hpp"
 #include "tests/catch.hpp"
+#include "tests/nanogpt/training.hpp"
 
 namespace {
 
-using Device = fsdp::host::Device;
-
-struct Outcome {
-  std::vector<double> losses;  // one a step, summed over ranks
-  std::vector<double> evaluations;
-  std::vector<float> logits;
-};
-
-/// Trains a small model on a repeating text, `ranks` threads.
+/// `ranks` threads on the host, in fp32.
 template <class S>
-Outcome train(int ranks, bool interrupt, int steps = 8, bool recompute = false, int micro_steps = 2) {
-  Outcome outcome;
-  outcome.losses.assign(static_cast<std::size_t>(steps), 0);
-  std::mutex merging;
-  fsdp::local::run(ranks, Device{}, [&](fsdp::local::Communicator<Device> comm) {
-    using Engine = fsdp::Engine<S, fsdp::local::Communicator<Device>>;
-    fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh, {.prefetch = 1, .seed = 11});
-    nanogpt::GptOptions options;
-    options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
-    options.panel = 8;
-    options.recompute = recompute;
-    nanogpt::Gpt<Engine> model(engine, {3, 2, 32, 16, 23, 0.1f, true}, 2, 16, options);
-    fsdp::AdamW adamw(engine, {.lr = 1e-2f, .weight_decay = 0.1f});
-
-    std::vector<std::int32_t> tokens(32), targets(32);
-    std::vector<double> losses;
-    for (int step = 0; step < steps; ++step) {
-      for (int micro = 0; micro < micro_steps; ++micro) {
-        for (std::int32_t i = 0; i < 32; ++i) {
-          auto const at = static_cast<std::size_t>(i);
-          std::int32_t const place = i + step + 3 * engine.rank() + 5 * micro;
-          tokens[at] = place % 23;
-          targets[at] = (place + 1) % 23;
-        }
-        model.forward_backward(tokens.data(), targets.data(), 1.0 / micro_steps);
-      }
-      fsdp::clip_grad_norm(engine, 1.0f);
-      adamw.step(1e-2f);
-      losses.push_back(model.read_loss());
-      if (!interrupt) continue;
-      model.evaluate(tokens.data(), targets.data());
-      model.evaluate(tokens.data(), targets.data());
-      double const evaluation = model.read_evaluation();
-      model.logits(tokens.data(), 5);
-      auto const logits = model.extend(tokens.data(), 1);
-      if (engine.rank() == 0) {
-        outcome.evaluations.push_back(evaluation);
-        outcome.logits = logits;
-      }
-    }
-    std::lock_guard const lock(merging);
-    for (std::size_t i = 0; i < losses.size(); ++i) outcome.losses[i] += losses[i];
-  });
-  return outcome;
+model_test::Outcome train(int ranks, bool interrupt, int steps = 8, bool recompute = false, int micro_steps = 2) {
+  model_test::TrainingRun run;
+  run.ranks = ranks;
+  run.steps = steps;
+  run.micro_steps = micro_steps;
+  run.interrupt = interrupt;
+  run.recompute = recompute;
+  return model_test::train<S, fsdp::Fp32>(fsdp::host::Device{}, run);
 }
 
 }  // namespace

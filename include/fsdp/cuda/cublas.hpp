@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// An owner of cuBLAS handles, and the checker of cuBLAS calls.
+// Owners of cuBLAS and cuBLASLt handles, and the checker of their calls.
 #pragma once
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 
 #include "fsdp/cuda/handles.hpp"
@@ -24,7 +25,16 @@ struct CublasTraits {
   }
 };
 
+struct CublasLtTraits {
+  using value_type = cublasLtHandle_t;
+  static void destroy(value_type handle) noexcept {
+    auto const status = cublasLtDestroy(handle);
+    if (status != CUBLAS_STATUS_SUCCESS) detail::log_failure("cublasLtDestroy", cublasGetStatusString(status));
+  }
+};
+
 using UniqueCublas = UniqueHandle<CublasTraits>;
+using UniqueCublasLt = UniqueHandle<CublasLtTraits>;
 
 }  // namespace fsdp::cuda
 

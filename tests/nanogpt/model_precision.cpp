@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model in bf16 with fp32 reduction and fp32 master weights, on the host's plain products: what a GPU runs, checked
+// without one.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "fsdp/host/device.hpp"
+#include "gemm_host.hpp"
+#include "tests/catch.hpp"
+#include "tests/nanogpt/training.hpp"
+
+namespace {
+
+using model_test::TrainingRun;
+fsdp::host::Device const host;
+
+template <class S, class P>
+model_test::Outcome train(TrainingRun const& run) {
+  return model_test::train<S, P>(host, run);
+}
+
+}  // namespace
+
+TEST_CASE("bf16 trains as fp32 does", "[nanogpt][model][precision]") {
+  TrainingRun run;
+  run.steps = 30;
+  run.lr = 1e-3f;
+  run.interrupt = true;
+  auto const narrow = train<fsdp::FullShard, fsdp::Bf16>(run), wide = train<fsdp::FullShard, fsdp::Fp32>(run);
+  double const difference = model_test::loss_difference(narrow, wide);
+  INFO("largest relative difference of the losses: " << difference);
+  // One rounding of 2^-9 hits every value that bf16 keeps; logits go through about ten of them. A loss is a mean over
+  // 32 rows of them, so it moves by less than one: 2^-8 leaves room for what 30 small steps make of it.
+  CHECK(difference < 0x1p-8);
+  CHECK(difference > 0x1p-20);  // it is another precision
+  CHECK(narrow.losses.back() < 0.8 * narrow.losses.front());
+  REQUIRE(narrow.evaluations.size() == wide.evaluations.size());
+  for (std::size_t i = 0; i < wide.evaluations.size(); ++i)
+    CHECK(std::abs(narrow.evaluations[i] / wide.evaluations[i] - 1) < 0x1p-8);
+  REQUIRE(narrow.logits.size() == wide.logits.size());
+  for (std::size_t i = 0; i < wide.logits.size(); ++i)  // of about 1: ten roundings
+    CHECK(std::abs(narrow.logits[i] - wide.logits[i]) < 10 * 0x1p-9f);
+}
+
+TEST_CASE("masters keep more than bf16 holds", "[nanogpt][model][precision]") {
+  TrainingRun run;
+  run.steps = 2;
+  auto const weights = train<fsdp::FullShard, fsdp::Bf16>(run).weights;
+  std::size_t finer = 0;
+  for (auto const weight : weights)
+    if (static_cast<float>(fsdp::bf16(weight)) != weight) ++finer;
+  CHECK(finer > weights.size() * 9 / 10);
+}
+
+TEST_CASE("strategies train the model bit by bit alike in bf16", "[nanogpt][model][precision]") {
+  TrainingRun run;
+  run.steps = 4;
+  run.interrupt = true;
+  for (int const ranks : {2, 4}) {
+    CAPTURE(ranks);
+    run.ranks = ranks;
+    auto const expected = train<fsdp::NoShard, fsdp::Bf16>(run);
+    CHECK(train<fsdp::FullShard, fsdp::Bf16>(run) == expected);
+    CHECK(train<fsdp::ShardGradOp, fsdp::Bf16>(run) == expected);
+    run.shard_group = 2;
+    CHECK(train<fsdp::HybridShard<>, fsdp::Bf16>(run) == expected);
+    run.shard_group = 0;
+  }
+}
+
+TEST_CASE("a discarded loss does not enter the next", "[nanogpt][model]") {
+  fsdp::local::run(1, host, [](fsdp::local::Communicator<fsdp::host::Device> comm) {
+    using Engine = fsdp::Engine<fsdp::FullShard, fsdp::local::Communicator<fsdp::host::Device>, fsdp::Bf16>;
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh);
+    nanogpt::Gpt<Engine> model(engine, {1, 1, 16, 8, 11, 0.0f, false}, 1, 8);
+    std::vector<std::int32_t> const tokens(8, 3);
+    auto const pass = [&] { model.forward_backward(tokens.data(), tokens.data()); };
+    pass();
+    double const once = model.read_loss();
+    pass();
+    model.discard_loss();
+    pass();
+    CHECK(model.read_loss() == once);
+    CHECK(once > 0);
+  });
+}

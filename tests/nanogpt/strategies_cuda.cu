@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model in bf16 on a GPU that several ranks share: the same bits whatever the strategy.
+// timeout: 470
+#include "fsdp/cuda/device.hpp"
+#include "gemm_cuda.hpp"
+#include "tests/catch.hpp"
+#include "tests/conformance/gpu.hpp"
+#include "tests/nanogpt/training.hpp"
+
+namespace {
+
+bool const ready = fsdp::testing::need_gpu();
+
+template <class S>
+model_test::Outcome train(model_test::TrainingRun const& run) {
+  return model_test::train<S, fsdp::Bf16>(fsdp::cuda::Device{}, run);
+}
+
+}  // namespace
+
+TEST_CASE("strategies train the model bit by bit alike in bf16 on a GPU", "[nanogpt][model]") {
+  model_test::TrainingRun run;
+  run.steps = 10;
+  run.interrupt = true;
+  run.config = {3, 2, 128, 64, 65, 0.1f, true};
+  run.ranks = GENERATE(2, 4);
+  CAPTURE(run.ranks);
+  auto const expected = train<fsdp::NoShard>(run);
+  CHECK(train<fsdp::NoShard>(run) == expected);
+  CHECK(train<fsdp::FullShard>(run) == expected);
+  CHECK(train<fsdp::ShardGradOp>(run) == expected);
+  run.shard_group = 2;
+  CHECK(train<fsdp::HybridShard<>>(run) == expected);
+}

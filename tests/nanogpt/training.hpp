@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// A short training run of a model, for tests of precisions, strategies and devices.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "fsdp/comm/local.hpp"
+#include "fsdp/fsdp.hpp"
+#include "gpt.hpp"
+
+namespace model_test {
+
+struct TrainingRun {
+  int ranks = 1;
+  int shard_group = 0;
+  int steps = 8;
+  int micro_steps = 1;
+  float lr = 1e-2f;
+  bool interrupt = false;  ///< evaluate and decode after every step
+  bool recompute = false;
+  nanogpt::GptConfig config{3, 2, 32, 16, 23, 0.1f, true};
+};
+
+struct Outcome {
+  std::vector<double> losses;  // one a step, summed over ranks
+  std::vector<double> evaluations;
+  std::vector<float> logits;
+  std::vector<float> weights;  // of the masters, after the last step
+
+  bool operator==(Outcome const&) const = default;
+};
+
+/// Trains on a repeating text, two sequences a rank and micro-step; ranks are threads on one device.
+/// @tparam S  strategy    @tparam P  precision
+template <class S, class P, class D>
+Outcome train(D const& device, TrainingRun const& run) {
+  Outcome outcome;
+  outcome.losses.assign(static_cast<std::size_t>(run.steps), 0);
+  std::mutex merging;
+  fsdp::local::run(run.ranks, device, [&](fsdp::local::Communicator<D> comm) {
+    using Engine = fsdp::Engine<S, fsdp::local::Communicator<D>, P>;
+    fsdp::Mesh mesh(std::move(comm), {run.shard_group});
+    Engine engine(mesh, {.prefetch = 1, .seed = 11});
+    nanogpt::GptOptions options;
+    options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
+    options.panel = 8;
+    options.recompute = run.recompute;
+    auto const length = run.config.block_size;
+    nanogpt::Gpt<Engine> model(engine, run.config, 2, length, options);
+    fsdp::AdamW adamw(engine, {.lr = run.lr, .weight_decay = 0.1f});
+
+    auto const words = static_cast<std::int32_t>(run.config.vocab_size);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(2 * length)), targets(tokens.size());
+    std::vector<double> losses;
+    for (int step = 0; step < run.steps; ++step) {
+      for (int micro = 0; micro < run.micro_steps; ++micro) {
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+          std::int32_t const place = static_cast<std::int32_t>(i) + step + 3 * engine.rank() + 5 * micro;
+          tokens[i] = place % words;
+          targets[i] = (place + 1) % words;
+        }
+        model.forward_backward(tokens.data(), targets.data(), 1.0 / run.micro_steps);
+      }
+      fsdp::clip_grad_norm(engine, 1.0f);
+      adamw.step(run.lr);
+      losses.push_back(model.read_loss());
+      if (!run.interrupt) continue;
+      model.evaluate(tokens.data(), targets.data());
+      model.evaluate(tokens.data(), targets.data());
+      double const evaluation = model.read_evaluation();
+      model.logits(tokens.data(), 5);
+      auto const logits = model.extend(tokens.data(), 1);
+      if (engine.rank() == 0) {
+        outcome.evaluations.push_back(evaluation);
+        outcome.logits = logits;
+      }
+    }
+    fsdp::export_full(engine, [&](fsdp::TensorInfo const&, std::span<float const> values) {
+      outcome.weights.insert(outcome.weights.end(), values.begin(), values.end());  // on rank 0 alone
+    });
+    std::lock_guard const lock(merging);
+    for (std::size_t i = 0; i < losses.size(); ++i) outcome.losses[i] += losses[i];
+  });
+  return outcome;
+}
+
+/// The largest difference of two runs' losses, relative to those of the second; infinity if their numbers differ.
+inline double loss_difference(Outcome const& run, Outcome const& reference) {
+  if (run.losses.size() != reference.losses.size()) return HUGE_VAL;
+  double largest = 0;
+  for (std::size_t i = 0; i < run.losses.size(); ++i) {
+    double const difference = std::abs(run.losses[i] / reference.losses[i] - 1);
+    largest = difference <= largest ? largest : difference;  // NaN gets through
+  }
+  return largest;
+}
+
+}  // namespace model_test
