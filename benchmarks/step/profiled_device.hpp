@@ -59,10 +59,13 @@ class Profile {
   }
   /// Calls since start() that found no room.
   std::int64_t lost() const { return lost_; }
+  /// All calls so far, measured or not.
+  std::int64_t seen() const { return seen_; }
 
   /// Runs `call`, which enqueues on `stream`.
   template <class Call>
   void measure(Stream& stream, std::string_view kernel, KernelClass of, Call&& call) {
+    ++seen_;
     if (marks_ == nullptr) return call();
     if (2 * calls_.size() == marks_->size()) {
       ++lost_;
@@ -79,7 +82,7 @@ class Profile {
   D device_;
   std::unique_ptr<Marks<D>> marks_;
   std::vector<std::pair<std::string_view, KernelClass>> calls_;
-  std::int64_t lost_ = 0;
+  std::int64_t lost_ = 0, seen_ = 0;
 };
 
 /// A device whose work goes through a Profile, which must outlive it.

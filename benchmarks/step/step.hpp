@@ -155,13 +155,11 @@ void take_apart(D const& device, StepSettings const& settings, StepFigures& figu
   fsdp::local::run(1, Profiled<D>(device, profile), [&](Comm world) {
     Rank<Profiled<D>, P> rank(std::move(world), settings);
     rank.steps(2);
-    rank.engine().synchronize();
-    profile.start(std::size_t{1} << 16);
+    auto const before = profile.seen();
     rank.step();
     rank.engine().synchronize();
-    std::int64_t launches = 0;
-    for (auto const& kernel : profile.stop()) launches += kernel.launches;
-    profile.start(static_cast<std::size_t>((launches + 16) * settings.profiled));  // marks are made before the steps
+    auto const calls = (profile.seen() - before + 16) * settings.profiled;
+    profile.start(static_cast<std::size_t>(calls));  // marks are made before the steps
     Marks<D> marks(device, 2);
     marks.set(rank.engine().compute(), 0);
     rank.steps(settings.profiled);
