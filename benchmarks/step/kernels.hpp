@@ -236,6 +236,7 @@ class Kernels {
     nanogpt::ActivationPlan plan;
     plan.batch = settings_.batch;
     plan.sequence = settings_.block;
+    plan.attention_elements = gpt_options<D>().attention_elements;
     fsdp::MemoryAccount account;
     nanogpt::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);
