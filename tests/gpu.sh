@@ -11,7 +11,7 @@
 # devices: nanogpt on host and GPU, and in bfloat16; shakespeare: the validation loss of train_shakespeare_char;
 # step: bench_step_cuda in the four sizes of GPT-2; kernels: its kernels alone; pytorch: the same steps in PyTorch;
 # attention: ours beside PyTorch's. The last two are skipped where python3 has no torch.
-# Writes gpu-tests.log, gpu-tests.tsv and figures (*.json) to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES chooses
+# Writes gpu-tests.log, gpu-tests.tsv and figures (*.json, *.jsonl) to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES chooses
 # what is compiled for; by default the first GPU. BATCH=N: sequences of a step, where the default does not fit.
 # Exit code: 0 all passed, 1 a stage failed, 77 no GPU.
 set -uo pipefail
@@ -132,7 +132,7 @@ for stage in "${chosen[@]}"; do
   printf '%s\t%s\t%d\t%s\n' "$stage" "$result" $((SECONDS - start)) "$(head -n 1 "$note" 2>/dev/null)" >>"$table"
   [[ $stage == build && $result != passed ]] && { tail -n 40 "$log"; break; }
 done
-rm -f "$note" "$logs"/{step,kernels,pytorch,attention}.txt
+rm -f "$note" "$logs"/{step,kernels,pytorch,attention}.txt "$logs/one.json"
 
 ((failed)) && grep -nE 'FAILED|error:|Error|\*\*\*Failed' "$log" | tail -n 40
 awk -F '\t' '{printf "%-36s %-8s %8s  %s\n", $1, $2, $3, $4}' "$table"

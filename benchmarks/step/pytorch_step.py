@@ -69,6 +69,10 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def first_line(error):
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class Clock:
     """Times between marks: events on CUDA, the wall clock elsewhere."""
 
@@ -214,10 +218,10 @@ def run_attention(args, device, head):
             print(f"{row['backend']:<20} forward {row['forward_us']:>10.2f} us {row['forward_tflops']:>8.2f} TFLOP/s   "
                   f"backward {row['backward_us']:>10.2f} us {row['backward_tflops']:>8.2f} TFLOP/s", flush=True)
         except RuntimeError as error:  # this backend cannot
-            row["error"] = str(error).splitlines()[0]
+            row["error"] = first_line(error)
             print(f"{row['backend']:<20} not available: {row['error']}", flush=True)
         rows.append(row)
-    return [dict(head, mode="attention", rows=rows)]
+    return dict(head, mode="attention", rows=rows)
 
 
 def arguments():
@@ -233,7 +237,7 @@ def arguments():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--variant", choices=("eager", "compiled", "both"), default="both")
     parser.add_argument("--attention", action="store_true", help="attention alone instead of a step")
-    parser.add_argument("--json", default="", help="file that gets a JSON list, an object for each variant")
+    parser.add_argument("--json", default="", help="file that gets a line of JSON for each variant")
     args = parser.parse_args()
     layers, heads, width, batch = MODELS[args.model]
     args.n_layer, args.n_head, args.n_embd = args.n_layer or layers, args.n_head or heads, args.n_embd or width
@@ -250,26 +254,28 @@ def main():
     for key in ("model", "n_layer", "n_head", "n_embd", "batch", "block", "accumulate", "dtype"):
         head[key] = getattr(args, key)
     results, failed = [], False
+
+    def write():  # after every variant, should time run out in the next
+        if args.json:
+            with open(args.json, "w") as file:
+                file.writelines(json.dumps(result) + "\n" for result in results)
+
     if args.attention:
-        results = run_attention(args, device, head)
-    else:
-        head["peak_flops_per_s"], head["peak_source"] = peak(args, device, name)
-        for variant in ("eager", "compiled") if args.variant == "both" else (args.variant,):
-            try:
-                results.append(run_step(args, device, head, variant))
-            except Exception as error:  # a compiler that is missing, or memory: the other variant may still run
-                failed = True
-                results.append(dict(head, mode="step", variant=variant, error=str(error).splitlines()[0]))
-                print(f"{args.model} {variant}: failed: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            if args.json:  # what there is so far, should time run out
-                with open(args.json, "w") as file:
-                    json.dump(results, file, indent=1)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
+        results.append(run_attention(args, device, head))
+        write()
+        return 0
+    head["peak_flops_per_s"], head["peak_source"] = peak(args, device, name)
+    for variant in ("eager", "compiled") if args.variant == "both" else (args.variant,):
+        try:
+            results.append(run_step(args, device, head, variant))
+        except Exception as error:  # a compiler that is missing, or memory: the other variant may still run
+            failed = True
+            results.append(dict(head, mode="step", variant=variant, error=first_line(error)))
+            print(f"{args.model} {variant}: failed: {type(error).__name__}: {first_line(error)}", flush=True)
+        write()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
     return 1 if failed else 0
 
 

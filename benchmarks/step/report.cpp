@@ -52,7 +52,7 @@ Json json_head(StepSettings const& s, Roof const& roof, std::string const& devic
 void write(StepSettings const& settings, Json const& root) {
   if (settings.json.empty()) return;
   std::ofstream file(settings.json);
-  file << root.dump(1) << '\n';
+  file << root.dump() << '\n';
   file.close();
   if (!file) fsdp::fail<fsdp::ResourceError>("cannot write '{}'", settings.json);
 }

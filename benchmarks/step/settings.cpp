@@ -69,7 +69,7 @@ int parse(int argc, char** argv, bool cuda, StepSettings& s) {
         std::int64_t{1} << 30);
   count("--repeats", s.repeats, "of a roof's or a single kernel's measurement; the median counts", 1, 100'000);
   app.add_flag("--kernels", s.kernels, "single kernels instead of a step");
-  app.add_option("--json", s.json, "also write the figures to this file, one JSON object");
+  app.add_option("--json", s.json, "also write the figures to this file, one line of JSON");
   try {
     app.parse(argc, argv);
     for (auto const& model : models) {

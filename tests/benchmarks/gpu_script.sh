@@ -96,7 +96,8 @@ if [[ "$*" == *--kernels* ]]; then
   echo "  attention backward                 400.00     10.00      100.0      1.0%     10.00"
 else
   printf 'tokens/s: 500000.5\nMFU: 50.00%% of 989.40 TFLOP/s (data sheet)\n'
-  printf '{\n "tokens_per_s": 500000.5,\n "x": 1\n}\n' >"$json"
+  model=${all##*--model=}
+  printf '{"model":"%s","tokens_per_s":500000.5,"x":1}\n' "${model%% *}" >"$json"
 fi
 EOS
 
@@ -159,7 +160,7 @@ row attention 'passed .*forward 0\.75 of cudnn_attention, backward 0\.75 of flas
 check "more than one table" test "$(grep -c '^stage ' output)" -eq 1
 check "the sanitizer runs what it cannot" grep -q '^--tool memcheck unit_rows ~\[large\]~cuda: a launch may' calls
 check "the sanitizer leaves a program out" test "$(grep -c '^--tool' calls)" -eq 12
-check "a file is left over" test "$(find logs -type f | grep -vcE '/(gpu-tests\.(log|tsv)|step_.*\.json|shakespeare\.json)$')" -eq 0
+check "a file is left over" test "$(find logs -type f | grep -vcE '/(gpu-tests\.(log|tsv)|step\.jsonl|pytorch\.jsonl|shakespeare\.json)$')" -eq 0
 
 gpu --stage strategies
 ends 0

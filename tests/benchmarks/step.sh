@@ -94,7 +94,7 @@ if [[ -n $python ]] && "$python" -c 'import torch' 2>/dev/null; then
   "$python" - <<'PY' >output 2>&1 || fail "pytorch_step.py has other figures"
 import json
 
-ours, theirs = json.load(open("step_1.json")), json.load(open("torch.json"))[0]
+ours, theirs = json.load(open("step_1.json")), json.load(open("torch.json"))
 assert ours["parameters"] == theirs["parameters"], (ours["parameters"], theirs["parameters"])
 flop = [run["mfu"] * run["peak_flops_per_s"] * run["time_ms"] for run in (ours, theirs)]
 assert abs(flop[0] / flop[1] - 1) < 1e-9, flop

@@ -166,9 +166,11 @@ run_shakespeare() {
 run_step() {
   built "$bench" || return 78
   local model failed=0 notes=''
+  : >"$logs/step.jsonl"
   for model in "${models[@]}"; do
     echo "== $model"
-    if "$bench" --model="$model" ${batch[@]+"${batch[@]}"} --json="$logs/step_$model.json" >"$logs/step.txt" 2>&1; then
+    if "$bench" --model="$model" ${batch[@]+"${batch[@]}"} --json="$logs/one.json" >"$logs/step.txt" 2>&1; then
+      cat "$logs/one.json" >>"$logs/step.jsonl"
       notes+="${notes:+; }$model $(awk '/^tokens\/s:/ {printf "%.0f tok/s", $2} /^MFU:/ {printf " %s", $2}' "$logs/step.txt")"
     else
       echo "FAILED: $model"
@@ -196,15 +198,18 @@ run_kernels() {
 run_pytorch() {
   has_torch || return 77
   local model failed=0 notes='' begin=$SECONDS ours theirs
+  : >"$logs/pytorch.jsonl"
   for model in "${models[@]}"; do
     local left=$((limit - 15 - (SECONDS - begin)))
     ((left > 20)) || { echo "no time left for $model"; break; }
-    timeout --kill-after=5 $left python3 "$torch_step" --model="$model" ${batch[@]+"${batch[@]}"} --json="$logs/pytorch_$model.json" >"$logs/pytorch.txt" 2>&1 ||
+    timeout --kill-after=5 $left python3 "$torch_step" --model="$model" ${batch[@]+"${batch[@]}"} --json="$logs/one.json" >"$logs/pytorch.txt" 2>&1 ||
       { echo "FAILED: $model (or out of time)"; failed=1; }
     cat "$logs/pytorch.txt"
+    cat "$logs/one.json" >>"$logs/pytorch.jsonl" 2>/dev/null
+    rm -f "$logs/one.json"
     theirs=$(grep -oE '(eager|compiled): .*tokens/s [0-9.]+' "$logs/pytorch.txt" | sed -E 's/: .*tokens\/s ([0-9]+).*/ \1/' | paste -sd, | sed 's/,/, /')
     notes+="${notes:+; }$model ${theirs:-none}"
-    ours=$(sed -nE 's/^ *"tokens_per_s": ([0-9.]+).*/\1/p' "$logs/step_$model.json" 2>/dev/null)
+    ours=$(grep -F "\"model\":\"$model\"" "$logs/step.jsonl" 2>/dev/null | sed -nE 's/.*"tokens_per_s":([0-9.]+).*/\1/p')
     [[ -n $ours ]] && notes+=" (ours ${ours%.*})"
     echo "$notes tok/s" >"$note"
   done
@@ -215,7 +220,7 @@ run_attention() {
   built "$bench" || return 78
   has_torch || return 77
   "$bench" --kernels ${batch[@]+"${batch[@]}"} >"$logs/attention.txt" 2>&1 || { cat "$logs/attention.txt"; echo "FAILED: --kernels"; return 1; }
-  python3 "$torch_step" --attention ${batch[@]+"${batch[@]}"} --json="$logs/pytorch_attention.json" >"$logs/pytorch.txt" 2>&1 ||
+  python3 "$torch_step" --attention ${batch[@]+"${batch[@]}"} --json="$logs/attention.json" >"$logs/pytorch.txt" 2>&1 ||
     { cat "$logs/pytorch.txt"; echo "FAILED: pytorch_step.py --attention"; return 1; }
   grep attention "$logs/attention.txt"
   cat "$logs/pytorch.txt"
