@@ -115,8 +115,9 @@ run_strategies() {
   ((failed == 0))
 }
 
-# The host's losses and the GPU's in fp32, 20 of them: within 1e-4 relative (two BLAS kernel sets on the host: 3e-7). The GPU's in fp32 and bfloat16 over 500 steps,
-# as means of 50: within 2 %, so that a mistake shows; the table says how close they are.
+# The host's losses and the GPU's in fp32, 20 of them: within 1e-4 relative (two BLAS kernel sets on the host: 3e-7). The
+# GPU's in fp32 and bfloat16 over 500 steps, as means of 50: within 2 %, so that a mistake shows; the table says how close
+# they are.
 run_devices() {
   built "$nanogpt" || return 78
   work_folder && repository_text && prepared text text.txt || return 1
