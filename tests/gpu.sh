@@ -1,33 +1,47 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the GPU tests and runs them in stages of at most eight minutes.
-# usage: tests/gpu.sh [--list] [--only local] [--stage NAME]...
+# Builds what needs a GPU and runs it in stages of at most eight minutes.
+# usage: tests/gpu.sh [--list] [--only local] [--data FILE] [--stage NAME]...
 #   --list        names the stages
 #   --only local  what one process can do: neither NCCL nor MPI is needed
+#   --data FILE   the works of Shakespeare, for the stage shakespeare (else $FSDP_TEST_DATA/tinyshakespeare.txt)
 #   --stage NAME  this stage (may be repeated); what it needs is built first
-# Writes gpu-tests.log and gpu-tests.tsv to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES chooses what is compiled
-# for; by default the first GPU. Exit code: 0 all passed, 1 a stage failed, 77 no GPU.
+# Stages: build; every test of a *.cu file; compute-sanitizer's memcheck, racecheck and synccheck over the library's
+# kernels and (*_nanogpt) the trainer's; strategies: nanogpt at 2 and 4 ranks, losses of all strategies bit by bit;
+# devices: nanogpt on host and GPU, and in bfloat16; shakespeare: the validation loss of train_shakespeare_char;
+# step: bench_step_cuda in the four sizes of GPT-2; kernels: its kernels alone; pytorch: the same steps in PyTorch;
+# attention: ours beside PyTorch's. The last two are skipped where python3 has no torch.
+# Writes gpu-tests.log, gpu-tests.tsv and figures (*.json, *.jsonl) to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES chooses
+# what is compiled for; by default the first GPU. BATCH=N: sequences of a step, where the default does not fit.
+# Exit code: 0 all passed, 1 a stage failed, 77 no GPU.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 limit=480  # seconds a stage
 only=all
 list=no
+data=
 chosen=()
 while (($#)); do
   case $1 in
     --list) list=yes ;;
     --only) only=${2-}; shift ;;
+    --data) [[ -n ${2-} ]] || { echo "--data needs a file"; exit 2; }; data=$2; shift ;;
+    --data=*) data=${1#--data=} ;;
     --stage) chosen+=("${2-}"); shift ;;
-    *) sed -n '3,9s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '3,18s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
-  shift
+  (($#)) && shift
 done
 [[ $only == all || $only == local ]] || { echo "--only takes: local"; exit 2; }
+[[ -z $data || -r $data ]] || { echo "--data: '$data' cannot be read"; exit 2; }
+if [[ -z $data && -r ${FSDP_TEST_DATA:-}/tinyshakespeare.txt ]]; then data=$FSDP_TEST_DATA/tinyshakespeare.txt; fi
+[[ -z $data ]] || data=$(realpath "$data")
 
 # Every tests/<folder>/<name>.cu is the test and the program <folder>_<name>.
 tests=()
 kernels=()
+trainer_kernels=()
 for source in tests/{conformance,unit,memory,schedule,parity,nanogpt}/*.cu; do
   [[ -e $source ]] || continue
   name=${source#tests/}
@@ -35,9 +49,14 @@ for source in tests/{conformance,unit,memory,schedule,parity,nanogpt}/*.cu; do
   name=${name//\//_}
   [[ $only == local && $name =~ _(nccl|mpi)$ ]] && continue
   tests+=("$name")
-  [[ $name == unit_* || $name == conformance_cuda_device ]] && kernels+=("$name")
+  case $name in
+    unit_* | conformance_cuda_device) kernels+=("$name") ;;
+    nanogpt_*) trainer_kernels+=("$name") ;;
+  esac
 done
-stages=(build "${tests[@]}" memcheck racecheck synccheck)
+sanitizers=(memcheck racecheck synccheck)
+stages=(build "${tests[@]}" "${sanitizers[@]}" "${sanitizers[@]/%/_nanogpt}" strategies devices shakespeare step kernels
+        pytorch attention)
 if [[ $list == yes ]]; then
   printf '%s\n' "${stages[@]}"
   exit 0
@@ -65,8 +84,8 @@ architecture() {
 }
 
 build=build/gpu
-options=("-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-$(architecture)}" -DFSDP_WERROR=OFF
-         -DFSDP_BUILD_EXAMPLES=OFF -DFSDP_BUILD_BENCHMARKS=OFF)
+options=("-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-$(architecture)}" -DFSDP_WERROR=OFF -DFSDP_BUILD_TESTS=ON
+         -DFSDP_BUILD_EXAMPLES=ON -DFSDP_BUILD_BENCHMARKS=ON)
 if [[ $only == local ]]; then
   build=build/gpu-local
   options+=(-DFSDP_NCCL=OFF -DFSDP_MPI=OFF)
@@ -74,69 +93,33 @@ fi
 command -v ninja >/dev/null && options+=(-G Ninja)
 logs=${OUT:-build/gpu-logs}
 mkdir -p "$logs"
+logs=$(realpath "$logs")
 log=$logs/gpu-tests.log
 table=$logs/gpu-tests.tsv
+note=$logs/note
+nanogpt=$PWD/$build/examples/nanogpt/nanogpt
+bench=$PWD/$build/benchmarks/step/bench_step_cuda
+torch_step=$PWD/benchmarks/step/pytorch_step.py
+models=(gpt2 gpt2-medium gpt2-large gpt2-xl)
+batch=()
+[[ -z ${BATCH-} ]] || batch=("--batch=$BATCH")
 : >"$log"
-printf 'stage\tresult\tseconds\n' >"$table"
-
-is_there() { ctest --test-dir "$build" -N -R "^$1\$" 2>/dev/null | grep -q 'Total Tests: 1$'; }
-
-# Programs of the chosen stages that this configuration has.
-wanted() {
-  local stage name names=()
-  for stage in "${chosen[@]}"; do
-    case $stage in
-      build) ((${#chosen[@]} == 1)) && names+=("${tests[@]}") ;;
-      *check) names+=("${kernels[@]}") ;;
-      *) names+=("$stage") ;;
-    esac
-  done
-  for name in $(printf '%s\n' "${names[@]}" | sort -u); do is_there "$name" && echo "$name"; done
-}
-
-run_build() {
-  cmake --preset cuda -B "$build" "${options[@]}" || return 1
-  local targets
-  mapfile -t targets < <(wanted)
-  ((${#targets[@]} == 0)) || cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
-}
-
-run_test() {
-  is_there "$1" || { echo "$1 is not part of this configuration (is NCCL installed?)"; return 78; }
-  local output code
-  output=$(ctest --test-dir "$build" -R "^$1\$" --no-tests=error --output-on-failure --timeout $((limit - 10)) 2>&1)
-  code=$?
-  echo "$output"
-  ((code == 0)) && grep -q 'Skipped' <<<"$output" && return 77
-  return $code
-}
-
-run_sanitizer() {
-  command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 78; }
-  local name program
-  for name in "${kernels[@]}"; do
-    is_there "$name" || continue
-    program=$(find "$build" -name "$name" -type f -perm -u+x | head -n 1)
-    echo "== $1 of $name"
-    # The allocation that is meant to fail, and launches of two thousand million blocks, are left to the plain run.
-    compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no "$program" \
-      '~cuda: a launch may have more blocks than a grid holds' || return 1
-  done
-}
-export -f run_build run_test run_sanitizer is_there wanted
+printf 'stage\tresult\tseconds\tnote\n' >"$table"
 
 failed=0
 for stage in "${chosen[@]}"; do
   echo "===== $stage" >>"$log"
   start=$SECONDS
   case $stage in
-    build) action=run_build ;;
-    *check) action=run_sanitizer ;;
+    build | strategies | devices | shakespeare | step | kernels | pytorch | attention) action=run_$stage ;;
+    *check | *check_nanogpt) action=run_sanitizer ;;
     *) action=run_test ;;
   esac
-  # The shell that times out needs the functions and these arrays.
+  rm -f "$note"
   timeout --kill-after=10 "$limit" bash -uo pipefail -c \
-    "$(declare -p build options chosen tests kernels limit); $action $stage" >>"$log" 2>&1
+    "$(declare -p build options chosen tests kernels trainer_kernels limit data logs note nanogpt bench torch_step models batch)
+     . tests/support/gpu_stages.sh
+     $action $stage" >>"$log" 2>&1
   code=$?
   case $code in
     0) result=passed ;;
@@ -146,11 +129,12 @@ for stage in "${chosen[@]}"; do
     *) result=FAILED ;;
   esac
   [[ $result == FAILED || $result == timeout ]] && failed=1
-  printf '%s\t%s\t%d\n' "$stage" "$result" $((SECONDS - start)) >>"$table"
+  printf '%s\t%s\t%d\t%s\n' "$stage" "$result" $((SECONDS - start)) "$(head -n 1 "$note" 2>/dev/null)" >>"$table"
   [[ $stage == build && $result != passed ]] && { tail -n 40 "$log"; break; }
 done
+rm -f "$note" "$logs"/{step,kernels,pytorch,attention}.txt "$logs/one.json"
 
-awk -F '\t' '{printf "%-36s %-8s %8s\n", $1, $2, $3}' "$table"
 ((failed)) && grep -nE 'FAILED|error:|Error|\*\*\*Failed' "$log" | tail -n 40
+awk -F '\t' '{printf "%-36s %-8s %8s  %s\n", $1, $2, $3, $4}' "$table"
 echo "log: $log"
 exit $failed

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step, and its kernels, on the host.
+#include <fstream>
+#include <string>
+
+#include "examples/nanogpt/gemm_host.hpp"
+#include "fsdp/host/device.hpp"
+#include "kernels.hpp"
+#include "run.hpp"
+#include "step.hpp"
+
+namespace bench {
+
+namespace {
+
+/// "host (Intel(R) Xeon(R) ...), one thread of compute".
+std::string describe_host() {
+  std::ifstream stream("/proc/cpuinfo");
+  for (std::string text; std::getline(stream, text);)
+    if (auto const colon = text.find(": "); text.starts_with("model name") && colon != std::string::npos)
+      return fmt::format("host ({}), one thread of compute", text.substr(colon + 2));
+  return "host, one thread of compute";
+}
+
+}  // namespace
+
+void run_host(StepSettings const& settings) {
+  fsdp::host::Device const device;
+  if (settings.kernels) return run_kernels<float>(device, describe_host(), host_cache(), settings);
+  run_step<fsdp::Fp32>(device, describe_host(), host_cache(), settings);
+}
+
+}  // namespace bench

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step in float32 on a GPU.
+#include "cuda.hpp"
+#include "examples/nanogpt/gemm_cuda.hpp"
+#include "run.hpp"
+#include "step.hpp"
+
+namespace bench {
+
+void step_cuda_fp32(StepSettings const& settings) {
+  fsdp::cuda::Device const device;
+  run_step<fsdp::Fp32>(device, device.description(), l2_cache(device), settings);
+}
+
+}  // namespace bench
