@@ -236,7 +236,7 @@ class Kernels {
     nanogpt::ActivationPlan plan;
     plan.batch = settings_.batch;
     plan.sequence = settings_.block;
-    plan.attention_elements = gpt_options<D>().attention_elements;
+    plan.attention_elements = nanogpt::gpt_options<D>().attention_elements;
     fsdp::MemoryAccount account;
     nanogpt::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);
@@ -257,10 +257,13 @@ class Kernels {
     double const product = 2 * pairs * static_cast<double>(config.n_embd);
     report(
         "attention forward", 4 * elements * size,
-        [&] { layer.forward(stream_, pass, pass.mask, block.qkv, block.mixed); }, 2 * product);
+        [&] { layer.forward(stream_, pass, pass.mask, block.qkv, block.mixed, block.log_sums); }, 2 * product);
     report(
         "attention backward", 8 * elements * size,
-        [&] { layer.backward(stream_, pass, pass.mask, block.qkv, work.narrow, work.wide); }, 5 * product);
+        [&] {
+          layer.backward(stream_, pass, pass.mask, block.qkv, block.mixed, block.log_sums, work.narrow, work.wide);
+        },
+        5 * product);
     device_.synchronize(stream_);
   }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "examples/nanogpt/gemm.hpp"
+#include "examples/nanogpt/peak.hpp"
 #include "fsdp/elementwise.hpp"
 #include "fsdp/norm_kernels.hpp"
 #include "marks.hpp"
@@ -32,23 +33,6 @@ struct Roof {
   std::string peak_source;
   double mark_seconds = 0;  ///< between the marks around a kernel that does nothing
 };
-
-/// Dense bf16 tensor-core rates, FLOP per second, by words of the device's name; the first row that fits. 0: not known.
-/// Sources: NVIDIA's data sheets of H200, H100 and A100, and the figures "with sparsity" halved.
-inline double data_sheet_peak(std::string_view device) {
-  struct Row {
-    std::string_view word;
-    double flops;
-  };
-  for (auto const& row : std::array<Row, 6>{{{"H200 NVL", 835.5e12},
-                                             {"H200", 989.4e12},
-                                             {"H100 NVL", 835.5e12},
-                                             {"H100 PCIe", 756.5e12},
-                                             {"H100", 989.4e12},
-                                             {"A100", 312e12}}})
-    if (device.find(row.word) != std::string_view::npos) return row.flops;
-  return 0;
-}
 
 /// Device memory that frees itself. Filled with normal deviates where asked: zeros would flatter a matrix product.
 template <class D>
@@ -173,7 +157,7 @@ Roof measure_roof(D const& device, typename D::Stream& stream, StepSettings cons
     roof.copy_bytes = static_cast<double>(2 * from.bytes()) / copy;
   }
   roof.peak_flops = settings.peak_tflops > 0 ? settings.peak_tflops * 1e12
-                    : sizeof(T) == 2         ? data_sheet_peak(device_name)
+                    : sizeof(T) == 2         ? nanogpt::data_sheet_bf16_peak(device_name)
                                              : 0;
   roof.peak_source = settings.peak_tflops > 0 ? "given" : roof.peak_flops > 0 ? "data sheet, dense bf16" : "measured";
   if (!(roof.peak_flops > 0)) roof.peak_flops = roof.gemm_flops;

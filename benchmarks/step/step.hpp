@@ -21,17 +21,6 @@
 
 namespace bench {
 
-/// How much of logits and of attention scores exists at a time: on a GPU pieces that fill it, as the trainer has them.
-template <class D>
-nanogpt::GptOptions gpt_options() {
-  nanogpt::GptOptions options;
-  if constexpr (HasTimedEvents<D>) {
-    options.logits_elements = std::int64_t{512} << 20;
-    options.attention_elements = std::int64_t{64} << 20;
-  }
-  return options;
-}
-
 inline nanogpt::GptConfig gpt_config(StepSettings const& settings) {
   nanogpt::GptConfig config;
   config.n_layer = settings.n_layer;
@@ -91,7 +80,7 @@ class Rank {
         tokens_(settings.batch * settings.block, settings.vocab_size),
         mesh_(std::move(world)),
         engine_(mesh_),
-        model_(engine_, gpt_config(settings), settings.batch, settings.block, gpt_options<D>()),
+        model_(engine_, gpt_config(settings), settings.batch, settings.block, nanogpt::gpt_options<D>()),
         adamw_(engine_, {.beta2 = 0.95f, .weight_decay = 0.1f}) {}
   Rank(Rank const&) = delete;
   Rank& operator=(Rank const&) = delete;

@@ -108,6 +108,18 @@ struct GptOptions {
   std::int64_t logits_elements = 32 << 20;    ///< logits that exist at a time
 };
 
+/// Options that suit a device. On a GPU, pieces that fill it: each part of the logits reads and writes all of wte's
+/// gradient, and a panel's scores stay in the second-level cache on the host alone.
+template <class D>
+GptOptions gpt_options() {
+  GptOptions options;
+  if constexpr (fsdp::RunsThreadBlocks<D>) {
+    options.logits_elements = std::int64_t{512} << 20;
+    options.attention_elements = std::int64_t{64} << 20;
+  }
+  return options;
+}
+
 /// A GPT whose units are: the embeddings with the head (one root unit, wte is tied), and every block.
 ///
 /// @tparam E  fsdp::Engine, which must outlive the model

@@ -78,7 +78,7 @@ class Trainer {
         inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
         targets_(inputs_.size()),
         engine_(mesh, engine_options(settings)),
-        model_(engine_, config_, settings.batch_size, settings.block_size, gpt_options(settings)),
+        model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings)),
         adamw_(engine_, adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
@@ -97,7 +97,8 @@ class Trainer {
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
       model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));
     }
-    if (settings_.grad_clip > 0) static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
+    if (settings_.grad_clip > 0)
+      static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
     adamw_.step(static_cast<float>(learning_rate));
     if (want_loss || !runs_ahead) return model_.read_loss();
     model_.discard_loss();
@@ -134,15 +135,9 @@ class Trainer {
   }
 
  private:
-  static GptOptions gpt_options(Settings const& settings) {
-    GptOptions options;
+  static GptOptions options_of(Settings const& settings) {
+    GptOptions options = gpt_options<Device>();
     options.seed = static_cast<std::uint64_t>(settings.seed);
-    if constexpr (runs_ahead) {
-      // Pieces that fill a GPU: each part of the logits reads and writes all of wte's gradient, and a panel's scores
-      // stay in the second-level cache on the host alone.
-      options.logits_elements = std::int64_t{512} << 20;
-      options.attention_elements = std::int64_t{64} << 20;
-    }
     return options;
   }
 
