@@ -10,7 +10,7 @@
 namespace nanogpt::blocks {
 
 /// The extent of an array.
-constexpr std::size_t extent(int n) { return static_cast<std::size_t>(n); }
+FSDP_HD constexpr std::size_t extent(int n) { return static_cast<std::size_t>(n); }
 
 /// Elements that move together: 16 bytes.
 template <class A>
