@@ -148,7 +148,7 @@ struct BackwardKeys {
   static constexpr int warps = 4;
   static constexpr int threads = 32 * warps;
   using Rows = tile::SharedRows<Size>;
-  static constexpr int columns = Size == 64 ? 64 : 32;  // queries at a time: what registers have room for
+  static constexpr int columns = Size == 64 ? 64 : 16;  // queries at a time: what registers have room for
   static constexpr std::size_t statistics_bytes = 2 * 2 * tile_rows * sizeof(float);
   static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows) + statistics_bytes;
   static constexpr int blocks_per_multiprocessor = 2;

@@ -108,16 +108,21 @@ struct ScoreMask {
   /// Multiplies two rows of 64 keys, as the d tiles of a warp hold them: rows `first` and `second`.
   FSDP_HD void apply(float (&tiles)[8][4], std::int64_t first, std::int64_t second, std::int64_t group,
                      int lane) const {
+    apply_to<0>(tiles, first, group, lane);
+    apply_to<2>(tiles, second, group, lane);
+  }
+
+ private:
+  template <int Half>
+  FSDP_HD void apply_to(float (&tiles)[8][4], std::int64_t row, std::int64_t group, int lane) const {
     FSDP_UNROLL
     for (int part = 0; part < 4; ++part) {
-      int const high = part / 2, e = part % 2;
-      int const key = 8 * high + 2 * (lane % 4) + e;
-      auto const upper = of(first, group, key);
-      auto const lower = of(second, group, key);
-      tiles[high][e] *= upper.a, tiles[2 + high][e] *= upper.b;
-      tiles[4 + high][e] *= upper.c, tiles[6 + high][e] *= upper.d;
-      tiles[high][2 + e] *= lower.a, tiles[2 + high][2 + e] *= lower.b;
-      tiles[4 + high][2 + e] *= lower.c, tiles[6 + high][2 + e] *= lower.d;
+      int const high = part / 2, e = part % 2 + Half;
+      auto const factor = of(row, group, 8 * high + 2 * (lane % 4) + part % 2);
+      tiles[high][e] *= factor.a;
+      tiles[2 + high][e] *= factor.b;
+      tiles[4 + high][e] *= factor.c;
+      tiles[6 + high][e] *= factor.d;
     }
   }
 };
