@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row kernels on a device, against themselves in double precision in a loop on the host.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/memory.hpp"
+#include "row_kernels.hpp"
+#include "tests/catch.hpp"
+#include "tests/unit/kernels_support.hpp"
+
+namespace model_test {
+
+using Doubles = std::vector<double>;
+
+/// A device, elements A and memory for a few arrays, `skip` elements behind aligned addresses.
+template <class D, class A>
+class Bench {
+ public:
+  using Element = A;
+  using Real = fsdp::Compute<A>;
+
+  explicit Bench(D device, std::size_t skip = 0)
+      : device_(std::move(device)), stream_(device_.make_stream("rows", fsdp::StreamPriority::normal)), skip_(skip) {}
+
+  D const& device() const { return device_; }
+  typename D::Stream& stream() { return stream_; }
+
+  /// An array with these values, of elements T.
+  template <class T = A>
+  T* put(Doubles const& values) {
+    std::vector<T> narrow;
+    for (double const value : values) {
+      if constexpr (std::is_integral_v<T>) {
+        narrow.push_back(static_cast<T>(value));
+      } else {
+        narrow.push_back(fsdp::narrow<T>(value));
+      }
+    }
+    auto const bytes = narrow.size() * sizeof(T);
+    memory_.emplace_back(device_, account_, fsdp::MemoryTag::workspace, bytes + skip_ * sizeof(T));
+    T* const place = memory_.back().template as<T>() + skip_;
+    device_.copy_async(stream_, place, narrow.data(), bytes);
+    device_.synchronize(stream_);
+    return place;
+  }
+  template <class T = A>
+  T* blank(std::int64_t n, double value = 0) {
+    return put<T>(Doubles(static_cast<std::size_t>(n), value));
+  }
+  template <class T>
+  Doubles get(T const* place, std::int64_t n) {
+    std::vector<T> values(static_cast<std::size_t>(n));
+    device_.copy_async(stream_, values.data(), place, values.size() * sizeof(T));
+    device_.synchronize(stream_);
+    Doubles wide;
+    for (auto const& value : values) wide.push_back(kernel_test::as_double(value));
+    return wide;
+  }
+
+ private:
+  D device_;
+  fsdp::MemoryAccount account_;
+  typename D::Stream stream_;
+  std::size_t skip_;
+  std::list<fsdp::AccountedMemory<D const>> memory_;
+};
+
+/// Values that bf16 holds exactly.
+inline Doubles values(std::int64_t n, unsigned seed) {
+  Doubles wide;
+  for (auto const& value : kernel_test::random_values<fsdp::bf16>(n, seed))
+    wide.push_back(kernel_test::as_double(value));
+  return wide;
+}
+
+inline void append(Doubles& all, Doubles const& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+/// y, mean and scale; then the sum of a residual and its norm.
+template <class B>
+std::vector<Doubles> layer_norm(B& b, std::int64_t rows, std::int64_t columns) {
+  using A = typename B::Element;
+  using Real = typename B::Real;
+  auto const n = rows * columns;
+  A const *x = b.put(values(n, 1)), *residual = b.put(values(n, 2)), *weight = b.put(values(columns, 3)),
+          *bias = b.put(values(columns, 4));
+  A *y = b.blank(n), *sum = b.blank(n), *of_sum = b.blank(n);
+  Real *mean = b.template blank<Real>(rows), *scale = b.template blank<Real>(rows);
+  nanogpt::layer_norm_forward(b.device(), b.stream(), x, weight, bias, y, mean, scale, rows, columns);
+  std::vector<Doubles> all{b.get(y, n), b.get(mean, rows), b.get(scale, rows)};
+  nanogpt::residual_layer_norm_forward(b.device(), b.stream(), residual, x, bias, sum, weight, bias, of_sum, mean,
+                                       scale, rows, columns);
+  all.push_back(b.get(sum, n));
+  all.push_back(b.get(of_sum, n));
+  return all;
+}
+
+/// dx with what is added to it, and both gradients of parameters; then the gradient of a bias.
+template <class B>
+std::vector<Doubles> layer_norm_gradient(B& b, std::int64_t rows, std::int64_t columns) {
+  using A = typename B::Element;
+  using Real = typename B::Real;
+  auto const n = rows * columns;
+  A const *dy = b.put(values(n, 5)), *x = b.put(values(n, 6)), *add = b.put(values(n, 7)),
+          *weight = b.put(values(columns, 8));
+  Real const *mean = b.template put<Real>(values(rows, 9)), *scale = b.template put<Real>(values(rows, 10));
+  A* const dx = b.blank(n);
+  Real *dw = b.template blank<Real>(columns, 0.5), *db = b.template blank<Real>(columns, 0.5),
+       *bias = b.template blank<Real>(columns, 0.25);
+  Real* const partials = b.template blank<Real>(
+      std::max(nanogpt::layer_norm_partials(rows, columns), nanogpt::bias_partials(rows, columns)));
+  nanogpt::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
+                               partials);
+  nanogpt::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials);
+  return {b.get(dx, n), b.get(dw, columns), b.get(db, columns), b.get(bias, columns)};
+}
+
+/// Losses, and the gradient of the logits.
+template <class B>
+std::vector<Doubles> cross_entropy(B& b, std::int64_t rows, std::int64_t vocabulary) {
+  using Real = typename B::Real;
+  auto const padded = (vocabulary + 127) / 128 * 128;
+  auto* const logits = b.put(values(rows * padded, 11));
+  Doubles targets;
+  for (std::int64_t row = 0; row < rows; ++row)
+    targets.push_back(row == 1 ? -1.0 : static_cast<double>(row * 37 % vocabulary));
+  auto const* const chosen = b.template put<std::int32_t>(targets);
+  Real* const losses = b.template blank<Real>(rows);
+  nanogpt::cross_entropy_forward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded);
+  std::vector<Doubles> all{b.get(losses, rows)};
+  nanogpt::cross_entropy_backward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded, 4.0);
+  all.push_back(b.get(losses, rows));
+  all.push_back(b.get(logits, rows * padded));
+  return all;
+}
+
+/// GELU, its derivative, and the gradients of both embeddings.
+template <class B>
+std::vector<Doubles> gelu_and_embedding(B& b, std::int64_t rows, std::int64_t columns) {
+  using Real = typename B::Real;
+  auto const n = rows * columns;
+  auto const* const x = b.put(values(n, 12));
+  auto const* const up = b.put(values(n, 13));
+  auto *y = b.blank(n), *dx = b.blank(n);
+  nanogpt::gelu_forward(b.device(), b.stream(), x, y, n);
+  nanogpt::gelu_backward(b.device(), b.stream(), x, up, dx, n);
+  Doubles tokens;
+  for (std::int64_t row = 0; row < rows; ++row) tokens.push_back(static_cast<double>(row * 7 % 11));
+  auto const* const ids = b.template put<std::int32_t>(tokens);
+  Real *token = b.template blank<Real>(11 * columns), *position = b.template blank<Real>(rows * columns);
+  nanogpt::embedding_backward(b.device(), b.stream(), ids, up, token, position, 1, rows, columns);
+  return {b.get(y, n), b.get(dx, n), b.get(token, 11 * columns), b.get(position, rows * columns)};
+}
+
+/// Largest difference of each array, by its largest value.
+inline void compare(std::vector<Doubles> const& got, std::vector<Doubles> const& want, double bound) {
+  REQUIRE(got.size() == want.size());
+  for (std::size_t array = 0; array < got.size(); ++array) {
+    CAPTURE(array);
+    REQUIRE(got[array].size() == want[array].size());
+    double difference = 0, largest = 0;
+    for (std::size_t i = 0; i < got[array].size(); ++i) {
+      double const apart = std::abs(got[array][i] - want[array][i]);
+      difference = apart <= difference ? difference : apart;  // NaN gets through
+      largest = std::max(largest, std::abs(want[array][i]));
+    }
+    CHECK(difference <= bound * largest);
+  }
+}
+
+/// All kernels of a device with elements A, aligned and unaligned, twice.
+template <class A, class D>
+void check_row_kernels(D const& device) {
+  double const bound = sizeof(A) == 2 ? 0.01 : 2e-5;  // a few roundings of 2^-9; of 2^-24 in sums of 1000s
+  auto const check = [&](auto const& kernels, std::int64_t rows, std::int64_t columns) {
+    CAPTURE(rows, columns);
+    Bench<kernel_test::LoopDevice, double> exact(kernel_test::LoopDevice{});
+    auto const want = kernels(exact);
+    for (std::size_t const skip : {0u, 1u}) {
+      CAPTURE(skip);
+      Bench<D, A> once(device, skip), again(device, skip);
+      auto const got = kernels(once);
+      compare(got, want, bound);
+      CHECK(kernels(again) == got);
+    }
+  };
+  for (auto const& [rows, columns] :
+       {std::pair<std::int64_t, std::int64_t>{1, 64}, {37, 65}, {70, 768}, {33, 1600}, {5, 4104}, {3, 9000}}) {
+    check([&](auto& b) { return layer_norm(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return layer_norm_gradient(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return gelu_and_embedding(b, rows, columns); }, rows, columns);
+  }
+  for (std::int64_t const vocabulary : {65, 1000, 50257})
+    check([&](auto& b) { return cross_entropy(b, 5, vocabulary); }, 5, vocabulary);
+}
+
+}  // namespace model_test
