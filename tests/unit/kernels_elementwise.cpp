@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Block's operations and the core's elementwise kernels against plain loops in double.
+// skip-tsan
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counter-based initialisation: known answers of Philox, independence of chunking, distributions.
+// skip-tsan
 #include <cmath>
 #include <cstdint>
 #include <set>

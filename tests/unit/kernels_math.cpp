@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elementary functions of kernels against the C library in double, over the whole range of fp32.
+// skip-tsan
 #include <cmath>
 #include <cstdint>
 #include <limits>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of norms, clipping, the loss scale and optimizers against plain loops in double.
+// skip-tsan
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

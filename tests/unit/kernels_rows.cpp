@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's row kernels: double forms against finite differences, narrower types against the double forms.
+// skip-tsan
 #include <cmath>
 #include <cstdint>
 #include <limits>
