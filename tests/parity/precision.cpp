@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Precision policies: the same bits for every strategy, the rounding that they promise, files in fp32, memory.
+// skip-sanitizers
 #include <cmath>
 #include <cstring>
 #include <tuple>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bf16 moments and stochastic rounding: the same bits for any sharding, and half the memory.
+// skip-sanitizers
 #include <cmath>
 #include <cstring>
 #include <vector>
