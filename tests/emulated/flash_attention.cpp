@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flash attention in emulated thread blocks against attention in double precision and against the plain formula in
-// bf16. skip-tsan timeout: 300
+// Flash attention in emulated thread blocks, against double precision and against the plain formula in bf16.
+// skip-tsan
+// timeout: 300
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
