@@ -2,6 +2,7 @@
 // Flash attention in emulated thread blocks, against double precision and against the plain formula in bf16.
 // skip-tsan
 // timeout: 300
+// full-run: [long]
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -221,6 +222,13 @@ TEST_CASE("flash attention is as exact as the plain formula in bf16", "[flash]")
       compare(make(size, 2, 1, length), true);
     compare(make(size, 3, 3, 77), true);
     compare(make(size, 1, 2, 321), true);
+  }
+}
+
+TEST_CASE("flash attention is as exact over long sequences", "[.][long]") {
+  for (std::int64_t const size : {64, 128}) {
+    for (std::int64_t const length : {511, 1023, 1025, 2047, 2048}) compare(make(size, 1, 1, length), true);
+    compare(make(size, 1, 3, 777), true);
   }
 }
 
