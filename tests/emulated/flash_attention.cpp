@@ -203,10 +203,12 @@ void compare(Case const& c, bool backward, emulated::Options const& options = {}
   auto const exact = formula<false>(c, backward), plain = formula<true>(c, backward);
   auto const ours = run(c, backward, options);
   // A single row may meet lucky roundings of the plain formula: below half a unit in the last place nothing is asked.
+  // Nor below the fp32 rounding of terms that cancel: a row that sees one key alone has slopes of 0, as differences of
+  // terms of about 8.
   auto const check = [&](Values const& got, Values const& with_rounding, Values const& want, int part) {
     CAPTURE(part);
     double const size = error(want, Values(want.size(), 0.0), c, part);
-    double const allowed = std::max(1.5 * error(with_rounding, want, c, part), size / 512);
+    double const allowed = std::max({1.5 * error(with_rounding, want, c, part), size / 512, 8 * 0x1p-23});
     CHECK(error(got, want, c, part) <= allowed);
   };
   check(ours.mixed, plain.mixed, exact.mixed, -1);
