@@ -33,7 +33,8 @@ struct AddTo {
   }
 };
 
-/// gradient (columns) += sum of the partial rows (chunks, stride), in place: the first partial row becomes the sum.
+/// gradient (columns) += sum of the partial rows (chunks, stride), in place: the first partial row becomes the sum. For
+/// one lane: with narrower gradients the threads of a block would need a barrier.
 struct AddPartials {
   template <class Block, class T, class G>
   FSDP_HD void operator()(Block const& block, std::int64_t strip, T* partials, std::int64_t chunks, std::int64_t stride,

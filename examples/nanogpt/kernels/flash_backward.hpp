@@ -24,16 +24,35 @@ FSDP_HD inline float probability(float score, float factor, float log_sum) {
   return tile::Tile<Lanes>::exp2(exponent < 0.0f ? exponent : 0.0f);
 }
 
-/// dQ of a tile of 64 queries, and `products` of its rows. It runs before BackwardKeys.
-template <int Size, bool Dropped>
-struct BackwardQueries {
+/// What a block works on: blocks of one tile, all sequences' heads, come one after another.
+struct BlockPlace {
+  int tile;
+  std::int64_t in_batch, head;
+
+  FSDP_HD BlockPlace(FlashShape const& s, std::int64_t index)
+      : tile(static_cast<int>(index / (s.batch * s.heads))),
+        in_batch(index % (s.batch * s.heads) / s.heads),
+        head(index % s.heads) {}
+};
+
+/// A block of backward: four warps of 16 rows each, one tile of a head.
+template <int Size>
+struct Backward {
   static constexpr int warps = 4;
   static constexpr int threads = 32 * warps;
   using Rows = tile::SharedRows<Size>;
-  static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows);
   static constexpr int blocks_per_multiprocessor = 2;
 
-  static std::int64_t blocks(FlashShape const& s) { return s.statistics_rows() / tile_rows * s.batch * s.heads; }
+  FSDP_HD static int tiles(FlashShape const& s) { return static_cast<int>(s.statistics_rows() / tile_rows); }
+  static std::int64_t blocks(FlashShape const& s) { return tiles(s) * s.batch * s.heads; }
+};
+
+/// dQ of a tile of 64 queries, and `products` of its rows. It runs before BackwardKeys.
+template <int Size, bool Dropped>
+struct BackwardQueries : Backward<Size> {
+  using Backward<Size>::threads;
+  using typename Backward<Size>::Rows;
+  static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows);
 
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t index, FlashShape s, DropoutMask mask,
@@ -43,10 +62,10 @@ struct BackwardQueries {
     int const lane = block.thread() % 32, row = 16 * (block.thread() / 32);
     int const g = lane / 4, q = lane % 4;
 
-    int const tiles = static_cast<int>(s.statistics_rows() / tile_rows);
-    int const query_tile = tiles - 1 - static_cast<int>(index / (s.batch * s.heads));  // long rows first
+    BlockPlace const place(s, index);
+    auto const in_batch = place.in_batch, head = place.head;
+    int const query_tile = Backward<Size>::tiles(s) - 1 - place.tile;  // long rows first
     std::int64_t const first = std::int64_t{query_tile} * tile_rows;
-    std::int64_t const in_batch = index % (s.batch * s.heads) / s.heads, head = index % s.heads;
     auto const from = packed(s, args.qkv, in_batch, head, Size);
     auto const* const result = rows_of(s, args.mixed, in_batch, head, Size);
     auto const* const up = rows_of(s, args.mixed_gradient, in_batch, head, Size);
@@ -144,16 +163,12 @@ struct BackwardQueries {
 
 /// dK and dV of a tile of 64 keys. Scores are computed transposed, keys by queries, so that they stay in registers.
 template <int Size, bool Dropped>
-struct BackwardKeys {
-  static constexpr int warps = 4;
-  static constexpr int threads = 32 * warps;
-  using Rows = tile::SharedRows<Size>;
+struct BackwardKeys : Backward<Size> {
+  using Backward<Size>::threads;
+  using typename Backward<Size>::Rows;
   static constexpr int columns = Size == 64 ? 64 : 16;  // queries at a time: what registers have room for
   static constexpr std::size_t statistics_bytes = 2 * 2 * tile_rows * sizeof(float);
   static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows) + statistics_bytes;
-  static constexpr int blocks_per_multiprocessor = 2;
-
-  static std::int64_t blocks(FlashShape const& s) { return s.statistics_rows() / tile_rows * s.batch * s.heads; }
 
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t index, FlashShape s, DropoutMask mask,
@@ -163,10 +178,10 @@ struct BackwardKeys {
     int const lane = block.thread() % 32, row = 16 * (block.thread() / 32);
     int const g = lane / 4, q = lane % 4;
 
-    int const tiles = static_cast<int>(s.statistics_rows() / tile_rows);
-    int const key_tile = static_cast<int>(index / (s.batch * s.heads));  // the first keys have the most queries
+    BlockPlace const place(s, index);
+    auto const in_batch = place.in_batch, head = place.head;
+    int const tiles = Backward<Size>::tiles(s), key_tile = place.tile;  // the first keys have the most queries
     std::int64_t const first = std::int64_t{key_tile} * tile_rows;
-    std::int64_t const in_batch = index % (s.batch * s.heads) / s.heads, head = index % s.heads;
     auto const from = packed(s, args.qkv, in_batch, head, Size);
     auto const* const up = rows_of(s, args.mixed_gradient, in_batch, head, Size);
     std::int64_t const statistics = (in_batch * s.heads + head) * s.statistics_rows();
