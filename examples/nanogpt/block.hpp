@@ -18,6 +18,7 @@ template <class D, class T>
 class Block {
  public:
   using Stream = typename D::Stream;
+  static constexpr bool sets_gradients = true;
 
   template <class E>
   struct Params {
@@ -68,8 +69,8 @@ class Block {
     add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
   }
 
-  /// g += gradients of the parameters; `gradient` (B n, C) comes in as that of a.output and goes out as that of
-  /// a.input.
+  /// g += gradients of the parameters (fresh ones: =); `gradient` (B n, C) comes in as that of a.output and goes out as
+  /// that of a.input.
   /// @pre forward of the same pass has filled `a` and the biases are in a.hidden; a.hidden is overwritten
   /// @note Stream: uses the workspace's wide, narrow, narrow_2, scores and partials.
   template <class G>
@@ -86,19 +87,21 @@ class Block {
 
     // MLP. a.hidden becomes GELU's result once GELU's derivative has been taken.
     T const* const down = dropped(stream, pass, mlp_mask, gradient);
-    bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials);
+    bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
     linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
     gelu_backward(device, stream, static_cast<T const*>(a.hidden), static_cast<T const*>(work.wide), work.wide,
                   rows * 4 * width);
     gelu_forward(device, stream, static_cast<T const*>(a.hidden), a.hidden, rows * 4 * width);
-    linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data);
+    linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
+                           g.down_weight.fresh);
     linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
                     g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, gradient);
 
     // Attention.
     T const* const mix = dropped(stream, pass, mix_mask, gradient);
-    bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials);
-    linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data);
+    bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials, g.mix_bias.fresh);
+    linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data,
+                           g.mix_weight.fresh);
     linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
     attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
                         work.wide);
@@ -179,14 +182,16 @@ class Block {
     auto const& work = context_->workspace;
     auto const& device = context_->device;
     auto& gemm = *context_->gemm;
-    bias_backward(device, stream, static_cast<T const*>(work.wide), rows, out, bias_gradient.data, work.partials);
+    bias_backward(device, stream, static_cast<T const*>(work.wide), rows, out, bias_gradient.data, work.partials,
+                  bias_gradient.fresh);
     layer_norm_forward(device, stream, x, norm_weight.data, norm_bias.data, work.narrow, norm.mean, norm.scale, rows,
                        in);
-    linear_weight_gradient(gemm, stream, rows, in, out, work.narrow, work.wide, out, weight_gradient.data);
+    linear_weight_gradient(gemm, stream, rows, in, out, work.narrow, work.wide, out, weight_gradient.data,
+                           weight_gradient.fresh);
     linear_input_gradient(gemm, stream, rows, in, out, work.wide, out, weight.data, work.narrow);
     layer_norm_backward(device, stream, static_cast<T const*>(work.narrow), x, norm_weight.data, norm.mean, norm.scale,
                         static_cast<T const*>(gradient), gradient, norm_weight_gradient.data, norm_bias_gradient.data,
-                        rows, in, work.partials);
+                        rows, in, work.partials, norm_weight_gradient.fresh);
   }
 
   Context<D, T> const* context_;

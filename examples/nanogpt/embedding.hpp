@@ -15,6 +15,7 @@ template <class D, class T>
 class Embedding {
  public:
   using Stream = typename D::Stream;
+  static constexpr bool sets_gradients = true;
 
   template <class E>
   struct Params {
@@ -40,16 +41,24 @@ class Embedding {
     drop(stream, pass, out);
   }
 
-  /// Adds to the gradients of both tables. out_gradient (B, n, C) is overwritten. @pre pass.position == 0
+  /// Adds to the gradients of both tables, which have rows that no token and no position names: fresh ones are zeroed
+  /// first. wte's is not fresh where the head comes before. out_gradient (B, n, C) is overwritten. @pre pass.position
+  /// == 0
   template <class G>
   void backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
                 std::int32_t const* tokens, T* out_gradient) const {
     drop(stream, pass, out_gradient);
+    if (g.tokens.fresh) zero(stream, g.tokens);
+    if (g.positions.fresh) zero(stream, g.positions);
     embedding_backward(context_->device, stream, tokens, static_cast<T const*>(out_gradient), g.tokens.data,
                        g.positions.data, pass.batch, pass.length, context_->config.n_embd);
   }
 
  private:
+  template <class G>
+  void zero(Stream& stream, fsdp::Tensor<G, 2> const& table) const {
+    context_->device.zero_async(stream, table.data, static_cast<std::size_t>(table.numel()) * sizeof *table.data);
+  }
   void drop(Stream& stream, Pass const& pass, T* values) const {
     if (pass.mask.probability == 0.0f) return;
     auto const width = context_->config.n_embd;

@@ -49,10 +49,12 @@ void linear(Gemm<D>& gemm, typename D::Stream& stream, std::int64_t rows, std::i
 }
 
 /// dW (out, in) += dy^T (out, rows) x (rows, in); dy's rows are `stride` apart.
+/// @param fresh  dW is undefined: =, not +=
 template <class D, class T, class G>
 void linear_weight_gradient(Gemm<D>& gemm, typename D::Stream& stream, std::int64_t rows, std::int64_t in,
-                            std::int64_t out, T const* x, T const* dy, std::int64_t stride, G* weight_gradient) {
-  gemm.run(stream, Op::transpose, Op::none, out, in, rows, 1, dy, stride, x, in, 1, weight_gradient, in);
+                            std::int64_t out, T const* x, T const* dy, std::int64_t stride, G* weight_gradient,
+                            bool fresh = false) {
+  gemm.run(stream, Op::transpose, Op::none, out, in, rows, 1, dy, stride, x, in, fresh ? 0 : 1, weight_gradient, in);
 }
 
 /// dx (rows, in) = dy (rows, out) W; dy's rows are `stride` apart.

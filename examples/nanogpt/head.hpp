@@ -37,6 +37,7 @@ template <class D, class T>
 class Head {
  public:
   using Stream = typename D::Stream;
+  static constexpr bool sets_gradients = true;
 
   template <class E>
   struct Params {
@@ -100,12 +101,13 @@ class Head {
       logits(stream, w, normal, count);
       cross_entropy_backward(context_->device, stream, work.logits, to.targets + first, work.row_losses + first, count,
                              vocabulary, padded, scale);
-      linear_weight_gradient(gemm, stream, count, width, vocabulary, normal, work.logits, padded, g.tokens.data);
+      linear_weight_gradient(gemm, stream, count, width, vocabulary, normal, work.logits, padded, g.tokens.data,
+                             g.tokens.fresh && first == 0);
       linear_input_gradient(gemm, stream, count, width, vocabulary, work.logits, padded, w.tokens.data, normal);
     });
     layer_norm_backward(context_->device, stream, static_cast<T const*>(work.narrow), rows, w.norm_weight.data,
                         norm.mean, norm.scale, static_cast<T const*>(nullptr), gradient, g.norm_weight.data,
-                        g.norm_bias.data, pass.rows(), width, work.partials);
+                        g.norm_bias.data, pass.rows(), width, work.partials, g.norm_weight.fresh);
     add_loss(stream, pass, loss_weight, to.loss);
   }
 

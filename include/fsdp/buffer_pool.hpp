@@ -16,7 +16,7 @@ template <class Event>
 struct Slot {
   Slot(Event free_event, std::size_t size) : free(std::move(free_event)), bytes(size) {}
 
-  Event free;  ///< the last content has been read by this rank (gather), zeroed (reduce), or copied (kept)
+  Event free;  ///< the last content has been read by this rank, and zeroed where that is promised (reduce)
   bool free_recorded = false;  ///< false until the slot was first used: nothing to wait for
   Ticket collective{};         ///< the last collective whose peers may still read this slot
   bool leased = false;

@@ -113,10 +113,22 @@ struct ProbeVisitor {
 
 /// A user's type that computes. It names its tensors once, in `describe`; what its `forward` and `backward` take and
 /// return is its own affair (ShardedModule passes them through).
+///
+/// [Note: Who begins a gradient's sum] By itself, `backward` gets Params<Reduce> and adds to them: the engine has zeroed them
+/// before the first addition. A module with `static constexpr bool sets_gradients = true` gets Params<Gradient<Reduce>>, and
+/// promises to store every element of a gradient that is `fresh`, a product with beta = 0, and to add to the others. If all
+/// modules of all units that take buffers in turn promise it, nothing is zeroed but padding.
 template <class M>
 concept Module = requires(M const& module, typename M::template Params<float>& weights, detail::ProbeVisitor visit) {
   typename M::template Params<float const>;
   { module.describe(weights, visit) };
+};
+
+/// A module that may be told that a gradient is fresh.
+template <class M>
+concept SetsGradients = Module<M> && requires(M const& module) {
+  { module.sets_gradients } -> std::convertible_to<bool>;
+  typename M::template Params<Gradient<float>>;
 };
 
 // clang-format on

@@ -2,6 +2,7 @@
 // The owner above the units: mesh, streams, communicators, buffers, order, account.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -91,6 +92,7 @@ class Engine {
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
     user_module.describe(unbound, detail::Registrar{prefix, &units()[unit.index]->layout(), &tensors});
+    declare_gradients(unit, prefix, user_module, tensors);
     return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
@@ -104,6 +106,7 @@ class Engine {
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
   std::size_t declare_use(UnitId unit, std::string_view module) {
+    units()[unit.index]->sets_gradients = false;
     return schedule().declare(unit.index, std::string(module));
   }
 
@@ -131,7 +134,7 @@ class Engine {
     if (reduce_.direct())
       reduce_.set_buckets(std::move(completion_order), storage_.gradients(),
                           S::shards_parameters ? 0 : options().bucket_bytes, options().first_bucket_bytes);
-    reduce_.prepare();
+    reduce_.prepare(units());
     storage_.initialize(units(), options().seed, *compute_);
     for (auto& unit : units()) mark_written(*unit);
     sealed_ = true;
@@ -298,6 +301,19 @@ class Engine {
   void set_prefetch(Pass pass, std::size_t at, std::vector<std::size_t> ahead) {
     FSDP_EXPECTS(!sealed_, "rank {}: prefetch lists come after the engine was sealed", rank());
     declared_.set_prefetch(pass, at, std::move(ahead));
+  }
+  /// One module that counts on zeroed gradients is enough for its unit.
+  template <Module M>
+  void declare_gradients(UnitId unit, std::string_view prefix, M const& user_module, std::vector<std::size_t> tensors) {
+    if constexpr (SetsGradients<M>) {
+      if (user_module.sets_gradients) {
+        std::sort(tensors.begin(), tensors.end());
+        FSDP_EXPECTS(std::adjacent_find(tensors.begin(), tensors.end()) == tensors.end(),
+                     "rank {}: module '{}' sets gradients, but names one of them twice", rank(), prefix);
+        return;
+      }
+    }
+    units()[unit.index]->sets_gradients = false;
   }
   /// What is not leased in turn: see StepWalk, which counts the same.
   void give_own_slots(std::size_t u) {

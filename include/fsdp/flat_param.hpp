@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
@@ -67,6 +68,19 @@ class FlatParam {
     shard_ = shard_range(layout_.padded(), where.shards, where.shard);
     auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
+    padding_ = layout_.padding();
+    begun_.assign(layout_.tensors().size(), true);
+  }
+
+  std::vector<Range> const& padding() const { return padding_; }  ///< of the full parameters: what no tensor covers
+
+  /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
+  void begin_gradients() { begun_.assign(begun_.size(), !sets_gradients); }
+  /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
+  bool begin_gradient(std::size_t index) {
+    bool const begins = !begun_[index];
+    begun_[index] = true;
+    return begins;
   }
 
   Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
@@ -101,6 +115,7 @@ class FlatParam {
   bool partial_awaited = true;   ///< nothing that reads `partial` is under way, or reduce has waited for it
   bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
   bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
+  bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
 
   /// Gradients of earlier micro-steps still wait for a reduction.
   bool has_unreduced() const { return full_gradient != nullptr || accumulated || partial_pending; }
@@ -116,6 +131,8 @@ class FlatParam {
   FlatLayout layout_;
   Range shard_;
   Range norm_slice_;
+  std::vector<Range> padding_;
+  std::vector<bool> begun_;  ///< by tensor: the sum in the gradient buffer has begun
 };
 
 }  // namespace fsdp

@@ -104,6 +104,18 @@ class FlatLayout {
   std::int64_t numel() const { return numel_; }    ///< elements of the tensors alone
   std::int64_t padded() const { return padded_; }  ///< elements with all padding; 0 before seal()
 
+  /// What no tensor covers, in order. @pre seal() was called
+  std::vector<Range> padding() const {
+    std::vector<Range> gaps;
+    std::int64_t end = 0;
+    for (auto const& tensor : tensors_) {
+      if (tensor.offset > end) gaps.push_back({end, tensor.offset});
+      end = tensor.range().end;
+    }
+    if (padded_ > end) gaps.push_back({end, padded_});
+    return gaps;
+  }
+
   /// The parts of tensors inside `range`, in order.
   std::vector<Segment> segments(Range range) const {
     std::vector<Segment> parts;

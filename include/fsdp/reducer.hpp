@@ -23,10 +23,11 @@ namespace fsdp {
 ///
 /// [Note: Ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place,
 /// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
-/// slot for its next lease. Where replicas may wait (EngineOptions::accumulate_replica), slices are added up in a
-/// partial shard of fp32 instead, and that is all-reduced: the slot is free as soon as the group has read it. With one
-/// rank a shard group and fp32 gradients (NoShard, or a world of one) the gradient shard is the full gradient: backward
-/// writes it where it is (*direct*), and buckets of it are all-reduced in place.
+/// slot for its next lease, unless modules begin their sums themselves. Where replicas may wait
+/// (EngineOptions::accumulate_replica), slices are added up in a partial shard of fp32 instead, and that is
+/// all-reduced: the slot is free as soon as the group has read it. With one rank a shard group and fp32 gradients
+/// (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is (*direct*), and
+/// buckets of it are all-reduced in place.
 template <Communicator C, class P>
 class Reducer {
  public:
@@ -64,8 +65,10 @@ class Reducer {
   }
   std::size_t bucket_count() const { return buckets_.size(); }
 
-  /// Zeroes all slots: once, after they were placed.
-  void prepare() {
+  /// Zeroes all slots: once, after they were placed, and the units were declared.
+  template <class Units>
+  void prepare(Units const& units) {
+    for (auto const& unit : units) zeroes_shared_ = zeroes_shared_ || !(unit->own_reduce_slot || unit->sets_gradients);
     pool_.for_each([this](Slot<Event>& slot) { zero(slot, reduce_); });
   }
 
@@ -75,8 +78,9 @@ class Reducer {
     completed_ = reduced_ = next_bucket_ = 0;
   }
 
-  /// Gives `unit` a zeroed (or, while accumulating, its former) buffer to write gradients into.
-  /// @note Stream: compute waits until the buffer is zeroed.
+  /// Gives `unit` a buffer to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
+  /// while accumulating, its former one.
+  /// @note Stream: compute waits until the buffer is free.
   void lease(Unit& unit, Stream& compute) {
     if (direct()) {
       lease_direct(unit, compute);
@@ -95,6 +99,8 @@ class Reducer {
     account_->lease(MemoryTag::reduce, leases_.back().bytes);
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
+    unit.begin_gradients();
+    if (!zeroes(unit)) zero_padding(unit, unit.full_gradient, compute);
   }
 
   /// Keeps what `compute` has written into the unit's gradients for a later reduce().
@@ -106,15 +112,13 @@ class Reducer {
     if (unit.accumulator == nullptr) return;
     device_.record(unit.gradients_ready, compute);
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
-    auto& slot = *unit.reduce_slot;
     auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.full_numel());
     kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
                         unit.full_numel(), 1.0f, !unit.accumulated);
     span.end();
     if (!unit.accumulated) account_->lease(MemoryTag::reduce, accumulator_bytes(unit));
     unit.accumulated = true;
-    zero(slot, reduce_);
-    release(unit);
+    recycle(unit, reduce_);
   }
 
   /// Reduces what `compute` has written into the unit's gradients so far, and what waits of earlier micro-steps.
@@ -130,7 +134,6 @@ class Reducer {
       reduce_buckets(unit);
       return;
     }
-    auto& slot = *unit.reduce_slot;
     auto* const slice = unit.full_gradient + unit.shard().begin;
     auto const count = static_cast<std::size_t>(unit.shard_numel());
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
@@ -150,8 +153,7 @@ class Reducer {
       span.end();
       add_to_partial(unit, static_cast<Reduce const*>(slice));
       reduce_comm_.wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
-      zero(slot, reduce_);
-      release(unit);
+      recycle(unit, reduce_);
       if (over_replicas) replicate_partial(unit);
       return;
     }
@@ -170,8 +172,7 @@ class Reducer {
     reduce_comm_.wait_for_peers(*stream, scattered,
                                 where_.replicas > 1 ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
     if (where_.replicas > 1) replicate_comm_.wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
-    zero(slot, *stream);
-    release(unit);
+    recycle(unit, *stream);
   }
 
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
@@ -207,12 +208,29 @@ class Reducer {
   }
   void zero(Slot<Event>& slot, Stream& stream) {
     device_.zero_async(stream, slot.data, slot.bytes);
+    mark_free(slot, stream);
+  }
+  void mark_free(Slot<Event>& slot, Stream& stream) {
     device_.record(slot.free, stream);
     slot.free_recorded = true;
   }
+  /// Whether what the unit's slot is left with has to be zeroed for whoever takes it next.
+  bool zeroes(Unit const& unit) const { return unit.own_reduce_slot ? !unit.sets_gradients : zeroes_shared_; }
+  /// No module writes padding, but norms and sums read it.
+  template <class T>
+  void zero_padding(Unit const& unit, T* gradients, Stream& compute) {
+    for (auto const gap : unit.padding())
+      device_.zero_async(compute, gradients + gap.begin, static_cast<std::size_t>(gap.size()) * sizeof(T));
+  }
 
-  /// The unit's slot may be leased again, after what was enqueued to zero it.
-  static void release(Unit& unit) {
+  /// The unit's slot may be leased again, after what `stream` has been given to do with it.
+  void recycle(Unit& unit, Stream& stream) {
+    auto& slot = *unit.reduce_slot;
+    if (zeroes(unit)) {
+      zero(slot, stream);
+    } else {
+      mark_free(slot, stream);
+    }
     unit.full_gradient = nullptr;
     unit.reduce_slot->leased = false;
     if (!unit.own_reduce_slot) unit.reduce_slot = nullptr;
@@ -259,9 +277,13 @@ class Reducer {
       device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
       unit.reduce_pending = false;
     }
-    if (unit.fresh)
+    if (!std::exchange(unit.fresh, false)) return;
+    unit.begin_gradients();
+    if (unit.sets_gradients) {
+      zero_padding(unit, unit.gradient, compute);
+    } else {
       device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
-    unit.fresh = false;
+    }
   }
 
   void reduce_buckets(Unit& unit) {
@@ -300,6 +322,7 @@ class Reducer {
   BufferPool<D> pool_;
   std::vector<Lease> leases_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
+  bool zeroes_shared_ = false;          ///< a unit that takes slots in turn counts on zeroed ones
 
   // Direct gradients.
   std::vector<Unit*> completion_order_;

@@ -44,6 +44,20 @@ struct Binder {
   }
 };
 
+/// The same for gradients of which `scope` says whether they are fresh.
+template <class T, class Scope>
+struct GradientBinder {
+  Scope const* scope;
+  std::size_t const* next;
+
+  template <std::size_t Rank, class... Options>
+  void operator()(std::string_view, Tensor<Gradient<T>, Rank>& tensor,
+                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, Options const&...) {
+    auto const index = *next++;
+    tensor = {{scope->gradients() + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
+  }
+};
+
 }  // namespace detail
 
 /// A user's module whose parameters live in a unit of an engine. Made by Engine::shard; the engine must outlive it.
@@ -53,7 +67,7 @@ class ShardedModule {
   using Param = typename E::Precision::Param;
   using Reduce = typename E::Precision::Reduce;
   using Weights = typename M::template Params<Param const>;
-  using Gradients = typename M::template Params<Reduce>;
+  using Gradients = typename M::template Params<std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>>;
 
   ShardedModule(E& engine, M module, std::size_t use, std::vector<std::size_t> tensors)
       : engine_(&engine), module_(std::move(module)), use_(use), tensors_(std::move(tensors)) {}
@@ -80,12 +94,12 @@ class ShardedModule {
   /// reduction.
   /// @return what M::backward returns
   /// @throws OrderError if another module was declared next
-  /// @note Stream: compute waits for the gather and for a zeroed gradient slot.
+  /// @note Stream: compute waits for the gather and for a free gradient slot.
   /// @note Collective: at most one all-gather, and the reduction of the unit (see Reducer::reduce).
   template <class... Args>
   decltype(auto) backward(Args&&... args) {
     auto const scope = engine_->backward_scope(use_);
-    return module_.backward(engine_->compute(), weights(scope.parameters()), gradients(scope.gradients()),
+    return module_.backward(engine_->compute(), weights(scope.parameters()), gradients(scope),
                             std::forward<Args>(args)...);
   }
 
@@ -95,9 +109,13 @@ class ShardedModule {
     module_.describe(bound, detail::Binder<Param const>{base, &engine_->layout(use_), tensors_.data()});
     return bound;
   }
-  Gradients gradients(Reduce* base) const {
+  Gradients gradients(typename E::Scope const& scope) const {
     Gradients bound;
-    module_.describe(bound, detail::Binder<Reduce>{base, &engine_->layout(use_), tensors_.data()});
+    if constexpr (SetsGradients<M>) {
+      module_.describe(bound, detail::GradientBinder<Reduce, typename E::Scope>{&scope, tensors_.data()});
+    } else {
+      module_.describe(bound, detail::Binder<Reduce>{scope.gradients(), &scope.layout(), tensors_.data()});
+    }
     return bound;
   }
 

@@ -119,6 +119,8 @@ template <class T, std::size_t Rank>
 struct Tensor {
   using value_type = T;
   static constexpr std::size_t rank = Rank;
+  /// As a gradient: the sum has begun, and backward adds to it.
+  static constexpr bool fresh = false;
 
   T* data = nullptr;
   std::array<std::int64_t, Rank> extents{};
@@ -134,6 +136,16 @@ struct Tensor {
   requires(std::is_same_v<Constant, T const> && !std::is_const_v<T>) constexpr operator Tensor<Constant, Rank>() const {
     return {data, extents};
   }
+};
+
+/// Marks the gradients of a module that begins their sums itself (see Module).
+template <class T>
+struct Gradient;
+
+/// A gradient of type T. Where it is `fresh` its elements are undefined, and backward stores all of them; else it adds.
+template <class T, std::size_t Rank>
+struct Tensor<Gradient<T>, Rank> : Tensor<T, Rank> {
+  bool fresh = false;
 };
 
 }  // namespace fsdp

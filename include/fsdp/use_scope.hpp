@@ -54,6 +54,8 @@ class [[nodiscard]] UseScope {
   typename E::Param const* parameters() const { return unit_->full; }     ///< (full_numel)
   typename E::Reduce* gradients() const { return unit_->full_gradient; }  ///< (full_numel); nullptr in forward
   FlatLayout const& layout() const { return unit_->layout(); }
+  /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
+  bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }
 
  private:
   E* engine_;

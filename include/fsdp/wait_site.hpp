@@ -12,7 +12,7 @@ namespace fsdp {
 enum class WaitSite : unsigned char {
   none,
   compute_unsharded,        ///< compute waits until a unit's parameters are gathered
-  compute_gradient_slot,    ///< compute waits until its gradient slot is zeroed
+  compute_gradient_slot,    ///< compute waits until its gradient slot is free
   gather_slot_read,         ///< gather waits until compute has read the slot's last content
   gather_peers_read,        ///< gather waits until peers have copied the slot's last content
   gather_updated,           ///< gather waits until the optimizer has written the unit's shard

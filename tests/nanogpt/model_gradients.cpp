@@ -73,7 +73,7 @@ TEST_CASE("every tensor's gradient is the derivative of the loss", "[nanogpt][mo
       model.forward_backward(tokens.data(), targets.data());
       return model.read_loss();
     };
-    engine.store().zero_gradients();
+    engine.store().forget_gradients();
     loss();
     std::map<std::string, std::vector<double>> gradients;
     for (auto const& [name, entry] : engine.store().tensors) gradients[name] = entry.gradient;
@@ -94,16 +94,16 @@ TEST_CASE("micro-steps add their gradients and their weighted losses", "[nanogpt
   auto const first = ids(10, 13, 3), second = ids(10, 13, 7), targets = ids(10, 13, 5);
   auto const gradient = [&] { return engine.store().at("transformer.wte.weight").gradient; };
 
-  engine.store().zero_gradients();
+  engine.store().forget_gradients();
   model.forward_backward(first.data(), targets.data());
   double const loss_first = model.read_loss();
   auto const gradient_first = gradient();
-  engine.store().zero_gradients();
+  engine.store().forget_gradients();
   model.forward_backward(second.data(), targets.data());
   double const loss_second = model.read_loss();
   auto const gradient_second = gradient();
 
-  engine.store().zero_gradients();
+  engine.store().forget_gradients();
   model.forward_backward(first.data(), targets.data(), 0.5, 8.0);
   model.forward_backward(second.data(), targets.data(), 0.5, 8.0);
   CHECK(std::abs(model.read_loss() - 0.5 * (loss_first + loss_second)) < 1e-12);
@@ -145,7 +145,7 @@ TEST_CASE("a sequence's dropout masks depend on its number, not on the batch tha
   model.set_masks(7, 6);
   model.forward_backward(tokens.data(), targets.data());
   double const together = model.read_loss();
-  engine.store().zero_gradients();
+  engine.store().forget_gradients();
   auto const loss_of = [&](std::ptrdiff_t sequence, std::int64_t number) {
     single.set_masks(7, number);
     single.forward_backward(tokens.data() + 8 * sequence, targets.data() + 8 * sequence);

@@ -31,6 +31,7 @@ struct Store {
     std::vector<std::int64_t> shape;
     std::vector<T> value, gradient;
     bool decay = true;
+    bool fresh = false;  ///< the gradient is undefined
   };
   std::map<std::string, Entry> tensors;
 
@@ -45,8 +46,12 @@ struct Store {
       for (auto& value : entry.value) value = static_cast<T>(uniform(random) + (norm ? 1.0 : 0.0));
     }
   }
-  void zero_gradients() {
-    for (auto& [name, entry] : tensors) entry.gradient.assign(entry.gradient.size(), T(0));
+  /// The next backward begins all sums.
+  void forget_gradients() {
+    for (auto& [name, entry] : tensors) {
+      entry.gradient.assign(entry.gradient.size(), static_cast<T>(NAN));
+      entry.fresh = true;
+    }
   }
 };
 
@@ -70,8 +75,8 @@ struct Create {
   }
 };
 
-/// Points the tensors of a Params at values or gradients.
-template <class T, bool gradient>
+/// Points the tensors of a Params at values, or at gradients, which are fresh once.
+template <class T>
 struct Bind {
   std::string prefix;
   Store<T>* store;
@@ -80,7 +85,11 @@ struct Bind {
   void operator()(std::string_view name, fsdp::Tensor<E, Rank>& tensor,
                   std::type_identity_t<std::array<std::int64_t, Rank>> extents, fsdp::TensorOptions = {}) const {
     auto& entry = store->at(prefix.empty() ? std::string(name) : prefix + "." + std::string(name));
-    tensor = {gradient ? entry.gradient.data() : entry.value.data(), extents};
+    if constexpr (requires { tensor.fresh = true; }) {
+      tensor = {{entry.gradient.data(), extents}, std::exchange(entry.fresh, false)};
+    } else {
+      tensor = {entry.value.data(), extents};
+    }
   }
 };
 
@@ -99,15 +108,15 @@ class DirectModule {
   }
   template <class... Args>
   decltype(auto) backward(Args&&... args) {
-    typename M::template Params<T> gradients;
-    module_.describe(gradients, Bind<T, true>{prefix_, &engine_->store()});
+    typename M::template Params<fsdp::Gradient<T>> gradients;
+    module_.describe(gradients, Bind<T>{prefix_, &engine_->store()});
     return module_.backward(engine_->compute(), weights(), gradients, std::forward<Args>(args)...);
   }
 
  private:
   typename M::template Params<T const> weights() {
     typename M::template Params<T const> bound;
-    module_.describe(bound, Bind<T, false>{prefix_, &engine_->store()});
+    module_.describe(bound, Bind<T>{prefix_, &engine_->store()});
     return bound;
   }
   E* engine_;

@@ -103,7 +103,8 @@ std::vector<Doubles> layer_norm(B& b, std::int64_t rows, std::int64_t columns) {
   return all;
 }
 
-/// dx with what is added to it, and both gradients of parameters; then the gradient of a bias.
+/// dx with what is added to it, and both gradients of parameters; then the gradient of a bias. The gradients again,
+/// fresh: what was there does not count.
 template <class B>
 std::vector<Doubles> layer_norm_gradient(B& b, std::int64_t rows, std::int64_t columns) {
   using A = typename B::Element;
@@ -120,7 +121,13 @@ std::vector<Doubles> layer_norm_gradient(B& b, std::int64_t rows, std::int64_t c
   nanogpt::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
                                partials);
   nanogpt::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials);
-  return {b.get(dx, n), b.get(dw, columns), b.get(db, columns), b.get(bias, columns)};
+  std::vector<Doubles> all{b.get(dx, n), b.get(dw, columns), b.get(db, columns), b.get(bias, columns)};
+  for (auto* const gradient : {&dw, &db, &bias}) *gradient = b.template blank<Real>(columns, std::nan(""));
+  nanogpt::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
+                               partials, true);
+  nanogpt::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials, true);
+  for (auto* const gradient : {dw, db, bias}) all.push_back(b.get(gradient, columns));
+  return all;
 }
 
 /// Losses, and the gradient of the logits.

@@ -49,6 +49,7 @@ Outcome train(D const& device, TrainingRun const& run) {
     nanogpt::GptOptions options;
     options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
     options.panel = 8;
+    options.logits_elements = 12 * run.config.padded_vocab();  // several parts
     options.recompute = run.recompute;
     auto const length = run.config.block_size;
     nanogpt::Gpt<Engine> model(engine, run.config, 2, length, options);

@@ -39,12 +39,16 @@ struct Row {
   int prefetch = 1;
   Accumulation accumulation = Accumulation::none;
   bool keep_last = true;
+  Setting setting = Setting::none;
 
   std::string text() const {
     static char const* const shardings[] = {"FullShard", "ShardGradOp", "HybridShard", "NoShard"};
     static char const* const accumulations[] = {"1 micro-step", "3 reduced each", "3 reduced once"};
-    return fmt::format("{}, prefetch {}, {}, last unit {}", shardings[static_cast<std::size_t>(sharding)], prefetch,
-                       accumulations[static_cast<std::size_t>(accumulation)], keep_last ? "kept" : "not kept");
+    static char const* const settings[] = {"none", "every", "the ends", "even layers"};
+    return fmt::format("{}, prefetch {}, {}, last unit {}, {} set gradients",
+                       shardings[static_cast<std::size_t>(sharding)], prefetch,
+                       accumulations[static_cast<std::size_t>(accumulation)], keep_last ? "kept" : "not kept",
+                       settings[static_cast<std::size_t>(setting)]);
   }
 };
 
@@ -65,8 +69,9 @@ inline constexpr Reference::Options optimizer{
     .lr = 0.125, .momentum = 0.5, .weight_decay = 0.0078125, .max_norm = 0.125};
 
 /// Four units of unequal size: the tied ends and three blocks.
-inline Shape shape() {
+inline Shape shape(Setting setting = Setting::none) {
   Shape result;
+  result.setting = setting;
   result.hidden = {29, 7, 40};
   return result;
 }
@@ -126,7 +131,7 @@ Outcome train(Comm comm, Row const& row) {
   options.bucket_bytes = 3000;  // NoShard: units split and merged
   options.first_bucket_bytes = 700;
   fsdp::Engine<S, Comm, P> engine(mesh, options);
-  Network network(engine, shape());
+  Network network(engine, shape(row.setting));
   fsdp::Sgd sgd(engine, {.lr = static_cast<float>(optimizer.lr),
                          .momentum = static_cast<float>(optimizer.momentum),
                          .weight_decay = static_cast<float>(optimizer.weight_decay)});
@@ -270,8 +275,10 @@ class Grid {
  public:
   explicit Grid(int ranks) : ranks_(ranks) {}
 
-  /// Runs the row with delays and without, and checks everything that is promised of it.
-  void check(Row const& row, std::uint64_t seed) {
+  /// Runs the row with delays and without, and checks everything that is promised of it. Rows differ in who begins the
+  /// sums of gradients; what they are compared with never does it itself.
+  void check(Row row, std::uint64_t seed) {
+    row.setting = static_cast<Setting>(seed % 4);
     INFO(ranks_ << " ranks, " << row.text());
     auto const plain = train_threads<P>(ranks_, row, 0);
     CHECK(train_threads<P>(ranks_, row, seed).same_bits(plain));

@@ -55,19 +55,31 @@ struct Case {
   int prefetch;
   int strategy;             // 0 FullShard, 1 HybridShard of 2 x 2, 2 NoShard
   bool race_alone = false;  // values hardly ever show it: ThreadSanitizer must
+  toy::Setting setting = toy::Setting::none;
 };
 
 // Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather
 // has begun), it is tested in one where it is not.
 std::vector<Case> const cases{
-    {WaitSite::compute_unsharded, 1, 0},     {WaitSite::compute_gradient_slot, 1, 0},
-    {WaitSite::gather_slot_read, 0, 0},      {WaitSite::gather_peers_read, 0, 0},
-    {WaitSite::gather_updated, 1, 0},        {WaitSite::gather_kept_slice, 2, 0},
-    {WaitSite::reduce_gradients, 1, 0},      {WaitSite::reduce_peers_read, 1, 0},
-    {WaitSite::reduce_partial_read, 1, 1},   {WaitSite::replicate_scattered, 1, 1},
-    {WaitSite::replicate_peers_read, 1, 2},  {WaitSite::replicate_scatter_peers, 1, 1, true},
-    {WaitSite::optimizer_reduced, 1, 0},     {WaitSite::norm_peers_read, 1, 0, true},
-    {WaitSite::collective_peer_ready, 1, 0}, {WaitSite::collective_peer_partial, 1, 2},
+    {WaitSite::compute_unsharded, 1, 0},
+    {WaitSite::compute_gradient_slot, 1, 0},
+    {WaitSite::gather_slot_read, 0, 0},
+    {WaitSite::gather_peers_read, 0, 0},
+    {WaitSite::gather_updated, 1, 0},
+    {WaitSite::gather_kept_slice, 2, 0},
+    {WaitSite::reduce_gradients, 1, 0},
+    {WaitSite::reduce_peers_read, 1, 0},
+    {WaitSite::reduce_partial_read, 1, 1},
+    {WaitSite::replicate_scattered, 1, 1},
+    {WaitSite::replicate_peers_read, 1, 2},
+    {WaitSite::replicate_scatter_peers, 1, 1, true},
+    {WaitSite::optimizer_reduced, 1, 0},
+    {WaitSite::norm_peers_read, 1, 0, true},
+    {WaitSite::collective_peer_ready, 1, 0},
+    {WaitSite::collective_peer_partial, 1, 2},
+    // Where nothing is zeroed, the same waits keep a slot from its next writer.
+    {WaitSite::compute_gradient_slot, 1, 0, false, toy::Setting::every},
+    {WaitSite::reduce_peers_read, 1, 0, false, toy::Setting::every},
 };
 
 toy::Run small_run(Case const& tested) {
@@ -78,6 +90,7 @@ toy::Run small_run(Case const& tested) {
   run.options.bucket_bytes = 2048;
   run.options.first_bucket_bytes = 512;
   run.shape.hidden = {17, 17, 17};
+  run.shape.setting = tested.setting;
   if (tested.site == WaitSite::gather_kept_slice) {
     // Three slots: backward gathers the last block into the one that the first block has left, which says nothing of
     // the last block's copy.
@@ -114,6 +127,9 @@ int child(Case const& tested, bool drop) {
                          drop ? tested.site : WaitSite::count_};
     // The next micro-step's sums must catch up with the last one's all-reduces.
     if (tested.site == WaitSite::reduce_partial_read) device.base.slow_stream = "replicate";
+    // The slot's next writer, compute two units later, must be waiting for it.
+    if (tested.site == WaitSite::reduce_peers_read && tested.setting != toy::Setting::none)
+      device.base.slow_stream = "reduce";
     std::vector<float> got;
     try {
       got = train(tested.strategy, run, device);
@@ -152,25 +168,25 @@ TEST_CASE("child", "[.child]") {
   std::exit(child(cases.at(index), std::strcmp(rest, " drop") == 0));
 }
 
-TEST_CASE("every wait site of the schedule is listed once") {
+TEST_CASE("every wait site of the schedule is listed") {
   std::vector<int> seen(static_cast<std::size_t>(WaitSite::count_), 0);
   for (auto const& tested : cases) ++seen[static_cast<std::size_t>(tested.site)];
   for (std::size_t site = 1; site < seen.size(); ++site) {
     INFO(fsdp::wait_site_names[site]);
-    CHECK(seen[site] == 1);
+    CHECK(seen[site] >= 1);
   }
 }
 
 TEST_CASE("with all waits in place, delays change nothing") {
   for (std::size_t index = 0; index < cases.size(); ++index) {
-    INFO("site " << fsdp::name(cases[index].site));
+    INFO("case " << index << ", site " << fsdp::name(cases[index].site));
     CHECK(run_in_child(index, false) == 0);
   }
 }
 
 TEST_CASE("each wait, when dropped, is noticed") {
   for (std::size_t index = 0; index < cases.size(); ++index) {
-    INFO("site " << fsdp::name(cases[index].site));
+    INFO("case " << index << ", site " << fsdp::name(cases[index].site));
     if (cases[index].race_alone && !finds_races) continue;
     auto const code = run_in_child(index, true);
     CHECK(code != 0);

@@ -136,7 +136,7 @@ struct CountDevice : Forward<D> {
 
   struct Counts {
     std::atomic<std::int64_t> streams{0}, events{0}, allocations{0}, live_bytes{0}, copies{0}, copied_bytes{0},
-        zeroings{0}, launches{0}, records{0}, waits{0}, synchronizations{0};
+        zeroings{0}, zeroed_bytes{0}, launches{0}, records{0}, waits{0}, synchronizations{0};
     std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(WaitSite::count_)> waits_at{};
   };
 
@@ -167,6 +167,7 @@ struct CountDevice : Forward<D> {
   }
   void zero_async(Stream& stream, void* to, std::size_t bytes) const {
     add(counts->zeroings);
+    add(counts->zeroed_bytes, static_cast<std::int64_t>(bytes));
     this->base.zero_async(stream, to, bytes);
   }
   template <class Kernel, class... Args>

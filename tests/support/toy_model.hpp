@@ -91,15 +91,15 @@ struct AddToRow {
   }
 };
 
-/// bias gradient: out[i] += sum over rows of in[row][i]; one block.
+/// bias gradient: out[i] = (accumulate: +=) sum over rows of in[row][i]; one block.
 struct ColumnSum {
   template <class Block, class A, class G>
-  FSDP_HD void operator()(Block const& block, std::int64_t, A const* in, G* out, std::int64_t rows,
-                          std::int64_t n) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t, A const* in, G* out, std::int64_t rows, std::int64_t n,
+                          bool accumulate) const {
     for (std::int64_t i = block.thread(); i < n; i += block.threads()) {
       fsdp::Compute<A> sum{};
       for (std::int64_t row = 0; row < rows; ++row) sum += fsdp::widen(in[row * n + i]);
-      out[i] = fsdp::narrow<G>(fsdp::widen(out[i]) + sum);
+      out[i] = fsdp::narrow<G>(accumulate ? fsdp::widen(out[i]) + sum : sum);
     }
   }
 };
@@ -147,6 +147,7 @@ template <class D>
 struct Embed {
   D device;
   std::int64_t rows, inputs, width;
+  bool sets_gradients = false;
   template <class T>
   struct Params {
     fsdp::Tensor<T, 2> table;  // (inputs, width)
@@ -161,7 +162,8 @@ struct Embed {
   }
   template <class W, class G, class A>
   void backward(typename D::Stream& s, Params<W> const&, Params<G> const& g, A const* x, A const* dh) const {
-    device.launch(s, inputs, MatMul{}, columns_of(x, inputs), rows_of(dh, width), g.table.data, width, rows, true);
+    device.launch(s, inputs, MatMul{}, columns_of(x, inputs), rows_of(dh, width), g.table.data, width, rows,
+                  !g.table.fresh);
   }
 };
 
@@ -170,6 +172,7 @@ template <class D, class A = float>
 struct Layer {
   D device;
   std::int64_t rows, width, hidden;
+  bool sets_gradients = false;
   template <class T>
   struct Params {
     fsdp::Tensor<T, 2> up, down;
@@ -196,12 +199,13 @@ struct Layer {
   void backward(typename D::Stream& s, Params<W> const& w, Params<G> const& g, A const* x, A* dh, Saved saved, A* dact,
                 A* dpre) const {
     device.launch(s, hidden, MatMul{}, columns_of(saved.act, hidden), rows_of(dh, width), g.down.data, width, rows,
-                  true);
+                  !g.down.fresh);
     device.launch(s, rows, MatMul{}, rows_of(dh, width), columns_of(w.down.data, width), dact, hidden, width, false);
     device.launch(s, rows, ActivateBackward{}, constant(saved.pre), constant(w.bias.data), constant(dact), dpre,
                   hidden);
-    device.launch(s, std::int64_t{1}, ColumnSum{}, constant(dpre), g.bias.data, rows, hidden);
-    device.launch(s, width, MatMul{}, columns_of(x, width), rows_of(dpre, hidden), g.up.data, hidden, rows, true);
+    device.launch(s, std::int64_t{1}, ColumnSum{}, constant(dpre), g.bias.data, rows, hidden, !g.bias.fresh);
+    device.launch(s, width, MatMul{}, columns_of(x, width), rows_of(dpre, hidden), g.up.data, hidden, rows,
+                  !g.up.fresh);
     device.launch(s, rows, MatMul{}, rows_of(dpre, hidden), columns_of(w.up.data, hidden), dh, width, hidden, true);
   }
 };
@@ -211,6 +215,7 @@ template <class D>
 struct Head {
   D device;
   std::int64_t rows, inputs, width;
+  bool sets_gradients = false;
   template <class T>
   struct Params {
     fsdp::Tensor<T, 2> table;
@@ -228,11 +233,15 @@ struct Head {
   }
   template <class W, class G, class A>
   void backward(typename D::Stream& s, Params<W> const& w, Params<G> const& g, A const* h, A const* dy, A* dh) const {
-    device.launch(s, inputs, MatMul{}, columns_of(dy, inputs), rows_of(h, width), g.table.data, width, rows, true);
-    device.launch(s, std::int64_t{1}, ColumnSum{}, dy, g.gain.data, rows, inputs);
+    device.launch(s, inputs, MatMul{}, columns_of(dy, inputs), rows_of(h, width), g.table.data, width, rows,
+                  !g.table.fresh);
+    device.launch(s, std::int64_t{1}, ColumnSum{}, dy, g.gain.data, rows, inputs, !g.gain.fresh);
     device.launch(s, rows, MatMul{}, rows_of(dy, inputs), rows_of(w.table.data, width), dh, width, inputs, false);
   }
 };
+
+/// Which modules begin the sums of their gradients themselves.
+enum class Setting { none, every, ends, even_layers };
 
 struct Shape {
   std::int64_t inputs = 11;
@@ -240,6 +249,7 @@ struct Shape {
   std::vector<std::int64_t> hidden = std::vector<std::int64_t>(4, 29);  ///< one block each
   bool tied = true;               ///< embedding and head share the root unit; false: blocks alone
   std::int64_t global_rows = 12;  ///< rows of a micro-step over all ranks
+  Setting setting = Setting::none;
 };
 
 /// The network over one engine, with its activations, which have the parameters' type.
@@ -264,14 +274,19 @@ class Network {
     fsdp::UnitId root{};
     if (shape_.tied) {
       root = engine.add_unit("root");
-      embed_.emplace(engine.shard(Embed<D>{device, rows_, shape_.inputs, shape_.width}, "ends", root));
+      embed_.emplace(
+          engine.shard(Embed<D>{device, rows_, shape_.inputs, shape_.width, sets(Setting::ends)}, "ends", root));
     }
     for (std::size_t i = 0; i < shape_.hidden.size(); ++i) {
       auto const hidden = shape_.hidden[i];
       pre_.push_back(array(rows_ * hidden)), act_.push_back(array(rows_ * hidden));
-      layers_.push_back(engine.shard(Layer<D, A>{device, rows_, shape_.width, hidden}, "layers." + std::to_string(i)));
+      bool const setting = sets(i % 2 == 0 ? Setting::even_layers : Setting::every);
+      layers_.push_back(
+          engine.shard(Layer<D, A>{device, rows_, shape_.width, hidden, setting}, "layers." + std::to_string(i)));
     }
-    if (shape_.tied) head_.emplace(engine.shard(Head<D>{device, rows_, shape_.inputs, shape_.width}, "ends", root));
+    if (shape_.tied)
+      head_.emplace(
+          engine.shard(Head<D>{device, rows_, shape_.inputs, shape_.width, sets(Setting::ends)}, "ends", root));
   }
   ~Network() { engine_->drain_compute(); }
 
@@ -328,6 +343,7 @@ class Network {
   }
 
  private:
+  bool sets(Setting some) const { return shape_.setting == Setting::every || shape_.setting == some; }
   using Array = fsdp::AccountedMemory<D const>;
   Array array(std::int64_t elements) {
     return {engine_->device(), engine_->account(), fsdp::MemoryTag::activations,

@@ -33,12 +33,12 @@ struct AddTo {
   }
 };
 
-/// gradient (columns) += sum of the partial rows (chunks, stride), in place: the first partial row becomes the sum. For
-/// one lane: with narrower gradients the threads of a block would need a barrier.
+/// gradient (columns) += sum of the partial rows (chunks, stride), in place: the first partial row becomes the sum. A
+/// fresh gradient is stored. For one lane: with narrower gradients the threads of a block would need a barrier.
 struct AddPartials {
   template <class Block, class T, class G>
   FSDP_HD void operator()(Block const& block, std::int64_t strip, T* partials, std::int64_t chunks, std::int64_t stride,
-                          std::int64_t columns, G* gradient) const {
+                          std::int64_t columns, G* gradient, bool fresh) const {
     std::int64_t const begin = strip * columns_per_strip;
     std::int64_t const width = columns - begin < columns_per_strip ? columns - begin : columns_per_strip;
     T* const sum = partials + begin;
@@ -48,9 +48,14 @@ struct AddPartials {
       block.update(width, AddTo{}, sum, row, row + stride, row + 2 * stride, row + 3 * stride);
     }
     for (; chunk < chunks; ++chunk) block.update(width, AddTo{}, sum, static_cast<T const*>(sum + chunk * stride));
-    block.update(
-        width, [](Compute<G>& g, T value) { g += static_cast<Compute<G>>(value); }, gradient + begin,
-        static_cast<T const*>(sum));
+    if (fresh) {
+      block.each(
+          width, gradient + begin, [](T value) { return static_cast<Compute<G>>(value); }, static_cast<T const*>(sum));
+    } else {
+      block.update(
+          width, [](Compute<G>& g, T value) { g += static_cast<Compute<G>>(value); }, gradient + begin,
+          static_cast<T const*>(sum));
+    }
   }
 };
 
@@ -108,7 +113,8 @@ struct ColumnSums {
   }
 };
 
-/// gradient (columns) += sum of the partial rows (chunks, stride). A block has 32 columns; its warps share the chunks.
+/// gradient (columns) += sum of the partial rows (chunks, stride), or = if it is fresh. A block has 32 columns; its
+/// warps share the chunks.
 struct AddPartialRows {
   static constexpr int threads = 256;
   static constexpr int warps = threads / 32;
@@ -117,7 +123,7 @@ struct AddPartialRows {
 
   template <class Block, class T, class G>
   FSDP_HD void operator()(Block const& block, std::int64_t strip, T const* partials, std::int64_t chunks,
-                          std::int64_t stride, std::int64_t columns, G* gradient) const {
+                          std::int64_t stride, std::int64_t columns, G* gradient, bool fresh) const {
     int const lane = block.thread() % 32, warp = block.thread() / 32;
     std::int64_t const column = strip * columns_per_block + lane;
     auto* const sums = reinterpret_cast<T*>(block.shared());
@@ -132,7 +138,8 @@ struct AddPartialRows {
     T total = 0;
     FSDP_UNROLL
     for (int i = 0; i < warps; ++i) total += sums[32 * i + lane];
-    gradient[column] = fsdp::narrow<G>(fsdp::widen(gradient[column]) + static_cast<Compute<G>>(total));
+    auto const before = fresh ? Compute<G>(0) : fsdp::widen(gradient[column]);
+    gradient[column] = fsdp::narrow<G>(before + static_cast<Compute<G>>(total));
   }
 };
 
@@ -140,17 +147,17 @@ struct AddPartialRows {
 
 namespace detail {
 
-/// gradient (columns) += sum of the partial rows (chunks, stride), which are scratch afterwards.
+/// gradient (columns) += sum of the partial rows (chunks, stride), which are scratch afterwards; = if it is fresh.
 template <fsdp::Device D, class T, class G>
 void add_partials(D const& device, typename D::Stream& stream, T* partials, std::int64_t chunks, std::int64_t stride,
-                  std::int64_t columns, G* gradient) {
+                  std::int64_t columns, G* gradient, bool fresh) {
   if constexpr (fsdp::RunsThreadBlocks<D>) {
     constexpr std::int64_t strip = blocks::AddPartialRows::columns_per_block;
     device.launch(stream, (columns + strip - 1) / strip, blocks::AddPartialRows{}, static_cast<T const*>(partials),
-                  chunks, stride, columns, gradient);
+                  chunks, stride, columns, gradient, fresh);
   } else {
     std::int64_t const strips = (columns + columns_per_strip - 1) / columns_per_strip;
-    device.launch(stream, strips, AddPartials{}, partials, chunks, stride, columns, gradient);
+    device.launch(stream, strips, AddPartials{}, partials, chunks, stride, columns, gradient, fresh);
   }
 }
 
@@ -163,9 +170,10 @@ constexpr std::int64_t bias_partials(std::int64_t rows, std::int64_t columns) {
 
 /// bias_gradient (columns) += column sums of dy (rows, columns). A null gradient: nothing.
 /// @param partials  bias_partials(rows, columns) elements of scratch
+/// @param fresh     the gradient is undefined: =, not +=
 template <fsdp::Device D, class A, class G>
 void bias_backward(D const& device, typename D::Stream& stream, A const* dy, std::int64_t rows, std::int64_t columns,
-                   G* bias_gradient, Compute<A>* partials) {
+                   G* bias_gradient, Compute<A>* partials, bool fresh = false) {
   if (rows == 0 || bias_gradient == nullptr) return;
   auto const chunks = detail::row_chunks(rows);
   if constexpr (fsdp::RunsThreadBlocks<D>) {
@@ -181,7 +189,7 @@ void bias_backward(D const& device, typename D::Stream& stream, A const* dy, std
   } else {
     device.launch(stream, chunks, detail::BiasBackward{}, dy, rows, columns, partials);
   }
-  detail::add_partials(device, stream, partials, chunks, columns, columns, bias_gradient);
+  detail::add_partials(device, stream, partials, chunks, columns, columns, bias_gradient, fresh);
 }
 
 }  // namespace nanogpt

@@ -140,10 +140,12 @@ constexpr std::int64_t layer_norm_partials(std::int64_t rows, std::int64_t colum
 /// @param add       (rows, columns), or null: the gradient that reaches x past the LayerNorm; may be dx or dy
 /// @param bias_gradient  (columns), or null
 /// @param partials  layer_norm_partials(rows, columns) elements of scratch
+/// @param fresh     both gradients are undefined: =, not +=
 template <fsdp::Device D, class A, class W, class G>
 void layer_norm_backward(D const& device, typename D::Stream& stream, A const* dy, A const* x, W const* weight,
                          Compute<A> const* mean, Compute<A> const* scale, A const* add, A* dx, G* weight_gradient,
-                         G* bias_gradient, std::int64_t rows, std::int64_t columns, Compute<A>* partials) {
+                         G* bias_gradient, std::int64_t rows, std::int64_t columns, Compute<A>* partials,
+                         bool fresh = false) {
   if (rows == 0) return;
   auto const chunks = detail::row_chunks(rows);
   bool done = false;
@@ -155,10 +157,10 @@ void layer_norm_backward(D const& device, typename D::Stream& stream, A const* d
                   partials);
   }
   if (weight_gradient != nullptr) {
-    detail::add_partials(device, stream, partials, chunks, 2 * columns, columns, weight_gradient);
+    detail::add_partials(device, stream, partials, chunks, 2 * columns, columns, weight_gradient, fresh);
   }
   if (bias_gradient != nullptr) {
-    detail::add_partials(device, stream, partials + columns, chunks, 2 * columns, columns, bias_gradient);
+    detail::add_partials(device, stream, partials + columns, chunks, 2 * columns, columns, bias_gradient, fresh);
   }
 }
 
