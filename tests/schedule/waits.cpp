@@ -27,7 +27,7 @@ using fsdp::WaitSite;
 using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
 
 /// Lets the host thread lag behind its streams: sleeps, by seed, before it enqueues a kernel. Or lets one stream lag
-/// behind all others: its kernels begin with a sleep.
+/// behind all others: its kernels begin with a sleep, of the same length on every rank, or uneven.
 struct Lagging : fsdp::testing::Forward<Delayed> {
   Lagging() = default;
   Lagging(Delayed device, std::uint64_t seed, std::int64_t at_most)
@@ -35,12 +35,13 @@ struct Lagging : fsdp::testing::Forward<Delayed> {
   template <class Kernel, class... Args>
   void launch(Stream& stream, std::int64_t blocks, Kernel kernel, Args... args) const {
     if (limit > 0) std::this_thread::sleep_for(std::chrono::microseconds((*draws)(limit)));
-    if (stream.name() == slow_stream) fsdp::testing::delay(base.base, stream, 3000);
+    if (stream.name() == slow_stream) fsdp::testing::delay(base.base, stream, uneven ? (*draws)(6000) : 3000);
     base.launch(stream, blocks, kernel, args...);
   }
   std::shared_ptr<fsdp::testing::Draws> draws;
   std::int64_t limit = 0;
   std::string_view slow_stream = "none";
+  bool uneven = false;
 };
 using Device = fsdp::testing::DropDevice<Lagging>;
 
@@ -127,9 +128,11 @@ int child(Case const& tested, bool drop) {
                          drop ? tested.site : WaitSite::count_};
     // The next micro-step's sums must catch up with the last one's all-reduces.
     if (tested.site == WaitSite::reduce_partial_read) device.base.slow_stream = "replicate";
-    // The slot's next writer, compute two units later, must be waiting for it.
-    if (tested.site == WaitSite::reduce_peers_read && tested.setting != toy::Setting::none)
+    // The slot's next writer is compute, two units later: it must be there first, and ranks must read at other times.
+    if (tested.setting != toy::Setting::none) {
       device.base.slow_stream = "reduce";
+      device.base.uneven = true;
+    }
     std::vector<float> got;
     try {
       got = train(tested.strategy, run, device);

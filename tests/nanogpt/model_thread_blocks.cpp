@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole model, engine and optimizer in emulated thread blocks: what a GPU will run, but for cuBLASLt's products.
+// fp32 against the host's fp32, bf16 with flash attention against fp32. skip-tsan
+#include <cmath>
+
+#include "fsdp/host/device.hpp"
+#include "gemm_host.hpp"
+#include "tests/catch.hpp"
+#include "tests/nanogpt/training.hpp"
+#include "tests/support/emulated_tile.hpp"
+
+namespace nanogpt {
+/// The host's products, awaited.
+template <>
+class Gemm<emulated::Device> {
+ public:
+  static constexpr bool adds_bias = false;
+
+  explicit Gemm(emulated::Device const&) {}
+  template <class T, class Out>
+  void run(emulated::Device::Stream&, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
+           GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta,
+           Out* c, std::int64_t ldc) {
+    host_.run(stream_, op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    device_.synchronize(stream_);
+  }
+  template <class T, class Out>
+  void batched(emulated::Device::Stream&, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
+               GemmScalar<Out> alpha, T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb,
+               std::int64_t stride_b, GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c,
+               std::int64_t batch) {
+    host_.batched(stream_, op_a, op_b, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c,
+                  batch);
+    device_.synchronize(stream_);
+  }
+
+ private:
+  fsdp::host::Device device_;
+  fsdp::host::Device::Stream stream_ = device_.make_stream("products", fsdp::StreamPriority::normal);
+  Gemm<fsdp::host::Device> host_{device_};
+};
+}  // namespace nanogpt
+
+namespace {
+
+using model_test::Outcome;
+
+/// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
+model_test::TrainingRun run() {
+  model_test::TrainingRun run;
+  run.steps = 20;
+  run.lr = 1e-3f;
+  run.interrupt = true;
+  run.config = {2, 2, 128, 32, 65, 0.1f, true};
+  return run;
+}
+
+template <class P, class D>
+Outcome train(D const& device) {
+  return model_test::train<fsdp::FullShard, P>(device, run());
+}
+
+void compare(Outcome const& got, Outcome const& expected, double relative, float absolute) {
+  double const difference = model_test::loss_difference(got, expected);
+  INFO("largest relative difference of the losses: " << difference);
+  CHECK(difference < relative);
+  REQUIRE(got.evaluations.size() == expected.evaluations.size());
+  for (std::size_t i = 0; i < got.evaluations.size(); ++i)
+    CHECK(std::abs(got.evaluations[i] / expected.evaluations[i] - 1) < relative);
+  REQUIRE(got.logits.size() == expected.logits.size());
+  for (std::size_t i = 0; i < got.logits.size(); ++i) CHECK(std::abs(got.logits[i] - expected.logits[i]) < absolute);
+  CHECK(got.losses.back() < 0.9 * got.losses.front());
+}
+
+}  // namespace
+
+TEST_CASE("fp32 in thread blocks is the host's fp32", "[emulated][model]") {
+  compare(train<fsdp::Fp32>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 1e-4, 1e-3f);
+}
+
+TEST_CASE("bf16 in thread blocks, with flash attention, trains as the host's fp32 does", "[emulated][model]") {
+  // The bounds of model_precision.cpp.
+  compare(train<fsdp::Bf16>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 0x1p-8, 10 * 0x1p-9f);
+}
