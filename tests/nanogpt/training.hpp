@@ -20,6 +20,8 @@ struct TrainingRun {
   int shard_group = 0;
   int steps = 8;
   int micro_steps = 1;
+  std::int64_t batch = 2;          ///< sequences of a rank and micro-step
+  std::vector<std::int32_t> text;  ///< to train on; empty: a short text that repeats itself
   float lr = 1e-2f;
   bool interrupt = false;  ///< evaluate and decode after every step
   bool recompute = false;
@@ -35,7 +37,7 @@ struct Outcome {
   bool operator==(Outcome const&) const = default;
 };
 
-/// Trains on a repeating text, two sequences a rank and micro-step; ranks are threads on one device.
+/// Ranks are threads on one device.
 /// @tparam S  strategy    @tparam P  precision
 template <class S, class P, class D>
 Outcome train(D const& device, TrainingRun const& run) {
@@ -52,11 +54,11 @@ Outcome train(D const& device, TrainingRun const& run) {
     options.logits_elements = 12 * run.config.padded_vocab();  // several parts
     options.recompute = run.recompute;
     auto const length = run.config.block_size;
-    nanogpt::Gpt<Engine> model(engine, run.config, 2, length, options);
+    nanogpt::Gpt<Engine> model(engine, run.config, run.batch, length, options);
     fsdp::AdamW adamw(engine, {.lr = run.lr, .weight_decay = 0.1f});
 
     auto const words = static_cast<std::int32_t>(run.config.vocab_size);
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(2 * length)), targets(tokens.size());
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(run.batch * length)), targets(tokens.size());
     std::vector<double> losses;
     for (int step = 0; step < run.steps; ++step) {
       for (int micro = 0; micro < run.micro_steps; ++micro) {
@@ -64,6 +66,13 @@ Outcome train(D const& device, TrainingRun const& run) {
           std::int32_t const place = static_cast<std::int32_t>(i) + step + 3 * engine.rank() + 5 * micro;
           tokens[i] = place % words;
           targets[i] = (place + 1) % words;
+          if (run.text.empty()) continue;
+          auto const sequence = static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(run.batch) +
+                                i / static_cast<std::size_t>(length);  // windows far apart, of one rank and micro-step
+          auto const at = sequence * 0x9e3779b97f4a7c15u % (run.text.size() - static_cast<std::size_t>(length)) +
+                          i % static_cast<std::size_t>(length);
+          tokens[i] = run.text[at];
+          targets[i] = run.text[at + 1];
         }
         model.forward_backward(tokens.data(), targets.data(), 1.0 / run.micro_steps);
       }
