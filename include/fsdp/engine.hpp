@@ -23,6 +23,7 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/memory_plan.hpp"
 #include "fsdp/mesh.hpp"
+#include "fsdp/passes.hpp"
 #include "fsdp/precision.hpp"
 #include "fsdp/reducer.hpp"
 #include "fsdp/schedule.hpp"
@@ -127,7 +128,7 @@ class Engine {
     declared_.seal();
     detail::expect_equal_texts(mesh_->world(), declared_.text());
     auto const plan = fsdp::memory_plan(plan_input());
-    ahead_ = plan.ahead;
+    passes_.set_ahead(plan.ahead);
     for (std::size_t u = 0; u < unit_count(); ++u) give_own_slots(u);
     storage_.allocate(mesh_->world(), units(), where_, plan, gather_, reduce_);
     auto completion_order = storage_.place_shards(units(), schedule());
@@ -158,7 +159,7 @@ class Engine {
   void set_gradient_sync(bool on) {
     FSDP_EXPECTS(on || reduce_.direct() || options().accumulate_unsharded,
                  "rank {}: gradients can wait unreduced only with EngineOptions::accumulate_unsharded", rank());
-    next_.gradient_sync = on;
+    passes_.next_backward().gradient_sync = on;
   }
   /// Whether backward passes that reduce also sum over replicas. Read when a pass begins; without, HybridShard
   /// reduce-scatters within the shard group and adds up the result in a partial shard, until a pass that does.
@@ -167,7 +168,7 @@ class Engine {
   void set_replica_sync(bool on) {
     FSDP_EXPECTS(on || reduce_.direct() || where_.replicas == 1 || options().accumulate_replica,
                  "rank {}: gradients can wait for replicas only with EngineOptions::accumulate_replica", rank());
-    next_.replica_sync = on;
+    passes_.next_backward().replica_sync = on;
   }
   /// Whether backward drops parameters. Read when a pass begins; without, the next micro-step's forward finds them
   /// unsharded. An optimizer step drops them in any case.
@@ -176,7 +177,7 @@ class Engine {
   void set_reshard_after_backward(bool on) {
     FSDP_EXPECTS(on || gather_.direct() || !S::reshards_after_forward || options().keep_unsharded,
                  "rank {}: {} can keep parameters unsharded only with EngineOptions::keep_unsharded", rank(), S::name);
-    next_.reshard = on;
+    passes_.next_backward().reshard = on;
   }
 
   using Evaluation = EvaluationScope<Engine>;
@@ -188,10 +189,7 @@ class Engine {
   Scope backward_scope(std::size_t use) { return Scope(*this, use, Pass::backward); }
 
   /// Forgets a pass under way: every unit is dropped, the next use starts a new forward pass.
-  void abandon_pass() {
-    schedule().reset();
-    reshard_all();
-  }
+  void abandon_pass() { passes_.abandon(); }
 
   /// An optimizer will read the gradient shards: seals the engine.
   void attach_optimizer() {
@@ -330,70 +328,14 @@ class Engine {
       reduce_.add_own_slot(unit, bytes(unit.full_numel(), sizeof(Reduce)));
   }
 
-  // --- one step
-  // -------------------------------------------------------------------------------------------------------
-
   Unit& begin_forward(std::size_t use) {
     seal();
-    if (schedule().begin_forward(use)) {
-      if (!std::exchange(kept_after_backward_, false)) reshard_all();
-      gather_.pool().restart();
-    }
-    return gather_for(use, ahead_.forward[use], "forward");
+    return passes_.begin_forward(use);
   }
-
-  void end_forward(std::size_t use) {
-    schedule().end_forward(use);
-    if (schedule().keeps_after_forward(use, declared_.keep_rules(), evaluating_)) return;
-    auto& unit = *units()[schedule().unit(use)];
-    if (evaluating_) {
-      gather_.reshard(unit, *compute_);
-    } else {
-      gather_.reshard_after_forward(unit, *compute_);
-    }
-  }
-
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank(), schedule().module_name(use));
-    if (schedule().begin_backward(use)) {
-      reduce_.restart();
-      pass_ = next_;
-    }
+    auto& unit = passes_.begin_backward(use);
     storage_.lease_gradients();
-    auto& unit = gather_for(use, ahead_.backward[use], "backward");
-    if (schedule().last_use_of_unit(use)) reduce_.lease(unit, *compute_);
     return unit;
-  }
-
-  void end_backward(std::size_t use) {
-    bool const complete = schedule().end_backward(use);
-    auto& unit = *units()[schedule().unit(use)];
-    if (schedule().first_use_of_unit(use)) {
-      if (pass_.reshard) gather_.reshard(unit, *compute_);
-      bool const reduces = pass_.gradient_sync && (pass_.replica_sync || !reduce_.direct());
-      if (reduces) {
-        reduce_.reduce(unit, *compute_, pass_.replica_sync);
-      } else {
-        reduce_.hold(unit, *compute_);
-      }
-    }
-    if (!complete) return;
-    reduce_.finish();
-    kept_after_backward_ = !pass_.reshard;
-  }
-
-  /// The unit's parameters, with `ahead` on their way.
-  Unit& gather_for(std::size_t use, std::vector<std::size_t> const& ahead, std::string_view pass) {
-    auto& unit = *units()[schedule().unit(use)];
-    require_unsharded(unit, pass);
-    for (auto const next : ahead)
-      if (!gather_.unshard(*units()[schedule().unit(next)], pass)) break;
-    gather_.wait_for_unshard(unit, *compute_);
-    return unit;
-  }
-  void reshard_all() {
-    for (auto& unit : units()) gather_.reshard(*unit, *compute_);
-    kept_after_backward_ = false;
   }
 
   void attach_tracer(std::unique_ptr<Tracer<Device>> tracer) {
@@ -401,10 +343,6 @@ class Engine {
     gather_.set_tracer(tracer.get());
     reduce_.set_tracer(tracer.get());
     tracer_ = std::move(tracer);
-  }
-
-  void require_unsharded(Unit& unit, std::string_view pass) {
-    FSDP_EXPECTS(gather_.unshard(unit, pass), "rank {}: unit '{}': no buffer is free", rank(), unit.name());
   }
 
   void drain(Stream& stream) noexcept {
@@ -415,34 +353,23 @@ class Engine {
     }
   }
 
-  /// What backward does when it ends with a unit.
-  struct BackwardFlags {
-    bool gradient_sync = true;
-    bool replica_sync = true;
-    bool reshard = true;
-  };
-
   Mesh<C>* mesh_;
   Device device_;
   Placement where_;
   MemoryAccount account_;
   Declaration<S, Device, P> declared_;
-  PrefetchLists ahead_;  ///< by use, once sealed
   ShardStorage<C, P> storage_{device_, account_};
   float const* clip_factor_ = nullptr;
   std::unique_ptr<Tracer<Device>> tracer_;
   TraceHook<Device> trace_;
   C scalar_comm_;
   bool sealed_ = false;
-  bool evaluating_ = false;
-  bool kept_after_backward_ = false;  ///< the last backward pass left the parameters unsharded
-  BackwardFlags next_;                ///< as set
-  BackwardFlags pass_;                ///< of the backward pass under way
 
   std::optional<Stream> owned_compute_;
   Stream* compute_;
   Unsharder<C, P> gather_;
   Reducer<C, P> reduce_;
+  Passes<S, C, P> passes_{where_.rank, declared_, gather_, reduce_, *compute_};
 };
 
 /// Makes an engine with the communicator's types deduced.

@@ -17,12 +17,12 @@ class [[nodiscard]] EvaluationScope {
  public:
   explicit EvaluationScope(E& engine) : engine_(&engine) {
     engine.abandon_pass();
-    engine.evaluating_ = true;
+    engine.passes_.set_evaluating(true);
   }
   EvaluationScope(EvaluationScope const&) = delete;
   ~EvaluationScope() {
     engine_->abandon_pass();
-    engine_->evaluating_ = false;
+    engine_->passes_.set_evaluating(false);
   }
 
  private:
@@ -45,9 +45,9 @@ class [[nodiscard]] UseScope {
     if (std::uncaught_exceptions() > exceptions_) {
       engine_->abandon_pass();
     } else if (pass_ == Pass::forward) {
-      engine_->end_forward(use_);
+      engine_->passes_.end_forward(use_);
     } else {
-      engine_->end_backward(use_);
+      engine_->passes_.end_backward(use_);
     }
   }
 
