@@ -9,18 +9,7 @@ source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-failures=0 checks=0
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' output
-  failures=$((failures + 1))
-}
-check() { # check WHAT COMMAND...
-  local what=$1
-  shift
-  checks=$((checks + 1))
-  "$@" || fail "$what"
-}
+. "$source_folder/tests/support/script.sh"
 
 # A repository with one test of each kind, and tools that do nothing but answer.
 mkdir -p tests/{conformance,unit,nanogpt,support} docs benchmarks/step tools none

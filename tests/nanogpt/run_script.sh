@@ -12,18 +12,8 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 
-checks=0 failures=0 as=()
-fail() {
-  echo "FAILED: $1"
-  sed 's/^/    /' output errors 2> /dev/null
-  failures=$((failures + 1))
-}
-check() { # check WHAT COMMAND...
-  local what=$1
-  shift
-  checks=$((checks + 1))
-  "$@" || fail "$what"
-}
+. "$source_folder/tests/support/script.sh"
+as=()
 says() { check "does not say '$1'" grep -qF -- "$1" output errors; }
 ends() { check "ended with $code, not $1" test "$code" "$1" 0; }
 

@@ -13,10 +13,17 @@ enter() {
   trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
   cd "$folder" || exit 1
 }
+# fail WHAT: says so, with what was printed last (in `output`, and where it is kept apart in `errors`).
 fail() {
   echo "FAILED: $1"
-  sed 's/^/    /' output
+  sed 's/^/    /' output errors 2>/dev/null
   failures=$((failures + 1))
+}
+check() { # check WHAT COMMAND...
+  local what=$1
+  shift
+  checks=$((checks + 1))
+  "$@" || fail "$what"
 }
 # ends_in_error COMMAND...: it must end by itself, not with 0 nor by a signal; its text is in `output`.
 ends_in_error() {

@@ -6,176 +6,18 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fsdp/cuda/packs.hpp"
+#include "fsdp/cuda/reduction.hpp"
+#include "fsdp/cuda/unroll.hpp"
 #include "fsdp/kernels.hpp"
 #include "fsdp/sync_site.hpp"
-
-#if defined(__CUDA_ARCH__)
-#define FSDP_UNROLL _Pragma("unroll")
-#define FSDP_UNROLL_BY_4 _Pragma("unroll 4")
-#define FSDP_ROLLED _Pragma("unroll 1")
-#else
-#define FSDP_UNROLL
-#define FSDP_UNROLL_BY_4
-#define FSDP_ROLLED
-#endif
 
 namespace fsdp::cuda {
 
 namespace detail {
 
-using fsdp::detail::load;
 using fsdp::detail::lowest;
 using fsdp::detail::Result;
-
-/// `Count` elements that move together, in units of up to 16 bytes.
-template <class T, int Count>
-struct alignas(sizeof(T) * Count < 16 ? sizeof(T) * Count : 16) Pack {
-  T element[std::size_t{Count}];
-};
-
-/// Smallest element of these views, in bytes.
-template <class View>
-inline constexpr int element_bytes = sizeof(std::remove_pointer_t<View>);
-template <>
-inline constexpr int element_bytes<Indices> = 16;
-
-template <class... Views>
-FSDP_HD constexpr int pack_count() {
-  int smallest = 16;
-  ((smallest = element_bytes<Views> < smallest ? element_bytes<Views> : smallest), ...);
-  return 16 / smallest;
-}
-
-/// True when packs of `Count` elements of this view may be read and written whole.
-template <int Count, class T>
-FSDP_HD inline bool aligned(T const* view) {
-  return reinterpret_cast<std::uintptr_t>(view) % alignof(Pack<T, Count>) == 0;
-}
-template <int Count>
-FSDP_HD inline bool aligned(Indices) {
-  return true;
-}
-
-/// One pack of a view in registers, widened on demand.
-template <int Count, class T>
-struct Loaded {
-  Pack<std::remove_cv_t<T>, Count> pack;
-  FSDP_HD Loaded(T* view, std::int64_t i)
-      : pack(*reinterpret_cast<Pack<std::remove_cv_t<T>, Count> const*>(view + i)) {}
-  FSDP_HD Compute<T> operator[](int k) const { return widen(pack.element[k]); }
-};
-template <int Count>
-struct LoadedIndices {
-  std::int64_t first;
-  FSDP_HD std::int64_t operator[](int k) const { return first + k; }
-};
-template <int Count, class T>
-FSDP_HD inline Loaded<Count, T> load_pack(T* view, std::int64_t i) {
-  return Loaded<Count, T>(view, i);
-}
-template <int Count>
-FSDP_HD inline LoadedIndices<Count> load_pack(Indices view, std::int64_t i) {
-  return LoadedIndices<Count>{view.first + i};
-}
-
-/// A pack of a view that `update` may write back.
-template <int Count, class View>
-struct Updated;
-template <int Count, class T>
-struct Updated<Count, T*> {
-  T* place;
-  Compute<T> value[std::size_t{Count}];
-  FSDP_HD Updated(T* view, std::int64_t i) : place(view + i) {
-    Loaded<Count, T> const loaded(view, i);
-    FSDP_UNROLL
-    for (int k = 0; k < Count; ++k) value[k] = loaded[k];
-  }
-  FSDP_HD Compute<T>& get(int k) { return value[k]; }
-  FSDP_HD void store() const {
-    if constexpr (!std::is_const_v<T>) {
-      Pack<T, Count> pack;
-      FSDP_UNROLL
-      for (int k = 0; k < Count; ++k) pack.element[k] = narrow<T>(value[k]);
-      *reinterpret_cast<Pack<T, Count>*>(place) = pack;
-    }
-  }
-};
-template <int Count>
-struct Updated<Count, Indices> {
-  std::int64_t first, value = 0;
-  FSDP_HD Updated(Indices view, std::int64_t i) : first(view.first + i) {}
-  FSDP_HD std::int64_t const& get(int k) {
-    value = first + k;
-    return value;
-  }
-  FSDP_HD void store() const {}
-};
-
-template <int Count, class F, class... Packs>
-FSDP_HD inline void update_pack(F const& f, Packs... packs) {
-  FSDP_UNROLL
-  for (int k = 0; k < Count; ++k) f(packs.get(k)...);
-  (packs.store(), ...);
-}
-
-struct Add {
-  template <class T>
-  FSDP_HD T operator()(T a, T b) const {
-    return a + b;
-  }
-  template <class T>
-  FSDP_HD Pair<T> operator()(Pair<T> a, Pair<T> b) const {
-    return {a.first + b.first, a.second + b.second};
-  }
-};
-struct Larger {
-  template <class T>
-  FSDP_HD T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
-/// Joins (largest, sum of exponentials relative to it) of two sets. An empty set is (lowest, 0).
-struct JoinExponentials {
-  template <class T>
-  FSDP_HD T shrunk(Pair<T> set, T largest) const {
-    return set.second == T(0) ? T(0) : set.second * math::exp_to_zero(set.first - largest);
-  }
-  template <class T>
-  FSDP_HD Pair<T> operator()(Pair<T> a, Pair<T> b) const {
-    T const largest = a.first < b.first ? b.first : a.first;
-    return {largest, shrunk(a, largest) + shrunk(b, largest)};
-  }
-};
-
-template <class Lanes, class T>
-FSDP_HD inline T exchange(T value, int mask) {
-  return Lanes::shuffle_xor(value, mask);
-}
-template <class Lanes, class T>
-FSDP_HD inline Pair<T> exchange(Pair<T> value, int mask) {
-  return {Lanes::shuffle_xor(value.first, mask), Lanes::shuffle_xor(value.second, mask)};
-}
-
-/// Bytes at the start of a block's dynamic shared memory that reductions exchange their values in: one slot of up to 16
-/// bytes for each warp.
-inline constexpr std::size_t reduction_bytes = 32 * 16;
-
-/// Combines one value of each thread; every thread gets the same result.
-template <class Lanes, class T, class Combine>
-FSDP_HD inline T reduce(T value, T identity, Combine combine) {
-  static_assert(32 * sizeof(T) <= reduction_bytes);
-  T* const slots = reinterpret_cast<T*>(Lanes::shared());
-  int const lane = Lanes::thread() % 32;
-  // A butterfly adds the same two numbers on both sides of each exchange: all lanes agree bitwise.
-  for (int mask = 16; mask > 0; mask /= 2) value = combine(value, exchange<Lanes>(value, mask));
-  Lanes::sync(SyncSite::reduction_slots_free);
-  if (lane == 0) slots[Lanes::thread() / 32] = value;
-  Lanes::sync(SyncSite::reduction_slots_written);
-  T total = lane < Lanes::threads() / 32 ? slots[lane] : identity;
-  for (int mask = 16; mask > 0; mask /= 2) total = combine(total, exchange<Lanes>(total, mask));
-  return total;
-}
 
 /// Threads of a block of a kernel: `Kernel::threads` if declared, else 256.
 template <class Kernel>

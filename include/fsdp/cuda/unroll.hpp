@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// What device code is told of loops, and host code ignores.
+#pragma once
+
+#if defined(__CUDA_ARCH__)
+#define FSDP_UNROLL _Pragma("unroll")
+#define FSDP_UNROLL_BY_4 _Pragma("unroll 4")
+#define FSDP_ROLLED _Pragma("unroll 1")
+#else
+#define FSDP_UNROLL
+#define FSDP_UNROLL_BY_4
+#define FSDP_ROLLED
+#endif
