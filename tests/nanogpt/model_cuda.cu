@@ -20,30 +20,9 @@ bool const ready = fsdp::testing::need_gpu();
 
 static_assert(nanogpt::PinsMemory<fsdp::cuda::Device>, "batches and losses cross in page-locked memory");
 
-/// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
-model_test::TrainingRun run() {
-  model_test::TrainingRun run;
-  run.steps = 20;
-  run.lr = 1e-3f;
-  run.interrupt = true;
-  run.config = {2, 2, 128, 64, 65, 0.1f, true};
-  return run;
-}
-
 template <class P>
 Outcome on_gpu() {
-  return model_test::train<fsdp::FullShard, P>(fsdp::cuda::Device{}, run());
-}
-
-/// Losses and evaluations within `relative`, logits within `absolute`.
-void compare(Outcome const& got, Outcome const& expected, double relative, float absolute) {
-  CHECK(model_test::loss_difference(got, expected) < relative);
-  REQUIRE(got.evaluations.size() == expected.evaluations.size());
-  for (std::size_t i = 0; i < got.evaluations.size(); ++i)
-    CHECK(std::abs(got.evaluations[i] / expected.evaluations[i] - 1) < relative);
-  REQUIRE(got.logits.size() == expected.logits.size());
-  for (std::size_t i = 0; i < got.logits.size(); ++i) CHECK(std::abs(got.logits[i] - expected.logits[i]) < absolute);
-  CHECK(got.losses.back() < 0.9 * got.losses.front());
+  return model_test::train<fsdp::FullShard, P>(fsdp::cuda::Device{}, model_test::aligned_run(64));
 }
 
 }  // namespace
@@ -51,7 +30,9 @@ void compare(Outcome const& got, Outcome const& expected, double relative, float
 TEST_CASE("fp32 on a GPU is the host's fp32", "[nanogpt][model]") {
   auto const gpu = on_gpu<fsdp::Fp32>();
   // TF32 would round every operand to 2^-11.
-  compare(gpu, model_test::train<fsdp::FullShard, fsdp::Fp32>(fsdp::host::Device{}, run()), 1e-4, 1e-3f);
+  model_test::check_alike(
+      gpu, model_test::train<fsdp::FullShard, fsdp::Fp32>(fsdp::host::Device{}, model_test::aligned_run(64)), 1e-4,
+      1e-3f);
   CHECK(on_gpu<fsdp::Fp32>() == gpu);
 }
 
@@ -60,6 +41,6 @@ TEST_CASE("bf16 on a GPU trains as fp32 does", "[nanogpt][model]") {
   // The bounds of model_precision.cpp, where the same is checked on the host: a loss, a mean over rows, moves by less
   // than one rounding of 2^-9, and 2^-8 leaves room for what 20 small steps make of it; logits of about 1 go through
   // ten.
-  compare(narrow, on_gpu<fsdp::Fp32>(), 0x1p-8, 10 * 0x1p-9f);
+  model_test::check_alike(narrow, on_gpu<fsdp::Fp32>(), 0x1p-8, 10 * 0x1p-9f);
   CHECK(on_gpu<fsdp::Bf16>() == narrow);
 }

@@ -46,40 +46,19 @@ namespace {
 
 using model_test::Outcome;
 
-/// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
-model_test::TrainingRun run() {
-  model_test::TrainingRun run;
-  run.steps = 20;
-  run.lr = 1e-3f;
-  run.interrupt = true;
-  run.config = {2, 2, 128, 32, 65, 0.1f, true};
-  return run;
-}
-
 template <class P, class D>
 Outcome train(D const& device) {
-  return model_test::train<fsdp::FullShard, P>(device, run());
-}
-
-void compare(Outcome const& got, Outcome const& expected, double relative, float absolute) {
-  double const difference = model_test::loss_difference(got, expected);
-  INFO("largest relative difference of the losses: " << difference);
-  CHECK(difference < relative);
-  REQUIRE(got.evaluations.size() == expected.evaluations.size());
-  for (std::size_t i = 0; i < got.evaluations.size(); ++i)
-    CHECK(std::abs(got.evaluations[i] / expected.evaluations[i] - 1) < relative);
-  REQUIRE(got.logits.size() == expected.logits.size());
-  for (std::size_t i = 0; i < got.logits.size(); ++i) CHECK(std::abs(got.logits[i] - expected.logits[i]) < absolute);
-  CHECK(got.losses.back() < 0.9 * got.losses.front());
+  return model_test::train<fsdp::FullShard, P>(device, model_test::aligned_run(32));
 }
 
 }  // namespace
 
 TEST_CASE("fp32 in thread blocks is the host's fp32", "[emulated][model]") {
-  compare(train<fsdp::Fp32>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 1e-4, 1e-3f);
+  model_test::check_alike(train<fsdp::Fp32>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 1e-4, 1e-3f);
 }
 
 TEST_CASE("bf16 in thread blocks, with flash attention, trains as the host's fp32 does", "[emulated][model]") {
   // The bounds of model_precision.cpp.
-  compare(train<fsdp::Bf16>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 0x1p-8, 10 * 0x1p-9f);
+  model_test::check_alike(train<fsdp::Bf16>(emulated::Device{}), train<fsdp::Fp32>(fsdp::host::Device{}), 0x1p-8,
+                          10 * 0x1p-9f);
 }

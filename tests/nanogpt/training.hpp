@@ -12,6 +12,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "gpt.hpp"
+#include "tests/catch.hpp"
 
 namespace model_test {
 
@@ -108,6 +109,29 @@ inline double loss_difference(Outcome const& run, Outcome const& reference) {
     largest = difference <= largest ? largest : difference;  // NaN gets through
   }
   return largest;
+}
+
+/// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
+inline TrainingRun aligned_run(std::int64_t length) {
+  TrainingRun run;
+  run.steps = 20;
+  run.lr = 1e-3f;
+  run.interrupt = true;
+  run.config = {2, 2, 128, length, 65, 0.1f, true};
+  return run;
+}
+
+/// Losses and evaluations within `relative`, logits within `absolute`.
+inline void check_alike(Outcome const& got, Outcome const& expected, double relative, float absolute) {
+  double const difference = loss_difference(got, expected);
+  INFO("largest relative difference of the losses: " << difference);
+  CHECK(difference < relative);
+  REQUIRE(got.evaluations.size() == expected.evaluations.size());
+  for (std::size_t i = 0; i < got.evaluations.size(); ++i)
+    CHECK(std::abs(got.evaluations[i] / expected.evaluations[i] - 1) < relative);
+  REQUIRE(got.logits.size() == expected.logits.size());
+  for (std::size_t i = 0; i < got.logits.size(); ++i) CHECK(std::abs(got.logits[i] - expected.logits[i]) < absolute);
+  CHECK(got.losses.back() < 0.9 * got.losses.front());
 }
 
 }  // namespace model_test
