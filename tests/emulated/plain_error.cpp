@@ -79,7 +79,7 @@ unsigned runs_of(Shape s) {
 
 template <class A, class Device>
 void check_rows(Device const& device, Shape s) {
-  auto const [rows, columns] = s;
+  std::int64_t const rows = s.rows, columns = s.columns;
   Errors errors;
   for (unsigned run = 0; run < runs_of(s); ++run) {
     auto const n = rows * columns;
@@ -89,7 +89,7 @@ void check_rows(Device const& device, Shape s) {
     auto const weight = random_values<A>(columns, seed + 4), bias = random_values<A>(columns, seed + 5);
     std::vector<A> y(x.size());
     std::vector<float> mean(size(rows)), scale(mean);
-    /// The formula in fp32 and in double, of arguments as they are in each.
+    // The formula in fp32 and in double, of arguments converted to each.
     auto const add = [&](auto const& formula, std::vector<std::string> const& names, auto const&... got) {
       auto const plain = formula(0.0f);
       auto const exact = formula(0.0);
