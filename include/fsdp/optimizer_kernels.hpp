@@ -79,11 +79,12 @@ struct AdamW {
     float const rate = now.learning_rate / now.correction1;
     float const root_scale = 1.0f / math::sqrt(now.correction2);
     float const clip = now.factor;
+    float const fresh1 = 1.0f - s.beta1, fresh2 = 1.0f - s.beta2;
     auto const update = [=](float& param, float gradient, float& first, float& second) {
       float const slope = gradient * clip;
-      first = math::mul_add(s.beta1, first - slope, slope);
-      float const square = slope * slope;
-      second = math::mul_add(s.beta2, second - square, square);
+      // Not slope + beta (moment - slope): where the slope is far larger than the moment, its rounding remains.
+      first = math::mul_add(s.beta1, first, fresh1 * slope);
+      second = math::mul_add(s.beta2, second, fresh2 * slope * slope);
       param = math::mul_add(param, keep, -rate * first / math::mul_add(math::sqrt(second), root_scale, s.epsilon));
     };
     if constexpr (Stochastic) {
