@@ -2,14 +2,6 @@
 // Runs CUDA thread blocks on the host, a block at a time: threads are fibers, and a schedule says which runs next.
 #pragma once
 
-#include <sys/mman.h>
-#if !defined(__x86_64__) || defined(EMULATED_UCONTEXT)
-#include <ucontext.h>
-#if !defined(EMULATED_UCONTEXT)
-#define EMULATED_UCONTEXT
-#endif
-#endif
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -29,19 +21,8 @@
 
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/error.hpp"
+#include "tests/support/fiber.hpp"
 #include "tests/unit/kernels_support.hpp"
-
-#if defined(__has_feature)  // Clang
-#if __has_feature(address_sanitizer)
-#define EMULATED_ASAN
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define EMULATED_ASAN
-#endif
-#if defined(EMULATED_ASAN)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 namespace emulated {
 
@@ -70,73 +51,6 @@ struct Options {
   fsdp::SyncSite drop = fsdp::SyncSite::none;  ///< barriers of this site do nothing
   std::int64_t grid = std::int64_t{1} << 31;   ///< blocks at most; with more indices than that, a block runs several
   std::int64_t* dropped = nullptr;             ///< counts the threads that passed a dropped barrier
-};
-
-/// A place where the calling thread, or a fiber, goes on.
-struct Context {
-  static constexpr std::size_t stack_bytes = 124 * 1024, guard_bytes = 4 * 1024;
-  std::byte* stack = nullptr;  ///< lowest address
-  std::size_t bytes = stack_bytes;
-  void* fake_stack = nullptr;  ///< AddressSanitizer's
-
-  /// The stack of fiber i of 1024. Stacks stay for the next block; below each is a page that nobody may touch.
-  static std::byte* stack_of(std::size_t i) {
-    constexpr std::size_t stride = stack_bytes + guard_bytes;
-    static std::byte* const memory = [] {
-      void* const all = mmap(nullptr, 1024 * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (all == MAP_FAILED) throw std::bad_alloc();
-      for (std::size_t k = 0; k < 1024; ++k)
-        mprotect(static_cast<std::byte*>(all) + k * stride, guard_bytes, PROT_NONE);
-      return static_cast<std::byte*>(all);
-    }();
-    return memory + i * stride + guard_bytes;
-  }
-
-  /// Makes this the begin of fiber i. Stacks begin at different places, so that their hot ends do not share cache sets.
-  void prepare(std::size_t i, void (*entry)()) {
-    stack = stack_of(i);
-    unpoison(8192);
-    std::byte* const end = stack + bytes - i % 64 * 64;
-#if defined(EMULATED_UCONTEXT)
-    getcontext(&place);
-    place.uc_stack.ss_sp = stack;
-    place.uc_stack.ss_size = static_cast<std::size_t>(end - stack);
-    makecontext(&place, entry, 0);
-#else
-    place = reinterpret_cast<void**>(end) - 8;
-    std::fill(place, place + 8, nullptr);  // six registers, where to return to, and a return address for `entry`
-    place[6] = reinterpret_cast<void*>(entry);
-#endif
-  }
-  /// Goes to `to`, for good or until somebody comes back.
-  void leave_for(Context const& to, [[maybe_unused]] bool for_good = false) {
-#if defined(EMULATED_ASAN)
-    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, to.stack, to.bytes);
-#endif
-    swap(&place, &to.place);
-#if defined(EMULATED_ASAN)
-    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
-#endif
-  }
-  /// Lets the last bytes of the stack be written again.
-  void unpoison([[maybe_unused]] std::size_t last) const {
-#if defined(EMULATED_ASAN)
-    __asan_unpoison_memory_region(stack + stack_bytes - last, last);
-#endif
-  }
-
- private:
-#if defined(EMULATED_UCONTEXT)
-  ucontext_t place{};  // slower: every swap is a system call
-  static void swap(ucontext_t* from, ucontext_t const* to) { swapcontext(from, to); }
-#else
-  void** place = nullptr;  // top of the stack, where registers are kept
-  [[gnu::naked, gnu::noinline]] static void swap(void*** /*from*/, void** const* /*to*/) {
-    asm("pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15\n"
-        "movq %rsp, (%rdi); movq (%rsi), %rsp\n"
-        "popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
-  }
-#endif
 };
 
 class Machine;
