@@ -46,7 +46,26 @@ bool contains(std::string const& text, std::string const& part) {
   return text.find(part) != std::string::npos;
 }
 
+/// Sets gradients, but would be told twice that one is fresh, or not at all.
+struct Twice {
+  static constexpr bool sets_gradients = true;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> a, b;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.a, {3});
+    tensor("weight", p.b, {3});
+  }
+};
+
 }  // namespace
+
+TEST_CASE("a module that sets gradients names each of them once") {
+  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.shard(Twice{}, "twice"); }),
+                 "module 'twice' sets gradients, but names one of them twice"));
+}
 
 TEST_CASE("a forward out of the declared order names both modules") {
   auto const message = message_of(2, [](int, Engine&, std::vector<Sharded>& layers) {
