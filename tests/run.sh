@@ -8,7 +8,7 @@
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
 #   JOBS=2         compilers, and tests, at a time
-#   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for here
+#   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for, instead of the build's default
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-2}
@@ -67,7 +67,7 @@ if ((!quick)); then
   done
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
-    build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}"
+    build cuda cuda_programs ${CUDA_ARCHITECTURES:+"-DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES"}
     say "preset cuda: test (without a GPU, what needs one is skipped)"
     ctest --test-dir build/cuda "${ctest_flags[@]}" -L gpu -LE full
   else

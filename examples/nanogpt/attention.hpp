@@ -35,66 +35,13 @@ class CausalAttention {
   /// @param qkv       (B, capacity, 3C): queries, keys and values, heads side by side in each
   /// @param log_sums  what backward needs of flash attention; null without it, or without a backward pass
   void forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed,
-               float* log_sums) const {
-    auto const& config = context_->config;
-    if constexpr (has_flash_attention<D, T>) {
-      if (uses_flash_attention<D, T>(config))
-        return flash_attention_forward(context_->device, stream, flash(pass), mask, qkv, mixed, log_sums);
-    }
-    for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
-      each_group(pass, first, [&](Panel const& p) {
-        auto const at = locate(p, pass, qkv);
-        T* const scores = context_->workspace.scores;
-        probabilities(stream, p, at, scores);
-        drop(stream, pass, mask, p, scores);
-        context_->gemm->batched(stream, Op::none, Op::none, p.rows, config.head_size(), p.keys, 1, scores, p.keys,
-                                p.rows * p.keys, at.value, 3 * config.n_embd, config.head_size(), 0,
-                                mixed + mixed_offset(p, pass), config.n_embd, config.head_size(), p.heads);
-      });
-    }
-  }
+               float* log_sums) const;
 
   /// qkv_gradient (B, n, 3C) = gradient of forward at qkv, given that of its result.
   /// @param mixed, log_sums  of forward; panels do not read them
   /// @pre pass.position == 0
-  void backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv,
-                [[maybe_unused]] T const* mixed, [[maybe_unused]] float const* log_sums, T const* mixed_gradient,
-                T* qkv_gradient) const {
-    auto const& config = context_->config;
-    if constexpr (has_flash_attention<D, T>) {
-      if (uses_flash_attention<D, T>(config))
-        return flash_attention_backward(
-            context_->device, stream, flash(pass), mask,
-            {qkv, mixed, mixed_gradient, log_sums, context_->workspace.products, qkv_gradient});
-    }
-    auto& gemm = *context_->gemm;
-    auto const size = config.head_size(), packed = 3 * config.n_embd;
-    std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
-    for (std::int64_t index = panels; index-- > 0;) {
-      GemmScalar<T> const keep = index + 1 == panels ? 0 : 1;
-      each_group(pass, index * context_->plan.panel, [&](Panel const& p) {
-        auto const at = locate(p, pass, qkv);
-        auto const to = locate(p, pass, qkv_gradient);
-        T const* const result = mixed_gradient + mixed_offset(p, pass);
-        T* const scores = context_->workspace.scores;
-        T* const gradient = context_->workspace.scores_gradient;
-        auto const stride = p.rows * p.keys;
-        probabilities(stream, p, at, scores);
-        gemm.batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, config.n_embd, size, at.value,
-                     packed, size, 0, gradient, p.keys, stride, p.heads);
-        drop(stream, pass, mask, p, gradient);
-        causal_softmax_backward(context_->device, stream, static_cast<T const*>(scores), gradient, p.heads, p.rows,
-                                p.keys, scale());
-        drop(stream, pass, mask, p, scores);
-        gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result,
-                     config.n_embd, size, keep, to.value, packed, size, p.heads);
-        gemm.batched(stream, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed,
-                     size, 0, to.query, packed, size, p.heads);
-        gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query,
-                     packed, size, keep, to.key, packed, size, p.heads);
-      });
-    }
-  }
+  void backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T const* mixed,
+                float const* log_sums, T const* mixed_gradient, T* qkv_gradient) const;
 
  private:
   /// Query rows of some heads of one sequence, and the keys that they see.
@@ -163,5 +110,66 @@ class CausalAttention {
 
   Context<D, T> const* context_;
 };
+
+template <class D, class T>
+void CausalAttention<D, T>::forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed,
+                                    float* log_sums) const {
+  auto const& config = context_->config;
+  if constexpr (has_flash_attention<D, T>) {
+    if (uses_flash_attention<D, T>(config))
+      return flash_attention_forward(context_->device, stream, flash(pass), mask, qkv, mixed, log_sums);
+  }
+  for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
+    each_group(pass, first, [&](Panel const& p) {
+      auto const at = locate(p, pass, qkv);
+      T* const scores = context_->workspace.scores;
+      probabilities(stream, p, at, scores);
+      drop(stream, pass, mask, p, scores);
+      context_->gemm->batched(stream, Op::none, Op::none, p.rows, config.head_size(), p.keys, 1, scores, p.keys,
+                              p.rows * p.keys, at.value, 3 * config.n_embd, config.head_size(), 0,
+                              mixed + mixed_offset(p, pass), config.n_embd, config.head_size(), p.heads);
+    });
+  }
+}
+
+template <class D, class T>
+void CausalAttention<D, T>::backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv,
+                                     [[maybe_unused]] T const* mixed, [[maybe_unused]] float const* log_sums,
+                                     T const* mixed_gradient, T* qkv_gradient) const {
+  auto const& config = context_->config;
+  if constexpr (has_flash_attention<D, T>) {
+    if (uses_flash_attention<D, T>(config))
+      return flash_attention_backward(
+          context_->device, stream, flash(pass), mask,
+          {qkv, mixed, mixed_gradient, log_sums, context_->workspace.products, qkv_gradient});
+  }
+  auto& gemm = *context_->gemm;
+  auto const size = config.head_size(), packed = 3 * config.n_embd;
+  std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
+  for (std::int64_t index = panels; index-- > 0;) {
+    GemmScalar<T> const keep = index + 1 == panels ? 0 : 1;
+    each_group(pass, index * context_->plan.panel, [&](Panel const& p) {
+      auto const at = locate(p, pass, qkv);
+      auto const to = locate(p, pass, qkv_gradient);
+      T const* const result = mixed_gradient + mixed_offset(p, pass);
+      T* const scores = context_->workspace.scores;
+      T* const gradient = context_->workspace.scores_gradient;
+      auto const stride = p.rows * p.keys;
+      probabilities(stream, p, at, scores);
+      gemm.batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, config.n_embd, size, at.value,
+                   packed, size, 0, gradient, p.keys, stride, p.heads);
+      drop(stream, pass, mask, p, gradient);
+      causal_softmax_backward(context_->device, stream, static_cast<T const*>(scores), gradient, p.heads, p.rows,
+                              p.keys, scale());
+      drop(stream, pass, mask, p, scores);
+      gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result,
+                   config.n_embd, size, keep, to.value, packed, size, p.heads);
+      gemm.batched(stream, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed, size,
+                   0, to.query, packed, size, p.heads);
+      gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query, packed,
+                   size, keep, to.key, packed, size, p.heads);
+    });
+  }
+}
 
 }  // namespace nanogpt

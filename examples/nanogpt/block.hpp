@@ -60,14 +60,7 @@ class Block {
 
   /// a.output = block of a.input, for the rows of `pass`; fills the rest of `a`.
   /// @note Stream: uses the workspace's wide, narrow and scores.
-  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a) const {
-    until_hidden(stream, w, pass, a);
-    auto const& work = context_->workspace;
-    auto const rows = pass.rows(), width = context_->config.n_embd;
-    bias_gelu_forward(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows, 4 * width);
-    linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
-    add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
-  }
+  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a) const;
 
   /// g += gradients of the parameters (fresh ones: =); `gradient` (B n, C) comes in as that of a.output and goes out as
   /// that of a.input.
@@ -75,39 +68,7 @@ class Block {
   /// @note Stream: uses the workspace's wide, narrow, narrow_2, scores and partials.
   template <class G>
   void backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass,
-                BlockActivations<T> const& a, T* gradient) const {
-    auto const& work = context_->workspace;
-    auto const& device = context_->device;
-    auto& gemm = *context_->gemm;
-    auto const rows = pass.rows(), width = context_->config.n_embd;
-    if (context_->plan.recompute) {
-      until_hidden(stream, w, pass, a);
-      bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
-    }
-
-    // MLP. a.hidden becomes GELU's result once GELU's derivative has been taken.
-    T const* const down = dropped(stream, pass, mlp_mask, gradient);
-    bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
-    linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
-    gelu_backward(device, stream, static_cast<T const*>(a.hidden), static_cast<T const*>(work.wide), work.wide,
-                  rows * 4 * width);
-    gelu_forward(device, stream, static_cast<T const*>(a.hidden), a.hidden, rows * 4 * width);
-    linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
-                           g.down_weight.fresh);
-    linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
-                    g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, gradient);
-
-    // Attention.
-    T const* const mix = dropped(stream, pass, mix_mask, gradient);
-    bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials, g.mix_bias.fresh);
-    linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data,
-                           g.mix_weight.fresh);
-    linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
-    attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
-                        work.wide);
-    linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,
-                    g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, gradient);
-  }
+                BlockActivations<T> const& a, T* gradient) const;
 
  private:
   enum Place : std::uint32_t { attention_mask, mix_mask, mlp_mask };  // where a layer drops
@@ -198,5 +159,52 @@ class Block {
   CausalAttention<D, T> attention_;
   std::int64_t layer_;
 };
+
+template <class D, class T>
+void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass,
+                          BlockActivations<T> const& a) const {
+  until_hidden(stream, w, pass, a);
+  auto const& work = context_->workspace;
+  auto const rows = pass.rows(), width = context_->config.n_embd;
+  bias_gelu_forward(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows, 4 * width);
+  linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
+  add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
+}
+
+template <class D, class T>
+template <class G>
+void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass,
+                           BlockActivations<T> const& a, T* gradient) const {
+  auto const& work = context_->workspace;
+  auto const& device = context_->device;
+  auto& gemm = *context_->gemm;
+  auto const rows = pass.rows(), width = context_->config.n_embd;
+  if (context_->plan.recompute) {
+    until_hidden(stream, w, pass, a);
+    bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
+  }
+
+  // MLP. a.hidden becomes GELU's result once GELU's derivative has been taken.
+  T const* const down = dropped(stream, pass, mlp_mask, gradient);
+  bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
+  linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
+  gelu_backward(device, stream, static_cast<T const*>(a.hidden), static_cast<T const*>(work.wide), work.wide,
+                rows * 4 * width);
+  gelu_forward(device, stream, static_cast<T const*>(a.hidden), a.hidden, rows * 4 * width);
+  linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
+                         g.down_weight.fresh);
+  linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
+                  g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, gradient);
+
+  // Attention.
+  T const* const mix = dropped(stream, pass, mix_mask, gradient);
+  bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials, g.mix_bias.fresh);
+  linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data, g.mix_weight.fresh);
+  linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
+  attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
+                      work.wide);
+  linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,
+                  g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, gradient);
+}
 
 }  // namespace nanogpt

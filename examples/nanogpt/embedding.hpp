@@ -34,25 +34,14 @@ class Embedding {
 
   /// out (B, n, C) = token row + position row, dropped out.
   /// @param tokens  (B, n), in [0, V)
-  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens, T* out) const {
-    auto const width = context_->config.n_embd;
-    embedding_forward(context_->device, stream, tokens, w.tokens.data, w.positions.data, out, pass.batch, pass.length,
-                      width, pass.position);
-    drop(stream, pass, out);
-  }
+  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens, T* out) const;
 
   /// Adds to the gradients of both tables, which have rows that no token and no position names: fresh ones are zeroed
-  /// first. wte's is not fresh where the head comes before. out_gradient (B, n, C) is overwritten. @pre pass.position
-  /// == 0
+  /// first. wte's is not fresh where the head comes before. out_gradient (B, n, C) is overwritten.
+  /// @pre pass.position == 0
   template <class G>
   void backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
-                std::int32_t const* tokens, T* out_gradient) const {
-    drop(stream, pass, out_gradient);
-    if (g.tokens.fresh) zero(stream, g.tokens);
-    if (g.positions.fresh) zero(stream, g.positions);
-    embedding_backward(context_->device, stream, tokens, static_cast<T const*>(out_gradient), g.tokens.data,
-                       g.positions.data, pass.batch, pass.length, context_->config.n_embd);
-  }
+                std::int32_t const* tokens, T* out_gradient) const;
 
  private:
   template <class G>
@@ -68,5 +57,25 @@ class Embedding {
 
   Context<D, T> const* context_;
 };
+
+template <class D, class T>
+void Embedding<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, std::int32_t const* tokens,
+                              T* out) const {
+  auto const width = context_->config.n_embd;
+  embedding_forward(context_->device, stream, tokens, w.tokens.data, w.positions.data, out, pass.batch, pass.length,
+                    width, pass.position);
+  drop(stream, pass, out);
+}
+
+template <class D, class T>
+template <class G>
+void Embedding<D, T>::backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
+                               std::int32_t const* tokens, T* out_gradient) const {
+  drop(stream, pass, out_gradient);
+  if (g.tokens.fresh) zero(stream, g.tokens);
+  if (g.positions.fresh) zero(stream, g.positions);
+  embedding_backward(context_->device, stream, tokens, static_cast<T const*>(out_gradient), g.tokens.data,
+                     g.positions.data, pass.batch, pass.length, context_->config.n_embd);
+}
 
 }  // namespace nanogpt

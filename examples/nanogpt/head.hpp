@@ -57,32 +57,13 @@ class Head {
 
   /// Normalises rows (B n, C) into the workspace's narrow, where backward finds them.
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
-               NormStatistics<Compute<T>> const& norm, Normalise) const {
-    layer_norm_forward(context_->device, stream, rows, w.norm_weight.data, w.norm_bias.data, context_->workspace.narrow,
-                       norm.mean, norm.scale, pass.rows(), context_->config.n_embd);
-  }
+               NormStatistics<Compute<T>> const& norm, Normalise) const;
 
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
-               NormStatistics<Compute<T>> const& norm, Evaluate const& to) const {
-    forward(stream, w, pass, rows, norm, Normalise{});
-    auto const& work = context_->workspace;
-    each_part(pass, [&](std::int64_t first, std::int64_t count) {
-      logits(stream, w, work.narrow + first * context_->config.n_embd, count);
-      cross_entropy_forward(context_->device, stream, work.logits, to.targets + first, work.row_losses + first, count,
-                            context_->config.vocab_size, context_->config.padded_vocab());
-    });
-    add_loss(stream, pass, 1.0, to.loss);
-  }
+               NormStatistics<Compute<T>> const& norm, Evaluate const& to) const;
 
   void forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
-               NormStatistics<Compute<T>> const&, Sample<T> const& to) const {
-    auto const width = context_->config.n_embd;
-    T* const narrow = context_->workspace.narrow;
-    layer_norm_forward(context_->device, stream, rows + (pass.rows() - 1) * width, w.norm_weight.data, w.norm_bias.data,
-                       narrow, static_cast<Compute<T>*>(nullptr), static_cast<Compute<T>*>(nullptr), 1, width);
-    linear(*context_->gemm, stream, 1, width, context_->config.vocab_size, narrow, w.tokens.data, to.logits,
-           context_->config.vocab_size);
-  }
+               NormStatistics<Compute<T>> const&, Sample<T> const& to) const;
 
   /// *loss += loss_weight * mean cross-entropy; g += its gradients times gradient_scale;
   /// gradient (B n, C) = that of `rows`, times gradient_scale.
@@ -90,26 +71,7 @@ class Head {
   template <class G>
   void backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass, T const* rows,
                 NormStatistics<Compute<T>> const& norm, Evaluate const& to, double loss_weight, double gradient_scale,
-                T* gradient) const {
-    auto const& config = context_->config;
-    auto const& work = context_->workspace;
-    auto& gemm = *context_->gemm;
-    auto const width = config.n_embd, vocabulary = config.vocab_size, padded = config.padded_vocab();
-    double const scale = loss_weight * gradient_scale / static_cast<double>(pass.rows());
-    each_part(pass, [&](std::int64_t first, std::int64_t count) {
-      T* const normal = work.narrow + first * width;
-      logits(stream, w, normal, count);
-      cross_entropy_backward(context_->device, stream, work.logits, to.targets + first, work.row_losses + first, count,
-                             vocabulary, padded, scale);
-      linear_weight_gradient(gemm, stream, count, width, vocabulary, normal, work.logits, padded, g.tokens.data,
-                             g.tokens.fresh && first == 0);
-      linear_input_gradient(gemm, stream, count, width, vocabulary, work.logits, padded, w.tokens.data, normal);
-    });
-    layer_norm_backward(context_->device, stream, static_cast<T const*>(work.narrow), rows, w.norm_weight.data,
-                        norm.mean, norm.scale, static_cast<T const*>(nullptr), gradient, g.norm_weight.data,
-                        g.norm_bias.data, pass.rows(), width, work.partials, g.norm_weight.fresh);
-    add_loss(stream, pass, loss_weight, to.loss);
-  }
+                T* gradient) const;
 
  private:
   template <class Body>
@@ -129,5 +91,61 @@ class Head {
 
   Context<D, T> const* context_;
 };
+
+template <class D, class T>
+void Head<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
+                         NormStatistics<Compute<T>> const& norm, Normalise) const {
+  layer_norm_forward(context_->device, stream, rows, w.norm_weight.data, w.norm_bias.data, context_->workspace.narrow,
+                     norm.mean, norm.scale, pass.rows(), context_->config.n_embd);
+}
+
+template <class D, class T>
+void Head<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
+                         NormStatistics<Compute<T>> const& norm, Evaluate const& to) const {
+  forward(stream, w, pass, rows, norm, Normalise{});
+  auto const& work = context_->workspace;
+  each_part(pass, [&](std::int64_t first, std::int64_t count) {
+    logits(stream, w, work.narrow + first * context_->config.n_embd, count);
+    cross_entropy_forward(context_->device, stream, work.logits, to.targets + first, work.row_losses + first, count,
+                          context_->config.vocab_size, context_->config.padded_vocab());
+  });
+  add_loss(stream, pass, 1.0, to.loss);
+}
+
+template <class D, class T>
+void Head<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, T const* rows,
+                         NormStatistics<Compute<T>> const&, Sample<T> const& to) const {
+  auto const width = context_->config.n_embd;
+  T* const narrow = context_->workspace.narrow;
+  layer_norm_forward(context_->device, stream, rows + (pass.rows() - 1) * width, w.norm_weight.data, w.norm_bias.data,
+                     narrow, static_cast<Compute<T>*>(nullptr), static_cast<Compute<T>*>(nullptr), 1, width);
+  linear(*context_->gemm, stream, 1, width, context_->config.vocab_size, narrow, w.tokens.data, to.logits,
+         context_->config.vocab_size);
+}
+
+template <class D, class T>
+template <class G>
+void Head<D, T>::backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass, T const* rows,
+                          NormStatistics<Compute<T>> const& norm, Evaluate const& to, double loss_weight,
+                          double gradient_scale, T* gradient) const {
+  auto const& config = context_->config;
+  auto const& work = context_->workspace;
+  auto& gemm = *context_->gemm;
+  auto const width = config.n_embd, vocabulary = config.vocab_size, padded = config.padded_vocab();
+  double const scale = loss_weight * gradient_scale / static_cast<double>(pass.rows());
+  each_part(pass, [&](std::int64_t first, std::int64_t count) {
+    T* const normal = work.narrow + first * width;
+    logits(stream, w, normal, count);
+    cross_entropy_backward(context_->device, stream, work.logits, to.targets + first, work.row_losses + first, count,
+                           vocabulary, padded, scale);
+    linear_weight_gradient(gemm, stream, count, width, vocabulary, normal, work.logits, padded, g.tokens.data,
+                           g.tokens.fresh && first == 0);
+    linear_input_gradient(gemm, stream, count, width, vocabulary, work.logits, padded, w.tokens.data, normal);
+  });
+  layer_norm_backward(context_->device, stream, static_cast<T const*>(work.narrow), rows, w.norm_weight.data, norm.mean,
+                      norm.scale, static_cast<T const*>(nullptr), gradient, g.norm_weight.data, g.norm_bias.data,
+                      pass.rows(), width, work.partials, g.norm_weight.fresh);
+  add_loss(stream, pass, loss_weight, to.loss);
+}
 
 }  // namespace nanogpt

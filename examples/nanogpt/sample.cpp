@@ -16,8 +16,8 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "gpt.hpp"
+#include "layers_host.hpp"
 #include "saved_model.hpp"
 
 namespace nanogpt {

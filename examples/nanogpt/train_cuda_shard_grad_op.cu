@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// run_rank for strategy shard_grad_op, on a GPU in fp32.
+// run_rank for strategy shard_grad_op, on a GPU: in fp32, and in bf16 with fp32 master weights.
 #include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
-#include "gemm_cuda.hpp"
+#include "layers_cuda.hpp"
 #include "run_rank.hpp"
 
 namespace nanogpt {
 
 template int run_rank<fsdp::ShardGradOp, fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, Job const&);
+template int run_rank<fsdp::ShardGradOp, fsdp::Bf16>(fsdp::local::Communicator<fsdp::cuda::Device>, Job const&);
 
 }  // namespace nanogpt

@@ -2,7 +2,7 @@
 // run_rank for strategy no_shard, on the host.
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
+#include "layers_host.hpp"
 #include "run_rank.hpp"
 #if NANOGPT_HAVE_MPI
 #include "fsdp/comm/mpi.hpp"

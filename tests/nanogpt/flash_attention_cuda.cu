@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flash attention on a GPU against attention by panels in double precision on the host.
 // timeout: 470
+// links: nanogpt_layers_cuda
 #include "fsdp/cuda/device.hpp"
-#include "gemm_cuda.hpp"
+#include "layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/attention_support.hpp"

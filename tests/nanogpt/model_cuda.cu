@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model on a GPU: fp32 against the host's fp32, bf16 against fp32; evaluation and decoding in both.
 // timeout: 470
+// links: nanogpt_layers_cuda nanogpt_layers_host
 #include <cmath>
 #include <cstddef>
 
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_cuda.hpp"
-#include "gemm_host.hpp"
+#include "layers_cuda.hpp"
+#include "layers_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/training.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model in bf16 on a GPU that several ranks share: the same bits whatever the strategy.
 // timeout: 470
+// links: nanogpt_layers_cuda
 #include "fsdp/cuda/device.hpp"
-#include "gemm_cuda.hpp"
+#include "layers_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gpu.hpp"
 #include "tests/nanogpt/training.hpp"

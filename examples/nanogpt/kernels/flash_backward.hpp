@@ -26,13 +26,12 @@ FSDP_HD inline float probability(float score, float factor, float log_sum) {
 
 /// What a block works on: blocks of one tile, all sequences' heads, come one after another.
 struct BlockPlace {
-  int tile;
-  std::int64_t in_batch, head;
+  int tile, in_batch, head;
 
   FSDP_HD BlockPlace(FlashShape const& s, std::int64_t index)
       : tile(static_cast<int>(index / (s.batch * s.heads))),
-        in_batch(index % (s.batch * s.heads) / s.heads),
-        head(index % s.heads) {}
+        in_batch(static_cast<int>(index % (s.batch * s.heads) / s.heads)),
+        head(static_cast<int>(index % s.heads)) {}
 };
 
 /// A block of backward: four warps of 16 rows each, one tile of a head.
@@ -110,8 +109,7 @@ struct BackwardQueries : Backward<Size> {
       product_transposed<Lanes>(scores, queries, row, key_rows(t), 0, lane);
       product_transposed<Lanes>(slopes, gradients, row, value_rows(t), 0, lane);
       if constexpr (Dropped) {
-        std::int64_t const query = first + row + g;
-        ScoreMask(mask).apply(slopes[0], s.mask_row(in_batch, head, query), s.mask_row(in_batch, head, query + 8), t,
+        ScoreMask(mask).apply(slopes[0], s.mask_counter(in_batch, head, first + row + g, t), 8 * s.mask_counters(),
                               lane);
       }
       FSDP_UNROLL
@@ -216,10 +214,17 @@ struct BackwardKeys : Backward<Size> {
     float key_gradient[1][blocks::extent(Size / 8)][4] = {}, value_gradient[1][blocks::extent(Size / 8)][4] = {};
     for (int t = key_tile; t < tiles; ++t) {
       if (t + 1 < tiles) fetch(t + 1);
+      ScoreMask const factors(mask);
+      std::uint32_t tile_bits = 0;  // bit column / 2 + 4 n + e
+      if constexpr (Dropped)
+        tile_bits = factors.template kept_transposed<tile_rows / 8>(
+            s.mask_counter(in_batch, head, std::int64_t{t} * tile_rows + 2 * q, key_tile) + g, s.mask_counters(),
+            row / 16);
       FSDP_ROLLED  // two parts at once need more registers than there are
           for (int column = 0; column < tile_rows; column += columns) {
         float scores[1][blocks::extent(columns / 8)][4],
             slopes[1][blocks::extent(columns / 8)][4];  // rows are keys, columns queries
+        std::uint32_t const kept_bits = tile_bits >> (column / 2);
         product_transposed<Lanes>(scores, keys, row, query_rows(t), column, lane);
         FSDP_UNROLL
         for (int n = 0; n < columns / 8; ++n) {
@@ -233,18 +238,13 @@ struct BackwardKeys : Backward<Size> {
         product_transposed<Lanes>(slopes, values, row, gradient_rows(t), column, lane);
         if constexpr (Dropped) {
           float kept[1][blocks::extent(columns / 8)][4];
-          std::int64_t const key = first + row + g;
-          ScoreMask const factors(mask);
           FSDP_UNROLL
           for (int n = 0; n < columns / 8; ++n) {
             FSDP_UNROLL
-            for (int e = 0; e < 4; ++e) {
-              std::int64_t const query = std::int64_t{t} * tile_rows + column + 8 * n + 2 * q + e % 2;
-              float const f = factors.one(s.mask_row(in_batch, head, query), key + e / 2 * 8);
-              kept[0][n][e] = scores[0][n][e] * f;
-              slopes[0][n][e] *= f;
-            }
+            for (int e = 0; e < 4; ++e) kept[0][n][e] = scores[0][n][e];
           }
+          factors.multiply(kept[0], kept_bits);
+          factors.multiply(slopes[0], kept_bits);
           add_product<Lanes>(value_gradient, kept, gradient_rows(t), column, lane);
         } else {
           add_product<Lanes>(value_gradient, scores, gradient_rows(t), column, lane);

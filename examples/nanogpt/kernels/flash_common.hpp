@@ -31,6 +31,11 @@ struct FlashShape {
   FSDP_HD std::int64_t mask_row(std::int64_t in_batch, std::int64_t head, std::int64_t query) const {
     return (((sequence + in_batch) * heads + head) * capacity + query) * attention_mask_pitch(capacity);
   }
+  /// Counters of random words between two rows, and the first of a row at a group of 64 keys.
+  FSDP_HD std::int64_t mask_counters() const { return attention_mask_pitch(capacity) / 4; }
+  FSDP_HD std::int64_t mask_counter(std::int64_t in_batch, std::int64_t head, std::int64_t query, int group) const {
+    return mask_row(in_batch, head, query) / 4 + 16 * std::int64_t{group};
+  }
 };
 
 /// [Note: Flash attention]
@@ -84,45 +89,59 @@ FSDP_HD inline float row_sum(Block const& block, float value) {
 }
 
 /// The factors of dropout for scores. A group of 64 keys is one group of random elements, so that one counter serves
-/// keys k, k + 16, k + 32 and k + 48.
+/// keys k, k + 16, k + 32 and k + 48. A row's counters begin at a quarter of FlashShape::mask_row: a multiple of 16.
 struct ScoreMask {
   fsdp::RandomSequence sequence;
   detail::DropoutFactors factors;
 
   FSDP_HD explicit ScoreMask(DropoutMask const& mask)
       : sequence(mask.sequence()), factors{mask.probability, 1.0f / (1.0f - mask.probability)} {}
-  /// @param first  number of the row's first element (FlashShape::mask_row)
-  FSDP_HD fsdp::Four<float> of(std::int64_t first, std::int64_t group, int key) const {
-    std::int64_t const counter = (first / 64 + group) * 16 + key;
-    return factors(
-        fsdp::philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                      static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
-                     sequence.seed));
+  /// The random words of a counter, `step` behind `counter`. @pre no carry out of the lower 32 bits
+  FSDP_HD fsdp::Words words(std::int64_t counter, int step) const {
+    return fsdp::philox({static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(step),
+                         static_cast<std::uint32_t>(counter >> 32), static_cast<std::uint32_t>(sequence.id),
+                         static_cast<std::uint32_t>(sequence.id >> 32)},
+                        sequence.seed);
   }
-  /// The factor of one key of a row.
-  FSDP_HD float one(std::int64_t first, std::int64_t key) const {
-    auto const four = of(first, key / 64, static_cast<int>(key % 16));
-    auto const word = key / 16 % 4;
-    return word == 0 ? four.a : word == 1 ? four.b : word == 2 ? four.c : four.d;
-  }
-  /// Multiplies two rows of 64 keys, as the d tiles of a warp hold them: rows `first` and `second`.
-  FSDP_HD void apply(float (&tiles)[8][4], std::int64_t first, std::int64_t second, std::int64_t group,
-                     int lane) const {
-    apply_to<0>(tiles, first, group, lane);
-    apply_to<2>(tiles, second, group, lane);
-  }
+  FSDP_HD bool keeps(std::uint32_t word) const { return factors.one(word) > 0.0f; }
 
- private:
-  template <int Half>
-  FSDP_HD void apply_to(float (&tiles)[8][4], std::int64_t row, std::int64_t group, int lane) const {
+  /// Multiplies two rows of 64 keys, as the d tiles of a warp hold them: row g and row g + 8. What is kept is a word of
+  /// bits until the products are at hand: factors would take a register each.
+  /// @param counter   of the first row and the group of keys
+  /// @param distance  from there to the same of the second row
+  FSDP_HD void apply(float (&tiles)[8][4], std::int64_t counter, std::int64_t distance, int lane) const {
+    std::uint32_t kept = 0;  // bit 4 n + e
+    FSDP_UNROLL_BY_4
+    for (int i = 0; i < 8; ++i) {
+      int const half = i / 4, high = i % 4 / 2, odd = i % 2;
+      auto const w = words(counter + 2 * (lane % 4) + half * distance, 8 * high + odd);
+      std::uint32_t const bits = (keeps(w.a) ? 1u : 0u) | (keeps(w.b) ? 1u << 8 : 0u) | (keeps(w.c) ? 1u << 16 : 0u) |
+                                 (keeps(w.d) ? 1u << 24 : 0u);
+      kept |= bits << (4 * high + odd + 2 * half);
+    }
+    multiply(tiles, kept);
+  }
+  /// The same for the transpose: rows are keys, columns queries.
+  /// @param counter   of the first query and key g
+  /// @param distance  from one query to the next
+  /// @param word      which of a counter's words belongs to the keys
+  template <std::size_t Columns>
+  FSDP_HD std::uint32_t kept_transposed(std::int64_t counter, std::int64_t distance, int word) const {
+    std::uint32_t kept = 0;  // bit 4 n + e
+    FSDP_UNROLL_BY_4
+    for (int i = 0; i < static_cast<int>(Columns) * 4; ++i) {
+      auto const w = words(counter + (8 * (i / 4) + i % 2) * distance, i / 2 % 2 * 8);
+      kept |= keeps(word == 0 ? w.a : word == 1 ? w.b : word == 2 ? w.c : w.d) ? 1u << i : 0u;
+    }
+    return kept;
+  }
+  /// Multiplies tiles by their factors. @param kept  bit 4 n + e: of tiles[n][e]
+  template <std::size_t Columns>
+  FSDP_HD void multiply(float (&tiles)[Columns][4], std::uint32_t kept) const {
     FSDP_UNROLL
-    for (int part = 0; part < 4; ++part) {
-      int const high = part / 2, e = part % 2 + Half;
-      auto const factor = of(row, group, 8 * high + 2 * (lane % 4) + part % 2);
-      tiles[high][e] *= factor.a;
-      tiles[2 + high][e] *= factor.b;
-      tiles[4 + high][e] *= factor.c;
-      tiles[6 + high][e] *= factor.d;
+    for (int n = 0; n < static_cast<int>(Columns); ++n) {
+      FSDP_UNROLL
+      for (int e = 0; e < 4; ++e) tiles[n][e] *= (kept >> (4 * n + e) & 1) != 0 ? factors.kept : 0.0f;
     }
   }
 };

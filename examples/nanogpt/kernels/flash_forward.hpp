@@ -79,8 +79,7 @@ struct Forward {
           for (int half = 0; half < 2; ++half)
             advance(block, scores[m], out[m], half, factor, largest[m][half], sum[m][half]);
           if constexpr (Dropped)
-            ScoreMask(mask).apply(scores[m], s.mask_row(in_batch, head, upper), s.mask_row(in_batch, head, upper + 8),
-                                  t, lane);
+            ScoreMask(mask).apply(scores[m], s.mask_counter(in_batch, head, upper, t), 8 * s.mask_counters(), lane);
         }
         add_product<Lanes>(out, scores, values_of(key_rows), 0, lane);
       }

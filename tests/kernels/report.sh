@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every CUDA kernel of nanogpt and of the library, as the trainer uses it: registers, memory, spills, and how wide its
+# accesses to global memory are. Fails on spills, and where a kernel of packs moves no 16 bytes at once. Needs no GPU.
+#
+# timeout: 900
+# usage: tests/kernels/report.sh [NVCC [WORK_DIR [ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
+#
+# Columns: architecture, registers of a thread, bytes of static shared memory, of the stack, of spill stores and loads,
+# bytes of loads from global memory (each width that occurs; +cp: copies into shared memory behind the thread's back),
+# of stores, kernel with the types of its arguments. Dynamic shared memory is not in a kernel's code: see the kernel's
+# shared_bytes.
+set -euo pipefail
+nvcc=${1:-nvcc} work=${2:-}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+if [[ -z $work ]]; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+fi
+mkdir -p "$work"
+architectures=("${@:3}")
+if ((${#architectures[@]} == 0)); then architectures=(90a 80); fi
+ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
+fmt=()
+if [[ -n ${FSDP_FMT_INCLUDE:-} ]]; then fmt=(-Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE"); fi
+
+sources=(layers_cuda_fp32 layers_cuda_bf16 train_cuda_full_shard)  # the last one: the library's own kernels
+for architecture in "${architectures[@]}"; do
+  for source in "${sources[@]}"; do
+    ptx=$work/$source.$architecture.ptx
+    "$nvcc" -std=c++20 -DFMT_HEADER_ONLY=1 -DNANOGPT_HAVE_MPI=0 -arch="compute_$architecture" -I"$root/include" \
+      -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$root/examples/nanogpt/$source.cu"
+    "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
+    # Widths out of the PTX, then figures of ptxas, by mangled name.
+    awk -v architecture="$architecture" '
+      function note(list, width) { return index(list, " " width " ") ? list : list width " " }
+      function bytes(instruction,   count, parts, n, i) {
+        count = 1
+        n = split(instruction, parts, ".")
+        for (i = 2; i <= n; ++i) {
+          if (parts[i] ~ /^v[248]$/) count = substr(parts[i], 2)
+          if (parts[i] ~ /^[bfsu](8|16|32|64|128)$/) return count * substr(parts[i], 2) / 8
+        }
+        return 0
+      }
+      FNR == NR {
+        if ($0 ~ /\.entry /) { name = $0; sub(/.*\.entry /, "", name); sub(/\(.*/, "", name); loads[name] = stores[name] = " " }
+        if ($0 ~ /^}/) name = ""
+        if (name == "") next
+        for (i = 1; i <= 2; ++i) {
+          if ($i ~ /^cp\.async\.c[ag]\.shared\.global$/) loads[name] = note(loads[name], "16+cp")
+          else if ($i ~ /^ld\./ && $i !~ /^ld\.(param|shared|local|const)/) loads[name] = note(loads[name], bytes($i))
+          else if ($i ~ /^st\./ && $i !~ /^st\.(param|shared|local)/) stores[name] = note(stores[name], bytes($i))
+        }
+        next
+      }
+      /Compiling entry function/ { split($0, quoted, "\047"); name = quoted[2] }
+      /bytes stack frame/ && name != "" { stack = $1; out = $5; back = $9 }
+      /Used [0-9]+ registers/ && name != "" {
+        shared = 0
+        for (i = 1; i <= NF; ++i) {
+          if ($i == "Used") registers = $(i + 1)
+          if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i
+        }
+        l = loads[name]; s = stores[name]
+        gsub(/^ | $/, "", l); gsub(/ /, ",", l); gsub(/^ | $/, "", s); gsub(/ /, ",", s)
+        printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", architecture, registers, shared, stack, out, back, l == "" ? "-" : l, s == "" ? "-" : s, name
+        name = ""
+      }' "$ptx" "$ptx.log"
+  done
+done | c++filt -p | sed -E 's/fsdp::cuda::detail::run_kernel<(.*)>(\(.*)?$/\1/; s/ *$//
+  s/\((int|bool|fsdp::NormKind)\)//g; s/(nanogpt|fsdp|kernels|pairwise|detail)::(detail::)?//g' |
+  sort -u | sort -t $'\t' -k 9,9 -k 1,1 >"$work/table"
+
+# Spills that are known: architecture, bytes stored at most, beginning of the kernel's name.
+known='80 48 flash::BackwardKeys<128, true>,
+90a 124 blocks::LayerNormRowsBackward<512>, bf16
+80 124 blocks::LayerNormRowsBackward<512>, bf16
+80 8 LayerNormBackward, float
+80 8 LayerNormForward, bf16'
+(printf 'sm\tregs\tshared\tstack\tst\tld\tloads\tstores\tkernel\n'; cat "$work/table") |
+  awk -F'\t' '{ printf "%-4s%5s%7s%6s%4s%4s  %-14s%-12s%s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }' | tee "$work/kernels.txt"
+awk -F'\t' -v known="$known" '
+  function is_known(   i, lines, n, words, rest) {
+    n = split(known, lines, "\n")
+    for (i = 1; i <= n; ++i) {
+      split(lines[i], words, " ")
+      rest = substr(lines[i], length(words[1]) + length(words[2]) + 3)
+      if ($1 == words[1] && $5 <= words[2] + 0 && index($9, rest) == 1) return 1
+    }
+    return 0
+  }
+  # Kernels of packs: by a template argument, or those that leave packs to the block (fsdp/cuda/block.hpp).
+  function has_packs() {
+    return $9 ~ /^blocks::(ColumnSums<[248]>|LayerNormRows)/ ||
+           $9 ~ /^(Gelu|GeluBackward|Add|BiasAdd|BiasGelu|BiasResidual|CrossEntropyRows|CausalSoftmax|LayerNormForward|EmbeddingForward|Accumulate|Cast|AdamW|Scale|NormPartials|SumFew)[<,]/
+  }
+  $5 + $6 > 0 {
+    if (is_known()) print "known: spills " $5 " bytes: sm_" $1 ": " $9
+    else { print "FAILED: spills " $5 " bytes: sm_" $1 ": " $9; failed = 1 }
+  }
+  has_packs() {
+    ++packed
+    if (("," $7 ",") !~ /,16[,+]/) { print "FAILED: no load of 16 bytes: sm_" $1 ": " $9; failed = 1 }
+  }
+  END {
+    print NR " kernels, " packed + 0 " of packs"
+    if (packed < 20) { print "FAILED: too few kernels were found"; failed = 1 }
+    exit failed
+  }' "$work/table"
