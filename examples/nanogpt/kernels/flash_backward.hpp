@@ -164,7 +164,9 @@ template <int Size, bool Dropped>
 struct BackwardKeys : Backward<Size> {
   using Backward<Size>::threads;
   using typename Backward<Size>::Rows;
-  static constexpr int columns = Size == 64 ? 64 : 16;  // queries at a time: what registers have room for
+  static constexpr int columns = Size == 128 ? 16
+                                 : Dropped   ? 32
+                                             : 64;  // queries at a time: what registers have room for
   static constexpr std::size_t statistics_bytes = 2 * 2 * tile_rows * sizeof(float);
   static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows) + statistics_bytes;
 
@@ -236,25 +238,15 @@ struct BackwardKeys : Backward<Size> {
           }
         }
         product_transposed<Lanes>(slopes, values, row, gradient_rows(t), column, lane);
-        if constexpr (Dropped) {
-          float kept[1][blocks::extent(columns / 8)][4];
-          FSDP_UNROLL
-          for (int n = 0; n < columns / 8; ++n) {
-            FSDP_UNROLL
-            for (int e = 0; e < 4; ++e) kept[0][n][e] = scores[0][n][e];
-          }
-          factors.multiply(kept[0], kept_bits);
-          factors.multiply(slopes[0], kept_bits);
-          add_product<Lanes>(value_gradient, kept, gradient_rows(t), column, lane);
-        } else {
-          add_product<Lanes>(value_gradient, scores, gradient_rows(t), column, lane);
-        }
+        if constexpr (Dropped) factors.multiply(slopes[0], kept_bits);
         FSDP_UNROLL
         for (int n = 0; n < columns / 8; ++n) {
           FSDP_UNROLL
           for (int e = 0; e < 4; ++e)
             slopes[0][n][e] = scores[0][n][e] * (slopes[0][n][e] - products(t)[column + 8 * n + 2 * q + e % 2]);
         }
+        if constexpr (Dropped) factors.multiply(scores[0], kept_bits);
+        add_product<Lanes>(value_gradient, scores, gradient_rows(t), column, lane);
         add_product<Lanes>(key_gradient, slopes, query_rows(t), column, lane);
       }
       if (t + 1 < tiles) {

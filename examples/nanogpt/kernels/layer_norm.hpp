@@ -15,6 +15,7 @@ namespace nanogpt {
 namespace detail {
 
 struct LayerNormForward {
+  static constexpr int blocks_per_multiprocessor = 4;  // left alone, ptxas takes 32 registers and spills
   template <class Block, class A, class W>
   FSDP_HD void operator()(Block const& block, std::int64_t row, A const* x, W const* weight, W const* bias, A* y,
                           Compute<A>* mean, Compute<A>* scale, std::int64_t columns, Compute<A> epsilon) const {
@@ -45,6 +46,7 @@ struct LayerNormForward {
 
 /// One chunk of rows: gradients of the inputs, and partial sums (2, columns) for weight and bias.
 struct LayerNormBackward {
+  static constexpr int blocks_per_multiprocessor = 4;
   template <class Block, class A, class W>
   FSDP_HD void operator()(Block const& block, std::int64_t chunk, A const* dy, A const* x, W const* weight,
                           Compute<A> const* mean, Compute<A> const* scale, A const* add, A* dx, std::int64_t rows,
