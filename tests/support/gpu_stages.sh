@@ -34,7 +34,7 @@ wanted() {
 }
 
 run_build() {
-  cmake --preset cuda -B "$build" "${options[@]}" || return 1
+  cmake --preset cuda -B "$build" -DCMAKE_CUDA_FLAGS_RELWITHDEBINFO=-O3 "${options[@]}" || return 1
   local targets
   mapfile -t targets < <(wanted)
   ((${#targets[@]} == 0)) || cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"

@@ -164,9 +164,8 @@ template <int Size, bool Dropped>
 struct BackwardKeys : Backward<Size> {
   using Backward<Size>::threads;
   using typename Backward<Size>::Rows;
-  static constexpr int columns = Size == 128 ? 16
-                                 : Dropped   ? 32
-                                             : 64;  // queries at a time: what registers have room for
+  /// Queries at a time: what registers have room for.
+  static constexpr int columns = Size == 128 ? 16 : Dropped ? 32 : 64;
   static constexpr std::size_t statistics_bytes = 2 * 2 * tile_rows * sizeof(float);
   static constexpr std::size_t shared_bytes = Rows::bytes(6 * tile_rows) + statistics_bytes;
 

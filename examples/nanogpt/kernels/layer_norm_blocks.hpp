@@ -112,8 +112,8 @@ struct LayerNormRows {
 template <int Threads>
 struct LayerNormRowsBackward {
   static constexpr int threads = Threads;
-  static constexpr int together =
-      Threads <= 256 ? 4 : 2;  // rows at a time, for as many loads on their way as registers hold
+  /// Rows at a time, for as many loads on their way as registers hold.
+  static constexpr int together = Threads <= 256 ? 4 : 2;
   static constexpr int warps = Threads / 32;
   static constexpr std::size_t shared_bytes = 2 * together * warps * 16;
 
