@@ -140,8 +140,8 @@ struct LayerNormRowsBackward {
     std::int64_t const end = rows < begin + detail::rows_per_chunk ? rows : begin + detail::rows_per_chunk;
     int turn = 0;
     for (std::int64_t first = begin; first < end; first += together, turn ^= 1) {
-      Pack<A> up[together], in[together];
-      T m[together], s[together];
+      Pack<A> up[extent(together)], in[extent(together)];
+      T m[extent(together)], s[extent(together)];
       FSDP_UNROLL
       for (int r = 0; r < together; ++r) {
         bool const counts = there && first + r < end;
@@ -151,7 +151,7 @@ struct LayerNormRowsBackward {
         m[r] = mean[row];
         s[r] = scale[row];
       }
-      Pair<T> sums[together];
+      Pair<T> sums[extent(together)];
       FSDP_UNROLL
       for (int r = 0; r < together; ++r) {
         sums[r] = {T(0), T(0)};
