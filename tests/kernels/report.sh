@@ -88,7 +88,7 @@ awk -F'\t' -v known="$known" '
   }
   # Kernels of packs: by a template argument, or those that leave packs to the block (fsdp/cuda/block.hpp).
   function has_packs() {
-    return $9 ~ /^blocks::(ColumnSums<[248]>|LayerNormRows)/ ||
+    return $9 ~ /^blocks::(ColumnSums<[248]>|LayerNormRows|DropoutPacks)/ ||
            $9 ~ /^(Gelu|GeluBackward|Add|BiasAdd|BiasGelu|BiasResidual|CrossEntropyRows|CausalSoftmax|LayerNormForward|EmbeddingForward|Accumulate|Cast|AdamW|Scale|NormPartials|SumFew)[<,]/
   }
   $5 + $6 > 0 {

@@ -6,6 +6,7 @@
 
 #include "common.hpp"
 #include "fsdp/random.hpp"
+#include "packs.hpp"
 
 namespace nanogpt {
 
@@ -63,12 +64,68 @@ struct DropoutRows {
 
 }  // namespace detail
 
+namespace blocks {
+
+/// Dropout of whole groups of 64 random elements: a counter's words belong to elements that are 16 apart, so a thread
+/// draws as many neighbouring counters as a pack has elements, and moves four packs.
+struct DropoutPacks {
+  static constexpr int threads = 256;
+  template <class A>
+  static constexpr int threads_per_group = 16 / pack_elements<A>;
+  /// Blocks for n elements.
+  template <class A>
+  static std::int64_t blocks(std::int64_t n) {
+    return (n / 64 * threads_per_group<A> + threads - 1) / threads;
+  }
+
+  template <class Block, class A>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* in, A* out, std::int64_t groups,
+                          DropoutMask mask, std::int64_t first_counter) const {
+    constexpr int count = pack_elements<A>;
+    std::int64_t const thread = index * threads + block.thread();
+    std::int64_t const group = thread / threads_per_group<A>;
+    if (group >= groups) return;
+    int const part = static_cast<int>(thread % threads_per_group<A>) * count;
+    std::int64_t const begin = group * 64 + part;
+    Pack<A> packs[4];
+    FSDP_UNROLL
+    for (int word = 0; word < 4; ++word) packs[word] = load(in + begin + 16 * word);
+
+    auto const sequence = mask.sequence();
+    detail::DropoutFactors const factors{mask.probability, 1.0f / (1.0f - mask.probability)};
+    std::int64_t const counter = first_counter + group * 16 + part;
+    FSDP_UNROLL
+    for (int k = 0; k < count; ++k) {
+      auto const four = factors(
+          fsdp::philox({static_cast<std::uint32_t>(counter + k), static_cast<std::uint32_t>((counter + k) >> 32),
+                        static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
+                       sequence.seed));
+      float const by[4] = {four.a, four.b, four.c, four.d};
+      FSDP_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        A& element = packs[word].element[k];
+        element = fsdp::narrow<A>(fsdp::widen(element) * static_cast<Compute<A>>(by[word]));
+      }
+    }
+    FSDP_UNROLL
+    for (int word = 0; word < 4; ++word) store(out + begin + 16 * word, packs[word]);
+  }
+};
+
+}  // namespace blocks
+
 /// out = in where kept, scaled by 1 / (1 - probability), else 0. The same call on gradients is backward.
 /// @param first  index of element 0 in the mask
 template <fsdp::Device D, class A>
 void dropout(D const& device, typename D::Stream& stream, A const* in, A* out, std::int64_t n, DropoutMask mask,
              std::int64_t first) {
-  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Dropout{}, in, out, n, mask, first);
+  if (n == 0) return;
+  if constexpr (fsdp::RunsThreadBlocks<D>) {
+    if (n % 64 == 0 && first % 64 == 0 && blocks::in_packs<A>(64, in, out))
+      return device.launch(stream, blocks::DropoutPacks::blocks<A>(n), blocks::DropoutPacks{}, in, out, n / 64, mask,
+                           first / 4);
+  }
+  device.launch(stream, detail::blocks_for(n), detail::Dropout{}, in, out, n, mask, first);
 }
 
 /// The same for panels (panels, rows, columns) of a larger array: element (p, r, c) has the mask's index
