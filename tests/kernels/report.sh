@@ -28,7 +28,7 @@ sources=(layers_cuda_fp32 layers_cuda_bf16 train_cuda_full_shard)  # the last on
 for architecture in "${architectures[@]}"; do
   for source in "${sources[@]}"; do
     ptx=$work/$source.$architecture.ptx
-    "$nvcc" -std=c++20 -DFMT_HEADER_ONLY=1 -DNANOGPT_HAVE_MPI=0 -arch="compute_$architecture" -I"$root/include" \
+    "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DNANOGPT_HAVE_MPI=0 -arch="compute_$architecture" -I"$root/include" \
       -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$root/examples/nanogpt/$source.cu"
     "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
     # Widths out of the PTX, then figures of ptxas, by mangled name.

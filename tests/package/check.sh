@@ -36,6 +36,10 @@ case $way in
     "$CMAKE" -S "$FSDP_SOURCE" -B "$work/library" -DCMAKE_CXX_COMPILER="$CXX" -DFSDP_MPI=OFF -DFSDP_CUDA=OFF \
       -DFSDP_BUILD_TESTS=OFF -DFSDP_BUILD_EXAMPLES=OFF -DFSDP_BUILD_BENCHMARKS=OFF
     "$CMAKE" --install "$work/library" --prefix "$work/prefix"
+    if grep -r FSDP_FMT_LIBRARY=1 "$work/prefix/share"; then
+      echo "what is installed needs fmt's library"
+      exit 1
+    fi
     build_and_run -DCMAKE_PREFIX_PATH="$work/prefix"
     installed=$(cd "$work/prefix/include" && find . -name '*.hpp' | sort)
     diff <(cd "$FSDP_SOURCE/include" && find . -name '*.hpp' | sort) <(echo "$installed")
