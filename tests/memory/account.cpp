@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reserved and live bytes, to the byte: against the closed formulas, the plan, and what the allocators were asked for.
+// skip-sanitizers
 #include <algorithm>
 #include <atomic>
 #include <cstdint>

@@ -2,6 +2,7 @@
 // The model in bf16 with fp32 reduction and fp32 master weights, on the host's plain products: what a GPU runs, checked
 // without one.
 // full-run: [curves]
+// skip-sanitizers
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules that begin the sums of their gradients themselves: nothing is zeroed for them, and not a bit differs.
+// skip-sanitizers
 #include <cstring>
 #include <memory>
 #include <vector>

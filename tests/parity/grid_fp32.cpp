@@ -2,6 +2,7 @@
 // The parity grid in fp32: all pairs of its axes' values, and with the label `full` all of it.
 // full-run: [grid]
 // timeout: 900
+// skip-sanitizers
 #include "tests/parity/grid.hpp"
 
 TEST_CASE("all pairs of the parity grid in fp32") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ranks: 3 4
 // Rows of the parity grid over processes: delays move no bit, and one rank on the whole batch agrees.
+// skip-sanitizers
 #include "tests/parity/grid.hpp"
 
 #include "fsdp/comm/mpi.hpp"

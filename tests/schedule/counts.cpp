@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives per step, counted at the communicator; and their order.
+// skip-sanitizers
 #include <memory>
 #include <string>
 #include <vector>

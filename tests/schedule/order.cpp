@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The literal order in which a step's gathers, computations and reductions are enqueued.
+// skip-sanitizers
 #include <memory>
 #include <string>
 #include <utility>

@@ -2,6 +2,7 @@
 // ranks: 2
 // needs: nlohmann_json
 // The trace file of processes is that of threads.
+// skip-sanitizers
 #include "fsdp/comm/mpi.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
