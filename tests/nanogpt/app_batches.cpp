@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which sequences are trained on: permutations, epochs, and batches that do not depend on who computes them.
+// skip-tsan
 #include "batch_source.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's data: preparing a text, reading token files.
+// skip-tsan
 #include "data.cpp"  // NOLINT: tests what the program is made of
 
 #include <cstdlib>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The safetensors format: what is written is read back; what is malformed is refused.
+// skip-tsan
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention by panels against the definition, forward and backward, in double.
+// skip-tsan
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes, names and counts of a model, against those that nanoGPT and GPT-2 publish.
+// skip-tsan
 
 #include <cstdint>
 #include <set>

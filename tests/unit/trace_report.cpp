@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The report's arithmetic is that of intervals: hand-made spans, times in milliseconds.
+// skip-tsan
 #include <string>
 #include <vector>
 
