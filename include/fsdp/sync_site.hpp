@@ -14,7 +14,6 @@ enum class SyncSite : int {
   none = 0,
   reduction_slots_free,     ///< until an earlier reduction has read the slots that this one writes
   reduction_slots_written,  ///< until every warp has written its slot
-  next_index,               ///< until the block is done with one index, before its shared memory serves the next
   first_of_programs = 1000
 };
 
@@ -25,10 +24,9 @@ struct NamedSyncSite {
 };
 
 /// Every site of the library.
-inline constexpr std::array<NamedSyncSite, 3> sync_sites{{
+inline constexpr std::array<NamedSyncSite, 2> sync_sites{{
     {SyncSite::reduction_slots_free, "reduction_slots_free"},
     {SyncSite::reduction_slots_written, "reduction_slots_written"},
-    {SyncSite::next_index, "next_index"},
 }};
 
 /// Name of a site of the library; of a program's, "program".

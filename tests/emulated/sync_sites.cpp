@@ -20,20 +20,6 @@ namespace {
 
 kernel_test::LoopDevice::Stream stream;
 
-/// A kernel with shared memory of its own: written first, read in between, shuffled at last.
-struct OwnShared {
-  static constexpr int threads = 128;
-  static constexpr std::size_t shared_bytes = threads * sizeof(float);
-  template <class Block>
-  void operator()(Block const& block, std::int64_t index, float* out) const {
-    auto* const shared = reinterpret_cast<float*>(block.shared());
-    shared[block.thread()] = static_cast<float>(index * threads + block.thread());
-    block.sync(SyncSite::none);
-    float const far = shared[(block.thread() + 64) % threads];
-    out[index * threads + block.thread()] = block.shuffle_xor(far, 5);
-  }
-};
-
 Doubles layer_norm(Device const& device) {
   std::int64_t const columns = 4099;
   auto const x = random_values(columns, 1), weight = random_values(columns, 2);
@@ -54,13 +40,6 @@ Doubles layer_norm_gradient(Device const& device) {
                                static_cast<float const*>(nullptr), dx.data(), weight_gradient.data(),
                                bias_gradient.data(), rows, columns, partials.data());
   return Doubles(dx.begin(), dx.end());
-}
-
-Doubles own_shared(Device device) {
-  device.options.grid = 1;  // one block for all indices
-  std::vector<float> out(3 * OwnShared::threads);
-  device.launch(stream, 3, OwnShared{}, out.data());
-  return doubles(out);
 }
 
 Doubles bias_gradient(Device const& device) {
@@ -111,7 +90,6 @@ struct Entry {
 std::vector<Entry> const entries{
     {SyncSite::reduction_slots_free, layer_norm},
     {SyncSite::reduction_slots_written, layer_norm},
-    {SyncSite::next_index, own_shared},
     {nanogpt::site::partials_exchanged, bias_gradient},
     {nanogpt::site::logits_gradient_written, cross_entropy},
     {nanogpt::site::layer_norm_sums, layer_norm_gradient},

@@ -49,7 +49,6 @@ struct Options {
   Schedule schedule = Schedule::forward;
   std::uint64_t seed = 1;                      ///< of `shuffled`
   fsdp::SyncSite drop = fsdp::SyncSite::none;  ///< barriers of this site do nothing
-  std::int64_t grid = std::int64_t{1} << 31;   ///< blocks at most; with more indices than that, a block runs several
   std::int64_t* dropped = nullptr;             ///< counts the threads that passed a dropped barrier
 };
 
@@ -302,11 +301,10 @@ struct Lanes {
 template <class Kernel, class... Args>
 void launch(Options const& options, std::int64_t blocks, Args... args) {
   namespace kernel = fsdp::cuda::detail;
-  std::int64_t const grid = std::min(blocks, options.grid);
-  for (std::int64_t i = 0; i < grid; ++i) {
-    std::int64_t const first = options.schedule == Schedule::reverse ? grid - 1 - i : i;
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    std::int64_t const index = options.schedule == Schedule::reverse ? blocks - 1 - i : i;
     Machine block(kernel::threads_per_block<Kernel>, kernel::shared_bytes_per_block<Kernel>, options);
-    block.run([&] { fsdp::cuda::run_indices<Lanes, Kernel>(first, grid, blocks, args...); });
+    block.run([&] { Kernel{}(fsdp::cuda::ThreadBlock<Lanes>{}, index, args...); });
   }
 }
 

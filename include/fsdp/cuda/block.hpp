@@ -203,13 +203,4 @@ struct ThreadBlock {
   }
 };
 
-/// What block `first` of a grid of `grid` blocks runs: every index from `first` in steps of `grid`.
-template <class Lanes, class Kernel, class... Args>
-FSDP_HD inline void run_indices(std::int64_t first, std::int64_t grid, std::int64_t blocks, Args... args) {
-  for (std::int64_t index = first; index < blocks; index += grid) {
-    if (index != first) Lanes::sync(SyncSite::next_index);
-    Kernel{}(ThreadBlock<Lanes>{}, index, args...);
-  }
-}
-
 }  // namespace fsdp::cuda

@@ -268,10 +268,11 @@ class Device {
     return milliseconds;
   }
 
-  /// Runs `Kernel{}(CudaBlock{}, index, args...)` for every index in [0, blocks), each with `Kernel::threads` threads
-  /// (256 unless declared), `Kernel::shared_bytes` of shared memory (block.shared(); none unless declared) and, where
-  /// `Kernel::blocks_per_multiprocessor` is declared, registers for as many blocks at once. Needs nvcc: in a
-  /// translation unit of another compiler it is declared, but does not compile when called.
+  /// Runs `Kernel{}(CudaBlock{}, index, args...)` for every index in [0, blocks), at most 2^31 - 1, in a block of its
+  /// own, each with `Kernel::threads` threads (256 unless declared), `Kernel::shared_bytes` of shared memory
+  /// (block.shared(); none unless declared) and, where `Kernel::blocks_per_multiprocessor` is declared, registers for
+  /// as many blocks at once. Needs nvcc: in a translation unit of another compiler it is declared, but does not compile
+  /// when called.
   /// @throws VendorError if the launch is refused
   template <class Kernel, class... Args>
   void launch(Stream& stream, std::int64_t blocks, Kernel /*kernel*/, Args... args) const {

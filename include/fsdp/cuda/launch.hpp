@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +24,8 @@ inline constexpr int blocks_per_multiprocessor<Kernel> = Kernel::blocks_per_mult
 
 template <class Kernel, class... Args>
 __global__ void __launch_bounds__(threads_per_block<Kernel>, blocks_per_multiprocessor<Kernel>)
-    run_kernel(std::int64_t blocks, Args... args) {
-  run_indices<Hardware, Kernel>(blockIdx.x, gridDim.x, blocks, args...);
+    run_kernel(Args... args) {
+  Kernel{}(ThreadBlock<Hardware>{}, std::int64_t{blockIdx.x}, args...);
 }
 
 /// Lets a kernel have more than 48 KiB of dynamic shared memory on the current device: once for each device.
@@ -55,13 +54,14 @@ cudaError_t launch_kernel(cudaStream_t stream, std::int64_t blocks, Args... args
       threads_per_block<Kernel> > 0 && threads_per_block<Kernel> <= 1024 && threads_per_block<Kernel> % 32 == 0,
       "a block has whole warps, 32 to 1024 threads");
   if (auto const status = raise_shared_limit<Kernel, Args...>(); status != cudaSuccess) return status;
-  constexpr std::int64_t largest_grid = std::numeric_limits<std::int32_t>::max();
+  // No loop over a grid's worth of indices at a time: it would cost every kernel registers.
+  if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, largest_grid)));
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads_per_block<Kernel>));
   config.dynamicSmemBytes = shared_bytes_per_block<Kernel>;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, run_kernel<Kernel, Args...>, blocks, args...);
+  return cudaLaunchKernelEx(&config, run_kernel<Kernel, Args...>, args...);
 }
 
 }  // namespace fsdp::cuda::detail
