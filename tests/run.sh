@@ -53,10 +53,8 @@ build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
   say "preset $preset: build $target"
   mkdir -p build
-  # Another script may have left tests and benchmarks off in the same folder.
-  local benchmarks=ON
-  [[ $preset == asan || $preset == tsan ]] && benchmarks=OFF
-  cmake --preset "$preset" -DFSDP_BUILD_TESTS=ON -DFSDP_BUILD_BENCHMARKS=$benchmarks "${@:3}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; return 1; }
+  # Presets say what is built: another script may have left tests and benchmarks off in the same folder.
+  cmake --preset "$preset" "${@:3}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; return 1; }
   cmake --build "build/$preset" -j "$jobs" --target "$target"
 }
 

@@ -2,7 +2,7 @@
 // Exceptions that carry the scene: which rank, which unit, what was expected, what came.
 #pragma once
 
-// fmt as headers alone, unless the program links fmt's library: files then compile in little more than half the time.
+// fmt as headers alone, unless the program links fmt's library: files then compile faster.
 #if !defined(FMT_HEADER_ONLY) && !defined(FSDP_FMT_LIBRARY)
 #define FMT_HEADER_ONLY 1
 #endif

@@ -41,6 +41,13 @@ struct Four {
   T a, b, c, d;
 };
 
+/// The words of one counter of a sequence. @pre counter >= 0
+FSDP_HD inline Words random_words(RandomSequence sequence, std::int64_t counter) {
+  return philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
+                 static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
+                sequence.seed);
+}
+
 /// [Note: Random elements]
 /// Elements come in groups of 64. A group is 16 counters of four words; the element at position p of its group takes
 /// word p / 16 of counter p % 16. Vectors of counters then give vectors of consecutive elements.
@@ -85,14 +92,10 @@ FSDP_HD inline void each_random(HostBlock const&, std::int64_t n, RandomSequence
 template <class Block, class Make, class Store>
 FSDP_HD inline void each_random(Block const& block, std::int64_t n, RandomSequence sequence, std::int64_t first,
                                 Make make, Store store) {
-  auto const id_low = static_cast<std::uint32_t>(sequence.id);
-  auto const id_high = static_cast<std::uint32_t>(sequence.id >> 32);
   std::int64_t const begin = first / 64 * 16;
   std::int64_t const end = (first + n + 63) / 64 * 16;
   for (std::int64_t counter = begin + block.thread(); counter < end; counter += block.threads()) {
-    auto const four =
-        make(philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), id_low, id_high},
-                    sequence.seed));
+    auto const four = make(random_words(sequence, counter));
     std::int64_t const i = counter / 16 * 64 + counter % 16 - first;
     if (i >= 0 && i < n) store(i, four.a);
     if (i + 16 >= 0 && i + 16 < n) store(i + 16, four.b);

@@ -13,6 +13,8 @@ mpi=()
 IFS=: read -ra folders <<<"${FSDP_MPI_INCLUDES:-}"
 for folder in "${folders[@]}"; do mpi+=(-isystem "$folder"); done
 
+needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$1"; }
+
 # How this compiler sees a header: `alone`, `together` with others, or (nothing) not at all.
 group() {
   local header=$1
@@ -22,7 +24,7 @@ group() {
       if [[ $kind == nvcc ]]; then echo alone; fi
       return ;;
   esac
-  if grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$header"; then
+  if needs_mpi "$header"; then
     [[ $FSDP_HAVE_MPI == ON && $kind != nvcc ]] || return 0
   fi
   if [[ $kind == gcc ]]; then echo alone; else echo together; fi
@@ -34,7 +36,7 @@ check() {
   name=$(tr '/.' '__' <<<"$header")
   local source=$work/$name.cpp
   [[ $kind == nvcc ]] && source=$work/$name.cu
-  if [[ $kind == clang ]] || grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$header"; then flags+=("${mpi[@]}"); fi
+  if [[ $kind == clang ]] || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
   # Twice, so that a missing guard shows.
   printf '#include "%s"\n' "$@" "$@" >"$source"
   if [[ $kind == nvcc ]]; then
@@ -53,7 +55,7 @@ check() {
       fi ;;
   esac
 }
-export -f check
+export -f check needs_mpi
 export kind compiler work include FSDP_HAVE_MPI
 declare -p warnings mpi >"$work/arrays"
 cd "$include"

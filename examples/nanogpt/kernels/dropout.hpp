@@ -33,12 +33,14 @@ struct DropoutFactors {
   FSDP_HD float one(std::uint32_t word) const { return fsdp::uniform_below_one(word) < probability ? 0.0f : kept; }
   FSDP_HD fsdp::Four<float> operator()(fsdp::Words w) const { return {one(w.a), one(w.b), one(w.c), one(w.d)}; }
 };
+FSDP_HD inline DropoutFactors dropout_factors(DropoutMask const& mask) {
+  return {mask.probability, 1.0f / (1.0f - mask.probability)};
+}
 
 template <class Block, class A>
 FSDP_HD void drop(Block const& block, A const* in, A* out, std::int64_t n, DropoutMask const& mask,
                   std::int64_t first) {
-  DropoutFactors const factors{mask.probability, 1.0f / (1.0f - mask.probability)};
-  fsdp::each_random(block, n, mask.sequence(), first, factors, [=](std::int64_t i, float factor) {
+  fsdp::each_random(block, n, mask.sequence(), first, dropout_factors(mask), [=](std::int64_t i, float factor) {
     out[i] = fsdp::narrow<A>(fsdp::widen(in[i]) * static_cast<Compute<A>>(factor));
   });
 }
@@ -92,14 +94,11 @@ struct DropoutPacks {
     for (int word = 0; word < 4; ++word) packs[word] = load(in + begin + 16 * word);
 
     auto const sequence = mask.sequence();
-    detail::DropoutFactors const factors{mask.probability, 1.0f / (1.0f - mask.probability)};
+    auto const factors = detail::dropout_factors(mask);
     std::int64_t const counter = first_counter + group * 16 + part;
     FSDP_UNROLL
     for (int k = 0; k < count; ++k) {
-      auto const four = factors(
-          fsdp::philox({static_cast<std::uint32_t>(counter + k), static_cast<std::uint32_t>((counter + k) >> 32),
-                        static_cast<std::uint32_t>(sequence.id), static_cast<std::uint32_t>(sequence.id >> 32)},
-                       sequence.seed));
+      auto const four = factors(fsdp::random_words(sequence, counter + k));
       float const by[4] = {four.a, four.b, four.c, four.d};
       FSDP_UNROLL
       for (int word = 0; word < 4; ++word) {

@@ -95,7 +95,7 @@ struct ScoreMask {
   detail::DropoutFactors factors;
 
   FSDP_HD explicit ScoreMask(DropoutMask const& mask)
-      : sequence(mask.sequence()), factors{mask.probability, 1.0f / (1.0f - mask.probability)} {}
+      : sequence(mask.sequence()), factors(detail::dropout_factors(mask)) {}
   /// The random words of a counter, `step` behind `counter`. @pre no carry out of the lower 32 bits
   FSDP_HD fsdp::Words words(std::int64_t counter, int step) const {
     return fsdp::philox({static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(step),
