@@ -78,14 +78,13 @@ class FlatLayout {
   std::size_t add(TensorInfo tensor) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
-      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name,
-                   fmt::join(tensor.shape, ", "));
+      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name, listed(tensor.shape));
       tensor.numel *= extent;
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;
       FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})",
-                   tensor.name, fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
+                   tensor.name, listed(tensors_[i].shape), listed(tensor.shape));
       return i;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);
