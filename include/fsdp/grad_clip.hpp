@@ -102,5 +102,6 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   }
   return result;
 }
+void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: not ClipOptions: is a name misspelt, or out of order?
 
 }  // namespace fsdp

@@ -60,6 +60,8 @@ class GradScaler {
     engine.norm_state().loss_scale = scale();
   }
   GradScaler(GradScaler&&) = delete;
+  template <class None = void>
+  GradScaler(E&, ...) = delete;  // fsdp: not GradScalerOptions: is a name misspelt, or out of order?
   ~GradScaler() {
     engine_->drain_compute();
     if (memory_) engine_->norm_state().loss_scale = nullptr;
@@ -125,5 +127,7 @@ class GradScaler {
   GradScalerOptions options_;
   AccountedMemory<typename E::Device const> memory_;
 };
+template <class E>
+GradScaler(E&) -> GradScaler<E>;
 
 }  // namespace fsdp

@@ -36,6 +36,9 @@ class AdamW {
         options_(checked(options)),
         state_(engine, "AdamW", 2, options.weight_decay, options.stochastic_rounding) {}
 
+  template <class None = void>
+  AdamW(E&, ...) = delete;  // fsdp: not AdamWOptions: is a name misspelt, or out of order?
+
   void step() { step(options_.lr); }
 
   /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
@@ -80,5 +83,7 @@ class AdamW {
   AdamWOptions options_;
   State state_;
 };
+template <class E>
+AdamW(E&) -> AdamW<E>;
 
 }  // namespace fsdp

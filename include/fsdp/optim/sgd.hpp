@@ -29,6 +29,9 @@ class Sgd {
         options_(checked(options)),
         state_(engine, "Sgd", options.momentum > 0.0f ? 1 : 0, options.weight_decay, options.stochastic_rounding) {}
 
+  template <class None = void>
+  Sgd(E&, ...) = delete;  // fsdp: not SgdOptions: is a name misspelt, or out of order?
+
   void step() { step(options_.lr); }
 
   /// One step over all units; see AdamW::step for clipping, streams and errors.
@@ -65,5 +68,7 @@ class Sgd {
   SgdOptions options_;
   State state_;
 };
+template <class E>
+Sgd(E&) -> Sgd<E>;
 
 }  // namespace fsdp
