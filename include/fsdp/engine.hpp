@@ -297,6 +297,7 @@ class Engine {
         gather_(device_, mesh.world().split(where_.replica, where_.rank), where_, account_),
         reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank),
                 where_, account_) {
+    detail::expect_exact_arithmetic(where_.rank);
     if (options.reshard_ranks > 0) {
       auto const member = where_.rank % options.reshard_ranks;
       gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank), member);

@@ -4,7 +4,9 @@
 
 #include <type_traits>
 
+#include "fsdp/arithmetic.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
 
 namespace fsdp {
 
@@ -42,6 +44,17 @@ constexpr ModuleFault module_fault() {
       return ModuleFault::order;
     return ModuleFault::describe;
   }
+}
+
+/// @throws ConfigError if a file of this program that includes fsdp was compiled with a flag that changes results: see
+/// [Note: Flags without a macro]
+inline void expect_exact_arithmetic(int rank) {
+  if (fast_math_file.name == nullptr) return;
+  fail<ConfigError>(
+      "rank {}: '{}' includes fsdp and was compiled with {} or a flag that implies it, which changes floating-point "
+      "results. Compile what includes fsdp as a file of its own, without it (docs/adopting.md, 'Trainers compiled with "
+      "-Ofast'), or give up equal bits with -DFSDP_ALLOW_FAST_MATH",
+      rank, fast_math_file.name, fast_math_file.flag);
 }
 
 }  // namespace detail

@@ -69,7 +69,7 @@ class OptimizerState {
   /// and not the scaler's to step with
   template <class Update>
   void step(float learning_rate, float beta1, float beta2, Update&& update) {
-    FSDP_EXPECTS(std::isfinite(learning_rate) && learning_rate >= 0.0f,
+    FSDP_EXPECTS(math::is_finite(learning_rate) && learning_rate >= 0.0f,
                  "rank {}: {}: the learning rate must be finite and not negative, got {}", engine_->rank(), name_,
                  learning_rate);
     auto& norm = engine_->norm_state();
