@@ -35,7 +35,8 @@ struct ProbeKernel {
 /// Stream and Event are move-only owners with CUDA's semantics: a stream runs in order; streams are unordered except
 /// through events; `record` may be called again on the same event, and `wait` refers to the latest `record` before it
 /// in host order. Waiting on an event that was never recorded is an error where the device can tell.
-/// Only `synchronize` and `deallocate` may block the calling thread.
+/// Only `synchronize` and `deallocate` may block the calling thread; synchronize with an event waits for its latest
+/// record, and not while the stream is captured into a graph.
 template <class D>
 concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::movable<typename D::Event> &&
                  requires(D const device, typename D::Stream& stream, typename D::Event& event, void* to, void const* from,
@@ -50,6 +51,7 @@ concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::mo
                    { device.record(event, stream) };
                    { device.wait(stream, std::as_const(event), WaitSite::none) };
                    { device.synchronize(stream) };                     // rethrows what the stream's work threw
+                   { device.synchronize(std::as_const(event)) };
                    { device.launch(stream, std::int64_t{}, detail::ProbeKernel{}, 0.0f) };  // kernel(block, index, args...)
                  };
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/engine_text.hpp"
@@ -79,11 +78,9 @@ class GradScaler {
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr) {
     auto& norm = engine_->norm_state();
-    if (auto const* factor = engine_->take_clip_factor()) {
-      engine_->set_clip_factor(factor);
-    } else {
-      clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
-    }
+    engine_->expect_reduced_gradients("GradScaler::step");
+    engine_->expect_current_norm();
+    if (!engine_->measured()) clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
       bool& on;
       explicit Turn(bool& flag) : on(flag) { on = true; }

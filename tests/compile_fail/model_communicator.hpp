@@ -24,6 +24,7 @@ struct Device {
   void record(Event&, Stream&) const;
   void wait(Stream&, Event const&, fsdp::WaitSite) const;
   void synchronize(Stream&) const;
+  void synchronize(Event const&) const;
   template <class Kernel, class... Args>
   void launch(Stream&, std::int64_t, Kernel, Args...) const;
 };

@@ -10,6 +10,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/local_run.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -43,7 +44,7 @@ Measured measure(int ranks, toy::Run run, int more_steps = 3) {
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-    fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = run.shard_group});
+    fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
     fsdp::Engine<S, Comm> engine(mesh, run.options);
     toy::Network network(engine, run.shape);
     Measured mine{};

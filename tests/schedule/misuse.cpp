@@ -169,7 +169,7 @@ TEST_CASE("a shard group must divide the world, and HybridShard must have one") 
     return message;
   };
   CHECK(contains(hybrid(3), "a shard group of 3 ranks does not divide the world of 4"));
-  CHECK(contains(hybrid(0), "hybrid_shard needs the ranks per shard group"));
+  CHECK(contains(hybrid(0), "hybrid_shard(full_shard) needs the ranks per shard group"));
   CHECK(hybrid(2).empty());
 }
 

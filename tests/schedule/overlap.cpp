@@ -19,6 +19,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -133,7 +134,7 @@ Times measure(Plan const& plan) {
   fsdp::local::run(plan.ranks, Device{}, [&](Local comm) {
     auto const us = [](double ms) { return static_cast<std::int64_t>(ms * 1000.0); };
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link), {.shard_group = plan.shard_group});
+    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link), fsdp::testing::groups_of<S>(plan.shard_group));
     fsdp::Engine<S, Slow> engine(mesh, plan.options);
     auto units = engine.shard(std::vector<Sleeper>(static_cast<std::size_t>(plan.units)), "unit");
     auto const timed = [&](auto&& pass) {
