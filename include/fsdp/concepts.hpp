@@ -75,15 +75,18 @@ struct Ticket {
 /// all_reduce with `send == recv`.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket.
+///
+/// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
+/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both.
 template <class C>
 concept Communicator =
     std::movable<C> && Device<typename C::Device> &&
     requires(C& comm, C const& view, typename C::Device::Stream& stream, float const* send, float* recv, double* sums,
-             std::size_t count, void* memory, Label label, Ticket ticket) {
+             std::size_t count, void* memory, Label label, Ticket ticket, std::string_view text) {
       { view.rank() } -> std::same_as<int>;
       { view.size() } -> std::same_as<int>;
       { view.device() } -> std::convertible_to<typename C::Device const&>;
-      { comm.split(int{}, int{}) } -> std::same_as<C>;          // (color, key); collective over this communicator
+      { comm.split(int{}, int{}, text) } -> std::same_as<C>;    // (color, key, name of the new one); collective over this communicator
       { comm.allocate(count) } -> std::same_as<void*>;          // collective; bytes; usable by every communicator split from this one
       { comm.deallocate(memory, count) } noexcept;              // not collective
       { comm.all_gather(stream, send, recv, count, label) } -> std::same_as<Ticket>;      // count: elements per rank
@@ -92,7 +95,7 @@ concept Communicator =
       { comm.all_reduce(stream, sums, sums, count, label) } -> std::same_as<Ticket>;
       { comm.broadcast(stream, recv, count, int{}, label) } -> std::same_as<Ticket>;      // in place, from root
       { comm.wait_for_peers(stream, ticket, WaitSite::none) };  // any stream of the device
-      { comm.exchange(std::string{}) } -> std::same_as<std::vector<std::string>>;  // control plane: all-gathers a text; blocks
+      { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
 
 /// A strategy: an empty type with constexpr answers (see strategy.hpp).

@@ -128,7 +128,7 @@ class Engine {
   void seal() {
     if (sealed_) return;
     declared_.seal();
-    detail::expect_equal_texts(mesh_->world(), declared_.text());
+    detail::expect_equal_texts(mesh_->world(), declared_.text(), "layouts");
     auto const plan = fsdp::memory_plan(plan_input());
     passes_.set_ahead(plan.ahead);
     for (std::size_t u = 0; u < unit_count(); ++u) give_own_slots(u);
@@ -326,17 +326,18 @@ class Engine {
         device_(mesh.device()),
         where_(place(mesh)),
         declared_(where_, options),
-        scalar_comm_(mesh.world().split(0, where_.rank)),
+        scalar_comm_(mesh.world().split(0, where_.rank, "scalar")),
         owned_compute_(compute == nullptr
                            ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
                            : std::nullopt),
         compute_(compute == nullptr ? &*owned_compute_ : compute),
-        gather_(device_, mesh.world().split(where_.replica, where_.rank), where_, account_),
-        reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank),
-                where_, account_) {
+        gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_),
+        reduce_(device_, mesh.world().split(where_.replica, where_.rank, "reduce"),
+                mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_) {
     if (options.reshard_ranks > 0) {
       auto const member = where_.rank % options.reshard_ranks;
-      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank), member);
+      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank, "kept group"),
+                             member);
     }
   }
 

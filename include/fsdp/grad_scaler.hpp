@@ -53,7 +53,8 @@ class GradScaler {
                  engine.rank());
     detail::expect_equal_texts(engine.world(),
                                fmt::format("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
-                                           options.backoff_factor, options.growth_interval));
+                                           options.backoff_factor, options.growth_interval),
+                               "GradScaler options");
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, sizeof(LossScale)};
     load_state({options.init_scale, 0});
     engine.norm_state().loss_scale = scale();
@@ -110,7 +111,8 @@ class GradScaler {
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);
     detail::expect_equal_texts(engine_->world(),
-                               fmt::format("GradScaler: scale {}, {} good steps", state.scale, state.good_steps));
+                               fmt::format("GradScaler: scale {}, {} good steps", state.scale, state.good_steps),
+                               "GradScaler state");
     engine_->device().copy_async(engine_->compute(), on_device(), &state, sizeof state);
     engine_->device().synchronize(engine_->compute());
   }

@@ -100,7 +100,7 @@ std::vector<float> gradients(E& engine, float unscale) {
   for (std::size_t u = 0; u < engine.unit_count(); ++u)
     mine.append(reinterpret_cast<char const*>(engine.unit(u).gradient),
                 static_cast<std::size_t>(engine.unit(u).shard_numel()) * sizeof(float));
-  auto const texts = engine.world().exchange(mine);
+  auto const texts = engine.world().exchange(mine, "gradients");
   std::vector<float> all;
   std::size_t offset = 0;
   for (std::size_t u = 0; u < engine.unit_count(); ++u) {

@@ -139,7 +139,7 @@ TEST_CASE("settings out of range are errors") {
   auto const config = [](fsdp::EngineOptions options) {
     return message_of(1, [&](int, Engine& engine, std::vector<Sharded>&) {
       Comm& world = engine.world();
-      fsdp::Mesh<Comm> mesh(world.split(0, 0));
+      fsdp::Mesh<Comm> mesh(world.split(0, 0, "other"));
       Engine other(mesh, options);
     });
   };

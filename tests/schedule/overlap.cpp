@@ -49,8 +49,8 @@ class Slow {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   Device const& device() const { return inner_.device(); }
-  Slow split(int color, int key) {
-    Slow part(inner_.split(color, key), microseconds_, false);
+  Slow split(int color, int key, std::string_view name) {
+    Slow part(inner_.split(color, key, name), microseconds_, false);
     part.link_ = link_;
     return part;
   }
@@ -79,7 +79,9 @@ class Slow {
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
     inner_.wait_for_peers(stream, ticket, site);
   }
-  std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
+  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
+    return inner_.exchange(mine, what);
+  }
 
  private:
   void transfer(Stream& stream) {
@@ -139,7 +141,7 @@ Times measure(Plan const& plan) {
     auto units = engine.shard(std::vector<Sleeper>(static_cast<std::size_t>(plan.units)), "unit");
     auto const timed = [&](auto&& pass) {
       engine.synchronize();
-      engine.world().exchange("ready");
+      engine.world().exchange({}, "ready");
       auto const start = std::chrono::steady_clock::now();
       pass();
       engine.synchronize();

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/text.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
@@ -30,24 +30,7 @@ constexpr std::string_view name(Operation operation) {
   return names[static_cast<std::size_t>(operation)];
 }
 
-/// A copy of a short text, so that peers may print it after its owner is gone. Long texts are cut but compared in full.
-class Text {
- public:
-  void assign(std::string_view text) {
-    size_ = text.size();
-    hash_ = std::hash<std::string_view>{}(text);
-    std::copy_n(text.data(), std::min(size_, kept_.size()), kept_.begin());
-  }
-  std::string_view view() const { return {kept_.data(), std::min(size_, kept_.size())}; }
-  bool operator==(Text const& other) const {
-    return size_ == other.size_ && hash_ == other.hash_ && view() == other.view();
-  }
-
- private:
-  std::array<char, 48> kept_{};
-  std::size_t size_ = 0;
-  std::size_t hash_ = 0;
-};
+using comm::Text;
 
 /// What a rank says about a collective that it enqueues.
 struct Request {
@@ -119,6 +102,7 @@ struct Lane {
   std::atomic<std::uint32_t> changes{0};
   std::atomic<std::uint32_t> sleepers{0};
   std::array<std::string, 2> texts;  // of the last two exchanges
+  std::array<Text, 2> whats;         // and what they are
   std::shared_ptr<void> child;       // the board of the group that this rank founds, during a split
 };
 

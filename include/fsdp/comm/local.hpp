@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -57,9 +58,12 @@ class Communicator {
   D const& device() const { return household_->device; }
 
   /// Groups the ranks that pass the same color, numbered by key, then by rank.
+  /// @param what the name of the new groups, for messages: equal on all ranks
+  /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks
-  Communicator split(int color, int key) {
-    auto const requests = exchange(fmt::format("{} {}", color, key));
+  Communicator split(int color, int key, std::string_view what) {
+    auto const label = comm::split_of(what);
+    auto const requests = exchange(fmt::format("{} {}", color, key), label);
     std::vector<std::pair<long, int>> members;  // (key, rank)
     for (int peer = 0; peer < size(); ++peer) {
       char* rest = nullptr;
@@ -74,9 +78,9 @@ class Communicator {
       for (auto const& member : members) world.push_back(board.world_rank(member.second));
       board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world));
     }
-    exchange("founded");
+    exchange("founded", label);
     auto child = board.lane(founder).child;
-    exchange("joined");
+    exchange("joined", label);
     if (rank() == founder) board.lane(rank()).child.reset();
     auto const mine = std::find_if(members.begin(), members.end(), [&](auto const& m) { return m.second == rank(); });
     return Communicator(household_, household_->sit(std::move(child), static_cast<int>(mine - members.begin())));
@@ -164,8 +168,12 @@ class Communicator {
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { seat_->wait_for_peers(stream, ticket, site); }
 
   /// Every rank's text, in rank order.
+  /// @param what the texts are, in a word or two: equal on all ranks
+  /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes; blocks
-  std::vector<std::string> exchange(std::string text) { return seat_->exchange(std::move(text)); }
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
+    return seat_->exchange(std::move(text), what);
+  }
 
  private:
   Communicator(std::shared_ptr<detail::Household<D>> household, std::shared_ptr<detail::Seat<D>> seat)

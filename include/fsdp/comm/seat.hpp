@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -91,18 +92,25 @@ class Seat {
     });
   }
 
-  std::vector<std::string> exchange(std::string text) {
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
     auto const number = ++exchanges_;
     // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
     lane().texts[number % 2] = std::move(text);
+    lane().whats[number % 2].assign(what);
     lane().announce(lane().exchanged, number);
+    std::vector<Text> whats(static_cast<std::size_t>(size()), lane().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = lane().texts[number % 2];
     for_peers([&](int peer) {
       auto& from = board_->lane(peer);
-      board_->await(rank_, peer, from.exchanged, number, [&] { return fmt::format("waits in exchange {}", number); });
+      board_->await(rank_, peer, from.exchanged, number,
+                    [&] { return fmt::format("waits in the exchange of {}", what); });
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
+      whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
+    comm::expect_same_exchange(
+        rank_, size(), [&](int rank) -> Text const& { return whats[static_cast<std::size_t>(rank)]; },
+        [&](int rank) { return board_->world_rank(rank); });
     return texts;
   }
 

@@ -54,7 +54,8 @@ class OptimizerState {
                  engine.rank(), name);
     engine.attach_optimizer();
     detail::expect_equal_texts(engine.world(),
-                               fmt::format("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)));
+                               fmt::format("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
+                               "optimizer options");
     std::int64_t elements = 0;
     for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
     auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
