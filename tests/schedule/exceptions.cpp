@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An exception in a module, or in a task of its stream, reaches the caller of the pass, and its peers by name.
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -149,13 +150,18 @@ TEST_CASE("destructors survive a stream that has failed, and nothing else goes o
 
 TEST_CASE("an exception that all ranks catch in forward ends that pass, and the next begins anew") {
   std::vector<float> weights;
+  std::atomic<int> missed{0};
   fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
     Engine engine(mesh);
     auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     for (int step = 0; step < 4; ++step) {
-      CHECK_THROWS_AS(forward(layers, throw_here), std::domain_error);
+      try {
+        forward(layers, throw_here);
+        ++missed;
+      } catch (std::domain_error const&) {
+      }
       forward(layers, {});
       backward(layers, {});
       sgd.step();
@@ -163,6 +169,7 @@ TEST_CASE("an exception that all ranks catch in forward ends that pass, and the 
     auto const all = fsdp::testing::all_weights(engine);
     if (mesh.rank() == 0) weights = all;
   });
+  CHECK(missed == 0);
   REQUIRE(weights.size() == 15);
   for (std::size_t i = 0; i < weights.size(); ++i) CHECK(weights[i] == -4.0f * static_cast<float>(i % 5 + 1));
 }

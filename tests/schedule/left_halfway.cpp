@@ -24,6 +24,17 @@ struct Before {
   int delay = 0;              ///< microseconds at most, before each copy and kernel
 };
 
+/// A backward that an exception leaves. (Ranks are threads, and Catch2's assertions are for one.)
+template <class Sharded>
+void leave(Sharded& sharded) {
+  try {
+    sharded.backward(512.0f, [](auto&) { throw std::domain_error("left"); });
+  } catch (std::domain_error const&) {
+    return;
+  }
+  throw std::logic_error("the exception did not reach its caller");
+}
+
 struct Outcome {
   std::vector<float> weights;
   bool account_restored = true;
@@ -70,7 +81,7 @@ Outcome train(int ranks, fsdp::EngineOptions options, Before const& before) {
       backward(512.0f, completed);
       if (before.by_exception) {
         auto& next = layers[layers.size() - 1 - completed];
-        CHECK_THROWS_AS(next.backward(512.0f, [](auto&) { throw std::domain_error("left"); }), std::domain_error);
+        leave(next);
       }
     }
     engine.discard_gradients();
@@ -145,8 +156,7 @@ TEST_CASE("until its gradients are discarded, all but completing a backward pass
       };
       forward();
       layers[2].backward(1.0f);
-      if (by_exception)
-        CHECK_THROWS_AS(layers[1].backward(1.0f, [](auto&) { throw std::domain_error("left"); }), std::domain_error);
+      if (by_exception) leave(layers[1]);
       std::vector<std::function<void()>> const refused{
           [&] { layers[0].forward(); },
           [&] { static_cast<void>(engine.evaluation()); },
