@@ -29,6 +29,7 @@
 #include "fsdp/schedule.hpp"
 #include "fsdp/shard_storage.hpp"
 #include "fsdp/sharded_module.hpp"
+#include "fsdp/step_gate.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/trace.hpp"
 #include "fsdp/unsharder.hpp"
@@ -202,7 +203,7 @@ class Engine {
   /// @note Collective: no; but all ranks discard at the same place of their passes, as they run the same passes.
   void discard_gradients() {
     passes_.discard();
-    clip_ = {};
+    gate_.forget_norm();
   }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
   /// @throws UsageError in the middle of a backward pass
@@ -216,30 +217,6 @@ class Engine {
   void attach_optimizer() {
     seal();
     storage_.lease_gradients();
-  }
-  /// @throws UsageError unless every unit has reduced gradients of whole backward passes since the last optimizer step
-  /// @param what  needs them, for the message
-  void expect_reduced_gradients(std::string_view what) const {
-    passes_.expect_whole_gradients(what);
-    for (auto const& unit : declared_.units())
-      FSDP_EXPECTS(!unit->fresh && !unit->has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with",
-                   rank(), unit->name());
-  }
-  /// @throws UsageError unless every unit's gradient shard holds the reduced gradients of some backward pass
-  void expect_gradients(std::string_view what) const {
-    passes_.expect_whole_gradients(what);
-    for (auto const& unit : declared_.units())
-      FSDP_EXPECTS(unit->reduced_once && !unit->has_unreduced(), "rank {}: {}, but unit '{}' has no reduced gradients",
-                   rank(), what, unit->name());
-  }
-  /// An optimizer step begins: nothing that was gathered before it is used again.
-  /// @return whether it multiplies gradients by the factor in norm_state()
-  /// @throws UsageError if gradients are missing, or not those that clip_grad_norm has measured; nothing has changed
-  bool begin_optimizer_step() {
-    expect_reduced_gradients("an optimizer step begins");
-    expect_current_norm();
-    passes_.abandon();
-    return std::exchange(clip_, {}).backward_passes == passes_.backward_passes();
   }
   /// Makes compute wait until the unit's gradient shard is complete.
   void wait_for_reduce(Unit& unit) {
@@ -257,19 +234,8 @@ class Engine {
     unit.update_pending = true;
   }
 
-  /// clip_grad_norm has measured the gradients as they are: the next optimizer step takes the factor in norm_state().
-  /// @param limits  the factor may be other than 1
-  void set_measured(bool limits) { clip_ = {passes_.backward_passes(), limits || (measured() && clip_.limits)}; }
-  /// clip_grad_norm has measured the gradients, and they are still the same.
-  bool measured() const { return clip_.backward_passes == passes_.backward_passes(); }
-  /// @throws UsageError if gradients were to be clipped by a norm that was measured before another backward pass
-  void expect_current_norm() const {
-    FSDP_EXPECTS(
-        measured() || !clip_.limits,
-        "rank {}: an optimizer step begins, but the norm to clip by was measured before another backward pass: "
-        "call clip_grad_norm after the last one",
-        rank());
-  }
+  /// What optimizers, clip_grad_norm and exports ask before they begin.
+  StepGate<Passes<S, C, P>>& step_gate() { return gate_; }
   NormState& norm_state() { return storage_.norm(); }
   C& scalar_communicator() { return scalar_comm_; }
   C& world() { return mesh_->world(); }
@@ -406,19 +372,12 @@ class Engine {
     }
   }
 
-  /// What clip_grad_norm has measured. Backward passes count from 1.
-  struct Clip {
-    std::uint64_t backward_passes = 0;
-    bool limits = false;
-  };
-
   Mesh<C>* mesh_;
   Device device_;
   Placement where_;
   MemoryAccount account_;
   Declaration<S, Device, P> declared_;
   ShardStorage<C, P> storage_{device_, account_};
-  Clip clip_;
   std::unique_ptr<Tracer<Device>> tracer_;
   TraceHook<Device> trace_;
   C scalar_comm_;
@@ -429,6 +388,7 @@ class Engine {
   Unsharder<C, P> gather_;
   Reducer<C, P> reduce_;
   Passes<S, C, P> passes_{device_, where_.rank, declared_, gather_, reduce_, *compute_};
+  StepGate<Passes<S, C, P>> gate_{where_.rank, passes_};
 };
 
 /// Makes an engine with the communicator's types deduced.

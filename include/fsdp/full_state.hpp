@@ -91,7 +91,7 @@ void export_full(E& engine, Visit&& visit) {
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
-  engine.expect_gradients("gradients are to be exported");
+  engine.step_gate().expect_readable("gradients are to be exported");
   engine.synchronize();
   export_shards(
       engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);

@@ -64,7 +64,7 @@ class GradNorm {
 template <class E>
 GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
-  engine.expect_reduced_gradients("clip_grad_norm");
+  engine.step_gate().expect_reduced("clip_grad_norm");
   auto& norm = engine.norm_state();
   auto& compute = engine.compute();
   auto const& device = engine.device();
@@ -94,9 +94,9 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   }
   span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
-                       norm.loss_scale, norm.result, engine.measured());
+                       norm.loss_scale, norm.result, engine.step_gate().measured());
   span.end();
-  engine.set_measured(max_norm < std::numeric_limits<float>::infinity());
+  engine.step_gate().set_measured(max_norm < std::numeric_limits<float>::infinity());
 
   GradNorm<E> result(engine);
   if (options.non_finite == NonFinite::raise) {

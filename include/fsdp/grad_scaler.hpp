@@ -79,9 +79,10 @@ class GradScaler {
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr) {
     auto& norm = engine_->norm_state();
-    engine_->expect_reduced_gradients("GradScaler::step");
-    engine_->expect_current_norm();
-    if (!engine_->measured()) clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
+    auto& gate = engine_->step_gate();
+    gate.expect_reduced("GradScaler::step");
+    gate.expect_current_norm();
+    if (!gate.measured()) clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
       bool& on;
       explicit Turn(bool& flag) : on(flag) { on = true; }

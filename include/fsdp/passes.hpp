@@ -143,6 +143,7 @@ class Passes {
     if (in_backward) abandon();
   }
 
+  typename Declaration<S, D, P>::Units const& units() const { return declared_->units(); }
   /// Backward passes begun so far: tells gradients apart.
   std::uint64_t backward_passes() const { return backward_passes_; }
 

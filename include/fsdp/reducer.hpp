@@ -93,10 +93,7 @@ class Reducer {
       unit.reduce_slot = slot;
     }
     auto& slot = *unit.reduce_slot;
-    return_lease(slot);
-    slot.leased = true;
-    leases_.push_back({&slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce))});
-    account_->lease(MemoryTag::reduce, leases_.back().bytes);
+    leases_.begin(slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce)), *account_);
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
     unit.begin_gradients();
@@ -177,8 +174,7 @@ class Reducer {
 
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
   void finish() {
-    for (std::size_t i = leases_.size(); i-- > 0;)
-      if (!leases_[i].slot->leased) return_lease(*leases_[i].slot);
+    leases_.end_returned(*account_);
     account_->lease(MemoryTag::reduce, -std::exchange(accumulators_read_, 0));
   }
 
@@ -207,19 +203,6 @@ class Reducer {
   }
 
  private:
-  struct Lease {
-    Slot<Event>* slot;
-    std::int64_t bytes;
-  };
-
-  void return_lease(Slot<Event>& slot) {
-    for (std::size_t i = 0; i < leases_.size(); ++i) {
-      if (leases_[i].slot != &slot) continue;
-      account_->lease(MemoryTag::reduce, -leases_[i].bytes);
-      leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(i));
-      return;
-    }
-  }
   [[nodiscard]] auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what,
                                 std::int64_t elements, std::size_t element = sizeof(Reduce)) {
     return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
@@ -341,7 +324,7 @@ class Reducer {
   MemoryAccount* account_;
   TraceHook<D> trace_;
   BufferPool<D> pool_;
-  std::vector<Lease> leases_;
+  SlotLeases<Event> leases_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
   bool zeroes_shared_ = false;          ///< a unit that takes slots in turn counts on zeroed ones
 
