@@ -76,7 +76,7 @@ class Communicator {
     if (rank() == founder) {
       std::vector<int> world;
       for (auto const& member : members) world.push_back(board.world_rank(member.second));
-      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world));
+      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world), what);
     }
     exchange("founded", label);
     auto child = board.lane(founder).child;
@@ -243,7 +243,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   auto const shared = std::make_shared<Run<D>>(ranks);
   std::vector<int> world;
   for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
-  auto board = std::make_shared<Board<D>>(shared, world);
+  auto board = std::make_shared<Board<D>>(shared, world, "world");
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   auto const live = [&](int rank) {
     auto const failed = [&](std::string_view reason) {

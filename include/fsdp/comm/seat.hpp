@@ -52,9 +52,9 @@ class Seat {
     auto& own = lane().entry(sequence);
     own.request = request;
     device_.record(own.ready, stream);
-    lane().announce(lane().published, sequence);
+    auto const call = board_->announce_call(rank_, board_->note_of(request), lane().published, sequence);
     broken_ = true;  // until the collective is enqueued as a whole
-    for_peers([&](int peer) { await(peer, board_->lane(peer).published, sequence); });
+    for_peers([&](int peer) { await(peer, &Lane<D>::published, sequence, call); });
     for_peers([&](int peer) { check(request, peer, sequence); });
     return sequence;
   }
@@ -67,7 +67,7 @@ class Seat {
     lane().announce(lane().partial, sequence);
   }
   Entry const& await_partial(int peer, std::uint64_t sequence) const {
-    await(peer, board_->lane(peer).partial, sequence);
+    await(peer, &Lane<D>::partial, sequence, 0);
     return peer_entry(peer, sequence);
   }
 
@@ -87,7 +87,7 @@ class Seat {
     // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
     auto const latest = sequence_ - (sequence_ - ticket.sequence) % Lane<D>::depth;
     for_peers([&](int peer) {
-      await(peer, board_->lane(peer).done, latest);
+      await(peer, &Lane<D>::done, latest, 0);
       device_.wait(stream, peer_entry(peer, latest).done, site);
     });
   }
@@ -97,14 +97,14 @@ class Seat {
     // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
     lane().texts[number % 2] = std::move(text);
     lane().whats[number % 2].assign(what);
-    lane().announce(lane().exchanged, number);
+    auto const call = board_->announce_call(rank_, board_->note_of_exchange(what), lane().exchanged, number);
     std::vector<Text> whats(static_cast<std::size_t>(size()), lane().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = lane().texts[number % 2];
     for_peers([&](int peer) {
       auto& from = board_->lane(peer);
-      board_->await(rank_, peer, from.exchanged, number,
-                    [&] { return fmt::format("waits in the exchange of {}", what); });
+      board_->await(rank_, peer, &Lane<D>::exchanged, number, call,
+                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, board_->name()); });
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
       whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
@@ -149,9 +149,9 @@ class Seat {
     FSDP_EXPECTS(stream_ == id, "rank {}: {} is on a second stream: a communicator is used by one stream", world_rank(),
                  request.describe());
   }
-  void await(int peer, std::atomic<std::uint64_t> const& what, std::uint64_t sequence) const {
-    board_->await(rank_, peer, what, sequence, [&] {
-      return fmt::format("waits in collective {}, {}", sequence,
+  void await(int peer, std::atomic<std::uint64_t> Lane<D>::*what, std::uint64_t sequence, std::uint64_t call) const {
+    board_->await(rank_, peer, what, sequence, call, [&] {
+      return fmt::format("waits in collective {} of '{}', {}", sequence, board_->name(),
                          board_->lane(rank_).entry(sequence).request.describe());
     });
   }
