@@ -69,6 +69,7 @@ struct Lane {
   static constexpr std::size_t depth = 16;
   static constexpr std::uint64_t left_in_order = 1;
   static constexpr std::uint64_t left_by_exception = 2;
+  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `reason` says why
 
   struct Entry {
     explicit Entry(D const& device)
@@ -93,8 +94,8 @@ struct Lane {
   }
 
   std::vector<Entry> entries;
-  // The latest collective whose request, partial event, done event is there; the latest exchange; whether the rank
-  // left.
+  // The latest collective whose request, partial event, done event is there; the latest exchange; whether and how the
+  // rank left.
   alignas(64) std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> partial{0};
   std::atomic<std::uint64_t> done{0};
@@ -104,6 +105,7 @@ struct Lane {
   std::atomic<std::uint32_t> sleepers{0};
   std::array<std::string, 2> texts;  // of the last two exchanges
   std::array<Text, 2> whats;         // and what they are
+  std::string reason;                // why the rank failed
   std::shared_ptr<void> child;       // the board of the group that this rank founds, during a split
 };
 
@@ -176,6 +178,9 @@ class Board {
       if ((from.*what).load(std::memory_order_acquire) >= value) return;
       throw_if_poisoned(rank);
       if (call != 0 && looks > 64) expect_no_circle(link, rank, what, value, call, looks);
+      if (left == Lane<D>::failed) {
+        fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), world_rank(peer), from.reason);
+      }
       if (left == Lane<D>::left_by_exception) await_reason(rank);
       if (left != 0) {
         fail<PeerError>("rank {}: {}, but rank {} has left the group{}", world_rank(rank), describe(), world_rank(peer),
