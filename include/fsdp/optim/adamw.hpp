@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
+#include "fsdp/scalar_math.hpp"
 
 namespace fsdp {
 
@@ -29,12 +31,13 @@ template <class E, class Moment = float>
 class AdamW {
  public:
   /// Seals the engine, and takes 2 S elements of memory for the moments.
-  /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone
-  /// @note Collective: sealing is.
+  /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone; ConfigError on every rank if
+  /// ranks' options differ
+  /// @note Collective: yes.
   explicit AdamW(E& engine, AdamWOptions options = {})
       : engine_(&engine),
         options_(checked(options)),
-        state_(engine, "AdamW", 2, options.weight_decay, options.stochastic_rounding) {}
+        state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}
 
   template <class None = void>
   AdamW(E&, ...) = delete;  // fsdp: not AdamWOptions: is a name misspelt, or out of order?
@@ -43,7 +46,8 @@ class AdamW {
 
   /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
   /// if any. A step that clipping skips changes nothing, nor the bias correction of later ones.
-  /// @throws UsageError if a unit has no reduced gradients, or a GradScaler lives: call its step
+  /// @throws UsageError if a unit has no reduced gradients, a backward pass is left half-way, the norm was measured
+  /// before another backward pass, or a GradScaler lives (call its step); a step that is refused changes nothing
   /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
   /// its own update only.
   /// @note Collective: no.
@@ -66,9 +70,17 @@ class AdamW {
   static AdamWOptions const& checked(AdamWOptions const& options) {
     FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
                  "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
-    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f,
-                 "AdamW: eps {} and weight decay {} must not be negative", options.eps, options.weight_decay);
+    FSDP_EXPECTS(math::is_finite(options.eps) && options.eps >= 0.0f && math::is_finite(options.weight_decay) &&
+                     options.weight_decay >= 0.0f,
+                 "AdamW: eps {} and weight decay {} must be finite and not negative", options.eps,
+                 options.weight_decay);
+    State::expect_learning_rate("AdamW", options.lr);
     return options;
+  }
+  static std::string text(AdamWOptions const& options) {
+    return fmt::format("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+                       options.beta1, options.beta2, options.eps, options.weight_decay, options.stochastic_rounding,
+                       options.seed);
   }
 
   template <bool Stochastic>
