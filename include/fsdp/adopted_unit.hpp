@@ -52,6 +52,8 @@ class AdoptedUnit {
           {tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
     use_ = engine.declare_use(unit_, name);
   }
+  template <class None = void>
+  AdoptedUnit(E&, ...) = delete;  // fsdp: not name, tensors, AdoptedOptions: is a name misspelt, or out of order?
   AdoptedUnit(AdoptedUnit&&) noexcept = default;
   AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;
 

@@ -5,7 +5,7 @@
 #include "model_communicator.hpp"
 
 struct Incomplete : compile_fail::Communicator {
-  Incomplete split(int, int) { return {}; }
+  Incomplete split(int, int, std::string_view) { return {}; }
 #ifndef CONTROL
   void reduce_scatter() = delete;
 #endif

@@ -80,7 +80,8 @@ void subnormals(Comm comm, bool inline_stream) {
   Weights weights;
   {
     Engine engine(mesh, {}, compute);
-    fsdp::AdoptedUnit<Engine> unit(engine, "unit", {{"weight", &weights.weight, &weights.gradient, {elements}}});
+    fsdp::AdoptedUnit<Engine> unit(engine, "unit", {{"weight", &weights.weight, &weights.gradient, {elements}}},
+                                   {.kernels_are_enqueued = true});
     fsdp::Sgd sgd(engine, {.momentum = 0.5f, .weight_decay = 0.1f});
     train_subnormals(engine, weights, unit, sgd, 0.75f, inline_stream ? "inline, Sgd" : "worker, Sgd");
     fsdp::AdamW adamw(engine, {.eps = 1.0f});

@@ -45,7 +45,8 @@ void use(Comm comm) {
   auto many = engine.shard(std::vector(2, Module<Stream>{8}), "many");
   typename Engine::Param* weight = nullptr;
   typename Engine::Reduce* gradient = nullptr;
-  fsdp::AdoptedUnit<Engine> adopted(engine, "adopted", {{"weight", &weight, &gradient, {8}}});
+  fsdp::AdoptedUnit<Engine> adopted(engine, "adopted", {{"weight", &weight, &gradient, {8}}},
+                                    {.kernels_are_enqueued = true});
   engine.set_forward_prefetch(0, {1});
   fsdp::AdamW<Engine, fsdp::bf16> adamw(engine, {.stochastic_rounding = true});
   fsdp::Sgd sgd(engine, {.momentum = 0.9f});
@@ -90,7 +91,7 @@ int main() {
     float value = 1.0f;
     world.all_reduce(stream, static_cast<float const*>(&value), &value, 1, {"value", "sum"});
     world.device().synchronize(stream);
-    return world.split(0, world.rank()).size();
+    return world.split(0, world.rank(), "part").size();
   });
 #endif
 }
