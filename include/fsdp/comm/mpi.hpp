@@ -173,6 +173,8 @@ class BasicCommunicator {
   static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
     MPI_Comm world = MPI_COMM_NULL;
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+    // What a stream waits for may wait for peers: they are named first.
+    if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
     static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
     auto const id = ++worlds;
     auto family = std::make_shared<detail::Family>(environment.post(), id, environment.rank());
