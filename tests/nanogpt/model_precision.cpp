@@ -3,6 +3,7 @@
 // without one.
 // full-run: [curves]
 // skip-sanitizers
+// optimised
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
