@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds what the library's targets name. Imported targets are global, so that a parent project can link them too.
 
+include(FsdpMissing)
+
 # Every backend option is one of three words; nothing is downgraded silently.
 foreach(backend IN ITEMS MPI CUDA NCCL)
   if(NOT FSDP_${backend} MATCHES "^(AUTO|ON|OFF)$")
@@ -9,7 +11,10 @@ foreach(backend IN ITEMS MPI CUDA NCCL)
   set(FSDP_HAVE_${backend} OFF)
 endforeach()
 
-find_package(fmt 9 REQUIRED GLOBAL)
+find_package(fmt 9 QUIET GLOBAL)
+if(NOT fmt_FOUND)
+  fsdp_missing(fsdp "fmt 9 or newer" libfmt-dev)
+endif()
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED GLOBAL)
 
@@ -19,7 +24,10 @@ if(NOT FSDP_MPI STREQUAL OFF)
   if(MPI_CXX_FOUND)
     set(FSDP_HAVE_MPI ON)
   elseif(FSDP_MPI STREQUAL ON)
-    message(FATAL_ERROR "FSDP_MPI is ON, but no MPI for C++ was found (on Debian: libopenmpi-dev openmpi-bin)")
+    fsdp_missing(fsdp::mpi "an MPI for C++" libopenmpi-dev)
+  endif()
+  if(FSDP_MPI STREQUAL ON AND NOT MPIEXEC_EXECUTABLE)
+    fsdp_missing(fsdp::mpi mpirun openmpi-bin)
   endif()
 endif()
 

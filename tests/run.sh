@@ -2,63 +2,60 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds, and tests. The last lines are ctest's own summary of the main suite.
 #
-#   tests/run.sh [--quick] [--full] [--no-install]
+#   tests/run.sh [--quick | --all] [--full] [--no-install] [--only=REGEX]
 #
 #   --quick        the preset cpu only: no sanitizers, no CUDA build
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
+#   --only=REGEX   builds only what the host's tests that match REGEX need, and runs those
 #   JOBS=2         compilers, and tests, at a time
 #   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for, instead of the build's default
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-2}
-quick=0 full=0 install=1
+. cmake/install_missing.sh
+quick=0 full=0 only=
 for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
+    --all) quick=0 ;;
     --full) full=1 ;;
     --no-install) install=0 ;;
-    -h | --help) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --only=?*) only=${argument#--only=} ;;
+    -h | --help) sed -n '3,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
 say() { printf '== [%ds] %s\n' "$SECONDS" "$*"; }
+die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
-packages=(g++ clang-14 cmake ninja-build ccache pkg-config libfmt-dev catch2 libopenmpi-dev openmpi-bin libopenblas-dev
-          libcli11-dev nlohmann-json3-dev)
-if ((install)) && command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
-  missing=()
-  for package in "${packages[@]}"; do
-    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
-  done
-  if ((${#missing[@]})); then
-    say "installing ${missing[*]}"
-    root=()
-    if ((EUID != 0)); then root=(sudo); fi
-    ${root[@]+"${root[@]}"} apt-get update -q
-    ${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
-  fi
-fi
-
-# For fresh build folders; one that exists keeps its generator.
-if [[ -z ${CMAKE_GENERATOR:-} ]] && command -v ninja >/dev/null; then export CMAKE_GENERATOR=Ninja; fi
-if command -v ccache >/dev/null; then
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  # The same object for another folder of the same sources.
-  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
-fi
+wish_for ninja=ninja-build ccache=ccache
+need_tools
+use_quick_tools
 ctest_flags=(--output-on-failure -j "$jobs" --no-tests=error)
 
 build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
   say "preset $preset: build $target"
-  mkdir -p build
-  # Presets say what is built: another script may have left tests and benchmarks off in the same folder.
-  cmake --preset "$preset" "${@:3}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; return 1; }
+  # Presets say what is built: another script may have left tests off in the same folder.
+  configure "$preset" "${@:3}"
   cmake --build "build/$preset" -j "$jobs" --target "$target"
 }
 
-build cpu
+demands="nanogpt;tests"
+if ((!quick)); then demands+=";headers_clang"; fi
+host=(-DFSDP_MPI=ON "-DFSDP_REQUIRE=$demands")
+if [[ -n $only ]]; then
+  configure cpu "${host[@]}"
+  # Those targets that the tests' commands name as files of the build folder.
+  targets=$(cmake --build build/cpu --target help | grep -oE '^(\.\.\. )?[A-Za-z_0-9]+' | sed 's/^\.\.\. //')
+  mapfile -t programs < <(ctest --test-dir build/cpu -N -V -R "$only" | grep -E ': Test command:|^Could not find executable' |
+    grep -o "$PWD/build/cpu/[^ \"]*" | sed 's|.*/||' | sort -u | grep -xF "$targets")
+  if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
+  exec ctest --test-dir build/cpu "${ctest_flags[@]}" -R "$only"
+fi
+
+build cpu all "${host[@]}"
 if ((!quick)); then
   for sanitizer in asan tsan; do
     build $sanitizer

@@ -24,7 +24,7 @@ class Area {
       : comm_(comm), bytes_(bytes), own_(static_cast<std::byte*>(comm.allocate(bytes))) {
     comm.device().zero_async(stream, own_, bytes);
     comm.device().synchronize(stream);
-    comm.exchange({});
+    comm.exchange({}, "peers");
   }
   Area(Area const&) = delete;
   Area& operator=(Area const&) = delete;
@@ -47,14 +47,14 @@ class Area {
 template <class C>
 std::vector<std::byte*> peers_of(C& comm, Area<C> const& area, std::string_view kind) {
   std::vector<std::byte*> all;
-  auto const texts = comm.exchange(std::to_string(reinterpret_cast<std::uintptr_t>(area.data())));
+  auto const texts = comm.exchange(std::to_string(reinterpret_cast<std::uintptr_t>(area.data())), "peers");
   if (kind == "local") {
     for (auto const& text : texts)
       all.push_back(reinterpret_cast<std::byte*>(std::strtoull(text.c_str(), nullptr, 10)));
     return all;
   }
   if (kind != "mpi") return {};
-  auto const machines = comm.exchange(machine_id());
+  auto const machines = comm.exchange(machine_id(), "peers");
   for (auto const& machine : machines)
     if (machine != machines.front()) return {};
   auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -62,12 +62,12 @@ std::vector<std::byte*> peers_of(C& comm, Area<C> const& area, std::string_view 
   for (int rank = 0; rank < comm.size(); ++rank) all.push_back(area.data() + (rank - comm.rank()) * stride);
   auto& own = *reinterpret_cast<std::uint64_t*>(area.data());
   own = 0x5eed0000u + static_cast<std::uint64_t>(comm.rank());
-  comm.exchange({});
+  comm.exchange({}, "peers");
   bool found = true;
   for (int rank = 0; rank < comm.size(); ++rank)
     found = found && *reinterpret_cast<std::uint64_t*>(all[static_cast<std::size_t>(rank)]) ==
                          0x5eed0000u + static_cast<std::uint64_t>(rank);
-  for (auto const& text : comm.exchange(found ? "found" : "lost"))
+  for (auto const& text : comm.exchange(found ? "found" : "lost", "peers"))
     if (text != "found") all.clear();
   own = 0;
   return all;

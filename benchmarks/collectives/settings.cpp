@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <map>
+#include <optional>
 
 namespace bench {
 
@@ -30,11 +32,33 @@ std::vector<std::size_t> Settings::sizes() const {
 
 namespace {
 
-/// The number that a launcher gave to this process or to the run; `otherwise` without a launcher.
-int launched(char const* ours, char const* theirs, int otherwise) {
-  for (auto const* variable : {ours, theirs})
+/// The first of these environment variables that is set, as a number.
+std::optional<int> number_from(std::initializer_list<char const*> variables) {
+  for (auto const* variable : variables)
     if (char const* const text = std::getenv(variable); text != nullptr && *text != '\0') return std::atoi(text);
-  return otherwise;
+  return std::nullopt;
+}
+
+/// What an MPI launcher (mpirun, mpiexec, srun) says to the processes that it starts.
+struct Launch {
+  /// Open MPI; Hydra, Intel MPI and every launcher that speaks PMI; MVAPICH. They set these for one process, too.
+  std::optional<int> size = number_from({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"});
+  /// Tasks of the step that srun started. A shell in an allocation is such a step, of one task; a batch script is none.
+  std::optional<int> tasks = number_from({"SLURM_STEP_NUM_TASKS"});
+
+  /// PMIx alone tells a process its rank, and not how many there are.
+  bool by_mpi() const { return size || (tasks ? *tasks > 1 : number_from({"PMIX_RANK"}).has_value()); }
+  /// Nothing where the launcher does not say.
+  std::optional<int> processes() const {
+    if (size || tasks) return size ? size : tasks;
+    return by_mpi() ? std::nullopt : std::optional<int>{1};
+  }
+};
+
+/// This process's number in the run, so that messages are said once.
+int launched_rank() {
+  return number_from({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK"})
+      .value_or(0);
 }
 
 /// One byte count: 8, 64K, 1M, 2G, with or without a B behind.
@@ -67,8 +91,7 @@ void require(bool holds, std::string const& message) {
 }
 
 void check_together(Settings const& s, bool ranks_given) {
-  int const processes =
-      s.comm == "nccl" ? launched("WORLD_SIZE", "WORLD_SIZE", 1) : launched("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", 1);
+  int const processes = s.comm == "nccl" ? number_from({"WORLD_SIZE"}).value_or(1) : Launch{}.processes().value_or(2);
   require(s.min_bytes > 0 && s.min_bytes <= s.max_bytes,
           fmt::format("-b {} and -e {}: expected 0 < minbytes <= maxbytes", s.min_bytes, s.max_bytes));
   require(s.pool_bytes > 0, "--pool: expected a positive byte count");
@@ -108,7 +131,8 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
       "S is the total size in bytes (all_gather: of the result; reduce_scatter: of a rank's input); algbw = S/t;\n"
       "busbw = algbw * (n-1)/n, for all_reduce algbw * 2(n-1)/n. Times are medians over rounds of the mean over\n"
       "iterations, of the slowest rank.");
-  s.comm = build.comms.front();
+  bool const can_mpi = std::find(build.comms.begin(), build.comms.end(), "mpi") != build.comms.end();
+  s.comm = can_mpi && Launch{}.by_mpi() ? "mpi" : build.comms.front();
   std::vector<Scope> scopes;
   std::vector<Mode> const single{Mode::table, Mode::overlap};
   std::vector<Mode> const products{Mode::overlap, Mode::units, Mode::sweep};
@@ -150,7 +174,9 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
                         ->type_name("LIST")
                         ->option_text("all_gather,reduce_scatter,all_reduce"),
                     single});
-  app.add_option("--comm", s.comm, "communicator")->check(CLI::IsMember(build.comms))->capture_default_str();
+  app.add_option("--comm", s.comm, "communicator; under mpirun or srun mpi by itself")
+      ->check(CLI::IsMember(build.comms))
+      ->capture_default_str();
   auto* const ranks =
       app.add_option("--ranks", s.ranks, "threads of --comm=local")->check(CLI::Range(1, 64))->capture_default_str();
   bytes("--pool", s.pool_bytes, "what iterations rotate through, so that caches do not flatter", single);
@@ -172,7 +198,7 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
   number("--rows", s.rows, "of the activations of a rank", 1, 1 << 20, products);
   app.add_flag("--sweep", sweep, "the engine over unit sizes and prefetch depths, at units * unit_bytes parameters");
 
-  int const rank = launched("OMPI_COMM_WORLD_RANK", "RANK", 0);
+  int const rank = launched_rank();
   try {
     app.parse(argc, argv);
     s.mode = sweep ? Mode::sweep : !overlap ? Mode::table : units->count() > 0 ? Mode::units : Mode::overlap;

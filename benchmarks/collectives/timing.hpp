@@ -36,7 +36,7 @@ template <class C>
 class Stopwatch {
  public:
   explicit Stopwatch(C& comm) : comm_(comm) {
-    auto const ids = comm.exchange(machine_id());
+    auto const ids = comm.exchange(machine_id(), "machines");
     one_clock_ = std::all_of(ids.begin(), ids.end(), [&](auto const& id) { return id == ids.front(); });
   }
 
@@ -45,7 +45,7 @@ class Stopwatch {
   template <class Block>
   double time(Block&& block) {
     std::int64_t begin = 0;
-    for (auto const& text : comm_.exchange(std::to_string(now_ns())))
+    for (auto const& text : comm_.exchange(std::to_string(now_ns()), "times"))
       begin = std::max<std::int64_t>(begin, std::atoll(text.c_str()));
     begin = one_clock_ ? begin + lead_ns : now_ns();
     if (auto const left = begin - now_ns(); left > 200'000) {
@@ -73,7 +73,7 @@ class Stopwatch {
     std::string text;
     for (auto const value : mine) text += fmt::format("{:.17g} ", value);
     std::vector<double> total;
-    for (auto const& theirs : comm_.exchange(text)) {
+    for (auto const& theirs : comm_.exchange(text, "figures")) {
       char const* next = theirs.c_str();
       for (std::size_t i = 0; i < mine.size(); ++i) {
         char* end = nullptr;

@@ -33,6 +33,7 @@ struct LoopDevice {
   void record(Event&, Stream&) const {}
   void wait(Stream&, Event const&, fsdp::WaitSite) const {}
   void synchronize(Stream&) const {}
+  void synchronize(Event const&) const {}
   /// Not inlined: GCC takes what runs once per process for cold, and compiles kernels inside it for size.
   template <class Kernel, class... Args>
   [[gnu::noinline]] void launch(Stream&, std::int64_t blocks, Kernel kernel, Args... args) const {

@@ -29,7 +29,7 @@ void agree(C& world, Check&& check) {
     problem = error.what();
     if (problem.empty()) problem = "an error without a text";
   }
-  for (auto const& text : world.exchange(problem))
+  for (auto const& text : world.exchange(problem, "problems"))
     if (!text.empty()) throw AgreedError(text);
 }
 
@@ -39,7 +39,7 @@ template <class C>
 void expect_same_settings(C& world, Settings const& settings) {
   std::string mine;
   for (auto const& setting : all_settings()) mine += fmt::format("{}={}\n", setting.name, setting.text_of(settings));
-  auto const texts = world.exchange(mine);
+  auto const texts = world.exchange(mine, "settings");
   auto const& first = texts.front();
   if (first == mine) return;
   auto const differs = static_cast<std::size_t>(std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());

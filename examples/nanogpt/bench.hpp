@@ -38,7 +38,7 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
   auto const mean = engine.mean_over_ranks({mine, exposed_mine, loss});
   double const seconds = mean[0], exposed = mean[1];
   std::int64_t largest_pss = 0;
-  for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()))) largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
+  for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()), "memory")) largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
   if (engine.rank() != 0) return;
 
   double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);

@@ -108,11 +108,11 @@ Peak measure_peak(C& world) {
   auto owner = fmt::format("rank {}", world.rank());
   if constexpr (requires { device.ordinal(); })
     owner = fmt::format("process {}, device {}", ::getpid(), device.ordinal());
-  auto const owners = world.exchange(owner);
+  auto const owners = world.exchange(owner, "owners of devices");
   auto const first = std::find(owners.begin(), owners.end(), owner) - owners.begin();
   Peak peak;
   if (first == world.rank()) peak = detail::device_peak<T>(device);  // the only one of its device that measures
-  auto const rates = world.exchange(fmt::format("{:.17g}", peak.flops));
+  auto const rates = world.exchange(fmt::format("{:.17g}", peak.flops), "peaks");
   peak.flops = 0;
   for (auto const& rate : rates) peak.flops += std::strtod(rate.c_str(), nullptr);
   return peak;

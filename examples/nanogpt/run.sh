@@ -36,42 +36,20 @@ if [[ -n $data ]]; then
   [[ -f $data && -r $data ]] || die "--data: '$data' is not a file that can be read"
 fi
 
-# --- what the build needs -----------------------------------------------------------------------------------------------
-packages=()
-need() { # need PACKAGE TEST...
-  local package=$1
-  shift
-  "$@" > /dev/null 2>&1 || packages+=("$package")
-}
-header() { local place; for place in /usr/include /usr/local/include /usr/include/*-linux-gnu; do [[ -e $place/$1 ]] && return 0; done; return 1; }
-need g++ command -v g++
-need cmake command -v cmake
-need make command -v make
-need openmpi-bin command -v mpirun
-need libopenmpi-dev command -v mpicxx
-need libfmt-dev header fmt/format.h
-need libcli11-dev header CLI/CLI.hpp
-need nlohmann-json3-dev header nlohmann/json.hpp
-need libopenblas-dev header cblas.h
-if ((${#packages[@]})); then
-  say "installing ${packages[*]}"
-  root=()
-  if ((EUID != 0)); then
-    command -v sudo > /dev/null || die "missing ${packages[*]}: install them, or run this where sudo is"
-    root=(sudo)
-  fi
-  command -v apt-get > /dev/null || die "missing ${packages[*]}: this system has no apt-get; install their counterparts"
-  "${root[@]}" apt-get update -q
-  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
-fi
-
-# --- build --------------------------------------------------------------------------------------------------------------
-preset=cpu
-if [[ -d /usr/local/cuda/bin ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
-if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then preset=cuda; fi
-say "building (preset $preset)"
+# --- build, with what CMake finds missing ---------------------------------------------------------------------------------
 cd "$repository"
-cmake --preset "$preset" -DFSDP_BUILD_TESTS=OFF -DFSDP_BUILD_BENCHMARKS=OFF > /dev/null
+. cmake/install_missing.sh
+need_tools
+use_quick_tools
+preset=cpu demands=(-DFSDP_MPI=ON)
+if [[ -d /usr/local/cuda/bin ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
+if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
+  preset=cuda demands=() # GPUs are shared by the threads of one process
+fi
+# Tests that were built in this folder stay: Ninja's generator deletes what a configuration no longer has.
+if [[ ! -e build/$preset/tests/CTestTestfile.cmake ]]; then demands+=(-DFSDP_BUILD_TESTS=OFF); fi
+configure "$preset" -DFSDP_REQUIRE=nanogpt ${demands[@]+"${demands[@]}"}
+say "building (preset $preset)"
 cmake --build "build/$preset" --target nanogpt -j "$jobs"
 nanogpt=$repository/build/$preset/examples/nanogpt/nanogpt
 mkdir -p "$work"
@@ -97,10 +75,15 @@ for setting in ${settings[@]+"${settings[@]}"}; do
 done
 defaults=(train_shakespeare_char_cpu --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
           --batch_size=6 --gradient_accumulation_steps="$ranks")
-launch=(mpirun -np "$ranks" --oversubscribe --bind-to none)
 if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
-if [[ $preset == cuda ]]; then launch=(); fi # GPUs are shared by the threads of one process
-if [[ $preset == cuda ]]; then defaults+=(--ranks="$ranks"); fi
+if [[ $preset == cuda ]]; then
+  launch=()
+  defaults+=(--ranks="$ranks")
+else # the launcher that CMake found beside the library
+  mpirun=$(sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' "$repository/build/$preset/CMakeCache.txt")
+  launch=("$mpirun" -n "$ranks")
+  if "$mpirun" --version 2>&1 | grep -qiE 'open ?mpi|open-mpi|openrte|prte'; then launch+=(--oversubscribe --bind-to none); fi
+fi
 
 key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$(sha256sum < "data/$dataset/train.bin")" | sha256sum)
 if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then

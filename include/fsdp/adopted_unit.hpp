@@ -22,6 +22,11 @@ struct AdoptedTensor {
   TensorOptions options{};
 };
 
+struct AdoptedOptions {
+  /// The caller's kernels are enqueued on engine.compute(), which need not be inline then.
+  bool kernels_are_enqueued = false;
+};
+
 /// Registers the caller's tensors as the next unit in forward order.
 ///
 /// ```
@@ -29,8 +34,9 @@ struct AdoptedTensor {
 /// fsdp::no_decay}}}; { auto full = fc.forward();  their_forward(w, x, acts); } { auto full = fc.backward();
 /// their_backward(w, g, x, acts); }
 /// ```
-/// With an inline compute stream (host) the pointers may be used by the calling thread at once; otherwise by work
-/// enqueued on engine.compute(). Backward adds to the gradients.
+/// With an inline compute stream (host::Stream::inline_stream) the pointers may be used by the calling thread at once;
+/// otherwise only by work enqueued on engine.compute(), and on the host AdoptedOptions has to say so: the calling
+/// thread would read parameters that are not there yet. Backward adds to the gradients.
 template <class E>
 class AdoptedUnit {
  public:
@@ -38,8 +44,9 @@ class AdoptedUnit {
   using Reduce = typename E::Reduce;
   using Tensor = AdoptedTensor<Param, Reduce>;
 
-  AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors)
-      : engine_(&engine), unit_(engine.add_unit(name)), tensors_(std::move(tensors)) {
+  /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
+  AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
+      : engine_(&engine), unit_(checked(engine, name, options)), tensors_(std::move(tensors)) {
     for (auto const& tensor : tensors_)
       indices_.push_back(engine.unit(unit_).layout().add(
           {tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
@@ -68,6 +75,16 @@ class AdoptedUnit {
   Scope backward() { return Scope(*this, Pass::backward); }
 
  private:
+  static UnitId checked(E& engine, std::string const& name, AdoptedOptions const& options) {
+    if constexpr (requires { engine.compute().runs_inline(); })
+      FSDP_EXPECTS(
+          options.kernels_are_enqueued || engine.compute().runs_inline(),
+          "rank {}: adopted unit '{}': compute is a worker's stream, and kernels on the calling thread would not "
+          "wait for it: give the engine a host::Stream::inline_stream, or enqueue kernels on engine.compute() "
+          "and say so (AdoptedOptions::kernels_are_enqueued)",
+          engine.rank(), name);
+    return engine.add_unit(name);
+  }
   void bind(Param* parameters, Reduce* gradients) {
     auto const& layout = engine_->unit(unit_).layout();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {

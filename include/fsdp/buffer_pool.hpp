@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <utility>
+#include <vector>
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/memory.hpp"
 
 namespace fsdp {
 
@@ -74,6 +77,34 @@ class BufferPool {
  private:
   std::deque<Slot<Event>> shared_, own_;  // deque: addresses stay
   std::size_t position_ = 0;
+};
+
+/// Slots that were leased and count as in use in an account until they are leased again, or a pass is complete.
+template <class Event>
+class SlotLeases {
+ public:
+  /// `slot` is leased for `bytes`. A former lease of it ends.
+  void begin(Slot<Event>& slot, std::int64_t bytes, MemoryAccount& account) {
+    for (auto const& lease : leases_)
+      if (lease.slot == &slot) account.lease(MemoryTag::reduce, -lease.bytes);
+    std::erase_if(leases_, [&](Lease const& lease) { return lease.slot == &slot; });
+    slot.leased = true;
+    leases_.push_back({&slot, bytes});
+    account.lease(MemoryTag::reduce, bytes);
+  }
+  /// Leases of slots that were given back end.
+  void end_returned(MemoryAccount& account) {
+    for (auto const& lease : leases_)
+      if (!lease.slot->leased) account.lease(MemoryTag::reduce, -lease.bytes);
+    std::erase_if(leases_, [](Lease const& lease) { return !lease.slot->leased; });
+  }
+
+ private:
+  struct Lease {
+    Slot<Event>* slot;
+    std::int64_t bytes;
+  };
+  std::vector<Lease> leases_;
 };
 
 }  // namespace fsdp

@@ -35,7 +35,8 @@ struct ProbeKernel {
 /// Stream and Event are move-only owners with CUDA's semantics: a stream runs in order; streams are unordered except
 /// through events; `record` may be called again on the same event, and `wait` refers to the latest `record` before it
 /// in host order. Waiting on an event that was never recorded is an error where the device can tell.
-/// Only `synchronize` and `deallocate` may block the calling thread.
+/// Only `synchronize` and `deallocate` may block the calling thread; synchronize with an event waits for its latest
+/// record, and not while the stream is captured into a graph.
 template <class D>
 concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::movable<typename D::Event> &&
                  requires(D const device, typename D::Stream& stream, typename D::Event& event, void* to, void const* from,
@@ -50,6 +51,7 @@ concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::mo
                    { device.record(event, stream) };
                    { device.wait(stream, std::as_const(event), WaitSite::none) };
                    { device.synchronize(stream) };                     // rethrows what the stream's work threw
+                   { device.synchronize(std::as_const(event)) };
                    { device.launch(stream, std::int64_t{}, detail::ProbeKernel{}, 0.0f) };  // kernel(block, index, args...)
                  };
 
@@ -73,15 +75,18 @@ struct Ticket {
 /// all_reduce with `send == recv`.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket.
+///
+/// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
+/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both.
 template <class C>
 concept Communicator =
     std::movable<C> && Device<typename C::Device> &&
     requires(C& comm, C const& view, typename C::Device::Stream& stream, float const* send, float* recv, double* sums,
-             std::size_t count, void* memory, Label label, Ticket ticket) {
+             std::size_t count, void* memory, Label label, Ticket ticket, std::string_view text) {
       { view.rank() } -> std::same_as<int>;
       { view.size() } -> std::same_as<int>;
       { view.device() } -> std::convertible_to<typename C::Device const&>;
-      { comm.split(int{}, int{}) } -> std::same_as<C>;          // (color, key); collective over this communicator
+      { comm.split(int{}, int{}, text) } -> std::same_as<C>;    // (color, key, name of the new one); collective over this communicator
       { comm.allocate(count) } -> std::same_as<void*>;          // collective; bytes; usable by every communicator split from this one
       { comm.deallocate(memory, count) } noexcept;              // not collective
       { comm.all_gather(stream, send, recv, count, label) } -> std::same_as<Ticket>;      // count: elements per rank
@@ -90,7 +95,7 @@ concept Communicator =
       { comm.all_reduce(stream, sums, sums, count, label) } -> std::same_as<Ticket>;
       { comm.broadcast(stream, recv, count, int{}, label) } -> std::same_as<Ticket>;      // in place, from root
       { comm.wait_for_peers(stream, ticket, WaitSite::none) };  // any stream of the device
-      { comm.exchange(std::string{}) } -> std::same_as<std::vector<std::string>>;  // control plane: all-gathers a text; blocks
+      { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
 
 /// A strategy: an empty type with constexpr answers (see strategy.hpp).

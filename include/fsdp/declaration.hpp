@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Declaration {
                         backward_prefetch());
     if (options.max_ahead_bytes < 0)
       fail<ConfigError>("rank {}: max_ahead_bytes must not be negative, got {}", rank, options.max_ahead_bytes);
+    if (options.passes_ahead < 1)
+      fail<ConfigError>("rank {}: passes_ahead must be at least 1, got {}", rank, options.passes_ahead);
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
                         options.first_bucket_bytes);
@@ -67,6 +70,18 @@ class Declaration {
       FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", where_.rank, unit_name);
     units_.push_back(std::make_unique<Unit>(device, std::string(unit_name)));
     return {units_.size() - 1};
+  }
+
+  /// A module has named tensors of the unit.
+  /// @throws UsageError if another unit has one of them
+  void claim_names(UnitId id) {
+    for (auto const& tensor : units_[id.index]->layout().tensors()) {
+      auto const owner = owners_.emplace(tensor.name, id.index).first->second;
+      FSDP_EXPECTS(owner == id.index,
+                   "rank {}: units '{}' and '{}' both have a tensor '{}': its name is what it is saved by, and modules "
+                   "that share it share a unit",
+                   where_.rank, units_[owner]->name(), units_[id.index]->name(), tensor.name);
+    }
   }
 
   /// Replaces what the depth says for one use of one pass.
@@ -100,8 +115,8 @@ class Declaration {
     lines += fmt::format(
         "options: reshard_ranks {}, keep_unsharded {}, accumulate_unsharded {}, accumulate_replica {}\n",
         options_.reshard_ranks, options_.keep_unsharded, options_.accumulate_unsharded, options_.accumulate_replica);
-    lines += fmt::format("options: buckets {} and {}, seed {}\n", options_.first_bucket_bytes, options_.bucket_bytes,
-                         options_.seed);
+    lines += fmt::format("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
+                         options_.bucket_bytes, options_.seed, options_.passes_ahead);
     for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
@@ -154,6 +169,7 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
+  std::unordered_map<std::string, std::size_t> owners_;  ///< of tensor names: their unit
   std::vector<List> lists_;
 };
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -29,6 +29,7 @@
 #include "fsdp/schedule.hpp"
 #include "fsdp/shard_storage.hpp"
 #include "fsdp/sharded_module.hpp"
+#include "fsdp/step_gate.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/trace.hpp"
 #include "fsdp/unsharder.hpp"
@@ -93,6 +94,7 @@ class Engine {
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
     user_module.describe(unbound, detail::Registrar{prefix, &units()[unit.index]->layout(), &tensors});
+    declared_.claim_names(unit);
     declare_gradients(unit, prefix, user_module, tensors);
     return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
   }
@@ -108,6 +110,7 @@ class Engine {
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
   std::size_t declare_use(UnitId unit, std::string_view module) {
     units()[unit.index]->sets_gradients = false;
+    declared_.claim_names(unit);
     return schedule().declare(unit.index, std::string(module));
   }
 
@@ -126,7 +129,7 @@ class Engine {
   void seal() {
     if (sealed_) return;
     declared_.seal();
-    detail::expect_equal_texts(mesh_->world(), declared_.text());
+    detail::expect_equal_texts(mesh_->world(), declared_.text(), "layouts");
     auto const plan = fsdp::memory_plan(plan_input());
     passes_.set_ahead(plan.ahead);
     for (std::size_t u = 0; u < unit_count(); ++u) give_own_slots(u);
@@ -163,11 +166,14 @@ class Engine {
   }
   /// Whether backward passes that reduce also sum over replicas. Read when a pass begins; without, HybridShard
   /// reduce-scatters within the shard group and adds up the result in a partial shard, until a pass that does.
-  /// @throws UsageError if partial shards were not declared (EngineOptions::accumulate_replica) and there are replicas
-  /// of shards
+  /// NoShard has no groups to reduce within: there it is the same as set_gradient_sync.
+  /// @throws UsageError if buffers for that were not declared and there are replicas: EngineOptions::accumulate_replica
+  /// for HybridShard, accumulate_unsharded for NoShard with gradients narrower than fp32
   void set_replica_sync(bool on) {
-    FSDP_EXPECTS(on || reduce_.direct() || where_.replicas == 1 || options().accumulate_replica,
-                 "rank {}: gradients can wait for replicas only with EngineOptions::accumulate_replica", rank());
+    auto const declared = S::shards_gradients ? options().accumulate_replica : options().accumulate_unsharded;
+    FSDP_EXPECTS(on || reduce_.direct() || where_.replicas == 1 || declared,
+                 "rank {}: gradients can wait for replicas only with EngineOptions::{}", rank(),
+                 S::shards_gradients ? "accumulate_replica" : "accumulate_unsharded");
     passes_.next_backward().replica_sync = on;
   }
   /// Whether backward drops parameters. Read when a pass begins; without, the next micro-step's forward finds them
@@ -182,27 +188,38 @@ class Engine {
 
   using Evaluation = EvaluationScope<Engine>;
   using Scope = UseScope<Engine>;
-  /// @return while it lives, forward passes keep nothing for a backward pass
+  /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
+  /// @throws UsageError in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(*this); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
   Scope forward_scope(std::size_t use) { return Scope(*this, use, Pass::forward); }
   Scope backward_scope(std::size_t use) { return Scope(*this, use, Pass::backward); }
 
-  /// Forgets a pass under way: every unit is dropped, the next use starts a new forward pass.
-  void abandon_pass() { passes_.abandon(); }
+  /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
+  /// step does it by itself), and the way on after a backward pass that an exception has ended, or that is left
+  /// half-way: until then all but this is refused. A norm that clip_grad_norm has measured is forgotten too.
+  /// @throws UsageError inside a use's backward
+  /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
+  /// @note Collective: no; but all ranks discard at the same place of their passes, as they run the same passes.
+  void discard_gradients() {
+    passes_.discard();
+    gate_.forget_norm();
+  }
+  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// @throws UsageError in the middle of a backward pass
+  /// @param what  forgets it, for the message
+  void abandon_pass(std::string_view what) {
+    passes_.expect_whole_gradients(what);
+    passes_.abandon();
+  }
 
   /// An optimizer will read the gradient shards: seals the engine.
   void attach_optimizer() {
     seal();
     storage_.lease_gradients();
   }
-  /// An optimizer step begins: nothing that was gathered before it is used again.
-  void begin_optimizer_step() { abandon_pass(); }
   /// Makes compute wait until the unit's gradient shard is complete.
-  /// @throws UsageError if no backward pass has reduced into it since the last optimizer step
   void wait_for_reduce(Unit& unit) {
-    FSDP_EXPECTS(!unit.fresh && !unit.has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with",
-                 rank(), unit.name());
     if (unit.reduce_pending) device_.wait(*compute_, unit.reduced, WaitSite::optimizer_reduced);
     unit.reduce_pending = false;
   }
@@ -217,9 +234,8 @@ class Engine {
     unit.update_pending = true;
   }
 
-  /// The clip factor that the next optimizer step multiplies gradients by, in device memory; nullptr: none.
-  float const* take_clip_factor() { return std::exchange(clip_factor_, nullptr); }
-  void set_clip_factor(float const* factor) { clip_factor_ = factor; }
+  /// What optimizers, clip_grad_norm and exports ask before they begin.
+  StepGate<Passes<S, C, P>>& step_gate() { return gate_; }
   NormState& norm_state() { return storage_.norm(); }
   C& scalar_communicator() { return scalar_comm_; }
   C& world() { return mesh_->world(); }
@@ -276,17 +292,18 @@ class Engine {
         device_(mesh.device()),
         where_(place(mesh)),
         declared_(where_, options),
-        scalar_comm_(mesh.world().split(0, where_.rank)),
+        scalar_comm_(mesh.world().split(0, where_.rank, "scalar")),
         owned_compute_(compute == nullptr
                            ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
                            : std::nullopt),
         compute_(compute == nullptr ? &*owned_compute_ : compute),
-        gather_(device_, mesh.world().split(where_.replica, where_.rank), where_, account_),
-        reduce_(device_, mesh.world().split(where_.replica, where_.rank), mesh.world().split(where_.shard, where_.rank),
-                where_, account_) {
+        gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_),
+        reduce_(device_, mesh.world().split(where_.replica, where_.rank, "reduce"),
+                mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_) {
     if (options.reshard_ranks > 0) {
       auto const member = where_.rank % options.reshard_ranks;
-      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank), member);
+      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank, "kept group"),
+                             member);
     }
   }
 
@@ -349,7 +366,9 @@ class Engine {
     try {
       device_.synchronize(stream);
     } catch (std::exception const& error) {
-      fmt::print(stderr, "fsdp: rank {}: {}\n", rank(), error.what());
+      std::fprintf(stderr, "fsdp: rank %d: %s\n", rank(), error.what());
+    } catch (...) {
+      std::fprintf(stderr, "fsdp: rank %d: an exception that is no std::exception ended a stream\n", rank());
     }
   }
 
@@ -359,7 +378,6 @@ class Engine {
   MemoryAccount account_;
   Declaration<S, Device, P> declared_;
   ShardStorage<C, P> storage_{device_, account_};
-  float const* clip_factor_ = nullptr;
   std::unique_ptr<Tracer<Device>> tracer_;
   TraceHook<Device> trace_;
   C scalar_comm_;
@@ -369,7 +387,8 @@ class Engine {
   Stream* compute_;
   Unsharder<C, P> gather_;
   Reducer<C, P> reduce_;
-  Passes<S, C, P> passes_{where_.rank, declared_, gather_, reduce_, *compute_};
+  Passes<S, C, P> passes_{device_, where_.rank, declared_, gather_, reduce_, *compute_};
+  StepGate<Passes<S, C, P>> gate_{where_.rank, passes_};
 };
 
 /// Makes an engine with the communicator's types deduced.

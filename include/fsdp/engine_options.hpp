@@ -22,7 +22,8 @@ struct EngineOptions {
   bool accumulate_replica = false;       ///< HybridShard: gradients may wait for replicas: see Engine::set_replica_sync
   std::int64_t bucket_bytes = 25 << 20;  ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
-  std::uint64_t seed = 1337;                  ///< of the initial parameters
+  int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1
+  std::uint64_t seed = 1337;  ///< of the initial parameters
 };
 
 /// Names a unit that several modules share.

@@ -17,16 +17,17 @@ namespace fsdp::detail {
 inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
   auto lines = fmt::format("unit '{}' of {} elements\n", unit, layout.padded());
   for (auto const& tensor : layout.tensors())
-    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}\n", unit, tensor.name,
-                         fmt::join(tensor.shape, ", "), tensor.offset, tensor.decay);
+    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
+                         fmt::join(tensor.shape, ", "), tensor.offset, tensor.decay, to_text(tensor.init));
   return lines;
 }
 
+/// @param what the texts are: see Communicator::exchange
 /// @throws ConfigError on every rank if any two ranks' texts differ, naming the first line that does
 /// @note Collective: yes.
 template <class C>
-void expect_equal_texts(C& world, std::string const& mine) {
-  auto const texts = world.exchange(mine);
+void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
+  auto const texts = world.exchange(mine, what);
   auto const line = [](std::string const& text, std::size_t& at) {
     auto const end = std::min(text.find('\n', at), text.size());
     auto const found = text.substr(at, end - at);
@@ -52,7 +53,7 @@ std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values)
   if (!values.empty()) std::memcpy(mine.data(), values.data(), mine.size());
   std::vector<double> mean(values.size(), 0.0);
   std::vector<double> theirs(values.size());
-  auto const texts = world.exchange(mine);
+  auto const texts = world.exchange(mine, "values to average");
   for (auto const& text : texts) {
     FSDP_EXPECTS(text.size() == mine.size(), "rank {}: ranks average {} and {} bytes", world.rank(), mine.size(),
                  text.size());

@@ -115,6 +115,7 @@ class FlatParam {
   bool partial_awaited = true;   ///< nothing that reads `partial` is under way, or reduce has waited for it
   bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
   bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
+  bool reduced_once = false;     ///< the gradient shard holds, or will hold, the gradients of a backward pass
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
 
   /// Gradients of earlier micro-steps still wait for a reduction.

@@ -86,9 +86,12 @@ void export_full(E& engine, Visit&& visit) {
 }
 
 /// Exports the reduced gradients, averaged over the world: those of the last step once reductions are complete.
+/// @throws UsageError if there are none: before the first backward pass, after discard_gradients(), or while some wait
+/// unreduced
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
+  engine.step_gate().expect_readable("gradients are to be exported");
   engine.synchronize();
   export_shards(
       engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);
@@ -96,11 +99,12 @@ void export_gradients(E& engine, Visit&& visit) {
 
 /// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
 /// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower.
+/// @throws UsageError in the middle of a backward pass
 /// @note Collective: no (sealing is, the first time); blocks the calling thread.
 template <class E, class Read>
 void import_shard(E& engine, Read&& read) {
   engine.seal();
-  engine.abandon_pass();
+  engine.abandon_pass("parameters are to be imported");
   engine.synchronize();
   using Master = typename E::Master;
   std::vector<float> values;

@@ -52,15 +52,19 @@ class GradNorm {
 /// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
 /// the optimizer kernel reads the factor.
 ///
+/// Called again before the step, it goes on from what the first call has decided: a call with infinity then measures
+/// what the step will take. What was measured before another backward pass is void: step() refuses to clip by it.
+///
 /// @param max_norm  positive; infinity measures without clipping
-/// @throws UsageError if max_norm is not positive, or gradients are missing; Error if the norm is not finite and must
-/// not be
+/// @throws UsageError if max_norm is not positive, or gradients are missing or left half-way; Error if the norm is not
+/// finite and must not be
 /// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under
 /// NonFinite::raise.
 /// @note Collective: one all-reduce of W doubles.
 template <class E>
 GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
+  engine.step_gate().expect_reduced("clip_grad_norm");
   auto& norm = engine.norm_state();
   auto& compute = engine.compute();
   auto const& device = engine.device();
@@ -90,9 +94,9 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   }
   span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
-                       norm.loss_scale, norm.result);
+                       norm.loss_scale, norm.result, engine.step_gate().measured());
   span.end();
-  engine.set_clip_factor(&norm.result->factor);
+  engine.step_gate().set_measured(max_norm < std::numeric_limits<float>::infinity());
 
   GradNorm<E> result(engine);
   if (options.non_finite == NonFinite::raise) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/engine_text.hpp"
@@ -54,7 +53,8 @@ class GradScaler {
                  engine.rank());
     detail::expect_equal_texts(engine.world(),
                                fmt::format("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
-                                           options.backoff_factor, options.growth_interval));
+                                           options.backoff_factor, options.growth_interval),
+                               "GradScaler options");
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, sizeof(LossScale)};
     load_state({options.init_scale, 0});
     engine.norm_state().loss_scale = scale();
@@ -79,11 +79,10 @@ class GradScaler {
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr) {
     auto& norm = engine_->norm_state();
-    if (auto const* factor = engine_->take_clip_factor()) {
-      engine_->set_clip_factor(factor);
-    } else {
-      clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
-    }
+    auto& gate = engine_->step_gate();
+    gate.expect_reduced("GradScaler::step");
+    gate.expect_current_norm();
+    if (!gate.measured()) clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
       bool& on;
       explicit Turn(bool& flag) : on(flag) { on = true; }
@@ -113,7 +112,8 @@ class GradScaler {
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);
     detail::expect_equal_texts(engine_->world(),
-                               fmt::format("GradScaler: scale {}, {} good steps", state.scale, state.good_steps));
+                               fmt::format("GradScaler: scale {}, {} good steps", state.scale, state.good_steps),
+                               "GradScaler state");
     engine_->device().copy_async(engine_->compute(), on_device(), &state, sizeof state);
     engine_->device().synchronize(engine_->compute());
   }

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+
+#include "fsdp/error.hpp"
 
 namespace fsdp {
 
@@ -14,7 +17,20 @@ struct Init {
   Kind kind = Kind::zeros;
   float first = 0.0f;   ///< constant: the value; normal: the mean; uniform: the lower bound
   float second = 0.0f;  ///< normal: the standard deviation; uniform: the upper bound, not reached
+
+  friend constexpr bool operator==(Init const&, Init const&) = default;
 };
+
+/// As ranks compare it and messages show it: "normal(0, 0.02)".
+inline std::string to_text(Init const& init) {
+  switch (init.kind) {
+    case Init::Kind::zeros: return "zeros";
+    case Init::Kind::constant: return fmt::format("constant({})", init.first);
+    case Init::Kind::normal: return fmt::format("normal({}, {})", init.first, init.second);
+    case Init::Kind::uniform: return fmt::format("uniform({}, {})", init.first, init.second);
+  }
+  return "?";
+}
 
 /// Factories of Init.
 namespace init {

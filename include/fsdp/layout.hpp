@@ -72,13 +72,14 @@ struct Segment {
 /// The tensors of one unit laid end to end. Built by add(), closed by seal().
 class FlatLayout {
  public:
-  /// Adds a tensor; a name that is there already means the same storage (a tied parameter).
+  /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
+  /// tensor without elements.
   /// @return its index in tensors()
-  /// @throws UsageError if the name is there with another shape, or an extent is not positive
+  /// @throws UsageError if the name is there with another shape, weight decay or init, or an extent is negative
   std::size_t add(TensorInfo tensor) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
-      FSDP_EXPECTS(extent > 0, "tensor '{}': extents must be positive, got ({})", tensor.name,
+      FSDP_EXPECTS(extent >= 0, "tensor '{}': extents must not be negative, got ({})", tensor.name,
                    fmt::join(tensor.shape, ", "));
       tensor.numel *= extent;
     }
@@ -86,6 +87,10 @@ class FlatLayout {
       if (tensors_[i].name != tensor.name) continue;
       FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})",
                    tensor.name, fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
+      FSDP_EXPECTS(tensors_[i].decay == tensor.decay, "tensor '{}' is shared with weight decay and without",
+                   tensor.name);
+      FSDP_EXPECTS(tensors_[i].init == tensor.init, "tensor '{}' is shared with init {} and with init {}", tensor.name,
+                   to_text(tensors_[i].init), to_text(tensor.init));
       return i;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);

@@ -33,10 +33,14 @@ class Mesh {
   typename C::Device const& device() const { return world_.device(); }
 
   /// Ranks that share one set of shards under strategy `S`.
+  /// @throws ConfigError if `S` needs shard groups and none are given, or has none and they are
   template <Strategy S>
   int shard_ranks() const {
-    if constexpr (!S::shards_parameters) return 1;
-    if constexpr (S::shards_parameters && !S::replicates) return size();
+    bool const grouped = S::shards_parameters && S::replicates;
+    if (!grouped && options_.shard_group != 0)
+      fail<ConfigError>("rank {}: MeshOptions::shard_group is {}, but {} has no shard groups: they are for HybridShard",
+                        rank(), options_.shard_group, S::name);
+    if (!grouped) return S::shards_parameters ? size() : 1;
     if (options_.shard_group == 0)
       fail<ConfigError>("rank {}: {} needs the ranks per shard group (MeshOptions::shard_group)", rank(), S::name);
     return options_.shard_group;

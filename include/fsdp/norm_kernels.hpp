@@ -78,10 +78,11 @@ struct NormCombine {
 struct ClipFactor {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t, double const* slices, int count, NormKind kind,
-                          float max_norm, float const* loss_scale, ClipScalars* out) const {
+                          float max_norm, float const* loss_scale, bool again, ClipScalars* out) const {
     if (block.thread() != 0) return;
     double const total = combine(slices, count, kind);
-    double const scale = loss_scale == nullptr ? 1.0 : static_cast<double>(*loss_scale);
+    double scale = loss_scale == nullptr ? 1.0 : static_cast<double>(*loss_scale);
+    if (again && out->factor > 0.0f) scale = 1.0 / static_cast<double>(out->factor);
     double const norm = (kind == NormKind::l2 ? math::sqrt(total) : total) / scale;
     out->norm = norm;
     if (!math::is_finite(norm)) {
@@ -166,10 +167,12 @@ void norm_combine(D const& device, typename D::Stream& stream, double const* par
 /// min(1, max_norm / (norm + 1e-6)), or -1 when the norm is not finite.
 /// @param slices  count shares of norm_combine, the same kind
 /// @param loss_scale  what gradients were scaled by: norm and factor are those of unscaled gradients; null: 1
+/// @param again  `out` holds an earlier decision about the same gradients: the norm is that of gradients multiplied by
+/// its factor, and the new factor includes it
 template <Device D>
 void clip_factor(D const& device, typename D::Stream& stream, double const* slices, int count, NormKind kind,
-                 float max_norm, float const* loss_scale, ClipScalars* out) {
-  device.launch(stream, 1, detail::ClipFactor{}, slices, count, kind, max_norm, loss_scale, out);
+                 float max_norm, float const* loss_scale, ClipScalars* out, bool again = false) {
+  device.launch(stream, 1, detail::ClipFactor{}, slices, count, kind, max_norm, loss_scale, again, out);
 }
 
 /// After a step: a skipped one multiplies the scale by `backoff`, every `interval` steps taken in a row by `growth`

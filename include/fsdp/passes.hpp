@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -33,70 +35,163 @@ class Passes {
   using Stream = typename D::Stream;
   using Unit = FlatParam<D, P>;
 
-  Passes(int rank, Declaration<S, D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce, Stream& compute)
-      : rank_(rank), declared_(&declared), gather_(&gather), reduce_(&reduce), compute_(&compute) {}
+  Passes(D const& device, int rank, Declaration<S, D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
+         Stream& compute)
+      : device_(device), rank_(rank), declared_(&declared), gather_(&gather), reduce_(&reduce), compute_(&compute) {
+    for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
+  }
 
   /// What each use gathers ahead: known once the engine is sealed.
   void set_ahead(PrefetchLists ahead) { ahead_ = std::move(ahead); }
   /// Flags of the next backward pass to begin.
   BackwardFlags& next_backward() { return next_; }
-  void set_evaluating(bool on) { evaluating_ = on; }
+  /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
+  void begin_evaluation() {
+    expect_whole_gradients("an evaluation begins");
+    abandon();
+    ++evaluations_;
+  }
+  void end_evaluation() noexcept {
+    interrupt();
+    --evaluations_;
+  }
 
+  /// A use begins. @throws what ends the pass: see interrupt()
   Unit& begin_forward(std::size_t use) {
-    if (schedule().begin_forward(use)) {
-      if (!std::exchange(kept_after_backward_, false)) reshard_all();
-      gather_->pool().restart();
-    }
-    return gather_for(use, ahead_.forward[use], "forward");
+    if (schedule().in_backward())
+      expect_whole_gradients(fmt::format("forward of '{}' begins", schedule().module_name(use)));
+    bool const starts = schedule().begin_forward(use);
+    return or_interrupt([&]() -> Unit& {
+      if (starts) {
+        bound_ahead();
+        if (!std::exchange(kept_after_backward_, false)) reshard_all();
+        gather_->pool().restart();
+      }
+      return gather_for(use, ahead_.forward[use], "forward");
+    });
   }
 
   void end_forward(std::size_t use) {
-    schedule().end_forward(use);
-    if (schedule().keeps_after_forward(use, declared_->keep_rules(), evaluating_)) return;
-    auto& unit = unit_of(use);
-    if (evaluating_) {
-      gather_->reshard(unit, *compute_);
-    } else {
-      gather_->reshard_after_forward(unit, *compute_);
-    }
+    or_interrupt([&] {
+      auto& unit = unit_of(use);
+      bool const keeps = schedule().keeps_after_forward(use, declared_->keep_rules(), evaluating());
+      if (!keeps && evaluating()) gather_->reshard(unit, *compute_);
+      if (!keeps && !evaluating()) gather_->reshard_after_forward(unit, *compute_);
+      schedule().end_forward(use);
+    });
   }
 
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating_, "rank {}: backward of '{}' inside an evaluation", rank_, schedule().module_name(use));
-    if (schedule().begin_backward(use)) {
-      reduce_->restart();
-      pass_ = next_;
-    }
-    auto& unit = gather_for(use, ahead_.backward[use], "backward");
-    if (schedule().last_use_of_unit(use)) reduce_->lease(unit, *compute_);
-    return unit;
+    FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation", rank_, schedule().module_name(use));
+    if (schedule().backward_broken())
+      expect_whole_gradients(fmt::format("backward of '{}' begins", schedule().module_name(use)));
+    bool const starts = schedule().begin_backward(use);
+    return or_interrupt([&]() -> Unit& {
+      if (starts) {
+        bound_ahead();
+        reduce_->restart();
+        pass_ = next_;
+        ++backward_passes_;
+      }
+      auto& unit = gather_for(use, ahead_.backward[use], "backward");
+      if (schedule().last_use_of_unit(use)) reduce_->lease(unit, *compute_);
+      return unit;
+    });
   }
 
   void end_backward(std::size_t use) {
-    bool const complete = schedule().end_backward(use);
-    auto& unit = unit_of(use);
-    if (schedule().first_use_of_unit(use)) {
-      if (pass_.reshard) gather_->reshard(unit, *compute_);
-      bool const reduces = pass_.gradient_sync && (pass_.replica_sync || !reduce_->direct());
-      if (reduces) {
-        reduce_->reduce(unit, *compute_, pass_.replica_sync);
-      } else {
-        reduce_->hold(unit, *compute_);
+    or_interrupt([&] {
+      auto& unit = unit_of(use);
+      if (schedule().first_use_of_unit(use)) {
+        if (pass_.reshard) gather_->reshard(unit, *compute_);
+        bool const reduces = pass_.gradient_sync && (pass_.replica_sync || waits_for_replicas_alone());
+        if (reduces) {
+          reduce_->reduce(unit, *compute_, pass_.replica_sync);
+        } else {
+          reduce_->hold(unit, *compute_);
+        }
       }
-    }
-    if (!complete) return;
-    reduce_->finish();
-    kept_after_backward_ = !pass_.reshard;
+      if (!schedule().end_backward(use)) return;
+      reduce_->finish();
+      kept_after_backward_ = !pass_.reshard;
+    });
   }
 
-  /// Forgets a pass under way: every unit is dropped, the next use starts a new forward pass.
+  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// @pre no backward pass is under way
   void abandon() {
     schedule().reset();
     reshard_all();
   }
+  /// Ends the pass under way after an exception: every unit is dropped as far as streams still take work. Gradients of
+  /// a backward pass are then left half-way: all but discard() is refused.
+  void interrupt() noexcept {
+    schedule().interrupt();
+    kept_after_backward_ = false;
+    for (auto& unit : declared_->units()) {
+      try {
+        gather_->reshard(*unit, *compute_);
+      } catch (...) {  // of a stream that has failed: nothing that it was given will run
+      }
+    }
+  }
+  /// Forgets all gradients, and a backward pass under way.
+  void discard() {
+    bool const in_backward = schedule().in_backward();
+    if (in_backward) schedule().expect_closed("gradients are discarded");
+    reduce_->discard(declared_->units(), *compute_);
+    if (in_backward) abandon();
+  }
+
+  typename Declaration<S, D, P>::Units const& units() const { return declared_->units(); }
+  /// Backward passes begun so far: tells gradients apart.
+  std::uint64_t backward_passes() const { return backward_passes_; }
+
+  /// @throws UsageError if a backward pass is left half-way, naming its units
+  /// @param what  does not go with it, for the message
+  void expect_whole_gradients(std::string_view what) const {
+    auto const& schedule = declared_->schedule();
+    if (!schedule.in_backward()) return;
+    schedule.expect_closed(what);
+    std::string done, missing;
+    for (auto use = schedule.size(); use-- > 0;) {
+      if (!schedule.first_use_of_unit(use)) continue;
+      auto& list = schedule.backward_done(use) ? done : missing;
+      list += fmt::format("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
+    }
+    fail<UsageError>(
+        "rank {}: {}, but {}: units with its gradients: {}; without: {}. {}discard_gradients()", rank_, what,
+        schedule.backward_broken() ? "an exception has ended a backward pass" : "a backward pass is left half-way",
+        done.empty() ? "none" : done, missing.empty() ? "none" : missing,
+        schedule.backward_broken() ? "Call " : "Complete it, or call ");
+  }
 
  private:
   Schedule& schedule() { return declared_->schedule(); }
+  bool evaluating() const { return evaluations_ > 0; }
+  /// Gradients that do not wait for replicas are reduced within their shard group: there is something to do for it.
+  bool waits_for_replicas_alone() const { return S::shards_gradients && !reduce_->direct(); }
+
+  /// Calls `act`; an exception ends the pass under way.
+  template <class Act>
+  decltype(auto) or_interrupt(Act const& act) {
+    try {
+      return act();
+    } catch (...) {
+      interrupt();
+      throw;
+    }
+  }
+
+  /// [Note: How far the host runs ahead] A pass begins: waits until all passes but the latest `passes_ahead` are
+  /// complete, so that what is enqueued and not yet done stays bounded, evaluation without any optimizer step included.
+  /// Other streams are bounded with compute, which waits for what they gather, and for the slots that they reduce.
+  void bound_ahead() {
+    auto& begun = begun_[passes_ % begun_.size()];
+    if (passes_ >= begun_.size()) device_.synchronize(begun);
+    ++passes_;
+    device_.record(begun, *compute_);
+  }
   Unit& unit_of(std::size_t use) { return *declared_->units()[schedule().unit(use)]; }
 
   /// The unit's parameters, with `ahead` on their way.
@@ -113,15 +208,19 @@ class Passes {
     kept_after_backward_ = false;
   }
 
+  D device_;
   int rank_;
   Declaration<S, D, P>* declared_;
   Unsharder<C, P>* gather_;
   Reducer<C, P>* reduce_;
   Stream* compute_;
-  PrefetchLists ahead_;  ///< by use
-  BackwardFlags next_;   ///< as set
-  BackwardFlags pass_;   ///< of the backward pass under way
-  bool evaluating_ = false;
+  PrefetchLists ahead_;                   ///< by use
+  BackwardFlags next_;                    ///< as set
+  BackwardFlags pass_;                    ///< of the backward pass under way
+  int evaluations_ = 0;                   ///< scopes that are open
+  std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
+  std::size_t passes_ = 0;
+  std::uint64_t backward_passes_ = 0;
   bool kept_after_backward_ = false;  ///< the last backward pass left the parameters unsharded
 };
 

@@ -93,10 +93,7 @@ class Reducer {
       unit.reduce_slot = slot;
     }
     auto& slot = *unit.reduce_slot;
-    return_lease(slot);
-    slot.leased = true;
-    leases_.push_back({&slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce))});
-    account_->lease(MemoryTag::reduce, leases_.back().bytes);
+    leases_.begin(slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce)), *account_);
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
     unit.begin_gradients();
@@ -177,9 +174,26 @@ class Reducer {
 
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
   void finish() {
-    for (std::size_t i = leases_.size(); i-- > 0;)
-      if (!leases_[i].slot->leased) return_lease(*leases_[i].slot);
+    leases_.end_returned(*account_);
     account_->lease(MemoryTag::reduce, -std::exchange(accumulators_read_, 0));
+  }
+
+  /// Forgets the gradients of all units, whether they are whole, left half-way, or wait for a reduction: the next
+  /// backward pass begins their sums anew. Reductions under way are not forgotten: what is written next waits for them
+  /// as always.
+  /// @note Stream: slots that were leased and not reduced are zeroed on compute.
+  template <class Units>
+  void discard(Units const& units, Stream& compute) {
+    for (auto& unit : units) {
+      if (unit->reduce_slot != nullptr && unit->reduce_slot->leased) recycle(*unit, compute);
+      if (std::exchange(unit->accumulated, false)) accumulators_read_ += accumulator_bytes(*unit);
+      unit->full_gradient = nullptr;
+      unit->partial_pending = unit->reduced_once = false;
+      unit->fresh = true;
+    }
+    // A bucket may have taken a part of a unit whose other part waits for the next bucket.
+    for (; reduced_ < completed_; ++reduced_) mark_reduced(*completion_order_[reduced_], *replicate_);
+    finish();
   }
 
   /// Gives a unit a slot of its own instead of a shared one.
@@ -189,19 +203,6 @@ class Reducer {
   }
 
  private:
-  struct Lease {
-    Slot<Event>* slot;
-    std::int64_t bytes;
-  };
-
-  void return_lease(Slot<Event>& slot) {
-    for (std::size_t i = 0; i < leases_.size(); ++i) {
-      if (leases_[i].slot != &slot) continue;
-      account_->lease(MemoryTag::reduce, -leases_[i].bytes);
-      leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(i));
-      return;
-    }
-  }
   [[nodiscard]] auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what,
                                 std::int64_t elements, std::size_t element = sizeof(Reduce)) {
     return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
@@ -239,12 +240,16 @@ class Reducer {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
   }
 
-  /// The only place that averages: a sum over all ranks becomes a mean.
+  /// A sum over all ranks becomes a mean: here, and in reduce_buckets for direct gradients.
+  float mean_of_sum() const { return 1.0f / static_cast<float>(where_.world); }
   template <class Sum>
   void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
-    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(),
-                        1.0f / static_cast<float>(where_.world), unit.fresh);
+    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(), unit.fresh);
     unit.fresh = false;
+    unit.reduced_once = true;
+    mark_reduced(unit, stream);
+  }
+  void mark_reduced(Unit& unit, Stream& stream) {
     device_.record(unit.reduced, stream);
     unit.reduce_pending = true;
   }
@@ -288,6 +293,7 @@ class Reducer {
 
   void reduce_buckets(Unit& unit) {
     unit.full_gradient = nullptr;
+    unit.reduced_once = true;
     if (where_.replicas == 1) return;
     FSDP_EXPECTS(completed_ < completion_order_.size() && completion_order_[completed_] == &unit,
                  "rank {}: unit '{}' completed its gradients out of order", where_.rank, unit.name());
@@ -303,14 +309,12 @@ class Reducer {
           replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
                                      static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
       replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
-      kernels::scale(device_, *replicate_, begin, bucket.size(), 1.0f / static_cast<float>(where_.world));
+      kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum());
       span.end();
     }
     auto const reduced_end = next_bucket_ == 0 ? 0 : buckets_[next_bucket_ - 1].end;
-    for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_) {
-      device_.record(completion_order_[reduced_]->reduced, *replicate_);
-      completion_order_[reduced_]->reduce_pending = true;
-    }
+    for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_)
+      mark_reduced(*completion_order_[reduced_], *replicate_);
   }
 
   D device_;
@@ -320,7 +324,7 @@ class Reducer {
   MemoryAccount* account_;
   TraceHook<D> trace_;
   BufferPool<D> pool_;
-  std::vector<Lease> leases_;
+  SlotLeases<Event> leases_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
   bool zeroes_shared_ = false;          ///< a unit that takes slots in turn counts on zeroed ones
 

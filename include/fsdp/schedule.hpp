@@ -98,14 +98,27 @@ class Schedule {
     return !rules.reshards_after_forward || (rules.keep_last && use == last_single_use());
   }
 
+  /// A backward pass has begun, and neither has it come to its end nor was it forgotten.
+  bool in_backward() const { return pass_ == Pass::backward; }
+  /// The backward pass under way cannot go on: an exception has ended it.
+  bool backward_broken() const { return broken_; }
+  /// The backward pass under way is done with `use`.
+  bool backward_done(std::size_t use) const { return use >= next_; }
+
+  /// @throws UsageError if a use is open, naming its module
+  /// @param what  does not go with it, for the message
+  void expect_closed(std::string_view what) const {
+    FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' is still open", rank_, what, name(pass_), module_name(current_));
+  }
+
   /// A forward use begins. @return true if it is the first of a new pass
-  /// @throws OrderError naming both modules if another use was declared next
+  /// @throws OrderError naming both modules if another use was declared next; UsageError if one is open
+  /// @pre no backward pass is under way
   bool begin_forward(std::size_t use) {
+    expect_next(Pass::forward, use);
     bool const starts = pass_ != Pass::forward || next_ == size();
     auto const expected = starts ? 0 : next_;
     expect(use == expected, Pass::forward, expected, use);
-    FSDP_EXPECTS(!open_, "rank {}: forward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_),
-                 module_name(current_));
     pass_ = Pass::forward;
     enter(use);
     return starts;
@@ -116,15 +129,15 @@ class Schedule {
   }
 
   /// A backward use begins. @return true if it is the first of a new pass
+  /// @throws as begin_forward
   bool begin_backward(std::size_t use) {
+    expect_next(Pass::backward, use);
     bool const starts = pass_ == Pass::forward;
     if (pass_ == Pass::idle || (starts && next_ != size()))
       fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_,
                        module_name(use), module_name(pass_ == Pass::idle ? 0 : next_));
     auto const expected = starts ? size() - 1 : next_ - 1;
     expect(use == expected, Pass::backward, expected, use);
-    FSDP_EXPECTS(!open_, "rank {}: backward of '{}' begins inside {} of '{}'", rank_, module_name(use), name(pass_),
-                 module_name(current_));
     pass_ = Pass::backward;
     enter(use);
     return starts;
@@ -142,7 +155,13 @@ class Schedule {
   void reset() {
     pass_ = Pass::idle;
     next_ = 0;
+    open_ = broken_ = false;
+  }
+  /// An exception has ended the use under way. A forward pass is forgotten; gradients of a backward pass are not.
+  void interrupt() {
+    if (pass_ != Pass::backward) return reset();
     open_ = false;
+    broken_ = true;
   }
 
  private:
@@ -163,6 +182,9 @@ class Schedule {
       fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_,
                        name(pass), module_name(expected), name(pass), module_name(got));
   }
+  void expect_next(Pass pass, std::size_t use) const {
+    if (open_) expect_closed(fmt::format("{} of '{}' begins", name(pass), module_name(use)));
+  }
   void enter(std::size_t use) {
     open_ = true;
     current_ = use;
@@ -179,6 +201,7 @@ class Schedule {
   std::size_t next_ = 0;     ///< forward: uses done; backward: uses still to do
   std::size_t current_ = 0;  ///< the use under way while open_
   bool open_ = false;
+  bool broken_ = false;
 };
 
 }  // namespace fsdp

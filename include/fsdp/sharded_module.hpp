@@ -82,7 +82,8 @@ class ShardedModule {
   /// unit.
   /// @return what M::forward returns
   /// @throws OrderError if another module was declared next
-  /// @note Stream: compute waits for the gather. The calling thread waits for no device work.
+  /// @note Stream: compute waits for the gather. The calling thread waits for no device work, but for passes long
+  /// enqueued: [Note: How far the host runs ahead].
   /// @note Collective: all ranks call the modules in the same order; at most one all-gather for this unit.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {

@@ -2,6 +2,8 @@
 // The sharding strategies: empty types with constexpr answers.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 
 namespace fsdp {
@@ -26,6 +28,22 @@ struct ShardGradOp {
   static constexpr std::string_view name = "shard_grad_op";
 };
 
+namespace detail {
+/// "hybrid_shard(inner)", for messages and for the comparison over ranks.
+template <class Inner>
+struct HybridName {
+  static constexpr std::string_view before = "hybrid_shard(";
+  static constexpr auto characters = [] {
+    std::array<char, before.size() + std::string_view(Inner::name).size() + 1> text{};
+    auto* end = std::copy(before.begin(), before.end(), text.data());
+    end = std::copy_n(std::string_view(Inner::name).data(), std::string_view(Inner::name).size(), end);
+    *end = ')';
+    return text;
+  }();
+  static constexpr std::string_view value{characters.data(), characters.size()};
+};
+}  // namespace detail
+
 /// `Inner` within shard groups of consecutive ranks, replicated over the groups (PyTorch's HYBRID_SHARD).
 template <class Inner = FullShard>
 struct HybridShard {
@@ -35,7 +53,7 @@ struct HybridShard {
   static constexpr bool reshards_after_forward = Inner::reshards_after_forward;
   static constexpr bool shards_gradients = true;
   static constexpr bool replicates = true;
-  static constexpr std::string_view name = "hybrid_shard";
+  static constexpr std::string_view name = detail::HybridName<Inner>::value;
 };
 
 /// Every rank keeps everything; gradients are all-reduced in buckets (PyTorch's NO_SHARD, and DDP).

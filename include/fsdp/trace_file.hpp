@@ -92,10 +92,10 @@ std::vector<std::int64_t> clock_offsets(C& world) {
   std::string seen;
   for (int round = 0; round < rounds; ++round) {
     auto const before = steady_ns();
-    static_cast<void>(world.exchange(std::string{}));
+    static_cast<void>(world.exchange(std::string{}, "clocks"));
     seen += fmt::format("{} {} ", before, steady_ns());
   }
-  auto const texts = world.exchange(seen);
+  auto const texts = world.exchange(seen, "clocks");
   std::vector<std::int64_t> offsets(ranks, 0);
   for (std::size_t rank = 1; rank < ranks; ++rank) offsets[rank] = clock_offset(texts[0], texts[rank]);
   return offsets;
@@ -128,7 +128,7 @@ inline std::string json_us(std::int64_t ns) {
 template <class C>
 std::vector<std::vector<TraceSpan>> gather_trace(C& world, std::vector<TraceSpan> const& mine) {
   auto const offsets = detail::clock_offsets(world);
-  auto const texts = world.exchange(detail::pack(mine));
+  auto const texts = world.exchange(detail::pack(mine), "trace");
   std::vector<std::vector<TraceSpan>> ranks;
   if (world.rank() != 0) return ranks;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) ranks.push_back(detail::unpack(texts[rank], offsets[rank]));

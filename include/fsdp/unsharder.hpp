@@ -147,11 +147,11 @@ class Unsharder {
     unit.full = nullptr;
     if (direct()) return;
     auto& slot = *unit.gather_slot;
-    device_.record(slot.free, compute);
-    slot.free_recorded = true;
     slot.leased = false;
     account_->lease(MemoryTag::gather, -full_bytes(unit));
     if (!unit.own_gather_slot) unit.gather_slot = nullptr;
+    device_.record(slot.free, compute);
+    slot.free_recorded = true;
   }
   static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr && unit.kept_slot->leased; }
   static Param* kept_slice(Unit const& unit) { return reinterpret_cast<Param*>(unit.kept_slot->data); }

@@ -11,43 +11,51 @@
 
 namespace fsdp {
 
-/// While it lives, forward passes keep nothing for a backward pass. Ends a pass under way at both ends.
+/// While it lives, forward passes keep nothing for a backward pass. Ends a forward pass under way at both ends; nests.
 template <class E>
 class [[nodiscard]] EvaluationScope {
  public:
-  explicit EvaluationScope(E& engine) : engine_(&engine) {
-    engine.abandon_pass();
-    engine.passes_.set_evaluating(true);
-  }
+  /// @throws UsageError in the middle of a backward pass
+  explicit EvaluationScope(E& engine) : engine_(&engine) { engine.passes_.begin_evaluation(); }
   EvaluationScope(EvaluationScope const&) = delete;
-  ~EvaluationScope() {
-    engine_->abandon_pass();
-    engine_->passes_.set_evaluating(false);
-  }
+  ~EvaluationScope() { engine_->passes_.end_evaluation(); }
 
  private:
   E* engine_;
 };
 
 /// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that
-/// passes through it abandons the pass.
+/// passes through it ends the pass; its destructor throws what goes wrong otherwise, an earlier task's exception too.
 template <class E>
 class [[nodiscard]] UseScope {
  public:
   UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
-    span_ =
-        engine.trace().begin(engine.compute(), StreamKind::compute, unit_->name(), fsdp::name(pass), fsdp::name(pass));
+    try {
+      auto const what = fsdp::name(pass);
+      span_ = engine.trace().begin(engine.compute(), StreamKind::compute, unit_->name(), what, what);
+    } catch (...) {
+      engine.passes_.interrupt();
+      throw;
+    }
   }
   UseScope(UseScope const&) = delete;
   ~UseScope() noexcept(false) {
-    span_.end();
+    auto& passes = engine_->passes_;
     if (std::uncaught_exceptions() > exceptions_) {
-      engine_->abandon_pass();
-    } else if (pass_ == Pass::forward) {
-      engine_->passes_.end_forward(use_);
+      passes.interrupt();
+      return;
+    }
+    try {
+      span_.end();
+    } catch (...) {
+      passes.interrupt();
+      throw;
+    }
+    if (pass_ == Pass::forward) {
+      passes.end_forward(use_);
     } else {
-      engine_->passes_.end_backward(use_);
+      passes.end_backward(use_);
     }
   }
 

@@ -92,6 +92,31 @@ if "$program" --help | grep -q '{local,mpi}' && command -v mpirun >/dev/null; th
   refuses "--ranks is for --comm=local" "${run[@]}" -np 2 "$program" --comm=mpi --ranks=2
   refuses "runs all ranks in one process" "${run[@]}" -np 2 "$program" --comm=local
   refuses "one process has no peers" "$program" --comm=mpi
+
+  # Under a launcher it is mpi by itself; what is asked for wins, and so does the communicator that can take the flags.
+  expect 3 18 "${run[@]}" -np 2 "$program" "${small[@]}"
+  refuses "--ranks is for --comm=local" "${run[@]}" -np 2 "$program" --ranks=2
+  takes() { # takes COMM VARIABLE=VALUE...: in a process that a launcher gave these
+    local comm=$1
+    shift
+    env "${unset[@]}" "$@" "$program" --help >output 2>&1
+    check "'$*' does not take $comm" grep -qE -- "\}=$comm( |\$)" output
+  }
+  unset=()
+  while IFS='=' read -r name _; do
+    [[ ! $name =~ ^(OMPI|PMI|PMIX|MV2|SLURM)_ ]] || unset+=(-u "$name")
+  done < <(env)
+  takes local
+  takes mpi OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0
+  takes mpi OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0
+  takes mpi PMI_SIZE=2 PMI_RANK=0
+  takes mpi MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_RANK=0
+  takes mpi PMIX_RANK=0
+  takes mpi SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0
+  takes local SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 PMIX_RANK=0 # a shell in an allocation
+  takes local SLURM_NTASKS=8 SLURM_PROCID=0                     # a batch script
+  env "${unset[@]}" PMI_SIZE=2 PMI_RANK=1 "$program" --help >output 2>&1
+  check "each rank prints the help" test ! -s output
 else
   echo "without MPI: those rows are left out"
 fi

@@ -24,6 +24,7 @@ struct Device {
   void record(Event&, Stream&) const;
   void wait(Stream&, Event const&, fsdp::WaitSite) const;
   void synchronize(Stream&) const;
+  void synchronize(Event const&) const;
   template <class Kernel, class... Args>
   void launch(Stream&, std::int64_t, Kernel, Args...) const;
 };
@@ -34,7 +35,7 @@ struct Communicator {
   int rank() const;
   int size() const;
   Device const& device() const;
-  Communicator split(int, int);
+  Communicator split(int, int, std::string_view);
   void* allocate(std::size_t);
   void deallocate(void*, std::size_t) noexcept;
   template <class T>
@@ -46,7 +47,7 @@ struct Communicator {
   template <class T>
   fsdp::Ticket broadcast(Device::Stream&, T*, std::size_t, int, fsdp::Label);
   void wait_for_peers(Device::Stream&, fsdp::Ticket, fsdp::WaitSite);
-  std::vector<std::string> exchange(std::string);
+  std::vector<std::string> exchange(std::string, std::string_view);
 };
 static_assert(fsdp::Communicator<Communicator>);
 

@@ -51,7 +51,7 @@ void on_first(int ranks, Body const& body) {
       what = caught.what();
     }
   }
-  auto const outcomes = world().exchange(what);
+  auto const outcomes = world().exchange(what, "outcomes");
   if (error != nullptr) std::rethrow_exception(error);
   for (int rank = 0; rank < ranks; ++rank) {
     auto const& text = outcomes[static_cast<std::size_t>(rank)];
@@ -68,7 +68,7 @@ struct FromEnvironment {
   template <class Body>
   static void run(int ranks, Body const& body) {
     auto const own = world().rank() == 0 ? fsdp::bootstrap::listen_on("127.0.0.1", 0).local_port() : 0;
-    auto const port = world().exchange(std::to_string(own)).front();
+    auto const port = world().exchange(std::to_string(own), "port").front();
     auto const saved = Environment::read();
     on_first(ranks, [&] {
       ::setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
@@ -85,7 +85,7 @@ struct FromControl : FromEnvironment {
   static std::vector<int> sizes() { return {2, 3}; }
   template <class Body>
   static void run(int ranks, Body const& body) {
-    auto group = world().split(world().rank() < ranks ? 0 : 1, world().rank());
+    auto group = world().split(world().rank() < ranks ? 0 : 1, world().rank(), "first");
     on_first(ranks, [&] {
       auto comm = Communicator::from(group, own_device(), options());
       body(comm);
@@ -113,8 +113,8 @@ TEST_CASE("nccl: the caller's communicator and stream are adopted, and survive",
       expect(adopted.rank() == owner.rank() && adopted.size() == owner.size() && adopted.device() == device,
              "identity");
       adopted.all_reduce(stream, static_cast<float const*>(data), data, 64, {"unit", "test"});
-      auto alone = adopted.split(adopted.rank(), 0);
-      expect(alone.size() == 1 && alone.exchange("alone").size() == 1, "split of an adopted communicator");
+      auto alone = adopted.split(adopted.rank(), 0, "alone");
+      expect(alone.size() == 1 && alone.exchange("alone", "test").size() == 1, "split of an adopted communicator");
       device.synchronize(stream);
       expect(adopted.pending().empty(), "pending: {}", adopted.pending());
     }
@@ -129,7 +129,7 @@ TEST_CASE("nccl: the caller's communicator and stream are adopted, and survive",
 }
 
 TEST_CASE("nccl: symmetric memory works or is refused, never silently dropped", "[communicator]") {
-  auto group = world().split(world().rank() < 2 ? 0 : 1, world().rank());
+  auto group = world().split(world().rank() < 2 ? 0 : 1, world().rank(), "first");
   on_first(2, [&] {
     auto symmetric = options();
     symmetric.symmetric_memory = true;

@@ -270,8 +270,8 @@ struct CommunicatorSuite {
     auto const ranks = static_cast<std::int64_t>(r.size);
     auto const full = static_cast<std::size_t>(count * ranks);
     testing::Draws draws(seed * 977 + static_cast<std::uint64_t>(r.rank));
-    auto gathers = r.comm.split(0, r.rank);
-    auto reductions = r.comm.split(0, r.rank);
+    auto gathers = r.comm.split(0, r.rank, "gathers");
+    auto reductions = r.comm.split(0, r.rank, "reductions");
     auto gather = r.device.make_stream("gather", StreamPriority::high);
     auto reduce = r.device.make_stream("reduce", StreamPriority::high);
     auto compute = r.device.make_stream("compute", StreamPriority::normal);
@@ -421,7 +421,7 @@ struct CommunicatorSuite {
           std::size_t const length = (static_cast<std::size_t>(rank) * 37 + round) % 5 * (round == 11 ? 30000 : 11);
           return std::string(length, static_cast<char>('a' + (rank + static_cast<int>(round)) % 26));
         };
-        auto const texts = r.comm.exchange(text(r.rank));
+        auto const texts = r.comm.exchange(text(r.rank), "texts");
         expect(texts.size() == static_cast<std::size_t>(r.size), "exchange gave {} texts", texts.size());
         for (int peer = 0; peer < r.size; ++peer) {
           expect(texts[static_cast<std::size_t>(peer)] == text(peer), "rank {}: round {}: a wrong text of rank {}",
@@ -433,18 +433,18 @@ struct CommunicatorSuite {
 
   static void split() {
     on_ranks([](R& r) {
-      auto whole = r.comm.split(5, r.rank);
+      auto whole = r.comm.split(5, r.rank, "whole");
       expect(whole.rank() == r.rank && whole.size() == r.size, "split into one group: {} of {}", whole.rank(),
              whole.size());
-      auto reversed = r.comm.split(0, -r.rank);
+      auto reversed = r.comm.split(0, -r.rank, "reversed");
       expect(reversed.rank() == r.size - 1 - r.rank, "keys order ranks: {} became {}", r.rank, reversed.rank());
-      auto tied = r.comm.split(0, 3);
+      auto tied = r.comm.split(0, 3, "tied");
       expect(tied.rank() == r.rank, "equal keys keep the order: {} became {}", r.rank, tied.rank());
-      auto alone = r.comm.split(r.rank, 0);
+      auto alone = r.comm.split(r.rank, 0, "alone");
       expect(alone.size() == 1 && alone.rank() == 0, "one group per rank: {} of {}", alone.rank(), alone.size());
-      auto strided = r.comm.split(r.rank % 2, r.rank);
-      auto halves = r.comm.split(r.rank < (r.size + 1) / 2 ? 0 : 1, r.rank);
-      auto nested = halves.split(0, -halves.rank());
+      auto strided = r.comm.split(r.rank % 2, r.rank, "strided");
+      auto halves = r.comm.split(r.rank < (r.size + 1) / 2 ? 0 : 1, r.rank, "halves");
+      auto nested = halves.split(0, -halves.rank(), "nested");
       auto stream_a = r.device.make_stream("a", StreamPriority::high);
       auto stream_b = r.device.make_stream("b", StreamPriority::high);
       auto stream_c = r.device.make_stream("c", StreamPriority::high);
@@ -473,7 +473,7 @@ struct CommunicatorSuite {
         if (peer == r.rank) expected[3] += value;
       }
       expect_equal(download(r.device, r.stream, sums.data(), 4), expected, "sums over four groups");
-      r.comm.exchange("done");
+      r.comm.exchange({}, "done");
     });
   }
 
@@ -484,7 +484,7 @@ struct CommunicatorSuite {
       for (std::size_t const bytes : {1u, 255u, 256u, 70001u}) {
         void* const data = r.comm.allocate(bytes);
         expect(data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 256 == 0, "{} bytes at {}", bytes, data);
-        r.comm.exchange("allocated");
+        r.comm.exchange({}, "allocated");
         r.comm.deallocate(data, bytes);
       }
     });
@@ -519,6 +519,24 @@ struct CommunicatorSuite {
       });
     }
   }
+  /// Ranks that make different control calls all get an error that names both, at once, and may go on.
+  static void different_control_calls() {
+    on_ranks([](R& r) {
+      if (r.size == 1) return;
+      bool const odd = r.rank == r.size - 1;
+      auto const text = expect_throws<OrderError>("a split beside an exchange", [&] {
+        if (odd) {
+          static_cast<void>(r.comm.split(0, r.rank, "kept group"));
+        } else {
+          r.comm.exchange("text", "layouts");
+        }
+      });
+      auto const names = {fmt::format("rank {}", r.size - 1), std::string("rank 0 exchanges \"layouts\""),
+                          std::string("exchanges \"split 'kept group'\"")};
+      for (auto const& part : names)
+        expect(text.find(part) != std::string::npos, "rank {}: no '{}' in: {}", r.rank, part, text);
+    });
+  }
   template <class Enqueue>
   static void disagree(std::string_view what, std::string_view shown, Enqueue const& enqueue) {
     on_ranks([&](R& r) {
@@ -548,7 +566,7 @@ struct CommunicatorSuite {
                                 [&] { r.comm.wait_for_peers(other, Ticket{1000}, WaitSite::none); });
       r.device.synchronize(other);
       r.device.synchronize(moved);
-      r.comm.exchange("done");
+      r.comm.exchange({}, "done");
     });
   }
 
@@ -570,8 +588,8 @@ struct CommunicatorSuite {
               auto const text = expect_throws<PeerError>("a wait for a rank that failed", [&] {
                 if (waits_in == 0)
                   comm.all_reduce(r.stream, static_cast<float const*>(data.data()), data.data(), 64, label);
-                if (waits_in == 1) comm.exchange("text");
-                if (waits_in == 2) static_cast<void>(comm.split(0, 0));
+                if (waits_in == 1) comm.exchange("text", "test");
+                if (waits_in == 2) static_cast<void>(comm.split(0, 0, "part"));
               });
               expect(text.find(fmt::format("rank {}", failing)) != std::string::npos, "the error names no rank: {}",
                      text);
@@ -614,6 +632,9 @@ struct CommunicatorSuite {
   TEST_CASE(tag ": memory", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::memory(); }         \
   TEST_CASE(tag ": ranks that disagree all get an OrderError", "[communicator]") {                                 \
     fsdp::conformance::CommunicatorSuite<Fixture>::order_errors();                                                 \
+  }                                                                                                                \
+  TEST_CASE(tag ": ranks that make different control calls all get an OrderError", "[communicator]") {             \
+    fsdp::conformance::CommunicatorSuite<Fixture>::different_control_calls();                                      \
   }                                                                                                                \
   TEST_CASE(tag ": a second stream is a UsageError", "[communicator]") {                                           \
     fsdp::conformance::CommunicatorSuite<Fixture>::second_stream();                                                \

@@ -87,7 +87,7 @@ void collective(Device const& device, Late late, bool reduce) {
       comm.wait_for_peers(stream, ticket, WaitSite::none);
     }
     device.synchronize(stream);
-    comm.exchange("done");
+    comm.exchange({}, "done");
   });
 }
 
@@ -103,7 +103,7 @@ void reuse(Device const& device, Late late) {
     comm.wait_for_peers(stream, ticket, WaitSite::gather_peers_read);
     write(stream, own, count, 2.0f);
     device.synchronize(stream);
-    comm.exchange("done");
+    comm.exchange({}, "done");
   });
 }
 

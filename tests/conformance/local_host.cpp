@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/comm/local.hpp"
+#include "fsdp/comm/mpi_sum.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/conformance/communicator_suite.hpp"
 
@@ -93,7 +94,7 @@ TEST_CASE("local<host>: a failing task of a stream fails its rank and is what ru
 }
 
 TEST_CASE("local<host>: more than eight ranks sum in the same tree", "[communicator]") {
-  for (int const ranks : {9, 16, 21}) {
+  for (int const ranks : {9, 21, 130}) {
     LocalHost::run(ranks, [](Comm& comm) {
       fsdp::conformance::Rank<Comm> rank(comm);
       using Suite = fsdp::conformance::CommunicatorSuite<LocalHost>;
@@ -103,9 +104,33 @@ TEST_CASE("local<host>: more than eight ranks sum in the same tree", "[communica
   }
 }
 
+TEST_CASE("more ranks than a kernel takes sum in the same tree: processes") {
+  auto const check = [](auto type, int ranks) {
+    using T = decltype(type);
+    constexpr std::size_t count = 300;
+    std::vector<std::vector<T>> terms;
+    std::vector<void const*> sources;
+    for (int rank = 0; rank < ranks; ++rank) {
+      terms.emplace_back(count);
+      for (std::size_t i = 0; i < count; ++i) terms.back()[i] = fsdp::conformance::rough<T>(rank, i, 9);
+      sources.push_back(terms.back().data());
+    }
+    std::vector<T> sum(count), expected(count);
+    fsdp::mpi::detail::pairwise_sum(fsdp::dtype_of<T>, sources.data(), sources.size(), sum.data(), count);
+    for (std::size_t i = 0; i < count; ++i)
+      expected[i] =
+          fsdp::conformance::tree_sum<T>(ranks, [&](int rank) { return terms[static_cast<std::size_t>(rank)][i]; });
+    fsdp::conformance::expect_equal(sum, expected, fmt::format("{} ranks", ranks));
+  };
+  for (int const ranks : {256, 257, 700}) {
+    check(float{}, ranks);
+    check(fsdp::bf16{}, ranks);
+  }
+}
+
 TEST_CASE("local<host>: run() refuses impossible sizes and takes a device per rank", "[communicator]") {
   CHECK_THROWS_AS(LocalHost::run(0, [](Comm&) {}), fsdp::ConfigError);
-  CHECK_THROWS_AS(LocalHost::run(65, [](Comm&) {}), fsdp::ConfigError);
+  CHECK_THROWS_AS(LocalHost::run(257, [](Comm&) {}), fsdp::ConfigError);
   std::atomic<int> sum{0};
   fsdp::local::run(
       3,

@@ -98,7 +98,7 @@ TEST_CASE("ranks may pass different offsets of shared memory") {
 
 TEST_CASE("memory of a part of the ranks works in a collective of all") {
   auto world = make_world(0);
-  auto alone = world.split(world.rank() == 0 ? 0 : 1, world.rank());
+  auto alone = world.split(world.rank() == 0 ? 0 : 1, world.rank(), "alone");
   auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
   constexpr std::size_t count = 40000;
   std::size_t const bytes = index(world.size()) * count * sizeof(float);
@@ -111,7 +111,7 @@ TEST_CASE("memory of a part of the ranks works in a collective of all") {
   for (int rank = 0; rank < world.size(); ++rank)
     for (std::size_t i = 0; i < count; ++i) same = same && memory[index(rank) * count + i] == value(rank, i);
   CHECK(same);
-  world.exchange({});
+  world.exchange({}, "done");
   alone.deallocate(memory, bytes);
 }
 
@@ -135,7 +135,7 @@ TEST_CASE("the result of an all_reduce out of place is free as soon as it is the
     }
     stream.synchronize();
     CHECK(wrong == 0);
-    world.exchange({});
+    world.exchange({}, "done");
     world.deallocate(memory, 2 * count * sizeof(float));
   }
 }
@@ -143,7 +143,7 @@ TEST_CASE("the result of an all_reduce out of place is free as soon as it is the
 TEST_CASE("all ranks get the OrderError, and other communicators go on") {
   for (int const ranks_per_node : {0, 1, 2}) {
     auto world = make_world(ranks_per_node);
-    auto part = world.split(0, world.rank());
+    auto part = world.split(0, world.rank(), "part");
     auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
     std::vector<float> data(64 * index(world.size()), 1.0f);
     part.all_reduce(stream, data.data(), data.data(), 8, {"block.0", "forward"});
@@ -157,7 +157,7 @@ TEST_CASE("all ranks get the OrderError, and other communicators go on") {
     CHECK(text.find(fmt::format("rank {} runs all_gather of unit 'block.2'", world.size() - 1)) != std::string::npos);
     CHECK_THROWS_AS(part.all_gather(stream, data.data(), data.data(), 8, label), fsdp::OrderError);
 
-    auto other = world.split(0, world.rank());
+    auto other = world.split(0, world.rank(), "other");
     auto healthy = world.device().make_stream("other", fsdp::StreamPriority::high);
     std::vector<double> one(3, 1.0);
     other.all_reduce(healthy, one.data(), one.data(), one.size(), label);
@@ -168,7 +168,7 @@ TEST_CASE("all ranks get the OrderError, and other communicators go on") {
 
 TEST_CASE("an error inside a collective reaches the ranks of the node") {
   auto world = make_world(0);
-  auto part = world.split(0, world.rank());
+  auto part = world.split(0, world.rank(), "part");
   auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
   constexpr std::size_t count = 64;
   std::size_t const bytes = index(world.size()) * count * sizeof(float);
@@ -187,5 +187,5 @@ TEST_CASE("an error inside a collective reaches the ranks of the node") {
   } else {
     CHECK(thrown<fsdp::PeerError>(run).find("a peer failed: rank 0: ") != std::string::npos);
   }
-  world.exchange({});
+  world.exchange({}, "done");
 }

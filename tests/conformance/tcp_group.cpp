@@ -70,10 +70,10 @@ TEST_CASE("texts of any length arrive at every rank, in rank order", "[tcp]") {
     std::vector<std::vector<std::string>> got(static_cast<std::size_t>(size));
     auto const thrown = on_ranks(size, [&](int rank) {
       TcpGroup group(place(rank, size, port), patience);
-      if (group.exchange("") != std::vector<std::string>(static_cast<std::size_t>(size)))
+      if (group.exchange("", "test") != std::vector<std::string>(static_cast<std::size_t>(size)))
         throw fsdp::Error("not empty");
       auto const big = static_cast<std::size_t>(rank) * 3'000'000u;
-      got[static_cast<std::size_t>(rank)] = group.exchange(std::string(big, static_cast<char>('a' + rank)));
+      got[static_cast<std::size_t>(rank)] = group.exchange(std::string(big, static_cast<char>('a' + rank)), "test");
     });
     for (auto const& text : thrown) CHECK(text == "");
     for (auto const& texts : got) {
@@ -89,11 +89,11 @@ TEST_CASE("a split orders ranks by key, then by rank, and splits again", "[tcp]"
   std::vector<std::string> seen(5);
   auto const thrown = on_ranks(5, [&](int rank) {
     TcpGroup world(place(rank, 5, port), patience);
-    TcpGroup half = world.split(rank % 2, -rank);  // {4, 2, 0} and {3, 1}
-    TcpGroup again = half.split(0, half.rank());
-    TcpGroup alone = world.split(rank, 0);
+    TcpGroup half = world.split(rank % 2, -rank, "half");  // {4, 2, 0} and {3, 1}
+    TcpGroup again = half.split(0, half.rank(), "again");
+    TcpGroup alone = world.split(rank, 0, "alone");
     std::string text = std::to_string(alone.size());
-    for (auto const& member : again.exchange(std::to_string(rank))) text += member;
+    for (auto const& member : again.exchange(std::to_string(rank), "test")) text += member;
     seen[static_cast<std::size_t>(rank)] = text;
   });
   for (auto const& text : thrown) CHECK(text == "");
@@ -118,13 +118,37 @@ TEST_CASE("a rank that ends is noticed by all before the deadline", "[tcp]") {
   int const port = free_port();
   auto const thrown = on_ranks(3, [&](int rank) {
     TcpGroup group(place(rank, 3, port), patience);
-    group.exchange("together");
+    group.exchange({}, "together");
     if (rank == 2) throw fsdp::Error("enough");
-    group.exchange("without rank 2");
+    group.exchange({}, "without rank 2");
   });
   CHECK(contains(thrown[0], "rank 2 closed the connection"));
   CHECK(contains(thrown[1], "rank 2 closed the connection"));
   CHECK(thrown[2] == "enough");
+}
+
+TEST_CASE("ranks that exchange different things are told, whoever is odd", "[tcp]") {
+  for (int const odd : {0, 2}) {
+    int const port = free_port();
+    auto const thrown = on_ranks(4, [&](int rank) {
+      TcpGroup group(place(rank, 4, port), patience);
+      try {
+        if (rank == odd) {
+          static_cast<void>(group.split(0, rank, "kept group"));
+        } else {
+          group.exchange("text", "layouts");
+        }
+      } catch (fsdp::OrderError const& error) {
+        throw fsdp::Error(fmt::format("order: {}", error.what()));
+      }
+    });
+    for (auto const& text : thrown) {
+      INFO(text);
+      CHECK(contains(text, "order: rank "));
+      CHECK(contains(text, "exchanges \"layouts\""));
+      CHECK(contains(text, "exchanges \"split 'kept group'\""));
+    }
+  }
 }
 
 TEST_CASE("a rank that is late is named at the deadline", "[tcp]") {
@@ -135,12 +159,12 @@ TEST_CASE("a rank that is late is named at the deadline", "[tcp]") {
     std::string first;
     if (rank == 0) {
       try {
-        group.exchange("hello?");
+        group.exchange("hello?", "test");
       } catch (std::exception const& error) {
         first = error.what();
       }
       over = true;
-      if (contains(first, "rank 1 did not answer in time")) group.exchange("again");
+      if (contains(first, "rank 1 did not answer in time")) group.exchange("again", "test");
     }
     while (!over) std::this_thread::yield();
   });
@@ -169,9 +193,9 @@ TEST_CASE("a stranger on the port does not disturb the ranks", "[tcp]") {
       auto const deadline = fsdp::bootstrap::Clock::now() + patience;
       auto const stranger = fsdp::bootstrap::connect_to("127.0.0.1", port, deadline);
       stranger.send("GET / HTTP/1.1\r\nHost: nobody\r\n\r\n", 32, deadline, "rank 0");
-      TcpGroup(place(1, 2, port), patience).exchange("x");
+      TcpGroup(place(1, 2, port), patience).exchange("x", "test");
     } else {
-      TcpGroup(place(0, 2, port), patience).exchange("y");
+      TcpGroup(place(0, 2, port), patience).exchange("y", "test");
     }
   });
   for (auto const& text : thrown) CHECK(text == "");

@@ -101,10 +101,10 @@ template <class T>
 using SumOf = std::conditional_t<std::is_same_v<T, bf16> || std::is_same_v<T, fp16>, float, T>;
 
 /// The pairwise tree, level by level as it is defined: adjacent pairs are added, an odd one is carried up.
-/// @param value value(rank): the term of a rank; at most 64 ranks
+/// @param value value(rank): the term of a rank; any number of ranks
 template <class T, class Value>
 T tree_sum(int ranks, Value const& value) {
-  std::array<SumOf<T>, 64> level{};
+  std::vector<SumOf<T>> level(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) level[static_cast<std::size_t>(rank)] = static_cast<SumOf<T>>(value(rank));
   for (auto width = static_cast<std::size_t>(ranks); width > 1; width = (width + 1) / 2) {
     for (std::size_t i = 0; i < width / 2; ++i) level[i] = level[2 * i] + level[2 * i + 1];

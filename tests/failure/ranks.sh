@@ -53,7 +53,7 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
   expect "ranks pass different counts $nodes" 20 "4096 x fp32\), rank 2 runs all_gather of unit 'block.1' \(forward, 4032 x" \
     $nodes -np 3 "$program" count
 done
-expect "a rank misses a control-plane call" 20 'rank [01]: waiting in a control-plane call since [2-9].*missing ranks: 2;' \
+expect "a rank misses a control-plane call" 20 'rank [01]: waiting in a control call of test since [2-9].*missing ranks: 2;' \
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 
 # SIGTERM to a waiting rank.

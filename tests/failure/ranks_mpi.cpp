@@ -44,7 +44,7 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   }
   if (how == "control") {
     if (last) ::sleep(60);
-    world.exchange("here");
+    world.exchange("here", "test");
   }
   if (how == "order" && last) {
     world.reduce_scatter(stream, memory, own, count, {"block.0", "backward"});

@@ -10,6 +10,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/local_run.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -43,7 +44,7 @@ Measured measure(int ranks, toy::Run run, int more_steps = 3) {
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-    fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = run.shard_group});
+    fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
     fsdp::Engine<S, Comm> engine(mesh, run.options);
     toy::Network network(engine, run.shape);
     Measured mine{};
@@ -186,7 +187,7 @@ TEST_CASE("the account says what the allocators were asked for, and all of it re
     using Comm = toy::Counting<fsdp::local::Communicator<CountingDevice>>;
     auto tally = std::make_shared<toy::Tally>();
     Comm comm(std::move(inner), tally);
-    comm.exchange("start");
+    comm.exchange({}, "start");
     {
       fsdp::Mesh<Comm> mesh(std::move(comm));
       fsdp::Engine<fsdp::FullShard, Comm> engine(mesh);
@@ -197,10 +198,10 @@ TEST_CASE("the account says what the allocators were asked for, and all of it re
       engine.synchronize();
       auto const mine = engine.account().reserved_total();
       std::int64_t both = 0;
-      for (auto const& text : mesh.world().exchange(std::to_string(mine))) both += std::stoll(text);
+      for (auto const& text : mesh.world().exchange(std::to_string(mine), "bytes")) both += std::stoll(text);
       if (mesh.rank() == 0)
         CHECK(device.bytes->load() == both);  // communicator allocations come from the device as well
-      mesh.world().exchange("measured");
+      mesh.world().exchange({}, "measured");
     }
     if (tally->allocated != tally->deallocated) throw fsdp::Error("a communicator's memory did not return");
   });

@@ -13,6 +13,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace modes {
 
@@ -77,7 +78,7 @@ Measured measure(Setup const& setup, int more_steps = 3) {
   Measured result;
   fsdp::local::run(setup.ranks, Device{}, [&](Comm comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = setup.shard_group});
+    fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(setup.shard_group));
     auto options = setup.options;
     options.accumulate_unsharded = setup.mode == Mode::unsynced;
     options.accumulate_replica = setup.mode == Mode::replica;

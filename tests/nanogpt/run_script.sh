@@ -153,19 +153,21 @@ says "--data needs a file"
 RANKS=none run "$work/tools"
 says "RANKS=none"
 
-# What is missing is installed: by root, by sudo, or not at all. (There is no g++ on these paths.)
+# What the build needs before CMake can say more is installed: by root, by sudo, or not at all. (No compiler is on these paths.)
 stub packages apt-get <<< '[[ $1 == update ]] || exit 9'
 stub allowed sudo <<< 'exec "$@"'
 touch calls
 chmod 666 calls
+sentence() { check "does not end with the sentence" test "$(tail -n 1 errors)" = "run.sh: error: missing $1"; }
+tools="g++ (the build needs a C++20 compiler), make (the build needs make or ninja), cmake (the build needs CMake 3.25 or newer)"
 installs() {
-  check "ended with $code, not apt-get's 9" test "$code" -eq 9
   called "apt-get update" 1
-  check "no package is named" grep -qE '^apt-get install .* g\+\+ .*libopenmpi-dev' calls
+  check "not asked for together" grep -qE '^apt-get install .* g\+\+ make cmake$' calls
+  sentence "g++ (the build needs a C++20 compiler): apt-get could not install it (see above)"
 }
 if ((EUID == 0)); then
   run "$work/tools"
-  says "this system has no apt-get"
+  sentence "$tools: this system has no apt-get to install it with"
   run "$work/packages:$work/tools"
   installs
   called sudo 0
@@ -173,11 +175,11 @@ if ((EUID == 0)); then
 fi
 if ((EUID != 0)) || { [[ -n ${as[*]-} ]] && "${as[@]}" "$work/tools/bash" -c "[[ -r $scripts/run.sh ]]"; }; then
   run "$work/packages:$work/tools"
-  says "install them, or run this where sudo is"
+  sentence "$tools: installing takes root, and there is no sudo"
   called apt-get 0
   run "$work/allowed:$work/packages:$work/tools"
   installs
-  called sudo 2
+  called sudo 3
 else
   echo "note: not tried as another user than root"
 fi

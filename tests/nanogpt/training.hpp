@@ -13,6 +13,7 @@
 #include "fsdp/fsdp.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace model_test {
 
@@ -47,7 +48,7 @@ Outcome train(D const& device, TrainingRun const& run) {
   std::mutex merging;
   fsdp::local::run(run.ranks, device, [&](fsdp::local::Communicator<D> comm) {
     using Engine = fsdp::Engine<S, fsdp::local::Communicator<D>, P>;
-    fsdp::Mesh mesh(std::move(comm), {run.shard_group});
+    fsdp::Mesh mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
     Engine engine(mesh, {.prefetch = 1, .seed = 11});
     nanogpt::GptOptions options;
     options.seed = 100 + static_cast<std::uint64_t>(engine.rank());

@@ -9,6 +9,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/delayed.hpp"
 #include "tests/support/local_run.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -28,7 +29,7 @@ std::vector<float> train(fsdp::EngineOptions options, MakeControl control, int s
   std::vector<float> result;
   fsdp::local::run(4, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Comm> mesh(Comm(std::move(comm), seed, most_delay), {.shard_group = shard_group});
+    fsdp::Mesh<Comm> mesh(Comm(std::move(comm), seed, most_delay), fsdp::testing::groups_of<S>(shard_group));
     fsdp::Engine<S, Comm> engine(mesh, options);
     toy::Shape shape;
     shape.hidden = {17, 40, 5, 31};

@@ -71,15 +71,15 @@ Zeroed zeroed(int ranks, Setting setting) {
     Zeroed mine;
     for (int step = 0; step < 2; ++step) {
       engine.synchronize();
-      static_cast<void>(engine.world().exchange("before"));
+      static_cast<void>(engine.world().exchange({}, "before"));
       auto const before = device.counts->zeroed_bytes.load();
-      static_cast<void>(engine.world().exchange("begin"));
+      static_cast<void>(engine.world().exchange({}, "begin"));
       network.step(step);
       sgd.step();
       engine.synchronize();
-      static_cast<void>(engine.world().exchange("after"));
+      static_cast<void>(engine.world().exchange({}, "after"));
       mine.in_a_step = device.counts->zeroed_bytes.load() - before;
-      static_cast<void>(engine.world().exchange("end"));
+      static_cast<void>(engine.world().exchange({}, "end"));
     }
     for (std::size_t u = 0; u < engine.unit_count(); ++u) {
       auto const& layout = engine.unit(u).layout();

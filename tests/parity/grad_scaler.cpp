@@ -9,6 +9,7 @@
 
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -57,7 +58,7 @@ std::vector<Outcome> train(int ranks, int shard_group, float clip, bool left_out
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](toy::LocalHost comm) {
     auto const rank = comm.rank();
     auto& mine = outcomes[static_cast<std::size_t>(rank)];
-    fsdp::Mesh<toy::LocalHost> mesh(std::move(comm), {.shard_group = shard_group});
+    fsdp::Mesh<toy::LocalHost> mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
     fsdp::Engine<S, toy::LocalHost, fsdp::Fp16> engine(mesh);
     toy::Patches patches(engine);
     fsdp::GradScaler scaler(engine, {.growth_interval = 3});

@@ -22,6 +22,7 @@
 #include "tests/support/all_pairs.hpp"
 #include "tests/support/delayed.hpp"
 #include "tests/support/reference.hpp"
+#include "tests/support/shard_group.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace toy::grid {
@@ -99,7 +100,7 @@ std::vector<float> gradients(E& engine, float unscale) {
   for (std::size_t u = 0; u < engine.unit_count(); ++u)
     mine.append(reinterpret_cast<char const*>(engine.unit(u).gradient),
                 static_cast<std::size_t>(engine.unit(u).shard_numel()) * sizeof(float));
-  auto const texts = engine.world().exchange(mine);
+  auto const texts = engine.world().exchange(mine, "gradients");
   std::vector<float> all;
   std::size_t offset = 0;
   for (std::size_t u = 0; u < engine.unit_count(); ++u) {
@@ -123,7 +124,7 @@ std::vector<float> gradients(E& engine, float unscale) {
 template <class S, class P, class Comm>
 Outcome train(Comm comm, Row const& row) {
   int const group = comm.size() % 2 == 0 ? 2 : comm.size();
-  fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = group});
+  fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(group));
   fsdp::EngineOptions options;
   options.prefetch = row.prefetch;
   options.keep_last = options.keep_root = row.keep_last;

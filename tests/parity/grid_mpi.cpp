@@ -16,7 +16,7 @@ template <class S, class P>
 Outcome train_processes(int ranks, Row const& row, std::uint64_t seed) {
   fsdp::mpi::Communicator world(test_environment());
   int const rank = world.rank();
-  auto part = world.split(rank < ranks ? 0 : 1, rank);
+  auto part = world.split(rank < ranks ? 0 : 1, rank, "part");
   if (rank >= ranks) return {};
   return train<S, P>(toy::Delayed(std::move(part), seed, seed == 0 ? 0 : most_delay_us), row);
 }

@@ -8,6 +8,7 @@
 
 #include "tests/catch.hpp"
 #include "tests/support/local_run.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -43,7 +44,7 @@ Step one_step(int ranks, float clip, fsdp::NormKind kind = fsdp::NormKind::l2, i
   Step step;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh mesh(std::move(comm), {.shard_group = shard_group});
+    fsdp::Mesh mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
     auto engine = fsdp::make_engine<S>(mesh);
     toy::Network network(engine, {});
     fsdp::AdamW adamw(engine, {.beta2 = 0.99f, .weight_decay = 0.1f});

@@ -18,7 +18,7 @@ bool const ready = fsdp::testing::need_ranks(ranks);
 /// NCCL promises no order of sums, so parameters are compared by norm.
 template <class S>
 double difference_from_host(fsdp::nccl::Communicator& world, toy::Run const& run) {
-  auto const gpu = toy::train<S>(world.split(0, world.rank()), run);
+  auto const gpu = toy::train<S>(world.split(0, world.rank(), "test"), run);
   if (world.rank() != 0) return 0.0;
   auto const host = toy::train_local<S>(ranks, run);
   double difference = 0.0, norm = 0.0;

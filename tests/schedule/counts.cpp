@@ -8,6 +8,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/local_run.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -21,7 +22,7 @@ toy::Tally one_step(int ranks, toy::Run run, Before before) {
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
     auto tally = std::make_shared<toy::Tally>();
-    fsdp::Mesh<Counted> mesh(Counted(std::move(comm), tally), {.shard_group = run.shard_group});
+    fsdp::Mesh<Counted> mesh(Counted(std::move(comm), tally), fsdp::testing::groups_of<S>(run.shard_group));
     fsdp::Engine<S, Counted> engine(mesh, run.options);
     toy::Network network(engine, run.shape);
     fsdp::AdamW adamw(engine);

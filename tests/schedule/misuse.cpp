@@ -139,7 +139,7 @@ TEST_CASE("settings out of range are errors") {
   auto const config = [](fsdp::EngineOptions options) {
     return message_of(1, [&](int, Engine& engine, std::vector<Sharded>&) {
       Comm& world = engine.world();
-      fsdp::Mesh<Comm> mesh(world.split(0, 0));
+      fsdp::Mesh<Comm> mesh(world.split(0, 0, "other"));
       Engine other(mesh, options);
     });
   };
@@ -169,7 +169,7 @@ TEST_CASE("a shard group must divide the world, and HybridShard must have one") 
     return message;
   };
   CHECK(contains(hybrid(3), "a shard group of 3 ranks does not divide the world of 4"));
-  CHECK(contains(hybrid(0), "hybrid_shard needs the ranks per shard group"));
+  CHECK(contains(hybrid(0), "hybrid_shard(full_shard) needs the ranks per shard group"));
   CHECK(hybrid(2).empty());
 }
 

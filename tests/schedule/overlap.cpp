@@ -19,6 +19,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace {
 
@@ -48,8 +49,8 @@ class Slow {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   Device const& device() const { return inner_.device(); }
-  Slow split(int color, int key) {
-    Slow part(inner_.split(color, key), microseconds_, false);
+  Slow split(int color, int key, std::string_view name) {
+    Slow part(inner_.split(color, key, name), microseconds_, false);
     part.link_ = link_;
     return part;
   }
@@ -78,7 +79,9 @@ class Slow {
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
     inner_.wait_for_peers(stream, ticket, site);
   }
-  std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
+  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
+    return inner_.exchange(mine, what);
+  }
 
  private:
   void transfer(Stream& stream) {
@@ -133,12 +136,12 @@ Times measure(Plan const& plan) {
   fsdp::local::run(plan.ranks, Device{}, [&](Local comm) {
     auto const us = [](double ms) { return static_cast<std::int64_t>(ms * 1000.0); };
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link), {.shard_group = plan.shard_group});
+    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link), fsdp::testing::groups_of<S>(plan.shard_group));
     fsdp::Engine<S, Slow> engine(mesh, plan.options);
     auto units = engine.shard(std::vector<Sleeper>(static_cast<std::size_t>(plan.units)), "unit");
     auto const timed = [&](auto&& pass) {
       engine.synchronize();
-      engine.world().exchange("ready");
+      engine.world().exchange({}, "ready");
       auto const start = std::chrono::steady_clock::now();
       pass();
       engine.synchronize();

@@ -48,7 +48,7 @@ class Counting {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   Device const& device() const { return inner_.device(); }
-  Counting split(int color, int key) { return {inner_.split(color, key), tally_}; }
+  Counting split(int color, int key, std::string_view name) { return {inner_.split(color, key, name), tally_}; }
   void* allocate(std::size_t bytes) {
     tally_->allocated += bytes;
     return inner_.allocate(bytes);
@@ -80,7 +80,9 @@ class Counting {
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
     inner_.wait_for_peers(stream, ticket, site);
   }
-  std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
+  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
+    return inner_.exchange(mine, what);
+  }
 
  private:
   void note(char const* operation, fsdp::Label label, std::size_t count) {

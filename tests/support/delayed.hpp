@@ -28,7 +28,7 @@ class Delayed {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   Device const& device() const { return device_; }
-  Delayed split(int color, int key) { return Delayed(inner_.split(color, key), device_); }
+  Delayed split(int color, int key, std::string_view name) { return Delayed(inner_.split(color, key, name), device_); }
   void* allocate(std::size_t bytes) { return inner_.allocate(bytes); }
   void deallocate(void* memory, std::size_t bytes) noexcept { inner_.deallocate(memory, bytes); }
   template <class T>
@@ -54,7 +54,9 @@ class Delayed {
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
     inner_.wait_for_peers(stream, ticket, site);
   }
-  std::vector<std::string> exchange(std::string const& mine) { return inner_.exchange(mine); }
+  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
+    return inner_.exchange(mine, what);
+  }
 
  private:
   Delayed(C inner, Device device) : inner_(std::move(inner)), device_(std::move(device)) {}

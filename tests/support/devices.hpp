@@ -75,6 +75,7 @@ struct Forward {
   void record(Event& event, Stream& stream) const { base.record(event, stream); }
   void wait(Stream& stream, Event const& event, WaitSite site) const { base.wait(stream, event, site); }
   void synchronize(Stream& stream) const { base.synchronize(stream); }
+  void synchronize(Event const& event) const { base.synchronize(event); }
 };
 
 /// Sleeps for 0 to `at_most` microseconds, by seed, before each launch, copy and zeroing. Copies share the sequence.
@@ -136,7 +137,7 @@ struct CountDevice : Forward<D> {
 
   struct Counts {
     std::atomic<std::int64_t> streams{0}, events{0}, allocations{0}, live_bytes{0}, copies{0}, copied_bytes{0},
-        zeroings{0}, zeroed_bytes{0}, launches{0}, records{0}, waits{0}, synchronizations{0};
+        zeroings{0}, zeroed_bytes{0}, launches{0}, records{0}, waits{0}, synchronizations{0}, event_synchronizations{0};
     std::array<std::atomic<std::int64_t>, static_cast<std::size_t>(WaitSite::count_)> waits_at{};
   };
 
@@ -187,6 +188,10 @@ struct CountDevice : Forward<D> {
   void synchronize(Stream& stream) const {
     add(counts->synchronizations);
     this->base.synchronize(stream);
+  }
+  void synchronize(Event const& event) const {
+    add(counts->event_synchronizations);
+    this->base.synchronize(event);
   }
 
   std::shared_ptr<Counts> counts = std::make_shared<Counts>();

@@ -12,6 +12,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "tests/support/shard_group.hpp"
 
 namespace toy {
 
@@ -135,7 +136,7 @@ auto on_patches(int ranks, int shard_group, Body const& body, fsdp::EngineOption
   std::optional<decltype(body(std::declval<E&>(), std::declval<Patches<E>&>()))> result;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](LocalHost comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<LocalHost> mesh(std::move(comm), {.shard_group = shard_group});
+    fsdp::Mesh<LocalHost> mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
     E engine(mesh, options);
     Patches<E> patches(engine);
     auto mine = body(engine, patches);

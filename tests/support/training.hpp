@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
+#include "tests/support/shard_group.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace toy {
@@ -29,7 +30,7 @@ struct Run {
 /// @return the full parameters on rank 0
 template <class S, class Comm>
 std::vector<float> train(Comm comm, Run const& run) {
-  fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = run.shard_group});
+  fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
   fsdp::Engine<S, Comm> engine(mesh, run.options);
   Network network(engine, run.shape);
   auto const loop = [&](auto& optimizer, float lr) {

@@ -36,6 +36,7 @@ struct LoopDevice {
   void record(Event&, Stream&) const {}
   void wait(Stream&, Event const&, fsdp::WaitSite) const {}
   void synchronize(Stream&) const {}
+  void synchronize(Event const&) const {}
   template <class Kernel, class... Args>
   void launch(Stream&, std::int64_t blocks, Kernel kernel, Args... args) const {
     for (std::int64_t i = 0; i < blocks; ++i) kernel(fsdp::HostBlock{}, reversed ? blocks - 1 - i : i, args...);

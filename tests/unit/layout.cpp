@@ -72,14 +72,30 @@ TEST_CASE("the segments of all shards are the tensors, each element once") {
   }
 }
 
-TEST_CASE("a name that is there already is the same storage; with another shape it is an error") {
+TEST_CASE("a name that is there already is the same storage; saying anything else of it is an error") {
   fsdp::FlatLayout layout;
   auto const first = layout.add({"wte", {5, 7}, 0, 0, true, {}});
   layout.add({"other", {3}, 0, 0, true, {}});
   CHECK(layout.add({"wte", {5, 7}, 0, 0, true, {}}) == first);
   CHECK(layout.numel() == 38);
   CHECK_THROWS_AS(layout.add({"wte", {7, 5}, 0, 0, true, {}}), fsdp::UsageError);
-  CHECK_THROWS_AS(layout.add({"empty", {4, 0}, 0, 0, true, {}}), fsdp::UsageError);
+  CHECK_THROWS_AS(layout.add({"wte", {5, 7}, 0, 0, false, {}}), fsdp::UsageError);
+  CHECK_THROWS_AS(layout.add({"wte", {5, 7}, 0, 0, true, fsdp::init::ones}), fsdp::UsageError);
+  CHECK_THROWS_AS(layout.add({"negative", {4, -1}, 0, 0, true, {}}), fsdp::UsageError);
+}
+
+TEST_CASE("a tensor without elements takes no room, and is in no segment") {
+  fsdp::FlatLayout layout;
+  layout.add({"none", {4, 0}, 0, 0, true, {}});
+  layout.add({"some", {3}, 0, 0, true, {}});
+  layout.add({"none more", {0}, 0, 0, true, {}});
+  layout.seal(1);
+  CHECK(layout.numel() == 3);
+  CHECK(layout.padded() == 64);
+  auto const parts = layout.segments({0, 64});
+  REQUIRE(parts.size() == 1);
+  CHECK(parts[0].tensor == 1);
+  CHECK(layout.padding() == std::vector<fsdp::Range>{{3, 64}});
 }
 
 TEST_CASE("ranges intersect as sets do") {

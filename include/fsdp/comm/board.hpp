@@ -8,15 +8,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/call_note.hpp"
+#include "fsdp/comm/local_run.hpp"
+#include "fsdp/comm/text.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
@@ -30,24 +31,7 @@ constexpr std::string_view name(Operation operation) {
   return names[static_cast<std::size_t>(operation)];
 }
 
-/// A copy of a short text, so that peers may print it after its owner is gone. Long texts are cut but compared in full.
-class Text {
- public:
-  void assign(std::string_view text) {
-    size_ = text.size();
-    hash_ = std::hash<std::string_view>{}(text);
-    std::copy_n(text.data(), std::min(size_, kept_.size()), kept_.begin());
-  }
-  std::string_view view() const { return {kept_.data(), std::min(size_, kept_.size())}; }
-  bool operator==(Text const& other) const {
-    return size_ == other.size_ && hash_ == other.hash_ && view() == other.view();
-  }
-
- private:
-  std::array<char, 48> kept_{};
-  std::size_t size_ = 0;
-  std::size_t hash_ = 0;
-};
+using comm::Text;
 
 /// What a rank says about a collective that it enqueues.
 struct Request {
@@ -85,6 +69,7 @@ struct Lane {
   static constexpr std::size_t depth = 16;
   static constexpr std::uint64_t left_in_order = 1;
   static constexpr std::uint64_t left_by_exception = 2;
+  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `reason` says why
 
   struct Entry {
     explicit Entry(D const& device)
@@ -109,8 +94,8 @@ struct Lane {
   }
 
   std::vector<Entry> entries;
-  // The latest collective whose request, partial event, done event is there; the latest exchange; whether the rank
-  // left.
+  // The latest collective whose request, partial event, done event is there; the latest exchange; whether and how the
+  // rank left.
   alignas(64) std::atomic<std::uint64_t> published{0};
   std::atomic<std::uint64_t> partial{0};
   std::atomic<std::uint64_t> done{0};
@@ -119,61 +104,21 @@ struct Lane {
   std::atomic<std::uint32_t> changes{0};
   std::atomic<std::uint32_t> sleepers{0};
   std::array<std::string, 2> texts;  // of the last two exchanges
+  std::array<Text, 2> whats;         // and what they are
+  std::string reason;                // why the rank failed
   std::shared_ptr<void> child;       // the board of the group that this rank founds, during a split
-};
-
-/// What all groups of one run share: the first failure, and memory that peers may have been reading when it came.
-template <class D>
-class Run {
- public:
-  explicit Run(int ranks) : ranks_(ranks) {}
-  Run(Run const&) = delete;
-  Run& operator=(Run const&) = delete;
-  ~Run() {
-    for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
-  }
-
-  int ranks() const { return ranks_; }
-  /// Records that `rank` failed, unless another rank failed before.
-  void poison(int rank, std::string_view reason) noexcept {
-    std::lock_guard const lock{mutex_};
-    if (failed_rank_.load(std::memory_order_relaxed) >= 0) return;
-    try {
-      reason_ = reason;
-    } catch (...) {
-      reason_.clear();
-    }
-    failed_rank_.store(rank, std::memory_order_release);
-  }
-  bool poisoned() const { return failed_rank() >= 0; }
-  int failed_rank() const { return failed_rank_.load(std::memory_order_acquire); }
-  std::string const& reason() const { return reason_; }
-
-  /// Keeps memory until every rank is gone.
-  void abandon(D const& device, void* data, std::size_t bytes) {
-    std::lock_guard const lock{mutex_};
-    abandoned_.push_back({device, data, bytes});
-  }
-
- private:
-  struct Memory {
-    D device;
-    void* data;
-    std::size_t bytes;
-  };
-  int ranks_;
-  std::atomic<int> failed_rank_{-1};
-  std::mutex mutex_;
-  std::string reason_;
-  std::vector<Memory> abandoned_;
 };
 
 /// One group of ranks.
 template <class D>
 class Board {
  public:
-  Board(std::shared_ptr<Run<D>> run, std::vector<int> members)
-      : run_(std::move(run)), members_(std::move(members)), lanes_(members_.size()) {}
+  Board(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
+      : run_(std::move(run)),
+        members_(std::move(members)),
+        lanes_(members_.size()),
+        id_(run_->next_group()),
+        name_(name) {}
 
   int size() const { return static_cast<int>(members_.size()); }
   /// The rank's number in the whole run, for messages.
@@ -181,6 +126,23 @@ class Board {
   Run<D>& run() const { return *run_; }
   std::shared_ptr<Run<D>> const& shared_run() const { return run_; }
   Lane<D>& lane(int rank) const { return *lanes_[static_cast<std::size_t>(rank)]; }
+  std::string const& name() const { return name_; }
+
+  /// Announces a call of `rank`: what it has published before is there for peers that see `value` in `what`.
+  /// @return the call's number among all of the rank's
+  std::uint64_t announce_call(int rank, comm::CallNote const& note, std::atomic<std::uint64_t>& what,
+                              std::uint64_t value) {
+    auto& waits = run_->waits();
+    auto const number = waits.begin(world_rank(rank), note);
+    lane(rank).announce(what, value);
+    waits.announced(world_rank(rank), number);
+    return number;
+  }
+  comm::CallNote note_of(Request const& request) const {
+    return comm::CallNote::collective(id_, name_, detail::name(request.operation), request.unit.view(),
+                                      request.pass.view());
+  }
+  comm::CallNote note_of_exchange(std::string_view what) const { return comm::CallNote::control(id_, name_, what); }
 
   /// Takes a seat; returns when all members have theirs.
   void enter(int rank, D const& device) {
@@ -199,18 +161,26 @@ class Board {
     }
   }
 
+  using Counter = std::atomic<std::uint64_t> Lane<D>::*;
+
   /// Waits until `peer` has announced `value` of `what`.
-  /// @throws PeerError if a rank of the run fails first, or if the peer leaves the group without
+  /// @param call  the number of the call that the peer is yet to join; 0: it has joined
+  /// @throws PeerError if a rank of the run fails first, or if the peer leaves the group without; OrderError if ranks
+  /// wait for each other
   template <class Describe>
-  void await(int rank, int peer, std::atomic<std::uint64_t> const& what, std::uint64_t value,
-             Describe const& describe) {
+  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Describe const& describe) {
     auto& from = lane(peer);
     host::Backoff backoff;
-    for (;;) {
+    Link link{run_->waits(), world_rank(rank)};
+    for (int looks = 0;; ++looks) {
       auto const seen = from.changes.load(std::memory_order_relaxed);
       auto const left = from.left.load(std::memory_order_acquire);
-      if (what.load(std::memory_order_acquire) >= value) return;
+      if ((from.*what).load(std::memory_order_acquire) >= value) return;
       throw_if_poisoned(rank);
+      if (call != 0 && looks > 64) expect_no_circle(link, rank, what, value, call, looks);
+      if (left == Lane<D>::failed) {
+        fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), world_rank(peer), from.reason);
+      }
       if (left == Lane<D>::left_by_exception) await_reason(rank);
       if (left != 0) {
         fail<PeerError>("rank {}: {}, but rank {} has left the group{}", world_rank(rank), describe(), world_rank(peer),
@@ -222,24 +192,49 @@ class Board {
     }
   }
 
-  /// An exception is on its way through a peer's code: gives it a second to be reported with its text.
+  /// An exception is on its way through a peer's code: gives it a moment to be reported with its text.
   void await_reason(int rank) const {
-    for (int round = 0; round < 1000; ++round) {
+    for (int round = 0; round < 200; ++round) {
       throw_if_poisoned(rank);
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
   }
 
-  void throw_if_poisoned(int rank) const {
-    if (auto const failed = run_->failed_rank(); failed >= 0) {
-      fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), failed, run_->reason());
+  void throw_if_poisoned(int rank) const { run_->throw_if_poisoned(world_rank(rank)); }
+
+ private:
+  /// That a rank waits for others, for as long as it does.
+  struct Link {
+    WaitGraph& waits;
+    int rank;
+    bool made = false;
+
+    ~Link() {
+      if (made) waits.end_wait(rank);
+    }
+  };
+
+  /// Looks at each member that is yet to join, beginning with another one each time: the last is left for others to
+  /// see.
+  /// @throws OrderError if one of them waits for `rank`, directly or by way of others
+  void expect_no_circle(Link& link, int rank, Counter what, std::uint64_t value, std::uint64_t call, int first) {
+    for (int step = 0; step < size(); ++step) {
+      int const member = (first + step) % size();
+      auto const announced = link.waits.announced(world_rank(member));
+      if (member == rank || (lane(member).*what).load(std::memory_order_acquire) >= value) continue;
+      link.made = true;
+      auto const circle = link.waits.wait(link.rank, call, world_rank(member), announced);
+      if (circle.empty()) continue;
+      run_->disagree(link.rank, circle);
+      throw_if_poisoned(rank);
     }
   }
 
- private:
   std::shared_ptr<Run<D>> run_;
   std::vector<int> members_;
   std::vector<std::unique_ptr<Lane<D>>> lanes_;
+  std::uint64_t id_;
+  std::string name_;
   std::atomic<std::uint32_t> entered_{0};
   std::atomic<std::uint32_t> sleepers_{0};
 };

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/comm/tcp_socket.hpp"
+#include "fsdp/comm/text.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 
@@ -97,17 +98,23 @@ class TcpGroup {
   int size() const { return size_; }
 
   /// All-gathers a text. Blocks until every rank has come.
-  /// @throws PeerError if a rank ended or is late; the group cannot be used afterwards
+  /// @param what the texts are, in a word or two: equal on all ranks
+  /// @throws OrderError on every rank if their `what` differ; PeerError if a rank ended or is late. The group cannot be
+  /// used afterwards
   /// @note Collective: yes.
-  std::vector<std::string> exchange(std::string const& mine) {
+  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
     if (size_ == 1) return {mine};
     FSDP_EXPECTS(!peers_.empty(), "rank {}: this group of {} ranks has failed and cannot be used", rank_, size_);
     auto const deadline = Clock::now() + timeout_;
     ++sequence_;
     try {
-      return rank_ == 0 ? serve(mine, deadline) : ask(mine, deadline);
+      return rank_ == 0 ? serve(mine, comm::Text(what), deadline) : ask(mine, comm::Text(what), deadline);
+    } catch (OrderError const& error) {
+      if (rank_ == 0) tell_failure(disagreement, error.what());
+      peers_.clear();
+      fail<OrderError>("rank {} of {}: {}", rank_, size_, error.what());
     } catch (Error const& error) {
-      if (rank_ == 0) tell_failure(error.what());
+      if (rank_ == 0) tell_failure(failure, error.what());
       peers_.clear();  // the others learn of it at once, instead of at their deadlines
       fail<PeerError>("rank {} of {}: exchange {}: {}", rank_, size_, sequence_, error.what());
     }
@@ -115,9 +122,10 @@ class TcpGroup {
 
   /// The ranks of equal color, ordered by key, then by rank.
   /// @note Collective: yes.
-  TcpGroup split(int color, int key) {
+  TcpGroup split(int color, int key, std::string_view name) {
     auto const own_host = reachable_address();
-    auto const wishes = exchange(fmt::format("{} {} {}", color, key, own_host));
+    auto const what = comm::split_of(name);
+    auto const wishes = exchange(fmt::format("{} {} {}", color, key, own_host), what);
     std::vector<std::pair<int, int>> members;  // key, rank
     for (int rank = 0; rank < size_; ++rank) {
       auto const wish = words(wishes[static_cast<std::size_t>(rank)]);
@@ -131,7 +139,7 @@ class TcpGroup {
     std::string const host = is_loopback(own_host) ? words(wishes[0])[2] : own_host;
     Socket const listener = hosts ? listen_on(host, 0) : Socket();
     std::uint64_t const token = hosts ? std::random_device{}() + std::uint64_t{1} : 0;
-    auto const doors = exchange(hosts ? fmt::format("{} {} {}", listener.local_port(), token, host) : "");
+    auto const doors = exchange(hosts ? fmt::format("{} {} {}", listener.local_port(), token, host) : "", what);
     if (group.size_ == 1) return group;
     if (hosts) {
       group.gather_peers(listener, token);
@@ -155,9 +163,12 @@ class TcpGroup {
   struct Header {
     std::uint64_t sequence = 0;
     std::uint64_t bytes = 0;
+    comm::Text what;
   };
   static constexpr std::uint64_t most_bytes = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t failure = ~std::uint64_t{0};  // in a header: the text says why rank 0 gave up
+  // In a header, instead of a sequence number: the text says why rank 0 gave up.
+  static constexpr std::uint64_t failure = ~std::uint64_t{0};
+  static constexpr std::uint64_t disagreement = failure - 1;
 
   TcpGroup(int rank, int size, std::chrono::milliseconds timeout) : rank_(rank), size_(size), timeout_(timeout) {}
 
@@ -242,11 +253,11 @@ class TcpGroup {
     if (!verdict.empty()) fail<ConfigError>("rank {} of {}: {}", rank_, size_, verdict);
   }
 
-  std::vector<std::string> serve(std::string const& mine, Clock::time_point deadline) {
+  std::vector<std::string> serve(std::string const& mine, comm::Text const& what, Clock::time_point deadline) {
     std::vector<std::string> texts(static_cast<std::size_t>(size_));
     texts[0] = mine;
     for (int rank = 1; rank < size_; ++rank)
-      texts[static_cast<std::size_t>(rank)] = hear(peer(rank), sequence_, deadline, rank_name(rank));
+      texts[static_cast<std::size_t>(rank)] = hear(peer(rank), sequence_, deadline, rank_name(rank), &what);
     // The answer: every text's length, then the texts.
     std::string answer;
     for (auto const& text : texts) {
@@ -259,8 +270,8 @@ class TcpGroup {
     return texts;
   }
 
-  std::vector<std::string> ask(std::string const& mine, Clock::time_point deadline) {
-    tell(peers_.front(), sequence_, mine, deadline, "rank 0");
+  std::vector<std::string> ask(std::string const& mine, comm::Text const& what, Clock::time_point deadline) {
+    tell(peers_.front(), sequence_, mine, deadline, "rank 0", what);
     // Rank 0 waits for the slowest rank up to its own deadline; this rank lets it report who that is.
     auto const answer = hear(peers_.front(), sequence_, deadline + std::chrono::seconds(5), "rank 0");
     std::vector<std::string> texts(static_cast<std::size_t>(size_));
@@ -276,30 +287,35 @@ class TcpGroup {
     return texts;
   }
 
-  void tell_failure(std::string const& reason) {
+  void tell_failure(std::uint64_t kind, std::string const& reason) {
     for (auto const& socket : peers_) {
       try {
-        tell(socket, failure, reason, Clock::now() + std::chrono::seconds(1), "a peer");
+        tell(socket, kind, reason, Clock::now() + std::chrono::seconds(1), "a peer");
       } catch (PeerError const&) {  // that one has gone
       }
     }
   }
 
   static void tell(Socket const& socket, std::uint64_t sequence, std::string const& text, Clock::time_point deadline,
-                   std::string_view who) {
-    Header const header{sequence, text.size()};
+                   std::string_view who, comm::Text const& what = {}) {
+    Header const header{sequence, text.size(), what};
     socket.send(&header, sizeof(header), deadline, who);
     socket.send(text.data(), text.size(), deadline, who);
   }
+  /// @param what if given, what this rank exchanges: OrderError if the other side's differs
   static std::string hear(Socket const& socket, std::uint64_t sequence, Clock::time_point deadline,
-                          std::string_view who) {
+                          std::string_view who, comm::Text const* what = nullptr) {
     Header header;
     socket.receive(&header, sizeof(header), deadline, who);
-    if ((header.sequence != sequence && header.sequence != failure) || header.bytes > most_bytes)
+    if ((header.sequence != sequence && header.sequence < disagreement) || header.bytes > most_bytes)
       fail<PeerError>("{} is at exchange {}, expected {}", who, header.sequence, sequence);
     std::string text(header.bytes, '\0');
     socket.receive(text.data(), text.size(), deadline, who);
     if (header.sequence == failure) fail<PeerError>("{}", text);
+    if (header.sequence == disagreement) fail<OrderError>("{}", text);
+    if (what != nullptr && !(header.what == *what))
+      fail<OrderError>("ranks disagree about a control call: rank 0 exchanges \"{}\", {} exchanges \"{}\"",
+                       what->view(), who, header.what.view());
     return text;
   }
 

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -44,22 +45,27 @@ class Communicator {
 
   Communicator(Communicator&&) noexcept = default;
   Communicator& operator=(Communicator&& other) noexcept {
+    if (this == &other) return *this;
     leave();
     household_ = std::move(other.household_);
     seat_ = std::move(other.seat_);
     return *this;
   }
-  /// Peers that still wait for this rank get a PeerError.
+  /// Peers that still wait for this rank get a PeerError. A communicator that was moved from can be destroyed, assigned
+  /// to, and nothing else: calls throw a UsageError.
   ~Communicator() { leave(); }
 
-  int rank() const { return seat_->rank(); }
-  int size() const { return seat_->size(); }
-  D const& device() const { return household_->device; }
+  int rank() const { return seat().rank(); }
+  int size() const { return seat().size(); }
+  D const& device() const { return seat().device(); }
 
   /// Groups the ranks that pass the same color, numbered by key, then by rank.
+  /// @param what the name of the new groups, for messages: equal on all ranks
+  /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks
-  Communicator split(int color, int key) {
-    auto const requests = exchange(fmt::format("{} {}", color, key));
+  Communicator split(int color, int key, std::string_view what) {
+    auto const label = comm::split_of(what);
+    auto const requests = exchange(fmt::format("{} {}", color, key), label);
     std::vector<std::pair<long, int>> members;  // (key, rank)
     for (int peer = 0; peer < size(); ++peer) {
       char* rest = nullptr;
@@ -68,15 +74,15 @@ class Communicator {
     }
     std::stable_sort(members.begin(), members.end());
     int const founder = members.front().second;
-    auto& board = seat_->board();
+    auto& board = seat().board();
     if (rank() == founder) {
       std::vector<int> world;
       for (auto const& member : members) world.push_back(board.world_rank(member.second));
-      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world));
+      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world), what);
     }
-    exchange("founded");
+    exchange("founded", label);
     auto child = board.lane(founder).child;
-    exchange("joined");
+    exchange("joined", label);
     if (rank() == founder) board.lane(rank()).child.reset();
     auto const mine = std::find_if(members.begin(), members.end(), [&](auto const& m) { return m.second == rank(); });
     return Communicator(household_, household_->sit(std::move(child), static_cast<int>(mine - members.begin())));
@@ -89,32 +95,35 @@ class Communicator {
   /// After a failure in the run the memory is kept until all ranks are gone.
   /// @note Collective: no; may block until the device work of peers' enqueued collectives is done
   void deallocate(void* memory, std::size_t bytes) noexcept {
-    household_->release(seat_->board().run(), memory, bytes);
+    if (household_ != nullptr) household_->release(seat_->board().run(), memory, bytes);
   }
 
   /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const sequence = begin<T>(stream, detail::Operation::all_gather, send, recv, count, 0, label);
-    auto* const own = recv + static_cast<std::size_t>(rank()) * count;
-    if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
-    seat_->for_peers([&](int peer) {
-      auto const& entry = seat_->peer_entry(peer, sequence);
-      if (count == 0) return;
-      device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
-      device().copy_async(stream, recv + static_cast<std::size_t>(peer) * count, entry.request.send, count * sizeof(T));
+    auto const request = make_request<T>(detail::Operation::all_gather, send, recv, count, 0, label);
+    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+      auto* const own = recv + static_cast<std::size_t>(rank()) * count;
+      if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
+      seat_->for_peers([&](int peer) {
+        auto const& entry = seat_->peer_entry(peer, sequence);
+        if (count == 0) return;
+        device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
+        device().copy_async(stream, recv + static_cast<std::size_t>(peer) * count, entry.request.send,
+                            count * sizeof(T));
+      });
     });
-    return seat_->finish(stream, sequence);
   }
 
   /// Slice r of the sum over ranks of `send` (size() * count elements) to rank r. In place: `recv == send + rank() *
   /// count`.
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const sequence = begin<T>(stream, detail::Operation::reduce_scatter, send, recv, count, 0, label);
-    wait_for_inputs(stream, sequence, count);
-    sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
-    return seat_->finish(stream, sequence);
+    auto const request = make_request<T>(detail::Operation::reduce_scatter, send, recv, count, 0, label);
+    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+      wait_for_inputs(stream, sequence, count);
+      sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
+    });
   }
 
   /// The sum over ranks of `count` elements, to every rank. In place: `send == recv`.
@@ -123,24 +132,15 @@ class Communicator {
   /// everything into `recv`, because peers may still read a rank's input, but never its result, after its collective.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const sequence = begin<T>(stream, detail::Operation::all_reduce, send, recv, count, 0, label);
-    wait_for_inputs(stream, sequence, count);
-    if (send != recv || size() == 1) {
-      sum(stream, sequence, send, 0, recv, count);
-      return seat_->finish(stream, sequence);
-    }
-    auto const [first, last] = segment(rank(), count);
-    sum(stream, sequence, send, first, recv + first, last - first);
-    seat_->publish_partial(stream, sequence);
-    seat_->for_peers([&](int peer) {
-      auto const& entry = seat_->await_partial(peer, sequence);
-      auto const [begin, end] = segment(peer, count);
-      if (begin == end) return;
-      device().wait(stream, entry.partial, WaitSite::collective_peer_partial);
-      device().copy_async(stream, recv + begin, static_cast<T const*>(entry.request.recv) + begin,
-                          (end - begin) * sizeof(T));
+    auto const request = make_request<T>(detail::Operation::all_reduce, send, recv, count, 0, label);
+    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+      wait_for_inputs(stream, sequence, count);
+      if (send != recv || size() == 1) {
+        sum(stream, sequence, send, 0, recv, count);
+      } else {
+        all_reduce_in_place(stream, sequence, recv, count);
+      }
     });
-    return seat_->finish(stream, sequence);
   }
 
   /// `count` elements of rank `root` to every rank, in place.
@@ -149,23 +149,27 @@ class Communicator {
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
     FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
                  root, size());
-    auto const sequence = begin<T>(stream, detail::Operation::broadcast, data, data, count, root, label);
-    if (rank() != root && count != 0) {
+    auto const request = make_request<T>(detail::Operation::broadcast, data, data, count, root, label);
+    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+      if (rank() == root || count == 0) return;
       auto const& entry = seat_->peer_entry(root, sequence);
       device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
       device().copy_async(stream, data, entry.request.send, count * sizeof(T));
-    }
-    return seat_->finish(stream, sequence);
+    });
   }
 
   /// Later work of `stream` waits until every peer has finished its part of the collective, so that this rank's input
   /// may be overwritten. Any stream of the device. With a ticket more than 15 collectives old, waits for a later one.
   /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
-  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { seat_->wait_for_peers(stream, ticket, site); }
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { seat().wait_for_peers(stream, ticket, site); }
 
   /// Every rank's text, in rank order.
+  /// @param what the texts are, in a word or two: equal on all ranks
+  /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes; blocks
-  std::vector<std::string> exchange(std::string text) { return seat_->exchange(std::move(text)); }
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
+    return seat().exchange(std::move(text), what);
+  }
 
  private:
   Communicator(std::shared_ptr<detail::Household<D>> household, std::shared_ptr<detail::Seat<D>> seat)
@@ -175,18 +179,38 @@ class Communicator {
     if (seat_ != nullptr) seat_->leave();
   }
 
+  detail::Seat<D>& seat() const {
+    FSDP_EXPECTS(seat_ != nullptr, "a call of a communicator that was moved from");
+    return *seat_;
+  }
+
   template <class T>
-  std::uint64_t begin(Stream& stream, detail::Operation operation, T const* send, T* recv, std::size_t count, int root,
-                      Label label) {
+  detail::Request make_request(detail::Operation operation, T const* send, T* recv, std::size_t count, int root,
+                               Label label) const {
     FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
                  rank(), name_of(operation), label.unit);
     bool const in_place = operation == detail::Operation::all_reduce && send == recv;
     detail::Request request{operation, dtype_of<T>, count, root, in_place, send, recv, {}, {}};
     request.unit.assign(label.unit);
     request.pass.assign(label.pass);
-    return seat_->begin(stream, request);
+    return request;
   }
   static std::string_view name_of(detail::Operation operation) { return detail::name(operation); }
+
+  template <class T>
+  void all_reduce_in_place(Stream& stream, std::uint64_t sequence, T* data, std::size_t count) {
+    auto const [first, last] = segment(rank(), count);
+    sum(stream, sequence, data, first, data + first, last - first);
+    seat_->publish_partial(stream, sequence);
+    seat_->for_peers([&](int peer) {
+      auto const& entry = seat_->await_partial(peer, sequence);
+      auto const [begin, end] = segment(peer, count);
+      if (begin == end) return;
+      device().wait(stream, entry.partial, WaitSite::collective_peer_partial);
+      device().copy_async(stream, data + begin, static_cast<T const*>(entry.request.recv) + begin,
+                          (end - begin) * sizeof(T));
+    });
+  }
 
   void wait_for_inputs(Stream& stream, std::uint64_t sequence, std::size_t count) {
     if (count == 0) return;
@@ -226,6 +250,25 @@ class Communicator {
 
 namespace detail {
 
+inline bool is_peer_error(std::exception_ptr const& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (PeerError const&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// Throws the error of the rank that failed first. A rank that was told of a peer's failure may end before that peer
+/// does: the cause is thrown, if there is one.
+inline void rethrow_first(std::vector<std::exception_ptr> const& errors, std::size_t first) {
+  auto chosen = errors[first];
+  for (auto const& error : errors)
+    if (error != nullptr && (chosen == nullptr || (is_peer_error(chosen) && !is_peer_error(error)))) chosen = error;
+  if (chosen != nullptr) std::rethrow_exception(chosen);
+}
+
 /// Runs `body` in one thread per rank; `device_of(rank)` is called in that thread.
 template <class D, class DeviceOf, class Body>
 void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
@@ -235,7 +278,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   auto const shared = std::make_shared<Run<D>>(ranks);
   std::vector<int> world;
   for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
-  auto board = std::make_shared<Board<D>>(shared, world);
+  auto board = std::make_shared<Board<D>>(shared, world, "world");
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   auto const live = [&](int rank) {
     auto const failed = [&](std::string_view reason) {
@@ -269,21 +312,16 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
     shared->poison(missing, "its thread could not be started");
   }
   for (auto& thread : threads) thread.join();
-  if (!shared->poisoned()) return;
-  auto const& first = errors[static_cast<std::size_t>(shared->failed_rank())];
-  if (first != nullptr) std::rethrow_exception(first);
-  for (auto const& error : errors) {
-    if (error != nullptr) std::rethrow_exception(error);
-  }
+  if (shared->poisoned()) rethrow_first(errors, static_cast<std::size_t>(shared->failed_rank()));
 }
 
 }  // namespace detail
 
 /// Runs `body(communicator)` in `ranks` threads of this process, one per rank, and returns when all have ended.
-/// @param ranks 1 to 64
+/// @param ranks 1 to 256: see pairwise::max_ranks
 /// @param device the device of every rank, or a callable that returns the device of the rank it is given
 /// @param body called concurrently, with an rvalue (or an lvalue) Communicator
-/// @throws what the first rank that failed threw
+/// @throws what the first rank that failed threw, rather than what peers threw because of it
 template <class DeviceOrFactory, class Body>
 void run(int ranks, DeviceOrFactory const& device, Body&& body) {
   if constexpr (fsdp::Device<DeviceOrFactory>) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,9 +47,13 @@ class BasicCommunicator {
   D const& device() const { return device_; }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank.
+  /// @param what the name of the new communicators, for messages: equal on all ranks
   /// @pre color >= 0
+  /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes, over this communicator; ends with shared memory for the new one (256 KiB per rank).
-  BasicCommunicator split(int color, int key) { return {state_->group->split(color, key), device_}; }
+  BasicCommunicator split(int color, int key, std::string_view what) {
+    return {state_->group->split(color, key, what), device_};
+  }
 
   /// Zeroed memory that this communicator's collectives, and those of every communicator split from it, move without
   /// copies: shared by the ranks of the node, aligned to the page.
@@ -112,8 +117,12 @@ class BasicCommunicator {
   }
 
   /// All-gathers a text. Blocks the calling thread.
+  /// @param what the texts are, in a word or two: equal on all ranks
+  /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes.
-  std::vector<std::string> exchange(std::string text) { return state_->group->exchange(text); }
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    return state_->group->exchange(text, what);
+  }
 
  private:
   /// Outlives the communicator while tasks of its stream still refer to it.

@@ -16,6 +16,7 @@
 
 #include "fsdp/comm/mpi_wait.hpp"
 #include "fsdp/comm/shared_arena.hpp"
+#include "fsdp/comm/text.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
@@ -28,11 +29,7 @@ constexpr std::string_view name(Operation operation) {
   return names[static_cast<std::size_t>(operation)];
 }
 
-constexpr std::uint64_t hash_of(std::string_view text) {  // FNV-1a
-  std::uint64_t hash = 14695981039346656037u;
-  for (char const c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
+using comm::hash_of;
 
 /// What a rank is about to do, and where its data are. Read by node peers in place, sent to ranks on other nodes.
 struct Header {

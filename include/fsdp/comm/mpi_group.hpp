@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,14 +40,14 @@ class Group {
       on_node_.push_back(0);
       return;
     }
-    auto const ranks = exchange(std::to_string(world_ranks_.front()));
+    auto const ranks = exchange(std::to_string(world_ranks_.front()), "ranks of a new group");
     world_ranks_.clear();
     for (auto const& text : ranks) world_ranks_.push_back(std::stoi(text));
     for (int r = 0; r < size_; ++r) (node_of(r) == node_of(rank_) ? on_node_ : elsewhere_).push_back(r);
-    auto segment = make_segment([this](std::string text) { return exchange(std::move(text)); }, rank_, on_node_,
-                                ControlBlock::bytes_for(size_));
+    auto segment = make_segment([this](std::string const& text) { return exchange(text, "control block"); }, rank_,
+                                on_node_, ControlBlock::bytes_for(size_));
     control_ = ControlBlock(std::move(segment), on_node_, rank_, size_);
-    exchange({});  // nobody uses the block before all parts of it are constructed
+    exchange({}, "control block");  // nobody uses the block before all parts of it are constructed
     has_control_ = true;
   }
   Group(Group const&) = delete;
@@ -65,30 +66,40 @@ class Group {
   RankControl& own() { return control_[rank_]; }
 
   /// All-gathers a text. Blocks the calling thread.
-  std::vector<std::string> exchange(std::string const& text) {
+  /// @throws OrderError on every rank if their `what` differ
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (size_ == 1) return {text};
     if (has_control_) own().calls.publish(++calls_);
     auto const ranks = static_cast<std::size_t>(size_);
-    auto length = static_cast<std::int64_t>(text.size());
-    std::vector<std::int64_t> lengths(ranks);
+    struct Announcement {
+      std::int64_t length = 0;
+      comm::Text what;
+    };
+    Announcement const own_call{static_cast<std::int64_t>(text.size()), comm::Text(what)};
+    std::vector<Announcement> calls(ranks);
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Iallgather(&length, 1, MPI_INT64_T, lengths.data(), 1, MPI_INT64_T, comm_, &request), "MPI_Iallgather");
-    complete(request);
+    check(
+        MPI_Iallgather(&own_call, sizeof own_call, MPI_BYTE, calls.data(), sizeof own_call, MPI_BYTE, comm_, &request),
+        "MPI_Iallgather");
+    complete(request, what);
+    comm::expect_same_exchange(
+        rank_, size_, [&](int rank) -> auto const& { return calls[static_cast<std::size_t>(rank)].what; },
+        [this](int rank) { return world_rank_of(rank); });
     std::vector<int> counts(ranks);
     std::vector<int> offsets(ranks);
     std::int64_t total = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
-      FSDP_EXPECTS(total + lengths[r] <= INT_MAX, "rank {}: exchange: the texts of all ranks exceed 2 GiB",
+      FSDP_EXPECTS(total + calls[r].length <= INT_MAX, "rank {}: exchange: the texts of all ranks exceed 2 GiB",
                    world_rank());
-      counts[r] = static_cast<int>(lengths[r]);
+      counts[r] = static_cast<int>(calls[r].length);
       offsets[r] = static_cast<int>(total);
-      total += lengths[r];
+      total += calls[r].length;
     }
     std::string all(static_cast<std::size_t>(total), '\0');
-    check(MPI_Iallgatherv(text.data(), static_cast<int>(length), MPI_CHAR, all.data(), counts.data(), offsets.data(),
-                          MPI_CHAR, comm_, &request),
+    check(MPI_Iallgatherv(text.data(), static_cast<int>(text.size()), MPI_CHAR, all.data(), counts.data(),
+                          offsets.data(), MPI_CHAR, comm_, &request),
           "MPI_Iallgatherv");
-    complete(request);
+    complete(request, what);
     std::vector<std::string> texts;
     for (std::size_t r = 0; r < ranks; ++r)
       texts.push_back(all.substr(static_cast<std::size_t>(offsets[r]), static_cast<std::size_t>(counts[r])));
@@ -96,18 +107,18 @@ class Group {
   }
 
   /// Divides the ranks by color, ordered by key, then by rank.
-  std::shared_ptr<Group> split(int color, int key) {
+  std::shared_ptr<Group> split(int color, int key, std::string_view name) {
     FSDP_EXPECTS(color >= 0, "rank {}: split: a color must not be negative, got {}", own_world_rank(), color);
-    exchange({});  // a deadline for ranks that never come, which MPI_Comm_split has not
+    exchange({}, comm::split_of(name));  // a deadline for ranks that never come, which MPI_Comm_split has not
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(comm_, color, key, &part), "MPI_Comm_split");
     return std::make_shared<Group>(part, nodes_, book_, lineage_, options_);
   }
 
   void* allocate(std::size_t bytes) {
-    auto segment =
-        size_ == 1 ? (bytes == 0 ? Segment{} : private_segment(bytes))
-                   : make_segment([this](std::string const& text) { return exchange(text); }, rank_, on_node_, bytes);
+    auto segment = size_ == 1 ? (bytes == 0 ? Segment{} : private_segment(bytes))
+                              : make_segment([this](std::string const& text) { return exchange(text, "allocate"); },
+                                             rank_, on_node_, bytes);
     if (segment.own == nullptr) return nullptr;
     segment.owner = lineage_.back();
     void* const memory = segment.own;
@@ -157,8 +168,8 @@ class Group {
       if (peer != rank_ && !(control_[peer].*counter).reached(target)) ranks.push_back(world_rank_of(peer));
     return ranks;
   }
-  void complete(MPI_Request& request) {
-    Scene const scene{world_rank(), "a control-plane call", {}, {}};
+  void complete(MPI_Request& request, std::string_view what) {
+    Scene const scene{world_rank(), "a control call", what, {}};
     wait_until(
         scene, options_.timeout,
         [&] {

@@ -24,7 +24,7 @@ void sum_blocks(Kernel kernel, T const* const* from, std::size_t ranks, T* to, s
 }
 
 template <class T>
-void sum_up_to_64(T const* const* from, std::size_t ranks, T* to, std::size_t count) {
+void sum_at_once(T const* const* from, std::size_t ranks, T* to, std::size_t count) {
   using pairwise::SumFew;
   switch (ranks) {
     case 1: return sum_blocks<1>(SumFew<T, 1>{}, from, ranks, to, count);
@@ -40,11 +40,11 @@ void sum_up_to_64(T const* const* from, std::size_t ranks, T* to, std::size_t co
   }
 }
 
-/// More than 64 ranks, a tile at a time: 64 consecutive ranks are a subtree of their own, so their sums, kept in the
-/// accumulation type, are the leaves of a second tree.
+/// More ranks than a kernel takes, a tile at a time: 256 consecutive ranks are a subtree of their own, so their sums,
+/// kept in the accumulation type, are the leaves of a second tree.
 template <class T>
 void sum_many(T const* const* from, std::size_t ranks, T* to, std::size_t count) {
-  constexpr std::size_t tile = 512;
+  constexpr std::size_t tile = 128;
   constexpr std::size_t group = pairwise::max_ranks;
   std::size_t const groups = (ranks + group - 1) / group;
   if (groups > group) fail<ConfigError>("a sum over {} ranks: the limit is {}", ranks, group * group);
@@ -61,11 +61,11 @@ void sum_many(T const* const* from, std::size_t ranks, T* to, std::size_t count)
         for (std::size_t i = 0; i < length; ++i) leaf[i] = static_cast<Sum>(from[g * group + r][begin + i]);
         leaves[r] = leaf;
       }
-      sum_up_to_64(static_cast<Sum const* const*>(leaves.data()), members, sums.data() + g * tile, length);
+      sum_at_once(static_cast<Sum const* const*>(leaves.data()), members, sums.data() + g * tile, length);
     }
     for (std::size_t g = 0; g < groups; ++g) leaves[g] = sums.data() + g * tile;
     auto* const total = sums.data() + groups * tile;
-    sum_up_to_64(static_cast<Sum const* const*>(leaves.data()), groups, total, length);
+    sum_at_once(static_cast<Sum const* const*>(leaves.data()), groups, total, length);
     for (std::size_t i = 0; i < length; ++i) to[begin + i] = static_cast<T>(total[i]);
   }
 }
@@ -76,7 +76,7 @@ inline void pairwise_sum(DType type, void const* const* sources, std::size_t ran
     std::vector<T const*> from(ranks);
     for (std::size_t r = 0; r < ranks; ++r) from[r] = static_cast<T const*>(sources[r]);
     auto* const sum = static_cast<T*>(to);
-    ranks <= pairwise::max_ranks ? sum_up_to_64<T>(from.data(), ranks, sum, count)
+    ranks <= pairwise::max_ranks ? sum_at_once<T>(from.data(), ranks, sum, count)
                                  : sum_many<T>(from.data(), ranks, sum, count);
   };
   switch (type) {

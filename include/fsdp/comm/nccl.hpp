@@ -58,16 +58,17 @@ class Communicator {
     auto const place = bootstrap::Environment::read();
     auto state = std::make_unique<State>(device, place.rank, place.size, options);
     state->control.emplace(place, options.timeout);
-    state->connect([&](std::string const& text) { return state->control->exchange(text); });
+    state->connect(
+        [&](std::string const& text, std::string_view what) { return state->control->exchange(text, what); });
     return Communicator(std::move(state));
   }
-  /// The ranks of `control`: anything with rank(), size() and exchange(text), such as an mpi::Communicator. It serves
-  /// to pass NCCL's identifier on, and is not used afterwards.
+  /// The ranks of `control`: anything with rank(), size() and exchange(text, what), such as an mpi::Communicator. It
+  /// serves to pass NCCL's identifier on, and is not used afterwards.
   /// @note Collective: yes, over control; blocks.
   template <class Control>
   static Communicator from(Control& control, cuda::Device device, Options options = {}) {
     auto state = std::make_unique<State>(device, control.rank(), control.size(), options);
-    state->connect([&](std::string const& text) { return control.exchange(text); });
+    state->connect([&](std::string const& text, std::string_view what) { return control.exchange(text, what); });
     return Communicator(std::move(state));
   }
   /// Uses the caller's communicator, which must outlive this one and is not destroyed. Streams of the caller are
@@ -96,13 +97,16 @@ class Communicator {
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank, with resources of its own: the two
   /// progress independently.
+  /// @param what the name of the new communicators, for messages: equal on all ranks
   /// @pre color >= 0
+  /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks until this communicator's collectives are done.
-  Communicator split(int color, int key) {
-    FSDP_EXPECTS(color >= 0, "rank {}: split with color {}", rank(), color);
+  Communicator split(int color, int key, std::string_view what) {
+    FSDP_EXPECTS(color >= 0, "rank {}: split '{}' with color {}", rank(), what, color);
     auto& parent = *state_;
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
     if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
+    static_cast<void>(exchange({}, comm::split_of(what)));
     parent.device.make_current();
     auto config = detail::make_config(parent.options);
     ncclComm_t made = nullptr;
@@ -118,7 +122,7 @@ class Communicator {
     auto state = std::make_unique<State>(parent.device, new_rank, new_size, parent.options);
     state->owned = std::move(owned);
     state->use(made);
-    if (parent.control) state->control.emplace(parent.control->split(color, key));
+    if (parent.control) state->control.emplace(parent.control->split(color, key, what));
     return Communicator(std::move(state));
   }
 
@@ -182,10 +186,12 @@ class Communicator {
 
   /// Every rank's text, in rank order: over TCP if the run was started from the environment, else through device
   /// memory.
+  /// @param what the texts are, in a word or two: equal on all ranks
+  /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes; blocks.
-  std::vector<std::string> exchange(std::string text) {
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
     if (size() == 1) return {std::move(text)};
-    return state_->exchange(text);
+    return state_->exchange(text, what);
   }
 
  private:
@@ -223,7 +229,7 @@ class Communicator {
   void check_order(std::string_view operation, Label label, std::size_t count, std::string_view type, int root) {
     auto const mine = fmt::format("{} of {} {} elements of unit '{}' ({}){}", operation, count, type, label.unit,
                                   label.pass, root < 0 ? "" : fmt::format(" from rank {}", root));
-    auto const texts = exchange(mine);
+    auto const texts = exchange(mine, "order check");
     for (std::size_t peer = 0; peer < texts.size(); ++peer) {
       auto const& first = texts.front() == mine ? texts[peer] : texts.front();
       if (first != mine)

@@ -21,6 +21,7 @@
 
 #include "fsdp/comm/bootstrap.hpp"
 #include "fsdp/comm/nccl_watch.hpp"
+#include "fsdp/comm/text.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
 
@@ -132,7 +133,8 @@ struct State {
     device.make_current();
     ncclUniqueId id{};
     if (rank == 0) FSDP_NCCL_CHECK(nullptr, ncclGetUniqueId(&id));
-    auto const texts = exchange_texts(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string());
+    auto const texts =
+        exchange_texts(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(), "NCCL identifier");
     if (texts.empty() || texts.front().size() != sizeof(id.internal))
       fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
     std::memcpy(id.internal, texts.front().data(), sizeof(id.internal));
@@ -146,22 +148,30 @@ struct State {
     use(made);
   }
 
-  std::vector<std::string> exchange(std::string const& text) {
-    if (control) return control->exchange(text);
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    if (control) return control->exchange(text, what);
     device.make_current();
     auto const waiting = phase("exchange");
     auto const ranks = static_cast<std::size_t>(size);
-    std::uint64_t const bytes = text.size();
-    std::vector<std::uint64_t> lengths(ranks);
-    gather(&bytes, lengths.data(), sizeof(bytes));
-    auto const longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+    struct Announcement {
+      std::uint64_t bytes = 0;
+      comm::Text what;
+    };
+    Announcement const mine{text.size(), comm::Text(what)};
+    std::vector<Announcement> calls(ranks);
+    gather(&mine, calls.data(), sizeof(mine));
+    comm::expect_same_exchange(
+        rank, size, [&](int peer) -> auto const& { return calls[static_cast<std::size_t>(peer)].what; },
+        [](int peer) { return peer; });
+    std::size_t longest = 0;
+    for (auto const& call : calls) longest = std::max(longest, static_cast<std::size_t>(call.bytes));
     std::string own = text;
     own.resize(longest);
     std::string all(longest * ranks, '\0');
     if (longest > 0) gather(own.data(), all.data(), longest);
     std::vector<std::string> texts;
     for (std::size_t peer = 0; peer < ranks; ++peer)
-      texts.push_back(all.substr(peer * longest, static_cast<std::size_t>(lengths[peer])));
+      texts.push_back(all.substr(peer * longest, static_cast<std::size_t>(calls[peer].bytes)));
     return texts;
   }
 
@@ -183,7 +193,7 @@ struct State {
   }
 
   void* allocate_symmetric(std::size_t bytes) {
-    for (auto const& theirs : exchange(std::to_string(bytes)))
+    for (auto const& theirs : exchange(std::to_string(bytes), "allocate"))
       if (theirs != std::to_string(bytes))
         fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {} bytes here, {} on a peer", rank,
                           bytes, theirs);

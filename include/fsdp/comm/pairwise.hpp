@@ -13,7 +13,8 @@
 
 namespace fsdp::pairwise {
 
-inline constexpr int max_ranks = 64;                  ///< of one group
+/// Ranks that one kernel sums over. It gets one pointer per rank as arguments, of which CUDA takes 4 KiB.
+inline constexpr int max_ranks = 256;
 inline constexpr std::int64_t chunk_elements = 4096;  ///< summed by one block
 
 /// Adds adjacent pairs at each level and carries an odd one up: ((0+1)+(2+3))+((4+5)+6). One to eight values.
@@ -88,7 +89,7 @@ struct SumMany {
   }
 
  private:
-  static constexpr int levels = 7;  // 2^6 = max_ranks
+  static constexpr int levels = 9;  // 2^8 = max_ranks
 
   template <std::size_t Width>
   FSDP_HD static void sum(Sources<T, max_ranks> const& sources, T* to, std::int64_t i, int ranks) {

@@ -6,11 +6,11 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fsdp/comm/board.hpp"
-#include "fsdp/comm/pairwise.hpp"
 
 namespace fsdp::local::detail {
 
@@ -40,22 +40,28 @@ class Seat {
 
   int rank() const { return rank_; }
   int size() const { return board_->size(); }
+  D const& device() const { return device_; }
   Board<D>& board() const { return *board_; }
 
-  /// Publishes a collective and waits until every peer has published the same.
-  /// @throws OrderError, PeerError, UsageError (a second stream)
-  std::uint64_t begin(Stream& stream, Request const& request) {
+  /// Runs a collective: publishes it, waits until every peer has published the same, and calls `enqueue(sequence)`. If
+  /// anything of that fails, the peers are told why.
+  /// @throws OrderError, PeerError, UsageError (a second stream), and what the device throws
+  template <class Enqueue>
+  Ticket collective(Stream& stream, Request const& request, Enqueue const& enqueue) {
     bind(stream, request);
     auto const sequence = ++sequence_;
-    if (size() == 1) return sequence;
-    auto& own = lane().entry(sequence);
-    own.request = request;
-    device_.record(own.ready, stream);
-    lane().announce(lane().published, sequence);
-    broken_ = true;  // until the collective is enqueued as a whole
-    for_peers([&](int peer) { await(peer, board_->lane(peer).published, sequence); });
-    for_peers([&](int peer) { check(request, peer, sequence); });
-    return sequence;
+    try {
+      if (size() > 1) meet(stream, request, sequence);
+      enqueue(sequence);
+      if (size() > 1) {
+        device_.record(lane().entry(sequence).done, stream);
+        lane().announce(lane().done, sequence);
+      }
+    } catch (std::exception const& error) {
+      if (size() > 1) fail_peers(error.what());
+      throw;
+    }
+    return Ticket{sequence};
   }
 
   /// What a peer has published about a collective that has begun.
@@ -66,17 +72,8 @@ class Seat {
     lane().announce(lane().partial, sequence);
   }
   Entry const& await_partial(int peer, std::uint64_t sequence) const {
-    await(peer, board_->lane(peer).partial, sequence);
+    await(peer, &Lane<D>::partial, sequence, 0);
     return peer_entry(peer, sequence);
-  }
-
-  Ticket finish(Stream& stream, std::uint64_t sequence) {
-    if (size() > 1) {
-      device_.record(lane().entry(sequence).done, stream);
-      lane().announce(lane().done, sequence);
-    }
-    broken_ = false;
-    return Ticket{sequence};
   }
 
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) const {
@@ -86,23 +83,30 @@ class Seat {
     // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
     auto const latest = sequence_ - (sequence_ - ticket.sequence) % Lane<D>::depth;
     for_peers([&](int peer) {
-      await(peer, board_->lane(peer).done, latest);
+      await(peer, &Lane<D>::done, latest, 0);
       device_.wait(stream, peer_entry(peer, latest).done, site);
     });
   }
 
-  std::vector<std::string> exchange(std::string text) {
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
     auto const number = ++exchanges_;
     // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
     lane().texts[number % 2] = std::move(text);
-    lane().announce(lane().exchanged, number);
+    lane().whats[number % 2].assign(what);
+    auto const call = board_->announce_call(rank_, board_->note_of_exchange(what), lane().exchanged, number);
+    std::vector<Text> whats(static_cast<std::size_t>(size()), lane().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = lane().texts[number % 2];
     for_peers([&](int peer) {
       auto& from = board_->lane(peer);
-      board_->await(rank_, peer, from.exchanged, number, [&] { return fmt::format("waits in exchange {}", number); });
+      board_->await(rank_, peer, &Lane<D>::exchanged, number, call,
+                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, board_->name()); });
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
+      whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
+    comm::expect_same_exchange(
+        rank_, size(), [&](int rank) -> Text const& { return whats[static_cast<std::size_t>(rank)]; },
+        [&](int rank) { return board_->world_rank(rank); });
     return texts;
   }
 
@@ -119,6 +123,7 @@ class Seat {
   /// Peers that wait for more from this rank get a PeerError.
   void leave() noexcept {
     left_ = true;
+    if (broken_) return;  // they know already
     lane().announce(lane().left, unwinding() ? Lane<D>::left_by_exception : Lane<D>::left_in_order);
   }
   bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
@@ -130,6 +135,20 @@ class Seat {
   }
 
  private:
+  void meet(Stream& stream, Request const& request, std::uint64_t sequence) {
+    auto& own = lane().entry(sequence);
+    own.request = request;
+    device_.record(own.ready, stream);
+    auto const call = board_->announce_call(rank_, board_->note_of(request), lane().published, sequence);
+    for_peers([&](int peer) { await(peer, &Lane<D>::published, sequence, call); });
+    for_peers([&](int peer) { check(request, peer, sequence); });
+  }
+  void fail_peers(std::string_view reason) {
+    if (std::exchange(broken_, true)) return;
+    lane().reason = reason;
+    lane().announce(lane().left, Lane<D>::failed);
+  }
+
   Lane<D>& lane() const { return board_->lane(rank_); }
   int world_rank() const { return board_->world_rank(rank_); }
 
@@ -141,9 +160,9 @@ class Seat {
     FSDP_EXPECTS(stream_ == id, "rank {}: {} is on a second stream: a communicator is used by one stream", world_rank(),
                  request.describe());
   }
-  void await(int peer, std::atomic<std::uint64_t> const& what, std::uint64_t sequence) const {
-    board_->await(rank_, peer, what, sequence, [&] {
-      return fmt::format("waits in collective {}, {}", sequence,
+  void await(int peer, std::atomic<std::uint64_t> Lane<D>::*what, std::uint64_t sequence, std::uint64_t call) const {
+    board_->await(rank_, peer, what, sequence, call, [&] {
+      return fmt::format("waits in collective {} of '{}', {}", sequence, board_->name(),
                          board_->lane(rank_).entry(sequence).request.describe());
     });
   }
@@ -163,7 +182,7 @@ class Seat {
   std::uint64_t exchanges_ = 0;
   std::uint64_t drained_ = 0;  // collectives that peers are known to have finished
   bool left_ = false;
-  bool broken_ = false;
+  bool broken_ = false;  // a collective has failed
 };
 
 /// What a rank's communicators share: the device, and all groups in which peers may read this rank's memory.

@@ -250,6 +250,12 @@ class Device {
     make_current();
     FSDP_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
   }
+  /// Blocks until the event's latest record is reached. Not while its stream is being captured into a graph.
+  /// @throws VendorError if work before it failed; UsageError if `event` was never recorded
+  void synchronize(Event const& event) const {
+    FSDP_EXPECTS(event.recorded(), "cuda:{}: the host is to wait for an event that was never recorded", ordinal_);
+    FSDP_CUDA_CHECK(cudaEventSynchronize(event.get()));
+  }
   /// Whether the event's latest record is done. Does not block.
   bool is_done(Event const& event) const {
     FSDP_EXPECTS(event.recorded(), "cuda:{}: query of an event that was never recorded", ordinal_);

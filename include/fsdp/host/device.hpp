@@ -64,6 +64,9 @@ struct Device {
   void wait(Stream& stream, Event const& event, WaitSite site) const { stream.wait(event, site); }
   /// Blocks the calling thread until the stream's work is done; rethrows what a task threw.
   void synchronize(Stream& stream) const { stream.synchronize(); }
+  /// Blocks the calling thread until the event's latest record is reached, and sees what was done before it.
+  /// @throws UsageError if `event` was never recorded
+  void synchronize(Event const& event) const { Stream::await(event); }
 };
 
 static_assert(fsdp::Device<Device>);

@@ -234,6 +234,13 @@ class Stream {
     core_->rethrow();
   }
 
+  /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
+  static void await(Event const& event) {
+    FSDP_EXPECTS(event.recorded(), "the host is to wait for an event that was never recorded");
+    event.state_->await(event.ticket_, Backoff{Backoff::Limit::termination},
+                        [] { return std::string{"the host waits for an event"}; });
+  }
+
   /// Nanoseconds that the stream has spent blocked at `site`, so far.
   std::uint64_t blocked_ns(WaitSite site) const {
     return core_->blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);

@@ -2,7 +2,9 @@
 // AdamW on flat shards.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
@@ -29,18 +31,20 @@ template <class E, class Moment = float>
 class AdamW {
  public:
   /// Seals the engine, and takes 2 S elements of memory for the moments.
-  /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone
-  /// @note Collective: sealing is.
+  /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone; ConfigError on every rank if
+  /// ranks' options differ
+  /// @note Collective: yes.
   explicit AdamW(E& engine, AdamWOptions options = {})
       : engine_(&engine),
         options_(checked(options)),
-        state_(engine, "AdamW", 2, options.weight_decay, options.stochastic_rounding) {}
+        state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}
 
   void step() { step(options_.lr); }
 
   /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
   /// if any. A step that clipping skips changes nothing, nor the bias correction of later ones.
-  /// @throws UsageError if a unit has no reduced gradients, or a GradScaler lives: call its step
+  /// @throws UsageError if a unit has no reduced gradients, a backward pass is left half-way, the norm was measured
+  /// before another backward pass, or a GradScaler lives (call its step); a step that is refused changes nothing
   /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
   /// its own update only.
   /// @note Collective: no.
@@ -63,9 +67,17 @@ class AdamW {
   static AdamWOptions const& checked(AdamWOptions const& options) {
     FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
                  "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
-    FSDP_EXPECTS(options.eps >= 0.0f && options.weight_decay >= 0.0f,
-                 "AdamW: eps {} and weight decay {} must not be negative", options.eps, options.weight_decay);
+    FSDP_EXPECTS(std::isfinite(options.eps) && options.eps >= 0.0f && std::isfinite(options.weight_decay) &&
+                     options.weight_decay >= 0.0f,
+                 "AdamW: eps {} and weight decay {} must be finite and not negative", options.eps,
+                 options.weight_decay);
+    State::expect_learning_rate("AdamW", options.lr);
     return options;
+  }
+  static std::string text(AdamWOptions const& options) {
+    return fmt::format("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+                       options.beta1, options.beta2, options.eps, options.weight_decay, options.stochastic_rounding,
+                       options.seed);
   }
 
   template <bool Stochastic>

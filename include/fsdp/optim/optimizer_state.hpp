@@ -6,11 +6,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "fsdp/engine.hpp"
+#include "fsdp/engine_text.hpp"
 #include "fsdp/init.hpp"
 #include "fsdp/optimizer_kernels.hpp"
 
@@ -41,14 +43,19 @@ class OptimizerState {
 
   /// Seals the engine, and takes memory for `moments` values per element of the shards.
   /// @param name  of the optimizer, for messages; must outlive it
+  /// @param options  of the optimizer as text: the same on every rank
   /// @param stochastic  the optimizer rounds at random
-  /// @throws UsageError if there is nothing to round
-  /// @note Collective: sealing is. Waits for compute once.
-  OptimizerState(E& engine, std::string_view name, int moments, float weight_decay, bool stochastic)
+  /// @throws UsageError if there is nothing to round; ConfigError on every rank if options differ
+  /// @note Collective: yes. Waits for compute once.
+  OptimizerState(E& engine, std::string_view name, std::string const& options, int moments, float weight_decay,
+                 bool stochastic)
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
     engine.attach_optimizer();
+    detail::expect_equal_texts(engine.world(),
+                               fmt::format("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
+                               "optimizer options");
     std::int64_t elements = 0;
     for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
     auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
@@ -64,20 +71,23 @@ class OptimizerState {
     engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
   }
 
+  /// @throws UsageError unless `learning_rate` is finite and not negative
+  static void expect_learning_rate(std::string_view optimizer, float learning_rate) {
+    FSDP_EXPECTS(std::isfinite(learning_rate) && learning_rate >= 0.0f,
+                 "{}: the learning rate must be finite and not negative, got {}", optimizer, learning_rate);
+  }
+
   /// Calls `update(unit, Part)` for every unit, to enqueue its kernel on compute.
-  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, or gradients that are scaled
-  /// and not the scaler's to step with
+  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, a norm measured before
+  /// another backward pass, or gradients that are scaled and not the scaler's to step with; nothing has changed then
   template <class Update>
   void step(float learning_rate, float beta1, float beta2, Update&& update) {
-    FSDP_EXPECTS(std::isfinite(learning_rate) && learning_rate >= 0.0f,
-                 "rank {}: {}: the learning rate must be finite and not negative, got {}", engine_->rank(), name_,
-                 learning_rate);
+    expect_learning_rate(name_, learning_rate);
     auto& norm = engine_->norm_state();
     FSDP_EXPECTS(norm.loss_scale == nullptr || norm.scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  name_);
-    bool const clips = engine_->take_clip_factor() != nullptr;
-    engine_->begin_optimizer_step();
+    bool const clips = engine_->step_gate().begin_step();
     auto& compute = engine_->compute();
     kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2, clips ? norm.result : nullptr);
     for (std::size_t u = 0; u < engine_->unit_count(); ++u) {

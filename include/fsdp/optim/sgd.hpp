@@ -2,7 +2,9 @@
 // Stochastic gradient descent on flat shards.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
@@ -22,12 +24,14 @@ template <class E>
 class Sgd {
  public:
   /// Seals the engine; with momentum takes S of memory.
-  /// @throws UsageError on options out of range, or stochastic rounding of fp32 masters
-  /// @note Collective: sealing is.
+  /// @throws UsageError on options out of range, or stochastic rounding of fp32 masters; ConfigError on every rank if
+  /// ranks' options differ
+  /// @note Collective: yes.
   explicit Sgd(E& engine, SgdOptions options = {})
       : engine_(&engine),
         options_(checked(options)),
-        state_(engine, "Sgd", options.momentum > 0.0f ? 1 : 0, options.weight_decay, options.stochastic_rounding) {}
+        state_(engine, "Sgd", text(options), options.momentum > 0.0f ? 1 : 0, options.weight_decay,
+               options.stochastic_rounding) {}
 
   void step() { step(options_.lr); }
 
@@ -48,10 +52,16 @@ class Sgd {
   using State = OptimizerState<E, float>;
 
   static SgdOptions const& checked(SgdOptions const& options) {
-    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && options.weight_decay >= 0.0f,
-                 "Sgd: momentum {} must be in [0, 1) and weight decay {} not negative", options.momentum,
+    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && std::isfinite(options.weight_decay) &&
+                     options.weight_decay >= 0.0f,
+                 "Sgd: momentum {} must be in [0, 1) and weight decay {} finite and not negative", options.momentum,
                  options.weight_decay);
+    State::expect_learning_rate("Sgd", options.lr);
     return options;
+  }
+  static std::string text(SgdOptions const& options) {
+    return fmt::format("lr {}, momentum {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+                       options.momentum, options.weight_decay, options.stochastic_rounding, options.seed);
   }
 
   template <bool Stochastic>

@@ -17,7 +17,7 @@ int main() {
     comm.all_reduce(stream, value, value, 1, fsdp::Label{"numbers", "sum"});
     comm.device().synchronize(stream);
     if (comm.rank() == 0) std::printf("sum %g\n", static_cast<double>(*value));
-    comm.exchange("done");
+    comm.exchange({}, "done");
     comm.deallocate(value, sizeof(float));
   });
 }

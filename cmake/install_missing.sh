@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# How run.sh and tests/run.sh come by what the build needs. Sourced, in the repository's root: `. cmake/install_missing.sh`.
+#
+# CMake says what it does not find (FsdpMissing.cmake), and exactly that is installed, by apt-get. Where everything is there,
+# no package manager and no network is asked. The caller has the functions say (progress) and die (an error, which ends the
+# script), and may set install=0 afterwards, which forbids installing.
+install=1
+apt_updated=
+
+# Why packages cannot be installed here, or nothing.
+why_not_installable() {
+  if ((!install)); then echo "installing was forbidden"
+  elif ! command -v apt-get > /dev/null; then echo "this system has no apt-get to install it with"
+  elif ((EUID != 0)) && ! command -v sudo > /dev/null; then echo "installing takes root, and there is no sudo"
+  fi
+}
+with_root() { if ((EUID == 0)); then "$@"; else sudo "$@"; fi; }
+apt_install() {
+  with_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" < /dev/null
+}
+apt_update() { # once in a script's run
+  [[ -z $apt_updated ]] || return 0
+  apt_updated=yes
+  apt_failure="apt-get could not install it (see above)"
+  with_root apt-get update -q || apt_failure="apt-get could not update its lists or install it (see above): is there a network?"
+}
+
+# install_missing LINE...: installs packages, or ends with the sentence that names what cannot be had and who needs it.
+# A LINE is "package<TAB>who needs what".
+install_missing() {
+  local line package reason needs="" packages=()
+  for line in "$@"; do
+    package=${line%%$'\t'*}
+    needs+="${needs:+, }$package (${line#*$'\t'})"
+    [[ " ${packages[*]-} " == *" $package "* ]] || packages+=("$package")
+  done
+  reason=$(why_not_installable)
+  [[ -z $reason ]] || die "missing $needs: $reason"
+  say "installing $needs"
+  apt_update
+  apt_install "${packages[@]}" && return
+  for line in "$@"; do # which one it is
+    package=${line%%$'\t'*}
+    apt_install "$package" > /dev/null 2>&1 || die "missing $package (${line#*$'\t'}): $apt_failure"
+  done
+}
+
+# A compiler, a build tool and CMake itself, which could not say that they are missing.
+need_tools() {
+  local version missing=()
+  if [[ -n ${CXX:-} ]]; then
+    command -v "${CXX%% *}" > /dev/null || die "CXX=$CXX: there is no such compiler"
+  else
+    command -v c++ g++ clang++ > /dev/null || missing+=($'g++\tthe build needs a C++20 compiler')
+  fi
+  command -v ninja make gmake > /dev/null || missing+=($'make\tthe build needs make or ninja')
+  command -v cmake > /dev/null || missing+=($'cmake\tthe build needs CMake 3.25 or newer')
+  if ((${#missing[@]})); then install_missing "${missing[@]}"; fi
+  version=$(cmake --version | sed -n 's/^cmake version \([0-9]*\.[0-9]*\).*/\1/p')
+  [[ $(printf '3.25\n%s\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
+    die "this system's cmake is $version, and the build needs 3.25 or newer"
+}
+
+# Quicker builds: nothing needs these, and where they cannot be had nothing is said.
+wish_for() { # wish_for COMMAND=PACKAGE...
+  local wish packages=()
+  for wish in "$@"; do
+    command -v "${wish%%=*}" > /dev/null || packages+=("${wish#*=}")
+  done
+  if ((${#packages[@]})) && [[ -z $(why_not_installable) ]]; then
+    say "installing ${packages[*]} (for quicker builds)"
+    apt_update
+    apt_install "${packages[@]}" || true
+  fi
+}
+use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps its generator
+  if [[ -z ${CMAKE_GENERATOR:-} ]] && command -v ninja > /dev/null; then export CMAKE_GENERATOR=Ninja; fi
+  if command -v ccache > /dev/null; then
+    export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
+    export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache}
+    # The same object for another folder of the same sources.
+    export CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+  fi
+}
+
+# configure PRESET [cmake arguments...]: build/PRESET, with what CMake finds missing installed first.
+configure() {
+  local attempt preset=$1 log=build/$1.log list=build/$1/missing-packages.txt missing=()
+  mkdir -p build
+  for attempt in first second; do
+    rm -f "$list"
+    if cmake --preset "$@" > "$log" 2>&1; then return; fi
+    if [[ ! -s $list ]]; then
+      cat "$log" >&2
+      die "CMake could not configure build/$preset (its messages are above, and in $log)"
+    fi
+    mapfile -t missing < "$list"
+    if [[ $attempt == first ]]; then install_missing "${missing[@]}"; fi
+  done
+  die "missing ${missing[0]%%$'\t'*} (${missing[0]#*$'\t'}): apt-get installed it, and CMake still does not find it ($log)"
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank is calling, as its peers may read it at any time: for the message when ranks wait in different calls.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::comm {
+
+/// A text in a fixed array, cut if need be.
+template <std::size_t N>
+constexpr std::array<char, N> cut(std::string_view text) {
+  std::array<char, N> kept{};
+  std::copy_n(text.data(), std::min(text.size(), N - 1), kept.begin());
+  return kept;
+}
+
+/// One call of a rank: a collective, or a call of the control plane.
+struct CallNote {
+  std::uint64_t place = 0;  ///< the communicator's number, equal on its ranks, times two; 1 more: control plane
+  std::array<char, 16> operation{};
+  std::array<char, 40> unit{};  ///< of the control plane: what is exchanged
+  std::array<char, 16> pass{};
+  std::array<char, 24> communicator{};
+
+  static CallNote collective(std::uint64_t id, std::string_view communicator, std::string_view operation,
+                             std::string_view unit, std::string_view pass) {
+    return {id << 1, cut<16>(operation), cut<40>(unit), cut<16>(pass), cut<24>(communicator)};
+  }
+  static CallNote control(std::uint64_t id, std::string_view communicator, std::string_view what) {
+    return {id << 1 | 1, cut<16>("exchange"), cut<40>(what), {}, cut<24>(communicator)};
+  }
+
+  std::string text() const {
+    std::string_view const in_pass = pass.data();
+    if ((place & 1) != 0) return fmt::format("exchange of '{}' on '{}'", unit.data(), communicator.data());
+    return fmt::format("{} of unit '{}'{} on '{}'", operation.data(), unit.data(),
+                       in_pass.empty() ? "" : fmt::format(" ({})", in_pass), communicator.data());
+  }
+};
+
+/// The latest of a rank's numbered notes. Written by one thread; read by any, of any process that maps it.
+///
+/// All words are relaxed: reading them orders nothing, so that ThreadSanitizer still sees every forgotten wait for an
+/// event. A note that is half there, or was overwritten, does not match its sum, and counts as not known.
+template <class Note, std::size_t Depth>
+class NoteRing {
+  static_assert(std::is_trivially_copyable_v<Note> && sizeof(Note) % sizeof(std::uint64_t) == 0);
+
+ public:
+  void write(std::uint64_t number, Note const& note) {
+    auto const words = std::bit_cast<Words>(note);
+    auto& slot = slots_[number % Depth];
+    slot.sum.store(sum_of(words, number), std::memory_order_relaxed);
+    for (std::size_t i = 0; i < words.size(); ++i) slot.words[i].store(words[i], std::memory_order_relaxed);
+  }
+  /// Note `number`, unless it was not written yet, or is long past.
+  std::optional<Note> read(std::uint64_t number) const {
+    auto const& slot = slots_[number % Depth];
+    auto const sum = slot.sum.load(std::memory_order_relaxed);
+    Words words;
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = slot.words[i].load(std::memory_order_relaxed);
+    if (sum != sum_of(words, number)) return std::nullopt;
+    return std::bit_cast<Note>(words);
+  }
+
+ private:
+  using Words = std::array<std::uint64_t, sizeof(Note) / sizeof(std::uint64_t)>;
+  struct Slot {
+    std::atomic<std::uint64_t> sum{0};
+    std::array<std::atomic<std::uint64_t>, std::tuple_size_v<Words>> words{};
+  };
+
+  static std::uint64_t sum_of(Words const& words, std::uint64_t number) {
+    std::uint64_t sum = number * 0x9e3779b97f4a7c15u;
+    for (auto const word : words) sum = (std::rotl(sum, 23) ^ word) * 0x9e3779b97f4a7c15u;
+    return sum | 1;  // never that of an empty slot
+  }
+
+  std::array<Slot, Depth> slots_{};
+};
+
+}  // namespace fsdp::comm

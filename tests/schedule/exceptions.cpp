@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// An exception in a module, or in a task of its stream, reaches the caller of the pass, and its peers by name.
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/catch.hpp"
+#include "tests/support/ramp.hpp"
+
+namespace {
+
+using fsdp::host::Stream;
+using fsdp::testing::Ramp;
+using Comm = fsdp::local::Communicator<fsdp::host::Device>;
+using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Layers = std::vector<fsdp::ShardedModule<Ramp<>, Engine>>;
+
+void throw_in_task(Stream& stream) {
+  stream.enqueue([] { throw std::domain_error("boom"); });
+}
+void throw_in_task_and_wait(Stream& stream) {
+  throw_in_task(stream);
+  stream.synchronize();
+}
+void throw_here(Stream&) { throw std::domain_error("boom"); }
+struct NoStandardException {};
+void throw_other_in_task(Stream& stream) {
+  stream.enqueue([] { throw NoStandardException{}; });
+}
+
+std::string text_of(std::exception_ptr const& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (std::exception const& known) {
+    return known.what();
+  } catch (NoStandardException const&) {
+    return "no standard exception";
+  }
+  return {};
+}
+
+/// What `body` throws, rank by rank. `body` gets a function to call with the stream: it fails on rank 1 of 3.
+std::vector<std::string> errors_of(std::function<void(Engine&, Layers&, Ramp<>::Before const&)> const& body,
+                                   Ramp<>::Before const& fail) {
+  std::vector<std::string> errors(3);
+  try {
+    fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh);
+      auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
+      try {
+        body(engine, layers, mesh.rank() == 1 ? fail : Ramp<>::Before{});
+        engine.synchronize();
+        static_cast<void>(engine.mean_over_ranks({1.0}));
+      } catch (...) {
+        errors[static_cast<std::size_t>(mesh.rank())] = text_of(std::current_exception());
+        throw;
+      }
+    });
+  } catch (...) {
+    auto const first = text_of(std::current_exception());
+    CHECK((first == "boom" || first == "no standard exception"));
+  }
+  return errors;
+}
+
+void forward(Layers& layers, Ramp<>::Before const& in_second) {
+  layers[0].forward();
+  layers[1].forward(in_second);
+  layers[2].forward();
+}
+void backward(Layers& layers, Ramp<>::Before const& in_second) {
+  layers[2].backward(1.0f);
+  layers[1].backward(1.0f, in_second);
+  layers[0].backward(1.0f);
+}
+
+}  // namespace
+
+TEST_CASE("an exception on one rank reaches its caller, and names the rank to the others") {
+  std::vector<std::pair<std::string, std::function<void(Engine&, Layers&, Ramp<>::Before const&)>>> const places{
+      {"forward", [](Engine&, Layers& layers, auto const& fail) { forward(layers, fail); }},
+      {"backward",
+       [](Engine&, Layers& layers, auto const& fail) {
+         forward(layers, {});
+         backward(layers, fail);
+       }},
+      {"evaluation",
+       [](Engine& engine, Layers& layers, auto const& fail) {
+         auto const evaluation = engine.evaluation();
+         forward(layers, fail);
+       }},
+      {"between the scopes of an evaluation",
+       [](Engine& engine, Layers& layers, auto const& fail) {
+         auto const evaluation = engine.evaluation();
+         forward(layers, {});
+         if (fail) fail(engine.compute());
+       }},
+      {"while traced",
+       [](Engine& engine, Layers& layers, auto const& fail) {
+         if (engine.tracer() == nullptr) engine.start_trace(1000);
+         forward(layers, fail);
+         backward(layers, fail);
+       }},
+  };
+  std::vector<std::pair<std::string, Ramp<>::Before>> const ways{
+      {"on the calling thread", throw_here},
+      {"in a task, awaited", throw_in_task_and_wait},
+      {"in a task", throw_in_task},
+      {"no standard exception, in a task", throw_other_in_task},
+  };
+  for (auto const& [place, body] : places) {
+    for (auto const& [way, fail] : ways) {
+      INFO(place << ", " << way);
+      auto const errors = errors_of(body, fail);
+      CHECK(errors[1] == (way[0] == 'n' ? "no standard exception" : "boom"));
+      for (auto const rank : {0u, 2u}) {
+        INFO(errors[rank]);
+        CHECK(errors[rank].find("rank 1") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("destructors survive a stream that has failed, and nothing else goes on with it") {
+  for (auto const& fail : {throw_in_task, throw_other_in_task}) {
+    auto compute = std::make_optional<Stream>("compute");
+    fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh, {}, *compute);
+      auto layer = engine.shard(Ramp<>{}, "layer");
+      fsdp::AdamW adamw(engine);
+      fsdp::GradScaler scaler(engine);
+      engine.start_trace(100);
+      layer.forward();
+      auto const evaluation = engine.evaluation();
+      fail(*compute);
+      CHECK_THROWS(engine.synchronize());
+      CHECK_THROWS(layer.forward());
+      CHECK_THROWS(layer.forward());  // still that exception: no scope was left open
+      auto moved = std::move(layer);
+      CHECK_THROWS(moved.forward());
+    });
+    compute.reset();
+  }
+}
+
+TEST_CASE("an exception that all ranks catch in forward ends that pass, and the next begins anew") {
+  std::vector<float> weights;
+  std::atomic<int> missed{0};
+  fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh);
+    auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
+    fsdp::Sgd sgd(engine, {.lr = 1.0f});
+    for (int step = 0; step < 4; ++step) {
+      try {
+        forward(layers, throw_here);
+        ++missed;
+      } catch (std::domain_error const&) {
+      }
+      forward(layers, {});
+      backward(layers, {});
+      sgd.step();
+    }
+    auto const all = fsdp::testing::all_weights(engine);
+    if (mesh.rank() == 0) weights = all;
+  });
+  CHECK(missed == 0);
+  REQUIRE(weights.size() == 15);
+  for (std::size_t i = 0; i < weights.size(); ++i) CHECK(weights[i] == -4.0f * static_cast<float>(i % 5 + 1));
+}

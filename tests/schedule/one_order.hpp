@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank that does what the others do not: every rank that waits gets an error that names both sides, at once. Cases
+// for every communicator whose ranks see each other.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fsdp.hpp"
+#include "tests/support/toy_model.hpp"
+
+namespace one_order {
+
+/// What the last rank does otherwise.
+enum class Fault { reduces_not, clips_alone };
+/// What all ranks do next.
+enum class Next { forward, evaluation, mean, synchronize, nothing };
+
+inline constexpr Fault faults[] = {Fault::reduces_not, Fault::clips_alone};
+inline constexpr Next nexts[] = {Next::forward, Next::evaluation, Next::mean, Next::synchronize, Next::nothing};
+
+inline std::string_view name(Fault fault) { return fault == Fault::reduces_not ? "reduces not" : "clips alone"; }
+inline std::string_view name(Next next) {
+  constexpr std::string_view names[] = {"forward", "evaluation", "mean", "synchronize", "nothing"};
+  return names[static_cast<int>(next)];
+}
+
+/// How a rank ended: "order", "peer", "other" or "well", and the message.
+struct Outcome {
+  std::string kind = "well", text;
+};
+
+template <class Body>
+Outcome outcome_of(Body const& body) {
+  try {
+    body();
+  } catch (fsdp::OrderError const& error) {
+    return {"order", error.what()};
+  } catch (fsdp::PeerError const& error) {
+    return {"peer", error.what()};
+  } catch (std::exception const& error) {
+    return {"other", error.what()};
+  }
+  return {};
+}
+
+/// Two steps of two layers, the second with the fault.
+template <class S, class C>
+Outcome misbehave(C comm, Fault fault, Next next, fsdp::MeshOptions mesh_options = {}) {
+  return outcome_of([&] {
+    using Device = typename C::Device;
+    using Layer = toy::Layer<Device>;
+    bool const odd = comm.rank() == comm.size() - 1;
+    fsdp::Mesh<C> mesh(std::move(comm), mesh_options);
+    float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
+    fsdp::Engine<S, C> engine(mesh, {.accumulate_unsharded = true});
+    Layer const layer{engine.device(), 2, 3, 5};
+    auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
+    fsdp::AdamW adamw(engine);
+    auto const forward = [&] {
+      for (auto& each : layers) each.forward(x, y, typename Layer::Saved{pre, act});
+    };
+    auto const backward = [&] {
+      for (std::size_t i = layers.size(); i-- > 0;) layers[i].backward(x, y, typename Layer::Saved{pre, act}, d1, d2);
+    };
+    forward(), backward(), adamw.step();
+    forward();
+    if (fault == Fault::reduces_not && odd) engine.set_gradient_sync(false);
+    backward();
+    engine.set_gradient_sync(true);
+    if (fault == Fault::clips_alone && odd) fsdp::clip_grad_norm(engine, 1.0f);
+    if (next == Next::forward) {
+      if (fault == Fault::clips_alone) adamw.step();
+      forward();
+    }
+    if (next == Next::evaluation) {
+      auto const scope = engine.evaluation();
+      forward();
+    }
+    if (next == Next::mean) static_cast<void>(engine.mean_over_ranks({1.0}));
+    if (next != Next::nothing) engine.synchronize();
+  });
+}
+
+/// "" if a rank ended as it must, else what is wrong.
+/// @param named  whether the message must name the calls: in a mesh, one of several pairs of ranks notices first
+inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome const& got, bool named = true) {
+  auto const wrong = [&](std::string_view expected) {
+    return fmt::format("the last rank {}, then {}: rank {} of {} ended {}, expected {}: {}\n", name(fault), name(next),
+                       rank, size, got.kind, expected, got.text);
+  };
+  bool const meets = next == Next::forward || next == Next::evaluation || next == Next::mean;
+  if (meets) {
+    if (got.kind != "order") return wrong("in an OrderError");
+    std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank),
+                                   fmt::format("rank {} is in", size - 1)};
+    if (named) {
+      parts.emplace_back(fault == Fault::reduces_not ? "in reduce_scatter of unit 'layers.1' (backward) on 'reduce'"
+                                                     : "in all_reduce of unit 'gradient norm' (optimizer) on 'scalar'");
+      parts.emplace_back(next == Next::mean ? "in exchange of 'values to average'" : "(forward) on 'gather'");
+    }
+    for (auto const& part : parts)
+      if (got.text.find(part) == std::string::npos) return wrong(fmt::format("to name \"{}\"", part));
+    return {};
+  }
+  // Nobody makes another call: who waits learns that who does not has left.
+  bool const odd = rank == size - 1;
+  if (odd != (fault == Fault::clips_alone)) return {};
+  if (next == Next::nothing && got.kind == "well") return {};  // a destructor reports instead of throwing
+  if (got.kind != "peer" || got.text.find("has left") == std::string::npos) return wrong("in a PeerError");
+  return {};
+}
+
+}  // namespace one_order

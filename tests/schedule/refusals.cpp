@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cannot be honoured is refused at once and by name, and what is refused changes nothing.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/catch.hpp"
+#include "tests/support/ramp.hpp"
+
+namespace {
+
+using fsdp::testing::Ramp;
+using Comm = fsdp::local::Communicator<fsdp::host::Device>;
+using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Layers = std::vector<fsdp::ShardedModule<Ramp<>, Engine>>;
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+std::string message_of(std::function<void()> const& act) {
+  try {
+    act();
+  } catch (fsdp::Error const& error) {
+    return error.what();
+  }
+  return {};
+}
+
+/// Runs `body` on an engine with two layers; the message of what it throws.
+std::string on_engine(int ranks, std::function<void(Engine&, Layers&)> const& body) {
+  return message_of([&] {
+    fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh);
+      auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
+      body(engine, layers);
+      engine.synchronize();
+    });
+  });
+}
+
+void pass(Layers& layers, float by) {
+  for (auto& layer : layers) layer.forward();
+  for (auto i = layers.size(); i-- > 0;) layers[i].backward(by);
+}
+
+/// The first weight after `body`, which takes no other than one-rank engines.
+float weight_after(std::function<void(Engine&, Layers&)> const& body) {
+  float weight = 0.0f;
+  auto const message = on_engine(1, [&](Engine& engine, Layers& layers) {
+    body(engine, layers);
+    weight = fsdp::testing::all_weights(engine).at(0);
+  });
+  INFO(message);
+  CHECK(message.empty());
+  return weight;
+}
+
+bool contains(std::string const& text, std::string const& part) {
+  INFO(text);
+  INFO("lacks: " << part);
+  return text.find(part) != std::string::npos;
+}
+
+/// One tensor of a name and options of the test's choice.
+struct Named {
+  std::string name;
+  fsdp::TensorOptions options;
+  std::int64_t elements = 4;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> w;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor(name, p.w, {elements}, options);
+  }
+  template <class P>
+  void forward(fsdp::host::Stream&, Params<P const> const&) const {}
+};
+
+}  // namespace
+
+TEST_CASE("a refused optimizer step changes nothing: the next one is the first") {
+  for (bool const refused : {false, true}) {
+    float const weight = weight_after([&](Engine& engine, Layers& layers) {
+      fsdp::AdamW adamw(engine, {.lr = 0.01f, .weight_decay = 0.0f});
+      if (refused) {
+        CHECK(contains(message_of([&] { adamw.step(); }), "unit 'layer.0' has no reduced gradients to step with"));
+        CHECK(contains(message_of([&] { adamw.step(-1.0f); }), "learning rate"));
+      }
+      pass(layers, 1.0f);
+      fsdp::clip_grad_norm(engine, 0.5f);
+      if (refused) CHECK(contains(message_of([&] { adamw.step(infinity); }), "learning rate"));
+      adamw.step();
+      CHECK(adamw.steps() == 1);
+    });
+    CHECK(weight == Approx(-0.01f));
+  }
+}
+
+TEST_CASE("the clip factor: a later call goes on from an earlier one, and another backward makes it void") {
+  auto const clipped_by = [](std::vector<float> const& limits) {
+    return weight_after([&](Engine& engine, Layers& layers) {
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      pass(layers, 1.0f);
+      for (float const limit : limits) fsdp::clip_grad_norm(engine, limit);
+      sgd.step();
+    });
+  };
+  float const once = clipped_by({0.01f});
+  CHECK(once == Approx(-0.01 / std::sqrt(2.0 * 55.0)).epsilon(1e-4));
+  CHECK(clipped_by({0.01f, infinity}) == once);
+  CHECK(clipped_by({infinity, 0.01f}) == once);
+  CHECK(clipped_by({0.01f, 0.02f}) == once);
+  CHECK(clipped_by({0.02f, 0.01f}) == Approx(once).epsilon(1e-4));
+
+  // The norm that a later call reports is of what the step will take.
+  double reported = 0.0;
+  weight_after([&](Engine& engine, Layers& layers) {
+    pass(layers, 1.0f);
+    fsdp::clip_grad_norm(engine, 0.01f);
+    reported = fsdp::clip_grad_norm(engine, infinity).value();
+  });
+  CHECK(reported == Approx(0.01).epsilon(1e-3));
+
+  // Gradients of a backward pass that was not measured are neither clipped by an old factor nor left unclipped.
+  float const weight = weight_after([&](Engine& engine, Layers& layers) {
+    fsdp::Sgd sgd(engine, {.lr = 1.0f});
+    pass(layers, 1.0f);
+    fsdp::clip_grad_norm(engine, infinity);  // this one only measures
+    pass(layers, 1.0f);
+    sgd.step();
+    pass(layers, 1.0f);
+    fsdp::clip_grad_norm(engine, 0.01f);
+    pass(layers, 1.0f);
+    CHECK(contains(message_of([&] { sgd.step(); }), "measured before another backward pass"));
+    engine.discard_gradients();
+    pass(layers, 1.0f);
+    sgd.step();
+  });
+  CHECK(weight == -3.0f);
+}
+
+TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
+  auto const two = [](Named first, Named second, bool share) {
+    return on_engine(1, [&](Engine& engine, Layers&) {
+      auto const one = engine.add_unit("one");
+      auto const other = share ? one : engine.add_unit("other");
+      engine.shard(first, "tied", one);
+      engine.shard(second, "tied", other);
+    });
+  };
+  CHECK(two({"w", {}}, {"w", {}}, true).empty());
+  CHECK(contains(two({"w", {}}, {"w", {}}, false), "units 'one' and 'other' both have a tensor 'tied.w'"));
+  CHECK(contains(two({"w", {}}, {"w", {.decay = false}}, true), "'tied.w' is shared with weight decay and without"));
+  CHECK(contains(two({"w", {}}, {"w", {.init = fsdp::init::ones}}, true),
+                 "'tied.w' is shared with init normal(0, 0.02) and with init constant(1)"));
+  CHECK(contains(two({"w", {}}, {"w", {}, 5}, true), "is shared with shape (4) and with shape (5)"));
+  CHECK(contains(two({"w", {}, -1}, {"w", {}}, true), "extents must not be negative, got (-1)"));
+  CHECK(two({"w", {}}, {"empty", {}, 0}, true).empty());
+  CHECK(contains(on_engine(1,
+                           [](Engine& engine, Layers&) {
+                             engine.shard(Named{"w", {}, 0}, "empty");
+                             engine.seal();
+                           }),
+                 "unit 'empty' has no parameters"));
+}
+
+TEST_CASE("ranks compare what initial parameters and optimizers depend on") {
+  CHECK(contains(on_engine(2,
+                           [](Engine& engine, Layers&) {
+                             auto const init = engine.rank() == 0 ? fsdp::init::ones : fsdp::init::normal(0.5f);
+                             engine.shard(Named{"w", {.init = init}}, "x");
+                             engine.seal();
+                           }),
+                 "init constant(1)\", rank 1 has \"unit 'x': tensor 'x.w' (4) at 0, decay true, init normal(0, 0.5)"));
+  CHECK(
+      contains(on_engine(2, [](Engine& engine,
+                               Layers&) { fsdp::AdamW adamw(engine, {.beta2 = engine.rank() == 0 ? 0.999f : 0.99f}); }),
+               "ranks disagree: rank 0 has \"AdamW: lr 0.001, betas 0.9 and 0.999"));
+  CHECK(
+      contains(on_engine(2, [](Engine& engine,
+                               Layers&) { fsdp::Sgd sgd(engine, {.weight_decay = engine.rank() == 0 ? 0.0f : 0.1f}); }),
+               "ranks disagree: rank 0 has \"Sgd: lr 0.01"));
+}
+
+TEST_CASE("options are refused where they are given") {
+  auto const adamw = [](fsdp::AdamWOptions options) {
+    return on_engine(1, [&](Engine& engine, Layers&) { fsdp::AdamW refused(engine, options); });
+  };
+  CHECK(contains(adamw({.lr = -1.0f}), "AdamW: the learning rate must be finite and not negative, got -1"));
+  CHECK(contains(adamw({.lr = infinity}), "learning rate"));
+  CHECK(contains(adamw({.eps = infinity}), "eps inf"));
+  CHECK(contains(adamw({.weight_decay = std::numeric_limits<float>::quiet_NaN()}), "weight decay nan"));
+  CHECK(contains(on_engine(1, [](Engine& engine, Layers&) { fsdp::Sgd refused(engine, {.lr = -1.0f}); }),
+                 "Sgd: the learning rate must be finite and not negative, got -1"));
+
+  auto const engine_with = [](auto strategy, auto precision, int group, fsdp::EngineOptions options, auto const& act) {
+    return message_of([&] {
+      fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+        fsdp::Mesh mesh(std::move(comm), {.shard_group = group});
+        fsdp::Engine<decltype(strategy), Comm, decltype(precision)> engine(mesh, options);
+        act(engine);
+      });
+    });
+  };
+  auto const nothing = [](auto&) {};
+  CHECK(contains(engine_with(fsdp::FullShard{}, fsdp::Fp32{}, 2, {}, nothing),
+                 "MeshOptions::shard_group is 2, but full_shard has no shard groups"));
+  CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 2, {}, nothing), "but no_shard has no shard groups"));
+  CHECK(contains(engine_with(fsdp::FullShard{}, fsdp::Fp32{}, 0, {.passes_ahead = 0}, nothing),
+                 "passes_ahead must be at least 1, got 0"));
+  // NoShard: what waits for replicas waits for everything, and the option that is asked for is one that it takes.
+  auto const waits = [](auto& engine) { engine.set_replica_sync(false); };
+  CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 0, {}, waits),
+                 "only with EngineOptions::accumulate_unsharded"));
+  CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 0, {.accumulate_unsharded = true}, waits).empty());
+}
+
+TEST_CASE("the two hybrid strategies have names of their own, which ranks compare") {
+  CHECK(fsdp::HybridShard<>::name == "hybrid_shard(full_shard)");
+  CHECK(fsdp::HybridShard<fsdp::ShardGradOp>::name == "hybrid_shard(shard_grad_op)");
+}
+
+TEST_CASE("evaluations nest: the outer one goes on") {
+  auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
+    auto const outer = engine.evaluation();
+    {
+      auto const inner = engine.evaluation();
+      for (auto& layer : layers) layer.forward();
+    }
+    for (auto& layer : layers) layer.forward();
+    layers[1].backward(1.0f);
+  });
+  CHECK(contains(message, "backward of 'layer.1' inside an evaluation"));
+}
+
+TEST_CASE("there are no gradients to export before a backward pass, after a discard, or while some wait") {
+  auto const exported = [](Engine& engine) {
+    return message_of([&] { fsdp::export_gradients(engine, [](auto&&...) {}); });
+  };
+  on_engine(1, [&](Engine& engine, Layers& layers) {
+    engine.seal();
+    CHECK(contains(exported(engine), "unit 'layer.0' has no reduced gradients"));
+    pass(layers, 1.0f);
+    CHECK(exported(engine).empty());
+    engine.discard_gradients();
+    CHECK(contains(exported(engine), "unit 'layer.0' has no reduced gradients"));
+  });
+}
+
+TEST_CASE("a scope that is open is named as such") {
+  CHECK(contains(on_engine(1,
+                           [](Engine& engine, Layers&) {
+                             auto const open = engine.forward_scope(0);
+                             auto const next = engine.forward_scope(1);
+                           }),
+                 "forward of 'layer.1' begins, but forward of 'layer.0' is still open"));
+}
+
+TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels are enqueued") {
+  float *w = nullptr, *g = nullptr;
+  auto const adopt = [&](Engine& engine, fsdp::AdoptedOptions options) {
+    return message_of([&] { fsdp::AdoptedUnit unit{engine, "fc", {{"fc.w", &w, &g, {4}}}, options}; });
+  };
+  on_engine(1, [&](Engine& engine, Layers&) {
+    CHECK(contains(adopt(engine, {}), "adopted unit 'fc': compute is a worker's stream"));
+    CHECK(adopt(engine, {.kernels_are_enqueued = true}).empty());
+  });
+  fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    auto compute = fsdp::host::Stream::inline_stream("compute");
+    Engine engine(mesh, {}, compute);
+    CHECK(adopt(engine, {}).empty());
+  });
+}
+
+TEST_CASE("the host stays within passes_ahead passes of compute") {
+  for (int const ahead : {1, 3}) {
+    std::atomic<int> done{0};
+    int furthest = 0;
+    fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh, {.passes_ahead = ahead});
+      auto layer = engine.shard(Ramp<>{}, "layer");
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      auto const slow = [&](fsdp::host::Stream& stream) {
+        stream.enqueue([&] {
+          std::this_thread::sleep_for(std::chrono::microseconds(300));
+          done.fetch_add(1);
+        });
+      };
+      int begun = 0;
+      auto const count = [&] { furthest = std::max(furthest, ++begun - done.load()); };
+      for (int step = 0; step < 30; ++step) {
+        layer.forward(slow);
+        count();
+        layer.backward(1.0f, slow);
+        count();
+        sgd.step();
+        auto const evaluation = engine.evaluation();
+        layer.forward(slow);
+        count();
+      }
+    });
+    CHECK(furthest <= ahead + 1);  // the one that has just begun
+    CHECK(furthest > 1);           // it does run ahead
+  }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trial as data: a model, how its parameters are sharded, and what every rank calls. Drawn at random, printed as C++.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/fsdp.hpp"
+
+namespace trial {
+
+using Index = std::int64_t;
+
+/// A tensor of a part.
+struct TensorSpec {
+  std::string name;
+  std::vector<Index> shape;
+  bool decay = true;
+  float deviation = 0.3f;  ///< of the initial values
+
+  Index numel() const {
+    Index product = 1;
+    for (auto const extent : shape) product *= extent;
+    return product;
+  }
+};
+
+/// One use of a unit. Parts of one unit that have the same prefix and tensors of the same name are tied.
+struct PartSpec {
+  std::string prefix;
+  std::size_t unit = 0;
+  std::vector<TensorSpec> tensors;  ///< at most one of each rank
+  bool sets_gradients = false;
+
+  bool has_rank(std::size_t rank) const {
+    return std::any_of(tensors.begin(), tensors.end(), [=](auto const& tensor) { return tensor.shape.size() == rank; });
+  }
+};
+
+struct Model {
+  Index width = 1;     ///< of every activation
+  Index max_rows = 1;  ///< a rank's rows of one micro-step: 0 to max_rows
+  std::uint32_t salt = 0;
+  std::vector<std::string> units;
+  std::vector<PartSpec> parts;  ///< in forward order
+};
+
+enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };
+
+/// Uses that are gathered ahead of the use `at`.
+struct Ahead {
+  bool backward = false;
+  std::size_t at = 0;
+  std::vector<std::size_t> uses;
+};
+
+/// How one engine is made. What differs between settings of one script moves work, not results.
+struct Setting {
+  Sharding sharding = Sharding::full;
+  int group = 0;  ///< ranks per shard group of the hybrids
+  fsdp::EngineOptions options{};
+  std::vector<Ahead> ahead;
+  bool inline_compute = false;  ///< kernels run on the calling thread
+  bool keeps = false;           ///< obeys Op::reshard: the options provide for it
+
+  bool hybrid() const { return sharding == Sharding::hybrid_full || sharding == Sharding::hybrid_grad_op; }
+  int shards(int world) const { return sharding == Sharding::none ? 1 : hybrid() ? group : world; }
+};
+
+struct OptimizerSpec {
+  bool adamw = true;
+  float momentum = 0.0f;  ///< of SGD
+  float weight_decay = 0.0f;
+};
+
+/// One call, or the calls of one pass.
+struct Op {
+  enum Kind : unsigned char {
+    gradient_sync,  ///< set_gradient_sync(value != 0)
+    replica_sync,   ///< set_replica_sync(value != 0)
+    reshard,        ///< set_reshard_after_backward(value != 0)
+    forward,        ///< parts [from, to) on the rows `data`
+    backward,       ///< parts [from, to) in reverse, gradients times `value`
+    evaluate,       ///< an evaluation of the rows `data`
+    discard,        ///< discard_gradients()
+    gradients,      ///< export_gradients
+    clip,           ///< clip_grad_norm(value, norm), and its value is read if data != 0
+    step,           ///< the optimizer's step(value)
+  };
+  static constexpr std::size_t all = static_cast<std::size_t>(-1);
+
+  Kind kind = step;
+  Index data = 0;
+  float value = 1.0f;
+  std::size_t from = 0, to = all;
+  fsdp::NormKind norm = fsdp::NormKind::l2;
+};
+using Script = std::vector<Op>;
+
+struct Trial {
+  int ranks = 1;
+  Model model;
+  OptimizerSpec optimizer;
+  Script script;
+};
+
+/// Values of tensors by name, in declared order.
+template <class T>
+struct Named {
+  std::string name;
+  std::vector<T> values;
+};
+template <class T>
+using Tensors = std::vector<Named<T>>;
+
+/// What one rank has seen. Full tensors come to rank 0 alone.
+template <class T>
+struct Outcome {
+  Tensors<T> initial, parameters;
+  std::vector<Tensors<T>> gradients;  ///< of each Op::gradients
+  std::vector<double> norms;          ///< of each Op::clip that reads one
+  std::vector<T> outputs;             ///< the model's, of each forward and evaluation, row by row
+};
+
+/// A number in [0, 1) of (salt, place): inputs, targets and row counts are functions of it.
+inline float noise(std::uint32_t salt, Index place) {
+  auto h = salt ^ (static_cast<std::uint32_t>(place) * 2654435761u + 1u);
+  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
+  return static_cast<float>(h >> 8) * (1.0f / 16777216.0f);
+}
+
+/// The rows of micro-step `data` that `rank` computes; sometimes none.
+inline Index rows_of(Model const& model, Index data, int rank) {
+  auto const draw = noise(model.salt + 7u, data * 64 + rank) * static_cast<float>(model.max_rows + 1);
+  return std::min(static_cast<Index>(draw), model.max_rows);
+}
+inline Index rows_of_all(Model const& model, Index data, int ranks) {
+  Index rows = 0;
+  for (int rank = 0; rank < ranks; ++rank) rows += rows_of(model, data, rank);
+  return rows;
+}
+/// Inputs lie in (0.5, 1.5), targets in (-2, -1): with small weights outputs stay above targets, so that a gradient is
+/// a sum of terms of one sign, and its relative error is that of a few roundings.
+inline float input_of(Model const& model, Index data, int rank, Index element) {
+  return 0.5f + noise(model.salt + 11u, (data * 64 + rank) * 4096 + element);
+}
+inline float target_of(Model const& model, Index data, int rank, Index element) {
+  return -2.0f + noise(model.salt + 13u, (data * 64 + rank) * 4096 + element);
+}
+/// What a rank multiplies the gradients of its outputs by, so that the mean over ranks is the mean over all rows.
+inline float loss_scale(Model const& model, Index data, int ranks, float value) {
+  auto const rows = rows_of_all(model, data, ranks);
+  return rows == 0 ? 0.0f : value * static_cast<float>(ranks) / static_cast<float>(rows * model.width);
+}
+
+}  // namespace trial

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trial in double, by one thread, without an engine, on the rows of all ranks: what every strategy must come close
+// to.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "tests/support/trial/model.hpp"
+#include "tests/support/trial/part.hpp"
+
+namespace trial {
+
+class Reference {
+ public:
+  /// @param initial  every tensor of the model
+  Reference(Trial const& of, Tensors<float> const& initial) : trial_(&of), outcomes_(ranks()) {
+    for (auto const& tensor : initial)
+      parameters_.push_back({tensor.name, std::vector<double>(tensor.values.begin(), tensor.values.end())});
+    gradients_ = first_ = second_ = zeros_like(parameters_);
+    largest_.assign(parameters_.size(), 0.0);
+    note_sizes();
+  }
+
+  void run(Script const& script) {
+    for (auto const& op : script) run(op);
+  }
+  void run(Op const& op) {
+    switch (op.kind) {
+      case Op::forward:
+        if (op.from == 0) forward(op.data);
+        break;
+      case Op::backward:
+        if (op.from == 0) backward(op.data, static_cast<double>(op.value));
+        break;
+      case Op::evaluate: forward(op.data); break;
+      case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;
+      case Op::gradients: exported_.push_back(gradients_); break;
+      case Op::clip: clip(op); break;
+      case Op::step: step(static_cast<double>(op.value)); break;
+      case Op::gradient_sync:
+      case Op::replica_sync:
+      case Op::reshard: break;
+    }
+  }
+
+  Tensors<double> const& parameters() const { return parameters_; }
+  /// The largest l2 norm that each parameter has had: what its error is relative to.
+  std::vector<double> const& largest() const { return largest_; }
+  std::vector<Tensors<double>> const& gradients() const { return exported_; }
+  std::vector<double> const& norms() const { return norms_; }
+  std::vector<double> const& outputs(int rank) const { return outcomes_[static_cast<std::size_t>(rank)]; }
+
+  static double norm(std::vector<double> const& values) {
+    double squares = 0.0;
+    for (double const value : values) squares += value * value;
+    return std::sqrt(squares);
+  }
+
+ private:
+  Model const& model() const { return trial_->model; }
+  std::size_t ranks() const { return static_cast<std::size_t>(trial_->ranks); }
+  static Tensors<double> zeros_like(Tensors<double> tensors) {
+    for (auto& tensor : tensors) tensor.values.assign(tensor.values.size(), 0.0);
+    return tensors;
+  }
+  template <class T>
+  Weights<T> bind(PartSpec const& part, Tensors<double>& tensors) {
+    Weights<T> bound{};
+    for (auto const& spec : part.tensors)
+      for (auto& tensor : tensors)
+        if (tensor.name == part.prefix + "." + spec.name) bound[spec.shape.size() - 1] = tensor.values.data();
+    return bound;
+  }
+
+  /// All activations of one rank's rows.
+  std::vector<std::vector<double>> activations(Index data, int rank) {
+    auto const rows = rows_of(model(), data, rank);
+    std::vector<std::vector<double>> h(model().parts.size() + 1,
+                                       std::vector<double>(static_cast<std::size_t>(rows * model().width)));
+    for (std::size_t i = 0; i < h[0].size(); ++i)
+      h[0][i] = static_cast<double>(input_of(model(), data, rank, static_cast<Index>(i)));
+    for (std::size_t p = 0; p < model().parts.size(); ++p)
+      forward_rows<double>(PartSizes::of(model(), model().parts[p]), bind<double const>(model().parts[p], parameters_),
+                           h[p].data(), h[p + 1].data(), rows);
+    return h;
+  }
+  void forward(Index data) {
+    for (int rank = 0; rank < trial_->ranks; ++rank) {
+      auto const y = activations(data, rank).back();
+      auto& outputs = outcomes_[static_cast<std::size_t>(rank)];
+      outputs.insert(outputs.end(), y.begin(), y.end());
+    }
+  }
+  void backward(Index data, double value) {
+    auto const mean = static_cast<double>(loss_scale(model(), data, trial_->ranks, 1.0f)) / trial_->ranks;
+    for (int rank = 0; rank < trial_->ranks; ++rank) {
+      auto const h = activations(data, rank);
+      std::vector<double> dy(h.back().size()), dx(dy.size());
+      loss_gradient<double>(model(), data, rank, h.back().data(), dy.data(), mean * value);
+      for (std::size_t p = model().parts.size(); p-- > 0; std::swap(dx, dy))
+        backward_rows<double>(PartSizes::of(model(), model().parts[p]),
+                              bind<double const>(model().parts[p], parameters_),
+                              bind<double>(model().parts[p], gradients_), {}, h[p].data(), dy.data(), dx.data(),
+                              rows_of(model(), data, rank));
+    }
+  }
+
+  void clip(Op const& op) {
+    double sum = 0.0, largest = 0.0, squares = 0.0;
+    for (auto const& tensor : gradients_) {
+      for (double const g : tensor.values) {
+        sum += std::abs(g), squares += g * g;
+        largest = std::max(largest, std::abs(g));
+      }
+    }
+    double const norm = factor_ * (op.norm == fsdp::NormKind::l1   ? sum
+                                   : op.norm == fsdp::NormKind::l2 ? std::sqrt(squares)
+                                                                   : largest);
+    if (op.data != 0) norms_.push_back(norm);
+    factor_ *= std::min(1.0, static_cast<double>(op.value) / (norm + 1e-6));
+  }
+
+  void step(double rate) {
+    ++steps_;
+    auto const& how = trial_->optimizer;
+    for (std::size_t t = 0; t < parameters_.size(); ++t) {
+      double const decay = decays(parameters_[t].name) ? static_cast<double>(how.weight_decay) : 0.0;
+      for (std::size_t i = 0; i < parameters_[t].values.size(); ++i) {
+        double const slope = std::exchange(gradients_[t].values[i], 0.0) * factor_;
+        auto& p = parameters_[t].values[i];
+        auto& m = first_[t].values[i];
+        auto& v = second_[t].values[i];
+        if (how.adamw) {
+          fsdp::AdamWOptions const constants{};
+          double const beta1 = static_cast<double>(constants.beta1), beta2 = static_cast<double>(constants.beta2);
+          m = beta1 * m + (1 - beta1) * slope;
+          v = beta2 * v + (1 - beta2) * slope * slope;
+          double const root = std::sqrt(v / (1 - std::pow(beta2, steps_)));
+          p = p * (1 - rate * decay) -
+              rate * (m / (1 - std::pow(beta1, steps_))) / (root + static_cast<double>(constants.eps));
+        } else {
+          m = static_cast<double>(how.momentum) * m + slope + decay * p;
+          p -= rate * m;
+        }
+      }
+    }
+    factor_ = 1.0;
+    note_sizes();
+  }
+  bool decays(std::string const& name) const {
+    for (auto const& part : model().parts)
+      for (auto const& tensor : part.tensors)
+        if (part.prefix + "." + tensor.name == name) return tensor.decay;
+    return false;
+  }
+  void note_sizes() {
+    for (std::size_t t = 0; t < parameters_.size(); ++t)
+      largest_[t] = std::max(largest_[t], norm(parameters_[t].values));
+  }
+
+  Trial const* trial_;
+  Tensors<double> parameters_, gradients_, first_, second_;
+  std::vector<double> largest_;
+  std::vector<Tensors<double>> exported_;
+  std::vector<double> norms_;
+  std::vector<std::vector<double>> outcomes_;  ///< outputs by rank
+  double factor_ = 1.0;                        ///< of clipping
+  int steps_ = 0;
+};
+
+}  // namespace trial

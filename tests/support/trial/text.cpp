@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trials and settings as C++: what a failing seed prints.
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/support/trial/text.hpp"
+
+namespace trial {
+
+namespace {
+
+std::string literal(float value) { return fmt::format("{:#}f", value); }
+std::string literal(std::string const& text) { return fmt::format("\"{}\"", text); }
+
+std::string literal(TensorSpec const& tensor) {
+  return fmt::format("{{{}, {{{}}}, {}, {}}}", literal(tensor.name), fmt::join(tensor.shape, ", "), tensor.decay,
+                     literal(tensor.deviation));
+}
+
+std::string literal(Model const& model) {
+  std::string text = fmt::format("{{{}, {}, {}u,\n     {{", model.width, model.max_rows, model.salt);
+  for (auto const& unit : model.units) text += literal(unit) + ", ";
+  text += "},\n     {";
+  for (auto const& part : model.parts) {
+    text += fmt::format("{{{}, {}, {{", literal(part.prefix), part.unit);
+    for (auto const& tensor : part.tensors) text += literal(tensor) + ", ";
+    text += fmt::format("}}, {}}},\n      ", part.sets_gradients);
+  }
+  return text + "}}";
+}
+
+}  // namespace
+
+std::string literal(Op const& op) {
+  constexpr std::array<std::string_view, 10> kinds{"gradient_sync", "replica_sync", "reshard",   "forward", "backward",
+                                                   "evaluate",      "discard",      "gradients", "clip",    "step"};
+  constexpr std::array<std::string_view, 3> norms{"l2", "l1", "inf"};
+  auto const norm = op.norm == fsdp::NormKind::l2 ? norms[0] : op.norm == fsdp::NormKind::l1 ? norms[1] : norms[2];
+  auto text = fmt::format("{{Op::{}, {}, {}", kinds[op.kind], op.data, literal(op.value));
+  if (op.from != 0 || op.to != Op::all || op.kind == Op::clip)
+    text += fmt::format(", {}, {}, fsdp::NormKind::{}", op.from, op.to == Op::all ? "Op::all" : std::to_string(op.to),
+                        norm);
+  return text + "}";
+}
+
+std::string literal(Trial const& trial) {
+  auto text =
+      fmt::format("{{{},\n    {},\n    {{{}, {}, {}}},\n    {{", trial.ranks, literal(trial.model),
+                  trial.optimizer.adamw, literal(trial.optimizer.momentum), literal(trial.optimizer.weight_decay));
+  for (auto const& op : trial.script) text += literal(op) + ",\n     ";
+  return text + "}}";
+}
+
+std::string literal(Setting const& setting) {
+  constexpr std::array<std::string_view, 5> shardings{"full", "grad_op", "hybrid_full", "hybrid_grad_op", "none"};
+  auto const& o = setting.options;
+  auto text = fmt::format(
+      "{{.sharding = Sharding::{}, .group = {},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes = {}, "
+      ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .keep_unsharded = {}, "
+      ".accumulate_unsharded = {},\n                 .accumulate_replica = {}, .bucket_bytes = {}, "
+      ".first_bucket_bytes = {}}},\n     .ahead = {{",
+      shardings[static_cast<std::size_t>(setting.sharding)], setting.group, o.prefetch,
+      o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,
+      o.keep_last, o.keep_root, o.reshard_ranks, o.keep_unsharded, o.accumulate_unsharded, o.accumulate_replica,
+      o.bucket_bytes, o.first_bucket_bytes);
+  for (auto const& list : setting.ahead)
+    text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
+  return text + fmt::format("}}, .inline_compute = {}, .keeps = {}}}", setting.inline_compute, setting.keeps);
+}
+
+namespace {
+
+/// The text of a header of the tests with those that it includes, once each; where sources are no longer there, the
+/// line that includes it.
+std::string pasted(std::string const& header, std::set<std::string>& done) {
+  if (!done.insert(header).second) return {};
+  std::ifstream file(std::string(FSDP_SOURCE) + "/" + header);
+  if (!file) return "#include \"" + header + "\"\n";
+  std::string text;
+  for (std::string line; std::getline(file, line);) {
+    constexpr std::string_view include = "#include \"tests/";
+    if (line.starts_with(include)) {
+      text += pasted(line.substr(10, line.size() - 11), done);
+    } else if (!line.starts_with("#pragma once") && !line.starts_with("// SPDX")) {
+      text += line + "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string program(Trial const& trial, std::vector<Setting> const& settings) {
+  std::set<std::string> done;
+  std::string text = "// c++ -std=c++20 -O1 -pthread -I <fsdp>/include this.cpp\n";
+  for (auto const* const source : {"compare.hpp", "trainers.cpp"})
+    text += pasted(std::string("tests/support/trial/") + source, done);
+  text += "int main() {\n  using namespace trial;\n  Trial const tried\n   " + literal(trial) + ";\n";
+  text += "  std::vector<Setting> const settings{\n";
+  for (auto const& setting : settings) text += "    " + literal(setting) + ",\n";
+  return text +
+         "  };\n  auto const difference = compare(tried, settings);\n"
+         "  fmt::print(\"{}\\n\", difference.empty() ? \"no difference\" : difference);\n"
+         "  return difference.empty() ? 0 : 1;\n}\n";
+}
+
+}  // namespace trial

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of a trial over an engine. Drivers see Trainer alone, whatever the strategy: engines are compiled once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/local.hpp"
+#include "fsdp/fsdp.hpp"
+#include "fsdp/host/device.hpp"
+#include "tests/support/trial/model.hpp"
+#include "tests/support/trial/part.hpp"
+
+namespace trial {
+
+class Trainer {
+ public:
+  virtual ~Trainer() = default;
+
+  void run(Script const& script) {
+    for (auto const& op : script) run(op);
+  }
+  /// @param inside  called in every module that the operation runs
+  void run(Op const& op, Inside const& inside = {}) {
+    switch (op.kind) {
+      case Op::gradient_sync: set_gradient_sync(op.value != 0.0f); break;
+      case Op::replica_sync: set_replica_sync(op.value != 0.0f); break;
+      case Op::reshard: set_reshard(op.value != 0.0f); break;
+      case Op::forward: forward(op, inside); break;
+      case Op::backward: backward(op, inside); break;
+      case Op::evaluate: evaluate([&] { forward(op, inside); }); break;
+      case Op::discard: discard(); break;
+      case Op::gradients: {
+        auto gradients = export_gradients();
+        if (rank_ == 0) outcome_.gradients.push_back(std::move(gradients));
+        break;
+      }
+      case Op::clip: {
+        auto const norm = clip(op.value, op.norm, op.data != 0);
+        if (op.data != 0) outcome_.norms.push_back(norm);
+        break;
+      }
+      case Op::step: step(op.value); break;
+    }
+  }
+  /// Exports the initial parameters. @note Collective: yes
+  void begin() { outcome_.initial = export_parameters(); }
+  /// Exports the final parameters, and waits for everything. @note Collective: yes
+  void end() {
+    outcome_.parameters = export_parameters();
+    synchronize();
+  }
+  Outcome<float>& outcome() { return outcome_; }
+  virtual fsdp::host::Stream& compute() = 0;
+
+ protected:
+  Trainer(Model const& model, int rank, int ranks)
+      : model_(model),
+        rank_(rank),
+        ranks_(ranks),
+        activations_(model.parts.size() + 1, std::vector<float>(elements(model.max_rows))),
+        dy_(elements(model.max_rows)),
+        dx_(elements(model.max_rows)) {}
+  Trainer(Trainer const&) = delete;
+
+  virtual void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) = 0;
+  virtual void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
+                             Inside const& inside) = 0;
+  virtual void evaluate(std::function<void()> const& passes) = 0;
+  virtual void set_gradient_sync(bool on) = 0;
+  virtual void set_replica_sync(bool on) = 0;
+  virtual void set_reshard(bool on) = 0;
+  virtual void discard() = 0;
+  virtual double clip(float most, fsdp::NormKind norm, bool reads) = 0;
+  virtual void step(float rate) = 0;
+  virtual Tensors<float> export_parameters() = 0;
+  virtual Tensors<float> export_gradients() = 0;
+  virtual void synchronize() = 0;
+
+ private:
+  std::size_t elements(Index rows) const { return static_cast<std::size_t>(rows * model_.width); }
+  std::size_t end_of(Op const& op) const { return std::min(op.to, model_.parts.size()); }
+
+  void forward(Op const& op, Inside const& inside) {
+    auto const rows = rows_of(model_, op.data, rank_);
+    if (op.from == 0)
+      compute().enqueue([this, data = op.data, n = elements(rows), to = activations_[0].data()] {
+        for (std::size_t i = 0; i < n; ++i) to[i] = input_of(model_, data, rank_, static_cast<Index>(i));
+      });
+    for (auto part = op.from; part < end_of(op); ++part)
+      forward_part(part, activations_[part].data(), activations_[part + 1].data(), rows, inside);
+    if (end_of(op) < model_.parts.size()) return;
+    compute().enqueue([this, n = elements(rows)] {
+      auto const* const y = activations_.back().data();
+      outcome_.outputs.insert(outcome_.outputs.end(), y, y + n);
+    });
+  }
+  void backward(Op const& op, Inside const& inside) {
+    auto const rows = rows_of(model_, op.data, rank_);
+    if (end_of(op) == model_.parts.size())
+      compute().enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value)] {
+        loss_gradient<float>(model_, data, rank_, activations_.back().data(), dy_.data(), scale);
+      });
+    for (auto part = end_of(op); part-- > op.from;) {
+      // Each part reads one of the two and writes the other.
+      bool const even = (model_.parts.size() - part) % 2 == 0;
+      backward_part(part, activations_[part].data(), (even ? dx_ : dy_).data(), (even ? dy_ : dx_).data(), rows,
+                    inside);
+    }
+  }
+
+  Model const model_;
+  int const rank_, ranks_;
+  Outcome<float> outcome_;
+  std::vector<std::vector<float>> activations_;  ///< the input, and each part's output
+  std::vector<float> dy_, dx_;
+};
+
+/// A trainer over an engine of strategy S.
+template <class S, class C>
+class EngineTrainer final : public Trainer {
+ public:
+  using Engine = fsdp::Engine<S, C>;
+
+  EngineTrainer(C comm, Trial const& of, Setting const& setting)
+      : Trainer(of.model, comm.rank(), comm.size()),
+        mesh_(std::move(comm), {.shard_group = setting.hybrid() ? setting.group : 0}),
+        stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
+        engine_(mesh_, setting.options, stream_),
+        keeps_(setting.keeps) {
+    std::vector<fsdp::UnitId> units;
+    for (auto const& unit : of.model.units) units.push_back(engine_.add_unit(unit));
+    for (auto const& part : of.model.parts)
+      parts_.push_back(engine_.shard(Part(of.model, part), part.prefix, units[part.unit]));
+    for (auto const& ahead : setting.ahead) {
+      if (ahead.backward) {
+        engine_.set_backward_prefetch(ahead.at, ahead.uses);
+      } else {
+        engine_.set_forward_prefetch(ahead.at, ahead.uses);
+      }
+    }
+    auto const& how = of.optimizer;
+    if (how.adamw) {
+      adamw_.emplace(engine_, fsdp::AdamWOptions{.weight_decay = how.weight_decay});
+    } else {
+      sgd_.emplace(engine_, fsdp::SgdOptions{.momentum = how.momentum, .weight_decay = how.weight_decay});
+    }
+  }
+
+  fsdp::host::Stream& compute() override { return engine_.compute(); }
+  Engine& engine() { return engine_; }
+
+ private:
+  void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
+    parts_[part].forward(x, y, rows, inside);
+  }
+  void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
+                     Inside const& inside) override {
+    parts_[part].backward(x, dy, dx, rows, inside);
+  }
+  void evaluate(std::function<void()> const& passes) override {
+    auto const scope = engine_.evaluation();
+    passes();
+  }
+  void set_gradient_sync(bool on) override { engine_.set_gradient_sync(on); }
+  void set_replica_sync(bool on) override { engine_.set_replica_sync(on); }
+  void set_reshard(bool on) override {
+    if (keeps_) engine_.set_reshard_after_backward(on);
+  }
+  void discard() override {
+    if constexpr (requires(Engine & engine) { engine.discard_gradients(); }) engine_.discard_gradients();
+  }
+  double clip(float most, fsdp::NormKind kind, bool reads) override {
+    auto const norm = fsdp::clip_grad_norm(engine_, most, {.norm = kind});
+    return reads ? norm.value() : 0.0;
+  }
+  void step(float rate) override {
+    if (adamw_) adamw_->step(rate);
+    if (sgd_) sgd_->step(rate);
+  }
+  Tensors<float> export_parameters() override {
+    Tensors<float> all;
+    fsdp::export_full(engine_, Collect{&all});
+    return all;
+  }
+  Tensors<float> export_gradients() override {
+    Tensors<float> all;
+    fsdp::export_gradients(engine_, Collect{&all});
+    return all;
+  }
+  void synchronize() override { engine_.synchronize(); }
+
+  struct Collect {
+    Tensors<float>* all;
+    void operator()(fsdp::TensorInfo const& tensor, std::span<float const> values) const {
+      all->push_back({tensor.name, {values.begin(), values.end()}});
+    }
+  };
+
+  fsdp::Mesh<C> mesh_;
+  fsdp::host::Stream stream_;
+  Engine engine_;
+  bool keeps_;
+  std::vector<fsdp::ShardedModule<Part, Engine>> parts_;
+  std::optional<fsdp::AdamW<Engine>> adamw_;
+  std::optional<fsdp::Sgd<Engine>> sgd_;
+};
+
+using Local = fsdp::local::Communicator<fsdp::host::Device>;
+
+/// A trainer of any strategy. @note Collective: yes
+template <class C>
+std::unique_ptr<Trainer> make_trainer_over(C comm, Trial const& of, Setting const& setting) {
+  auto const make = [&]<class S>(S) -> std::unique_ptr<Trainer> {
+    return std::make_unique<EngineTrainer<S, C>>(std::move(comm), of, setting);
+  };
+  switch (setting.sharding) {
+    case Sharding::full: return make(fsdp::FullShard{});
+    case Sharding::grad_op: return make(fsdp::ShardGradOp{});
+    case Sharding::hybrid_full: return make(fsdp::HybridShard<fsdp::FullShard>{});
+    case Sharding::hybrid_grad_op: return make(fsdp::HybridShard<fsdp::ShardGradOp>{});
+    case Sharding::none: break;
+  }
+  return make(fsdp::NoShard{});
+}
+
+/// The same over threads of this process: compiled in trainers.cpp.
+std::unique_ptr<Trainer> make_trainer(Local comm, Trial const& of, Setting const& setting);
+
+}  // namespace trial
