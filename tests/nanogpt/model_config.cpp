@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes, names and counts of a model, against those that nanoGPT and GPT-2 publish.
 // skip-tsan
-// optimised
 
 #include <cstdint>
 #include <set>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding with cached keys and values, evaluation, and vocabularies that are padded.
 // skip-tsan
-// optimised
 
 #include <cmath>
 #include <cstdint>

@@ -3,7 +3,6 @@
 // without one.
 // full-run: [curves]
 // skip-sanitizers
-// optimised
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
