@@ -6,6 +6,7 @@
 # script), and may set install=0 afterwards, which forbids installing.
 install=1
 apt_updated=
+apt_trouble=
 
 # Why packages cannot be installed here, or nothing.
 why_not_installable() {
@@ -21,8 +22,10 @@ apt_install() {
 apt_update() { # once in a script's run
   [[ -z $apt_updated ]] || return 0
   apt_updated=yes
-  apt_failure="apt-get could not install it (see above)"
-  with_root apt-get update -q || apt_failure="apt-get could not update its lists or install it (see above): is there a network?"
+  if ! with_root apt-get update -q -o APT::Update::Error-Mode=any; then
+    apt_trouble="apt-get could not update its lists, nor install it (see above): is there a network?"
+    if ((EUID != 0)) && ! sudo -n true 2> /dev/null; then apt_trouble="installing takes root, and sudo refused it (see above)"; fi
+  fi
 }
 
 # install_missing LINE...: installs packages, or ends with the sentence that names what cannot be had and who needs it.
@@ -39,23 +42,30 @@ install_missing() {
   say "installing $needs"
   apt_update
   apt_install "${packages[@]}" && return
+  [[ -z $apt_trouble ]] || die "missing $needs: $apt_trouble"
   for line in "$@"; do # which one it is
     package=${line%%$'\t'*}
-    apt_install "$package" > /dev/null 2>&1 || die "missing $package (${line#*$'\t'}): $apt_failure"
+    apt_install "$package" > /dev/null 2>&1 || die "missing $package (${line#*$'\t'}): apt-get could not install it (see above)"
   done
 }
 
-# A compiler, a build tool and CMake itself, which could not say that they are missing.
+still_missing() { die "missing ${1%%$'\t'*} (${1#*$'\t'}): apt-get reported success, and still $2"; }
+
+# What could not say that it is missing: a compiler, a build tool and CMake. One line for each.
+missing_tools() {
+  [[ -n ${CXX:-} ]] || command -v c++ g++ clang++ > /dev/null || printf 'g++\tthe build needs a C++20 compiler\n'
+  command -v ninja make gmake > /dev/null || printf 'make\tthe build needs make or ninja\n'
+  command -v cmake > /dev/null || printf 'cmake\tthe build needs CMake 3.25 or newer\n'
+}
 need_tools() {
   local version missing=()
-  if [[ -n ${CXX:-} ]]; then
-    command -v "${CXX%% *}" > /dev/null || die "CXX=$CXX: there is no such compiler"
-  else
-    command -v c++ g++ clang++ > /dev/null || missing+=($'g++\tthe build needs a C++20 compiler')
+  [[ -z ${CXX:-} ]] || command -v "${CXX%% *}" > /dev/null || die "CXX=$CXX: there is no such compiler"
+  mapfile -t missing < <(missing_tools)
+  if ((${#missing[@]})); then
+    install_missing "${missing[@]}"
+    mapfile -t missing < <(missing_tools)
+    ((${#missing[@]} == 0)) || still_missing "${missing[0]}" "it is not found"
   fi
-  command -v ninja make gmake > /dev/null || missing+=($'make\tthe build needs make or ninja')
-  command -v cmake > /dev/null || missing+=($'cmake\tthe build needs CMake 3.25 or newer')
-  if ((${#missing[@]})); then install_missing "${missing[@]}"; fi
   version=$(cmake --version | sed -n 's/^cmake version \([0-9]*\.[0-9]*\).*/\1/p')
   [[ $(printf '3.25\n%s\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
     die "this system's cmake is $version, and the build needs 3.25 or newer"
@@ -75,12 +85,8 @@ wish_for() { # wish_for COMMAND=PACKAGE...
 }
 use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps its generator
   if [[ -z ${CMAKE_GENERATOR:-} ]] && command -v ninja > /dev/null; then export CMAKE_GENERATOR=Ninja; fi
-  if command -v ccache > /dev/null; then
-    export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
-    export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache}
-    # The same object for another folder of the same sources.
-    export CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
-  fi
+  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-$PWD/cmake/compiler_launcher.sh}
+  export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-$PWD/cmake/compiler_launcher.sh}
 }
 
 # configure PRESET [cmake arguments...]: build/PRESET, with what CMake finds missing installed first.
@@ -97,5 +103,5 @@ configure() {
     mapfile -t missing < "$list"
     if [[ $attempt == first ]]; then install_missing "${missing[@]}"; fi
   done
-  die "missing ${missing[0]%%$'\t'*} (${missing[0]#*$'\t'}): apt-get installed it, and CMake still does not find it ($log)"
+  still_missing "${missing[0]}" "CMake does not find it ($log)"
 }

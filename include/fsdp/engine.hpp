@@ -189,7 +189,7 @@ class Engine {
   using Evaluation = EvaluationScope<Engine>;
   using Scope = UseScope<Engine>;
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
-  /// @throws UsageError in the middle of a backward pass
+  /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(*this); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
   Scope forward_scope(std::size_t use) { return Scope(*this, use, Pass::forward); }
@@ -206,12 +206,9 @@ class Engine {
     gate_.forget_norm();
   }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
-  /// @throws UsageError in the middle of a backward pass
+  /// @throws UsageError inside a use, or in the middle of a backward pass
   /// @param what  forgets it, for the message
-  void abandon_pass(std::string_view what) {
-    passes_.expect_whole_gradients(what);
-    passes_.abandon();
-  }
+  void abandon_pass(std::string_view what) { passes_.abandon(what); }
 
   /// An optimizer will read the gradient shards: seals the engine.
   void attach_optimizer() {

@@ -47,8 +47,7 @@ class Passes {
   BackwardFlags& next_backward() { return next_; }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
   void begin_evaluation() {
-    expect_whole_gradients("an evaluation begins");
-    abandon();
+    abandon("an evaluation begins");
     ++evaluations_;
   }
   void end_evaluation() noexcept {
@@ -118,10 +117,12 @@ class Passes {
   }
 
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
-  /// @pre no backward pass is under way
-  void abandon() {
-    schedule().reset();
-    reshard_all();
+  /// @throws UsageError inside a use, or in the middle of a backward pass
+  /// @param what  forgets it, for the message
+  void abandon(std::string_view what) {
+    expect_whole_gradients(what);
+    schedule().expect_closed(what);
+    drop_pass();
   }
   /// Ends the pass under way after an exception: every unit is dropped as far as streams still take work. Gradients of
   /// a backward pass are then left half-way: all but discard() is refused.
@@ -140,7 +141,7 @@ class Passes {
     bool const in_backward = schedule().in_backward();
     if (in_backward) schedule().expect_closed("gradients are discarded");
     reduce_->discard(declared_->units(), *compute_);
-    if (in_backward) abandon();
+    if (in_backward) drop_pass();
   }
 
   typename Declaration<S, D, P>::Units const& units() const { return declared_->units(); }
@@ -202,6 +203,10 @@ class Passes {
       if (!gather_->unshard(unit_of(next), pass)) break;
     gather_->wait_for_unshard(unit, *compute_);
     return unit;
+  }
+  void drop_pass() {
+    schedule().reset();
+    reshard_all();
   }
   void reshard_all() {
     for (auto& unit : declared_->units()) gather_->reshard(*unit, *compute_);

@@ -40,7 +40,7 @@ class StepGate {
   bool begin_step() {
     expect_reduced("an optimizer step begins");
     expect_current_norm();
-    passes_->abandon();
+    passes_->abandon("an optimizer step begins");
     return std::exchange(norm_, {}).of_pass == passes_->backward_passes();
   }
 

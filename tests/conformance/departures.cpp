@@ -62,6 +62,35 @@ TEST_CASE("local: a rank whose stream has failed names the reason to its peers, 
   });
 }
 
+TEST_CASE("local: a rank that leaves by an exception which is caught above is named, and ranks may go on",
+          "[communicator]") {
+  fsdp::local::run(3, Device{}, [&](Comm comm) {
+    std::string text;
+    try {
+      auto part = comm.split(0, comm.rank(), "part");
+      auto stream = comm.device().make_stream("collectives", fsdp::StreamPriority::high);
+      float value = 1;
+      if (comm.rank() == 2) throw Failure("enough");
+      text = expect_throws<fsdp::PeerError>("a collective without rank 2", [&] {
+        part.all_reduce(stream, static_cast<float const*>(&value), &value, 1, label);
+      });
+    } catch (Failure const& error) {
+      expect(std::string(error.what()) == "enough", "another failure: {}", error.what());
+    }
+    // Ranks that wait already for the others see them wait for the rank that has left: that is no circle.
+    for (int i = 0; i < 3; ++i) comm.exchange({}, "recovered");
+    bool const named = text.find("rank 2 has left the group after an exception") != std::string::npos ||
+                       text.find("failed: rank") != std::string::npos;  // told by the other one that waited
+    expect(comm.rank() == 2 || named, "rank {}: {}", comm.rank(), text);
+    auto again = comm.split(0, comm.rank(), "again");
+    auto fresh = comm.device().make_stream("collectives", fsdp::StreamPriority::high);
+    float value = 1;
+    again.all_reduce(fresh, static_cast<float const*>(&value), &value, 1, label);
+    fresh.synchronize();
+    expect(value == 3.0f, "the sum is {}", value);
+  });
+}
+
 TEST_CASE("local: memory is given back though a peer fails inside a collective that reads it", "[communicator]") {
   std::atomic<bool> freed{false};
   fsdp::local::run(2, Device{}, [&](Comm comm) {

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it.
+# Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it; those of the tutorial and
+# the adopting guide do more, see pasted.sh.
 # timeout: 900
 #
 # A block that has #include or main() is a file of its own. Any other is preceded by a line
 #   <!-- compile: prelude=NAME -->        it stands where tests/docs/preludes/NAME.cpp has its line `// BLOCK`
 #   <!-- no-compile: the reason -->       counted, and limited below
-# Arguments: the pages to look at instead of all. A prelude whose name ends in _mpi is left out where there is no MPI.
+# Arguments: the pages to look at instead of all.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 compiler=${CXX:-g++}
@@ -17,8 +18,6 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
-IFS=: read -ra mpi <<<"${FSDP_MPI_INCLUDES:-}"
-for include in "${mpi[@]}"; do [[ -z $include ]] || flags+=(-isystem "$include"); done
 
 failed=0 compiled=0 not_compiled=0
 complain() { echo "$1"; failed=1; }
@@ -46,7 +45,10 @@ extract() {
 }
 
 blocks=0
-pages=(README.md CONTRIBUTING.md docs/*.md docs/adr/*.md)
+pages=()
+for page in README.md CONTRIBUTING.md docs/*.md docs/adr/*.md; do
+  [[ $page == docs/tutorial.md || $page == docs/adopting.md ]] || pages+=("$page")
+done
 (($# == 0)) || { pages=("$@"); least_compiled=0; }
 for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
@@ -64,10 +66,6 @@ for ((n = 1; n <= blocks; ++n)); do
     name=${BASH_REMATCH[1]}
     prelude=tests/docs/preludes/$name.cpp
     [[ -e $prelude ]] || { complain "$where: there is no $prelude"; continue; }
-    if [[ $name == *_mpi && ! ${FSDP_HAVE_MPI:-ON} =~ ^(ON|1|TRUE)$ ]]; then
-      echo "$where: left out: MPI was not found"
-      continue
-    fi
     (($(grep -c '^ *// BLOCK$' "$prelude") == 1)) || { complain "$prelude: needs one line '// BLOCK'"; continue; }
     line=$(grep -n '^ *// BLOCK$' "$prelude" | cut -d: -f1)
     {

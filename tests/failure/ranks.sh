@@ -47,13 +47,24 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
     'rank [01]: waiting in all_gather of unit block.1 \(forward\) since [2-9]\.[0-9] s; missing ranks: 2;' \
     -x FSDP_TIMEOUT=2 $nodes -np 3 "$program" absent
   expect "a rank throws out of main $nodes" 20 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
+  expect "a rank returns early $nodes" 20 \
+    "rank [01]: waits in all_gather of unit 'block.1' \(forward\) on 'world', but rank 2 has left the group" \
+    $nodes -np 3 "$program" returns
+  # Everyone catches it and ends in order: so does the run.
+  for how in returns throws; do
+    timeout 60 mpirun --oversubscribe --bind-to none $nodes -np 3 "$program" "caught-$how" > "$work/log" 2>&1 ||
+      fail "a rank $how, and all catch it $nodes: the run fails"
+    grep -Eq "caught: rank [01]: .*rank 2 has left the group" "$work/log" ||
+      fail "a rank $how, and all catch it $nodes: peers were not told"
+    nothing_left "a rank $how, and all catch it"
+  done
   expect "ranks run different collectives $nodes" 20 \
     "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of unit 'block.1' \(forward, 4096 x fp32\), rank 2 runs reduce_scatter of unit 'block.0' \(backward, 4096 x fp32\)" \
     $nodes -np 3 "$program" order
   expect "ranks pass different counts $nodes" 20 "4096 x fp32\), rank 2 runs all_gather of unit 'block.1' \(forward, 4032 x" \
     $nodes -np 3 "$program" count
 done
-expect "a rank misses a control-plane call" 20 'rank [01]: waiting in a control call of test since [2-9].*missing ranks: 2;' \
+expect "a rank misses a control call" 20 "rank [01]: waiting in exchange of 'test' on 'world' since [2-9].*missing ranks: 2;" \
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 
 # SIGTERM to a waiting rank.

@@ -22,6 +22,18 @@ void misbehave(std::string_view how) {
   if (how == "throws") fsdp::fail<fsdp::UsageError>("this rank has had enough");
 }
 
+int body(fsdp::mpi::Environment const& environment, std::string_view how);
+
+/// All ranks catch what happens to them, and end as if nothing had.
+int survive(fsdp::mpi::Environment const& environment, std::string_view how) {
+  try {
+    return body(environment, how);
+  } catch (fsdp::Error const& error) {
+    std::printf("caught: %s\n", error.what());
+    return 0;
+  }
+}
+
 int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   fsdp::mpi::Communicator world(environment);
   auto const last = world.rank() == world.size() - 1;
@@ -37,6 +49,7 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   for (int k = 0; k < 2; ++k) world.all_gather(stream, own, memory, count, {"first", "forward"});
   stream.synchronize();
   if (last) misbehave(how);
+  if (last && how == "returns") return 0;
   if (how == "sigterm" && last) {
     std::printf("ready %d\n", static_cast<int>(::getppid()));
     std::fflush(stdout);
@@ -62,5 +75,9 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
 
 int main(int argc, char** argv) {
   std::string const how = argc > 1 ? argv[1] : "";
-  return fsdp::mpi::run(argc, argv, [&](fsdp::mpi::Environment& environment) { return body(environment, how); });
+  return fsdp::mpi::run(argc, argv, [&](fsdp::mpi::Environment& environment) {
+    std::string_view const kind = how;
+    if (kind.starts_with("caught-")) return survive(environment, kind.substr(7));
+    return body(environment, kind);
+  });
 }

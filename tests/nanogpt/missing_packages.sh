@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 cmake=$(command -v cmake)
-unset CMAKE_GENERATOR CMAKE_CXX_COMPILER_LAUNCHER CXX CXXFLAGS
+unset CMAKE_GENERATOR CMAKE_CXX_COMPILER_LAUNCHER CMAKE_CUDA_COMPILER_LAUNCHER CXX CXXFLAGS
 
 mkdir repository
 tar -c -C "$source_folder" --exclude='out*' CMakeLists.txt CMakePresets.json cmake include examples benchmarks tests | tar -x -C repository
@@ -109,9 +109,9 @@ for script in examples/nanogpt/run.sh "tests/run.sh --quick"; do
   ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not install it (see above)"
   check "still misses what can be had" test ! -e missing/libopenblas-dev
   NOT_IN_ARCHIVE=libcli11-dev UPDATE_CODE=100 run $script
-  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not update its lists or install it (see above): is there a network?"
+  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not update its lists, nor install it (see above): is there a network?"
   USELESS=yes run $script
-  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get installed it, and CMake still does not find it (build/cpu.log)"
+  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get reported success, and still CMake does not find it (build/cpu.log)"
   run $script # after all that, a good one
   builds
 done

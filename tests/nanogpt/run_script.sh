@@ -156,6 +156,7 @@ says "RANKS=none"
 # What the build needs before CMake can say more is installed: by root, by sudo, or not at all. (No compiler is on these paths.)
 stub packages apt-get <<< '[[ $1 == update ]] || exit 9'
 stub allowed sudo <<< 'exec "$@"'
+stub refusing sudo <<< 'exit 1'
 touch calls
 chmod 666 calls
 sentence() { check "does not end with the sentence" test "$(tail -n 1 errors)" = "run.sh: error: missing $1"; }
@@ -180,6 +181,9 @@ if ((EUID != 0)) || { [[ -n ${as[*]-} ]] && "${as[@]}" "$work/tools/bash" -c "[[
   run "$work/allowed:$work/packages:$work/tools"
   installs
   called sudo 3
+  run "$work/refusing:$work/packages:$work/tools"
+  sentence "$tools: installing takes root, and sudo refused it (see above)"
+  called apt-get 0
 else
   echo "note: not tried as another user than root"
 fi

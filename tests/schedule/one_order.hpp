@@ -94,12 +94,11 @@ inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome c
   bool const meets = next == Next::forward || next == Next::evaluation || next == Next::mean;
   if (meets) {
     if (got.kind != "order") return wrong("in an OrderError");
-    std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank),
-                                   fmt::format("rank {} is in", size - 1)};
+    std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank), fmt::format("rank {} ", size - 1)};
     if (named) {
-      parts.emplace_back(fault == Fault::reduces_not ? "in reduce_scatter of unit 'layers.1' (backward) on 'reduce'"
-                                                     : "in all_reduce of unit 'gradient norm' (optimizer) on 'scalar'");
-      parts.emplace_back(next == Next::mean ? "in exchange of 'values to average'" : "(forward) on 'gather'");
+      parts.emplace_back(fault == Fault::reduces_not ? "reduce_scatter of unit 'layers.1' (backward) on 'reduce'"
+                                                     : "all_reduce of unit 'gradient norm' (optimizer) on 'scalar'");
+      parts.emplace_back(next == Next::mean ? "exchange of 'values to average'" : "(forward) on 'gather'");
     }
     for (auto const& part : parts)
       if (got.text.find(part) == std::string::npos) return wrong(fmt::format("to name \"{}\"", part));

@@ -261,6 +261,21 @@ TEST_CASE("a scope that is open is named as such") {
                              auto const next = engine.forward_scope(1);
                            }),
                  "forward of 'layer.1' begins, but forward of 'layer.0' is still open"));
+  // What would end the pass is refused inside a use, which goes on.
+  auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
+    fsdp::Sgd sgd(engine, {.lr = 1.0f});
+    pass(layers, 1.0f);
+    std::vector<std::string> refused;
+    layers[0].forward([&](auto&) {
+      refused.push_back(message_of([&] { static_cast<void>(engine.evaluation()); }));
+      refused.push_back(message_of([&] { sgd.step(); }));
+      refused.push_back(message_of([&] { fsdp::import_shard(engine, [](auto&&...) {}); }));
+    });
+    layers[1].forward();
+    for (auto const& text : refused) CHECK(contains(text, "but forward of 'layer.0' is still open"));
+    CHECK(refused.size() == 3);
+  });
+  CHECK(message.empty());
 }
 
 TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels are enqueued") {

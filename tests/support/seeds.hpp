@@ -2,10 +2,12 @@
 // Runs one thing for many seeds in child processes, so that the parent can name the seed at which one died.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -21,9 +23,11 @@ namespace fsdp::testing {
 struct Seeds {
   std::uint64_t first = 0, count = 1;
   std::uint64_t per_child = 50;
+  unsigned limit_s = 120;  ///< for one seed; then its process is ended
 };
 
-/// Calls `run(seed)` for all seeds, and `tell(seed, text)` where it returns a text, throws, or ends its process.
+/// Calls `run(seed)` for all seeds, and `tell(seed, text)` where it returns a text, throws, or ends its process. What a
+/// seed writes to stderr is kept for that case.
 /// @return how many seeds that were
 template <class Run, class Tell>
 std::uint64_t each_seed(Seeds seeds, Run const& run, Tell const& tell) {
@@ -34,6 +38,13 @@ std::uint64_t each_seed(Seeds seeds, Run const& run, Tell const& tell) {
   if (memory == MAP_FAILED) fail<ResourceError>("no memory to share with a child process");
   auto* const shared = new (memory) Shared;
   shared->next = seeds.first;
+  auto* const log = std::tmpfile();
+  if (log == nullptr) fail<ResourceError>("no temporary file");
+  auto const logged = [&] {
+    std::string text(4000, '\0');
+    auto const bytes = ::pread(::fileno(log), text.data(), text.size(), 0);
+    return text.substr(0, bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  };
   auto const report = [&](std::uint64_t seed, std::string const& text) {
     ++shared->told;
     tell(seed, text);
@@ -46,25 +57,32 @@ std::uint64_t each_seed(Seeds seeds, Run const& run, Tell const& tell) {
     auto const child = ::fork();
     if (child < 0) fail<ResourceError>("cannot start a child process");
     if (child == 0) {
+      ::fcntl(::fileno(log), F_SETFL, O_APPEND);
+      ::dup2(::fileno(log), STDERR_FILENO);
       for (; shared->next < last; ++shared->next) {
         auto const seed = shared->next.load();
+        if (::ftruncate(STDERR_FILENO, 0) != 0) std::abort();
+        ::alarm(seeds.limit_s);
         try {
           if (std::string const text = run(seed); !text.empty()) report(seed, text);
         } catch (std::exception const& error) {
           report(seed, error.what());
         }
       }
+      ::alarm(0);
       std::exit(0);
     }
     int status = 0;
     ::waitpid(child, &status, 0);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-    report(shared->next, WIFSIGNALED(status) ? fmt::format("the process was ended by signal {}", WTERMSIG(status))
-                                             : fmt::format("the process ended with code {}", WEXITSTATUS(status)));
+    report(shared->next,
+           fmt::format("the process was ended by {} {}:\n{}", WIFSIGNALED(status) ? "signal" : "exit code",
+                       WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), logged()));
     ++shared->next;
   }
   auto const told = shared->told.load();
   ::munmap(memory, sizeof(Shared));
+  std::fclose(log);
   return told;
 }
 

@@ -222,6 +222,7 @@ class Board {
       int const member = (first + step) % size();
       auto const announced = link.waits.announced(world_rank(member));
       if (member == rank || (lane(member).*what).load(std::memory_order_acquire) >= value) continue;
+      if (lane(member).left.load(std::memory_order_acquire) != 0) continue;  // whoever waits for it gets a PeerError
       link.made = true;
       auto const circle = link.waits.wait(link.rank, call, world_rank(member), announced);
       if (circle.empty()) continue;

@@ -30,16 +30,16 @@ constexpr std::array<char, N> cut(std::string_view text) {
 struct CallNote {
   std::uint64_t place = 0;  ///< the communicator's number, equal on its ranks, times two; 1 more: control plane
   std::array<char, 16> operation{};
-  std::array<char, 40> unit{};  ///< of the control plane: what is exchanged
+  std::array<char, 56> unit{};  ///< of the control plane: what is exchanged
   std::array<char, 16> pass{};
   std::array<char, 24> communicator{};
 
   static CallNote collective(std::uint64_t id, std::string_view communicator, std::string_view operation,
                              std::string_view unit, std::string_view pass) {
-    return {id << 1, cut<16>(operation), cut<40>(unit), cut<16>(pass), cut<24>(communicator)};
+    return {id << 1, cut<16>(operation), cut<56>(unit), cut<16>(pass), cut<24>(communicator)};
   }
   static CallNote control(std::uint64_t id, std::string_view communicator, std::string_view what) {
-    return {id << 1 | 1, cut<16>("exchange"), cut<40>(what), {}, cut<24>(communicator)};
+    return {id << 1 | 1, cut<16>("exchange"), cut<56>(what), {}, cut<24>(communicator)};
   }
 
   std::string text() const {
@@ -59,6 +59,8 @@ class NoteRing {
   static_assert(std::is_trivially_copyable_v<Note> && sizeof(Note) % sizeof(std::uint64_t) == 0);
 
  public:
+  static constexpr std::size_t depth = Depth;
+
   void write(std::uint64_t number, Note const& note) {
     auto const words = std::bit_cast<Words>(note);
     auto& slot = slots_[number % Depth];

@@ -2,9 +2,11 @@
 // A communicator of processes: shared memory inside a node, MPI across nodes and for start-up.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +15,7 @@
 
 #include "fsdp/comm/mpi_collectives.hpp"
 #include "fsdp/comm/mpi_environment.hpp"
+#include "fsdp/comm/mpi_family.hpp"
 #include "fsdp/comm/mpi_group.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/host/device.hpp"
@@ -38,12 +41,20 @@ class BasicCommunicator {
       : BasicCommunicator(make_world(environment, options), std::move(device)) {}
 
   BasicCommunicator(BasicCommunicator&&) noexcept = default;
-  BasicCommunicator& operator=(BasicCommunicator&&) noexcept = default;
-  /// Releases this rank's share, once its enqueued collectives have run. Does not communicate.
-  ~BasicCommunicator() = default;
+  BasicCommunicator& operator=(BasicCommunicator&& other) noexcept {
+    if (this == &other) return *this;
+    leave();
+    state_ = std::move(other.state_);
+    device_ = std::move(other.device_);
+    return *this;
+  }
+  /// Releases this rank's share, once its enqueued collectives have run. Waits for nobody; peers that wait for more of
+  /// this rank than it has enqueued get a PeerError. A communicator that was moved from can be destroyed, assigned to,
+  /// and nothing else: calls throw a UsageError.
+  ~BasicCommunicator() { leave(); }
 
-  int rank() const { return state_->group->rank(); }
-  int size() const { return state_->group->size(); }
+  int rank() const { return state().group->rank(); }
+  int size() const { return state().group->size(); }
   D const& device() const { return device_; }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank.
@@ -52,7 +63,7 @@ class BasicCommunicator {
   /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes, over this communicator; ends with shared memory for the new one (256 KiB per rank).
   BasicCommunicator split(int color, int key, std::string_view what) {
-    return {state_->group->split(color, key, what), device_};
+    return {state().group->split(color, key, what), device_};
   }
 
   /// Zeroed memory that this communicator's collectives, and those of every communicator split from it, move without
@@ -61,11 +72,13 @@ class BasicCommunicator {
   /// @returns nullptr for 0 bytes on every rank of the node
   /// @throws ResourceError on every rank if it cannot be had on any node
   /// @note Collective: yes; blocks the calling thread.
-  void* allocate(std::size_t bytes) { return state_->group->allocate(bytes); }
+  void* allocate(std::size_t bytes) { return state().group->allocate(bytes); }
   /// Unmaps this rank's view of what one call of `allocate` gave to all ranks.
   /// @pre collectives that use the memory, of this rank and of peers on its node, have completed on this rank
   /// @note Collective: no.
-  void deallocate(void* memory, std::size_t) noexcept { state_->group->deallocate(memory); }
+  void deallocate(void* memory, std::size_t) noexcept {
+    if (state_ != nullptr) state_->group->deallocate(memory);
+  }
 
   /// Gathers every rank's `count` elements, in rank order, into `receive` (size() * count elements).
   /// @pre in place only with send == receive + rank() * count
@@ -110,7 +123,7 @@ class BasicCommunicator {
   /// this rank put in.
   /// @throws UsageError for a ticket that was not given out yet
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) {
-    FSDP_EXPECTS(ticket.sequence <= state_->sequence, "rank {}: wait_for_peers for collective {} of {} at site '{}'",
+    FSDP_EXPECTS(ticket.sequence <= state().sequence, "rank {}: wait_for_peers for collective {} of {} at site '{}'",
                  world_rank(), ticket.sequence, state_->sequence, fsdp::name(site));
     if (size() == 1 || ticket.sequence == 0) return;
     stream.enqueue([state = state_, ticket, site] { state->collectives.wait_for_peers(ticket, site); });
@@ -121,7 +134,7 @@ class BasicCommunicator {
   /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes.
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
-    return state_->group->exchange(text, what);
+    return state().group->exchange(text, what);
   }
 
  private:
@@ -132,6 +145,21 @@ class BasicCommunicator {
     detail::Collectives collectives;
     void const* stream = nullptr;
     std::uint64_t sequence = 0;
+    int exceptions = std::uncaught_exceptions();  // on their way when this began
+  };
+  /// A collective as a task of its stream. If that has failed, the task is destroyed without having run.
+  struct Task {
+    Task(std::shared_ptr<State> state, detail::Call const& what) : owner(std::move(state)), call(what) {}
+    Task(Task&&) noexcept = default;
+    ~Task() {
+      if (owner != nullptr) owner->collectives.drop(call);
+    }
+    void operator()() {
+      auto const state = std::move(owner);
+      state->collectives.run(call);
+    }
+    std::shared_ptr<State> owner;
+    detail::Call call;
   };
   struct Extent {
     std::size_t count;     // what the order check compares
@@ -145,21 +173,31 @@ class BasicCommunicator {
   static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
     MPI_Comm world = MPI_COMM_NULL;
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node),
-                                           std::make_shared<detail::SegmentBook>(), std::vector<std::uint64_t>{},
-                                           options);
+    static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
+    auto const id = ++worlds;
+    auto family = std::make_shared<detail::Family>(environment.post(), id, environment.rank());
+    return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(family),
+                                           detail::hash_of(fmt::format("world {}", id)), "world",
+                                           std::vector<std::uint64_t>{}, options);
   }
-  int world_rank() const { return state_->group->own_world_rank(); }
+  State& state() const {
+    FSDP_EXPECTS(state_ != nullptr, "a call of a communicator that was moved from");
+    return *state_;
+  }
+  void leave() noexcept {
+    if (state_ != nullptr) state_->group->leave(state_->sequence, std::uncaught_exceptions() > state_->exceptions);
+  }
+  int world_rank() const { return state().group->own_world_rank(); }
 
   template <class T>
   Ticket enqueue(Stream& stream, detail::Operation operation, T const* send, T* receive, Extent extent, int root,
                  Label label) {
-    auto& state = *state_;
+    auto& own = state();
     FSDP_EXPECTS(extent.count == 0 || (send != nullptr && receive != nullptr),
                  "rank {}: {} of unit '{}': a null pointer", world_rank(), name(operation), label.unit);
-    if (state.stream == nullptr) state.stream = stream.id();
+    if (own.stream == nullptr) own.stream = stream.id();
     FSDP_EXPECTS(
-        state.stream == stream.id(),
+        own.stream == stream.id(),
         "rank {}: {} of unit '{}' on stream '{}': a communicator is used by one stream, and this one has another",
         world_rank(), name(operation), label.unit, stream.name());
     detail::Call call;
@@ -167,20 +205,19 @@ class BasicCommunicator {
     call.send = reinterpret_cast<std::byte const*>(send);
     call.receive = reinterpret_cast<std::byte*>(receive);
     auto& header = call.header;
-    header.sequence = state.sequence + 1;
+    header.sequence = own.sequence + 1;
     header.count = extent.count;
     header.unit_hash = detail::hash_of(label.unit);
     header.root = root;
     header.operation = operation;
     header.type = dtype_of<T>;
     if (size() > 1) {
-      header.send = state.group->find(send, extent.sent * sizeof(T));
-      header.receive = state.group->find(receive, extent.received * sizeof(T));
-      detail::copy_text(header.unit, label.unit);
-      detail::copy_text(header.pass, label.pass);
+      header.send = own.group->find(send, extent.sent * sizeof(T));
+      header.receive = own.group->find(receive, extent.received * sizeof(T));
+      header.call = own.group->enter(name(operation), label.unit, label.pass);
     }
-    stream.enqueue([owner = state_, call] { owner->collectives.run(call); });
-    return {++state.sequence};
+    stream.enqueue(Task(state_, call));
+    return {++own.sequence};
   }
 
   std::shared_ptr<State> state_;

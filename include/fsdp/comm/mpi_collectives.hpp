@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/mpi_call.hpp"
 #include "fsdp/comm/mpi_control.hpp"
 #include "fsdp/comm/mpi_group.hpp"
 #include "fsdp/comm/mpi_messages.hpp"
@@ -19,29 +20,6 @@
 #include "fsdp/wait_site.hpp"
 
 namespace fsdp::mpi::detail {
-
-/// One enqueued collective.
-struct Call {
-  Header header;
-  Label label;
-  std::byte const* send = nullptr;
-  std::byte* receive = nullptr;
-
-  std::size_t element() const { return size_of(header.type); }
-};
-
-/// How elements divide over ranks: equal parts, the last ones shorter or empty.
-struct Parts {
-  std::size_t total;
-  std::size_t part;
-
-  std::size_t begin(std::size_t rank) const { return std::min(total, rank * part); }
-  /// Elements of `rank`'s part in [from, from + at_most).
-  std::size_t length(std::size_t rank, std::size_t from, std::size_t at_most) const {
-    std::size_t const size = std::min(total, (rank + 1) * part) - begin(rank);
-    return size <= from ? 0 : std::min(at_most, size - from);
-  }
-};
 
 /// Runs the collectives of one communicator. Used by the worker of the communicator's stream alone.
 ///
@@ -56,7 +34,9 @@ class Collectives {
   void run(Call const& call) {
     if (group_.size() == 1) return run_alone(call);
     scene_ = {group_.own_world_rank(), name(call.header.operation), call.label.unit, call.label.pass};
+    awaited_ = {call.header.call, call.header.sequence};
     try {
+      group_.throw_if_failed();
       meet(call);
       switch (call.header.operation) {
         case Operation::all_gather: all_gather(call); break;
@@ -65,23 +45,36 @@ class Collectives {
         case Operation::broadcast: broadcast(call); break;
       }
     } catch (OrderError const&) {
+      abandon();
       throw;  // noted by who found it
     } catch (std::exception const& error) {
-      group_.control().set_failure(error.what(), false);
+      abandon();
+      group_.fail_all(error.what());
       throw;
     }
     group_.own().done.publish(call.header.sequence);
     // Peers read this rank's result in the second half of an all_reduce. In place, that is the input, which is the
     // caller's to guard; otherwise the result must be the caller's alone when the collective completes.
     if (call.header.operation == Operation::all_reduce && call.send != call.receive)
-      group_.wait_for_node(&RankControl::done, call.header.sequence, scene_);
+      group_.wait_for_node(&RankControl::done, call.header.sequence, scene_, awaited_);
+  }
+
+  /// The call will not be run, because its stream has failed: peers are told.
+  void drop(Call const& call) noexcept {
+    try {
+      group_.fail_all(fmt::format("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
+                                  call.header.call.note.text()));
+    } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
+    }
   }
 
   /// Returns when all peers on the node have completed the collective; messages to others leave nothing to wait for.
   void wait_for_peers(Ticket ticket, WaitSite site) {
     if (group_.size() == 1) return;
     Scene const scene{group_.own_world_rank(), "wait_for_peers", {}, fsdp::name(site)};
-    group_.wait_for_node(&RankControl::done, ticket.sequence, scene);
+    Awaited awaited{{}, ticket.sequence};
+    awaited.call.note = comm::CallNote::collective(0, "", "wait_for_peers", "", fsdp::name(site));
+    group_.wait_for_node(&RankControl::done, ticket.sequence, scene, awaited);
   }
 
  private:
@@ -103,7 +96,10 @@ class Collectives {
             group_.throw_if_failed();
             return false;
           },
-          pause,
+          [&] {
+            group_.look_around(awaited_);
+            pause();
+          },
           [&] {
             std::vector<int> ranks;
             for (auto const rank : missing()) ranks.push_back(group_.world_rank_of(rank));
@@ -122,19 +118,31 @@ class Collectives {
       messages_.send(peer, &call.header, sizeof(Header));
     }
     messages_.close_round();
-    group_.wait_for_node(&RankControl::ready, sequence, scene_);
+    group_.wait_for_node(&RankControl::ready, sequence, scene_, awaited_);
     messages_.wait_all(waiter());
     for (auto const peer : group_.on_node())
       headers_[static_cast<std::size_t>(peer)] = group_.control()[peer].header(sequence);
-    for (int rank = 1; rank < group_.size(); ++rank) {
+    for (int rank = 0; rank < group_.size(); ++rank) {
       auto const& first = headers_.front();
       auto const& other = headers_[static_cast<std::size_t>(rank)];
-      if (first.agrees(other)) continue;
+      if (first.agrees(other)) {
+        group_.expect_one_order(call.header.call, other.call, rank);
+        continue;
+      }
       auto const text = fmt::format("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence,
                                     group_.world_rank_of(0), first.text(), group_.world_rank_of(rank), other.text());
-      group_.control().set_failure(text, true);
+      group_.fail_order(text);
       fail<OrderError>("rank {}: {}", group_.own_world_rank(), text);
     }
+  }
+  /// After a failure: what MPI may still touch stays.
+  void abandon() {
+    if (messages_.abandon()) return;
+    group_.keep_memory();
+    static_cast<void>(new std::vector<Header>(std::move(headers_)));
+    static_cast<void>(new std::vector<std::byte>(std::move(received_)));
+    headers_.assign(static_cast<std::size_t>(group_.size()), {});
+    received_.clear();
   }
   template <class Predicate>
   bool all(Predicate&& holds) const {
@@ -148,7 +156,7 @@ class Collectives {
     ++step_;
     fill(group_.control().scratch(group_.rank(), step_));
     group_.own().step.publish(step_);
-    group_.wait_for_node(&RankControl::step, step_, scene_);
+    group_.wait_for_node(&RankControl::step, step_, scene_, awaited_);
   }
   std::byte const* staged(int rank) { return group_.control().scratch(rank, step_); }
 
@@ -326,6 +334,7 @@ class Collectives {
   std::vector<Header> headers_;      // of the running collective, by rank
   std::vector<std::byte> received_;  // chunks from other nodes
   Scene scene_;
+  Awaited awaited_;
   std::uint64_t step_ = 0;
 };
 

@@ -7,13 +7,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
+#include "fsdp/comm/mpi_calls.hpp"
+#include "fsdp/comm/mpi_failure.hpp"
 #include "fsdp/comm/mpi_wait.hpp"
 #include "fsdp/comm/shared_arena.hpp"
 #include "fsdp/comm/text.hpp"
@@ -40,8 +41,7 @@ struct Header {
   Operation operation{};
   DType type{};
   Place send, receive;
-  char unit[64] = {};
-  char pass[16] = {};
+  CallRecord call;
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash && root == other.root &&
@@ -49,38 +49,30 @@ struct Header {
   }
   std::string text() const {
     auto const to = operation == Operation::broadcast ? fmt::format(" from rank {}", root) : std::string{};
-    return fmt::format("{} of unit '{}' ({}, {} x {}{})", name(operation), static_cast<char const*>(unit),
-                       static_cast<char const*>(pass), count, fsdp::name(type), to);
+    return fmt::format("{} of unit '{}' ({}, {} x {}{})", name(operation), call.note.unit.data(), call.note.pass.data(),
+                       count, fsdp::name(type), to);
   }
 };
 static_assert(std::is_trivially_copyable_v<Header>);
-
-template <std::size_t N>
-void copy_text(char (&to)[N], std::string_view text) {
-  auto const length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
 
 /// A rank's part of the control block. The scratch area follows it.
 ///
 /// Two headers would do: a rank publishes collective k + 1 after all peers have published k, and so have read the
 /// headers of k - 1.
 struct RankControl {
-  SharedCounter ready;  ///< collectives whose header is published and whose input may be read
-  SharedCounter done;   ///< collectives completed: peers' memory is no longer read
-  SharedCounter step;   ///< steps inside collectives: data in scratch, or a partial sum, are there
-  SharedCounter calls;  ///< control-plane calls entered
+  SharedCounter ready;                 ///< collectives whose header is published and whose input may be read
+  SharedCounter done;                  ///< collectives completed: peers' memory is no longer read
+  SharedCounter step;                  ///< steps inside collectives: data in scratch, or a partial sum, are there
+  SharedCounter calls;                 ///< control-plane calls entered
+  std::atomic<std::uint64_t> left{0};  ///< 0: not yet; else the collectives enqueued, plus 1, times 2, and 1 more if an
+                                       ///< exception was on its way. `calls` stands still then
   std::array<Header, 4> headers;
 
-  Header& header(std::uint64_t sequence) { return headers[sequence % headers.size()]; }
-};
+  static constexpr std::uint64_t departure(std::uint64_t collectives, bool by_exception) {
+    return (collectives + 1) << 1 | (by_exception ? 1 : 0);
+  }
 
-/// The first failure of a communicator on a node; part of the first rank's block.
-struct FailureNote {
-  std::atomic<std::uint32_t> state{0};  ///< 0: none, 1: being written, 2: set
-  std::uint32_t is_order_error = 0;
-  char text[1024] = {};
+  Header& header(std::uint64_t sequence) { return headers[sequence % headers.size()]; }
 };
 
 /// The control block of one communicator on one node.
@@ -113,23 +105,16 @@ class ControlBlock {
   }
   std::size_t half() const { return half_; }
 
-  bool failed() const { return note().state.load(std::memory_order_acquire) == 2; }
-  /// Lets all ranks of the node fail: the first text counts. Wakes whoever sleeps.
-  void set_failure(std::string_view text, bool is_order_error) {
-    std::uint32_t none = 0;
-    if (!note().state.compare_exchange_strong(none, 1)) return;
-    note().is_order_error = is_order_error ? 1 : 0;
-    copy_text(note().text, text);
-    note().state.store(2, std::memory_order_release);
+  /// The first failure of this communicator, for all ranks of the node.
+  FailureNote& failure() const {
+    return *std::launder(reinterpret_cast<FailureNote*>(segment_.mapping.base() + note_offset));
+  }
+  /// Wakes whoever sleeps: something has happened that is not counted.
+  void wake_all() const {
     for (std::size_t i = 0; i < count_; ++i) {
       auto& control = *std::launder(reinterpret_cast<RankControl*>(segment_.mapping.base() + i * segment_.stride));
       for (auto* counter : {&control.ready, &control.done, &control.step}) counter->wake();
     }
-  }
-  [[noreturn]] void throw_failure(int world_rank) const {
-    std::string const text = static_cast<char const*>(note().text);
-    if (note().is_order_error != 0) fail<OrderError>("rank {}: {}", world_rank, text);
-    fail<PeerError>("rank {}: a peer failed: {}", world_rank, text);
   }
 
  private:
@@ -139,10 +124,6 @@ class ControlBlock {
     return segment_.mapping.base() +
            static_cast<std::size_t>(place_of_[static_cast<std::size_t>(rank)]) * segment_.stride;
   }
-  FailureNote& note() const {
-    return *std::launder(reinterpret_cast<FailureNote*>(segment_.mapping.base() + note_offset));
-  }
-
   Segment segment_;
   std::vector<int> place_of_;  // by communicator rank; -1: on another node
   std::size_t half_ = 0;

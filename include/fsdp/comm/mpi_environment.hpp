@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <exception>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fsdp/comm/mpi_header.hpp"
+#include "fsdp/comm/mpi_post.hpp"
 #include "fsdp/comm/mpi_wait.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
@@ -106,6 +108,7 @@ class Environment {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     group_by_node();
+    post_ = std::make_unique<detail::Post>();
   }
   Environment(Environment const&) = delete;
   Environment& operator=(Environment const&) = delete;
@@ -119,6 +122,7 @@ class Environment {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  detail::Post& post() const { return *post_; }
   /// For each world rank, the lowest world rank on its node.
   /// @param ranks_per_node divides nodes into parts of this many ranks; 0: does not
   std::vector<int> nodes(int ranks_per_node = 0) const {
@@ -150,6 +154,7 @@ class Environment {
   int rank_ = 0;
   int size_ = 1;
   std::vector<int> nodes_;
+  std::unique_ptr<detail::Post> post_;
 };
 
 /// Runs `body(environment)` with MPI and returns its result, for main(). An exception that `body` does not catch is

@@ -25,12 +25,12 @@ class Messages {
   /// Adds to the round that is being composed. At most chunk_bytes; nothing is exchanged for 0 bytes.
   void receive(int from, void* to, std::size_t bytes) {
     if (bytes == 0) return;
-    auto& request = add(from);
+    auto& request = add(from, true);
     check(MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, from, tag, comm_, &request), "MPI_Irecv");
   }
   void send(int to, void const* from, std::size_t bytes) {
     if (bytes == 0) return;
-    auto& request = add(to);
+    auto& request = add(to, false);
     check(MPI_Isend(from, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &request), "MPI_Isend");
   }
   /// Closes the round; it is in flight until wait_round has returned for it.
@@ -60,12 +60,29 @@ class Messages {
     while (!flying_.empty()) wait_round(wait);
   }
 
+  /// Takes back receives that nothing has come for, after a failure.
+  /// @return false if MPI may still read or write buffers of messages: they must stay
+  bool abandon() noexcept {
+    bool quiet = true;
+    flying_.push_back(std::exchange(open_, Round{}));
+    for (auto& round : flying_) {
+      for (std::size_t i = 0; i < round.requests.size(); ++i) {
+        int complete = 0;
+        if (round.requests[i] != MPI_REQUEST_NULL && round.receives[i]) MPI_Cancel(&round.requests[i]);
+        if (MPI_Test(&round.requests[i], &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete == 0) quiet = false;
+      }
+    }
+    flying_.clear();
+    return quiet;
+  }
+
  private:
   static constexpr int tag = 1;
 
   struct Round {
     std::vector<MPI_Request> requests;
     std::vector<int> peers;
+    std::vector<bool> receives;
 
     std::vector<int> unfinished() {
       std::vector<int> ranks;
@@ -78,8 +95,9 @@ class Messages {
     }
   };
 
-  MPI_Request& add(int peer) {
+  MPI_Request& add(int peer, bool receives) {
     open_.peers.push_back(peer);
+    open_.receives.push_back(receives);
     return open_.requests.emplace_back(MPI_REQUEST_NULL);
   }
 

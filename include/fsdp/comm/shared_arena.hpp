@@ -75,15 +75,22 @@ class SegmentBook {
     segments_.push_back(std::move(segment));
   }
   /// Unmaps the segment whose own block starts at `memory`.
-  bool remove(void const* memory) {
+  void remove(void const* memory) {
     Segment gone;
     std::scoped_lock const lock(mutex_);
     auto const found =
         std::find_if(segments_.begin(), segments_.end(), [&](Segment const& s) { return s.own == memory; });
-    if (found == segments_.end()) return false;
+    if (found == segments_.end() || keeps_) return;
     gone = std::move(*found);
     segments_.erase(found);
-    return true;
+  }
+  /// From now on what is removed stays mapped, until the process ends: messages may still read or write it.
+  void keep() {
+    std::scoped_lock const lock(mutex_);
+    keeps_ = true;
+  }
+  ~SegmentBook() {
+    if (keeps_) static_cast<void>(new std::vector<Segment>(std::move(segments_)));
   }
   /// Where [data, data + bytes) lies, if a communicator of this lineage (itself and its ancestors) allocated it.
   Place find(void const* data, std::size_t bytes, std::span<std::uint64_t const> lineage) const {
@@ -108,6 +115,7 @@ class SegmentBook {
  private:
   mutable std::mutex mutex_;
   std::vector<Segment> segments_;
+  bool keeps_ = false;
 };
 
 /// Where shared memory is made: a directory on a tmpfs. FSDP_SHM_DIR overrides /dev/shm.
@@ -130,9 +138,50 @@ inline Segment private_segment(std::size_t bytes) {
   return segment;
 }
 
+/// A file that ranks of a node open by its name while they make a segment. Neither file nor name outlives it.
+class SharedFile {
+ public:
+  SharedFile() = default;
+  SharedFile(SharedFile const&) = delete;
+  SharedFile& operator=(SharedFile const&) = delete;
+  ~SharedFile() {
+    remove_name();
+    if (file_ >= 0) ::close(file_);
+  }
+  /// @return errno, or 0
+  int create(std::string path) {
+    path_ = std::move(path);
+    std::snprintf(process().pending_name, sizeof process().pending_name, "%s", path_.c_str());
+    return open_as(path_, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC);
+  }
+  int open(std::string const& path) { return open_as(path, O_RDWR | O_CLOEXEC); }
+  int reserve(std::size_t begin, std::size_t bytes) const {
+    int error = EINTR;
+    while (error == EINTR) error = ::posix_fallocate(file_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
+    return error;
+  }
+  /// Of the rank that created it.
+  void remove_name() {
+    if (path_.empty()) return;
+    ::unlink(path_.c_str());
+    path_.clear();
+    process().pending_name[0] = '\0';
+  }
+  int descriptor() const { return file_; }
+
+ private:
+  int open_as(std::string const& path, int flags) {
+    file_ = ::open(path.c_str(), flags, 0600);
+    return file_ < 0 ? errno : 0;
+  }
+
+  std::string path_;  // of the creator, until all have opened it
+  int file_ = -1;
+};
+
 /// Makes one segment for the ranks of a node; zeroed, each rank's pages reserved by that rank.
 ///
-/// The name is gone as soon as all ranks have opened it, so that nothing stays behind whatever happens later.
+/// The name is gone as soon as all ranks have opened it, or one has failed: nothing stays behind.
 /// @param exchange all-gathers a text over the communicator; called twice by every rank
 /// @param members communicator ranks on this node, ascending
 /// @param bytes per rank; the largest of the node counts
@@ -145,13 +194,8 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   auto const id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
   std::string const directory = shared_directory();
   std::string path = fmt::format("{}/fsdp-{:x}-{:08x}", directory, id, std::random_device{}());
-  int file = -1;
-  int error = 0;
-  if (leader && members.size() > 1) {
-    std::snprintf(process().pending_name, sizeof process().pending_name, "%s", path.c_str());
-    file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file < 0) error = errno;
-  }
+  SharedFile file;
+  int error = leader && members.size() > 1 ? file.create(path) : 0;
   std::vector<std::string> const offers = exchange(fmt::format("{} {} {}", bytes, id, path));
   auto const offered_bytes = [&](int member) {
     return static_cast<std::size_t>(std::strtoull(offers[static_cast<std::size_t>(member)].c_str(), nullptr, 10));
@@ -168,39 +212,24 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
     auto const second = offer.find(' ', first) + 1;
     segment.id = std::strtoull(offer.c_str() + first, nullptr, 10);
     path = offer.substr(second);
-    if (!leader) {
-      file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-      if (file < 0) error = errno;
-    }
+    if (!leader) error = file.open(path);
     // Each rank reserves its own pages, which puts them on its own memory controller.
-    while (error == 0 && largest > 0) {
-      error = ::posix_fallocate(file, static_cast<off_t>(place * segment.stride), static_cast<off_t>(segment.stride));
-      if (error != EINTR) break;
-      error = 0;
-    }
+    if (error == 0 && largest > 0) error = file.reserve(place * segment.stride, segment.stride);
   }
   std::vector<std::string> const outcomes = exchange(std::to_string(error));
-  if (leader && members.size() > 1) {
-    ::unlink(path.c_str());
-    process().pending_name[0] = '\0';
-  }
+  file.remove_name();
   for (std::size_t r = 0; r < outcomes.size(); ++r) {
     if (outcomes[r] == "0") continue;
-    if (file >= 0) ::close(file);
     fail<ResourceError>(
         "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could not be had: {} "
         "(reported by rank {}). Enlarge {}, for a container with --shm-size",
         rank, total, directory, segment.stride, members.size(), std::strerror(std::atoi(outcomes[r].c_str())), r,
         directory);
   }
-  if (members.size() == 1 || largest == 0) {
-    if (file >= 0) ::close(file);
-    return largest == 0 ? std::move(segment) : private_segment(largest);
-  }
-  void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
-  int const map_error = errno;
-  ::close(file);
-  if (base == MAP_FAILED) fail<ResourceError>("rank {}: mapping {} bytes: {}", rank, total, std::strerror(map_error));
+  if (largest == 0) return segment;
+  if (members.size() == 1) return private_segment(largest);
+  void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.descriptor(), 0);
+  if (base == MAP_FAILED) fail<ResourceError>("rank {}: mapping {} bytes: {}", rank, total, std::strerror(errno));
   segment.mapping = Mapping(static_cast<std::byte*>(base), total);
   segment.own = segment.mapping.base() + place * segment.stride;
   return segment;

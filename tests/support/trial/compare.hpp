@@ -123,24 +123,22 @@ inline std::string bits_differ(Outcomes const& a, Outcomes const& b) {
   return bits_differ("parameter", a[0].parameters, b[0].parameters);
 }
 
-/// The first value that is not the reference's within 1e-5; empty: none. Gradients are relative to their norm,
-/// parameters to the largest norm that they have had (one that starts at zero may come near it again).
-inline std::string far_from(Reference const& reference, Outcomes const& outcomes) {
+/// The first value of a rank that is not the reference's within 1e-5; empty: none. Gradients are relative to their
+/// norm, parameters to the largest norm that they have had (one that starts at zero may come near it again).
+inline std::string far_from(Reference const& reference, int rank, Outcome<float> const& outcome) {
   using detail::far;
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    auto const& expected = reference.outputs(static_cast<int>(rank));
-    auto const on = " of rank " + std::to_string(rank);
-    if (auto text = far("outputs" + on, outcomes[rank].outputs, expected, Reference::norm(expected)); !text.empty())
-      return text;
-    std::vector<float> const norms(outcomes[rank].norms.begin(), outcomes[rank].norms.end());
-    if (auto text = far("norms" + on, norms, reference.norms(), Reference::norm(reference.norms())); !text.empty())
-      return text;
-  }
-  if (outcomes[0].gradients.size() != reference.gradients().size()) return "gradients: another number of exports";
+  auto const on = " of rank " + std::to_string(rank);
+  auto const& expected = reference.outputs(rank);
+  if (auto text = far("outputs" + on, outcome.outputs, expected, Reference::norm(expected)); !text.empty()) return text;
+  std::vector<float> const norms(outcome.norms.begin(), outcome.norms.end());
+  if (auto text = far("norms" + on, norms, reference.norms(), Reference::norm(reference.norms())); !text.empty())
+    return text;
+  if (rank != 0) return {};
+  if (outcome.gradients.size() != reference.gradients().size()) return "gradients: another number of exports";
   for (std::size_t i = 0; i < reference.gradients().size(); ++i)
-    if (auto text = far("gradient", outcomes[0].gradients[i], reference.gradients()[i], nullptr); !text.empty())
+    if (auto text = far("gradient", outcome.gradients[i], reference.gradients()[i], nullptr); !text.empty())
       return text;
-  return far("parameter", outcomes[0].parameters, reference.parameters(), &reference.largest());
+  return far("parameter", outcome.parameters, reference.parameters(), &reference.largest());
 }
 
 /// Runs all settings. @return what differs; empty: nothing
@@ -155,7 +153,9 @@ inline std::string compare(Trial const& trial, std::vector<Setting> const& setti
       reference->run(trial.script);
     }
     auto const name = "setting " + std::to_string(s);
-    if (auto const text = far_from(*reference, outcomes[s]); !text.empty()) return name + ": " + text;
+    for (int rank = 0; rank < trial.ranks; ++rank)
+      if (auto const text = far_from(*reference, rank, outcomes[s][static_cast<std::size_t>(rank)]); !text.empty())
+        return name + ": " + text;
     for (std::size_t other = 0; other < s; ++other) {
       if (order_of_sums(trial, settings[s]) != order_of_sums(trial, settings[other])) continue;
       auto const text = bits_differ(outcomes[other], outcomes[s]);

@@ -2,6 +2,7 @@
 // Draws trials: models with ties, settings of every strategy and option, scripts of training steps.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -183,7 +184,8 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   return setting;
 }
 
-/// Training steps of one to three micro-steps. Every pass reads other rows. Rates are small enough for weights to stay
+/// Training steps of one to three micro-steps. Every pass reads other rows. Gradients that are not finite are clipped,
+/// so that their step is skipped. Rates are small enough for weights to stay
 /// small (see input_of).
 inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const& optimizer) {
   Script script;
@@ -193,7 +195,7 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
   auto const gradients = draw.of({Sync::always, Sync::always, Sync::last, Sync::any});
   auto const replicas = draw.of({Sync::always, Sync::always, Sync::last, Sync::any});
   bool const keeps = draw.once_in(3);
-  auto const micro_steps = [&](int count, bool completes) {
+  auto const micro_steps = [&](int count, bool completes, bool finite = true) {
     for (int micro = 0; micro < count; ++micro) {
       bool const last = completes && micro + 1 == count;
       auto const on = [&](Sync sync) { return last || sync == Sync::always || (sync == Sync::any && draw.once_in(2)); };
@@ -201,7 +203,8 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
       if (replicas != Sync::always) flag(Op::replica_sync, on(replicas));
       if (keeps) flag(Op::reshard, draw.once_in(2));
       script.push_back({.kind = Op::forward, .data = data});
-      script.push_back({.kind = Op::backward, .data = data++, .value = 1.0f / static_cast<float>(count)});
+      script.push_back(
+          {.kind = Op::backward, .data = data++, .value = (finite ? 1.0f : INFINITY) / static_cast<float>(count)});
       if (draw.once_in(8)) script.push_back({.kind = Op::evaluate, .data = data++});
     }
   };
@@ -212,10 +215,12 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
       micro_steps(draw.between(1, 2), draw.once_in(2));
       script.push_back({.kind = Op::discard});
     }
-    micro_steps(draw.of({1, 1, 2, 3}), true);
-    if (draw.once_in(2)) script.push_back({.kind = Op::gradients});
-    if (draw.once_in(2)) {
-      Op clip{.kind = Op::clip, .data = draw.once_in(2) ? 1 : 0, .value = draw.of({1e-3f, 0.05f, 1.0f, 1e30f})};
+    bool const finite = !draw.once_in(12);
+    micro_steps(draw.of({1, 1, 2, 3}), true, finite);
+    if (finite && draw.once_in(2)) script.push_back({.kind = Op::gradients});
+    if (!finite || draw.once_in(2)) {
+      Op clip{
+          .kind = Op::clip, .data = finite && draw.once_in(2) ? 1 : 0, .value = draw.of({1e-3f, 0.05f, 1.0f, 1e30f})};
       clip.norm = draw.of({fsdp::NormKind::l2, fsdp::NormKind::l2, fsdp::NormKind::l1, fsdp::NormKind::inf});
       script.push_back(clip);
     }

@@ -31,7 +31,7 @@ class Reference {
   void run(Op const& op) {
     switch (op.kind) {
       case Op::forward:
-        if (op.from == 0) forward(op.data);
+        if (op.to >= model().parts.size()) forward(op.data);
         break;
       case Op::backward:
         if (op.from == 0) backward(op.data, static_cast<double>(op.value));
@@ -121,16 +121,21 @@ class Reference {
                                    : op.norm == fsdp::NormKind::l2 ? std::sqrt(squares)
                                                                    : largest);
     if (op.data != 0) norms_.push_back(norm);
-    factor_ *= std::min(1.0, static_cast<double>(op.value) / (norm + 1e-6));
+    factor_ = std::isfinite(sum) ? factor_ * std::min(1.0, static_cast<double>(op.value) / (norm + 1e-6)) : skip;
   }
 
   void step(double rate) {
+    auto const factor = std::exchange(factor_, 1.0);
+    if (factor == skip) {
+      gradients_ = zeros_like(parameters_);
+      return;
+    }
     ++steps_;
     auto const& how = trial_->optimizer;
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
       double const decay = decays(parameters_[t].name) ? static_cast<double>(how.weight_decay) : 0.0;
       for (std::size_t i = 0; i < parameters_[t].values.size(); ++i) {
-        double const slope = std::exchange(gradients_[t].values[i], 0.0) * factor_;
+        double const slope = std::exchange(gradients_[t].values[i], 0.0) * factor;
         auto& p = parameters_[t].values[i];
         auto& m = first_[t].values[i];
         auto& v = second_[t].values[i];
@@ -148,7 +153,6 @@ class Reference {
         }
       }
     }
-    factor_ = 1.0;
     note_sizes();
   }
   bool decays(std::string const& name) const {
@@ -168,7 +172,8 @@ class Reference {
   std::vector<Tensors<double>> exported_;
   std::vector<double> norms_;
   std::vector<std::vector<double>> outcomes_;  ///< outputs by rank
-  double factor_ = 1.0;                        ///< of clipping
+  static constexpr double skip = -1.0;
+  double factor_ = 1.0;  ///< of clipping; `skip`: the norm is not finite
   int steps_ = 0;
 };
 

@@ -14,7 +14,7 @@ namespace trial {
 
 namespace {
 
-std::string literal(float value) { return fmt::format("{:#}f", value); }
+std::string literal(float value) { return value > 3e38f ? "INFINITY" : fmt::format("{:#}f", value); }
 std::string literal(std::string const& text) { return fmt::format("\"{}\"", text); }
 
 std::string literal(TensorSpec const& tensor) {

@@ -49,11 +49,13 @@ class Trainer {
     }
   }
   /// Exports the initial parameters. @note Collective: yes
-  void begin() { outcome_.initial = export_parameters(); }
-  /// Exports the final parameters, and waits for everything. @note Collective: yes
-  void end() {
-    outcome_.parameters = export_parameters();
+  void begin() { outcome_.initial = export_parameters({}); }
+  /// Exports the final parameters, and waits for everything and everybody. @note Collective: yes
+  /// @param inside  called for every tensor that this rank gets
+  void end(Inside const& inside = {}) {
+    outcome_.parameters = export_parameters(inside);
     synchronize();
+    meet();
   }
   Outcome<float>& outcome() { return outcome_; }
   virtual fsdp::host::Stream& compute() = 0;
@@ -78,9 +80,10 @@ class Trainer {
   virtual void discard() = 0;
   virtual double clip(float most, fsdp::NormKind norm, bool reads) = 0;
   virtual void step(float rate) = 0;
-  virtual Tensors<float> export_parameters() = 0;
+  virtual Tensors<float> export_parameters(Inside const& inside) = 0;
   virtual Tensors<float> export_gradients() = 0;
   virtual void synchronize() = 0;
+  virtual void meet() = 0;  ///< a collective over the world
 
  private:
   std::size_t elements(Index rows) const { return static_cast<std::size_t>(rows * model_.width); }
@@ -183,24 +186,23 @@ class EngineTrainer final : public Trainer {
     if (adamw_) adamw_->step(rate);
     if (sgd_) sgd_->step(rate);
   }
-  Tensors<float> export_parameters() override {
+  Tensors<float> export_parameters(Inside const& inside) override {
     Tensors<float> all;
-    fsdp::export_full(engine_, Collect{&all});
+    fsdp::export_full(engine_, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+      if (inside) inside(compute());
+      all.push_back({tensor.name, {values.begin(), values.end()}});
+    });
     return all;
   }
   Tensors<float> export_gradients() override {
     Tensors<float> all;
-    fsdp::export_gradients(engine_, Collect{&all});
+    fsdp::export_gradients(engine_, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+      all.push_back({tensor.name, {values.begin(), values.end()}});
+    });
     return all;
   }
   void synchronize() override { engine_.synchronize(); }
-
-  struct Collect {
-    Tensors<float>* all;
-    void operator()(fsdp::TensorInfo const& tensor, std::span<float const> values) const {
-      all->push_back({tensor.name, {values.begin(), values.end()}});
-    }
-  };
+  void meet() override { engine_.mean_over_ranks({1.0}); }
 
   fsdp::Mesh<C> mesh_;
   fsdp::host::Stream stream_;

@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# README's two commands on machines that have nothing: bare Debian 12 and 13, each in a chroot from this machine's own package
+# mirror; as root and as a user with sudo; with and without the reference BLAS. Both must succeed; run again, they must
+# install, compile and train nothing. Before that, without network and as a user without sudo, they must end in one sentence.
+# labels: full
+# timeout: 14400
+#
+#   tests/fresh.sh [--suite=bookworm|trixie] [--user=root|sudo] [--blas=without|with] [--tests=REGEX] [--jobs=N] [--keep]
+#
+# Without options every case, one after another. --tests: which of the host's tests the second command builds and runs.
+# Needs root, mmdebstrap and an apt mirror of Debian, else ends with 77. The first case of a suite has no compiler cache until
+# the second command installs one; the others share one, which is what makes them quick. --keep leaves chroots and logs.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+suites=(bookworm trixie) users=(root sudo) blases=(without with)
+tests='^unit_|^example_mlp' jobs=2 keep=0
+for argument in "$@"; do
+  case $argument in
+    --suite=?*) suites=("${argument#*=}") ;;
+    --user=root | --user=sudo) users=("${argument#*=}") ;;
+    --blas=with | --blas=without) blases=("${argument#*=}") ;;
+    --tests=?*) tests=${argument#*=} ;;
+    --jobs=[1-9]*) jobs=${argument#*=} ;;
+    --keep) keep=1 ;;
+    -h | --help) sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    /*) ;; # ctest's build folder
+    *) echo "fresh.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
+  esac
+done
+
+skip() { echo "skipped: $*"; exit 77; }
+((EUID == 0)) || skip "making chroots takes root"
+for tool in mmdebstrap apt-get unshare chroot setpriv; do command -v $tool > /dev/null || skip "$tool is not here"; done
+# Of this machine's apt: the archive that the system itself comes from, and how to reach it.
+mirror=$(. /etc/os-release && [[ $ID == debian ]] &&
+  apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Identifier: Packages' 2> /dev/null |
+  sed -n "s/^$VERSION_CODENAME main //p" | head -n 1)
+[[ -n $mirror ]] || skip "this machine's apt has no archive of Debian"
+mapfile -t reach < <(apt-config dump | grep -E '^Acquire::((http|https)::|Retries|Check-|ForceIPv)')
+
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/fsdp-fresh.XXXXXX")
+cleanup() { # mounts end with their processes: they are in a namespace of their own
+  if ((keep)); then echo "kept: $work"; else rm -rf --one-file-system "$work"; fi
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+home=/home/newcomer
+failures=0
+say() { printf '[%5ds] %s\n' "$SECONDS" "$*"; }
+fail() {
+  say "FAILED: $*"
+  failures=$((failures + 1))
+}
+
+# make_root FOLDER SUITE PACKAGES: a bare system with these packages, a user, and this repository.
+make_root() {
+  local root=$1 suite=$2 packages=$3 options=()
+  for option in "${reach[@]}"; do options+=("--aptopt=$option"); done
+  # Where the mirror is reached by https, the certificates that this machine trusts.
+  mmdebstrap --variant=apt --include="$packages" "${options[@]}" \
+    --setup-hook='mkdir -p "$1/etc/ssl/certs"; cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/ssl/certs/" 2> /dev/null || true' \
+    "$suite" "$root" "deb $mirror $suite main" > "$root.log" 2>&1 || return 1
+  cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+  chroot "$root" useradd --create-home --uid 1000 newcomer
+  chroot "$root" useradd --create-home --uid 1001 guest
+  mkdir -p "$root/refused" "$root/refusals" "$root/cache" "$root$home/fsdp"
+  chmod 777 "$root/refused"
+  for tool in apt-get sudo; do # first on PATH where nothing may be installed
+    printf '#!/bin/sh\necho "%s $*" >> /refused/calls\nexit 1\n' $tool > "$root/refusals/$tool"
+    chmod 755 "$root/refusals/$tool"
+  done
+  if [[ -d $root/etc/sudoers.d ]]; then echo "newcomer ALL=(ALL) NOPASSWD: ALL" > "$root/etc/sudoers.d/newcomer"; fi
+  { git ls-files -z --cached --others --exclude-standard 2> /dev/null || find . -path ./build -prune -o -type f -print0; } |
+    tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$root$home/fsdp"
+}
+
+# inside USER [unshare options...] -- COMMAND...: runs in the chroot, in namespaces of its own; its text goes to $log.
+inside() {
+  local user=$1 options=() id=0 folder=/root path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+  shift
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  if [[ $user != root ]]; then id=$(chroot "$root" id -u "$user") folder=/home/$user; fi
+  local environment=(HOME="$folder" USER="$user" LANG=C.UTF-8 PATH="${first_on_path:+$first_on_path:}$path" JOBS="$jobs"
+                     CCACHE_DIR=/cache CCACHE_UMASK=000)
+  for name in http_proxy https_proxy no_proxy; do
+    [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
+  done
+  timeout --kill-after=10 5400 unshare --mount --pid --fork --kill-child "${options[@]}" bash -c '
+    root=$1 cache=$2 id=$3 folder=$4
+    shift 4
+    mount -t proc proc "$root/proc" && mount -t tmpfs tmpfs "$root/dev/shm" && chmod 1777 "$root/dev/shm" &&
+      mount -t devpts devpts "$root/dev/pts" && mount --bind "$cache" "$root/cache" || exit 125
+    exec chroot "$root" setpriv --reuid="$id" --regid="$id" --init-groups env -i "$@"
+  ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1 < /dev/null
+}
+show() { tail -n "${1:-15}" "$log" | sed 's/^/          | /'; }
+succeeds() { # succeeds WHAT COMMAND...
+  local what=$1 start=$SECONDS code
+  shift
+  log=$root.$what.log
+  inside "$person" -- "$@"
+  code=$?
+  if ((code != 0)); then
+    fail "$what ended with $code"
+    show 40
+    return 1
+  fi
+  say "$what: $((SECONDS - start)) s; $(grep -o 'installing .*' "$log" | sed 's/ ([^()]*)//g; s/^installing/installed/' | paste -sd ';')"
+}
+ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
+  local what=$1 end=$2 last
+  shift 2
+  log=$root.$what.log
+  if inside "$@" -- ./examples/nanogpt/run.sh; then fail "$what: succeeded"; fi
+  last=$(tail -n 1 "$log")
+  if [[ $last == "run.sh: error: missing g++ (the build needs a C++20 compiler), "*" (the build needs "*"): $end" ]]; then say "$what: $last"; else
+    fail "$what: no sentence at the end"
+    show
+  fi
+}
+
+one_case() { # one_case SUITE USER BLAS
+  local suite=$1 user=$2 blas=$3 packages=()
+  root=$work/$suite-$user-$blas cache=$work/cache-$suite person=root first_on_path=
+  if [[ $user == sudo ]]; then
+    packages+=(sudo)
+    person=newcomer
+  fi
+  if [[ $blas == with ]]; then packages+=(libblas-dev); fi
+  if [[ -d $cache ]]; then packages+=(ccache); fi
+  mkdir -p "$cache"
+  chmod 777 "$cache"
+  say "--- $suite, user $user, $blas libblas-dev${packages[*]:+ (the machine has ${packages[*]})}"
+  if ! make_root "$root" "$suite" "$(IFS=,; echo "${packages[*]}")"; then
+    say "the mirror has no $suite, or cannot be reached:"
+    tail -n 3 "$root.log" | sed 's/^/          | /'
+    return 2
+  fi
+  chroot "$root" chown -R "$person" "$home"
+  chmod 755 "$root$home"
+
+  ends_in_sentence no-network "apt-get could not update its lists, nor install it (see above): is there a network?" "$person" --net
+  if [[ $user == sudo ]]; then
+    ends_in_sentence not-allowed "installing takes root, and sudo refused it (see above)" guest
+  else
+    ends_in_sentence no-sudo "installing takes root, and there is no sudo" guest
+  fi
+
+  local train=(./examples/nanogpt/run.sh --data README.md --max_iters=20 --eval_iters=2 --n_layer=1 --n_embd=32)
+  local check=(./tests/run.sh "--only=$tests")
+  succeeds run.sh "${train[@]}" || return 1
+  grep -q '^== a sample' "$log" || fail "run.sh: no sample was written"
+  succeeds tests-run.sh "${check[@]}" || return 1
+  grep -qE '^100% tests passed.* out of [1-9]' "$log" || fail "tests-run.sh: no test has run"
+  show 3
+
+  # Once more: nothing to install, compile or train.
+  touch "$root/stamp"
+  sleep 1
+  first_on_path=/refusals
+  succeeds run.sh-again "${train[@]}" || return 1
+  grep -q 'not training again' "$log" || fail "run.sh-again: trained again"
+  succeeds tests-run.sh-again "${check[@]}" || return 1
+  [[ ! -e $root/refused/calls ]] || fail "asked for packages again: $(sort -u "$root/refused/calls" | paste -sd ';')"
+  local newer
+  newer=$(find "$root$home/fsdp/build" -newer "$root/stamp" \( -name '*.o' -o -name '*.a' -o -name nanogpt -o -name model.safetensors \) -type f | head -n 3)
+  [[ -z $newer ]] || fail "built again: $newer"
+  ((keep)) || rm -rf --one-file-system "$root"
+}
+
+tried=0
+for suite in "${suites[@]}"; do
+  for user in "${users[@]}"; do
+    for blas in "${blases[@]}"; do
+      one_case "$suite" "$user" "$blas"
+      case $? in
+        2) break 2 ;; # no such suite
+        *) tried=$((tried + 1)) ;;
+      esac
+    done
+  done
+done
+((tried > 0)) || skip "no suite could be had"
+say "$tried cases, $failures failures"
+exit $((failures != 0))

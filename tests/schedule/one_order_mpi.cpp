@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes: a rank that does what the others do not is an error on every rank, at once. See one_order.hpp.
+// ranks: 2 4
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "fsdp/comm/mpi.hpp"
+#include "tests/catch.hpp"
+#include "tests/mpi_main.hpp"
+#include "tests/schedule/one_order.hpp"
+
+namespace {
+
+/// Every combination on nodes of so many ranks; what is wrong with this rank's end.
+template <class S>
+std::string all_cases(int ranks_per_node) {
+  std::string problems;
+  for (auto const fault : one_order::faults) {
+    for (auto const next : one_order::nexts) {
+      fsdp::mpi::Options options;
+      options.timeout = std::chrono::seconds(60);  // a wait that misses it ends the run
+      options.ranks_per_node = ranks_per_node;
+      fsdp::mpi::Communicator world(test_environment(), {}, options);
+      int const rank = world.rank();
+      int const size = world.size();
+      auto const got = one_order::misbehave<S>(std::move(world), fault, next);
+      problems += one_order::verdict(fault, next, rank, size, got, ranks_per_node == 0);
+    }
+  }
+  return problems;
+}
+
+constexpr fsdp::Label label{"unit", "test"};
+
+fsdp::mpi::Communicator make_world(int ranks_per_node) {
+  fsdp::mpi::Options options;
+  options.timeout = std::chrono::seconds(60);
+  options.ranks_per_node = ranks_per_node;
+  return fsdp::mpi::Communicator(test_environment(), {}, options);
+}
+
+}  // namespace
+
+TEST_CASE("ranks of a node: a rank that reduces not, or clips alone, is an error on every rank") {
+  CHECK(all_cases<fsdp::FullShard>(0) == "");
+}
+
+TEST_CASE("ranks of different nodes: a rank that reduces not, or clips alone, is an error on every rank") {
+  CHECK(all_cases<fsdp::FullShard>(1) == "");
+}
+
+TEST_CASE("ranks that wait in different communicators, and call nothing else, all get an OrderError") {
+  for (int const ranks_per_node : {0, 1}) {
+    auto world = make_world(ranks_per_node);
+    auto one = world.split(0, world.rank(), "one");
+    auto two = world.split(0, world.rank(), "two");
+    auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
+    double value = 1;
+    auto const got = one_order::outcome_of([&] {
+      (world.rank() == 0 ? one : two).all_reduce(stream, static_cast<double const*>(&value), &value, 1, label);
+      stream.synchronize();
+    });
+    INFO(got.text);
+    CHECK(got.kind == "order");
+    CHECK(got.text.find("rank 0 comes to all_reduce of unit 'unit' (test) on 'one', rank") != std::string::npos);
+    CHECK(got.text.find("to all_reduce of unit 'unit' (test) on 'two'") != std::string::npos);
+  }
+}
+
+TEST_CASE("two ranks that wait in communicators of different ranks, both of both, get an OrderError") {
+  for (int const ranks_per_node : {0, 1}) {
+    auto world = make_world(ranks_per_node);
+    if (world.size() < 4) return;
+    // Rank 3 alone calls all ranks first; ranks 0 and 1 call nothing of what ranks 2 and 3 wait in.
+    auto const got = one_order::outcome_of([&] {
+      auto row = world.split(world.rank() / 2, world.rank(), "row");
+      auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
+      auto other = world.device().make_stream("other", fsdp::StreamPriority::high);
+      double value = 1;
+      if (world.rank() == 3) world.all_reduce(other, static_cast<double const*>(&value), &value, 1, label);
+      row.all_reduce(stream, static_cast<double const*>(&value), &value, 1, label);
+      stream.synchronize();
+      other.synchronize();
+    });
+    INFO(got.text);
+    if (world.rank() < 2) {
+      CHECK((got.kind == "well" || got.kind == "order"));
+    } else {
+      CHECK(got.kind == "order");
+    }
+  }
+}
+
+TEST_CASE("ranks that are late, asleep or in calls of their own are no error") {
+  for (int const ranks_per_node : {0, 1}) {
+    auto world = make_world(ranks_per_node);
+    auto row = world.split(world.rank() / 2, world.rank(), "row");
+    auto column = world.split(world.rank() % 2, world.rank(), "column");
+    auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
+    auto other = world.device().make_stream("other", fsdp::StreamPriority::high);
+    double value = 1, apart = 1;
+    for (int round = 0; round < 12; ++round) {
+      auto const nap = std::chrono::milliseconds(round % 4 == world.rank() ? 130 : 1);
+      if (round % 3 == 0) std::this_thread::sleep_for(nap);
+      stream.enqueue([nap] { std::this_thread::sleep_for(nap); });
+      row.all_reduce(stream, static_cast<double const*>(&value), &value, 1, label);
+      if (world.rank() / 2 == 0) {
+        for (int i = 0; i < 3; ++i) row.exchange({}, "a row of its own");
+      }
+      column.all_reduce(other, static_cast<double const*>(&apart), &apart, 1, label);
+      if (round % 5 == 0) world.exchange({}, "all");
+    }
+    stream.synchronize();
+    other.synchronize();
+    CHECK(world.exchange({}, "done").size() == static_cast<std::size_t>(world.size()));
+  }
+}
