@@ -79,7 +79,8 @@ endfunction()
 # fsdp_test_properties(<test> [<target>...]): what every test of this project runs under, and the targets that this one
 # needs, which tests/run.sh --only= builds.
 function(fsdp_test_properties name)
-  set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${ARGN}\n")
+  list(JOIN ARGN " " targets)
+  set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${targets}\n")
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 300
     SKIP_RETURN_CODE 77
