@@ -29,7 +29,7 @@ struct Subcommand {
 std::string shipped_names() {
   std::vector<std::string_view> names;
   for (auto const& file : shipped_configs()) names.push_back(file.name);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return fsdp::listed(names);
 }
 
 void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string const& help) {

@@ -212,7 +212,7 @@ std::string Setting::expected() const {
   if (std::holds_alternative<bool Settings::*>(member)) return "true or false";
   if (std::holds_alternative<std::string Settings::*>(member))
     return choices.empty() ? std::string(may_be_empty ? "a text" : "a text that is not empty")
-                           : fmt::format("one of {}", fmt::join(choices, ", "));
+                           : fmt::format("one of {}", fsdp::listed(choices));
   bool const whole = std::holds_alternative<std::int64_t Settings::*>(member);
   std::string words = whole ? "a whole number" : "a finite number";
   if (std::isfinite(low))
@@ -279,7 +279,7 @@ void apply_config_file(Settings& settings, std::string const& file) {
     names.push_back(shipped.name);
   }
   fsdp::fail<fsdp::ConfigError>("config '{}': expected a file, or one of the shipped configs {}; got neither", file,
-                                fmt::join(names, ", "));
+                                fsdp::listed(names));
 }
 
 void check_together(Settings const& s, Command command, std::int64_t ranks) {

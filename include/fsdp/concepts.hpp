@@ -112,7 +112,7 @@ namespace detail {
 /// Stands in for the visitor that `describe` gets.
 struct ProbeVisitor {
   template <class T, std::size_t Rank, class... Options>
-  void operator()(std::string_view, Tensor<T, Rank>&, std::type_identity_t<std::array<std::int64_t, Rank>>, Options const&...) const {}
+  void operator()(std::string_view, Tensor<T, Rank>&, Extents<Rank>, Options const&...) const {}
 };
 }  // namespace detail
 
@@ -124,8 +124,9 @@ struct ProbeVisitor {
 /// promises to store every element of a gradient that is `fresh`, a product with beta = 0, and to add to the others. If all
 /// modules of all units that take buffers in turn promise it, nothing is zeroed but padding.
 template <class M>
-concept Module = requires(M const& module, typename M::template Params<float>& weights, detail::ProbeVisitor visit) {
-  typename M::template Params<float const>;
+concept Module = requires(M const& module, typename M::template Params<float>& gradients,
+                          typename M::template Params<float const>& weights, detail::ProbeVisitor visit) {
+  { module.describe(gradients, visit) };
   { module.describe(weights, visit) };
 };
 

@@ -123,7 +123,7 @@ class Declaration {
                            schedule_.module_name(use));
     for (auto const& list : lists_)
       lines += fmt::format("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
-                           fmt::join(list.ahead, ", "));
+                           listed(list.ahead));
     return lines;
   }
 

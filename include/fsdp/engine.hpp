@@ -34,6 +34,7 @@
 #include "fsdp/trace.hpp"
 #include "fsdp/unsharder.hpp"
 #include "fsdp/use_scope.hpp"
+#include "fsdp/user_checks.hpp"
 
 namespace fsdp {
 
@@ -42,7 +43,7 @@ namespace fsdp {
 ///
 /// @tparam S  strategy    @tparam C  communicator    @tparam P  precision policy
 /// @note Collective: construction, sealing, and everything that moves parameters or gradients.
-template <Strategy S, Communicator C, class P = Fp32>
+template <Strategy S, Communicator C, PrecisionPolicy P = Fp32>
 class Engine {
  public:
   using ShardingStrategy = S;
@@ -61,6 +62,8 @@ class Engine {
   Engine(Mesh<C>& mesh, EngineOptions options, Stream& compute) : Engine(mesh, options, &compute) {}
 
   Engine(Engine&&) = delete;
+  template <class None = void>
+  Engine(Mesh<C>&, ...) = delete;  // fsdp: not EngineOptions: is a name misspelt, or out of order?
   ~Engine() {
     for (auto* stream : {&gather_.stream(), compute_, &reduce_.stream()}) drain(*stream);
     if (reduce_.replicate_stream()) drain(*reduce_.replicate_stream());
@@ -93,7 +96,8 @@ class Engine {
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
-    user_module.describe(unbound, detail::Registrar{prefix, &units()[unit.index]->layout(), &tensors});
+    detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
+    user_module.describe(unbound, registrar);
     declared_.claim_names(unit);
     declare_gradients(unit, prefix, user_module, tensors);
     return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
@@ -106,6 +110,15 @@ class Engine {
     for (std::size_t i = 0; i < modules.size(); ++i)
       sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i)));
     return sharded;
+  }
+  /// For types that are no modules: ShardedModule says why.
+  template <class M, class... Unit>
+  ShardedModule<M, Engine> shard(M, std::string_view, Unit...) {
+    return {};
+  }
+  template <class M>
+  std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view) {
+    return {};
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
   std::size_t declare_use(UnitId unit, std::string_view module) {
@@ -297,6 +310,7 @@ class Engine {
         gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_),
         reduce_(device_, mesh.world().split(where_.replica, where_.rank, "reduce"),
                 mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_) {
+    detail::expect_exact_arithmetic(where_.rank);
     if (options.reshard_ranks > 0) {
       auto const member = where_.rank % options.reshard_ranks;
       gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank, "kept group"),
@@ -389,9 +403,11 @@ class Engine {
 };
 
 /// Makes an engine with the communicator's types deduced.
-template <Strategy S, class P = Fp32, Communicator C>
+template <Strategy S, PrecisionPolicy P = Fp32, Communicator C>
 Engine<S, C, P> make_engine(Mesh<C>& mesh, EngineOptions options = {}) {
   return Engine<S, C, P>(mesh, options);
 }
+template <class S, class P = Fp32>
+void make_engine(detail::Anything, ...) = delete;  // fsdp: not EngineOptions: is a name misspelt, or out of order?
 
 }  // namespace fsdp

@@ -101,10 +101,10 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   GradNorm<E> result(engine);
   if (options.non_finite == NonFinite::raise) {
     auto const value = result.value();
-    if (!(value <= std::numeric_limits<double>::max()))
-      fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);
+    if (!math::is_finite(value)) fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);
   }
   return result;
 }
+void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: not ClipOptions: is a name misspelt, or out of order?
 
 }  // namespace fsdp

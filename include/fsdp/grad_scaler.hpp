@@ -42,7 +42,7 @@ class GradScaler {
   /// @throws UsageError on options out of range, or if the engine has a scaler; ConfigError if ranks' options differ
   /// @note Collective: yes. Waits for compute once.
   explicit GradScaler(E& engine, GradScalerOptions options = {}) : engine_(&engine), options_(options) {
-    FSDP_EXPECTS(std::isfinite(options.growth_factor) && options.growth_factor > 1.0f &&
+    FSDP_EXPECTS(math::is_finite(options.growth_factor) && options.growth_factor > 1.0f &&
                      options.backoff_factor > 0.0f && options.backoff_factor < 1.0f,
                  "GradScaler: growth {} must be above 1 and backoff {} in (0, 1)", options.growth_factor,
                  options.backoff_factor);
@@ -60,6 +60,8 @@ class GradScaler {
     engine.norm_state().loss_scale = scale();
   }
   GradScaler(GradScaler&&) = delete;
+  template <class None = void>
+  GradScaler(E&, ...) = delete;  // fsdp: not GradScalerOptions: is a name misspelt, or out of order?
   ~GradScaler() {
     engine_->drain_compute();
     if (memory_) engine_->norm_state().loss_scale = nullptr;
@@ -108,7 +110,7 @@ class GradScaler {
   /// @throws UsageError if the scale is not finite and positive, or the count is negative; ConfigError if ranks' differ
   /// @note Collective: yes. Waits for compute.
   void load_state(LossScale state) {
-    FSDP_EXPECTS(std::isfinite(state.scale) && state.scale > 0.0f && state.good_steps >= 0,
+    FSDP_EXPECTS(math::is_finite(state.scale) && state.scale > 0.0f && state.good_steps >= 0,
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);
     detail::expect_equal_texts(engine_->world(),
@@ -125,5 +127,7 @@ class GradScaler {
   GradScalerOptions options_;
   AccountedMemory<typename E::Device const> memory_;
 };
+template <class E>
+GradScaler(E&) -> GradScaler<E>;
 
 }  // namespace fsdp

@@ -80,13 +80,13 @@ class FlatLayout {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
       FSDP_EXPECTS(extent >= 0, "tensor '{}': extents must not be negative, got ({})", tensor.name,
-                   fmt::join(tensor.shape, ", "));
+                   listed(tensor.shape));
       tensor.numel *= extent;
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;
       FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})",
-                   tensor.name, fmt::join(tensors_[i].shape, ", "), fmt::join(tensor.shape, ", "));
+                   tensor.name, listed(tensors_[i].shape), listed(tensor.shape));
       FSDP_EXPECTS(tensors_[i].decay == tensor.decay, "tensor '{}' is shared with weight decay and without",
                    tensor.name);
       FSDP_EXPECTS(tensors_[i].init == tensor.init, "tensor '{}' is shared with init {} and with init {}", tensor.name,

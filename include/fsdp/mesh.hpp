@@ -27,6 +27,9 @@ class Mesh {
                         options.shard_group, world_.size());
   }
 
+  template <class None = void>
+  Mesh(C, ...) = delete;  // fsdp: not MeshOptions: is a name misspelt, or out of order?
+
   C& world() { return world_; }
   int rank() const { return world_.rank(); }
   int size() const { return world_.size(); }
@@ -50,5 +53,7 @@ class Mesh {
   C world_;
   MeshOptions options_;
 };
+template <class C>
+Mesh(C) -> Mesh<C>;
 
 }  // namespace fsdp

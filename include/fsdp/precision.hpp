@@ -27,6 +27,11 @@ struct Precision {
   using Master = MasterT;
 };
 
+/// What an engine takes as its precision.
+template <class P>
+concept PrecisionPolicy = is_precision_type<typename P::Param> && is_precision_type<typename P::Reduce> &&
+    is_precision_type<typename P::Master>;
+
 using Fp32 = Precision<float, float>;
 using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
 using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction

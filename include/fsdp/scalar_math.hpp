@@ -5,11 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "fsdp/arithmetic.hpp"
 #include "fsdp/tensor.hpp"
-
-#if defined(__FAST_MATH__)
-#error "fsdp kernels need IEEE semantics: compile with -O3 -fno-math-errno -fno-trapping-math, never with -ffast-math"
-#endif
 
 /// Elementary functions of fp32, and the C library's of fp64 under the same names.
 ///
@@ -51,7 +48,13 @@ FSDP_HD inline float at_least(float x, float negative) {
 }
 
 /// NaN when x is NaN, else the result.
-FSDP_HD inline float unless_nan(float x, float result) { return x != x ? x : result; }
+FSDP_HD inline float unless_nan(float x, float result) {
+#if defined(FSDP_ALLOW_FAST_MATH)  // compilers that may take every value for a number would leave the comparison out
+  return (detail::bit_cast<std::uint32_t>(x) & 0x7fffffffu) > 0x7f800000u ? x : result;
+#else
+  return x != x ? x : result;
+#endif
+}
 
 template <class T>
 FSDP_HD inline T abs(T x) {
@@ -74,17 +77,41 @@ FSDP_HD inline bool is_finite(double x) {
   return (detail::bit_cast<std::uint64_t>(x) & 0x7ff0000000000000ull) != 0x7ff0000000000000ull;
 }
 
+/// x < infinity, of a positive x or NaN.
+FSDP_HD inline bool below_infinity(float x) {
+#if defined(FSDP_ALLOW_FAST_MATH)
+  return is_finite(x);
+#else
+  return x < detail::bit_cast<float>(0x7f800000u);
+#endif
+}
+
+/// x * scale rounded to an integer, |x * scale| <= 2^22: as a float, and in the low 22 bits of `bits`, whose upper ones
+/// are those of 0x4b400000.
+struct RoundedProduct {
+  float whole;
+  std::uint32_t bits;
+};
+FSDP_HD inline RoundedProduct rounded_product(float x, float scale) {
+#if defined(FSDP_ALLOW_FAST_MATH)  // what follows would cancel
+  auto const integer = static_cast<std::int32_t>(mul_add(x, scale, copy_sign(0.5f, x)));
+  return {static_cast<float>(integer), static_cast<std::uint32_t>(integer) + 0x4b400000u};
+#else
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
+  float const shifted = mul_add(x, scale, 12582912.0f);
+  return {shifted - 12582912.0f, detail::bit_cast<std::uint32_t>(shifted)};
+#endif
+}
+
 /// e^x. Underflows gradually to 0, overflows to infinity.
 FSDP_HD inline float exp(float x) {
   float const bounded = at_most(at_least(x, -104.0f), 89.0f);
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-  float const shifted = mul_add(bounded, 1.44269504f, 12582912.0f);
-  float const whole = shifted - 12582912.0f;
+  auto const [whole, bits] = rounded_product(bounded, 1.44269504f);
   float const reduced = mul_add(whole, -1.42860677e-6f, mul_add(whole, -0.693145752f, bounded));
   float const tail = horner(reduced, 0.49999994f, 0.166665196f, 0.0416684076f, 0.00836891867f, 0.00138141797f);
   float const mantissa = mul_add(reduced * reduced, tail, reduced) + 1.0f;
   // 2^whole in two factors, so that subnormal results round once.
-  auto const exponent = static_cast<std::int32_t>(detail::bit_cast<std::uint32_t>(shifted) - 0x4b400000u);
+  auto const exponent = static_cast<std::int32_t>(bits - 0x4b400000u);
   std::int32_t const half = exponent >> 1;
   auto const power = [](std::int32_t n) {
     return detail::bit_cast<float>((static_cast<std::uint32_t>(n) + 127u) << 23);
@@ -95,12 +122,11 @@ FSDP_HD inline double exp(double x) { return ::exp(x); }
 
 /// e^x for -87.3 <= x <= 88, in fewer steps.
 FSDP_HD inline float exp_in_range(float x) {
-  float const shifted = mul_add(x, 1.44269504f, 12582912.0f);
-  float const whole = shifted - 12582912.0f;
+  auto const [whole, bits] = rounded_product(x, 1.44269504f);
   float const reduced = mul_add(whole, -1.42860677e-6f, mul_add(whole, -0.693145752f, x));
   float const tail = horner(reduced, 0.49999994f, 0.166665196f, 0.0416684076f, 0.00836891867f, 0.00138141797f);
   float const mantissa = mul_add(reduced * reduced, tail, reduced) + 1.0f;
-  return mantissa * detail::bit_cast<float>((detail::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
+  return mantissa * detail::bit_cast<float>((bits << 23) + 0x3f800000u);
 }
 
 /// e^x for x <= 88: 0 where e^x is below 1.2e-38. For softmax, whose arguments are at most 0.
@@ -123,7 +149,7 @@ FSDP_HD inline float log(float x) {
   float const low = mul_add(exponent, -2.12194440e-4f, mul_add(square * f, tail, -0.5f * square));
   float const finite = mul_add(exponent, 0.693359375f, f + low);
   float const infinity = detail::bit_cast<float>(0x7f800000u);
-  float const positive = x < infinity ? finite : x;  // infinity and NaN stay
+  float const positive = below_infinity(x) ? finite : x;  // infinity and NaN stay
   float const with_zero = x == 0.0f ? -infinity : positive;
   return x < 0.0f ? detail::bit_cast<float>(0x7fc00000u) : with_zero;
 }
@@ -198,9 +224,8 @@ struct SinCos {
 
 /// sin(2 pi u) and cos(2 pi u) of u turns, |u| <= 2^20.
 FSDP_HD inline SinCos sin_cos_turns(float u) {
-  float const shifted = mul_add(u, 4.0f, 12582912.0f);
-  float const f = mul_add(shifted - 12582912.0f, -0.25f, u);  // within an eighth of a turn, exact
-  std::uint32_t const quarter = detail::bit_cast<std::uint32_t>(shifted);
+  auto const [whole, quarter] = rounded_product(u, 4.0f);
+  float const f = mul_add(whole, -0.25f, u);  // within an eighth of a turn, exact
   float const square = f * f;
   float const sine = f * horner(square, 6.28318548f, -41.3416595f, 81.5923157f, -75.3914948f);
   float const cosine = horner(square, 1.0f, -19.7392082f, 64.9393234f, -85.4431915f, 59.2276001f);

@@ -10,6 +10,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/user_checks.hpp"
 
 namespace fsdp {
 
@@ -22,8 +23,7 @@ struct Registrar {
   std::vector<std::size_t>* tensors;
 
   template <class T, std::size_t Rank>
-  void operator()(std::string_view tensor, Tensor<T, Rank>&,
-                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, TensorOptions options = {}) const {
+  void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents, TensorOptions options = {}) const {
     auto full_name = prefix.empty() ? std::string(tensor) : fmt::format("{}.{}", prefix, tensor);
     tensors->push_back(
         layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}));
@@ -37,9 +37,8 @@ struct Binder {
   FlatLayout const* layout;
   std::size_t const* next;
 
-  template <std::size_t Rank, class... Options>
-  void operator()(std::string_view, Tensor<Element, Rank>& tensor,
-                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, Options const&...) {
+  template <std::size_t Rank>
+  void operator()(std::string_view, Tensor<Element, Rank>& tensor, Extents<Rank> extents, TensorOptions const& = {}) {
     tensor = {base + layout->tensors()[*next++].offset, extents};
   }
 };
@@ -50,9 +49,9 @@ struct GradientBinder {
   Scope const* scope;
   std::size_t const* next;
 
-  template <std::size_t Rank, class... Options>
-  void operator()(std::string_view, Tensor<Gradient<T>, Rank>& tensor,
-                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, Options const&...) {
+  template <std::size_t Rank>
+  void operator()(std::string_view, Tensor<Gradient<T>, Rank>& tensor, Extents<Rank> extents,
+                  TensorOptions const& = {}) {
     auto const index = *next++;
     tensor = {{scope->gradients() + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
   }
@@ -62,7 +61,7 @@ struct GradientBinder {
 
 /// A user's module whose parameters live in a unit of an engine. Made by Engine::shard; the engine must outlive it.
 template <Module M, class E>
-class ShardedModule {
+class ShardedModule<M, E> {
  public:
   using Param = typename E::Precision::Param;
   using Reduce = typename E::Precision::Reduce;
@@ -107,15 +106,18 @@ class ShardedModule {
  private:
   Weights weights(Param const* base) const {
     Weights bound;
-    module_.describe(bound, detail::Binder<Param const>{base, &engine_->layout(use_), tensors_.data()});
+    detail::Binder<Param const> binder{base, &engine_->layout(use_), tensors_.data()};
+    module_.describe(bound, binder);
     return bound;
   }
   Gradients gradients(typename E::Scope const& scope) const {
     Gradients bound;
     if constexpr (SetsGradients<M>) {
-      module_.describe(bound, detail::GradientBinder<Reduce, typename E::Scope>{&scope, tensors_.data()});
+      detail::GradientBinder<Reduce, typename E::Scope> binder{&scope, tensors_.data()};
+      module_.describe(bound, binder);
     } else {
-      module_.describe(bound, detail::Binder<Reduce>{scope.gradients(), &scope.layout(), tensors_.data()});
+      detail::Binder<Reduce> binder{scope.gradients(), &scope.layout(), tensors_.data()};
+      module_.describe(bound, binder);
     }
     return bound;
   }

@@ -82,14 +82,14 @@ enum class DType : unsigned char { f32, bf16, f16, f64, i64 };
 template <class T>
 inline constexpr DType dtype_of = [] {
   using U = std::remove_cv_t<T>;
-  static_assert(std::is_same_v<U, float> || std::is_same_v<U, bf16> || std::is_same_v<U, fp16> ||
-                    std::is_same_v<U, double> || std::is_same_v<U, std::int64_t>,
-                "fsdp moves float, double, bf16, fp16 and std::int64_t");
+  constexpr bool moved = std::is_same_v<U, float> || std::is_same_v<U, bf16> || std::is_same_v<U, fp16> ||
+                         std::is_same_v<U, double> || std::is_same_v<U, std::int64_t>;
+  static_assert(moved, "fsdp moves float, double, bf16, fp16 and std::int64_t");
   if constexpr (std::is_same_v<U, float>) return DType::f32;
   if constexpr (std::is_same_v<U, bf16>) return DType::bf16;
   if constexpr (std::is_same_v<U, fp16>) return DType::f16;
   if constexpr (std::is_same_v<U, double>) return DType::f64;
-  if constexpr (std::is_same_v<U, std::int64_t>) return DType::i64;
+  return DType::i64;
 }();
 
 constexpr std::size_t size_of(DType type) {
@@ -137,6 +137,28 @@ struct Tensor {
     return {data, extents};
   }
 };
+
+/// The extents of a tensor of rank `Rank`: as many integers of any type, no more and no fewer.
+template <std::size_t Rank>
+struct ExtentList : std::array<std::int64_t, Rank> {
+  template <class... Integers>
+  constexpr ExtentList(Integers... extents) : std::array<std::int64_t, Rank>{} {
+    static_assert(sizeof...(Integers) == Rank,
+                  "fsdp: describe gives a tensor of rank `Rank` another number of extents: it takes one for each "
+                  "dimension, {rows, columns} for rank 2");
+    static_assert(((std::is_convertible_v<Integers, std::int64_t> && !std::is_floating_point_v<Integers>)&&...),
+                  "fsdp: a tensor's extents are integers");
+    if constexpr (sizeof...(Integers) == Rank) {
+      std::size_t axis = 0;
+      (((*this)[axis++] = static_cast<std::int64_t>(extents)), ...);
+    }
+  }
+  constexpr ExtentList(std::array<std::int64_t, Rank> const& extents) : std::array<std::int64_t, Rank>(extents) {}
+};
+/// How a visitor of `describe` takes them: `{rows, columns}` or a std::array, of the rank that the tensor beside it
+/// has.
+template <std::size_t Rank>
+using Extents = std::type_identity_t<ExtentList<Rank>>;
 
 /// Marks the gradients of a module that begins their sums itself (see Module).
 template <class T>

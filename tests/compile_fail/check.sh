@@ -1,26 +1,65 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A snippet compiles with -DCONTROL, and without it fails with the text of its `// expect:` line (a regular expression).
-# usage: check.sh COMPILER SNIPPET
+# What must not compile, and with which words. Every snippet here compiles with -DCONTROL; without it, the compiler says
+# what the snippet's `// expect:` lines say (regular expressions, all of them), in at most 20 lines or as many as its
+# `// lines:` allows.
+# usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
 set -euo pipefail
-compiler=$1 snippet=$2
-expected=$(sed -n 's|^// expect: ||p' "$snippet")
-[[ -n $expected ]] || { echo "$snippet has no '// expect:' line"; exit 1; }
-flags=(-std=c++20 -I"$FSDP_SOURCE/include" -I"$FSDP_SOURCE/tests")
-if [[ $snippet == *.cu ]]; then
-  flags+=(-arch=sm_90 -ptx -o /dev/null)
+kind=$1 compiler=$2 work=$3
+cd "$FSDP_SOURCE/tests/compile_fail"
+rm -rf "$work"
+mkdir -p "$work"
+flags=(-std=c++20 -I"$FSDP_SOURCE/include" -I"$FSDP_SOURCE/tests/compile_fail" -idirafter "$FSDP_FMT_INCLUDE")
+warnings=(-Wall -Wextra -Wconversion -Wsign-conversion -Wno-unused -Wno-unused-parameter -Werror)
+suffix=cpp
+if [[ $kind == nvcc ]]; then
+  suffix=cu
+  warnings=(-Werror=all-warnings)
+  flags=("${flags[@]:0:3}" "-Xcompiler=-idirafter,$FSDP_FMT_INCLUDE" -arch=sm_90 -ptx -o /dev/null)
 else
-  flags+=(-fsyntax-only -pthread)
+  flags+=(-pthread)
 fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-if ! "$compiler" "${flags[@]}" -DCONTROL "$snippet" >"$log" 2>&1; then
-  echo "the control variant does not compile:"
-  head -n 40 "$log"
-  exit 1
+snippets=(*."$suffix")
+[[ -e ${snippets[0]} ]] || { echo "no snippets *.$suffix"; exit 1; }
+failed=0
+complain() {
+  echo "$1"
+  [[ -z ${2:-} ]] || head -n 60 "$2"
+  failed=1
+}
+
+# All headers are compiled once.
+cat "${snippets[@]}" | grep -E '^ *# *include' | sort -u >"$work/headers.hpp"
+headers=(-include "$work/headers.hpp")
+if [[ $kind != nvcc ]]; then
+  if "$compiler" --version | grep -q clang; then
+    headers=(-include-pch "$work/headers.hpp.gch")
+  fi
+  "$compiler" "${flags[@]}" -x c++-header "$work/headers.hpp" -o "$work/headers.hpp.gch" >"$work/log" 2>&1 || {
+    complain "the headers do not compile:" "$work/log"
+    exit 1
+  }
+  flags+=(-fsyntax-only)
 fi
-if "$compiler" "${flags[@]}" "$snippet" >"$log" 2>&1; then
-  echo "compiles, though it must not"
-  exit 1
-fi
-grep -qE -- "$expected" "$log" || { echo "no '$expected' in:"; head -n 40 "$log"; exit 1; }
+
+for snippet in "${snippets[@]}"; do
+  printf 'namespace control_%s {\n#include "%s"\n}\n' "${snippet%%.*}" "$snippet"
+done >"$work/controls.$suffix"
+"$compiler" "${flags[@]}" "${warnings[@]}" "${headers[@]}" -DCONTROL "$work/controls.$suffix" >"$work/log" 2>&1 ||
+  complain "a control variant does not compile:" "$work/log"
+
+for snippet in "${snippets[@]}"; do
+  if "$compiler" "${flags[@]}" "${headers[@]}" "$snippet" >"$work/log" 2>&1; then
+    complain "$snippet compiles, though it must not"
+    continue
+  fi
+  mapfile -t expected < <(sed -n 's|^// expect: ||p' "$snippet")
+  ((${#expected[@]})) || complain "$snippet has no '// expect:' line"
+  for text in "${expected[@]}"; do
+    grep -qE -- "$text" "$work/log" || complain "$snippet: no '$text' in:" "$work/log"
+  done
+  most=$(sed -n 's|^// lines: ||p' "$snippet")
+  (($(wc -l <"$work/log") <= ${most:-20})) || complain "$snippet: the message takes $(wc -l <"$work/log") lines:" "$work/log"
+done
+echo "$kind: ${#snippets[@]} snippets"
+exit $failed

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module that does not name its tensors cannot be sharded.
-// expect: module\.describe\(|M = Silent\]: constraints not satisfied
+// expect: fsdp: the module has no public `template <class T, class Visit> void describe
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
-struct Silent {
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+
+struct Scale {
+  std::int64_t n = 8;
   template <class T>
   struct Params {
-    fsdp::Tensor<T, 1> scale;
+    fsdp::Tensor<T, 2> weight;
+    fsdp::Tensor<T, 1> bias;
   };
 #ifdef CONTROL
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
-    tensor("scale", p.scale, {8});
+    tensor("weight", p.weight, {n, n});
+    tensor("bias", p.bias, {n});
   }
+#else
 #endif
 };
-void use(fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>& engine) { engine.shard(Silent{}, "silent"); }
+void use(Engine& engine) { engine.shard(Scale{}, "scale"); }

@@ -3,13 +3,13 @@
 // expect: could not convert|no viable conversion|conversion from
 #include "fsdp/tensor.hpp"
 
-void read(fsdp::Tensor<float const, 2>);
-void write(fsdp::Tensor<float, 2>);
+void reads(fsdp::Tensor<float const, 2>);
+void writes(fsdp::Tensor<float, 2>);
 void use(fsdp::Tensor<float, 2> mutable_view, fsdp::Tensor<float const, 2> constant_view) {
-  read(mutable_view);
-  read(constant_view);
-  write(mutable_view);
+  reads(mutable_view);
+  reads(constant_view);
+  writes(mutable_view);
 #ifndef CONTROL
-  write(constant_view);
+  writes(constant_view);
 #endif
 }

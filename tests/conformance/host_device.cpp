@@ -184,3 +184,29 @@ TEST_CASE("host: SIGTERM during a wait is reported and ends the process", "[devi
   CHECK(WEXITSTATUS(outcome.status) == host::wait_terminated_exit_code);
   CHECK(outcome.text.find("gather_slot_read") != std::string::npos);
 }
+
+TEST_CASE("host: tasks keep subnormals, whatever the threads around them and tasks before them do", "[device]") {
+  if (fsdp::detail::arithmetic_modes == 0) return;  // a processor whose modes the library does not know
+  auto const flushes = [] {
+    float volatile smallest_normal = 0x1p-126f;
+    return smallest_normal * 0.5f == 0.0f;
+  };
+  auto const before = fsdp::detail::read_arithmetic();
+  fsdp::detail::write_arithmetic(before | fsdp::detail::arithmetic_modes);  // toward zero, and subnormals are zero
+  bool const caller = flushes();
+  bool inline_task = true, worker_task = true, again = true;
+  auto stream = host::Stream::inline_stream("inline");
+  stream.enqueue([&] { inline_task = flushes(); });
+  bool const caller_after = flushes();
+  host::Stream worker("worker");
+  worker.enqueue([&] { worker_task = flushes(); });
+  worker.enqueue([flushing = before | fsdp::detail::arithmetic_modes] { fsdp::detail::write_arithmetic(flushing); });
+  worker.enqueue([&] { again = flushes(); });
+  worker.synchronize();
+  fsdp::detail::write_arithmetic(before);
+  CHECK(caller);
+  CHECK_FALSE(inline_task);
+  CHECK(caller_after);
+  CHECK_FALSE(worker_task);
+  CHECK_FALSE(again);
+}

@@ -9,7 +9,7 @@ complain() { echo "$1"; failed=1; }
 # file<space>included header, for our own includes
 mapfile -t edges < <(grep -rE '^ *# *include "' --include='*.hpp' . | sed -E 's|^\./([^:]*):.*"([^"]*)".*|\1 \2|')
 ((${#edges[@]} > 20)) || complain "the search for includes finds almost nothing"
-contracts='fsdp/(concepts|tensor|error|memory|trace|trace_[a-z]+|wait_site|sync_site|kernels|scalar_math)\.hpp'
+contracts='fsdp/(concepts|tensor|arithmetic|error|memory|trace|trace_[a-z]+|wait_site|sync_site|kernels|scalar_math)\.hpp'
 for edge in "${edges[@]}"; do
   read -r file header <<<"$edge"
   [[ -e ../$header ]] || complain "$file includes $header, which does not exist (includes are written \"fsdp/...\")"
@@ -25,6 +25,8 @@ while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
 done < <(find . -name '*.hpp')
+# Flags that a user may allow (FSDP_ALLOW_FAST_MATH) let compilers answer these without looking.
+if grep -rnE 'std::is(finite|nan|inf|normal)\b' --include='*.hpp' .; then complain "use math::is_finite, which looks at bits"; fi
 # A number of a barrier names one place: two places of one number could not be dropped one at a time.
 sites=$(grep -rhoE 'sync(_warp)?\((fsdp::)?(SyncSite|site)::[a-z_0-9]+' "$FSDP_SOURCE/include" "$FSDP_SOURCE/examples" |
   grep -v '::none$' | sed 's/.*:://' | sort)

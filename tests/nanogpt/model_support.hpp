@@ -62,8 +62,7 @@ struct Create {
   Store<T>* store;
 
   template <class E, std::size_t Rank>
-  void operator()(std::string_view name, fsdp::Tensor<E, Rank>&,
-                  std::type_identity_t<std::array<std::int64_t, Rank>> extents,
+  void operator()(std::string_view name, fsdp::Tensor<E, Rank>&, fsdp::Extents<Rank> extents,
                   fsdp::TensorOptions options = {}) const {
     auto& entry = store->tensors[prefix.empty() ? std::string(name) : prefix + "." + std::string(name)];
     std::int64_t count = 1;
@@ -82,8 +81,8 @@ struct Bind {
   Store<T>* store;
 
   template <class E, std::size_t Rank>
-  void operator()(std::string_view name, fsdp::Tensor<E, Rank>& tensor,
-                  std::type_identity_t<std::array<std::int64_t, Rank>> extents, fsdp::TensorOptions = {}) const {
+  void operator()(std::string_view name, fsdp::Tensor<E, Rank>& tensor, fsdp::Extents<Rank> extents,
+                  fsdp::TensorOptions = {}) const {
     auto& entry = store->at(prefix.empty() ? std::string(name) : prefix + "." + std::string(name));
     if constexpr (requires { tensor.fresh = true; }) {
       tensor = {{entry.gradient.data(), extents}, std::exchange(entry.fresh, false)};

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The three ways to use the library, each from a project of its own: the compiler alone, add_subdirectory, find_package.
-# usage: check.sh plain|subdirectory|install WORK_DIR
+# And that no header warns where a user's optimising compiler looks into all of it.
+# usage: check.sh plain|optimised|subdirectory|install WORK_DIR
 # timeout: 600
 set -euo pipefail
 way=$1 work=$2
@@ -23,6 +24,16 @@ case $way in
     "$CXX" "${flags[@]}" -c "$consumer/core.cpp" -o "$work/core.o"
     "$CXX" "${flags[@]}" -pthread "$consumer/main.cpp" "$work/core.o" -o "$work/consumer"
     "$work/consumer" | grep -x 'sum 6'
+    ;;
+  optimised)
+    flags=(-std=c++20 -O3 -Wall -Wextra -Werror -pthread -I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE")
+    "$CXX" "${flags[@]}" -c "$FSDP_SOURCE/examples/mlp/main.cpp" -o "$work/mlp.o"
+    if [[ $FSDP_HAVE_MPI == ON ]]; then
+      flags+=(-DWITH_MPI)
+      IFS=: read -ra mpi <<<"$FSDP_MPI_INCLUDES"
+      for folder in "${mpi[@]}"; do flags+=(-isystem "$folder"); done
+    fi
+    "$CXX" "${flags[@]}" -c "$FSDP_SOURCE/tests/package/everything.cpp" -o "$work/everything.o"
     ;;
   subdirectory)
     build_and_run -DFSDP_SUBDIRECTORY="$FSDP_SOURCE" -DFSDP_CUDA=OFF

@@ -105,8 +105,8 @@ class Reference {
     std::string_view prefix;
     Tensors* tensors;
     template <std::size_t Rank>
-    void operator()(std::string_view name, fsdp::Tensor<double, Rank>& tensor,
-                    std::type_identity_t<std::array<std::int64_t, Rank>> extents, fsdp::TensorOptions options) const {
+    void operator()(std::string_view name, fsdp::Tensor<double, Rank>& tensor, fsdp::Extents<Rank> extents,
+                    fsdp::TensorOptions options) const {
       auto const full_name = std::string(prefix) + "." + std::string(name);
       for (std::size_t t = 0; t < tensors->size(); ++t) {
         if ((*tensors)[t].name != full_name) continue;

@@ -182,7 +182,7 @@ class SafetensorsFile {
     auto const index = find(name);
     auto const& entry = entries_[index];
     if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
-      wrong("tensor '{}': expected shape ({}), got ({})", name, fmt::join(shape, ", "), fmt::join(entry.shape, ", "));
+      wrong("tensor '{}': expected shape ({}), got ({})", name, listed(shape), listed(entry.shape));
     FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
                  "'{}': elements {} to {} of tensor '{}' with {}", path_.string(), first,
                  first + static_cast<std::int64_t>(out.size()), name, entry.numel());
@@ -268,7 +268,7 @@ class SafetensorsFile {
       if (begin > end || end > data_bytes)
         wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
       if (end - begin != static_cast<std::uint64_t>(entry.numel()) * size_of(entry.dtype))
-        wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), fmt::join(entry.shape, ", "),
+        wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), listed(entry.shape),
               detail::format_name(entry.dtype), end - begin);
       placed.push_back({begin, end, std::move(entry)});
     }

@@ -18,6 +18,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fsdp/arithmetic.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/event.hpp"
@@ -121,6 +122,7 @@ struct CallTask final : Task {
   void run(StreamCore& core) override {
     if (!core.failed.load(std::memory_order_relaxed)) {
       try {
+        IeeeArithmetic const arithmetic;
         (*function)();
       } catch (...) {
         core.poison(std::current_exception());
@@ -190,10 +192,12 @@ class Stream {
   }
 
   /// Appends a callable. It is moved into the queue and destroyed on the worker right after it ran or was skipped.
+  /// It computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
   /// @throws what an earlier task threw
   template <class F>
   void enqueue(F&& task) {
     if (runs_inline()) {
+      IeeeArithmetic const arithmetic;
       std::forward<F>(task)();
       return;
     }

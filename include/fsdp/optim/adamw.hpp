@@ -2,12 +2,12 @@
 // AdamW on flat shards.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
+#include "fsdp/scalar_math.hpp"
 
 namespace fsdp {
 
@@ -39,6 +39,9 @@ class AdamW {
         options_(checked(options)),
         state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}
 
+  template <class None = void>
+  AdamW(E&, ...) = delete;  // fsdp: not AdamWOptions: is a name misspelt, or out of order?
+
   void step() { step(options_.lr); }
 
   /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
@@ -67,7 +70,7 @@ class AdamW {
   static AdamWOptions const& checked(AdamWOptions const& options) {
     FSDP_EXPECTS(options.beta1 >= 0.0f && options.beta1 < 1.0f && options.beta2 >= 0.0f && options.beta2 < 1.0f,
                  "AdamW: betas must be in [0, 1), got {} and {}", options.beta1, options.beta2);
-    FSDP_EXPECTS(std::isfinite(options.eps) && options.eps >= 0.0f && std::isfinite(options.weight_decay) &&
+    FSDP_EXPECTS(math::is_finite(options.eps) && options.eps >= 0.0f && math::is_finite(options.weight_decay) &&
                      options.weight_decay >= 0.0f,
                  "AdamW: eps {} and weight decay {} must be finite and not negative", options.eps,
                  options.weight_decay);
@@ -92,5 +95,7 @@ class AdamW {
   AdamWOptions options_;
   State state_;
 };
+template <class E>
+AdamW(E&) -> AdamW<E>;
 
 }  // namespace fsdp

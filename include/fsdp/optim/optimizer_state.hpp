@@ -73,7 +73,7 @@ class OptimizerState {
 
   /// @throws UsageError unless `learning_rate` is finite and not negative
   static void expect_learning_rate(std::string_view optimizer, float learning_rate) {
-    FSDP_EXPECTS(std::isfinite(learning_rate) && learning_rate >= 0.0f,
+    FSDP_EXPECTS(math::is_finite(learning_rate) && learning_rate >= 0.0f,
                  "{}: the learning rate must be finite and not negative, got {}", optimizer, learning_rate);
   }
 

@@ -2,12 +2,12 @@
 // Stochastic gradient descent on flat shards.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
+#include "fsdp/scalar_math.hpp"
 
 namespace fsdp {
 
@@ -33,6 +33,9 @@ class Sgd {
         state_(engine, "Sgd", text(options), options.momentum > 0.0f ? 1 : 0, options.weight_decay,
                options.stochastic_rounding) {}
 
+  template <class None = void>
+  Sgd(E&, ...) = delete;  // fsdp: not SgdOptions: is a name misspelt, or out of order?
+
   void step() { step(options_.lr); }
 
   /// One step over all units; see AdamW::step for clipping, streams and errors.
@@ -52,7 +55,7 @@ class Sgd {
   using State = OptimizerState<E, float>;
 
   static SgdOptions const& checked(SgdOptions const& options) {
-    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && std::isfinite(options.weight_decay) &&
+    FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && math::is_finite(options.weight_decay) &&
                      options.weight_decay >= 0.0f,
                  "Sgd: momentum {} must be in [0, 1) and weight decay {} finite and not negative", options.momentum,
                  options.weight_decay);
@@ -75,5 +78,7 @@ class Sgd {
   SgdOptions options_;
   State state_;
 };
+template <class E>
+Sgd(E&) -> Sgd<E>;
 
 }  // namespace fsdp

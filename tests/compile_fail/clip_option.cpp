@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// A misspelt option is named as what it is.
+// expect: \.kind
+// expect: fsdp: not ClipOptions: is a name misspelt, or out of order\?
+#include "fsdp/fsdp.hpp"
+#include "model_communicator.hpp"
+
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+#ifdef CONTROL
+void use(Engine& engine) { fsdp::clip_grad_norm(engine, 1.0f, {.norm = fsdp::NormKind::inf}); }
+#else
+void use(Engine& engine) { fsdp::clip_grad_norm(engine, 1.0f, {.kind = fsdp::NormKind::inf}); }
+#endif

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights and gradients differ in their element types, so describe is a template over it.
+// expect: fsdp: the module's describe takes Params of one element type only
+#include "fsdp/fsdp.hpp"
+#include "model_communicator.hpp"
+
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+
+struct Scale {
+  std::int64_t n = 8;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 2> weight;
+    fsdp::Tensor<T, 1> bias;
+  };
+#ifdef CONTROL
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {n, n});
+    tensor("bias", p.bias, {n});
+  }
+#else
+  template <class Visit>
+  void describe(Params<float>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {n, n});
+    tensor("bias", p.bias, {n});
+  }
+#endif
+};
+void use(Engine& engine) { engine.shard(Scale{}, "scale"); }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A describe that cannot be called is none.
+// expect: fsdp: the module has no public `template <class T, class Visit> void describe
+#include "fsdp/fsdp.hpp"
+#include "model_communicator.hpp"
+
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+
+struct Scale {
+  std::int64_t n = 8;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 2> weight;
+    fsdp::Tensor<T, 1> bias;
+  };
+#ifdef CONTROL
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {n, n});
+    tensor("bias", p.bias, {n});
+  }
+#else
+ private:
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {n, n});
+    tensor("bias", p.bias, {n});
+  }
+
+ public:
+#endif
+};
+void use(Engine& engine) { engine.shard(Scale{}, "scale"); }

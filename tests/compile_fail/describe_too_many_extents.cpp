@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tensor of rank 2 has two extents, not three.
+// expect: fsdp: describe gives a tensor of rank `Rank` another number of extents
+// expect: describe_too_many_extents.cpp:[0-9]+:
+// lines: 22
+#include "fsdp/fsdp.hpp"
+#include "model_communicator.hpp"
+
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+
+struct Scale {
+  std::int64_t n = 8;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 2> weight;
+    fsdp::Tensor<T, 1> bias;
+  };
+#ifdef CONTROL
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {static_cast<std::size_t>(n), 4u});
+    tensor("bias", p.bias, {n});
+  }
+#else
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {n, n, n});
+    tensor("bias", p.bias, {n});
+  }
+#endif
+};
+void use(Engine& engine) { engine.shard(Scale{}, "scale"); }

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// A misspelt option is named as what it is.
+// expect: \.momentun
+// expect: fsdp: not SgdOptions: is a name misspelt, or out of order\?
+#include "fsdp/fsdp.hpp"
+#include "model_communicator.hpp"
+
+using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+#ifdef CONTROL
+void use(Engine& engine) { fsdp::Sgd sgd{engine, {.momentum = 0.9f}}; }
+#else
+void use(Engine& engine) { fsdp::Sgd sgd{engine, {.momentun = 0.9f}}; }
+#endif
