@@ -216,7 +216,9 @@ class BasicCommunicator {
     if (size() > 1) {
       header.send = own.group->find(send, extent.sent * sizeof(T));
       header.receive = own.group->find(receive, extent.received * sizeof(T));
-      header.call = own.group->enter(name(operation), label.unit, label.pass);
+      header.numbers = own.group->enter(name(operation), label.unit, label.pass);
+      detail::copy_text(header.unit, label.unit);
+      detail::copy_text(header.pass, label.pass);
     }
     stream.enqueue(Task(state_, call));
     return {++own.sequence};
