@@ -144,8 +144,7 @@ struct ExtentList : std::array<std::int64_t, Rank> {
   template <class... Integers>
   constexpr ExtentList(Integers... extents) : std::array<std::int64_t, Rank>{} {
     static_assert(sizeof...(Integers) == Rank,
-                  "fsdp: describe gives a tensor of rank `Rank` another number of extents: it takes one for each "
-                  "dimension, {rows, columns} for rank 2");
+                  "fsdp: describe gives a tensor another number of extents than its rank: {rows, columns} for rank 2");
     static_assert(((std::is_convertible_v<Integers, std::int64_t> && !std::is_floating_point_v<Integers>)&&...),
                   "fsdp: a tensor's extents are integers");
     if constexpr (sizeof...(Integers) == Rank) {

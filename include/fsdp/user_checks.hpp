@@ -64,18 +64,18 @@ template <class M, class E>
 class ShardedModule {
   using Fault = detail::ModuleFault;
   static constexpr Fault fault = detail::module_fault<M>();
-  static_assert(fault != Fault::params,
-                "fsdp: the module has no `template <class T> struct Params` that holds its fsdp::Tensor<T, Rank>");
   static_assert(
-      fault != Fault::describe,
-      "fsdp: the module has no public `template <class T, class Visit> void describe(Params<T>& p, Visit&& tensor) "
-      "const` that calls tensor(name, p.member, {extents...}) for each tensor");
+      fault != Fault::params,
+      "fsdp: the module has no member template <class T> struct Params, which holds its fsdp::Tensor<T, Rank>");
+  static_assert(fault != Fault::describe,
+                "fsdp: the module has no public member template <class T, class Visit> void describe(Params<T>& p, "
+                "Visit&& tensor) const, which calls tensor(name, p.member, {extents...}) for each tensor");
   static_assert(fault != Fault::constant, "fsdp: the module's describe must be const");
   static_assert(fault != Fault::order,
                 "fsdp: the module's describe has its arguments swapped: describe(Params<T>& p, Visit&& tensor)");
   static_assert(fault != Fault::element,
                 "fsdp: the module's describe takes Params of one element type only: weights and gradients differ in "
-                "theirs, so it is `template <class T, class Visit> void describe(Params<T>& p, Visit&& tensor) const`");
+                "theirs, so it is template <class T, class Visit> void describe(Params<T>& p, Visit&& tensor) const");
 
  public:
   template <class... Args>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor of rank 2 has two extents: one is no shape.
-// expect: fsdp: describe gives a tensor of rank `Rank` another number of extents
+// expect: fsdp: describe gives a tensor another number of extents than its rank
 // expect: describe_too_few_extents.cpp:[0-9]+:
 // lines: 22
 #include "fsdp/fsdp.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module that does not name its tensors cannot be sharded.
-// expect: fsdp: the module has no public `template <class T, class Visit> void describe
+// expect: fsdp: the module has no public member template <class T, class Visit> void describe
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module says what its parameters are, for every element type.
-// expect: fsdp: the module has no `template <class T> struct Params`
+// expect: fsdp: the module has no member template <class T> struct Params
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
