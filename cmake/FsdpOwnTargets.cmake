@@ -60,7 +60,7 @@ function(fsdp_mpi_test name executable ranks)
   endif()
   add_test(NAME ${name} COMMAND "${MPIEXEC_EXECUTABLE}" ${flags} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
                                 "$<TARGET_FILE:${executable}>" ${ARGN})
-  fsdp_test_properties(${name})
+  fsdp_test_properties(${name} ${executable})
   set_tests_properties(${name} PROPERTIES PROCESSORS ${ranks})
   set_property(TEST ${name} APPEND PROPERTY LABELS mpi)
   if(FSDP_SANITIZE MATCHES "address")  # MPI itself leaks
@@ -68,8 +68,19 @@ function(fsdp_mpi_test name executable ranks)
   endif()
 endfunction()
 
-# fsdp_test_properties(<test>): what every test of this project runs under.
+# fsdp_compile_quickly(<target>): for code that decides what happens and computes little, like all of the schedule's tests.
+# Under a sanitizer the preset says how everything is compiled.
+function(fsdp_compile_quickly target)
+  if(NOT FSDP_SANITIZE)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Og>")
+  endif()
+endfunction()
+
+# fsdp_test_properties(<test> [<target>...]): what every test of this project runs under, and the targets that this one
+# needs, which tests/run.sh --only= builds.
 function(fsdp_test_properties name)
+  list(JOIN ARGN " " targets)
+  set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${targets}\n")
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 300
     SKIP_RETURN_CODE 77

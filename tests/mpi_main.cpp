@@ -3,13 +3,6 @@
 // rank reports failure, and the program fails on all ranks if a test failed on one.
 #include "fsdp/comm/mpi_environment.hpp"
 
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-#endif
-
 #include <cstdlib>
 #include <iostream>
 #include <streambuf>
@@ -17,6 +10,7 @@
 #include <vector>
 
 #include "tests/mpi_main.hpp"
+#include "tests/run_catch.hpp"
 
 namespace {
 
@@ -63,11 +57,7 @@ int main(int argc, char** argv) {
     std::cout.rdbuf(&failures);
     arguments.insert(arguments.end(), {"--reporter", "compact"});
   }
-  int failed = 0;
-  {
-    Catch::Session session;
-    failed = session.run(static_cast<int>(arguments.size()), arguments.data());
-  }
+  int const failed = run_catch(static_cast<int>(arguments.size()), arguments.data());
   std::cout.rdbuf(shown);
   int const own = failed != 0 ? 1 : 0;
   int any = own;

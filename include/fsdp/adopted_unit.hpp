@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/engine.hpp"
+#include "fsdp/moved_pointer.hpp"
 
 namespace fsdp {
 
@@ -47,9 +48,12 @@ class AdoptedUnit {
   /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
       : engine_(&engine), unit_(checked(engine, name, options)), tensors_(std::move(tensors)) {
-    for (auto const& tensor : tensors_)
+    for (auto const& tensor : tensors_) {
+      FSDP_EXPECTS(tensor.weight != nullptr, "rank {}: adopted tensor '{}': where is its weight's pointer kept?",
+                   engine.rank(), tensor.name);
       indices_.push_back(engine.unit(unit_).layout().add(
           {tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
+    }
     use_ = engine.declare_use(unit_, name);
   }
   template <class None = void>
@@ -62,8 +66,8 @@ class AdoptedUnit {
    public:
     Scope(AdoptedUnit& owner, Pass pass)
         : owner_(&owner),
-          use_(pass == Pass::forward ? owner.engine_->forward_scope(owner.use_)
-                                     : owner.engine_->backward_scope(owner.use_)) {
+          use_(pass == Pass::forward ? owner.engine().forward_scope(owner.use_)
+                                     : owner.engine().backward_scope(owner.use_)) {
       owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
     }
     Scope(Scope const&) = delete;
@@ -87,8 +91,9 @@ class AdoptedUnit {
           engine.rank(), name);
     return engine.add_unit(name);
   }
+  E& engine() const { return *engine_.get("an adopted unit"); }
   void bind(Param* parameters, Reduce* gradients) {
-    auto const& layout = engine_->unit(unit_).layout();
+    auto const& layout = engine().unit(unit_).layout();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       auto const offset = layout.tensors()[indices_[i]].offset;
       *tensors_[i].weight = parameters + offset;
@@ -102,7 +107,7 @@ class AdoptedUnit {
     }
   }
 
-  E* engine_;
+  detail::MovedPointer<E> engine_;
   UnitId unit_;
   std::size_t use_ = 0;
   std::vector<Tensor> tensors_;

@@ -84,6 +84,13 @@ class Declaration {
     }
   }
 
+  /// @return `use`
+  /// @throws UsageError if there is no such use
+  std::size_t expect_use(std::size_t use) const {
+    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there are {} uses, no use {}", where_.rank, schedule_.size(), use);
+    return use;
+  }
+
   /// Replaces what the depth says for one use of one pass.
   void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
     expect_use(use);
@@ -161,9 +168,6 @@ class Declaration {
     std::vector<std::size_t> ahead;
   };
   int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
-  void expect_use(std::size_t use) const {
-    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there are {} uses, no use {}", where_.rank, schedule_.size(), use);
-  }
 
   Placement where_;
   EngineOptions options_;

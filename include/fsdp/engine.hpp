@@ -93,6 +93,7 @@ class Engine {
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
+    FSDP_EXPECTS(unit.index < unit_count(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
@@ -205,12 +206,14 @@ class Engine {
   /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(*this); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
-  Scope forward_scope(std::size_t use) { return Scope(*this, use, Pass::forward); }
-  Scope backward_scope(std::size_t use) { return Scope(*this, use, Pass::backward); }
+  /// @throws UsageError if there is no such use; OrderError if another one comes next
+  Scope forward_scope(std::size_t use) { return Scope(*this, declared_.expect_use(use), Pass::forward); }
+  Scope backward_scope(std::size_t use) { return Scope(*this, declared_.expect_use(use), Pass::backward); }
 
   /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
-  /// step does it by itself), and the way on after a backward pass that an exception has ended, or that is left
-  /// half-way: until then all but this is refused. A norm that clip_grad_norm has measured is forgotten too.
+  /// step does it by itself), and the way on after a pass that an exception has ended, or that is left half-way: the
+  /// next forward pass begins anew. After half a backward pass all but this is refused. A norm that clip_grad_norm has
+  /// measured is forgotten too.
   /// @throws UsageError inside a use's backward
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
   /// @note Collective: no; but all ranks discard at the same place of their passes, as they run the same passes.

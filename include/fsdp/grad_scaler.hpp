@@ -81,6 +81,11 @@ class GradScaler {
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr) {
     auto& norm = engine_->norm_state();
+    if constexpr (requires { optimizer.engine(); })
+      FSDP_EXPECTS(
+          static_cast<void const*>(&optimizer.engine()) == engine_,
+          "rank {}: GradScaler::step: the optimizer is of another engine, whose gradients are not scaled by this",
+          engine_->rank());
     auto& gate = engine_->step_gate();
     gate.expect_reduced("GradScaler::step");
     gate.expect_current_norm();

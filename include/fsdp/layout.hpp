@@ -15,6 +15,8 @@ namespace fsdp {
 
 /// Every tensor starts on a multiple of this many elements, and so does every shard: 256 bytes in fp32, 128 in bf16.
 inline constexpr std::int64_t layout_alignment = 64;
+/// More elements than any tensor has; bytes and padding of so many still fit 64 bits.
+inline constexpr std::int64_t largest_numel = std::int64_t{1} << 56;
 
 /// What `describe` says of a tensor beyond its name and shape.
 struct TensorOptions {
@@ -81,7 +83,8 @@ class FlatLayout {
     for (auto const extent : tensor.shape) {
       FSDP_EXPECTS(extent >= 0, "tensor '{}': extents must not be negative, got ({})", tensor.name,
                    listed(tensor.shape));
-      tensor.numel *= extent;
+      FSDP_EXPECTS(!__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) && tensor.numel <= largest_numel,
+                   "tensor '{}': ({}) are more elements than fit", tensor.name, listed(tensor.shape));
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;

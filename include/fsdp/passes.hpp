@@ -136,12 +136,13 @@ class Passes {
       }
     }
   }
-  /// Forgets all gradients, and a backward pass under way.
+  /// Forgets all gradients, and a pass that is left half-way. Gradients of earlier passes may be discarded inside a
+  /// forward use, and between a forward pass and its backward: these go on.
   void discard() {
     bool const in_backward = schedule().in_backward();
     if (in_backward) schedule().expect_closed("gradients are discarded");
     reduce_->discard(declared_->units(), *compute_);
-    if (in_backward) drop_pass();
+    if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
   }
 
   typename Declaration<S, D, P>::Units const& units() const { return declared_->units(); }

@@ -102,6 +102,9 @@ class Schedule {
   bool in_backward() const { return pass_ == Pass::backward; }
   /// The backward pass under way cannot go on: an exception has ended it.
   bool backward_broken() const { return broken_; }
+  /// A forward pass has begun and is not complete.
+  bool in_forward() const { return pass_ == Pass::forward && next_ < size(); }
+  bool is_open() const { return open_; }
   /// The backward pass under way is done with `use`.
   bool backward_done(std::size_t use) const { return use >= next_; }
 

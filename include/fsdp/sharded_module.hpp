@@ -10,6 +10,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/moved_pointer.hpp"
 #include "fsdp/user_checks.hpp"
 
 namespace fsdp {
@@ -86,8 +87,9 @@ class ShardedModule<M, E> {
   /// @note Collective: all ranks call the modules in the same order; at most one all-gather for this unit.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
-    auto const scope = engine_->forward_scope(use_);
-    return module_.forward(engine_->compute(), weights(scope.parameters()), std::forward<Args>(args)...);
+    auto& engine = *engine_.get("a sharded module");
+    auto const scope = engine.forward_scope(use_);
+    return module_.forward(engine.compute(), weights(scope), std::forward<Args>(args)...);
   }
 
   /// Gathers the unit if it was dropped, enqueues `M::backward(compute, weights, gradients, args...)`, starts the
@@ -98,15 +100,15 @@ class ShardedModule<M, E> {
   /// @note Collective: at most one all-gather, and the reduction of the unit (see Reducer::reduce).
   template <class... Args>
   decltype(auto) backward(Args&&... args) {
-    auto const scope = engine_->backward_scope(use_);
-    return module_.backward(engine_->compute(), weights(scope.parameters()), gradients(scope),
-                            std::forward<Args>(args)...);
+    auto& engine = *engine_.get("a sharded module");
+    auto const scope = engine.backward_scope(use_);
+    return module_.backward(engine.compute(), weights(scope), gradients(scope), std::forward<Args>(args)...);
   }
 
  private:
-  Weights weights(Param const* base) const {
+  Weights weights(typename E::Scope const& scope) const {
     Weights bound;
-    detail::Binder<Param const> binder{base, &engine_->layout(use_), tensors_.data()};
+    detail::Binder<Param const> binder{scope.parameters(), &scope.layout(), tensors_.data()};
     module_.describe(bound, binder);
     return bound;
   }
@@ -122,7 +124,7 @@ class ShardedModule<M, E> {
     return bound;
   }
 
-  E* engine_;
+  detail::MovedPointer<E> engine_;
   M module_;
   std::size_t use_;
   std::vector<std::size_t> tensors_;

@@ -22,8 +22,8 @@ class StepGate {
   void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     for (auto const& unit : passes_->units())
-      FSDP_EXPECTS(!unit->fresh && !unit->has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with",
-                   rank_, unit->name());
+      FSDP_EXPECTS(!unit->fresh && !unit->has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with{}",
+                   rank_, unit->name(), unit->has_unreduced() ? ": they wait for a backward pass that reduces" : "");
   }
   /// @throws UsageError unless every gradient shard holds the reduced gradients of some backward pass, which an
   /// optimizer may have used already

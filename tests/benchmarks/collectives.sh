@@ -3,6 +3,7 @@
 # bench_collectives at tiny sizes: every column is there, no element is wrong, JSON agrees; bad flags end every rank
 # with a message. No figure is judged.
 # labels: smoke
+# programs: bench_collectives
 # timeout: 300
 #
 #   collectives.sh BINARY_DIR

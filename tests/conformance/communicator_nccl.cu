@@ -128,6 +128,24 @@ TEST_CASE("nccl: the caller's communicator and stream are adopted, and survive",
   });
 }
 
+TEST_CASE("nccl: a communicator that was moved from says so, and can be destroyed and assigned to", "[communicator]") {
+  FromControl::run(2, [](fsdp::nccl::Communicator& owner) {
+    auto part = owner.split(0, owner.rank(), "part");
+    auto moved = std::move(part);
+    auto const refused = [&](auto const& call) {
+      auto const text = fsdp::conformance::expect_throws<fsdp::UsageError>("a call after a move", call);
+      expect(text.find("moved from") != std::string::npos, "another reason: {}", text);
+    };
+    refused([&] { static_cast<void>(part.rank()); });
+    refused([&] { static_cast<void>(part.exchange({}, "test")); });
+    refused([&] { static_cast<void>(part.split(0, 0, "again")); });
+    part.deallocate(nullptr, 0);
+    part = std::move(moved);
+    expect(part.exchange({}, "moved back").size() == 2, "a communicator that came back");
+    moved = std::move(part);
+  });
+}
+
 TEST_CASE("nccl: symmetric memory works or is refused, never silently dropped", "[communicator]") {
   auto group = world().split(world().rank() < 2 ? 0 : 1, world().rank(), "first");
   on_first(2, [&] {

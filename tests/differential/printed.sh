@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The program that a seed prints compiles without the tests, and repeats what the seed did.
 # labels: full
+# programs: differential_random
 # timeout: 600
 # usage: printed.sh <build directory>
 set -eu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random models under every strategy and option: equal in every bit where docs/numerics.md promises it, and within 1e-5
 // of a reference in double. A seed that fails prints a program that repeats it.
-// links: fsdp_test_trainers
+// links: fsdp_test_trial
 // full-run: --seeds=2000
 // timeout: 1800
 // skip-sanitizers

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that fail end the whole run, soon, with a non-zero code and a message that says why; nothing stays in /dev/shm.
+# programs: failure_ranks_mpi
 # timeout: 300
 # usage: ranks.sh <build directory>
 set -u

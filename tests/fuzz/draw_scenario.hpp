@@ -45,10 +45,16 @@ class Scenarios {
                                       &Scenarios::once_more,
                                       &Scenarios::reader_throws,
                                       &Scenarios::memory_ends,
-                                      &Scenarios::call_in_module};
+                                      &Scenarios::call_in_module,
+                                      &Scenarios::several,
+                                      &Scenarios::several,
+                                      &Scenarios::engine_afresh,
+                                      &Scenarios::old_norm};
     static_assert(std::is_same_v<decltype(kinds)::value_type, Kind>);
     begin();
     (this->*draw_.of(std::vector<Kind>(kinds.begin(), kinds.end())))();
+    if (draw_.once_in(4))
+      for (auto& plan : made_.ranks) plan.delay_us = draw_.of({0, 100, 400});
     return std::move(made_);
   }
 
@@ -64,13 +70,13 @@ class Scenarios {
                                .most_elements = 130,
                                .least_steps = 1,
                                .most_steps = 3,
-                               .discards = false};
+                               .infinities = false};
     made_ = {};
     trial_ = trial::draw_trial(draw_, limits);
     auto const setting = trial::draw_setting(draw_, trial_);
     std::vector<Call> calls;
     for (auto const& op : trial_.script) expand(op, calls);
-    made_.ranks.assign(static_cast<std::size_t>(trial_.ranks), Plan{trial_, setting, std::move(calls)});
+    made_.ranks.assign(static_cast<std::size_t>(trial_.ranks), Plan{trial_, setting, std::move(calls), {}, {}, -1, 0, {}});
   }
   /// A pass becomes a call for each part.
   void expand(Op const& op, std::vector<Call>& calls) const {
@@ -110,9 +116,9 @@ class Scenarios {
   std::size_t place_inside(Op::Kind of) {
     return draw_.of(places([&](std::size_t at) { return kind(at) == of && !begins_pass(at); }));
   }
-  /// The first call of the training step that `at` belongs to.
+  /// The first call after the optimizer step or the discarding before `at`: what gradients at `at` come of.
   std::size_t step_of(std::size_t at) const {
-    while (at > 0 && kind(at - 1) != Op::step) --at;
+    while (at > 0 && kind(at - 1) != Op::step && kind(at - 1) != Op::discard) --at;
     return at;
   }
   /// The first call of the forward pass that `at` belongs to.
@@ -125,7 +131,7 @@ class Scenarios {
     while (end < calls().size() && kind(end) == kind(at) && !begins_pass(end)) ++end;
     return end;
   }
-  /// What comes at `at` or soon after forgets the gradients.
+  /// What comes at `at` forgets the gradients.
   bool discards(std::size_t at) const { return at < calls().size() && kind(at) == Op::discard; }
   /// Some of the ranks, all of them now and then.
   std::vector<std::size_t> some_ranks() {
@@ -174,26 +180,28 @@ class Scenarios {
   void module_throws() {
     auto const at = place_with_modules();
     auto const ranks = some_ranks();
-    auto const how = draw_.of({Trick::throws, Trick::throws_other, Trick::task, Trick::task, Trick::task_waits});
+    auto const how =
+        draw_.of({Trick::throws, Trick::throws_other, Trick::task, Trick::task, Trick::task_waits, Trick::gather_task});
     for (auto const rank : ranks) made_.ranks[rank].calls[at].trick = how;
     name("a module throws", Ending::errors);
     blame(ranks);
   }
 
   void all_catch() {
-    auto const at = place_with_modules();
-    auto const again = step_of(at);
-    auto redo = copied(again, at);
-    redo.insert(redo.begin(), discard());
-    auto const how = throwing();
-    for (auto& plan : made_.ranks) {
-      auto calls = redo;
-      calls.push_back(plan.calls[at]);
-      plan.calls[at].trick = how;
-      plan.calls[at].caught = true;
-      insert(plan, at + 1, calls);
-    }
     name("all ranks catch, discard and begin the step again", Ending::reference);
+    do {
+      auto const at = draw_.of(
+          places([this](std::size_t place) { return runs_modules(place) && calls()[place].trick == Trick::none; }));
+      auto redo = copied(step_of(at), at + 1);
+      for (auto& call : redo) call = {call.op};
+      redo.insert(redo.begin(), discard());
+      auto const how = throwing();
+      for (auto& plan : made_.ranks) {
+        plan.calls[at].trick = how;
+        plan.calls[at].caught = true;
+        insert(plan, at + 1, redo);
+      }
+    } while (draw_.once_in(3));
   }
 
   void forward_again() {
@@ -300,7 +308,7 @@ class Scenarios {
     auto& options = plan.setting.options;
     name("another declaration on one rank", Ending::errors);
     made_.causes = {"disagree", "differ"};
-    switch (draw_.between(1, 14)) {
+    switch (draw_.between(1, 15)) {
       case 1:
         if (draw_.once_in(2)) {
           options.prefetch += 1;
@@ -313,22 +321,12 @@ class Scenarios {
       case 4: options.bucket_bytes += 4; break;
       case 5: options.accumulate_unsharded = !options.accumulate_unsharded; break;
       case 6: options.keep_root = !options.keep_root; break;
-      case 7: {
-        auto& shape = tensor_of(part).shape;
-        shape[0] += 1;
-        break;
-      }
+      case 7: set_everywhere(plan.trial.model, part, tensor_of(part).name, [](auto& t) { t.shape[0] += 1; }); break;
       case 8: rename(plan.trial.model, part); break;
-      case 9: {
-        auto& tensor = tensor_of(part);
-        set_everywhere(plan.trial.model, part, tensor.name, [](auto& t) { t.deviation += 0.125f; });
+      case 9:
+        set_everywhere(plan.trial.model, part, tensor_of(part).name, [](auto& t) { t.deviation += 0.125f; });
         break;
-      }
-      case 10: {
-        auto& tensor = tensor_of(part);
-        set_everywhere(plan.trial.model, part, tensor.name, [](auto& t) { t.decay = !t.decay; });
-        break;
-      }
+      case 10: set_everywhere(plan.trial.model, part, tensor_of(part).name, [](auto& t) { t.decay = !t.decay; }); break;
       case 11:
         plan.setting.sharding =
             plan.setting.sharding == trial::Sharding::none ? trial::Sharding::grad_op : trial::Sharding::none;
@@ -344,6 +342,13 @@ class Scenarios {
           options.first_bucket_bytes += 4;
         }
         break;
+      case 15: {
+        auto& parts = plan.trial.model.parts;
+        auto const place = 1 + draw_.below(parts.size() - 1);
+        if (parts[place - 1].unit == parts[place].unit) return nothing();
+        std::swap(parts[place - 1], parts[place]);
+        break;
+      }
       case 13: plan.trial.optimizer.weight_decay += 0.5f; break;
       case 14:
         plan.trial.optimizer = {.adamw = !plan.trial.optimizer.adamw,
@@ -375,18 +380,14 @@ class Scenarios {
 
   void half_forward() {
     auto const at = place_inside(Op::forward);
-    auto const redo = copied(pass_of(at), at);
-    auto const way_out = draw_.of({Op::evaluate, Op::discard});
-    std::vector<Call> calls{{{.kind = way_out, .data = 500}}};
-    // Discarding in a later micro-step forgets the earlier ones.
-    if (way_out == Op::discard) {
-      auto const step = copied(step_of(at), at);
-      calls.insert(calls.end(), step.begin(), step.end());
-    } else {
-      calls.insert(calls.end(), redo.begin(), redo.end());
+    if (draw_.once_in(2)) {
+      for (auto& plan : made_.ranks) insert(plan, at, {discard()});
+      return name("gradients are discarded in the middle of a forward, which goes on", Ending::reference);
     }
+    auto calls = copied(pass_of(at), at);
+    calls.insert(calls.begin(), Call{{.kind = Op::evaluate, .data = 500}});
     for (auto& plan : made_.ranks) insert(plan, at, calls);
-    name("half a forward, then something else", Ending::reference);
+    name("half a forward, an evaluation, and the forward again", Ending::reference);
   }
 
   void half_backward() {
@@ -398,17 +399,17 @@ class Scenarios {
       return name("half a backward, discarded", Ending::reference);
     }
     auto const end = end_of_pass(at);
+    name("half a backward, and nobody minds", discards(end) ? Ending::reference : Ending::errors);
     for (auto& plan : made_.ranks) erase(plan, at, end);
     // Whoever comes next names a unit of which the gradient is missing.
     for (auto const& unit : trial_.model.units) made_.causes.push_back("'" + unit + "'");
-    name("half a backward, and nobody minds", discards(end) ? Ending::reference : Ending::errors);
   }
 
   void half_on_one_rank() {
     auto const at = place_inside(draw_.of({Op::forward, Op::backward}));
     auto const end = end_of_pass(at);
-    erase(made_.ranks[one_rank()], at, end);
     name("half a pass on one rank", discards(end) ? Ending::either : Ending::errors);
+    erase(made_.ranks[one_rank()], at, end);
   }
 
   void refused_calls() {
@@ -472,7 +473,9 @@ class Scenarios {
     auto const at = draw_.of(steps);
     auto const pass =
         draw_.of(places([this](std::size_t place) { return kind(place) == Op::backward && begins_pass(place); }));
-    switch (draw_.between(1, 6)) {
+    auto const choice = draw_.between(1, 6);
+    if (choice > 4) made_.ending = Ending::either;  // gradients that are never reduced cannot be stepped with
+    switch (choice) {
       case 1:
         if (trial_.ranks > 1) made_.ending = Ending::errors;
         insert(plan, at, {{{.kind = Op::clip, .value = 1e30f}}});
@@ -536,6 +539,47 @@ class Scenarios {
     }
     name("a module makes another call", Ending::reference);
   }
+
+  /// Ranks fail in different ways, all in one run.
+  void several() {
+    name("ranks fail in different ways", Ending::errors);
+    for (auto& plan : made_.ranks) {
+      if (draw_.once_in(3)) continue;
+      auto const rank = static_cast<std::size_t>(&plan - made_.ranks.data());
+      auto const at = place_with_modules();
+      auto const how =
+          draw_.of({Trick::throws, Trick::task, Trick::task_waits, Trick::gather_task, Trick::outside, Trick::returns});
+      plan.calls[at].trick = how;
+      blame({rank});
+      made_.causes.push_back(fmt::format("rank {} has left", rank));
+    }
+    if (made_.causes.empty()) made_.ending = Ending::reference;
+  }
+
+  /// Engines are thrown away after a failure, on all ranks or on one, and made anew over the same communicator.
+  void engine_afresh() {
+    auto const at = any_place();
+    auto const afresh = made_.ranks[0].calls;
+    for (auto& plan : made_.ranks) plan.afresh = afresh;
+    auto const ranks = some_ranks();
+    for (auto const rank : ranks) made_.ranks[rank].calls[at].trick = Trick::outside;
+    name("another engine after a failure", ranks.size() == made_.ranks.size() ? Ending::reference : Ending::either);
+  }
+
+  /// A norm is measured, then gradients change.
+  void old_norm() {
+    auto const at = draw_.of(places([this](std::size_t place) { return kind(place) == Op::step; }));
+    auto pass = at;
+    while (!(kind(pass) == Op::forward && begins_pass(pass))) --pass;
+    std::vector<Call> calls{{{.kind = Op::clip, .data = 1, .value = 0.01f}}};
+    for (auto place = pass; place < at; ++place)
+      if (kind(place) == Op::forward || kind(place) == Op::backward) calls.push_back({calls_at(place)});
+    calls.push_back({calls_at(at), Trick::refused, true});
+    calls.push_back({{.kind = Op::clip, .data = 1, .value = 0.5f}});
+    for (auto& plan : made_.ranks) insert(plan, at, calls);
+    name("a norm that was measured before another backward is refused", Ending::reference);
+  }
+  Op const& calls_at(std::size_t place) const { return calls()[place].op; }
 
   trial::Draw draw_;
   trial::Trial trial_;

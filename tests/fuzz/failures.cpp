@@ -17,6 +17,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/fuzz/draw_scenario.hpp"
@@ -76,13 +77,15 @@ void throw_fault(Trick trick, std::string const& text) {
 
 class Rank {
  public:
-  Rank(int rank, Plan const& plan, trial::Trainer& trainer) : rank_(rank), plan_(&plan), trainer_(&trainer) {}
+  Rank(int rank, Plan const& plan, trial::Trainer& trainer)
+      : rank_(rank), plan_(&plan), trainer_(&trainer), delays_(static_cast<std::uint64_t>(rank)) {}
 
   /// @return false if the rank returns early
-  bool run() {
+  bool run(std::vector<Call> const& calls) {
     trainer_->begin();
-    for (std::size_t at = 0; at < plan_->calls.size(); ++at) {
-      auto const& call = plan_->calls[at];
+    for (std::size_t at = 0; at < calls.size(); ++at) {
+      auto const& call = calls[at];
+      dawdle();
       if (call.trick == Trick::returns) return false;
       if (call.trick == Trick::outside) throw Fault(fault_text(rank_, "the caller"));
       if (call.trick == Trick::refused) {
@@ -120,9 +123,20 @@ class Rank {
     }
     throw Unexpected("ran without its fault: " + literal(call.op));
   }
+  void dawdle() {
+    if (plan_->delay_us > 0)
+      std::this_thread::sleep_for(std::chrono::microseconds{delays_.between(0, plan_->delay_us)});
+  }
   /// In one of the modules that the call runs.
   Inside inside(Call const& call, std::size_t at) {
-    if (call.trick == Trick::none) return {};
+    if (call.trick == Trick::none) {
+      if (plan_->delay_us == 0) return {};
+      return [this](fsdp::host::Stream& stream) {
+        stream.enqueue([span = std::chrono::microseconds{delays_.between(0, plan_->delay_us)}] {
+          std::this_thread::sleep_for(span);
+        });
+      };
+    }
     auto const parts = plan_->trial.model.parts.size();
     auto const turn = call.op.to == Op::all ? at % parts : 0;
     auto const text = fault_text(rank_, plan_->trial.model.parts[call.op.from + turn].prefix);
@@ -134,6 +148,7 @@ class Rank {
           stream.enqueue([text] { throw Fault(text); });
           stream.synchronize();
           break;
+        case Trick::gather_task: trainer_->gather().enqueue([text] { throw Fault(text); }); break;
         case Trick::nested: refuse(call.other); break;
         default: throw_fault(call.trick, text); break;
       }
@@ -143,7 +158,25 @@ class Rank {
   int rank_;
   Plan const* plan_;
   trial::Trainer* trainer_;
+  trial::Draw delays_;
 };
+
+/// Makes the engine, and another one after a failure if that is planned. @return false if the rank returns early
+bool run_plan(trial::Local world, Plan const& plan, trial::Outcome<float>& outcome) {
+  auto const rank = world.rank();
+  auto const once = [&](trial::Local comm, std::vector<Call> const& calls) {
+    auto const trainer = trial::make_trainer(std::move(comm), plan.trial, plan.setting);
+    if (!Rank(rank, plan, *trainer).run(calls)) return false;
+    outcome = std::move(trainer->outcome());
+    return true;
+  };
+  if (plan.afresh.empty()) return once(std::move(world), plan.calls);
+  try {
+    if (once(world.split(0, rank, "first"), plan.calls)) return true;
+  } catch (Fault const&) {
+  }
+  return once(world.split(0, rank, "second"), plan.afresh);
+}
 
 /// Runs a scenario, whatever comes. @return how each rank ended
 std::vector<End> run_ranks(Scenario const& scenario, trial::Outcomes& outcomes) {
@@ -166,9 +199,7 @@ std::vector<End> run_ranks(Scenario const& scenario, trial::Outcomes& outcomes) 
         }
         if (plan.before == Trick::outside) throw Fault(fault_text(rank, "the caller"));
         allocations_left = plan.allocations;
-        auto const trainer = trial::make_trainer(std::move(comm), plan.trial, plan.setting);
-        end.returned = !Rank(rank, plan, *trainer).run();
-        if (!end.returned) outcomes[static_cast<std::size_t>(rank)] = std::move(trainer->outcome());
+        end.returned = !run_plan(std::move(comm), plan, outcomes[static_cast<std::size_t>(rank)]);
       } catch (fsdp::Error const& error) {
         failed(true, error.what());
         throw;
@@ -197,7 +228,7 @@ std::string judge(Scenario const& scenario, std::vector<End> const& ends, trial:
     for (std::size_t rank = 0; rank < ends.size(); ++rank) {
       auto const& plan = scenario.ranks[rank];
       trial::Reference reference(plan.trial, outcomes[0].initial);
-      for (auto const& call : plan.calls)
+      for (auto const& call : plan.afresh.empty() ? plan.calls : plan.afresh)
         if (call.trick == Trick::none || call.trick == Trick::nested) reference.run(call.op);
       auto const text = far_from(reference, static_cast<int>(rank), outcomes[rank]);
       if (!text.empty()) return text;
@@ -270,9 +301,16 @@ std::string describe(Scenario const& scenario) {
   for (std::size_t rank = 0; rank < scenario.ranks.size(); ++rank) {
     auto const& plan = scenario.ranks[rank];
     text += fmt::format("rank {}: {}\n", rank, literal(plan.setting));
-    constexpr std::array<std::string_view, 9> tricks{
-        "",        "throws",     "throws 42",   "task throws", "task throws, waits", "the caller throws",
-        "returns", "is refused", "calls inside"};
+    constexpr std::array<std::string_view, 10> tricks{"",
+                                                      "throws",
+                                                      "throws 42",
+                                                      "task throws",
+                                                      "task throws, waits",
+                                                      "gather throws",
+                                                      "the caller throws",
+                                                      "returns",
+                                                      "is refused",
+                                                      "calls inside"};
     if (plan.before != Trick::none)
       text += fmt::format("  before: {}\n", tricks[static_cast<std::size_t>(plan.before)]);
     for (auto const& call : plan.calls)

@@ -21,6 +21,7 @@ enum class Trick : unsigned char {
   throws_other,  ///< the same, but what it throws is no std::exception
   task,          ///< the module enqueues work that throws
   task_waits,    ///< the same, and it waits for the stream
+  gather_task,   ///< the same on the stream that gathers, and it does not wait
   outside,       ///< the caller throws instead of calling
   returns,       ///< the rank's body returns instead of calling
   refused,       ///< the call itself must throw an fsdp::Error
@@ -43,6 +44,9 @@ struct Plan {
   Trick before = Trick::none;  ///< instead of making the engine
   Trick end = Trick::none;     ///< in the last export
   int allocations = -1;        ///< the device gives so much memory, then none; negative: any
+  int delay_us = 0;            ///< the caller and its kernels dawdle, up to so many microseconds a call
+  /// After a failure the engine is thrown away, and another one makes these calls.
+  std::vector<Call> afresh;
 };
 
 enum class Ending : unsigned char {

@@ -90,11 +90,11 @@ run $script
 builds
 installed "${all[@]}"
 check "not at once" test "$(grep -c '^apt-get update' calls) $(grep -c '^apt-get install' calls)" = "1 1"
-run tests/run.sh --quick
+run tests/run.sh
 builds
 installed catch2
 packages "${all[@]}" catch2
-run tests/run.sh --quick
+run tests/run.sh
 builds
 installed "${all[@]}" catch2
 
@@ -103,7 +103,7 @@ ends_with() { # ends_with SENTENCE
   check "ended with $code" test "$code" -eq 1
   last_line "run.sh: error: missing $1"
 }
-for script in examples/nanogpt/run.sh "tests/run.sh --quick"; do
+for script in examples/nanogpt/run.sh "tests/run.sh"; do
   packages libopenblas-dev libcli11-dev
   NOT_IN_ARCHIVE=libcli11-dev run $script
   ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not install it (see above)"
@@ -116,7 +116,7 @@ for script in examples/nanogpt/run.sh "tests/run.sh --quick"; do
   builds
 done
 packages libopenblas-dev
-run tests/run.sh --quick --no-install
+run tests/run.sh --no-install
 ends_with "libopenblas-dev (nanogpt needs OpenBLAS): installing was forbidden"
 installed
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention by panels against the definition, forward and backward, in double.
 // skip-tsan
+// optimised
 
 #include <algorithm>
 #include <cmath>

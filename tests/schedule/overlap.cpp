@@ -40,7 +40,7 @@ struct TransferDelay {
 /// and streams follow each other, as on a single communicator.
 class Slow {
  public:
-  using Device = ::Device;
+  using Device = typename Local::Device;
   using Stream = Device::Stream;
 
   Slow(Local inner, std::int64_t microseconds, bool one_link)

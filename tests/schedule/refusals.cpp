@@ -254,6 +254,57 @@ TEST_CASE("there are no gradients to export before a backward pass, after a disc
   });
 }
 
+TEST_CASE("discarding begins half a forward pass anew, and leaves a whole one") {
+  for (std::size_t const modules : {1u, 2u}) {
+    float const weight = weight_after([&](Engine& engine, Layers& layers) {
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      for (std::size_t i = 0; i < modules; ++i) layers[i].forward();
+      engine.discard_gradients();
+      if (modules == 1) layers[0].forward();
+      if (modules == 1) layers[1].forward([&](auto&) { engine.discard_gradients(); });  // inside a use: it goes on
+      for (auto i = layers.size(); i-- > 0;) layers[i].backward(1.0f);
+      sgd.step();
+    });
+    CHECK(weight == -1.0f);
+  }
+}
+
+TEST_CASE("what was moved from, or never was, is refused by name") {
+  auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
+    auto moved = std::move(layers[0]);
+    CHECK(contains(message_of([&] { layers[0].forward(); }), "a sharded module is used that was moved from"));
+    CHECK(contains(message_of([&] { engine.shard(Ramp<>{}, "x", fsdp::UnitId{7}); }), "the engine has no such unit"));
+    fsdp::AdoptedUnit<Engine>::Tensor nowhere{"fc.w", nullptr, nullptr, {4}};
+    CHECK(contains(
+        message_of([&] { fsdp::AdoptedUnit<Engine> unit(engine, "fc", {nowhere}, {.kernels_are_enqueued = true}); }),
+        "adopted tensor 'fc.w'"));
+  });
+  INFO(message);
+  CHECK(message.empty());
+  CHECK(contains(on_engine(1,
+                           [](Engine& engine, Layers&) {
+                             engine.shard(Named{"w", {}, std::int64_t{1} << 60}, "x");
+                           }),
+                 "are more elements than fit"));
+}
+
+TEST_CASE("a scaler steps the optimizers of its own engine") {
+  auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
+    fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine other(mesh);
+      auto layer = other.shard(Ramp<>{}, "layer");
+      fsdp::Sgd sgd(other, {.lr = 1.0f});
+      fsdp::GradScaler scaler(engine);
+      pass(layers, 1.0f);
+      layer.forward();
+      layer.backward(1.0f);
+      scaler.step(sgd, 1.0f);
+    });
+  });
+  CHECK(contains(message, "the optimizer is of another engine"));
+}
+
 TEST_CASE("a scope that is open is named as such") {
   CHECK(contains(on_engine(1,
                            [](Engine& engine, Layers&) {

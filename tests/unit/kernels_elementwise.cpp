@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Block's operations and the core's elementwise kernels against plain loops in double.
 // skip-tsan
+// optimised
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counter-based initialisation: known answers of Philox, independence of chunking, distributions.
 // skip-tsan
+// optimised
 #include <cmath>
 #include <cstdint>
 #include <set>

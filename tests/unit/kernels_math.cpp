@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elementary functions of kernels against the C library in double, over the whole range of fp32.
 // skip-tsan
+// optimised
 #include <cmath>
 #include <cstdint>
 #include <limits>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of norms, clipping, the loss scale and optimizers against plain loops in double.
 // skip-tsan
+// optimised
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's row kernels: double forms against finite differences, narrower types against the double forms.
 // skip-tsan
+// optimised
 #include <cmath>
 #include <cstdint>
 #include <limits>

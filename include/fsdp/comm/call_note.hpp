@@ -85,9 +85,13 @@ class NoteRing {
   };
 
   static std::uint64_t sum_of(Words const& words, std::uint64_t number) {
-    std::uint64_t sum = number * 0x9e3779b97f4a7c15u;
-    for (auto const word : words) sum = (std::rotl(sum, 23) ^ word) * 0x9e3779b97f4a7c15u;
-    return sum | 1;  // never that of an empty slot
+    constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u;
+    std::array<std::uint64_t, 4> sums{number * odd, 1, 2, 3};  // four, so that none waits for the other
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      auto& sum = sums[i % sums.size()];
+      sum = (std::rotl(sum, 23) ^ words[i]) * odd;
+    }
+    return (sums[0] ^ std::rotl(sums[1], 16) ^ std::rotl(sums[2], 32) ^ std::rotl(sums[3], 48)) | 1;  // no empty slot's
   }
 
   std::array<Slot, Depth> slots_{};

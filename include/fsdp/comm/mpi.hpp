@@ -173,6 +173,8 @@ class BasicCommunicator {
   static std::shared_ptr<detail::Group> make_world(Environment const& environment, Options options) {
     MPI_Comm world = MPI_COMM_NULL;
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+    // What a stream waits for may wait for peers: they are named first.
+    if (host::wait_deadline() < 2 * options.timeout) host::set_wait_deadline(2 * options.timeout);
     static std::atomic<std::uint64_t> worlds{0};  // all ranks make the same ones
     auto const id = ++worlds;
     auto family = std::make_shared<detail::Family>(environment.post(), id, environment.rank());
@@ -214,7 +216,9 @@ class BasicCommunicator {
     if (size() > 1) {
       header.send = own.group->find(send, extent.sent * sizeof(T));
       header.receive = own.group->find(receive, extent.received * sizeof(T));
-      header.call = own.group->enter(name(operation), label.unit, label.pass);
+      header.numbers = own.group->enter(name(operation), label.unit, label.pass);
+      detail::copy_text(header.unit, label.unit);
+      detail::copy_text(header.pass, label.pass);
     }
     stream.enqueue(Task(state_, call));
     return {++own.sequence};

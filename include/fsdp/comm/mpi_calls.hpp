@@ -43,7 +43,19 @@ struct CallRecord {
     return std::nullopt;
   }
 };
-using CallRing = comm::NoteRing<CallRecord, 256>;
+/// A rank that is further ahead of a peer is not followed: a few steps of an engine.
+using CallRing = comm::NoteRing<CallRecord, 1024>;
+
+/// What collectives compare where they meet: a call's number among the ranks of its communicator, and how many calls
+/// its rank had made among all ranks of the family.
+struct CallNumbers {
+  std::uint32_t own = 0;  ///< 0: not followed
+  std::uint32_t all = 0;
+
+  bool agree(CallNumbers const& other) const {
+    return own == 0 || other.own == 0 || (own == other.own && all == other.all);
+  }
+};
 
 /// The calls of one set of ranks in all communicators that they form. The memory stays for as long as the family does.
 class CallLog {
@@ -144,15 +156,25 @@ class CallBook {
   }
 
   /// Writes down a call in a communicator of the log's ranks. Host thread only.
-  CallRecord enter(CallLog* log, comm::CallNote const& note) {
+  CallNumbers enter(CallLog* log, comm::CallNote const& note) {
+    if (log == nullptr || stopped_.load(std::memory_order_relaxed)) return {};
     CallRecord record;
     record.note = note;
-    if (log == nullptr || stopped_.load(std::memory_order_relaxed)) return record;
     for (auto& count : counts_)
       if (count.set == log->id()) record.number = ++count.calls;
     record.set = log->id();
     record.counts = counts_;
     log->own().write(record.number, record);
+    return {record.number, counts_.front().calls};
+  }
+  /// A call as another rank's numbers tell of it. @pre the first log of the family is of all ranks
+  CallRecord record_of(CallLog const& log, comm::CallNote const& note, CallNumbers numbers) const {
+    CallRecord record;
+    record.note = note;
+    record.set = log.id();
+    record.number = numbers.own;
+    record.counts[0] = {log.id(), numbers.own};
+    record.counts[1] = {logs().front()->id(), numbers.all};
     return record;
   }
 

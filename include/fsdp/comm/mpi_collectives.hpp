@@ -33,8 +33,8 @@ class Collectives {
 
   void run(Call const& call) {
     if (group_.size() == 1) return run_alone(call);
-    scene_ = {group_.own_world_rank(), name(call.header.operation), call.label.unit, call.label.pass};
-    awaited_ = {call.header.call, call.header.sequence};
+    Scene const scene{group_.own_world_rank(), name(call.header.operation), call.label.unit, call.label.pass};
+    awaited_ = {scene, call.header.numbers.own, call.header.sequence};
     try {
       group_.throw_if_failed();
       meet(call);
@@ -56,14 +56,14 @@ class Collectives {
     // Peers read this rank's result in the second half of an all_reduce. In place, that is the input, which is the
     // caller's to guard; otherwise the result must be the caller's alone when the collective completes.
     if (call.header.operation == Operation::all_reduce && call.send != call.receive)
-      group_.wait_for_node(&RankControl::done, call.header.sequence, scene_, awaited_);
+      group_.wait_for_node(&RankControl::done, call.header.sequence, awaited_);
   }
 
   /// The call will not be run, because its stream has failed: peers are told.
   void drop(Call const& call) noexcept {
     try {
       group_.fail_all(fmt::format("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
-                                  call.header.call.note.text()));
+                                  call.header.text()));
     } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
     }
   }
@@ -71,10 +71,8 @@ class Collectives {
   /// Returns when all peers on the node have completed the collective; messages to others leave nothing to wait for.
   void wait_for_peers(Ticket ticket, WaitSite site) {
     if (group_.size() == 1) return;
-    Scene const scene{group_.own_world_rank(), "wait_for_peers", {}, fsdp::name(site)};
-    Awaited awaited{{}, ticket.sequence};
-    awaited.call.note = comm::CallNote::collective(0, "", "wait_for_peers", "", fsdp::name(site));
-    group_.wait_for_node(&RankControl::done, ticket.sequence, scene, awaited);
+    Awaited awaited{{group_.own_world_rank(), "wait_for_peers", {}, fsdp::name(site)}, 0, ticket.sequence};
+    group_.wait_for_node(&RankControl::done, ticket.sequence, awaited);
   }
 
  private:
@@ -90,7 +88,7 @@ class Collectives {
   auto waiter() {
     return [this](auto&& done, auto&& pause, auto&& missing) {
       wait_until(
-          scene_, group_.options().timeout,
+          awaited_.scene, group_.options().timeout,
           [&] {
             if (done()) return true;
             group_.throw_if_failed();
@@ -118,7 +116,7 @@ class Collectives {
       messages_.send(peer, &call.header, sizeof(Header));
     }
     messages_.close_round();
-    group_.wait_for_node(&RankControl::ready, sequence, scene_, awaited_);
+    group_.wait_for_node(&RankControl::ready, sequence, awaited_);
     messages_.wait_all(waiter());
     for (auto const peer : group_.on_node())
       headers_[static_cast<std::size_t>(peer)] = group_.control()[peer].header(sequence);
@@ -126,7 +124,7 @@ class Collectives {
       auto const& first = headers_.front();
       auto const& other = headers_[static_cast<std::size_t>(rank)];
       if (first.agrees(other)) {
-        group_.expect_one_order(call.header.call, other.call, rank);
+        group_.expect_one_order(group_.note_of(awaited_.scene), call.header.numbers, other.numbers, rank);
         continue;
       }
       auto const text = fmt::format("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence,
@@ -156,7 +154,7 @@ class Collectives {
     ++step_;
     fill(group_.control().scratch(group_.rank(), step_));
     group_.own().step.publish(step_);
-    group_.wait_for_node(&RankControl::step, step_, scene_, awaited_);
+    group_.wait_for_node(&RankControl::step, step_, awaited_);
   }
   std::byte const* staged(int rank) { return group_.control().scratch(rank, step_); }
 
@@ -333,8 +331,7 @@ class Collectives {
   Messages messages_;
   std::vector<Header> headers_;      // of the running collective, by rank
   std::vector<std::byte> received_;  // chunks from other nodes
-  Scene scene_;
-  Awaited awaited_;
+  Awaited awaited_;                  // of the running collective
   std::uint64_t step_ = 0;
 };
 

@@ -41,7 +41,9 @@ struct Header {
   Operation operation{};
   DType type{};
   Place send, receive;
-  CallRecord call;
+  CallNumbers numbers;
+  char unit[64] = {};
+  char pass[16] = {};
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash && root == other.root &&
@@ -49,8 +51,8 @@ struct Header {
   }
   std::string text() const {
     auto const to = operation == Operation::broadcast ? fmt::format(" from rank {}", root) : std::string{};
-    return fmt::format("{} of unit '{}' ({}, {} x {}{})", name(operation), call.note.unit.data(), call.note.pass.data(),
-                       count, fsdp::name(type), to);
+    return fmt::format("{} of unit '{}' ({}, {} x {}{})", name(operation), static_cast<char const*>(unit),
+                       static_cast<char const*>(pass), count, fsdp::name(type), to);
   }
 };
 static_assert(std::is_trivially_copyable_v<Header>);

@@ -29,7 +29,8 @@ inline long setting(char const* name, long otherwise) {
   if (text == nullptr || *text == '\0') return otherwise;
   char* end = nullptr;
   long const value = std::strtol(text, &end, 10);
-  if (*end != '\0' || value <= 0) fail<ConfigError>("{}='{}': expected a positive number", name, text);
+  if (*end != '\0' || value <= 0 || value > 1'000'000'000)
+    fail<ConfigError>("{}='{}': expected a positive number, at most 1,000,000,000", name, text);
   return value;
 }
 

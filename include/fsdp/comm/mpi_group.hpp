@@ -44,13 +44,14 @@ class Group : public Peers {
   /// @throws OrderError on every rank if their `what` differ
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (size_ == 1) return {text};
-    Awaited awaited;
     if (has_control_) own().calls.publish(++calls_);
-    awaited.controls = calls_;
-    awaited.call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
+    auto const note = comm::CallNote::control(id_, name_, what);
+    auto const numbers = family_->calls().enter(log_, note);
+    auto const scene = note.text();
+    Awaited awaited{{own_world_rank(), scene, {}, {}}, numbers.own, 0, calls_};
     auto const ranks = static_cast<std::size_t>(size_);
     // MPI may still write to what a failed exchange leaves behind: then it stays.
-    auto buffers = std::make_unique<Buffers>(text, awaited.call, what, ranks);
+    auto buffers = std::make_unique<Buffers>(text, numbers, what, ranks);
     try {
       auto& calls = buffers->calls;
       MPI_Request request = MPI_REQUEST_NULL;
@@ -58,15 +59,15 @@ class Group : public Peers {
                            comm_, &request),
             "MPI_Iallgather");
       complete(request, awaited);
-      compare(calls);
+      compare(calls, note);
       auto& all = buffers->all;
       std::int64_t total = 0;
-      for (auto const& call : calls) {
-        FSDP_EXPECTS(total + call.length <= INT_MAX, "rank {}: exchange of '{}': the texts of all ranks exceed 2 GiB",
+      for (auto const& theirs : calls) {
+        FSDP_EXPECTS(total + theirs.length <= INT_MAX, "rank {}: exchange of '{}': the texts of all ranks exceed 2 GiB",
                      own_world_rank(), what);
-        buffers->counts.push_back(static_cast<int>(call.length));
+        buffers->counts.push_back(static_cast<int>(theirs.length));
         buffers->offsets.push_back(static_cast<int>(total));
-        total += call.length;
+        total += theirs.length;
       }
       all.resize(static_cast<std::size_t>(total));
       check(MPI_Iallgatherv(buffers->text.data(), static_cast<int>(text.size()), MPI_CHAR, all.data(),
@@ -125,12 +126,12 @@ class Group : public Peers {
   struct Announcement {
     std::int64_t length = 0;
     comm::Text what;
-    CallRecord call;
+    CallNumbers numbers;
   };
   /// What MPI reads and writes during an exchange.
   struct Buffers {
-    Buffers(std::string const& mine, CallRecord const& call, std::string_view what, std::size_t ranks)
-        : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), call}, calls(ranks) {}
+    Buffers(std::string const& mine, CallNumbers numbers, std::string_view what, std::size_t ranks)
+        : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), numbers}, calls(ranks) {}
     std::string text;
     Announcement own;
     std::vector<Announcement> calls;
@@ -181,20 +182,18 @@ class Group : public Peers {
     return make_segment([&](std::string const& text) { return exchange(text, what); }, rank_, members, bytes);
   }
 
-  void compare(std::vector<Announcement> const& calls) {
+  void compare(std::vector<Announcement> const& calls, comm::CallNote const& note) {
     auto const at = [&](int rank) -> Announcement const& { return calls[static_cast<std::size_t>(rank)]; };
     if (!has_control_) return;
     comm::expect_same_exchange(
         rank_, size_, [&](int rank) -> auto const& { return at(rank).what; },
         [this](int rank) { return world_rank_of(rank); });
-    for (int peer = 0; peer < size_; ++peer) expect_one_order(at(rank_).call, at(peer).call, peer);
+    for (int peer = 0; peer < size_; ++peer) expect_one_order(note, at(rank_).numbers, at(peer).numbers, peer);
   }
   void complete(MPI_Request& request, Awaited& awaited) {
-    auto const call = awaited.call.note.text();
-    Scene const scene{own_world_rank(), call, {}, {}};
     PollPause pause;
     wait_until(
-        scene, options_.timeout,
+        awaited.scene, options_.timeout,
         [&] {
           int done = 0;
           check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,11 +26,13 @@ namespace fsdp::mpi::detail {
 
 /// What a rank waits for its peers to come to.
 struct Awaited {
-  CallRecord call;
+  using Time = std::chrono::steady_clock::time_point;
+
+  Scene scene;
+  std::uint32_t number = 0;       ///< of its call: CallNumbers::own
   std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
   std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
-  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point next_look = since + std::chrono::milliseconds(5);
+  Time first_look{}, next_look{};
   bool told = false;  ///< ranks on other nodes know of it
 };
 
@@ -53,17 +56,17 @@ class Peers {
   RankControl& own() { return control_[rank_]; }
 
   /// Writes down a collective for peers that wait elsewhere. Host thread only.
-  CallRecord enter(std::string_view operation, std::string_view unit, std::string_view pass) {
+  CallNumbers enter(std::string_view operation, std::string_view unit, std::string_view pass) {
     return family_->calls().enter(log_, comm::CallNote::collective(id_, name_, operation, unit, pass));
   }
 
   /// Waits until the counter of each rank on the node has reached `target`.
-  void wait_for_node(SharedCounter RankControl::*counter, std::uint64_t target, Scene const& scene, Awaited& awaited) {
+  void wait_for_node(SharedCounter RankControl::*counter, std::uint64_t target, Awaited& awaited) {
     for (auto const peer : on_node_) {
       if (peer == rank_) continue;
       auto& theirs = control_[peer].*counter;
       wait_until(
-          scene, options_.timeout,
+          awaited.scene, options_.timeout,
           [&] {
             if (theirs.reached(target)) return true;
             throw_if_failed();
@@ -96,15 +99,19 @@ class Peers {
     family_->calls().stop();
     if (control_.failure().set(text, true)) control_.wake_all();  // ranks on other nodes find out by themselves
   }
-  /// Ends the family, if two ranks' calls that meet contradict each other.
-  void expect_one_order(CallRecord const& mine, CallRecord const& theirs, int peer) {
-    if (!CallBook::differ(mine, theirs)) return;
-    auto const found = family_->calls().earliest({mine, theirs}, world_rank_of(peer));
+  /// Ends the family if two ranks have made different calls before the one in which they meet, `note`.
+  void expect_one_order(comm::CallNote const& note, CallNumbers mine, CallNumbers theirs, int peer) {
+    if (log_ == nullptr || mine.agree(theirs)) return;
+    auto const& calls = family_->calls();
+    auto const own = calls.record_of(*log_, note, mine);
+    auto const found = calls.earliest({own, calls.record_of(*log_, note, theirs)}, world_rank_of(peer));
     auto text = found.text(own_world_rank(), world_rank_of(peer));
-    if (!is_on_node(peer))
-      text += fmt::format("; rank {} came before to {}", own_world_rank(), family_->calls().before(mine));
+    if (!is_on_node(peer)) text += fmt::format("; rank {} came before to {}", own_world_rank(), calls.before(own));
     family_->fail_all(text, true);
     family_->throw_if_failed();
+  }
+  comm::CallNote note_of(Scene const& scene) const {
+    return comm::CallNote::collective(id_, name_, scene.operation, scene.unit, scene.pass);
   }
   /// This rank makes no more calls: peers that wait for more are told. @param collectives  those it has enqueued
   void leave(std::uint64_t collectives, bool by_exception) noexcept {
@@ -126,14 +133,16 @@ class Peers {
   void look_around(Awaited& awaited) {
     auto const now = std::chrono::steady_clock::now();
     if (now < awaited.next_look || !has_control_) return;
+    if (awaited.first_look == Awaited::Time{}) awaited.first_look = now;
     awaited.next_look = now + std::chrono::milliseconds(10);
+    auto const call = log_ == nullptr ? std::nullopt : log_->own().read(awaited.number);
     for (auto const peer : on_node_) {
       if (peer == rank_) continue;
       auto const left = control_[peer].left.load(std::memory_order_acquire);
       if (left != 0)
         expect_enough(awaited, world_rank_of(peer), (left >> 1) - 1, control_[peer].calls.value.load(),
                       (left & 1) != 0);
-      family_->expect_no_contradiction(awaited.call, world_rank_of(peer));
+      if (call) family_->expect_no_contradiction(*call, world_rank_of(peer));
     }
     if (!family_->spans_nodes()) return;
     family_->post().collect();
@@ -143,9 +152,9 @@ class Peers {
       if (letter.kind == Letter::Kind::left)
         expect_enough(awaited, from, letter.collectives, letter.calls, letter.flag);
     }
-    if (awaited.told || awaited.call.set == 0 || now - awaited.since < std::chrono::milliseconds(100)) return;
+    if (awaited.told || !call || now - awaited.first_look < std::chrono::milliseconds(100)) return;
     awaited.told = true;
-    family_->tell_waiting(world_ranks_elsewhere(), awaited.call);
+    family_->tell_waiting(world_ranks_elsewhere(), *call);
   }
 
  protected:
@@ -160,6 +169,9 @@ class Peers {
   }
   ~Peers() { family_->post().close(id_); }
 
+  std::string text_of(Scene const& scene) const {
+    return scene.unit.empty() ? std::string(scene.operation) : note_of(scene).text();
+  }
   int node_of(int rank) const { return nodes_[static_cast<std::size_t>(world_rank_of(rank))]; }
   std::vector<int> world_ranks_elsewhere() const {
     std::vector<int> ranks;
@@ -179,8 +191,8 @@ class Peers {
     if (collectives >= awaited.collectives && controls >= awaited.controls) return;
     throw_if_failed();  // who left because of a failure had noted it before
     family_->calls().stop();
-    fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", own_world_rank(),
-                    awaited.call.note.text(), left, by_exception ? " after an exception" : "");
+    fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", own_world_rank(), text_of(awaited.scene),
+                    left, by_exception ? " after an exception" : "");
   }
   MPI_Comm comm_;
   Options options_;

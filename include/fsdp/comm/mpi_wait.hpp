@@ -73,6 +73,8 @@ inline void write_error(std::string_view text) {
 /// Ends every process of the run with a non-zero code. Callable from any thread.
 [[noreturn]] inline void end_run(int code) {
   if (process().pending_name[0] != '\0') ::unlink(process().pending_name);
+  static std::atomic<bool> ending{false};  // MPI_Abort is not for two threads
+  while (ending.exchange(true)) ::pause();
   std::signal(SIGALRM, SIG_DFL);
   ::alarm(5);  // MPI_Abort talks to the launcher; this process ends even if that takes for ever
   if (process().initialized.load()) MPI_Abort(MPI_COMM_WORLD, code);

@@ -34,7 +34,9 @@ namespace fsdp::nccl {
 ///
 /// [Note: Several communicators on one device] Their kernels wait for peers while they hold multiprocessors. All ranks
 /// must enqueue the collectives of all their communicators in one order, as the engine does; otherwise two ranks can
-/// each run the collective that the other has not begun.
+/// each run the collective that the other has not begun. Nothing but Options::check_order and the deadline notices.
+///
+/// A communicator that was moved from can be destroyed, assigned to, and nothing else: calls throw a UsageError.
 class Communicator {
  public:
   using Device = cuda::Device;
@@ -87,13 +89,13 @@ class Communicator {
     return Communicator(std::move(state));
   }
 
-  int rank() const { return state_->rank; }
-  int size() const { return state_->size; }
-  cuda::Device const& device() const { return state_->device; }
+  int rank() const { return state().rank; }
+  int size() const { return state().size; }
+  cuda::Device const& device() const { return state().device; }
   /// NCCL's handle; null in a group of one rank that was not adopted.
-  ncclComm_t get() const { return state_->comm; }
+  ncclComm_t get() const { return state().comm; }
   /// What this rank waits in now, for messages; "" if nothing is pending.
-  std::string pending() const { return state_->watch ? state_->watch->pending() : ""; }
+  std::string pending() const { return state().watch ? state_->watch->pending() : ""; }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank, with resources of its own: the two
   /// progress independently.
@@ -103,7 +105,7 @@ class Communicator {
   /// @note Collective: yes; blocks until this communicator's collectives are done.
   Communicator split(int color, int key, std::string_view what) {
     FSDP_EXPECTS(color >= 0, "rank {}: split '{}' with color {}", rank(), what, color);
-    auto& parent = *state_;
+    auto& parent = state();
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
     if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
     static_cast<void>(exchange({}, comm::split_of(what)));
@@ -130,12 +132,12 @@ class Communicator {
   /// @throws ResourceError; ConfigError if sizes differ between ranks or the memory cannot be registered
   /// @note Collective: yes with symmetric_memory, and blocks.
   void* allocate(std::size_t bytes) {
-    if (!state_->options.symmetric_memory || size() == 1) return device().allocate(bytes);
+    if (!state().options.symmetric_memory || size() == 1) return device().allocate(bytes);
     return state_->allocate_symmetric(bytes);
   }
   /// @note Collective: no. May wait for the device to be idle.
   void deallocate(void* memory, std::size_t bytes) noexcept {
-    if (!state_->free_symmetric(memory)) device().deallocate(memory, bytes);
+    if (state_ != nullptr && !state_->free_symmetric(memory)) device().deallocate(memory, bytes);
   }
 
   /// Gathers every rank's `count` elements, in rank order, into `recv` (size() * count). In place: `send == recv +
@@ -180,7 +182,7 @@ class Communicator {
   /// caller.
   /// @throws UsageError if the ticket is of a collective that was not enqueued yet
   void wait_for_peers(Stream& /*stream*/, Ticket ticket, WaitSite /*site*/) {
-    FSDP_EXPECTS(ticket.sequence <= state_->sequence, "rank {}: wait for collective {}, but only {} were enqueued",
+    FSDP_EXPECTS(ticket.sequence <= state().sequence, "rank {}: wait for collective {}, but only {} were enqueued",
                  rank(), ticket.sequence, state_->sequence);
   }
 
@@ -199,30 +201,35 @@ class Communicator {
 
   explicit Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
+  State& state() const {
+    FSDP_EXPECTS(state_ != nullptr, "a call of a communicator that was moved from");
+    return *state_;
+  }
+
   /// @param own where this rank's input goes in a group of one
   template <class T, class Call>
   Ticket enqueue(Stream& stream, std::string_view operation, T const* send, T* recv, T* own, std::size_t count,
                  int root, Label label, Call const& call) {
-    auto& state = *state_;
+    auto& group = state();
     FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
-                 state.rank, operation, label.unit);
+                 group.rank, operation, label.unit);
     auto const handle = stream.get();
-    if (!state.bound) state.bound = handle;
-    FSDP_EXPECTS(*state.bound == handle, "rank {}: {} of unit '{}': this communicator already runs on another stream",
-                 state.rank, operation, label.unit);
-    ++state.sequence;
+    if (!group.bound) group.bound = handle;
+    FSDP_EXPECTS(*group.bound == handle, "rank {}: {} of unit '{}': this communicator already runs on another stream",
+                 group.rank, operation, label.unit);
+    ++group.sequence;
     auto const type = fsdp::name(dtype_of<T>);
-    if (state.options.check_order) check_order(operation, label, count, type, root);
-    if (state.size == 1) {
-      state.device.copy_async(stream, own, send, count * sizeof(T));
-      return {state.sequence};
+    if (group.options.check_order) check_order(operation, label, count, type, root);
+    if (group.size == 1) {
+      group.device.copy_async(stream, own, send, count * sizeof(T));
+      return {group.sequence};
     }
-    if (count == 0) return {state.sequence};
+    if (count == 0) return {group.sequence};
     cuda::NvtxRange const range(label.unit, label.pass, operation);
-    state.device.make_current();
+    group.device.make_current();
     call(handle);
-    state.watch->enqueued(handle, {operation, label, state.sequence, count, type});
-    return {state.sequence};
+    group.watch->enqueued(handle, {operation, label, group.sequence, count, type});
+    return {group.sequence};
   }
 
   /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run

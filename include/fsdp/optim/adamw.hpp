@@ -60,6 +60,7 @@ class AdamW {
     });
   }
 
+  E const& engine() const { return *engine_; }
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
   AdamWOptions const& options() const { return options_; }

@@ -60,10 +60,11 @@ class OptimizerState {
     for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
     auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
     moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
-    if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
     elements_ = elements;
     cut(weight_decay);
+    // Last: nothing may throw while compute writes memory that the destructor would have waited for.
+    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
   }
   OptimizerState(OptimizerState&&) = delete;
   ~OptimizerState() {

@@ -48,6 +48,7 @@ class Sgd {
     });
   }
 
+  E const& engine() const { return *engine_; }
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
 

@@ -47,14 +47,11 @@ struct Limits {
   int most_ranks = 7;
   Index most_elements = 600;  ///< of a tensor
   int least_steps = 2, most_steps = 3;
-  bool discards = false;
+  bool infinities = true;  ///< now and then in gradients
 };
 
-/// Extents of 0 are drawn from this on: 0 where a tensor may lack elements.
-inline constexpr Index smallest_extent = 1;
-
 inline std::vector<Index> draw_shape(Draw& draw, std::size_t rank, Index most_elements) {
-  std::vector<Index> const sizes{smallest_extent, 1, 2, 3, 5, 7, 11, 13, 31, 64, 65, 97, 127, 128, 211, 331, 509};
+  std::vector<Index> const sizes{0, 1, 2, 3, 5, 7, 11, 13, 31, 64, 65, 97, 127, 128, 211, 331, 509};
   std::vector<Index> shape(rank, 1);
   Index left = most_elements;
   for (auto& extent : shape) {
@@ -171,8 +168,10 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
     options.bucket_bytes = draw.of<Index>({4, 256, 1024, 10000});
     options.first_bucket_bytes = draw.of<Index>({4, 300, 4096});
   }
+  options.passes_ahead = draw.of({1, 2, 4, 4});
   setting.keeps = needs.keeps && (!drops || shards == 1 || options.keep_unsharded);
   setting.inline_compute = draw.once_in(5);
+  setting.traced = draw.once_in(6);
   for (int list = draw.once_in(3) ? draw.between(1, 4) : 0; list > 0; --list) {
     Ahead ahead{draw.once_in(2), draw.below(uses), {}};
     for (int tries = draw.between(0, 4); tries > 0; --tries) {
@@ -211,11 +210,11 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
   float const base = optimizer.adamw ? draw.of({0.001f, 0.01f, 0.03f}) : draw.of({0.02f, 0.05f, 0.1f});
   for (int step = draw.between(limits.least_steps, limits.most_steps); step > 0; --step) {
     if (draw.once_in(4)) script.push_back({.kind = Op::evaluate, .data = data++});
-    if (limits.discards && draw.once_in(4)) {
+    if (draw.once_in(4)) {
       micro_steps(draw.between(1, 2), draw.once_in(2));
       script.push_back({.kind = Op::discard});
     }
-    bool const finite = !draw.once_in(12);
+    bool const finite = !(limits.infinities && draw.once_in(12));
     micro_steps(draw.of({1, 1, 2, 3}), true, finite);
     if (finite && draw.once_in(2)) script.push_back({.kind = Op::gradients});
     if (!finite || draw.once_in(2)) {
@@ -223,6 +222,11 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
           .kind = Op::clip, .data = finite && draw.once_in(2) ? 1 : 0, .value = draw.of({1e-3f, 0.05f, 1.0f, 1e30f})};
       clip.norm = draw.of({fsdp::NormKind::l2, fsdp::NormKind::l2, fsdp::NormKind::l1, fsdp::NormKind::inf});
       script.push_back(clip);
+      // Clipped again: what is left of the norm, and less of it.
+      if (finite && draw.once_in(3)) {
+        clip.data = 1, clip.value = draw.of({INFINITY, 0.01f});
+        script.push_back(clip);
+      }
     }
     script.push_back({.kind = Op::step, .value = base * draw.of({1.0f, 0.5f, 0.0f, 1.5f})});
   }

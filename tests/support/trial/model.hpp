@@ -64,6 +64,7 @@ struct Setting {
   std::vector<Ahead> ahead;
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
+  bool traced = false;
 
   bool hybrid() const { return sharding == Sharding::hybrid_full || sharding == Sharding::hybrid_grad_op; }
   int shards(int world) const { return sharding == Sharding::none ? 1 : hybrid() ? group : world; }

@@ -34,7 +34,7 @@ class Reference {
         if (op.to >= model().parts.size()) forward(op.data);
         break;
       case Op::backward:
-        if (op.from == 0) backward(op.data, static_cast<double>(op.value));
+        if (op.from == 0) factor_ = 1.0, backward(op.data, static_cast<double>(op.value));
         break;
       case Op::evaluate: forward(op.data); break;
       case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;

@@ -59,6 +59,7 @@ class Trainer {
   }
   Outcome<float>& outcome() { return outcome_; }
   virtual fsdp::host::Stream& compute() = 0;
+  virtual fsdp::host::Stream& gather() = 0;
 
  protected:
   Trainer(Model const& model, int rank, int ranks)
@@ -89,14 +90,19 @@ class Trainer {
   std::size_t elements(Index rows) const { return static_cast<std::size_t>(rows * model_.width); }
   std::size_t end_of(Op const& op) const { return std::min(op.to, model_.parts.size()); }
 
+  // The engine may refuse a part's turn. What belongs to it is enqueued in the module: not at all then.
   void forward(Op const& op, Inside const& inside) {
     auto const rows = rows_of(model_, op.data, rank_);
-    if (op.from == 0)
-      compute().enqueue([this, data = op.data, n = elements(rows), to = activations_[0].data()] {
-        for (std::size_t i = 0; i < n; ++i) to[i] = input_of(model_, data, rank_, static_cast<Index>(i));
-      });
-    for (auto part = op.from; part < end_of(op); ++part)
-      forward_part(part, activations_[part].data(), activations_[part + 1].data(), rows, inside);
+    for (auto part = op.from; part < end_of(op); ++part) {
+      auto const with_inputs = [&](fsdp::host::Stream& stream) {
+        if (part == 0)
+          stream.enqueue([this, data = op.data, n = elements(rows), to = activations_[0].data()] {
+            for (std::size_t i = 0; i < n; ++i) to[i] = input_of(model_, data, rank_, static_cast<Index>(i));
+          });
+        if (inside) inside(stream);
+      };
+      forward_part(part, activations_[part].data(), activations_[part + 1].data(), rows, with_inputs);
+    }
     if (end_of(op) < model_.parts.size()) return;
     compute().enqueue([this, n = elements(rows)] {
       auto const* const y = activations_.back().data();
@@ -105,15 +111,18 @@ class Trainer {
   }
   void backward(Op const& op, Inside const& inside) {
     auto const rows = rows_of(model_, op.data, rank_);
-    if (end_of(op) == model_.parts.size())
-      compute().enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value)] {
-        loss_gradient<float>(model_, data, rank_, activations_.back().data(), dy_.data(), scale);
-      });
     for (auto part = end_of(op); part-- > op.from;) {
+      auto const with_loss = [&](fsdp::host::Stream& stream) {
+        if (part + 1 == model_.parts.size())
+          stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value)] {
+            loss_gradient<float>(model_, data, rank_, activations_.back().data(), dy_.data(), scale);
+          });
+        if (inside) inside(stream);
+      };
       // Each part reads one of the two and writes the other.
       bool const even = (model_.parts.size() - part) % 2 == 0;
       backward_part(part, activations_[part].data(), (even ? dx_ : dy_).data(), (even ? dy_ : dx_).data(), rows,
-                    inside);
+                    with_loss);
     }
   }
 
@@ -147,6 +156,7 @@ class EngineTrainer final : public Trainer {
         engine_.set_forward_prefetch(ahead.at, ahead.uses);
       }
     }
+    if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
     if (how.adamw) {
       adamw_.emplace(engine_, fsdp::AdamWOptions{.weight_decay = how.weight_decay});
@@ -156,7 +166,7 @@ class EngineTrainer final : public Trainer {
   }
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
-  Engine& engine() { return engine_; }
+  fsdp::host::Stream& gather() override { return engine_.unsharder().stream(); }
 
  private:
   void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
@@ -201,7 +211,10 @@ class EngineTrainer final : public Trainer {
     });
     return all;
   }
-  void synchronize() override { engine_.synchronize(); }
+  void synchronize() override {
+    engine_.synchronize();
+    if (engine_.tracer() != nullptr) engine_.stop_trace();
+  }
   void meet() override { engine_.mean_over_ranks({1.0}); }
 
   fsdp::Mesh<C> mesh_;

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pointer that tells an object that was moved from.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::detail {
+
+/// Points at what its owner works on; null once the owner was moved from, so that a use of it is an error by name.
+template <class T>
+class MovedPointer {
+ public:
+  explicit MovedPointer(T* pointer) : pointer_(pointer) {}
+  MovedPointer(MovedPointer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
+  MovedPointer& operator=(MovedPointer&& other) noexcept {
+    pointer_ = std::exchange(other.pointer_, nullptr);
+    return *this;
+  }
+  /// @throws UsageError if `what`, its owner, was moved from
+  T* get(std::string_view what) const {
+    FSDP_EXPECTS(pointer_ != nullptr, "{} is used that was moved from", what);
+    return pointer_;
+  }
+
+ private:
+  T* pointer_;
+};
+
+}  // namespace fsdp::detail
