@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Flags that change floating-point results: each is noticed, and both ways out keep what docs/adopting.md says of them.
-# usage: check.sh flags|results|recipe WORK_DIR
+# Flags that change floating-point results: each is noticed, and both ways out keep what docs/adopting.md says of them
+# (whose program docs/pasted.sh compiles and runs).
+# usage: check.sh flags|results WORK_DIR
 # timeout: 600
 set -euo pipefail
 way=$1 work=$2
@@ -116,26 +117,6 @@ results() {
   "$CXX" "$work/trainer.o" "$work/kernels.o" "$work/part.o" -pthread -o "$work/mixed"
   if { "$work/mixed" >"$work/log" 2>&1; } 2>/dev/null; then complain "an engine is made beside a file of -freciprocal-math"; fi
   grep -q "part.cpp' includes fsdp and was compiled with -freciprocal-math" "$work/log" || complain "no word of -freciprocal-math: $(cat "$work/log")"
-}
-
-# The blocks of the guide's section, pasted into an empty folder: files, what compiles and runs them, what they print.
-recipe() {
-  export FSDP=$FSDP_SOURCE
-  [[ $FSDP_FMT_INCLUDE == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
-  cd "$work"
-  awk '
-    /^## / { here = $0 == "## Trainers compiled with -Ofast" }
-    here && /^```/ { inside = !inside; file = "block." substr($0, 4); next }
-    inside && /^\/\/ [a-z]+\.cpp$/ && file == "block.cpp" { file = $2 }
-    inside { print > file }' "$FSDP_SOURCE/docs/adopting.md"
-  for file in layer.cpp trainer.cpp block.sh block.text; do [[ -s $file ]] || complain "the guide has no $file"; done
-  grep -q -- '-Ofast .*layer.o.*trainer.o' block.sh || complain "the guide does not link with -Ofast"
-  bash -e block.sh >output
-  # Losses may differ by rounding: one part in a thousand.
-  paste -d ' ' block.text output | awk '
-    NF != 8 || $1 != "step" || $2 != $6 { print "lines differ: " $0; bad = 1 }
-    { d = $4 > $8 ? $4 - $8 : $8 - $4; if (d > $4 / 1000) { print "losses differ: " $0; bad = 1 } }
-    END { exit bad || NR != 3 }' || complain "the program prints something else than the guide shows"
 }
 
 $way
