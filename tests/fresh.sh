@@ -59,13 +59,21 @@ fail() {
 make_root() {
   local root=$1 suite=$2 packages=$3 options=()
   for option in "${reach[@]}"; do options+=("--aptopt=$option"); done
+  if [[ -n $packages ]]; then options+=("--include=$packages"); fi
   # Where the mirror is reached by https, the certificates that this machine trusts.
-  mmdebstrap --variant=apt --include="$packages" "${options[@]}" \
+  mmdebstrap --variant=apt "${options[@]}" \
     --setup-hook='mkdir -p "$1/etc/ssl/certs"; cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/ssl/certs/" 2> /dev/null || true' \
     "$suite" "$root" "deb $mirror $suite main" > "$root.log" 2>&1 || return 1
   cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
-  chroot "$root" useradd --create-home --uid 1000 newcomer
-  chroot "$root" useradd --create-home --uid 1001 guest
+  local name id=1000 # a bare system has no useradd
+  for name in newcomer guest; do
+    echo "$name:x:$id:$id::/home/$name:/bin/bash" >> "$root/etc/passwd"
+    echo "$name:x:$id:" >> "$root/etc/group"
+    echo "$name:*:20000:0:99999:7:::" >> "$root/etc/shadow"
+    mkdir -p "$root/home/$name"
+    chown $id:$id "$root/home/$name"
+    id=$((id + 1))
+  done
   mkdir -p "$root/refused" "$root/refusals" "$root/cache" "$root$home/fsdp"
   chmod 777 "$root/refused"
   for tool in apt-get sudo; do # first on PATH where nothing may be installed
@@ -95,7 +103,7 @@ inside() {
   timeout --kill-after=10 5400 unshare --mount --pid --fork --kill-child "${options[@]}" bash -c '
     root=$1 cache=$2 id=$3 folder=$4
     shift 4
-    mount -t proc proc "$root/proc" && mount -t tmpfs tmpfs "$root/dev/shm" && chmod 1777 "$root/dev/shm" &&
+    mount -t proc proc "$root/proc" && mount -t sysfs -o ro sysfs "$root/sys" && mount -t tmpfs tmpfs "$root/dev/shm" && chmod 1777 "$root/dev/shm" &&
       mount -t devpts devpts "$root/dev/pts" && mount --bind "$cache" "$root/cache" || exit 125
     exec chroot "$root" setpriv --reuid="$id" --regid="$id" --init-groups env -i "$@"
   ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1 < /dev/null

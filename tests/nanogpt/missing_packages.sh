@@ -120,6 +120,26 @@ run tests/run.sh --no-install
 ends_with "libopenblas-dev (nanogpt needs OpenBLAS): installing was forbidden"
 installed
 
+# CMake alone: an error only where it is demanded.
+configure() {
+  (cd repository && PATH=$work/stubs:$PATH cmake --preset cpu -DFSDP_BUILD_TESTS=OFF "$@") > output 2>&1
+  code=$?
+}
+packages libopenblas-dev
+configure
+check "ended with $code" test "$code" -eq 0
+said "fsdp: not built: nanogpt, for want of OpenBLAS (on Debian: libopenblas-dev)"
+configure -DFSDP_REQUIRE=nanogpt
+check "is no error" test "$code" -ne 0
+said "nanogpt needs OpenBLAS (on Debian: libopenblas-dev)"
+configure -DFSDP_REQUIRE=everything
+check "is no error" test "$code" -ne 0
+said "FSDP_REQUIRE names 'everything'"
+packages libfmt-dev
+configure
+check "is no error" test "$code" -ne 0
+said "fsdp needs fmt 9 or newer (on Debian: libfmt-dev)"
+
 # An error of CMake's own is shown.
 packages
 CXX=/bin/false run examples/nanogpt/run.sh
