@@ -3,6 +3,7 @@
 // ranks: 2 3 4
 // timeout: 600
 #include <map>
+#include <string_view>
 
 #include "fsdp/comm/mpi.hpp"
 #include "tests/conformance/communicator_suite.hpp"
@@ -16,7 +17,9 @@ struct HeapCommunicator : fsdp::mpi::Communicator {
   using Base = fsdp::mpi::Communicator;
   explicit HeapCommunicator(Base base) : Base(std::move(base)) {}
 
-  HeapCommunicator split(int color, int key) { return HeapCommunicator(Base::split(color, key)); }
+  HeapCommunicator split(int color, int key, std::string_view what) {
+    return HeapCommunicator(Base::split(color, key, what));
+  }
   void* allocate(std::size_t bytes) {
     void* const shared = Base::allocate(bytes);  // collective, so always; mapped for as long as peers use theirs
     if (!takes_heap() || bytes == 0) return shared;
