@@ -41,7 +41,9 @@ mirror=$(. /etc/os-release && [[ $ID == debian ]] &&
 mapfile -t reach < <(apt-config dump | grep -E '^Acquire::((http|https)::|Retries|Check-|ForceIPv)')
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/fsdp-fresh.XXXXXX")
-cleanup() { # mounts end with their processes: they are in a namespace of their own
+running=
+cleanup() { # what runs inside, and its mounts, live in namespaces that end with `running`
+  if [[ -n $running ]]; then kill -KILL "$running" && wait "$running"; fi 2> /dev/null
   if ((keep)); then echo "kept: $work"; else rm -rf --one-file-system "$work"; fi
 }
 trap cleanup EXIT
@@ -100,13 +102,18 @@ inside() {
   for name in http_proxy https_proxy no_proxy; do
     [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
   done
-  timeout --kill-after=10 5400 unshare --mount --pid --fork --kill-child "${options[@]}" bash -c '
+  unshare --mount --pid --fork --kill-child "${options[@]}" bash -c '
     root=$1 cache=$2 id=$3 folder=$4
     shift 4
     mount -t proc proc "$root/proc" && mount -t sysfs -o ro sysfs "$root/sys" && mount -t tmpfs tmpfs "$root/dev/shm" && chmod 1777 "$root/dev/shm" &&
       mount -t devpts devpts "$root/dev/pts" && mount --bind "$cache" "$root/cache" || exit 125
-    exec chroot "$root" setpriv --reuid="$id" --regid="$id" --init-groups env -i "$@"
-  ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1 < /dev/null
+    exec timeout --kill-after=10 5400 chroot "$root" setpriv --reuid="$id" --regid="$id" --init-groups env -i "$@"
+  ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1 < /dev/null &
+  running=$!
+  wait "$running"
+  local code=$?
+  running=
+  return $code
 }
 show() { tail -n "${1:-15}" "$log" | sed 's/^/          | /'; }
 succeeds() { # succeeds WHAT COMMAND...
