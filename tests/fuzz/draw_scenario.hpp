@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "tests/fuzz/scenario.hpp"
+#include "tests/support/trial/draw.hpp"
 
 namespace fuzz {
 
 class Scenarios {
  public:
-  explicit Scenarios(std::uint64_t seed) : draw_(seed) {}
+  /// @param ranks  0: drawn
+  explicit Scenarios(std::uint64_t seed, int ranks = 0) : draw_(seed), ranks_(ranks) {}
 
   Scenario next() {
     using Kind = void (Scenarios::*)();
@@ -64,19 +66,21 @@ class Scenarios {
   // --- The run without a fault.
 
   void begin() {
-    trial::Limits const limits{.least_parts = 2,
-                               .most_parts = 5,
-                               .most_ranks = 5,
-                               .most_elements = 130,
-                               .least_steps = 1,
-                               .most_steps = 3,
-                               .infinities = false};
+    trial::Limits limits{.least_parts = 2,
+                         .most_parts = 5,
+                         .most_ranks = 5,
+                         .most_elements = 130,
+                         .least_steps = 1,
+                         .most_steps = 3,
+                         .infinities = false};
+    if (ranks_ > 0) limits.least_ranks = limits.most_ranks = ranks_;
     made_ = {};
     trial_ = trial::draw_trial(draw_, limits);
     auto const setting = trial::draw_setting(draw_, trial_);
     std::vector<Call> calls;
     for (auto const& op : trial_.script) expand(op, calls);
-    made_.ranks.assign(static_cast<std::size_t>(trial_.ranks), Plan{trial_, setting, std::move(calls), {}, {}, -1, 0, {}});
+    made_.ranks.assign(static_cast<std::size_t>(trial_.ranks),
+                       Plan{trial_, setting, std::move(calls), {}, {}, -1, 0, {}});
   }
   /// A pass becomes a call for each part.
   void expand(Op const& op, std::vector<Call>& calls) const {
@@ -582,8 +586,12 @@ class Scenarios {
   Op const& calls_at(std::size_t place) const { return calls()[place].op; }
 
   trial::Draw draw_;
+  int ranks_;
   trial::Trial trial_;
   Scenario made_;
 };
+
+/// The same seed draws the same.
+inline Scenario draw_scenario(std::uint64_t seed, int ranks = 0) { return Scenarios(seed, ranks).next(); }
 
 }  // namespace fuzz

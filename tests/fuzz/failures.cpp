@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tests/fuzz/draw_scenario.hpp"
+#include "tests/fuzz/rank.hpp"
 #include "tests/fuzz/scenario.hpp"
 #include "tests/support/seeds.hpp"
 #include "tests/support/trial/compare.hpp"
@@ -52,113 +53,14 @@ void* operator new(std::size_t bytes, std::align_val_t alignment, std::nothrow_t
 namespace fuzz {
 namespace {
 
-using trial::Inside;
-
-/// What user code throws in these runs.
-struct Fault : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-/// A call that should have been refused, or a module that should have been run, was not.
-struct Unexpected : std::logic_error {
-  using std::logic_error::logic_error;
-};
+/// What is known of an exception that is no std::exception.
+constexpr char const* nameless = "no std::exception";
 
 /// How one rank ended.
 struct End {
   bool failed = false, returned = false;
   bool ours = false;  ///< an fsdp::Error
   std::string text;
-};
-
-void throw_fault(Trick trick, std::string const& text) {
-  if (trick == Trick::throws_other) throw 42;
-  throw Fault(text);
-}
-
-class Rank {
- public:
-  Rank(int rank, Plan const& plan, trial::Trainer& trainer)
-      : rank_(rank), plan_(&plan), trainer_(&trainer), delays_(static_cast<std::uint64_t>(rank)) {}
-
-  /// @return false if the rank returns early
-  bool run(std::vector<Call> const& calls) {
-    trainer_->begin();
-    for (std::size_t at = 0; at < calls.size(); ++at) {
-      auto const& call = calls[at];
-      dawdle();
-      if (call.trick == Trick::returns) return false;
-      if (call.trick == Trick::outside) throw Fault(fault_text(rank_, "the caller"));
-      if (call.trick == Trick::refused) {
-        refuse(call.op);
-      } else if (call.caught) {
-        catching(call, at);
-      } else {
-        trainer_->run(call.op, inside(call, at));
-      }
-    }
-    trainer_->end(plan_->end == Trick::none ? Inside() : Inside([this](fsdp::host::Stream&) {
-      throw_fault(plan_->end, fault_text(rank_, "the reader"));
-    }));
-    return true;
-  }
-
- private:
-  void refuse(Op const& op) {
-    try {
-      trainer_->run(op);
-    } catch (fsdp::PeerError const&) {
-      throw;
-    } catch (fsdp::Error const&) {
-      return;
-    }
-    throw Unexpected("was not refused: " + literal(op));
-  }
-  void catching(Call const& call, std::size_t at) {
-    try {
-      trainer_->run(call.op, inside(call, at));
-    } catch (Fault const&) {
-      return;
-    } catch (int) {
-      return;
-    }
-    throw Unexpected("ran without its fault: " + literal(call.op));
-  }
-  void dawdle() {
-    if (plan_->delay_us > 0)
-      std::this_thread::sleep_for(std::chrono::microseconds{delays_.between(0, plan_->delay_us)});
-  }
-  /// In one of the modules that the call runs.
-  Inside inside(Call const& call, std::size_t at) {
-    if (call.trick == Trick::none) {
-      if (plan_->delay_us == 0) return {};
-      return [this](fsdp::host::Stream& stream) {
-        stream.enqueue([span = std::chrono::microseconds{delays_.between(0, plan_->delay_us)}] {
-          std::this_thread::sleep_for(span);
-        });
-      };
-    }
-    auto const parts = plan_->trial.model.parts.size();
-    auto const turn = call.op.to == Op::all ? at % parts : 0;
-    auto const text = fault_text(rank_, plan_->trial.model.parts[call.op.from + turn].prefix);
-    return [this, &call, turn, text, calls = std::size_t{}](fsdp::host::Stream& stream) mutable {
-      if (calls++ != turn) return;
-      switch (call.trick) {
-        case Trick::task: stream.enqueue([text] { throw Fault(text); }); break;
-        case Trick::task_waits:
-          stream.enqueue([text] { throw Fault(text); });
-          stream.synchronize();
-          break;
-        case Trick::gather_task: trainer_->gather().enqueue([text] { throw Fault(text); }); break;
-        case Trick::nested: refuse(call.other); break;
-        default: throw_fault(call.trick, text); break;
-      }
-    };
-  }
-
-  int rank_;
-  Plan const* plan_;
-  trial::Trainer* trainer_;
-  trial::Draw delays_;
 };
 
 /// Makes the engine, and another one after a failure if that is planned. @return false if the rank returns early
@@ -207,7 +109,7 @@ std::vector<End> run_ranks(Scenario const& scenario, trial::Outcomes& outcomes) 
         failed(false, error.what());
         throw;
       } catch (...) {
-        failed(false, "no std::exception");
+        failed(false, nameless);
         throw;
       }
       allocations_left = -1;
@@ -227,10 +129,7 @@ std::string judge(Scenario const& scenario, std::vector<End> const& ends, trial:
     if (scenario.ending == Ending::errors) return "no rank noticed";
     for (std::size_t rank = 0; rank < ends.size(); ++rank) {
       auto const& plan = scenario.ranks[rank];
-      trial::Reference reference(plan.trial, outcomes[0].initial);
-      for (auto const& call : plan.afresh.empty() ? plan.calls : plan.afresh)
-        if (call.trick == Trick::none || call.trick == Trick::nested) reference.run(call.op);
-      auto const text = far_from(reference, static_cast<int>(rank), outcomes[rank]);
+      auto const text = far_from(reference_of(plan, outcomes[0].initial), static_cast<int>(rank), outcomes[rank]);
       if (!text.empty()) return text;
     }
     return {};
@@ -243,9 +142,11 @@ std::string judge(Scenario const& scenario, std::vector<End> const& ends, trial:
       silent += fmt::format("rank {} ended as if nothing had happened; ", rank);
       continue;
     }
+    auto const own = says(end.text, fmt::format("fault of rank {}", rank)) || end.text == nameless;
+    if (!own && !end.ours) silent += fmt::format("rank {} ends with an error that is not the library's; ", rank);
     bool named = scenario.causes.empty() && says(end.text, "rank ");
     for (auto const& cause : scenario.causes) named = named || says(end.text, cause);
-    if (!named && !says(end.text, "no std::exception")) silent += fmt::format("rank {} does not say why; ", rank);
+    if (!named && !says(end.text, nameless)) silent += fmt::format("rank {} does not say why; ", rank);
   }
   if (scenario.ending == Ending::reference && failed > 0) silent += "it should have gone on; ";
   return silent;
@@ -265,61 +166,34 @@ std::string run_scenario(std::uint64_t seed) {
   return text;
 }
 
+/// Threads of this process; sanitizers have one of their own.
 std::size_t threads() {
   std::size_t count = 0;
   for ([[maybe_unused]] auto const& entry : std::filesystem::directory_iterator("/proc/self/task")) ++count;
   return count;
 }
 
-/// Lets 200 runs fail, six times over. @return what the last five times have left on the heap, if it is more than
-/// fragmentation: half of an event's flag, the smallest thing that a failure could leave, for each failure
+/// Lets the same 200 runs fail over and over, and looks at the heap after pools have grown to what they need.
+/// @return what 1,000 failures have left on it, if that is more than an eighth of an event's flag each: the smallest
+/// thing that a failure could leave
 std::string memory_growth() {
   std::vector<std::uint64_t> failing;
   for (std::uint64_t seed = 0; failing.size() < 200; ++seed)
     if (draw_scenario(seed).ending == Ending::errors) failing.push_back(seed);
-  constexpr int times = 5;
+  constexpr std::size_t warm = 6, times = 5;
   std::size_t before = 0;
-  for (int time = 0; time <= times; ++time) {
-    if (time == 1) before = ::mallinfo2().uordblks;
+  for (std::size_t time = 0; time < warm + times; ++time) {
+    if (time == warm) before = ::mallinfo2().uordblks;
     for (auto const seed : failing) static_cast<void>(run_scenario(seed));
   }
   auto const after = ::mallinfo2().uordblks;
-  auto const bound = failing.size() * times * sizeof(fsdp::host::detail::EventState) / 2;
-  fmt::print("heap: {} bytes in use after {} failures, {} after {}\n", before, failing.size(), after,
-             failing.size() * (times + 1));
-  if (after <= before + bound) return {};
-  return fmt::format("{} failures left {} bytes, {} may be fragmentation", failing.size() * times, after - before,
-                     bound);
+  auto const failures = failing.size() * times;
+  fmt::print("heap: {} bytes in use, {} after {} more failures\n", before, after, failures);
+  if (after <= before + failures * sizeof(fsdp::host::detail::EventState) / 8) return {};
+  return fmt::format("{} failures left {} bytes", failures, after - before);
 }
 
 }  // namespace
-
-Scenario draw_scenario(std::uint64_t seed) { return Scenarios(seed).next(); }
-
-std::string describe(Scenario const& scenario) {
-  auto text = fmt::format("{}\n{}\n", scenario.name, literal(scenario.ranks[0].trial));
-  for (std::size_t rank = 0; rank < scenario.ranks.size(); ++rank) {
-    auto const& plan = scenario.ranks[rank];
-    text += fmt::format("rank {}: {}\n", rank, literal(plan.setting));
-    constexpr std::array<std::string_view, 10> tricks{"",
-                                                      "throws",
-                                                      "throws 42",
-                                                      "task throws",
-                                                      "task throws, waits",
-                                                      "gather throws",
-                                                      "the caller throws",
-                                                      "returns",
-                                                      "is refused",
-                                                      "calls inside"};
-    if (plan.before != Trick::none)
-      text += fmt::format("  before: {}\n", tricks[static_cast<std::size_t>(plan.before)]);
-    for (auto const& call : plan.calls)
-      text += fmt::format("  {} {}{}{}\n", literal(call.op), tricks[static_cast<std::size_t>(call.trick)],
-                          call.trick == Trick::nested ? " " + literal(call.other) : "", call.caught ? ", caught" : "");
-  }
-  return text;
-}
-
 }  // namespace fuzz
 
 int main(int argc, char** argv) {
@@ -347,10 +221,12 @@ int main(int argc, char** argv) {
   }
   fsdp::host::set_wait_deadline(std::chrono::seconds{deadline});
   seeds.limit_s = static_cast<unsigned>(2 * deadline);
-  auto const threads = fuzz::threads();
-  auto const run = [&](std::uint64_t seed) {
+  auto const run = [](std::uint64_t seed) {
+    static std::size_t usual = 0;  // after the first run of a child
     auto text = fuzz::run_scenario(seed);
-    if (text.empty() && fuzz::threads() != threads) text = "threads are left";
+    auto const threads = fuzz::threads();
+    if (usual == 0) usual = threads;
+    if (text.empty() && threads > usual) text = fmt::format("{} threads, {} before", threads, usual);
     return text;
   };
   auto failed = each_seed(seeds, run, [](std::uint64_t seed, std::string const& text) {

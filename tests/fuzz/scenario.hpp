@@ -2,13 +2,14 @@
 // What may go wrong in a run, as data: the calls of each rank, the tricks among them, and how the run must end.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
-#include "tests/support/trial/draw.hpp"
 #include "tests/support/trial/model.hpp"
+#include "tests/support/trial/text.hpp"
 
 namespace fuzz {
 
@@ -62,11 +63,30 @@ struct Scenario {
   std::vector<Plan> ranks;
 };
 
-/// Draws a scenario. The same seed draws the same.
-Scenario draw_scenario(std::uint64_t seed);
-
-/// The scenario for people: model, settings, each rank's calls.
-std::string describe(Scenario const& scenario);
+/// For people: the model, and each rank's setting and calls.
+inline std::string describe(Scenario const& scenario) {
+  auto text = fmt::format("{}\n{}\n", scenario.name, literal(scenario.ranks[0].trial));
+  for (std::size_t rank = 0; rank < scenario.ranks.size(); ++rank) {
+    auto const& plan = scenario.ranks[rank];
+    text += fmt::format("rank {}: {}\n", rank, literal(plan.setting));
+    constexpr std::array<std::string_view, 10> tricks{"",
+                                                      "throws",
+                                                      "throws 42",
+                                                      "task throws",
+                                                      "task throws, waits",
+                                                      "gather throws",
+                                                      "the caller throws",
+                                                      "returns",
+                                                      "is refused",
+                                                      "calls inside"};
+    if (plan.before != Trick::none)
+      text += fmt::format("  before: {}\n", tricks[static_cast<std::size_t>(plan.before)]);
+    for (auto const& call : plan.calls)
+      text += fmt::format("  {} {}{}{}\n", literal(call.op), tricks[static_cast<std::size_t>(call.trick)],
+                          call.trick == Trick::nested ? " " + literal(call.other) : "", call.caught ? ", caught" : "");
+  }
+  return text;
+}
 
 /// What a module throws.
 inline std::string fault_text(int rank, std::string const& where) {

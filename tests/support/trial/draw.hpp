@@ -44,7 +44,7 @@ class Draw {
 /// Bounds of what is drawn.
 struct Limits {
   int least_parts = 5, most_parts = 12;
-  int most_ranks = 7;
+  int least_ranks = 1, most_ranks = 7;
   Index most_elements = 600;  ///< of a tensor
   int least_steps = 2, most_steps = 3;
   bool infinities = true;  ///< now and then in gradients
@@ -243,7 +243,7 @@ inline OptimizerSpec draw_optimizer(Draw& draw) {
 
 inline Trial draw_trial(Draw& draw, Limits const& limits) {
   Trial trial;
-  trial.ranks = draw.between(1, limits.most_ranks);
+  trial.ranks = draw.between(limits.least_ranks, limits.most_ranks);
   trial.model = draw_model(draw, limits);
   trial.optimizer = draw_optimizer(draw);
   trial.script = draw_script(draw, limits, trial.optimizer);

@@ -228,23 +228,31 @@ class EngineTrainer final : public Trainer {
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 
-/// A trainer of any strategy. @note Collective: yes
-template <class C>
-std::unique_ptr<Trainer> make_trainer_over(C comm, Trial const& of, Setting const& setting) {
-  auto const make = [&]<class S>(S) -> std::unique_ptr<Trainer> {
-    return std::make_unique<EngineTrainer<S, C>>(std::move(comm), of, setting);
+template <class S>
+inline constexpr Sharding sharding_of = Sharding::none;
+template <>
+inline constexpr Sharding sharding_of<fsdp::FullShard> = Sharding::full;
+template <>
+inline constexpr Sharding sharding_of<fsdp::ShardGradOp> = Sharding::grad_op;
+template <>
+inline constexpr Sharding sharding_of<fsdp::HybridShard<fsdp::FullShard>> = Sharding::hybrid_full;
+template <>
+inline constexpr Sharding sharding_of<fsdp::HybridShard<fsdp::ShardGradOp>> = Sharding::hybrid_grad_op;
+
+/// A trainer of the strategy that the setting names, if it is one of S. @note Collective: yes
+/// @throws UsageError if it is not
+template <class... S, class C>
+std::unique_ptr<Trainer> make_trainer_of(C comm, Trial const& of, Setting const& setting) {
+  std::unique_ptr<Trainer> made;
+  auto const make_if = [&]<class T>(T) {
+    if (sharding_of<T> == setting.sharding) made = std::make_unique<EngineTrainer<T, C>>(std::move(comm), of, setting);
   };
-  switch (setting.sharding) {
-    case Sharding::full: return make(fsdp::FullShard{});
-    case Sharding::grad_op: return make(fsdp::ShardGradOp{});
-    case Sharding::hybrid_full: return make(fsdp::HybridShard<fsdp::FullShard>{});
-    case Sharding::hybrid_grad_op: return make(fsdp::HybridShard<fsdp::ShardGradOp>{});
-    case Sharding::none: break;
-  }
-  return make(fsdp::NoShard{});
+  (make_if(S{}), ...);
+  FSDP_EXPECTS(made != nullptr, "no trainer of this strategy was compiled");
+  return made;
 }
 
-/// The same over threads of this process: compiled in trainers.cpp.
+/// A trainer of any strategy over threads of this process: compiled in trainers.cpp. @note Collective: yes
 std::unique_ptr<Trainer> make_trainer(Local comm, Trial const& of, Setting const& setting);
 
 }  // namespace trial

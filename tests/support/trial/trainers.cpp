@@ -5,7 +5,8 @@
 namespace trial {
 
 std::unique_ptr<Trainer> make_trainer(Local comm, Trial const& of, Setting const& setting) {
-  return make_trainer_over(std::move(comm), of, setting);
+  return make_trainer_of<fsdp::FullShard, fsdp::ShardGradOp, fsdp::HybridShard<fsdp::FullShard>,
+                         fsdp::HybridShard<fsdp::ShardGradOp>, fsdp::NoShard>(std::move(comm), of, setting);
 }
 
 }  // namespace trial
