@@ -85,7 +85,8 @@ TEST_CASE("local: a rank that leaves by an exception which is caught above is na
     auto again = comm.split(0, comm.rank(), "again");
     auto fresh = comm.device().make_stream("collectives", fsdp::StreamPriority::high);
     float value = 1;
-    again.all_reduce(fresh, static_cast<float const*>(&value), &value, 1, label);
+    auto const ticket = again.all_reduce(fresh, static_cast<float const*>(&value), &value, 1, label);
+    again.wait_for_peers(fresh, ticket, fsdp::WaitSite::none);  // they copy their results from here
     fresh.synchronize();
     expect(value == 3.0f, "the sum is {}", value);
   });

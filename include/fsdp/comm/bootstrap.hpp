@@ -294,6 +294,8 @@ class TcpGroup {
       } catch (PeerError const&) {  // that one has gone
       }
     }
+    auto const deadline = Clock::now() + std::chrono::seconds(1);
+    for (auto const& socket : peers_) socket.finish(deadline);
   }
 
   static void tell(Socket const& socket, std::uint64_t sequence, std::string const& text, Clock::time_point deadline,

@@ -108,6 +108,18 @@ class Socket {
       }
     }
   }
+  /// Says that nothing follows, and takes what the peer still sends until it closes too, or the deadline: a socket that
+  /// is closed before everything was received takes back what it has sent last.
+  void finish(Clock::time_point deadline) const {
+    ::shutdown(descriptor_, SHUT_WR);
+    char rest[256];
+    for (;;) {
+      auto const received = ::recv(descriptor_, rest, sizeof(rest), 0);
+      if (received == 0) return;
+      if (received > 0 || errno == EINTR) continue;
+      if ((errno != EAGAIN && errno != EWOULDBLOCK) || !wait(POLLIN, deadline)) return;
+    }
+  }
   void receive(void* data, std::size_t bytes, Clock::time_point deadline, std::string_view peer) const {
     auto* next = static_cast<char*>(data);
     while (bytes > 0) {
