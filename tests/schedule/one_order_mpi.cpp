@@ -12,27 +12,9 @@
 
 namespace {
 
-/// Every combination on nodes of so many ranks; what is wrong with this rank's end.
-template <class S>
-std::string all_cases(int ranks_per_node) {
-  std::string problems;
-  for (auto const fault : one_order::faults) {
-    for (auto const next : one_order::nexts) {
-      fsdp::mpi::Options options;
-      options.timeout = std::chrono::seconds(60);  // a wait that misses it ends the run
-      options.ranks_per_node = ranks_per_node;
-      fsdp::mpi::Communicator world(test_environment(), {}, options);
-      int const rank = world.rank();
-      int const size = world.size();
-      auto const got = one_order::misbehave<S>(std::move(world), fault, next);
-      problems += one_order::verdict(fault, next, rank, size, got, ranks_per_node == 0);
-    }
-  }
-  return problems;
-}
-
 constexpr fsdp::Label label{"unit", "test"};
 
+/// A wait that misses the deadline ends the run.
 fsdp::mpi::Communicator make_world(int ranks_per_node) {
   fsdp::mpi::Options options;
   options.timeout = std::chrono::seconds(60);
@@ -40,24 +22,43 @@ fsdp::mpi::Communicator make_world(int ranks_per_node) {
   return fsdp::mpi::Communicator(test_environment(), {}, options);
 }
 
-}  // namespace
-
-TEST_CASE("ranks of a node: a rank that reduces not, or clips alone, is an error on every rank") {
-  CHECK(all_cases<fsdp::FullShard>(0) == "");
+/// What is wrong with this rank's end, on nodes of so many ranks.
+/// @param named  whether the message must name the calls: between nodes, only how many there were may be known
+template <class S>
+std::string one_case(int ranks_per_node, one_order::Fault fault, one_order::Next next, bool named,
+                     fsdp::MeshOptions options = {}) {
+  auto world = make_world(ranks_per_node);
+  int const rank = world.rank();
+  int const size = world.size();
+  auto const got = one_order::misbehave<S>(std::move(world), fault, next, options);
+  return one_order::verdict(fault, next, rank, size, got, named);
 }
 
-TEST_CASE("ranks of different nodes: a rank that reduces not, or clips alone, is an error on every rank") {
-  CHECK(all_cases<fsdp::FullShard>(1) == "");
+}  // namespace
+
+TEST_CASE("a rank that reduces not, or clips alone, is an error on every rank, on one node and between nodes") {
+  for (int const ranks_per_node : {0, 1})
+    for (auto const fault : one_order::faults)
+      for (auto const next : one_order::nexts)
+        CHECK(one_case<fsdp::FullShard>(ranks_per_node, fault, next, ranks_per_node == 0) == "");
+}
+
+TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
+  if (test_environment().size() < 4) return;
+  for (int const ranks_per_node : {0, 1, 2})
+    for (auto const fault : one_order::faults)
+      CHECK(one_case<fsdp::HybridShard<>>(ranks_per_node, fault, one_order::Next::mean, false, {.shard_group = 2}) ==
+            "");
 }
 
 TEST_CASE("ranks that wait in different communicators, and call nothing else, all get an OrderError") {
   for (int const ranks_per_node : {0, 1}) {
     auto world = make_world(ranks_per_node);
-    auto one = world.split(0, world.rank(), "one");
-    auto two = world.split(0, world.rank(), "two");
-    auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
-    double value = 1;
     auto const got = one_order::outcome_of([&] {
+      auto one = world.split(0, world.rank(), "one");
+      auto two = world.split(0, world.rank(), "two");
+      auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
+      double value = 1;
       (world.rank() == 0 ? one : two).all_reduce(stream, static_cast<double const*>(&value), &value, 1, label);
       stream.synchronize();
     });
@@ -100,7 +101,7 @@ TEST_CASE("ranks that are late, asleep or in calls of their own are no error") {
     auto stream = world.device().make_stream("collectives", fsdp::StreamPriority::high);
     auto other = world.device().make_stream("other", fsdp::StreamPriority::high);
     double value = 1, apart = 1;
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < 6; ++round) {
       auto const nap = std::chrono::milliseconds(round % 4 == world.rank() ? 130 : 1);
       if (round % 3 == 0) std::this_thread::sleep_for(nap);
       stream.enqueue([nap] { std::this_thread::sleep_for(nap); });

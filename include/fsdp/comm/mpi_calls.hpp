@@ -52,6 +52,9 @@ struct CallNumbers {
   std::uint32_t own = 0;  ///< 0: not followed
   std::uint32_t all = 0;
 
+  CallNumbers() = default;
+  explicit CallNumbers(CallRecord const& call) : own(call.number), all(call.counts.front().calls) {}
+
   bool agree(CallNumbers const& other) const {
     return own == 0 || other.own == 0 || (own == other.own && all == other.all);
   }
@@ -156,16 +159,16 @@ class CallBook {
   }
 
   /// Writes down a call in a communicator of the log's ranks. Host thread only.
-  CallNumbers enter(CallLog* log, comm::CallNote const& note) {
-    if (log == nullptr || stopped_.load(std::memory_order_relaxed)) return {};
+  CallRecord enter(CallLog* log, comm::CallNote const& note) {
     CallRecord record;
     record.note = note;
+    if (log == nullptr || stopped_.load(std::memory_order_relaxed)) return record;
     for (auto& count : counts_)
       if (count.set == log->id()) record.number = ++count.calls;
     record.set = log->id();
     record.counts = counts_;
     log->own().write(record.number, record);
-    return {record.number, counts_.front().calls};
+    return record;
   }
   /// A call as another rank's numbers tell of it. @pre the first log of the family is of all ranks
   CallRecord record_of(CallLog const& log, comm::CallNote const& note, CallNumbers numbers) const {

@@ -114,9 +114,11 @@ class Environment {
   Environment(Environment const&) = delete;
   Environment& operator=(Environment const&) = delete;
 
-  /// Finalises MPI; while an exception passes, ends the run instead, since peers could wait for this rank for ever.
+  /// Waits for all ranks and finalises MPI; while an exception passes, ends the run instead, since peers could wait for
+  /// this rank for ever.
   ~Environment() {
     if (std::uncaught_exceptions() > unwinding_) detail::end_run(EXIT_FAILURE);
+    wait_for_all();
     detail::process().initialized.store(false);
     MPI_Finalize();
   }
@@ -140,6 +142,14 @@ class Environment {
   }
 
  private:
+  /// Returns when all ranks have come to their end. Peers of a rank that ends too early abort the run; Open MPI's
+  /// launcher does not survive that in every case if a rank is in MPI_Finalize then.
+  void wait_for_all() const {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
+    detail::PollPause pause;
+    for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0;) pause();
+  }
   void group_by_node() {
     MPI_Comm node = MPI_COMM_NULL;
     detail::check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),

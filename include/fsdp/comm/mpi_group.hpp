@@ -46,12 +46,12 @@ class Group : public Peers {
     if (size_ == 1) return {text};
     if (has_control_) own().calls.publish(++calls_);
     auto const note = comm::CallNote::control(id_, name_, what);
-    auto const numbers = family_->calls().enter(log_, note);
+    auto const call = family_->calls().enter(log_, note);
     auto const scene = note.text();
-    Awaited awaited{{own_world_rank(), scene, {}, {}}, numbers.own, 0, calls_};
+    Awaited awaited{{own_world_rank(), scene, {}, {}}, call.number, 0, calls_};
     auto const ranks = static_cast<std::size_t>(size_);
     // MPI may still write to what a failed exchange leaves behind: then it stays.
-    auto buffers = std::make_unique<Buffers>(text, numbers, what, ranks);
+    auto buffers = std::make_unique<Buffers>(text, call, what, ranks);
     try {
       auto& calls = buffers->calls;
       MPI_Request request = MPI_REQUEST_NULL;
@@ -59,7 +59,7 @@ class Group : public Peers {
                            comm_, &request),
             "MPI_Iallgather");
       complete(request, awaited);
-      compare(calls, note);
+      compare(calls);
       auto& all = buffers->all;
       std::int64_t total = 0;
       for (auto const& theirs : calls) {
@@ -126,12 +126,12 @@ class Group : public Peers {
   struct Announcement {
     std::int64_t length = 0;
     comm::Text what;
-    CallNumbers numbers;
+    CallRecord call;
   };
   /// What MPI reads and writes during an exchange.
   struct Buffers {
-    Buffers(std::string const& mine, CallNumbers numbers, std::string_view what, std::size_t ranks)
-        : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), numbers}, calls(ranks) {}
+    Buffers(std::string const& mine, CallRecord const& call, std::string_view what, std::size_t ranks)
+        : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), call}, calls(ranks) {}
     std::string text;
     Announcement own;
     std::vector<Announcement> calls;
@@ -182,13 +182,13 @@ class Group : public Peers {
     return make_segment([&](std::string const& text) { return exchange(text, what); }, rank_, members, bytes);
   }
 
-  void compare(std::vector<Announcement> const& calls, comm::CallNote const& note) {
+  void compare(std::vector<Announcement> const& calls) {
     auto const at = [&](int rank) -> Announcement const& { return calls[static_cast<std::size_t>(rank)]; };
     if (!has_control_) return;
     comm::expect_same_exchange(
         rank_, size_, [&](int rank) -> auto const& { return at(rank).what; },
         [this](int rank) { return world_rank_of(rank); });
-    for (int peer = 0; peer < size_; ++peer) expect_one_order(note, at(rank_).numbers, at(peer).numbers, peer);
+    for (int peer = 0; peer < size_; ++peer) expect_one_order(at(rank_).call, at(peer).call, peer);
   }
   void complete(MPI_Request& request, Awaited& awaited) {
     PollPause pause;

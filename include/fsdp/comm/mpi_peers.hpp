@@ -57,7 +57,7 @@ class Peers {
 
   /// Writes down a collective for peers that wait elsewhere. Host thread only.
   CallNumbers enter(std::string_view operation, std::string_view unit, std::string_view pass) {
-    return family_->calls().enter(log_, comm::CallNote::collective(id_, name_, operation, unit, pass));
+    return CallNumbers(family_->calls().enter(log_, comm::CallNote::collective(id_, name_, operation, unit, pass)));
   }
 
   /// Waits until the counter of each rank on the node has reached `target`.
@@ -103,8 +103,12 @@ class Peers {
   void expect_one_order(comm::CallNote const& note, CallNumbers mine, CallNumbers theirs, int peer) {
     if (log_ == nullptr || mine.agree(theirs)) return;
     auto const& calls = family_->calls();
-    auto const own = calls.record_of(*log_, note, mine);
-    auto const found = calls.earliest({own, calls.record_of(*log_, note, theirs)}, world_rank_of(peer));
+    expect_one_order(calls.record_of(*log_, note, mine), calls.record_of(*log_, note, theirs), peer);
+  }
+  void expect_one_order(CallRecord const& own, CallRecord const& theirs, int peer) {
+    if (!CallBook::differ(own, theirs)) return;
+    auto const& calls = family_->calls();
+    auto const found = calls.earliest({own, theirs}, world_rank_of(peer));
     auto text = found.text(own_world_rank(), world_rank_of(peer));
     if (!is_on_node(peer)) text += fmt::format("; rank {} came before to {}", own_world_rank(), calls.before(own));
     family_->fail_all(text, true);
