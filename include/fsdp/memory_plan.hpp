@@ -42,7 +42,7 @@ struct MemoryPlan {
   std::int64_t reduce = 0;            ///< slots of full gradients, and accumulators of unreduced ones
   std::int64_t live_forward = 0;      ///< highest use during a forward pass
   std::int64_t live_backward = 0;     ///< highest use during a backward pass that reduces
-  std::int64_t live_accumulated = 0;  ///< the same with gradients of an earlier micro-step waiting unreduced
+  std::int64_t live_accumulated = 0;  ///< in either, with gradients of an earlier micro-step waiting unreduced
   std::int64_t rest() const { return parameters + gradients + optimizer; }
   std::int64_t reserved() const { return rest() + gather + reduce; }
 
@@ -109,10 +109,12 @@ inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
     if (input.accumulate_unsharded && !input.reduce_is_master) accumulators = total * 4;
     plan.reduce += accumulators;
   }
-  plan.live_forward = plan.rest() + (gathers ? bytes_forward * param : 0);
+  auto const parameters_forward = gathers ? bytes_forward * param : 0;
+  plan.live_forward = plan.rest() + parameters_forward;
   plan.live_backward = plan.rest() + bytes_backward.highest;
-  plan.live_accumulated = plan.rest() + accumulators + bytes_backward.highest;
-  if (reduces && walk.own_reduce_slots) plan.live_accumulated = plan.rest() + bytes_backward.parameters + total * grad;
+  plan.live_accumulated = plan.rest() + accumulators + std::max(parameters_forward, bytes_backward.highest);
+  if (reduces && walk.own_reduce_slots)
+    plan.live_accumulated = plan.rest() + std::max(parameters_forward, bytes_backward.parameters) + total * grad;
   return plan;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random runs in which ranks fail: each ends with an error on every rank that says what happened, or goes on and is
 // right. No run ends by a deadline, by a signal or in silence, and failures leave neither threads nor memory behind.
-// links: fsdp_test_trainers
+// links: fsdp_test_trial
 // full-run: --runs=10000 --memory
 // timeout: 3600
 // skip-sanitizers
@@ -197,7 +197,7 @@ std::string memory_growth() {
 }  // namespace fuzz
 
 int main(int argc, char** argv) {
-  fsdp::testing::Seeds seeds{.count = 200};
+  fsdp::testing::Seeds seeds{.count = 500};
   std::int64_t deadline = 60;
   bool memory = false;
   for (int i = 1; i < argc; ++i) {

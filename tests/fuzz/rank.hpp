@@ -108,6 +108,7 @@ class Rank {
           break;
         case Trick::gather_task: trainer_->gather().enqueue([text] { throw Fault(text); }); break;
         case Trick::nested: refuse(call.other); break;
+        case Trick::calls: trainer_->run(call.other); break;
         default: throw_fault(call.trick, text); break;
       }
     };
@@ -122,8 +123,10 @@ class Rank {
 /// What the calls come to that are neither refused nor ended by an exception.
 inline trial::Reference reference_of(Plan const& plan, trial::Tensors<float> const& initial) {
   trial::Reference reference(plan.trial, initial);
-  for (auto const& call : plan.afresh.empty() ? plan.calls : plan.afresh)
-    if (call.trick == Trick::none || call.trick == Trick::nested) reference.run(call.op);
+  for (auto const& call : plan.afresh.empty() ? plan.calls : plan.afresh) {
+    if (call.trick == Trick::calls) reference.run(call.other);
+    if (call.trick == Trick::none || call.trick >= Trick::nested) reference.run(call.op);
+  }
   return reference;
 }
 

@@ -27,6 +27,7 @@ enum class Trick : unsigned char {
   returns,       ///< the rank's body returns instead of calling
   refused,       ///< the call itself must throw an fsdp::Error
   nested,        ///< the module makes another call, which must be refused
+  calls,         ///< the module makes another call
 };
 
 /// One call of a rank.
@@ -34,7 +35,7 @@ struct Call {
   Op op;
   Trick trick = Trick::none;
   bool caught = false;  ///< the rank goes on
-  Op other{};           ///< of Trick::nested
+  Op other{};           ///< of Trick::nested and Trick::calls
 };
 
 /// One rank's part.
@@ -69,7 +70,7 @@ inline std::string describe(Scenario const& scenario) {
   for (std::size_t rank = 0; rank < scenario.ranks.size(); ++rank) {
     auto const& plan = scenario.ranks[rank];
     text += fmt::format("rank {}: {}\n", rank, literal(plan.setting));
-    constexpr std::array<std::string_view, 10> tricks{"",
+    constexpr std::array<std::string_view, 11> tricks{"",
                                                       "throws",
                                                       "throws 42",
                                                       "task throws",
@@ -78,12 +79,13 @@ inline std::string describe(Scenario const& scenario) {
                                                       "the caller throws",
                                                       "returns",
                                                       "is refused",
-                                                      "calls inside"};
+                                                      "must not call",
+                                                      "calls"};
     if (plan.before != Trick::none)
       text += fmt::format("  before: {}\n", tricks[static_cast<std::size_t>(plan.before)]);
     for (auto const& call : plan.calls)
       text += fmt::format("  {} {}{}{}\n", literal(call.op), tricks[static_cast<std::size_t>(call.trick)],
-                          call.trick == Trick::nested ? " " + literal(call.other) : "", call.caught ? ", caught" : "");
+                          call.trick >= Trick::nested ? " " + literal(call.other) : "", call.caught ? ", caught" : "");
   }
   return text;
 }

@@ -2,6 +2,7 @@
 // Draws trials: models with ties, settings of every strategy and option, scripts of training steps.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -116,6 +117,11 @@ inline Model draw_model(Draw& draw, Limits const& limits) {
     if (elements == 0 && first) part.tensors = {{"only", {draw.of<Index>({1, 2, 3})}, true, 0.1f}};
     model.parts.push_back(std::move(part));
   }
+  for (auto& part : model.parts) {
+    auto const in_unit = [&](PartSpec const& other) { return other.unit == part.unit; };
+    part.adopted = std::count_if(model.parts.begin(), model.parts.end(), in_unit) == 1 && draw.once_in(6);
+    if (part.adopted) part.sets_gradients = false;
+  }
   return model;
 }
 
@@ -205,6 +211,7 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
       script.push_back(
           {.kind = Op::backward, .data = data++, .value = (finite ? 1.0f : INFINITY) / static_cast<float>(count)});
       if (draw.once_in(8)) script.push_back({.kind = Op::evaluate, .data = data++});
+      if (draw.once_in(12)) script.push_back({.kind = Op::import});
     }
   };
   float const base = optimizer.adamw ? draw.of({0.001f, 0.01f, 0.03f}) : draw.of({0.02f, 0.05f, 0.1f});

@@ -33,6 +33,7 @@ struct PartSpec {
   std::size_t unit = 0;
   std::vector<TensorSpec> tensors;  ///< at most one of each rank
   bool sets_gradients = false;
+  bool adopted = false;  ///< an AdoptedUnit instead of a module; alone in its unit
 
   bool has_rank(std::size_t rank) const {
     return std::any_of(tensors.begin(), tensors.end(), [=](auto const& tensor) { return tensor.shape.size() == rank; });
@@ -87,6 +88,7 @@ struct Op {
     evaluate,       ///< an evaluation of the rows `data`
     discard,        ///< discard_gradients()
     gradients,      ///< export_gradients
+    import,         ///< import_shard of imported_value
     clip,           ///< clip_grad_norm(value, norm), and its value is read if data != 0
     step,           ///< the optimizer's step(value)
   };
@@ -149,6 +151,10 @@ inline float input_of(Model const& model, Index data, int rank, Index element) {
 }
 inline float target_of(Model const& model, Index data, int rank, Index element) {
   return -2.0f + noise(model.salt + 13u, (data * 64 + rank) * 4096 + element);
+}
+/// What Op::import gives an element.
+inline float imported_value(std::string const& tensor, Index element) {
+  return 0.2f * noise(static_cast<std::uint32_t>(fsdp::hash_name(tensor)), element) - 0.1f;
 }
 /// What a rank multiplies the gradients of its outputs by, so that the mean over ranks is the mean over all rows.
 inline float loss_scale(Model const& model, Index data, int ranks, float value) {

@@ -87,6 +87,10 @@ void loss_gradient(Model const& model, Index data, int rank, T const* y, T* dy, 
 /// What a test does inside a module, before it computes: may throw, and may use the compute stream.
 using Inside = std::function<void(fsdp::host::Stream&)>;
 
+inline fsdp::TensorOptions options_of(TensorSpec const& tensor) {
+  return {.decay = tensor.decay, .init = fsdp::init::normal(tensor.deviation)};
+}
+
 /// The part as a module. Each pass is one task of the compute stream.
 struct Part {
   PartSpec spec;
@@ -105,7 +109,7 @@ struct Part {
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
     for (auto const& t : spec.tensors) {
-      fsdp::TensorOptions const options{.decay = t.decay, .init = fsdp::init::normal(t.deviation)};
+      auto const options = options_of(t);
       if (t.shape.size() == 1) tensor(t.name, p.one, {t.shape[0]}, options);
       if (t.shape.size() == 2) tensor(t.name, p.two, {t.shape[0], t.shape[1]}, options);
       if (t.shape.size() == 3) tensor(t.name, p.three, {t.shape[0], t.shape[1], t.shape[2]}, options);
@@ -114,16 +118,25 @@ struct Part {
 
   void forward(fsdp::host::Stream& stream, Params<float const> const& w, float const* x, float* y, Index rows,
                Inside const& inside) const {
-    if (inside) inside(stream);
-    stream.enqueue([n = sizes, w = data_of<float const>(w), x, y, rows] { forward_rows<float>(n, w, x, y, rows); });
+    enqueue_forward(stream, data_of<float const>(w), x, y, rows, inside);
   }
   void backward(fsdp::host::Stream& stream, Params<float const> const& w, Params<fsdp::Gradient<float>> const& g,
                 float const* x, float const* dy, float* dx, Index rows, Inside const& inside) const {
+    enqueue_backward(stream, data_of<float const>(w), data_of<float>(g), {g.one.fresh, g.two.fresh, g.three.fresh}, x,
+                     dy, dx, rows, inside);
+  }
+
+  void enqueue_forward(fsdp::host::Stream& stream, Weights<float const> const& w, float const* x, float* y, Index rows,
+                       Inside const& inside) const {
     if (inside) inside(stream);
-    std::array<bool, 3> const fresh{g.one.fresh, g.two.fresh, g.three.fresh};
-    stream.enqueue([n = sizes, w = data_of<float const>(w), to = data_of<float>(g), fresh, x, dy, dx, rows] {
-      backward_rows<float>(n, w, to, fresh, x, dy, dx, rows);
-    });
+    stream.enqueue([n = sizes, w, x, y, rows] { forward_rows<float>(n, w, x, y, rows); });
+  }
+  void enqueue_backward(fsdp::host::Stream& stream, Weights<float const> const& w, Weights<float> const& g,
+                        std::array<bool, 3> fresh, float const* x, float const* dy, float* dx, Index rows,
+                        Inside const& inside) const {
+    if (inside) inside(stream);
+    stream.enqueue(
+        [n = sizes, w, g, fresh, x, dy, dx, rows] { backward_rows<float>(n, w, g, fresh, x, dy, dx, rows); });
   }
 
  private:

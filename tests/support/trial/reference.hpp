@@ -39,6 +39,7 @@ class Reference {
       case Op::evaluate: forward(op.data); break;
       case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;
       case Op::gradients: exported_.push_back(gradients_); break;
+      case Op::import: import(); break;
       case Op::clip: clip(op); break;
       case Op::step: step(static_cast<double>(op.value)); break;
       case Op::gradient_sync:
@@ -107,6 +108,13 @@ class Reference {
                               bind<double>(model().parts[p], gradients_), {}, h[p].data(), dy.data(), dx.data(),
                               rows_of(model(), data, rank));
     }
+  }
+
+  void import() {
+    for (auto& tensor : parameters_)
+      for (std::size_t i = 0; i < tensor.values.size(); ++i)
+        tensor.values[i] = static_cast<double>(imported_value(tensor.name, static_cast<Index>(i)));
+    note_sizes();
   }
 
   void clip(Op const& op) {

@@ -29,7 +29,7 @@ std::string literal(Model const& model) {
   for (auto const& part : model.parts) {
     text += fmt::format("{{{}, {}, {{", literal(part.prefix), part.unit);
     for (auto const& tensor : part.tensors) text += literal(tensor) + ", ";
-    text += fmt::format("}}, {}}},\n      ", part.sets_gradients);
+    text += fmt::format("}}, {}, {}}},\n      ", part.sets_gradients, part.adopted);
   }
   return text + "}}";
 }
@@ -37,8 +37,9 @@ std::string literal(Model const& model) {
 }  // namespace
 
 std::string literal(Op const& op) {
-  constexpr std::array<std::string_view, 10> kinds{"gradient_sync", "replica_sync", "reshard",   "forward", "backward",
-                                                   "evaluate",      "discard",      "gradients", "clip",    "step"};
+  constexpr std::array<std::string_view, 11> kinds{"gradient_sync", "replica_sync", "reshard", "forward",
+                                                   "backward",      "evaluate",     "discard", "gradients",
+                                                   "import",        "clip",         "step"};
   constexpr std::array<std::string_view, 3> norms{"l2", "l1", "inf"};
   auto const norm = op.norm == fsdp::NormKind::l2 ? norms[0] : op.norm == fsdp::NormKind::l1 ? norms[1] : norms[2];
   auto text = fmt::format("{{Op::{}, {}, {}", kinds[op.kind], op.data, literal(op.value));

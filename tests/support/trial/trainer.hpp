@@ -2,11 +2,15 @@
 // One rank of a trial over an engine. Drivers see Trainer alone, whatever the strategy: engines are compiled once.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,6 +44,7 @@ class Trainer {
         if (rank_ == 0) outcome_.gradients.push_back(std::move(gradients));
         break;
       }
+      case Op::import: import_parameters(); break;
       case Op::clip: {
         auto const norm = clip(op.value, op.norm, op.data != 0);
         if (op.data != 0) outcome_.norms.push_back(norm);
@@ -55,6 +60,7 @@ class Trainer {
   void end(Inside const& inside = {}) {
     outcome_.parameters = export_parameters(inside);
     synchronize();
+    expect_bytes();
     meet();
   }
   Outcome<float>& outcome() { return outcome_; }
@@ -83,8 +89,10 @@ class Trainer {
   virtual void step(float rate) = 0;
   virtual Tensors<float> export_parameters(Inside const& inside) = 0;
   virtual Tensors<float> export_gradients() = 0;
+  virtual void import_parameters() = 0;
   virtual void synchronize() = 0;
-  virtual void meet() = 0;  ///< a collective over the world
+  virtual void expect_bytes() = 0;  ///< at rest, and never more than planned
+  virtual void meet() = 0;          ///< a collective over the world
 
  private:
   std::size_t elements(Index rows) const { return static_cast<std::size_t>(rows * model_.width); }
@@ -133,6 +141,39 @@ class Trainer {
   std::vector<float> dy_, dx_;
 };
 
+/// A part whose pointers an AdoptedUnit sets.
+template <class E>
+class AdoptedPart {
+ public:
+  AdoptedPart(E& engine, std::string const& unit, Part part)
+      : part_(std::move(part)), unit_(engine, unit, tensors(), {.kernels_are_enqueued = true}) {}
+  AdoptedPart(AdoptedPart const&) = delete;
+
+  void forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
+    auto const scope = unit_.forward();
+    part_.enqueue_forward(stream, {w_[0], w_[1], w_[2]}, x, y, rows, inside);
+  }
+  void backward(fsdp::host::Stream& stream, float const* x, float const* dy, float* dx, Index rows,
+                Inside const& inside) {
+    auto const scope = unit_.backward();
+    part_.enqueue_backward(stream, {w_[0], w_[1], w_[2]}, g_, {}, x, dy, dx, rows, inside);
+  }
+
+ private:
+  std::vector<fsdp::AdoptedTensor<float, float>> tensors() {
+    std::vector<fsdp::AdoptedTensor<float, float>> adopted;
+    for (auto const& tensor : part_.spec.tensors) {
+      auto const i = tensor.shape.size() - 1;
+      adopted.push_back({part_.spec.prefix + "." + tensor.name, &w_[i], &g_[i], tensor.shape, options_of(tensor)});
+    }
+    return adopted;
+  }
+
+  Part part_;
+  Weights<float> w_{}, g_{};
+  fsdp::AdoptedUnit<E> unit_;
+};
+
 /// A trainer over an engine of strategy S.
 template <class S, class C>
 class EngineTrainer final : public Trainer {
@@ -144,11 +185,19 @@ class EngineTrainer final : public Trainer {
         mesh_(std::move(comm), {.shard_group = setting.hybrid() ? setting.group : 0}),
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
         engine_(mesh_, setting.options, stream_),
-        keeps_(setting.keeps) {
-    std::vector<fsdp::UnitId> units;
-    for (auto const& unit : of.model.units) units.push_back(engine_.add_unit(unit));
-    for (auto const& part : of.model.parts)
-      parts_.push_back(engine_.shard(Part(of.model, part), part.prefix, units[part.unit]));
+        keeps_(setting.keeps),
+        momentum_(of.optimizer.momentum > 0.0f) {
+    std::map<std::size_t, fsdp::UnitId> units;
+    for (auto const& part : of.model.parts) {
+      auto const& unit = of.model.units[part.unit];
+      auto& added = parts_.emplace_back();
+      if (part.adopted) {
+        added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, unit, Part(of.model, part));
+      } else {
+        if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit));
+        added.module.emplace(engine_.shard(Part(of.model, part), part.prefix, units.at(part.unit)));
+      }
+    }
     for (auto const& ahead : setting.ahead) {
       if (ahead.backward) {
         engine_.set_backward_prefetch(ahead.at, ahead.uses);
@@ -170,11 +219,15 @@ class EngineTrainer final : public Trainer {
 
  private:
   void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
-    parts_[part].forward(x, y, rows, inside);
+    auto& turn = parts_[part];
+    if (turn.module) turn.module->forward(x, y, rows, inside);
+    if (turn.adopted) turn.adopted->forward(compute(), x, y, rows, inside);
   }
   void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                      Inside const& inside) override {
-    parts_[part].backward(x, dy, dx, rows, inside);
+    auto& turn = parts_[part];
+    if (turn.module) turn.module->backward(x, dy, dx, rows, inside);
+    if (turn.adopted) turn.adopted->backward(compute(), x, dy, dx, rows, inside);
   }
   void evaluate(std::function<void()> const& passes) override {
     auto const scope = engine_.evaluation();
@@ -211,17 +264,43 @@ class EngineTrainer final : public Trainer {
     });
     return all;
   }
+  void import_parameters() override {
+    fsdp::import_shard(engine_, [](fsdp::TensorInfo const& tensor, Index first, std::span<float> values) {
+      for (auto& value : values) value = imported_value(tensor.name, first++);
+    });
+  }
+  void expect_bytes() override {
+    auto input = engine_.plan_input();
+    input.moments = adamw_ ? 2 : momentum_ ? 1 : 0;
+    auto const plan = fsdp::memory_plan(input);
+    auto const& account = engine_.account();
+    auto const most =
+        keeps_ ? plan.reserved() : std::max({plan.live_forward, plan.live_backward, plan.live_accumulated});
+    auto const expect = [this](bool holds, std::string_view what, std::int64_t bytes, std::int64_t planned) {
+      if (!holds)
+        throw std::logic_error(fmt::format("rank {}: {} bytes {}, planned {}", engine_.rank(), bytes, what, planned));
+    };
+    expect(account.reserved_state() == plan.reserved(), "reserved", account.reserved_state(), plan.reserved());
+    expect(account.live_state() == plan.rest(), "in use at rest", account.live_state(), plan.rest());
+    expect(account.peak_live_state() <= most, "in use at most", account.peak_live_state(), most);
+  }
   void synchronize() override {
     engine_.synchronize();
     if (engine_.tracer() != nullptr) engine_.stop_trace();
   }
   void meet() override { engine_.mean_over_ranks({1.0}); }
 
+  /// One of the two.
+  struct Turn {
+    std::optional<fsdp::ShardedModule<Part, Engine>> module;
+    std::unique_ptr<AdoptedPart<Engine>> adopted;
+  };
+
   fsdp::Mesh<C> mesh_;
   fsdp::host::Stream stream_;
   Engine engine_;
-  bool keeps_;
-  std::vector<fsdp::ShardedModule<Part, Engine>> parts_;
+  bool keeps_, momentum_;
+  std::vector<Turn> parts_;
   std::optional<fsdp::AdamW<Engine>> adamw_;
   std::optional<fsdp::Sgd<Engine>> sgd_;
 };
