@@ -71,17 +71,17 @@ need_tools() {
     die "this system's cmake is $version, and the build needs 3.25 or newer"
 }
 
-# Quicker builds: nothing needs these, and where they cannot be had nothing is said.
+# Quicker builds: nothing needs these. They are installed where that asks nobody for a password; elsewhere nothing is said.
 wish_for() { # wish_for COMMAND=PACKAGE...
   local wish packages=()
   for wish in "$@"; do
     command -v "${wish%%=*}" > /dev/null || packages+=("${wish#*=}")
   done
-  if ((${#packages[@]})) && [[ -z $(why_not_installable) ]]; then
-    say "installing ${packages[*]} (for quicker builds)"
-    apt_update
-    apt_install "${packages[@]}" || true
-  fi
+  if ((${#packages[@]} == 0)) || [[ -n $(why_not_installable) ]]; then return; fi
+  if ((EUID != 0)) && ! sudo -n true 2> /dev/null; then return; fi
+  say "installing ${packages[*]} (for quicker builds)"
+  apt_update
+  apt_install "${packages[@]}" || true
 }
 use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps its generator
   if [[ -z ${CMAKE_GENERATOR:-} ]] && command -v ninja > /dev/null; then export CMAKE_GENERATOR=Ninja; fi

@@ -120,6 +120,28 @@ run tests/run.sh --no-install
 ends_with "libopenblas-dev (nanogpt needs OpenBLAS): installing was forbidden"
 installed
 
+# Ninja and ccache are installed where they can be had, and missed by nobody where not.
+mkdir all
+IFS=: read -ra folders <<< "$PATH"
+for folder in "${folders[@]}"; do
+  [[ ! -d $folder ]] || cp -rsn "$(cd "$folder" && pwd -P)/." all 2> /dev/null
+done
+rm -f all/ninja all/ccache
+if ((EUID == 0)); then
+  packages
+  PATH=$work/all run tests/run.sh --quick
+  builds
+  installed ninja-build ccache
+  packages
+  NOT_IN_ARCHIVE=ccache PATH=$work/all run tests/run.sh --quick
+  builds
+  said "E: Unable to locate package ccache"
+fi
+packages
+PATH=$work/all run tests/run.sh --quick --no-install
+builds
+installed
+
 # CMake alone: an error only where it is demanded.
 configure() {
   (cd repository && PATH=$work/stubs:$PATH cmake --preset cpu -DFSDP_BUILD_TESTS=OFF "$@") > output 2>&1
