@@ -12,6 +12,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/strategy.hpp"
+#include "host_world.hpp"
 #include "train.hpp"
 
 namespace nanogpt {
@@ -28,10 +29,12 @@ int dispatch_strategy(C world, Job const& job) {
 /// The host computes in fp32 alone.
 template <class C>
 int dispatch(C world, Job const& job) {
-  if constexpr (!std::is_same_v<typename C::Device, fsdp::host::Device>) {
+  if constexpr (std::is_same_v<typename C::Device, fsdp::host::Device>) {
+    return dispatch_strategy<fsdp::Fp32>(HostWorld::of(std::move(world)), job);
+  } else {
     if (job.dtype == "bfloat16") return dispatch_strategy<fsdp::Bf16>(std::move(world), job);
+    return dispatch_strategy<fsdp::Fp32>(std::move(world), job);
   }
-  return dispatch_strategy<fsdp::Fp32>(std::move(world), job);
 }
 
 /// Runs the job's ranks as threads of this process, all on `device`. @return the highest exit code

@@ -8,8 +8,8 @@
 
 /// [Note: Layers are compiled once]
 /// What a layer computes does not depend on the strategy, but its kernels take most of a minute to compile. So the
-/// trainers, one translation unit for each strategy, only see declarations of the layers' passes (layers_host.hpp,
-/// layers_cuda.hpp), and layers_*.cpp and layers_*.cu instantiate them, once for each device and type. Tests include
+/// trainers only see declarations of the layers' passes (layers_host.hpp, layers_cuda.hpp), and layers_*.cpp and
+/// layers_*.cu instantiate them, once for each device and type. Tests include
 /// gpt.hpp alone where they want layers of their own.
 ///
 /// Every pass of every layer: of device D, in T, with gradients Params<G>.

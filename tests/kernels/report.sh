@@ -24,12 +24,22 @@ ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
 fmt=()
 if [[ -n ${FSDP_FMT_INCLUDE:-} ]]; then fmt=(-Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE"); fi
 
-sources=(layers_cuda_fp32 layers_cuda_bf16 train_cuda_full_shard)  # the last one: the library's own kernels
+# The library's own kernels, as an engine and an optimizer use them.
+library=$work/library.cu
+cat >"$library" <<'EOF'
+#include "fsdp/comm/local.hpp"
+#include "fsdp/cuda/device.hpp"
+#include "layers_cuda.hpp"
+#include "run_rank.hpp"
+template int nanogpt::run_rank<fsdp::FullShard, fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
+template int nanogpt::run_rank<fsdp::FullShard, fsdp::Bf16>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
+EOF
+sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
 for architecture in "${architectures[@]}"; do
   for source in "${sources[@]}"; do
-    ptx=$work/$source.$architecture.ptx
+    ptx=$work/$(basename "$source" .cu).$architecture.ptx
     "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DNANOGPT_HAVE_MPI=0 -arch="compute_$architecture" -I"$root/include" \
-      -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$root/examples/nanogpt/$source.cu"
+      -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
     "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
     # Widths out of the PTX, then figures of ptxas, by mangled name.
     awk -v architecture="$architecture" '

@@ -154,10 +154,13 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   auto const needs = needs_of(trial.script);
   auto const uses = trial.model.parts.size();
   Setting setting;
-  setting.sharding =
-      draw.of({Sharding::full, Sharding::grad_op, Sharding::hybrid_full, Sharding::hybrid_grad_op, Sharding::none});
+  setting.sharding = draw.of({Sharding::full, Sharding::grad_op, Sharding::hybrid_full, Sharding::hybrid_full,
+                              Sharding::hybrid_grad_op, Sharding::hybrid_grad_op, Sharding::none});
   if (needs.replicas_unsynced && draw.once_in(2)) setting.sharding = Sharding::hybrid_full;
-  if (setting.hybrid()) setting.group = draw_divisor(draw, trial.ranks, 1, trial.ranks);
+  if (setting.hybrid()) {
+    setting.group = draw.once_in(2) ? draw_divisor(draw, trial.ranks, 2, trial.ranks - 1) : 0;
+    if (setting.group == 0) setting.group = draw_divisor(draw, trial.ranks, 1, trial.ranks);
+  }
   auto const shards = setting.shards(trial.ranks);
   auto& options = setting.options;
   options.prefetch = draw.of({0, 1, 1, 2, 3, 20});

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks on the host, be they threads or processes, behind one type.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/host/device.hpp"
+
+namespace nanogpt {
+
+/// A communicator that hands every call on to another one, chosen at run time: engines and trainers are compiled once for
+/// both kinds. What an fp32 engine asks for is there; the contracts are the other one's.
+class HostWorld {
+ public:
+  using Device = fsdp::host::Device;
+  using Stream = Device::Stream;
+  using Label = fsdp::Label;
+  using Ticket = fsdp::Ticket;
+
+  template <class C>
+  static HostWorld of(C world) {
+    return HostWorld(std::make_unique<Holder<C>>(std::move(world)));
+  }
+
+  int rank() const { return held_->rank(); }
+  int size() const { return held_->size(); }
+  Device const& device() const { return held_->device(); }
+  HostWorld split(int color, int key, std::string_view what) { return HostWorld(held_->split(color, key, what)); }
+  void* allocate(std::size_t bytes) { return held_->allocate(bytes); }
+  void deallocate(void* memory, std::size_t bytes) noexcept { held_->deallocate(memory, bytes); }
+  Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return held_->all_gather(stream, send, receive, count, label);
+  }
+  Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return held_->reduce_scatter(stream, send, receive, count, label);
+  }
+  Ticket all_reduce(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return held_->all_reduce(stream, send, receive, count, label);
+  }
+  Ticket all_reduce(Stream& stream, double const* send, double* receive, std::size_t count, Label label) {
+    return held_->all_reduce(stream, send, receive, count, label);
+  }
+  Ticket broadcast(Stream& stream, float* data, std::size_t count, int root, Label label) {
+    return held_->broadcast(stream, data, count, root, label);
+  }
+  void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) { held_->wait_for_peers(stream, ticket, site); }
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) { return held_->exchange(text, what); }
+
+ private:
+  struct Held {
+    Held() = default;
+    Held(Held const&) = delete;
+    Held& operator=(Held const&) = delete;
+    virtual ~Held() = default;
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    virtual Device const& device() const = 0;
+    virtual std::unique_ptr<Held> split(int color, int key, std::string_view what) = 0;
+    virtual void* allocate(std::size_t bytes) = 0;
+    virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
+    virtual Ticket all_gather(Stream&, float const*, float*, std::size_t, Label) = 0;
+    virtual Ticket reduce_scatter(Stream&, float const*, float*, std::size_t, Label) = 0;
+    virtual Ticket all_reduce(Stream&, float const*, float*, std::size_t, Label) = 0;
+    virtual Ticket all_reduce(Stream&, double const*, double*, std::size_t, Label) = 0;
+    virtual Ticket broadcast(Stream&, float*, std::size_t, int, Label) = 0;
+    virtual void wait_for_peers(Stream&, Ticket, fsdp::WaitSite) = 0;
+    virtual std::vector<std::string> exchange(std::string const& text, std::string_view what) = 0;
+  };
+
+  template <class C>
+  struct Holder final : Held {
+    explicit Holder(C communicator) : world(std::move(communicator)) {}
+    int rank() const override { return world.rank(); }
+    int size() const override { return world.size(); }
+    Device const& device() const override { return world.device(); }
+    std::unique_ptr<Held> split(int color, int key, std::string_view what) override {
+      return std::make_unique<Holder>(world.split(color, key, what));
+    }
+    void* allocate(std::size_t bytes) override { return world.allocate(bytes); }
+    void deallocate(void* memory, std::size_t bytes) noexcept override { world.deallocate(memory, bytes); }
+    Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
+      return world.all_gather(stream, send, receive, count, label);
+    }
+    Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
+      return world.reduce_scatter(stream, send, receive, count, label);
+    }
+    Ticket all_reduce(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
+      return world.all_reduce(stream, send, receive, count, label);
+    }
+    Ticket all_reduce(Stream& stream, double const* send, double* receive, std::size_t count, Label label) override {
+      return world.all_reduce(stream, send, receive, count, label);
+    }
+    Ticket broadcast(Stream& stream, float* data, std::size_t count, int root, Label label) override {
+      return world.broadcast(stream, data, count, root, label);
+    }
+    void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) override {
+      world.wait_for_peers(stream, ticket, site);
+    }
+    std::vector<std::string> exchange(std::string const& text, std::string_view what) override {
+      return world.exchange(text, what);
+    }
+    C world;
+  };
+
+  explicit HostWorld(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+
+  std::unique_ptr<Held> held_;
+};
+
+static_assert(fsdp::Communicator<HostWorld>);
+
+}  // namespace nanogpt
