@@ -31,7 +31,7 @@ die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 wish_for ninja=ninja-build ccache=ccache
 need_tools
 use_quick_tools
-ctest_flags=(--output-on-failure -j "$jobs" --no-tests=error)
+run_tests() { ctest --preset "$1" -j "$jobs"; }
 
 build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
@@ -51,7 +51,7 @@ if [[ -n $only ]]; then
   mapfile -t programs < <(ctest --test-dir build/cpu -N -V -R "$only" | grep -E ': Test command:|^Could not find executable' |
     grep -o "$PWD/build/cpu/[^ \"]*" | sed 's|.*/||' | sort -u | grep -xF "$targets")
   if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
-  exec ctest --test-dir build/cpu "${ctest_flags[@]}" -R "$only"
+  exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" -R "$only"
 fi
 
 build cpu all "${host[@]}"
@@ -59,20 +59,20 @@ if ((all)); then
   for sanitizer in asan tsan; do
     build $sanitizer
     say "preset $sanitizer: test"
-    ctest --test-dir build/$sanitizer "${ctest_flags[@]}" -LE 'full|slow'
+    run_tests $sanitizer
   done
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
     build cuda cuda_programs ${CUDA_ARCHITECTURES:+"-DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES"}
     say "preset cuda: test (without a GPU, what needs one is skipped)"
-    ctest --test-dir build/cuda "${ctest_flags[@]}" -L gpu -LE full
+    run_tests cuda
   else
     say "no nvcc: CUDA targets are not compiled"
   fi
 fi
+if ((full)); then
+  say "the long tests"
+  run_tests full
+fi
 say "preset cpu: test"
-left_out=()
-if ((!full)); then left_out+=(full); fi
-if ((!all)); then left_out+=(compile_fail fast_math headers kernels package); fi # what compilers say, and nothing that runs
-if ((${#left_out[@]})); then ctest_flags+=(-LE "^($(IFS='|' && echo "${left_out[*]}"))\$"); fi
-ctest --test-dir build/cpu "${ctest_flags[@]}"
+if ((all)); then run_tests all; else run_tests cpu; fi

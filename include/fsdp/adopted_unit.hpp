@@ -51,8 +51,8 @@ class AdoptedUnit {
     for (auto const& tensor : tensors_) {
       FSDP_EXPECTS(tensor.weight != nullptr, "rank {}: adopted tensor '{}': where is its weight's pointer kept?",
                    engine.rank(), tensor.name);
-      indices_.push_back(engine.unit(unit_).layout().add(
-          {tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init}));
+      engine.unit(unit_).layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
+                                      indices_);
     }
     use_ = engine.declare_use(unit_, name);
   }

@@ -69,8 +69,9 @@ struct Ticket {
 /// A group of ranks that run collectives, each enqueued on a stream of `Device`.
 ///
 /// All ranks enqueue the same collectives in the same order, from one host thread per rank, on one stream per
-/// communicator (a second stream is a UsageError). Enqueueing never waits for device work. Reductions are sums, in the
-/// fixed pairwise tree of docs/numerics.md where the model can promise it.
+/// communicator (a second stream is a UsageError). The order is one over all communicators of one world that two ranks
+/// both belong to: models may report ranks that differ in it, even where no wait would come of it. Enqueueing never waits
+/// for device work. Reductions are sums, in the fixed pairwise tree of docs/numerics.md where the model can promise it.
 /// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
 /// all_reduce with `send == recv`.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the

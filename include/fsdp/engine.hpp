@@ -2,7 +2,6 @@
 // The owner above the units: mesh, streams, communicators, buffers, order, account.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -100,7 +99,7 @@ class Engine {
     detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
     user_module.describe(unbound, registrar);
     declared_.claim_names(unit);
-    declare_gradients(unit, prefix, user_module, tensors);
+    declare_gradients(unit, user_module);
     return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
@@ -333,15 +332,9 @@ class Engine {
   }
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>
-  void declare_gradients(UnitId unit, std::string_view prefix, M const& user_module, std::vector<std::size_t> tensors) {
-    if constexpr (SetsGradients<M>) {
-      if (user_module.sets_gradients) {
-        std::sort(tensors.begin(), tensors.end());
-        FSDP_EXPECTS(std::adjacent_find(tensors.begin(), tensors.end()) == tensors.end(),
-                     "rank {}: module '{}' sets gradients, but names one of them twice", rank(), prefix);
-        return;
-      }
-    }
+  void declare_gradients(UnitId unit, M const& user_module) {
+    if constexpr (SetsGradients<M>)
+      if (user_module.sets_gradients) return;
     units()[unit.index]->sets_gradients = false;
   }
   /// What is not leased in turn: see StepWalk, which counts the same.

@@ -26,8 +26,7 @@ struct Registrar {
   template <class T, std::size_t Rank>
   void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents, TensorOptions options = {}) const {
     auto full_name = prefix.empty() ? std::string(tensor) : fmt::format("{}.{}", prefix, tensor);
-    tensors->push_back(
-        layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}));
+    layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}, *tensors);
   }
 };
 

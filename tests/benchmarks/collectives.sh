@@ -5,6 +5,7 @@
 # labels: smoke
 # programs: bench_collectives
 # timeout: 300
+# skip-sanitizers
 #
 #   collectives.sh BINARY_DIR
 set -uo pipefail

@@ -3,6 +3,7 @@
 # tests/gpu.sh without a GPU: its stages, its answers, and its verdicts on stubs that stand in for the build, the
 # programs and the tools.
 # timeout: 300
+# skip-sanitizers
 set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

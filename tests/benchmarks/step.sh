@@ -5,6 +5,7 @@
 # labels: smoke
 # programs: bench_step
 # timeout: 300
+# skip-sanitizers
 #
 #   step.sh BINARY_DIR
 set -uo pipefail

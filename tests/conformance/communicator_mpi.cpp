@@ -12,8 +12,8 @@ namespace {
 struct MpiHost {
   using Communicator = fsdp::mpi::Communicator;
   static constexpr bool fixed_tree = true;
-  static constexpr bool reports_order = false;  // at execution, not when it is enqueued: memory_mpi.cpp
-  static constexpr bool reports_peers = false;  // a rank that fails ends the run: tests/failure
+  static constexpr bool reports_order = false;  // at execution, not when it is enqueued: processes_mpi.cpp
+  static constexpr bool reports_peers = false;  // a rank that throws ends the run: tests/failure, departures_mpi.cpp
   static std::vector<int> sizes() { return {test_environment().size()}; }
   template <class Body>
   static void run(int, Body const& body) {

@@ -140,9 +140,10 @@ TEST_CASE("local: a communicator that was moved from says so, and can be destroy
     part = std::move(moved);
     expect(part.exchange({}, "moved back").size() == 2, "a communicator that came back");
     Comm empty(std::move(part));
-    part = std::move(part);    // nothing to nothing
-    moved = std::move(part);   // nothing over nothing
-    empty = std::move(moved);  // nothing over something: it leaves
+    auto& nothing = part;
+    part = std::move(nothing);  // nothing to nothing
+    moved = std::move(part);    // nothing over nothing
+    empty = std::move(moved);   // nothing over something: it leaves
     expect_throws<fsdp::UsageError>("a call after that", [&] { static_cast<void>(empty.rank()); });
     comm.exchange({}, "done");
   });

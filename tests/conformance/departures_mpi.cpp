@@ -180,9 +180,10 @@ TEST_CASE("mpi: a communicator that was moved from says so, and can be destroyed
   part = std::move(moved);
   CHECK(part.exchange({}, "moved back").size() == 3);
   Communicator empty(std::move(part));
-  part = std::move(part);    // nothing to nothing
-  moved = std::move(part);   // nothing over nothing
-  empty = std::move(moved);  // nothing over something: it leaves
+  auto& nothing = part;
+  part = std::move(nothing);  // nothing to nothing
+  moved = std::move(part);    // nothing over nothing
+  empty = std::move(moved);   // nothing over something: it leaves
   expect_throws<fsdp::UsageError>("a call after that", [&] { static_cast<void>(empty.rank()); });
   world.exchange({}, "done");
 }

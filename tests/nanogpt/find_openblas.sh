@@ -3,6 +3,7 @@
 # Which header and library FindOpenBLAS takes, on machines made of empty files: always OpenBLAS's own, and both of one
 # installation, whatever other cblas.h is there, and whatever an earlier configuration found.
 # timeout: 120
+# skip-sanitizers
 set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

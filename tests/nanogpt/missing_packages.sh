@@ -3,6 +3,7 @@
 # What run.sh and tests/run.sh install: exactly what CMake does not find, once; and how they end where it cannot be had.
 # CMake is the real one, made blind to packages that are "not installed"; apt-get and sudo are stubs, and nothing is built.
 # timeout: 300
+# skip-sanitizers
 set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -3,6 +3,7 @@
 # run.sh before it builds, and the choice of its text: with and without network, tools, root and git. Nothing is
 # downloaded or installed: curl, wget, sudo, apt-get and cmake are stubs.
 # timeout: 120
+# skip-sanitizers
 set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

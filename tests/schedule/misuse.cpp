@@ -46,9 +46,7 @@ bool contains(std::string const& text, std::string const& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Sets gradients, but would be told twice that one is fresh, or not at all.
 struct Twice {
-  static constexpr bool sets_gradients = true;
   template <class T>
   struct Params {
     fsdp::Tensor<T, 1> a, b;
@@ -62,9 +60,9 @@ struct Twice {
 
 }  // namespace
 
-TEST_CASE("a module that sets gradients names each of them once") {
+TEST_CASE("a module names each of its tensors once") {
   CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.shard(Twice{}, "twice"); }),
-                 "module 'twice' sets gradients, but names one of them twice"));
+                 "a module names its tensor 'twice.weight' twice"));
 }
 
 TEST_CASE("a forward out of the declared order names both modules") {

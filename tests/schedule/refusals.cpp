@@ -337,6 +337,8 @@ TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels a
   on_engine(1, [&](Engine& engine, Layers&) {
     CHECK(contains(adopt(engine, {}), "adopted unit 'fc': compute is a worker's stream"));
     CHECK(adopt(engine, {.kernels_are_enqueued = true}).empty());
+    auto const twice = [&] { fsdp::AdoptedUnit unit{engine, "two", {{"w", &w, &g, {4}}, {"w", &w, &g, {4}}}, {true}}; };
+    CHECK(contains(message_of(twice), "a module names its tensor 'w' twice"));
   });
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));

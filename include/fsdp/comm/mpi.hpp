@@ -61,7 +61,8 @@ class BasicCommunicator {
   /// @param what the name of the new communicators, for messages: equal on all ranks
   /// @pre color >= 0
   /// @throws OrderError on every rank if some do something else
-  /// @note Collective: yes, over this communicator; ends with shared memory for the new one (256 KiB per rank).
+  /// @note Collective: yes, over this communicator; ends with shared memory for the new one: 260 KiB per rank, 200 KiB
+  /// more for the first communicator of a set of ranks.
   BasicCommunicator split(int color, int key, std::string_view what) {
     return {state().group->split(color, key, what), device_};
   }

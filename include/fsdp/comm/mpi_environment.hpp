@@ -82,8 +82,8 @@ struct Options {
 
 /// MPI from its initialisation to its end. Exactly one per process; it must outlive every communicator.
 ///
-/// [Note: Communicators are not freed] MPI_Comm_free is collective, and destructors of this library never communicate:
-/// a rank that unwinds must not wait for the others. MPI communicators therefore live until MPI_Finalize, which
+/// [Note: Communicators are not freed] MPI_Comm_free is collective, and destructors of this library wait for nobody: a
+/// rank that unwinds must not wait for the others. MPI communicators therefore live until MPI_Finalize, which
 /// releases them. Each costs a few kilobytes, and a run makes a handful.
 class Environment {
  public:
