@@ -130,16 +130,16 @@ done
 rm -f all/ninja all/ccache
 if ((EUID == 0)); then
   packages
-  PATH=$work/all run tests/run.sh --quick
+  PATH=$work/all run tests/run.sh
   builds
   installed ninja-build ccache
   packages
-  NOT_IN_ARCHIVE=ccache PATH=$work/all run tests/run.sh --quick
+  NOT_IN_ARCHIVE=ccache PATH=$work/all run tests/run.sh
   builds
   said "E: Unable to locate package ccache"
 fi
 packages
-PATH=$work/all run tests/run.sh --quick --no-install
+PATH=$work/all run tests/run.sh --no-install
 builds
 installed
 
