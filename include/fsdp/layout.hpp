@@ -74,14 +74,14 @@ struct Segment {
 /// The tensors of one unit laid end to end. Built by add(), closed by seal().
 class FlatLayout {
  public:
-  /// Adds a tensor of one more module to those that `module` lists.
+  /// Adds a tensor of one more module to those that `named` lists.
   /// @throws UsageError if that module has named it before; and as the other add() does
-  void add(TensorInfo tensor, std::vector<std::size_t>& module) {
+  void add(TensorInfo tensor, std::vector<std::size_t>& named) {
     auto const name = tensor.name;
     auto const index = add(std::move(tensor));
-    FSDP_EXPECTS(std::find(module.begin(), module.end(), index) == module.end(),
+    FSDP_EXPECTS(std::find(named.begin(), named.end(), index) == named.end(),
                  "a module names its tensor '{}' twice: what it uses in two places needs one name and one member", name);
-    module.push_back(index);
+    named.push_back(index);
   }
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
   /// tensor without elements.
