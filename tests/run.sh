@@ -9,8 +9,8 @@
 #   --no-install   never calls apt-get
 #   --only=REGEX   builds only what the host's tests that match REGEX need, and runs those
 #   JOBS=2         compilers, and tests, at a time
-#   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for: of three, one takes half the time, and the test
-#            kernels_report compiles the kernels for 80 too
+#   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for; a plain build takes three architectures, and the
+#            test kernels_report compiles the kernels for 80 too
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-2}
