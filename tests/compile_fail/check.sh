@@ -4,6 +4,7 @@
 # what the snippet's `// expect:` lines say (regular expressions, all of them), in at most 20 lines or as many as its
 # `// lines:` allows.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
+# long
 set -euo pipefail
 kind=$1 compiler=$2 work=$3
 cd "$FSDP_SOURCE/tests/compile_fail"

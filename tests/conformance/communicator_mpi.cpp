@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi::Communicator: ranks that share a node, and the same ranks placed on pretended nodes of one and of two.
 // ranks: 1 2 3 4 7
+// sanitizer-ranks: 3
 // timeout: 600
 #include "fsdp/comm/mpi.hpp"
 #include "tests/conformance/communicator_suite.hpp"

@@ -5,6 +5,7 @@
 // full-run: --seeds=2000
 // timeout: 1800
 // skip-sanitizers
+// long
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -3,6 +3,7 @@
 // skip-tsan
 // timeout: 300
 // full-run: [long]
+// long
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -2,6 +2,7 @@
 // The trainer's row kernels in emulated thread blocks, against plain loops in double.
 // skip-tsan
 // timeout: 600
+// long
 #include <cmath>
 #include <cstdint>
 #include <vector>

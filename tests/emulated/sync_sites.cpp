@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every numbered barrier is needed: a kernel that runs without it gives another result, or cannot go on.
-// skip-tsan
+// skip-sanitizers
 #include <cstdint>
 #include <cstring>
 #include <functional>

@@ -2,6 +2,7 @@
 # Ranks that fail end the whole run, soon, with a non-zero code and a message that says why; nothing stays in /dev/shm.
 # programs: failure_ranks_mpi
 # timeout: 300
+# skip-sanitizers
 # usage: ranks.sh <build directory>
 set -u
 program=$(find "$1" -name failure_ranks_mpi -type f -perm -u+x 2>/dev/null | head -1)

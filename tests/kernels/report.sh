@@ -3,6 +3,7 @@
 # Every CUDA kernel of nanogpt and of the library, as the trainer uses it: registers, memory, spills, and how wide its
 # accesses to global memory are. Fails on spills, and where a kernel of packs moves no 16 bytes at once. Needs no GPU.
 #
+# long
 # timeout: 900
 # usage: tests/kernels/report.sh [NVCC [WORK_DIR [ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
 #

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model on the real engine: strategies agree, training lowers the loss, evaluation and decoding may come in
 // between.
+// long
 
 #include <cmath>
 

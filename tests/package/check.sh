@@ -3,6 +3,7 @@
 # The three ways to use the library, each from a project of its own: the compiler alone, add_subdirectory, find_package.
 # And that no header warns where a user's optimising compiler looks into all of it.
 # usage: check.sh plain|optimised|subdirectory|install WORK_DIR
+# long
 # timeout: 600
 set -euo pipefail
 way=$1 work=$2

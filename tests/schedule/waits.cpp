@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every event wait of the schedule is needed: with any one site dropped, training goes wrong or ThreadSanitizer reports
 // a race.
+// skip-asan
 //
 // Each site runs in a child process of its own (this executable, told by an environment variable), because a race may
 // do anything.
+// long
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -2,6 +2,7 @@
 // The trainer's row kernels: double forms against finite differences, narrower types against the double forms.
 // skip-tsan
 // optimised
+// long
 #include <cmath>
 #include <cstdint>
 #include <limits>
