@@ -140,8 +140,12 @@ class Declaration {
       auto const& tensors = unit->layout().tensors();
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
       input.units.push_back(align_up(end, layout_alignment * where_.world));
+      input.unit_names.push_back(unit->name());
     }
-    for (std::size_t use = 0; use < schedule_.size(); ++use) input.uses.push_back(schedule_.unit(use));
+    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+      input.uses.push_back(schedule_.unit(use));
+      input.modules.emplace_back(schedule_.module_name(use));
+    }
     input.shards = where_.shards;
     input.keep = keep_rules();
     input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
@@ -156,8 +160,9 @@ class Declaration {
     input.reduce_bytes = sizeof(typename P::Reduce);
     input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
     input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
-    bool const direct = where_.shards == 1 && input.reduce_is_master;
-    input.accumulate_replica = options_.accumulate_replica && where_.replicas > 1 && !direct;
+    input.reduces_in_groups = S::shards_gradients;
+    input.accumulate_replica =
+        options_.accumulate_replica && where_.replicas > 1 && !writes_shards(where_.shards, input.reduce_is_master);
     return input;
   }
 

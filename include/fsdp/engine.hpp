@@ -15,6 +15,8 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/declaration.hpp"
+#include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/engine_text.hpp"
 #include "fsdp/error.hpp"
@@ -143,22 +145,25 @@ class Engine {
     if (sealed_) return;
     declared_.seal();
     detail::expect_equal_texts(mesh_->world(), declared_.text(), "layouts");
-    auto const plan = fsdp::memory_plan(plan_input());
-    passes_.set_ahead(plan.ahead);
-    for (std::size_t u = 0; u < unit_count(); ++u) give_own_slots(u);
-    storage_.allocate(mesh_->world(), units(), where_, plan, gather_, reduce_);
+    auto const input = plan_input();
+    program_ = compile_program(input);
+    passes_.set_program(program_);
+    storage_.allocate(mesh_->world(), units(), where_, program_, fsdp::memory_plan(program_, input), gather_, reduce_);
     auto completion_order = storage_.place_shards(units(), schedule());
     if (reduce_.direct())
       reduce_.set_buckets(std::move(completion_order), storage_.gradients(),
                           S::shards_parameters ? 0 : options().bucket_bytes, options().first_bucket_bytes);
-    reduce_.prepare(units());
+    gather_.prepare(units());
+    reduce_.prepare(units(), program_);
     storage_.initialize(units(), options().seed, *compute_);
     for (auto& unit : units()) mark_written(*unit);
     sealed_ = true;
   }
 
-  /// The plan that sealing follows, from the layouts registered so far.
+  /// What the program and the memory plan are made from: the layouts registered so far.
   MemoryPlanInput plan_input() const { return declared_.plan_input(); }
+  /// What happens at each use, once the engine is sealed; to_text() prints it.
+  Program const& program() const { return program_; }
 
   std::size_t unit_count() const { return declared_.units().size(); }
   Unit& unit(std::size_t index) { return *units()[index]; }
@@ -337,20 +342,6 @@ class Engine {
       if (user_module.sets_gradients) return;
     units()[unit.index]->sets_gradients = false;
   }
-  /// What is not leased in turn: see StepWalk, which counts the same.
-  void give_own_slots(std::size_t u) {
-    auto& unit = *units()[u];
-    auto const bytes = [](std::int64_t elements, std::size_t element) {
-      return static_cast<std::size_t>(slot_bytes(elements, element));
-    };
-    bool const shared = schedule().shared_unit(u);
-    if (!gather_.direct() && (shared || !S::reshards_after_forward || options().keep_unsharded))
-      gather_.add_own_slot(unit, bytes(unit.full_numel(), sizeof(Param)));
-    if (options().reshard_ranks > 0 && schedule().drops_after_forward(u, declared_.keep_rules()))
-      gather_.add_kept_slot(unit, bytes(unit.full_numel() / options().reshard_ranks, sizeof(Param)));
-    if (!reduce_.direct() && (shared || (options().accumulate_unsharded && std::is_same_v<Reduce, float>)))
-      reduce_.add_own_slot(unit, bytes(unit.full_numel(), sizeof(Reduce)));
-  }
 
   Unit& begin_forward(std::size_t use) {
     seal();
@@ -389,6 +380,7 @@ class Engine {
   TraceHook<Device> trace_;
   C scalar_comm_;
   bool sealed_ = false;
+  Program program_;
 
   std::optional<Stream> owned_compute_;
   Stream* compute_;

@@ -106,9 +106,6 @@ class FlatParam {
   Event updated;          ///< compute: the optimizer (or initialisation) has written the shard
 
   UnitState state = UnitState::sharded;
-  bool gather_awaited = false;   ///< compute has waited for `gathered`
-  bool own_gather_slot = false;  ///< has a buffer of its own for full parameters
-  bool own_reduce_slot = false;  ///< has a gradient slot of its own
   bool update_pending = false;   ///< `updated` is recorded and the gather stream has not waited for it
   bool reduce_pending = false;   ///< `reduced` is recorded and compute has not waited for it
   bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up

@@ -5,32 +5,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/layout.hpp"
-#include "fsdp/schedule.hpp"
-#include "fsdp/step_walk.hpp"
 
 namespace fsdp {
 
-struct MemoryPlanInput {
-  std::vector<std::int64_t> units;  ///< padded elements of each unit
-  std::vector<std::size_t> uses;    ///< the unit of each use, in forward order; empty: each unit once, in order
-  int shards = 1;                   ///< ranks per shard group
-  KeepRules keep;
-  PrefetchLists prefetch;             ///< of each use; empty: prefetch_by_depth(1, 1)
-  std::int64_t max_ahead_bytes = 0;   ///< cap on bytes gathered ahead; 0: none
-  int reshard_ranks = 0;              ///< ranks over which a unit stays sharded after forward; 0: `shards`
-  bool keep_unsharded = false;        ///< every unit keeps a gather buffer of its own
-  bool accumulate_unsharded = false;  ///< micro-steps need not reduce
-  bool accumulate_replica = false;    ///< micro-steps need not all-reduce over replicas
-  std::size_t master_bytes = 4;       ///< size of a master weight
-  std::size_t param_bytes = 4;        ///< size of a parameter as forward reads it
-  std::size_t reduce_bytes = 4;       ///< size of a gradient as backward writes it
-  bool param_is_master = true;        ///< parameters have the master's type
-  bool reduce_is_master = true;       ///< gradients have the shard's type, fp32
-  int moments = 2;                    ///< optimizer values per parameter
-  std::size_t moment_bytes = 4;       ///< size of each
+struct MemoryPlanInput : StepInput {
+  int moments = 2;               ///< optimizer values per parameter
+  std::size_t moment_bytes = 4;  ///< size of each
 };
 
 /// Bytes per rank.
@@ -45,12 +31,6 @@ struct MemoryPlan {
   std::int64_t live_accumulated = 0;  ///< in either, with gradients of an earlier micro-step waiting unreduced
   std::int64_t rest() const { return parameters + gradients + optimizer; }
   std::int64_t reserved() const { return rest() + gather + reduce; }
-
-  std::size_t shared_gather_slots = 0;     ///< p
-  std::size_t shared_reduce_slots = 0;     ///< q
-  std::int64_t largest_shared_gather = 0;  ///< elements of the largest unit that takes turns in gather slots
-  std::int64_t largest_shared_reduce = 0;  ///< and in gradient slots
-  PrefetchLists ahead;                     ///< the prefetch lists, cut where max_ahead_bytes is reached
 };
 
 /// Bytes of a full-size buffer of `elements`.
@@ -58,64 +38,92 @@ constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_byt
   return align_up(elements * static_cast<std::int64_t>(element_bytes), 256);
 }
 
-/// Computes reserved bytes, and the highest live bytes of a step that runs as declared.
-inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
-  Schedule schedule(0);
-  for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule.declare(unit, "");
-  for (auto const unit : input.uses) schedule.declare(unit, "");
+namespace detail {
 
+/// Bytes of parameters and gradients in use while a program runs.
+class LiveBytes {
+ public:
+  LiveBytes(Program const& program, StepInput const& input)
+      : program_(&program),
+        param_(static_cast<std::int64_t>(input.param_bytes)),
+        reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
+        leased_(program.gradient_slots.size(), 0) {}
+
+  /// Gradients of an earlier micro-step wait: in the slots, or in the accumulators.
+  void wait_unreduced() {
+    if (program_->accumulator_elements > 0) {
+      bytes_ += program_->accumulator_elements * static_cast<std::int64_t>(sizeof(float));
+      return;
+    }
+    for (std::uint32_t u = 0; u < program_->units.size(); ++u)
+      if (auto const slot = program_->units[u].gradient_slot; slot != Operation::no_slot) lease(slot, u);
+  }
+  /// Runs a pass. @return the highest use in it
+  std::int64_t run(Phase phase, Facts facts) {
+    highest_ = bytes_;
+    for (auto const& turn : program_->turns(phase)) {
+      for (auto const* operations : {&turn.before, &turn.after})
+        for (auto const& operation : *operations)
+          if (operation.runs(facts)) run(operation);
+    }
+    return highest_;
+  }
+
+ private:
+  void run(Operation const& operation) {
+    auto const& unit = program_->units[operation.unit];
+    switch (operation.action) {
+      case Action::gather: bytes_ += unit.elements * param_; break;
+      case Action::keep_slice: bytes_ += kept(unit); break;
+      case Action::drop: bytes_ -= unit.elements * param_; break;
+      case Action::drop_slice: bytes_ -= kept(unit); break;
+      case Action::lease:
+        if (operation.slot != Operation::no_slot) lease(operation.slot, operation.unit);
+        break;
+      case Action::await:
+      case Action::hold:
+      case Action::reduce_group:
+      case Action::reduce: break;
+    }
+    highest_ = std::max(highest_, bytes_);
+  }
+  std::int64_t kept(Program::Unit const& unit) const { return program_->kept_slots[unit.kept_slot].elements * param_; }
+  /// A slot's gradients count until its next lease, or the end of the pass.
+  void lease(std::uint32_t slot, std::uint32_t unit) {
+    auto const bytes = program_->units[unit].elements * reduce_;
+    bytes_ += bytes - std::exchange(leased_[slot], bytes);
+  }
+
+  Program const* program_;
+  std::int64_t param_, reduce_;
+  std::vector<std::int64_t> leased_;
+  std::int64_t bytes_ = 0, highest_ = 0;
+};
+
+}  // namespace detail
+
+/// Reserved bytes, and the highest live bytes of a step, of a program that was compiled from `input`.
+inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& input) {
   MemoryPlan plan;
-  bool const gathers = input.shards > 1 || !input.param_is_master;
-  bool const reduces = input.shards > 1 || !input.reduce_is_master;
-  auto const param = static_cast<std::int64_t>(input.param_bytes);
-  auto const grad = static_cast<std::int64_t>(input.reduce_bytes);
-
-  StepWalk walk(schedule, input.units, input.keep);
-  walk.own_gather_slots = input.keep_unsharded || !input.keep.reshards_after_forward;
-  walk.own_reduce_slots = input.accumulate_unsharded && input.reduce_is_master;
-  walk.kept_ranks = input.reshard_ranks;
-  walk.max_ahead = input.max_ahead_bytes / param;
-  walk.ahead = input.prefetch.forward.empty() ? prefetch_by_depth(schedule.size(), 1, 1) : input.prefetch;
-  auto const bytes_forward = walk.forward();
-  auto const bytes_backward = walk.backward(gathers ? param : 0, reduces ? grad : 0);
-  plan.ahead = walk.ahead;
-
   std::int64_t total = 0;
-  for (auto const padded : input.units) total += padded;
-  std::int64_t const shard = total / input.shards;
+  for (auto const& unit : program.units) total += unit.elements;
+  std::int64_t const shard = total / program.shards;
   plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
   plan.gradients = shard * (input.accumulate_replica ? 8 : 4);
   plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+  for (auto const* slots : {&program.gather_slots, &program.kept_slots})
+    for (auto const& slot : *slots) plan.gather += slot_bytes(slot.elements, input.param_bytes);
+  for (auto const& slot : program.gradient_slots) plan.reduce += slot_bytes(slot.elements, input.reduce_bytes);
+  plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
-  for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
-    auto const padded = input.units[unit];
-    if (gathers && walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, input.param_bytes);
-    if (gathers && walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
-    if (reduces && walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
-    if (!walk.own_gather_slot(unit)) plan.largest_shared_gather = std::max(plan.largest_shared_gather, padded);
-    if (!walk.own_reduce_slot(unit)) plan.largest_shared_reduce = std::max(plan.largest_shared_reduce, padded);
-  }
-  if (gathers) {
-    plan.shared_gather_slots = walk.shared_gather_slots;
-    plan.gather +=
-        static_cast<std::int64_t>(plan.shared_gather_slots) * slot_bytes(plan.largest_shared_gather, input.param_bytes);
-  }
-  // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
-  std::int64_t accumulators = 0;
-  if (reduces) {
-    plan.shared_reduce_slots = walk.shared_reduce_slots();
-    plan.reduce += static_cast<std::int64_t>(plan.shared_reduce_slots) *
-                   slot_bytes(plan.largest_shared_reduce, input.reduce_bytes);
-    if (input.accumulate_unsharded && !input.reduce_is_master) accumulators = total * 4;
-    plan.reduce += accumulators;
-  }
-  auto const parameters_forward = gathers ? bytes_forward * param : 0;
-  plan.live_forward = plan.rest() + parameters_forward;
-  plan.live_backward = plan.rest() + bytes_backward.highest;
-  plan.live_accumulated = plan.rest() + accumulators + std::max(parameters_forward, bytes_backward.highest);
-  if (reduces && walk.own_reduce_slots)
-    plan.live_accumulated = plan.rest() + std::max(parameters_forward, bytes_backward.parameters) + total * grad;
+  detail::LiveBytes plain(program, input), waiting = plain;
+  plan.live_forward = plan.rest() + plain.run(Phase::forward, plain_step);
+  plan.live_backward = plan.rest() + plain.run(Phase::backward, plain_step);
+  if (input.accumulate_unsharded) waiting.wait_unreduced();
+  auto const forward = waiting.run(Phase::forward, plain_step);
+  plan.live_accumulated = plan.rest() + std::max(forward, waiting.run(Phase::backward, plain_step));
   return plan;
 }
+inline MemoryPlan memory_plan(MemoryPlanInput const& input) { return memory_plan(compile_program(input), input); }
 
 }  // namespace fsdp

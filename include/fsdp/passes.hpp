@@ -11,6 +11,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/declaration.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/reducer.hpp"
@@ -25,6 +26,10 @@ struct BackwardFlags {
   bool gradient_sync = true;  ///< reduces
   bool replica_sync = true;   ///< and sums over replicas
   bool reshard = true;        ///< drops parameters
+
+  Facts facts() const {
+    return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
+  }
 };
 
 /// The state of an engine's passes. Everything it refers to belongs to the engine.
@@ -41,8 +46,8 @@ class Passes {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
-  /// What each use gathers ahead: known once the engine is sealed.
-  void set_ahead(PrefetchLists ahead) { ahead_ = std::move(ahead); }
+  /// What is done at each use, which the engine compiles when it is sealed.
+  void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
   BackwardFlags& next_backward() { return next_; }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
@@ -63,19 +68,19 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        if (!std::exchange(kept_after_backward_, false)) reshard_all();
-        gather_->pool().restart();
+        bool const kept = std::exchange(kept_after_backward_, false);
+        if (!kept) reshard_all();
+        facts_ = kept ? starts_unsharded : starts_sharded;
+        phase_ = evaluating() ? Phase::evaluation : Phase::forward;
       }
-      return gather_for(use, ahead_.forward[use], "forward");
+      run(program_->turn(phase_, use).before, "forward");
+      return unit_of(use);
     });
   }
 
   void end_forward(std::size_t use) {
     or_interrupt([&] {
-      auto& unit = unit_of(use);
-      bool const keeps = schedule().keeps_after_forward(use, declared_->keep_rules(), evaluating());
-      if (!keeps && evaluating()) gather_->reshard(unit, *compute_);
-      if (!keeps && !evaluating()) gather_->reshard_after_forward(unit, *compute_);
+      run(program_->turn(phase_, use).after, "forward");
       schedule().end_forward(use);
     });
   }
@@ -89,30 +94,21 @@ class Passes {
       if (starts) {
         bound_ahead();
         reduce_->restart();
-        pass_ = next_;
+        facts_ = next_.facts();
+        phase_ = Phase::backward;
         ++backward_passes_;
       }
-      auto& unit = gather_for(use, ahead_.backward[use], "backward");
-      if (schedule().last_use_of_unit(use)) reduce_->lease(unit, *compute_);
-      return unit;
+      run(program_->turn(phase_, use).before, "backward");
+      return unit_of(use);
     });
   }
 
   void end_backward(std::size_t use) {
     or_interrupt([&] {
-      auto& unit = unit_of(use);
-      if (schedule().first_use_of_unit(use)) {
-        if (pass_.reshard) gather_->reshard(unit, *compute_);
-        bool const reduces = pass_.gradient_sync && (pass_.replica_sync || waits_for_replicas_alone());
-        if (reduces) {
-          reduce_->reduce(unit, *compute_, pass_.replica_sync);
-        } else {
-          reduce_->hold(unit, *compute_);
-        }
-      }
+      run(program_->turn(phase_, use).after, "backward");
       if (!schedule().end_backward(use)) return;
       reduce_->finish();
-      kept_after_backward_ = !pass_.reshard;
+      kept_after_backward_ = (unsigned{facts_} & keeps) != 0;
     });
   }
 
@@ -171,8 +167,6 @@ class Passes {
  private:
   Schedule& schedule() { return declared_->schedule(); }
   bool evaluating() const { return evaluations_ > 0; }
-  /// Gradients that do not wait for replicas are reduced within their shard group: there is something to do for it.
-  bool waits_for_replicas_alone() const { return S::shards_gradients && !reduce_->direct(); }
 
   /// Calls `act`; an exception ends the pass under way.
   template <class Act>
@@ -196,14 +190,26 @@ class Passes {
   }
   Unit& unit_of(std::size_t use) { return *declared_->units()[schedule().unit(use)]; }
 
-  /// The unit's parameters, with `ahead` on their way.
-  Unit& gather_for(std::size_t use, std::vector<std::size_t> const& ahead, std::string_view pass) {
-    auto& unit = unit_of(use);
-    FSDP_EXPECTS(gather_->unshard(unit, pass), "rank {}: unit '{}': no buffer is free", rank_, unit.name());
-    for (auto const next : ahead)
-      if (!gather_->unshard(unit_of(next), pass)) break;
-    gather_->wait_for_unshard(unit, *compute_);
-    return unit;
+  /// Does what the program says.
+  void run(std::vector<Operation> const& operations, std::string_view pass) {
+    for (auto const& operation : operations)
+      if (operation.runs(facts_)) run(operation, pass);
+  }
+  void run(Operation const& operation, std::string_view pass) {
+    auto& unit = *declared_->units()[operation.unit];
+    switch (operation.action) {
+      case Action::gather: return gather_->unshard(unit, gather_->pool()[operation.slot], pass);
+      case Action::await: return gather_->wait_for_unshard(unit, *compute_);
+      case Action::keep_slice: return gather_->keep_slice(unit, gather_->kept_pool()[operation.slot], *compute_);
+      case Action::drop: return gather_->drop(unit, *compute_);
+      case Action::drop_slice: return gather_->drop_slice(unit);
+      case Action::lease:
+        if (operation.slot == Operation::no_slot) return reduce_->lease_direct(unit, *compute_);
+        return reduce_->lease(unit, reduce_->pool()[operation.slot], *compute_);
+      case Action::hold: return reduce_->hold(unit, *compute_);
+      case Action::reduce_group: return reduce_->reduce(unit, *compute_, false);
+      case Action::reduce: return reduce_->reduce(unit, *compute_, true);
+    }
   }
   void drop_pass() {
     schedule().reset();
@@ -220,9 +226,10 @@ class Passes {
   Unsharder<C, P>* gather_;
   Reducer<C, P>* reduce_;
   Stream* compute_;
-  PrefetchLists ahead_;                   ///< by use
+  Program const* program_ = nullptr;
   BackwardFlags next_;                    ///< as set
-  BackwardFlags pass_;                    ///< of the backward pass under way
+  Phase phase_ = Phase::forward;          ///< of the pass under way
+  Facts facts_ = plain_step;              ///< and of it
   int evaluations_ = 0;                   ///< scopes that are open
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;

@@ -13,6 +13,7 @@
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/trace.hpp"
@@ -48,7 +49,7 @@ class Reducer {
     if (where.replicas > 1) replicate_.emplace(device.make_stream("replicate", StreamPriority::high));
   }
 
-  bool direct() const { return where_.shards == 1 && std::is_same_v<Reduce, float>; }
+  bool direct() const { return writes_shards(where_.shards, std::is_same_v<Reduce, float>); }
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
@@ -67,46 +68,54 @@ class Reducer {
 
   /// Zeroes all slots: once, after they were placed, and the units were declared.
   template <class Units>
-  void prepare(Units const& units) {
-    for (auto const& unit : units) zeroes_shared_ = zeroes_shared_ || !(unit->own_reduce_slot || unit->sets_gradients);
-    pool_.for_each([this](Slot<Event>& slot) { zero(slot, reduce_); });
+  void prepare(Units const& units, Program const& program) {
+    for (auto const& turn : program.turns(Phase::backward))
+      for (auto const& operation : turn.before)
+        if (operation.action == Action::lease && operation.slot != Operation::no_slot)
+          pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
+    for (auto& slot : pool_) zero(slot, reduce_);
   }
 
   /// A backward pass begins.
-  void restart() {
-    pool_.restart();
-    completed_ = reduced_ = next_bucket_ = 0;
-  }
+  void restart() { completed_ = reduced_ = next_bucket_ = 0; }
 
-  /// Gives `unit` a buffer to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
-  /// while accumulating, its former one.
-  /// @note Stream: compute waits until the buffer is free.
-  void lease(Unit& unit, Stream& compute) {
-    if (direct()) {
-      lease_direct(unit, compute);
-      return;
-    }
+  /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
+  /// while accumulating, its former content.
+  /// @note Stream: compute waits until the slot is free.
+  void lease(Unit& unit, Slot<Event>& slot, Stream& compute) {
     if (unit.full_gradient != nullptr) return;  // accumulating without reduction
-    if (unit.reduce_slot == nullptr) {
-      auto* const slot = pool_.take();
-      FSDP_EXPECTS(slot != nullptr, "rank {}: unit '{}': no gradient slot is free", where_.rank, unit.name());
-      unit.reduce_slot = slot;
-    }
-    auto& slot = *unit.reduce_slot;
-    leases_.begin(slot, unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce)), *account_);
+    auto const bytes = unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce));
+    account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
+    slot.leased = true;
+    unit.reduce_slot = &slot;
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
     unit.begin_gradients();
-    if (!zeroes(unit)) zero_padding(unit, unit.full_gradient, compute);
+    if (!slot.zeroed) zero_padding(unit, unit.full_gradient, compute);
+  }
+  /// The same where the gradient shard is what backward writes.
+  /// @note Stream: compute waits until an all-reduce of an earlier micro-step is done with it.
+  void lease_direct(Unit& unit, Stream& compute) {
+    if constexpr (std::is_same_v<Reduce, float>) unit.full_gradient = unit.gradient;
+    if (unit.reduce_pending) {
+      device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
+      unit.reduce_pending = false;
+    }
+    if (!std::exchange(unit.fresh, false)) return;
+    unit.begin_gradients();
+    if (unit.sets_gradients) {
+      zero_padding(unit, unit.gradient, compute);
+    } else {
+      device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
+    }
   }
 
-  /// Keeps what `compute` has written into the unit's gradients for a later reduce().
+  /// Adds what `compute` has written into the unit's gradients to its accumulator, for a later reduce().
   ///
   /// [Note: Gradients that wait] Gradients in the shard's type wait in their slot, which backward adds to. Narrower
   /// ones are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
   /// @note Stream: reduce waits for compute, where there is an accumulator.
   void hold(Unit& unit, Stream& compute) {
-    if (unit.accumulator == nullptr) return;
     device_.record(unit.gradients_ready, compute);
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
     auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.full_numel());
@@ -174,7 +183,8 @@ class Reducer {
 
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
   void finish() {
-    leases_.end_returned(*account_);
+    for (auto& slot : pool_)
+      if (!slot.leased) account_->lease(MemoryTag::reduce, -std::exchange(slot.counted, 0));
     account_->lease(MemoryTag::reduce, -std::exchange(accumulators_read_, 0));
   }
 
@@ -185,7 +195,7 @@ class Reducer {
   template <class Units>
   void discard(Units const& units, Stream& compute) {
     for (auto& unit : units) {
-      if (unit->reduce_slot != nullptr && unit->reduce_slot->leased) recycle(*unit, compute);
+      if (!direct() && unit->full_gradient != nullptr) recycle(*unit, compute);
       if (std::exchange(unit->accumulated, false)) accumulators_read_ += accumulator_bytes(*unit);
       unit->full_gradient = nullptr;
       unit->partial_pending = unit->reduced_once = false;
@@ -194,12 +204,6 @@ class Reducer {
     // A bucket may have taken a part of a unit whose other part waits for the next bucket.
     for (; reduced_ < completed_; ++reduced_) mark_reduced(*completion_order_[reduced_], *replicate_);
     finish();
-  }
-
-  /// Gives a unit a slot of its own instead of a shared one.
-  void add_own_slot(Unit& unit, std::size_t bytes) {
-    unit.reduce_slot = &pool_.add_own(device_, bytes);
-    unit.own_reduce_slot = true;
   }
 
  private:
@@ -215,8 +219,6 @@ class Reducer {
     device_.record(slot.free, stream);
     slot.free_recorded = true;
   }
-  /// Whether what the unit's slot is left with has to be zeroed for whoever takes it next.
-  bool zeroes(Unit const& unit) const { return unit.own_reduce_slot ? !unit.sets_gradients : zeroes_shared_; }
   /// No module writes padding, but norms and sums read it.
   template <class T>
   void zero_padding(Unit const& unit, T* gradients, Stream& compute) {
@@ -227,14 +229,13 @@ class Reducer {
   /// The unit's slot may be leased again, after what `stream` has been given to do with it.
   void recycle(Unit& unit, Stream& stream) {
     auto& slot = *unit.reduce_slot;
-    if (zeroes(unit)) {
+    if (slot.zeroed) {
       zero(slot, stream);
     } else {
       mark_free(slot, stream);
     }
     unit.full_gradient = nullptr;
-    unit.reduce_slot->leased = false;
-    if (!unit.own_reduce_slot) unit.reduce_slot = nullptr;
+    slot.leased = false;
   }
   static std::int64_t accumulator_bytes(Unit const& unit) {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
@@ -276,21 +277,6 @@ class Reducer {
     unit.partial_pending = false;
   }
 
-  void lease_direct(Unit& unit, Stream& compute) {
-    if constexpr (std::is_same_v<Reduce, float>) unit.full_gradient = unit.gradient;
-    if (unit.reduce_pending) {  // an earlier micro-step was all-reduced: do not write while it is
-      device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
-      unit.reduce_pending = false;
-    }
-    if (!std::exchange(unit.fresh, false)) return;
-    unit.begin_gradients();
-    if (unit.sets_gradients) {
-      zero_padding(unit, unit.gradient, compute);
-    } else {
-      device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
-    }
-  }
-
   void reduce_buckets(Unit& unit) {
     unit.full_gradient = nullptr;
     unit.reduced_once = true;
@@ -324,9 +310,7 @@ class Reducer {
   MemoryAccount* account_;
   TraceHook<D> trace_;
   BufferPool<D> pool_;
-  SlotLeases<Event> leases_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
-  bool zeroes_shared_ = false;          ///< a unit that takes slots in turn counts on zeroed ones
 
   // Direct gradients.
   std::vector<Unit*> completion_order_;

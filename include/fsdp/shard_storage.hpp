@@ -9,6 +9,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/memory_plan.hpp"
@@ -44,21 +45,17 @@ class ShardStorage {
   /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
   /// parts.
   /// @note Collective: yes.
-  void allocate(C& world, Units& units, Placement const& where, MemoryPlan const& plan, Unsharder<C, P>& gather,
-                Reducer<C, P>& reduce) {
-    auto const size = [](std::int64_t elements, std::size_t element) {
-      return static_cast<std::size_t>(slot_bytes(elements, element));
-    };
-    for (std::size_t i = 0; i < plan.shared_gather_slots; ++i)
-      gather.pool().add_shared(device_, size(plan.largest_shared_gather, sizeof(typename P::Param)));
-    for (std::size_t i = 0; i < plan.shared_reduce_slots; ++i)
-      reduce.pool().add_shared(device_, size(plan.largest_shared_reduce, sizeof(typename P::Reduce)));
+  void allocate(C& world, Units& units, Placement const& where, Program const& program, MemoryPlan const& plan,
+                Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
+    add_slots(gather.pool(), program.gather_slots, sizeof(typename P::Param));
+    add_slots(gather.kept_pool(), program.kept_slots, sizeof(typename P::Param));
+    add_slots(reduce.pool(), program.gradient_slots, sizeof(typename P::Reduce));
 
     std::int64_t shard_elements = 0;
     for (auto const& unit : units) shard_elements += unit->shard_numel();
     auto const gradient_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
-    gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes()};
+    gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes() + gather.kept_pool().bytes()};
     reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
     if (reduce.direct() && where.replicas > 1) {
       shared_gradients_ = {world, *account_, MemoryTag::gradients, gradient_bytes};
@@ -77,6 +74,7 @@ class ShardStorage {
     account_->lease(MemoryTag::parameters, plan.parameters);
 
     gather.pool().place(gather_.data());
+    gather.kept_pool().place(gather_.data() + gather.pool().bytes());
     reduce.pool().place(reduce_.data());
     norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
@@ -134,6 +132,10 @@ class ShardStorage {
   NormState& norm() { return norm_; }
 
  private:
+  void add_slots(BufferPool<D>& pool, std::vector<BufferPlan> const& slots, std::size_t element_bytes) {
+    for (auto const& slot : slots) pool.add(device_, static_cast<std::size_t>(slot_bytes(slot.elements, element_bytes)));
+  }
+
   D device_;
   MemoryAccount* account_;
   AccountedMemory<D> master_, own_gradients_, accumulators_, norm_partials_;

@@ -10,6 +10,7 @@
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/engine/program.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/trace.hpp"
@@ -38,10 +39,11 @@ class Unsharder {
         account_(&account),
         stream_(device.make_stream("gather", StreamPriority::high)) {}
 
-  /// A single shard of the parameters' type is the full parameter: compute reads the master weights where they are.
-  bool direct() const { return where_.shards == 1 && std::is_same_v<Param, Master>; }
+  /// Nothing is gathered: compute reads the master weights.
+  bool direct() const { return reads_masters(where_.shards, std::is_same_v<Param, Master>); }
 
   BufferPool<D>& pool() { return pool_; }
+  BufferPool<D>& kept_pool() { return kept_pool_; }
   Stream& stream() { return stream_; }
   C& communicator() { return comm_; }
   void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
@@ -50,34 +52,25 @@ class Unsharder {
     kept_comm_.emplace(std::move(group));
     kept_member_ = member;
   }
-  /// Gives a unit a place for the slice that stays after forward.
-  void add_kept_slot(Unit& unit, std::size_t bytes) { unit.kept_slot = &pool_.add_own(device_, bytes); }
-  /// Gives a unit a buffer of its own instead of a shared one.
-  void add_own_slot(Unit& unit, std::size_t bytes) {
-    unit.gather_slot = &pool_.add_own(device_, bytes);
-    unit.own_gather_slot = true;
+  /// The shards are placed: where nothing is gathered, parameters are there from now on.
+  template <class Units>
+  void prepare(Units& units) {
+    if constexpr (std::is_same_v<Param, Master>) {
+      if (!direct()) return;
+      for (auto& unit : units) {
+        unit->full = unit->master;
+        unit->state = UnitState::unsharded;
+      }
+    }
   }
 
-  /// Starts to gather `unit` if it is sharded and its buffer is free.
-  /// @return false if the buffer is still leased to another unit
+  /// Starts to gather a sharded unit into `slot`.
   /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was
   /// updated.
   /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank); of a
   /// kept slice, among the ranks of its group.
-  bool unshard(Unit& unit, std::string_view pass) {
-    if (unit.state != UnitState::sharded) return true;
-    if (direct()) {
-      unit.full = direct_parameters(unit);
-      unit.state = UnitState::unsharding;
-      unit.gather_awaited = true;
-      return true;
-    }
-    if (unit.gather_slot == nullptr) {
-      auto* const slot = pool_.take();
-      if (slot == nullptr) return false;
-      unit.gather_slot = slot;
-    }
-    auto& slot = *unit.gather_slot;
+  void unshard(Unit& unit, Slot<typename D::Event>& slot, std::string_view pass) {
+    unit.gather_slot = &slot;
     slot.leased = true;
     account_->lease(MemoryTag::gather, full_bytes(unit));
     unit.full = reinterpret_cast<Param*>(slot.data);
@@ -105,54 +98,49 @@ class Unsharder {
     }
     span.end();
     device_.record(unit.gathered, stream_);
-    unit.gather_awaited = false;
     unit.state = UnitState::unsharding;
-    return true;
   }
 
   /// Makes `compute` wait until the parameters that unshard() gathers are there.
   void wait_for_unshard(Unit& unit, Stream& compute) {
-    if (!unit.gather_awaited) device_.wait(compute, unit.gathered, WaitSite::compute_unsharded);
-    unit.gather_awaited = true;
+    device_.wait(compute, unit.gathered, WaitSite::compute_unsharded);
     unit.state = UnitState::unsharded;
   }
 
-  /// Drops the full parameters after what `compute` has enqueued so far, and a kept slice.
-  void reshard(Unit& unit, Stream& compute) {
-    if (has_kept(unit)) {
-      unit.kept_slot->leased = false;
-      account_->lease(MemoryTag::gather, -kept_bytes(unit));
-    }
-    drop(unit, compute);
-  }
-  /// Drops the full parameters but for the slice that stays, if the unit keeps one.
-  /// @note Stream: compute copies it.
-  void reshard_after_forward(Unit& unit, Stream& compute) {
-    if (unit.kept_slot != nullptr) {
-      auto span = trace_.begin(compute, StreamKind::compute, unit.name(), "keep slice", "forward", kept_bytes(unit));
-      device_.copy_async(compute, kept_slice(unit), unit.full + kept_member_ * kept_numel(unit),
-                         static_cast<std::size_t>(kept_bytes(unit)));
-      span.end();
-      device_.record(unit.kept_slot->free, compute);
-      unit.kept_slot->leased = true;
-      account_->lease(MemoryTag::gather, kept_bytes(unit));
-    }
-    drop(unit, compute);
-  }
-
- private:
+  /// Drops the full parameters after what `compute` has enqueued so far.
   void drop(Unit& unit, Stream& compute) {
-    if (unit.state == UnitState::sharded) return;
+    auto& slot = *unit.gather_slot;
     unit.state = UnitState::sharded;
     unit.full = nullptr;
-    if (direct()) return;
-    auto& slot = *unit.gather_slot;
     slot.leased = false;
     account_->lease(MemoryTag::gather, -full_bytes(unit));
-    if (!unit.own_gather_slot) unit.gather_slot = nullptr;
     device_.record(slot.free, compute);
     slot.free_recorded = true;
   }
+  /// Copies a slice of the full parameters to its slot. @note Stream: compute.
+  void keep_slice(Unit& unit, Slot<typename D::Event>& slot, Stream& compute) {
+    auto span = trace_.begin(compute, StreamKind::compute, unit.name(), "keep slice", "forward", kept_bytes(unit));
+    unit.kept_slot = &slot;
+    device_.copy_async(compute, kept_slice(unit), unit.full + kept_member_ * kept_numel(unit),
+                       static_cast<std::size_t>(kept_bytes(unit)));
+    span.end();
+    device_.record(slot.free, compute);
+    slot.leased = true;
+    account_->lease(MemoryTag::gather, kept_bytes(unit));
+  }
+  void drop_slice(Unit& unit) {
+    unit.kept_slot->leased = false;
+    account_->lease(MemoryTag::gather, -kept_bytes(unit));
+  }
+
+  /// Drops the unit if it is unsharded, and its kept slice: a pass is forgotten.
+  void reshard(Unit& unit, Stream& compute) {
+    if (direct()) return;
+    if (has_kept(unit)) drop_slice(unit);
+    if (unit.state != UnitState::sharded) drop(unit, compute);
+  }
+
+ private:
   static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr && unit.kept_slot->leased; }
   static Param* kept_slice(Unit const& unit) { return reinterpret_cast<Param*>(unit.kept_slot->data); }
   std::int64_t kept_numel(Unit const& unit) const { return unit.full_numel() / kept_comm_->size(); }
@@ -162,13 +150,6 @@ class Unsharder {
   static std::int64_t full_bytes(Unit const& unit) {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(Param));
   }
-  static Param* direct_parameters(Unit const& unit) {
-    if constexpr (std::is_same_v<Param, Master>) {
-      return unit.master;
-    } else {
-      return nullptr;
-    }
-  }
 
   D device_;
   C comm_;
@@ -177,7 +158,7 @@ class Unsharder {
   Placement where_;
   MemoryAccount* account_;
   TraceHook<D> trace_;
-  BufferPool<D> pool_;
+  BufferPool<D> pool_, kept_pool_;
   Stream stream_;  // last: joined before what its work uses is destroyed
 };
 

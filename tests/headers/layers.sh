@@ -17,7 +17,7 @@ for edge in "${edges[@]}"; do
     host/*) allowed="^($contracts|fsdp/host/.*)$" ;;
     cuda/*) allowed="^($contracts|fsdp/cuda/.*)$" ;;
     comm/*) allowed="^($contracts|fsdp/comm/.*|fsdp/host/.*|fsdp/cuda/.*)$" ;;
-    *) allowed='^fsdp/([a-z_0-9]+|optim/[a-z_0-9]+|checkpoint/[a-z_0-9]+|kernels/[a-z_0-9]+)\.hpp$' ;;
+    *) allowed='^fsdp/([a-z_0-9]+|engine/[a-z_0-9]+|optim/[a-z_0-9]+|checkpoint/[a-z_0-9]+|kernels/[a-z_0-9]+)\.hpp$' ;;
   esac
   [[ $header =~ $allowed ]] || complain "$file must not include $header"
 done

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One training step on paper: which units are unsharded when, and how many buffers that takes.
+// One training step on paper, written before there were programs, and without them: an oracle for their memory.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/memory_plan.hpp"
 #include "fsdp/schedule.hpp"
 
-namespace fsdp {
+namespace fsdp::testing {
 
 /// Walks the declared uses forward and back as the engine will, counting elements. `forward()` comes first and cuts
 /// `ahead.forward` where `max_ahead` is reached; `backward()` goes on from where it ended.
@@ -119,4 +120,62 @@ class StepWalk {
   std::int64_t elements_ = 0, slices_ = 0, waiting_elements_ = 0;
 };
 
-}  // namespace fsdp
+/// The memory plan of such a walk.
+inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
+  Schedule schedule(0);
+  for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule.declare(unit, "");
+  for (auto const unit : input.uses) schedule.declare(unit, "");
+
+  MemoryPlan plan;
+  bool const gathers = input.shards > 1 || !input.param_is_master;
+  bool const reduces = input.shards > 1 || !input.reduce_is_master;
+  auto const param = static_cast<std::int64_t>(input.param_bytes);
+  auto const grad = static_cast<std::int64_t>(input.reduce_bytes);
+
+  StepWalk walk(schedule, input.units, input.keep);
+  walk.own_gather_slots = input.keep_unsharded || !input.keep.reshards_after_forward;
+  walk.own_reduce_slots = input.accumulate_unsharded && input.reduce_is_master;
+  walk.kept_ranks = input.reshard_ranks;
+  walk.max_ahead = input.max_ahead_bytes / param;
+  walk.ahead = input.prefetch.forward.empty() ? prefetch_by_depth(schedule.size(), 1, 1) : input.prefetch;
+  auto const bytes_forward = walk.forward();
+  auto const bytes_backward = walk.backward(gathers ? param : 0, reduces ? grad : 0);
+
+  std::int64_t total = 0;
+  for (auto const padded : input.units) total += padded;
+  std::int64_t const shard = total / input.shards;
+  plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
+  plan.gradients = shard * (input.accumulate_replica ? 8 : 4);
+  plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+
+  std::int64_t largest_gather = 0, largest_reduce = 0;
+  for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
+    auto const padded = input.units[unit];
+    if (gathers && walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, input.param_bytes);
+    if (gathers && walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
+    if (reduces && walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
+    if (!walk.own_gather_slot(unit)) largest_gather = std::max(largest_gather, padded);
+    if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
+  }
+  if (gathers) {
+    plan.gather +=
+        static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
+  }
+  // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
+  std::int64_t accumulators = 0;
+  if (reduces) {
+    plan.reduce +=
+        static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);
+    if (input.accumulate_unsharded && !input.reduce_is_master) accumulators = total * 4;
+    plan.reduce += accumulators;
+  }
+  auto const parameters_forward = gathers ? bytes_forward * param : 0;
+  plan.live_forward = plan.rest() + parameters_forward;
+  plan.live_backward = plan.rest() + bytes_backward.highest;
+  plan.live_accumulated = plan.rest() + accumulators + std::max(parameters_forward, bytes_backward.highest);
+  if (reduces && walk.own_reduce_slots)
+    plan.live_accumulated = plan.rest() + std::max(parameters_forward, bytes_backward.parameters) + total * grad;
+  return plan;
+}
+
+}  // namespace fsdp::testing

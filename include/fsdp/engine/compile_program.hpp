@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes the program of a step: the one place that decides what is gathered when, what stays, and in which buffer.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/program.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/schedule.hpp"
+
+namespace fsdp {
+
+/// What a step is compiled from: what was declared, and sizes. Equal on all ranks.
+struct StepInput {
+  std::vector<std::int64_t> units;  ///< padded elements of each unit
+  std::vector<std::size_t> uses;    ///< the unit of each use, in forward order; empty: each unit once, in order
+  std::vector<std::string> unit_names, modules;  ///< for texts; empty: numbers
+  int shards = 1;                                ///< ranks per shard group
+  KeepRules keep;
+  PrefetchLists prefetch;             ///< of each use; empty: prefetch_by_depth(1, 1)
+  std::int64_t max_ahead_bytes = 0;   ///< cap on bytes gathered ahead; 0: none
+  int reshard_ranks = 0;              ///< ranks over which a unit stays sharded after forward; 0: `shards`
+  bool keep_unsharded = false;        ///< every unit keeps a gather buffer of its own
+  bool accumulate_unsharded = false;  ///< micro-steps need not reduce
+  bool accumulate_replica = false;    ///< micro-steps need not all-reduce over replicas, and there are some
+  bool reduces_in_groups = true;      ///< gradients that do not wait for replicas are reduced within the shard group
+  std::size_t master_bytes = 4;       ///< size of a master weight
+  std::size_t param_bytes = 4;        ///< size of a parameter as forward reads it
+  std::size_t reduce_bytes = 4;       ///< size of a gradient as backward writes it
+  bool param_is_master = true;        ///< parameters have the master's type
+  bool reduce_is_master = true;       ///< gradients have the shard's type, fp32
+};
+
+namespace detail {
+
+/// Units while a step is walked through: which are unsharded, and in which slot.
+class UnshardedUnits {
+ public:
+  struct State {
+    bool unsharded = false;
+    bool awaited = false;  ///< compute has waited for the gather
+    bool ahead = false;    ///< gathered ahead, and its use has not begun
+    std::uint32_t slot = Operation::no_slot;
+    friend bool operator==(State const&, State const&) = default;
+  };
+
+  /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
+  UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
+      : program_(&program), states_(program.units.size()), busy_(in_turn, false), own_slots_(own_slots) {}
+
+  State& operator[](std::size_t unit) { return states_[unit]; }
+  std::vector<State> const& states() const { return states_; }
+  std::size_t most_in_turn() const { return most_in_turn_; }
+
+  /// A forward pass begins: shared slots are taken from the first one again.
+  void restart(bool unsharded) {
+    position_ = 0;
+    for (std::size_t unit = 0; unit < states_.size(); ++unit) {
+      drop(unit);
+      if (!unsharded) continue;
+      gather(unit);
+      states_[unit].awaited = true;
+    }
+  }
+  void gather(std::size_t unit) {
+    auto const own = program_->units[unit].gather_slot;
+    states_[unit] = {true, false, false, own == Operation::no_slot ? take() : own};
+  }
+  void drop(std::size_t unit) {
+    auto& state = states_[unit];
+    if (state.unsharded && state.slot >= own_slots_) busy_[state.slot - own_slots_] = false;
+    state = {};
+  }
+
+ private:
+  /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
+  std::uint32_t take() {
+    while (busy_[position_ % busy_.size()]) ++position_;
+    auto const slot = position_++ % busy_.size();
+    busy_[slot] = true;
+    most_in_turn_ = std::max(most_in_turn_, static_cast<std::size_t>(std::count(busy_.begin(), busy_.end(), true)));
+    return static_cast<std::uint32_t>(own_slots_ + slot);
+  }
+
+  Program const* program_;
+  std::vector<State> states_;
+  std::vector<bool> busy_;  ///< by shared slot
+  std::size_t own_slots_, position_ = 0, most_in_turn_ = 0;
+};
+
+class ProgramCompiler {
+ public:
+  explicit ProgramCompiler(StepInput const& input) : input_(input) {
+    for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
+    for (auto const unit : input.uses) schedule_.declare(unit, "");
+    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_.size(), 1, 1) : input.prefetch;
+  }
+
+  Program compile() {
+    describe_units();
+    give_own_slots();
+    // With a slot for every unit, as many are in use at a time as are needed.
+    auto const needed = walk(program_.units.size());
+    give_shared_slots(needed);
+    walk(needed);
+    return std::move(program_);
+  }
+
+ private:
+  using Turn = Program::Turn;
+
+  void describe_units() {
+    auto& p = program_;
+    p.shards = input_.shards;
+    p.kept_ranks = input_.reshard_ranks;
+    p.reads_masters = reads_masters(input_.shards, input_.param_is_master);
+    p.writes_shards = writes_shards(input_.shards, input_.reduce_is_master);
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
+    for (std::size_t u = 0; u < input_.units.size(); ++u)
+      p.units.push_back({input_.unit_names.empty() ? std::to_string(u) : input_.unit_names[u], input_.units[u]});
+    if (!p.writes_shards && input_.accumulate_unsharded && !input_.reduce_is_master)
+      for (auto const& unit : p.units) p.accumulator_elements += unit.elements;
+  }
+
+  bool own_gather_slot(std::size_t unit) const {
+    return !input_.keep.reshards_after_forward || input_.keep_unsharded || schedule_.shared_unit(unit);
+  }
+  /// Gradients in the shard's type wait in their slots; others are added up in accumulators.
+  bool own_gradient_slot(std::size_t unit) const {
+    return (input_.accumulate_unsharded && input_.reduce_is_master) || schedule_.shared_unit(unit);
+  }
+  bool keeps_slice(std::size_t unit) const {
+    return input_.reshard_ranks > 0 && schedule_.drops_after_forward(unit, input_.keep);
+  }
+
+  static std::uint32_t add(std::vector<BufferPlan>& slots, BufferPlan slot) {
+    slots.push_back(slot);
+    return static_cast<std::uint32_t>(slots.size() - 1);
+  }
+  void give_own_slots() {
+    auto& p = program_;
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
+      auto& unit = p.units[u];
+      if (!p.reads_masters && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {unit.elements, u});
+      if (!p.reads_masters && keeps_slice(u))
+        unit.kept_slot = add(p.kept_slots, {unit.elements / input_.reshard_ranks, u});
+      if (!p.writes_shards && own_gradient_slot(u)) unit.gradient_slot = add(p.gradient_slots, {unit.elements, u});
+    }
+    own_gather_slots_ = p.gather_slots.size();
+    own_gradient_slots_ = p.gradient_slots.size();
+  }
+  void give_shared_slots(std::size_t gathers) {
+    auto& p = program_;
+    std::int64_t largest_gather = 0, largest_gradient = 0;
+    std::size_t gradients = 0;
+    for (std::size_t u = 0; u < p.units.size(); ++u) {
+      if (!own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
+      if (own_gradient_slot(u)) continue;
+      largest_gradient = std::max(largest_gradient, p.units[u].elements);
+      ++gradients;
+    }
+    if (!p.reads_masters) p.gather_slots.insert(p.gather_slots.end(), gathers, {largest_gather});
+    // One is filled while the other is reduced.
+    if (!p.writes_shards)
+      p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(gradients, 2), {largest_gradient});
+  }
+
+  /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
+  std::size_t walk(std::size_t in_turn) {
+    UnshardedUnits units(program_, own_gather_slots_, in_turn), evaluated = units, resident = units;
+    units.restart(false);
+    auto forward = walk_forward(units, Phase::forward, true);
+    // Parameters that an earlier pass has left make gathers needless, and change nothing else.
+    if (!program_.reads_masters && program_.kept_slots.empty() && in_turn_units() == 0) {
+      resident.restart(true);
+      auto const fewer = walk_forward(resident, Phase::forward, false);
+      for (std::size_t turn = 0; turn < forward.size(); ++turn)
+        restrict_to_sharded(forward[turn].before, fewer[turn].before);
+    }
+    program_.turns(Phase::forward) = std::move(forward);
+    program_.turns(Phase::backward) = walk_backward(units);
+    evaluated.restart(false);
+    program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
+    return std::max(units.most_in_turn(), evaluated.most_in_turn());
+  }
+  /// Operations that are not in `fewer`, which has the others in the same order, need sharded parameters at first.
+  static void restrict_to_sharded(std::vector<Operation>& all, std::vector<Operation> const& fewer) {
+    auto next = fewer.begin();
+    for (auto& operation : all) {
+      if (next != fewer.end() && *next == operation) {
+        ++next;
+      } else {
+        operation.when = only(starts_sharded);
+      }
+    }
+    FSDP_EXPECTS(next == fewer.end(), "a pass that begins with unsharded parameters does what others do not");
+  }
+
+  std::vector<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
+    std::vector<Turn> turns;
+    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+      auto turn = begin(use, units, ahead_.forward[use], cut);
+      bool const keeps = schedule_.keeps_after_forward(use, input_.keep, phase == Phase::evaluation);
+      if (!keeps && !program_.reads_masters) {
+        auto const slice = program_.units[turn.unit].kept_slot;
+        if (phase == Phase::forward && slice != Operation::no_slot)
+          turn.after.push_back({Action::keep_slice, turn.unit, slice});
+        turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot});
+        units.drop(turn.unit);
+      }
+      turns.push_back(std::move(turn));
+    }
+    return turns;
+  }
+
+  std::vector<Turn> walk_backward(UnshardedUnits& units) {
+    std::vector<Turn> turns;
+    std::size_t leases = 0;  // of shared slots
+    for (auto use = schedule_.size(); use-- > 0;) {
+      auto turn = begin(use, units, ahead_.backward[use], true);
+      if (schedule_.last_use_of_unit(use)) turn.before.push_back({Action::lease, turn.unit, slot_to_lease(turn.unit, leases)});
+      if (schedule_.first_use_of_unit(use)) {
+        if (!program_.reads_masters) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
+        if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
+          turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});
+        units.drop(turn.unit);
+        end_gradients(turn);
+      }
+      turns.push_back(std::move(turn));
+    }
+    return turns;
+  }
+  std::uint32_t slot_to_lease(std::uint32_t unit, std::size_t& leases) const {
+    auto const& p = program_;
+    auto const in_turn = p.gradient_slots.size() - own_gradient_slots_;
+    if (p.units[unit].gradient_slot != Operation::no_slot || in_turn == 0) return p.units[unit].gradient_slot;
+    return static_cast<std::uint32_t>(own_gradient_slots_ + leases++ % in_turn);
+  }
+  /// Backward has written all of a unit's gradients.
+  void end_gradients(Turn& turn) const {
+    bool const partial = input_.accumulate_replica;
+    bool const in_groups = input_.reduces_in_groups && !program_.writes_shards;
+    if (program_.accumulator_elements > 0)
+      turn.after.push_back({Action::hold, turn.unit, Operation::no_slot, only(in_groups ? syncs_none : syncs_none | syncs_group)});
+    if (partial) turn.after.push_back({Action::reduce_group, turn.unit, Operation::no_slot, only(syncs_group)});
+    turn.after.push_back({Action::reduce, turn.unit, Operation::no_slot,
+                          only(in_groups && !partial ? syncs_group | syncs_all : syncs_all)});
+  }
+
+  /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
+  Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut) {
+    Turn turn{static_cast<std::uint32_t>(use), static_cast<std::uint32_t>(schedule_.unit(use)), {}, {}};
+    if (program_.reads_masters) return turn;
+    auto const gather = [&](std::size_t unit) {
+      units.gather(unit);
+      turn.before.push_back({Action::gather, static_cast<std::uint32_t>(unit), units[unit].slot});
+    };
+    if (!units[turn.unit].unsharded) gather(turn.unit);
+    units[turn.unit].ahead = false;
+    std::size_t taken = 0;
+    for (; taken < ahead.size(); ++taken) {
+      auto const next = schedule_.unit(ahead[taken]);
+      if (units[next].unsharded) continue;
+      if (cut && exceeds_cap(units, next)) break;
+      gather(next);
+      units[next].ahead = true;
+    }
+    if (cut) ahead.resize(taken);
+    if (!std::exchange(units[turn.unit].awaited, true)) turn.before.push_back({Action::await, turn.unit});
+    return turn;
+  }
+  /// Whether gathering `next` as well is more than may wait for its use.
+  bool exceeds_cap(UnshardedUnits& units, std::size_t next) const {
+    if (input_.max_ahead_bytes == 0) return false;
+    auto elements = program_.units[next].elements;
+    for (std::size_t u = 0; u < program_.units.size(); ++u)
+      if (units[u].ahead) elements += program_.units[u].elements;
+    return elements > input_.max_ahead_bytes / static_cast<std::int64_t>(input_.param_bytes);
+  }
+  std::size_t in_turn_units() const {
+    std::size_t count = 0;
+    for (std::size_t u = 0; u < program_.units.size(); ++u) count += own_gather_slot(u) ? 0u : 1u;
+    return count;
+  }
+
+  StepInput const& input_;
+  Schedule schedule_{0};
+  PrefetchLists ahead_;
+  Program program_;
+  std::size_t own_gather_slots_ = 0, own_gradient_slots_ = 0;
+};
+
+}  // namespace detail
+
+/// Compiles the step that runs as declared.
+inline Program compile_program(StepInput const& input) { return detail::ProgramCompiler(input).compile(); }
+
+}  // namespace fsdp

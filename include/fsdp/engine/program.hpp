@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training step as data: what is gathered, kept, dropped and reduced at each use of a unit, and in which buffers. It
+// knows no rank and no device; compile_program() writes it, and whatever has to know the step reads it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+/// What an operation does with its unit.
+enum class Action : unsigned char {
+  gather,      ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
+  await,       ///< compute: waits until they are there
+  keep_slice,  ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
+  drop,        ///< compute: gives the slot back
+  drop_slice,  ///< and the kept slice
+  lease,       ///< compute: waits until `slot` is free; backward adds to what it holds
+  hold,        ///< reduce: what backward wrote stays on this rank
+  reduce_group,  ///< reduce: sums within the shard group; the result waits for the other replicas
+  reduce         ///< reduce, replicate: sums over all ranks into the gradient shard
+};
+
+constexpr std::string_view name(Action action) {
+  constexpr std::array<std::string_view, 9> names{"gather", "await", "keep slice",   "drop",  "drop slice",
+                                                  "lease",  "hold",  "reduce group", "reduce"};
+  return names[static_cast<std::size_t>(action)];
+}
+
+/// What is true of a micro-step: one answer to each question, as bits. An operation names the answers under which it
+/// runs, so that a question it does not depend on has all of its bits.
+enum Facts : unsigned {
+  starts_sharded = 1u << 0,    ///< no parameters are left of an earlier backward pass
+  starts_unsharded = 1u << 1,  ///< all of them are
+  drops = 1u << 2,             ///< backward drops parameters
+  keeps = 1u << 3,             ///< backward leaves them
+  syncs_none = 1u << 4,        ///< gradients stay on their rank
+  syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
+  syncs_all = 1u << 6,         ///< gradients are reduced
+  any_facts = (1u << 7) - 1
+};
+constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
+/// All facts but the other answers to the questions that `answers` answer.
+constexpr Facts only(Facts answers) {
+  unsigned facts = 0;
+  for (auto const question : {unsigned{starts_sharded | starts_unsharded}, unsigned{drops | keeps},
+                              unsigned{syncs_none | syncs_group | syncs_all}})
+    facts |= (answers & question) != 0 ? answers & question : question;
+  return static_cast<Facts>(facts);
+}
+/// A micro-step that begins and ends with sharded parameters and reduces its gradients.
+inline constexpr Facts plain_step = starts_sharded | drops | syncs_all;
+
+struct Operation {
+  static constexpr std::uint32_t no_slot = ~0u;
+
+  Action action;
+  std::uint32_t unit;
+  std::uint32_t slot = no_slot;  ///< in gather_slots; of a slice in kept_slots, of lease in gradient_slots
+  Facts when = any_facts;
+
+  constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
+  friend bool operator==(Operation const&, Operation const&) = default;
+};
+
+/// A single shard of the parameters' type is the full parameters: compute reads master weights where they are.
+constexpr bool reads_masters(int shards, bool param_is_master) { return shards == 1 && param_is_master; }
+/// A single shard of the gradients' type is the full gradients: backward writes where optimizers read.
+constexpr bool writes_shards(int shards, bool reduce_is_master) { return shards == 1 && reduce_is_master; }
+
+/// A pass over the uses.
+enum class Phase : unsigned char { forward, backward, evaluation };
+inline constexpr std::array phases{Phase::forward, Phase::backward, Phase::evaluation};
+
+constexpr std::string_view name(Phase phase) {
+  constexpr std::array<std::string_view, 3> names{"forward", "backward", "evaluation"};
+  return names[static_cast<std::size_t>(phase)];
+}
+
+/// A buffer that operations name.
+struct BufferPlan {
+  static constexpr std::uint32_t any_unit = ~0u;
+
+  std::int64_t elements;
+  std::uint32_t unit = any_unit;  ///< whose it is alone; any_unit: of several in turn
+};
+
+/// The operations of a step, and the buffers that they need.
+class Program {
+ public:
+  /// What happens at one use of a unit, before its computation and after it.
+  struct Turn {
+    std::uint32_t use = 0, unit = 0;
+    std::vector<Operation> before, after;
+  };
+
+  /// The uses of a pass, in the order of their turns.
+  std::vector<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
+  std::vector<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
+  /// The turn of `use` in a pass.
+  Turn const& turn(Phase phase, std::size_t use) const {
+    auto const& all = turns(phase);
+    return all[phase == Phase::backward ? all.size() - 1 - use : use];
+  }
+
+  struct Unit {
+    std::string name;
+    std::int64_t elements = 0;                       ///< padded
+    std::uint32_t gather_slot = Operation::no_slot;  ///< its own
+    std::uint32_t kept_slot = Operation::no_slot;
+    std::uint32_t gradient_slot = Operation::no_slot;  ///< its own
+  };
+  std::vector<Unit> units;
+  std::vector<std::string> modules;          ///< by use
+  std::vector<BufferPlan> gather_slots;      ///< of full parameters; those that units share come last
+  std::vector<BufferPlan> kept_slots;        ///< of slices that stay after forward
+  std::vector<BufferPlan> gradient_slots;    ///< of full gradients; those that units share come last
+  std::int64_t accumulator_elements = 0;     ///< fp32, of gradients that wait where slots are too narrow for sums
+  bool reads_masters = false;                ///< parameters are the master weights themselves: nothing is gathered
+  bool writes_shards = false;                ///< backward writes the gradient shards themselves: no slots
+  int shards = 1;                            ///< ranks of a shard group
+  int kept_ranks = 0;                        ///< ranks that share a unit's kept slices
+
+ private:
+  std::array<std::vector<Turn>, 3> turns_;
+};
+
+namespace detail {
+
+/// "own", or what a shared slot is called: A, B, ..., Z, A1, ...
+inline std::string slot_name(std::vector<BufferPlan> const& slots, std::uint32_t slot, char first, char last) {
+  if (slots[slot].unit != BufferPlan::any_unit) return "own";
+  unsigned in_turn = 0;
+  for (std::uint32_t other = 0; other < slot; ++other) in_turn += slots[other].unit == BufferPlan::any_unit ? 1u : 0u;
+  auto const letters = static_cast<unsigned>(last - first + 1);
+  auto text = std::string(1, static_cast<char>(first + static_cast<int>(in_turn % letters)));
+  return in_turn < letters ? text : text + std::to_string(in_turn / letters);
+}
+
+inline std::string conditions_of(Facts when) {
+  constexpr std::array<std::string_view, 7> names{"sharded at first", "unsharded at first", "dropping", "keeping",
+                                                  "no sync",          "group sync",         "sync"};
+  constexpr std::array<unsigned, 3> questions{starts_sharded | starts_unsharded, drops | keeps,
+                                              syncs_none | syncs_group | syncs_all};
+  std::string text;
+  for (auto const question : questions) {
+    if ((unsigned{when} & question) == question) continue;
+    text += text.empty() ? " if " : " and ";
+    bool several = false;
+    for (std::size_t bit = 0; bit < names.size(); ++bit) {
+      if ((unsigned{when} & question & (1u << bit)) == 0) continue;
+      text += fmt::format("{}{}", several ? " or " : "", names[bit]);
+      several = true;
+    }
+  }
+  return text;
+}
+
+}  // namespace detail
+
+/// A line for each turn: its operations before the module's computation and after it. Shared gather slots are A, B, C,
+/// shared gradient slots x, y.
+/// @param facts  only operations that run in such a micro-step; any_facts: all, with what they depend on
+inline std::string to_text(Program const& program, Facts facts = any_facts) {
+  std::size_t width = 0;
+  for (auto const& module : program.modules) width = std::max(width, module.size());
+  std::string text;
+  auto const add = [&](std::vector<Operation> const& operations) {
+    std::string_view separator = " ";
+    for (auto const& operation : operations) {
+      if (facts != any_facts && !operation.runs(facts)) continue;
+      text += fmt::format("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
+      bool const slice = operation.action == Action::keep_slice || operation.action == Action::drop_slice;
+      if (operation.slot != Operation::no_slot && !slice)
+        text += "->" + (operation.action == Action::lease ? detail::slot_name(program.gradient_slots, operation.slot, 'x', 'z')
+                                                          : detail::slot_name(program.gather_slots, operation.slot, 'A', 'Z'));
+      if (facts == any_facts) text += detail::conditions_of(operation.when);
+      separator = ", ";
+    }
+  };
+  for (auto const phase : phases) {
+    for (auto const& turn : program.turns(phase)) {
+      text += fmt::format("{:<10} {:<{}} |", name(phase), program.modules[turn.use], width);
+      add(turn.before);
+      text += " |";
+      add(turn.after);
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+}  // namespace fsdp
