@@ -20,8 +20,9 @@ struct Slot {
   bool free_recorded = false;  ///< false until the slot was first used: nothing to wait for
   Ticket collective{};         ///< the last collective whose peers may still read this slot
   bool leased = false;
-  bool zeroed = false;       ///< some unit that leases it counts on zeroes (reduce)
-  std::int64_t counted = 0;  ///< bytes that an account counts as in use until the next lease, or the end of a pass (reduce)
+  bool zeroed = false;  ///< some unit that leases it counts on zeroes (reduce)
+  std::int64_t counted =
+      0;  ///< bytes that an account counts as in use until the next lease, or the end of a pass (reduce)
   std::byte* data = nullptr;
   std::size_t bytes;
 };

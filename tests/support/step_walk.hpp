@@ -158,8 +158,7 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
   }
   if (gathers) {
-    plan.gather +=
-        static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
+    plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
   }
   // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
   std::int64_t accumulators = 0;

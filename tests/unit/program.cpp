@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
-// The program of a step: its text, its memory against a walk that knows no programs, and that its slots are never in two
-// hands.
+// The program of a step: its text, its memory against a walk that knows no programs, and that its slots are never in
+// two hands.
 #include "fsdp/engine/program.hpp"
 
 #include <cstdint>
@@ -67,7 +67,8 @@ TEST_CASE("program: what depends on the micro-step is said") {
         "forward    wte | gather root->own if sharded at first, gather h.0->own if sharded at first, "
         "await root if sharded at first |\n"
         "forward    h   | await h.0 if sharded at first |\n"
-        "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, reduce h.0 if group sync or sync\n"
+        "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, reduce h.0 if group sync or "
+        "sync\n"
         "backward   wte | lease root->y | drop root->own if dropping, hold root if no sync, "
         "reduce root if group sync or sync\n"
         "evaluation wte | gather root->own, gather h.0->own, await root | drop root->own\n"

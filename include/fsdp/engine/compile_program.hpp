@@ -224,9 +224,11 @@ class ProgramCompiler {
     std::size_t leases = 0;  // of shared slots
     for (auto use = schedule_.size(); use-- > 0;) {
       auto turn = begin(use, units, ahead_.backward[use], true);
-      if (schedule_.last_use_of_unit(use)) turn.before.push_back({Action::lease, turn.unit, slot_to_lease(turn.unit, leases)});
+      if (schedule_.last_use_of_unit(use))
+        turn.before.push_back({Action::lease, turn.unit, slot_to_lease(turn.unit, leases)});
       if (schedule_.first_use_of_unit(use)) {
-        if (!program_.reads_masters) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
+        if (!program_.reads_masters)
+          turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
         if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
           turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});
         units.drop(turn.unit);
@@ -247,7 +249,8 @@ class ProgramCompiler {
     bool const partial = input_.accumulate_replica;
     bool const in_groups = input_.reduces_in_groups && !program_.writes_shards;
     if (program_.accumulator_elements > 0)
-      turn.after.push_back({Action::hold, turn.unit, Operation::no_slot, only(in_groups ? syncs_none : syncs_none | syncs_group)});
+      turn.after.push_back(
+          {Action::hold, turn.unit, Operation::no_slot, only(in_groups ? syncs_none : syncs_none | syncs_group)});
     if (partial) turn.after.push_back({Action::reduce_group, turn.unit, Operation::no_slot, only(syncs_group)});
     turn.after.push_back({Action::reduce, turn.unit, Operation::no_slot,
                           only(in_groups && !partial ? syncs_group | syncs_all : syncs_all)});

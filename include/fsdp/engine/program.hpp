@@ -17,13 +17,13 @@ namespace fsdp {
 
 /// What an operation does with its unit.
 enum class Action : unsigned char {
-  gather,      ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
-  await,       ///< compute: waits until they are there
-  keep_slice,  ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
-  drop,        ///< compute: gives the slot back
-  drop_slice,  ///< and the kept slice
-  lease,       ///< compute: waits until `slot` is free; backward adds to what it holds
-  hold,        ///< reduce: what backward wrote stays on this rank
+  gather,        ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
+  await,         ///< compute: waits until they are there
+  keep_slice,    ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
+  drop,          ///< compute: gives the slot back
+  drop_slice,    ///< and the kept slice
+  lease,         ///< compute: waits until `slot` is free; backward adds to what it holds
+  hold,          ///< reduce: what backward wrote stays on this rank
   reduce_group,  ///< reduce: sums within the shard group; the result waits for the other replicas
   reduce         ///< reduce, replicate: sums over all ranks into the gradient shard
 };
@@ -118,15 +118,15 @@ class Program {
     std::uint32_t gradient_slot = Operation::no_slot;  ///< its own
   };
   std::vector<Unit> units;
-  std::vector<std::string> modules;          ///< by use
-  std::vector<BufferPlan> gather_slots;      ///< of full parameters; those that units share come last
-  std::vector<BufferPlan> kept_slots;        ///< of slices that stay after forward
-  std::vector<BufferPlan> gradient_slots;    ///< of full gradients; those that units share come last
-  std::int64_t accumulator_elements = 0;     ///< fp32, of gradients that wait where slots are too narrow for sums
-  bool reads_masters = false;                ///< parameters are the master weights themselves: nothing is gathered
-  bool writes_shards = false;                ///< backward writes the gradient shards themselves: no slots
-  int shards = 1;                            ///< ranks of a shard group
-  int kept_ranks = 0;                        ///< ranks that share a unit's kept slices
+  std::vector<std::string> modules;        ///< by use
+  std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
+  std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
+  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
+  std::int64_t accumulator_elements = 0;   ///< fp32, of gradients that wait where slots are too narrow for sums
+  bool reads_masters = false;              ///< parameters are the master weights themselves: nothing is gathered
+  bool writes_shards = false;              ///< backward writes the gradient shards themselves: no slots
+  int shards = 1;                          ///< ranks of a shard group
+  int kept_ranks = 0;                      ///< ranks that share a unit's kept slices
 
  private:
   std::array<std::vector<Turn>, 3> turns_;
@@ -179,8 +179,9 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
       text += fmt::format("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
       bool const slice = operation.action == Action::keep_slice || operation.action == Action::drop_slice;
       if (operation.slot != Operation::no_slot && !slice)
-        text += "->" + (operation.action == Action::lease ? detail::slot_name(program.gradient_slots, operation.slot, 'x', 'z')
-                                                          : detail::slot_name(program.gather_slots, operation.slot, 'A', 'Z'));
+        text += "->" + (operation.action == Action::lease
+                            ? detail::slot_name(program.gradient_slots, operation.slot, 'x', 'z')
+                            : detail::slot_name(program.gather_slots, operation.slot, 'A', 'Z'));
       if (facts == any_facts) text += detail::conditions_of(operation.when);
       separator = ", ";
     }
