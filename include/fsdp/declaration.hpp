@@ -147,6 +147,9 @@ class Declaration {
       input.modules.emplace_back(schedule_.module_name(use));
     }
     input.shards = where_.shards;
+    input.replicas = where_.replicas;
+    input.bucket_bytes = S::shards_parameters ? 0 : options_.bucket_bytes;
+    input.first_bucket_bytes = options_.first_bucket_bytes;
     input.keep = keep_rules();
     input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
     for (auto const& list : lists_)

@@ -149,12 +149,9 @@ class Engine {
     program_ = compile_program(input);
     passes_.set_program(program_);
     storage_.allocate(mesh_->world(), units(), where_, program_, fsdp::memory_plan(program_, input), gather_, reduce_);
-    auto completion_order = storage_.place_shards(units(), schedule());
-    if (reduce_.direct())
-      reduce_.set_buckets(std::move(completion_order), storage_.gradients(),
-                          S::shards_parameters ? 0 : options().bucket_bytes, options().first_bucket_bytes);
+    storage_.place_shards(units(), program_);
     gather_.prepare(units());
-    reduce_.prepare(units(), program_);
+    reduce_.prepare(units(), program_, storage_.gradients());
     storage_.initialize(units(), options().seed, *compute_);
     for (auto& unit : units()) mark_written(*unit);
     sealed_ = true;
@@ -171,7 +168,7 @@ class Engine {
   FlatLayout const& layout(std::size_t use) const {
     return declared_.units()[declared_.schedule().unit(use)]->layout();
   }
-  std::size_t bucket_count() const { return reduce_.bucket_count(); }
+  std::size_t bucket_count() const { return program_.buckets.size(); }
 
   /// Whether backward passes reduce their gradients. Read when a pass begins; without, gradients wait unreduced on
   /// each rank until a backward pass that reduces.

@@ -80,10 +80,7 @@ class LiveBytes {
       case Action::lease:
         if (operation.slot != Operation::no_slot) lease(operation.slot, operation.unit);
         break;
-      case Action::await:
-      case Action::hold:
-      case Action::reduce_group:
-      case Action::reduce: break;
+      default: break;
     }
     highest_ = std::max(highest_, bytes_);
   }

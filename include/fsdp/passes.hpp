@@ -93,7 +93,6 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        reduce_->restart();
         facts_ = next_.facts();
         phase_ = Phase::backward;
         ++backward_passes_;
@@ -209,6 +208,10 @@ class Passes {
       case Action::hold: return reduce_->hold(unit, *compute_);
       case Action::reduce_group: return reduce_->reduce(unit, *compute_, false);
       case Action::reduce: return reduce_->reduce(unit, *compute_, true);
+      case Action::end_gradients: return reduce_->end_direct(unit, *compute_);
+      case Action::await_gradients: return reduce_->await_direct(unit);
+      case Action::all_reduce: return reduce_->all_reduce(unit, program_->buckets[operation.slot]);
+      case Action::complete: return reduce_->complete_direct(unit);
     }
   }
   void drop_pass() {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/bucket.hpp"
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
@@ -55,29 +54,18 @@ class Reducer {
   std::optional<Stream>& replicate_stream() { return replicate_; }
   void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
 
-  /// Direct gradients: the units in the order in which backward completes them, and where each ends in `gradients`.
-  void set_buckets(std::vector<Unit*> completion_order, float* gradients, std::int64_t bucket_bytes,
-                   std::int64_t first_bytes) {
-    completion_order_ = std::move(completion_order);
-    gradients_ = gradients;
-    std::int64_t end = 0;
-    for (auto* unit : completion_order_) ends_.push_back(end += unit->full_numel());
-    if (where_.replicas > 1) buckets_ = make_buckets(ends_, sizeof(float), bucket_bytes, first_bytes);
-  }
-  std::size_t bucket_count() const { return buckets_.size(); }
-
   /// Zeroes all slots: once, after they were placed, and the units were declared.
+  /// @param gradients  all gradient shards, in completion order
   template <class Units>
-  void prepare(Units const& units, Program const& program) {
+  void prepare(Units const& units, Program const& program, float* gradients) {
+    gradients_ = gradients;
+    incomplete_.reserve(units.size());
     for (auto const& turn : program.turns(Phase::backward))
       for (auto const& operation : turn.before)
         if (operation.action == Action::lease && operation.slot != Operation::no_slot)
           pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
     for (auto& slot : pool_) zero(slot, reduce_);
   }
-
-  /// A backward pass begins.
-  void restart() { completed_ = reduced_ = next_bucket_ = 0; }
 
   /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
   /// while accumulating, its former content.
@@ -133,13 +121,8 @@ class Reducer {
   /// complete.
   /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
   /// elements.
-  ///       Direct gradients: one all-reduce per bucket that is complete.
   void reduce(Unit& unit, Stream& compute, bool over_replicas) {
     device_.record(unit.gradients_ready, compute);
-    if (direct()) {
-      reduce_buckets(unit);
-      return;
-    }
     auto* const slice = unit.full_gradient + unit.shard().begin;
     auto const count = static_cast<std::size_t>(unit.shard_numel());
     device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
@@ -181,6 +164,34 @@ class Reducer {
     recycle(unit, *stream);
   }
 
+  /// Backward has written the unit's gradient shard itself.
+  void end_direct(Unit& unit, Stream& compute) {
+    device_.record(unit.gradients_ready, compute);
+    unit.full_gradient = nullptr;
+    unit.reduced_once = true;
+    if (where_.replicas > 1) incomplete_.push_back(&unit);
+  }
+  /// @note Stream: replicate waits for what compute has written until then, other units' included.
+  void await_direct(Unit& unit) { device_.wait(*replicate_, unit.gradients_ready, WaitSite::reduce_gradients); }
+  /// Sums a bucket over replicas, in place, and makes it a mean.
+  /// @param unit  completes it
+  /// @note Collective: one all-reduce.
+  void all_reduce(Unit& unit, Range bucket) {
+    float* const begin = gradients_ + bucket.begin;
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
+    auto const reduced =
+        replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
+                                   static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
+    replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
+    kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum());
+    span.end();
+  }
+  /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.
+  void complete_direct(Unit& unit) {
+    std::erase(incomplete_, &unit);
+    mark_reduced(unit, *replicate_);
+  }
+
   /// The backward pass is complete: slots whose gradients are reduced count as returned.
   void finish() {
     for (auto& slot : pool_)
@@ -202,7 +213,8 @@ class Reducer {
       unit->fresh = true;
     }
     // A bucket may have taken a part of a unit whose other part waits for the next bucket.
-    for (; reduced_ < completed_; ++reduced_) mark_reduced(*completion_order_[reduced_], *replicate_);
+    for (auto* unit : incomplete_) mark_reduced(*unit, *replicate_);
+    incomplete_.clear();
     finish();
   }
 
@@ -241,7 +253,7 @@ class Reducer {
     return unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
   }
 
-  /// A sum over all ranks becomes a mean: here, and in reduce_buckets for direct gradients.
+  /// A sum over all ranks becomes a mean: here, and in all_reduce for direct gradients.
   float mean_of_sum() const { return 1.0f / static_cast<float>(where_.world); }
   template <class Sum>
   void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
@@ -277,32 +289,6 @@ class Reducer {
     unit.partial_pending = false;
   }
 
-  void reduce_buckets(Unit& unit) {
-    unit.full_gradient = nullptr;
-    unit.reduced_once = true;
-    if (where_.replicas == 1) return;
-    FSDP_EXPECTS(completed_ < completion_order_.size() && completion_order_[completed_] == &unit,
-                 "rank {}: unit '{}' completed its gradients out of order", where_.rank, unit.name());
-    auto const complete = ends_[completed_++];
-    bool waited = false;
-    for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].end <= complete; ++next_bucket_) {
-      if (!waited) device_.wait(*replicate_, unit.gradients_ready, WaitSite::reduce_gradients);
-      waited = true;
-      auto const bucket = buckets_[next_bucket_];
-      float* const begin = gradients_ + bucket.begin;
-      auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
-      auto const reduced =
-          replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
-                                     static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
-      replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
-      kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum());
-      span.end();
-    }
-    auto const reduced_end = next_bucket_ == 0 ? 0 : buckets_[next_bucket_ - 1].end;
-    for (; reduced_ < completed_ && ends_[reduced_] <= reduced_end; ++reduced_)
-      mark_reduced(*completion_order_[reduced_], *replicate_);
-  }
-
   D device_;
   C reduce_comm_;
   C replicate_comm_;
@@ -313,13 +299,8 @@ class Reducer {
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
 
   // Direct gradients.
-  std::vector<Unit*> completion_order_;
-  std::vector<std::int64_t> ends_;
-  std::vector<Range> buckets_;
   float* gradients_ = nullptr;
-  std::size_t completed_ = 0;  ///< units whose gradients are complete in this pass
-  std::size_t reduced_ = 0;    ///< units whose last bucket is under way
-  std::size_t next_bucket_ = 0;
+  std::vector<Unit*> incomplete_;  ///< written, and some of their buckets are not under way
 
   Event scattered_;
   Stream reduce_;  // streams last: joined before what their work uses is destroyed

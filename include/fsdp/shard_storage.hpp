@@ -15,7 +15,6 @@
 #include "fsdp/memory_plan.hpp"
 #include "fsdp/norm_kernels.hpp"
 #include "fsdp/reducer.hpp"
-#include "fsdp/schedule.hpp"
 #include "fsdp/unsharder.hpp"
 
 namespace fsdp {
@@ -83,8 +82,7 @@ class ShardStorage {
 
   /// Master shards lie in declared order; gradient shards in the order in which backward completes them, so that
   /// buckets of several units are contiguous.
-  /// @return the units in that order
-  std::vector<Unit*> place_shards(Units& units, Schedule const& schedule) {
+  void place_shards(Units& units, Program const& program) {
     auto* master = master_.template as<Master>();
     for (auto& unit : units) {
       unit->master = master;
@@ -93,17 +91,13 @@ class ShardStorage {
     auto* gradient = gradients();
     auto* partial = partial_.template as<float>();
     auto* accumulator = accumulators_.template as<float>();
-    std::vector<Unit*> completion_order;
-    for (std::size_t use = schedule.size(); use-- > 0;) {
-      if (!schedule.first_use_of_unit(use)) continue;
-      auto& unit = *units[schedule.unit(use)];
+    for (auto const index : program.completion_order) {
+      auto& unit = *units[index];
       unit.gradient = gradient;
       gradient += unit.shard_numel();
       if (partial != nullptr) unit.partial = std::exchange(partial, partial + unit.shard_numel());
       if (accumulator != nullptr) unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());
-      completion_order.push_back(&unit);
     }
-    return completion_order;
   }
 
   /// Fills the master shards from each tensor's Init, on `compute`. Padding is zero.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives per step, counted at the communicator; and their order.
 // skip-sanitizers
+#include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,38 @@ namespace {
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 using Counted = toy::Counting<Local>;
 
-/// Rank 0's tally of one training step after a first one. `before(engine, last)` is called before each micro-step.
+/// Sets an engine's flags, and knows the facts of the micro-step that comes of them.
+template <class E>
+struct Flags {
+  E& engine;
+  fsdp::Facts start = fsdp::starts_sharded;
+  bool gradient_sync = true, replica_sync = true, reshard = true;
+
+  void set_gradient_sync(bool on) { engine.set_gradient_sync(gradient_sync = on); }
+  void set_replica_sync(bool on) { engine.set_replica_sync(replica_sync = on); }
+  void set_reshard_after_backward(bool on) { engine.set_reshard_after_backward(reshard = on); }
+  fsdp::Facts facts() const {
+    auto const syncs = !gradient_sync ? fsdp::syncs_none : replica_sync ? fsdp::syncs_all : fsdp::syncs_group;
+    return start | (reshard ? fsdp::drops : fsdp::keeps) | syncs;
+  }
+};
+
+/// What went through the communicator from entry `first` on, as a program counts it.
+fsdp::Counts counts_of(toy::Tally const& tally, std::size_t first, std::string const& pass) {
+  fsdp::Counts counts;
+  for (; first < tally.entries.size(); ++first) {
+    auto const& entry = tally.entries[first];
+    if (entry.pass != pass) continue;
+    auto const elements = static_cast<std::int64_t>(entry.count);
+    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks);
+    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements);
+    if (entry.operation == "all_reduce") counts.all_reduce.add(elements);
+  }
+  return counts;
+}
+
+/// Rank 0's tally of one training step after a first one. `before(flags, last)` is called before each micro-step. What
+/// the program counts must be what was counted, on every rank and in every pass.
 template <class S, class Before>
 toy::Tally one_step(int ranks, toy::Run run, Before before) {
   toy::Tally result;
@@ -28,9 +61,15 @@ toy::Tally one_step(int ranks, toy::Run run, Before before) {
     fsdp::AdamW adamw(engine);
     for (int step = 0; step < 2; ++step) {
       tally->entries.clear();
+      Flags<fsdp::Engine<S, Counted>> flags{engine};
       for (int micro = 0; micro < run.micro_steps; ++micro) {
-        before(engine, micro + 1 == run.micro_steps);
+        before(flags, micro + 1 == run.micro_steps);
+        auto const from = tally->entries.size();
         network.step(step);
+        for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward})
+          if (!(count(engine.program(), phase, flags.facts()) == counts_of(*tally, from, std::string(name(phase)))))
+            throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
+        flags.start = flags.reshard ? fsdp::starts_sharded : fsdp::starts_unsharded;
       }
       fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step();
@@ -43,8 +82,8 @@ toy::Tally one_step(int ranks, toy::Run run, Before before) {
 
 template <class S>
 toy::Tally one_step(int ranks, toy::Run run) {
-  return one_step<S>(ranks, run, [&](auto& engine, bool last) {
-    if (run.sync_last_only) engine.set_gradient_sync(last);
+  return one_step<S>(ranks, run, [&](auto& flags, bool last) {
+    if (run.sync_last_only) flags.set_gradient_sync(last);
   });
 }
 
@@ -116,9 +155,9 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
   run.micro_steps = 3;
   run.shard_group = 2;
   run.options.keep_last = false;
-  auto const last_reduces = [](auto& engine, bool last) { engine.set_gradient_sync(last); };
-  auto const last_replicates = [](auto& engine, bool last) { engine.set_replica_sync(last); };
-  auto const last_reshards = [](auto& engine, bool last) { engine.set_reshard_after_backward(last); };
+  auto const last_reduces = [](auto& flags, bool last) { flags.set_gradient_sync(last); };
+  auto const last_replicates = [](auto& flags, bool last) { flags.set_replica_sync(last); };
+  auto const last_reshards = [](auto& flags, bool last) { flags.set_reshard_after_backward(last); };
   using Hybrid = fsdp::HybridShard<>;
   SECTION("reducing each time") {
     check(one_step<fsdp::FullShard>(4, run), {12, 12, 12, 0});
@@ -138,9 +177,9 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
     check(one_step<Hybrid>(4, run, last_replicates), {12, 12, 12, 4});
     check(one_step<fsdp::HybridShard<fsdp::ShardGradOp>>(4, run, last_replicates), {12, 0, 12, 4});
     run.options.accumulate_unsharded = true;
-    auto const both = one_step<Hybrid>(4, run, [&](auto& engine, bool last) {
-      engine.set_gradient_sync(last);
-      engine.set_replica_sync(last);
+    auto const both = one_step<Hybrid>(4, run, [&](auto& flags, bool last) {
+      flags.set_gradient_sync(last);
+      flags.set_replica_sync(last);
     });
     check(both, {12, 12, 4, 4});
   }

@@ -93,12 +93,26 @@ TEST_CASE("program: kept slices, replicas that wait, and nothing to move") {
         "backward   root | | drop root->own, reduce root\n");
   auto const all = to_text(fsdp::compile_program(input));
   CHECK(all.find("reduce group h.1 if group sync, reduce h.1 if sync\n") != std::string::npos);
+}
 
-  input = tied_root();
+TEST_CASE("program: buckets of gradients that backward writes where optimizers read") {
+  auto input = tied_root();
   input.shards = 1;
+  input.replicas = 4;
   input.reduces_in_groups = false;
-  CHECK(training(input).find("backward   h.1  | lease h.1 | reduce h.1\n") != std::string::npos);
-  CHECK(training(input).find("gather") == std::string::npos);
+  input.bucket_bytes = 8192;
+  input.first_bucket_bytes = 256;
+  CHECK(training(input) ==
+        "forward    root | |\n"
+        "forward    h.0  | |\n"
+        "forward    h.1  | |\n"
+        "forward    h.2  | |\n"
+        "forward    root | |\n"
+        "backward   root | lease root |\n"
+        "backward   h.2  | lease h.2 | end h.2, await gradients h.2, all-reduce h.2 bucket 0\n"
+        "backward   h.1  | lease h.1 | end h.1, await gradients h.1, all-reduce h.1 bucket 1, complete h.2\n"
+        "backward   h.0  | lease h.0 | end h.0, await gradients h.0, all-reduce h.0 bucket 2, complete h.1\n"
+        "backward   root | | end root, await gradients root, all-reduce root bucket 3, complete h.0, complete root\n");
 }
 
 TEST_CASE("program: memory is what a walk through the step counts, and slots pass from hand to hand") {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/bucket.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/schedule.hpp"
@@ -21,19 +22,22 @@ struct StepInput {
   std::vector<std::size_t> uses;    ///< the unit of each use, in forward order; empty: each unit once, in order
   std::vector<std::string> unit_names, modules;  ///< for texts; empty: numbers
   int shards = 1;                                ///< ranks per shard group
+  int replicas = 1;                              ///< shard groups
   KeepRules keep;
-  PrefetchLists prefetch;             ///< of each use; empty: prefetch_by_depth(1, 1)
-  std::int64_t max_ahead_bytes = 0;   ///< cap on bytes gathered ahead; 0: none
-  int reshard_ranks = 0;              ///< ranks over which a unit stays sharded after forward; 0: `shards`
-  bool keep_unsharded = false;        ///< every unit keeps a gather buffer of its own
-  bool accumulate_unsharded = false;  ///< micro-steps need not reduce
-  bool accumulate_replica = false;    ///< micro-steps need not all-reduce over replicas, and there are some
-  bool reduces_in_groups = true;      ///< gradients that do not wait for replicas are reduced within the shard group
-  std::size_t master_bytes = 4;       ///< size of a master weight
-  std::size_t param_bytes = 4;        ///< size of a parameter as forward reads it
-  std::size_t reduce_bytes = 4;       ///< size of a gradient as backward writes it
-  bool param_is_master = true;        ///< parameters have the master's type
-  bool reduce_is_master = true;       ///< gradients have the shard's type, fp32
+  PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth(1, 1)
+  std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
+  int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
+  bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
+  bool accumulate_unsharded = false;    ///< micro-steps need not reduce
+  bool accumulate_replica = false;      ///< micro-steps need not all-reduce over replicas, and there are some
+  std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
+  std::int64_t first_bucket_bytes = 0;  ///< and of the first one
+  bool reduces_in_groups = true;        ///< gradients that do not wait for replicas are reduced within the shard group
+  std::size_t master_bytes = 4;         ///< size of a master weight
+  std::size_t param_bytes = 4;          ///< size of a parameter as forward reads it
+  std::size_t reduce_bytes = 4;         ///< size of a gradient as backward writes it
+  bool param_is_master = true;          ///< parameters have the master's type
+  bool reduce_is_master = true;         ///< gradients have the shard's type, fp32
 };
 
 namespace detail {
@@ -103,6 +107,7 @@ class ProgramCompiler {
 
   Program compile() {
     describe_units();
+    order_completion();
     give_own_slots();
     // With a slot for every unit, as many are in use at a time as are needed.
     auto const needed = walk(program_.units.size());
@@ -117,6 +122,7 @@ class ProgramCompiler {
   void describe_units() {
     auto& p = program_;
     p.shards = input_.shards;
+    p.replicas = input_.replicas;
     p.kept_ranks = input_.reshard_ranks;
     p.reads_masters = reads_masters(input_.shards, input_.param_is_master);
     p.writes_shards = writes_shards(input_.shards, input_.reduce_is_master);
@@ -126,6 +132,17 @@ class ProgramCompiler {
       p.units.push_back({input_.unit_names.empty() ? std::to_string(u) : input_.unit_names[u], input_.units[u]});
     if (!p.writes_shards && input_.accumulate_unsharded && !input_.reduce_is_master)
       for (auto const& unit : p.units) p.accumulator_elements += unit.elements;
+  }
+
+  void order_completion() {
+    std::int64_t end = 0;
+    for (auto use = schedule_.size(); use-- > 0;) {
+      if (!schedule_.first_use_of_unit(use)) continue;
+      program_.completion_order.push_back(static_cast<std::uint32_t>(schedule_.unit(use)));
+      gradient_ends_.push_back(end += program_.units[schedule_.unit(use)].elements);
+    }
+    if (program_.writes_shards && program_.replicas > 1)
+      program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
   }
 
   bool own_gather_slot(std::size_t unit) const {
@@ -222,6 +239,7 @@ class ProgramCompiler {
   std::vector<Turn> walk_backward(UnshardedUnits& units) {
     std::vector<Turn> turns;
     std::size_t leases = 0;  // of shared slots
+    Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
       auto turn = begin(use, units, ahead_.backward[use], true);
       if (schedule_.last_use_of_unit(use))
@@ -232,7 +250,11 @@ class ProgramCompiler {
         if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
           turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});
         units.drop(turn.unit);
-        end_gradients(turn);
+        if (program_.writes_shards) {
+          end_direct_gradients(turn, completion);
+        } else {
+          end_gradients(turn);
+        }
       }
       turns.push_back(std::move(turn));
     }
@@ -246,14 +268,34 @@ class ProgramCompiler {
   }
   /// Backward has written all of a unit's gradients.
   void end_gradients(Turn& turn) const {
-    bool const partial = input_.accumulate_replica;
-    bool const in_groups = input_.reduces_in_groups && !program_.writes_shards;
+    bool const partial = input_.accumulate_replica, in_groups = input_.reduces_in_groups;
     if (program_.accumulator_elements > 0)
-      turn.after.push_back(
-          {Action::hold, turn.unit, Operation::no_slot, only(in_groups ? syncs_none : syncs_none | syncs_group)});
-    if (partial) turn.after.push_back({Action::reduce_group, turn.unit, Operation::no_slot, only(syncs_group)});
-    turn.after.push_back({Action::reduce, turn.unit, Operation::no_slot,
-                          only(in_groups && !partial ? syncs_group | syncs_all : syncs_all)});
+      add_when(turn, Action::hold, only(in_groups ? syncs_none : syncs_none | syncs_group));
+    if (partial) add_when(turn, Action::reduce_group, only(syncs_group));
+    add_when(turn, Action::reduce, only(in_groups && !partial ? syncs_group | syncs_all : syncs_all));
+  }
+  /// How far a backward pass that writes gradient shards has come, in completion order.
+  struct Completion {
+    std::size_t written = 0;   ///< units
+    std::size_t reduced = 0;   ///< units whose last bucket is under way
+    std::uint32_t bucket = 0;  ///< the next to be all-reduced
+  };
+  /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
+  void end_direct_gradients(Turn& turn, Completion& at) const {
+    auto const& p = program_;
+    add_when(turn, Action::end_gradients, only(syncs_all));
+    auto const end = gradient_ends_[at.written++];
+    bool awaited = false;
+    for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
+      if (!std::exchange(awaited, true)) add_when(turn, Action::await_gradients, only(syncs_all));
+      turn.after.push_back({Action::all_reduce, turn.unit, at.bucket, only(syncs_all)});
+    }
+    auto const reduced_end = at.bucket == 0 ? 0 : p.buckets[at.bucket - 1].end;
+    for (; at.reduced < at.written && gradient_ends_[at.reduced] <= reduced_end; ++at.reduced)
+      turn.after.push_back({Action::complete, p.completion_order[at.reduced], Operation::no_slot, only(syncs_all)});
+  }
+  static void add_when(Turn& turn, Action action, Facts when) {
+    turn.after.push_back({action, turn.unit, Operation::no_slot, when});
   }
 
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
@@ -297,6 +339,7 @@ class ProgramCompiler {
   PrefetchLists ahead_;
   Program program_;
   std::size_t own_gather_slots_ = 0, own_gradient_slots_ = 0;
+  std::vector<std::int64_t> gradient_ends_;  ///< where each unit of the completion order ends, in elements
 };
 
 }  // namespace detail

@@ -12,25 +12,31 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
 
 namespace fsdp {
 
 /// What an operation does with its unit.
 enum class Action : unsigned char {
-  gather,        ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
-  await,         ///< compute: waits until they are there
-  keep_slice,    ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
-  drop,          ///< compute: gives the slot back
-  drop_slice,    ///< and the kept slice
-  lease,         ///< compute: waits until `slot` is free; backward adds to what it holds
-  hold,          ///< reduce: what backward wrote stays on this rank
-  reduce_group,  ///< reduce: sums within the shard group; the result waits for the other replicas
-  reduce         ///< reduce, replicate: sums over all ranks into the gradient shard
+  gather,           ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
+  await,            ///< compute: waits until they are there
+  keep_slice,       ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
+  drop,             ///< compute: gives the slot back
+  drop_slice,       ///< and the kept slice
+  lease,            ///< compute: waits until `slot` is free; backward adds to what it holds
+  hold,             ///< reduce: what backward wrote stays on this rank
+  reduce_group,     ///< reduce: sums within the shard group; the result waits for the other replicas
+  reduce,           ///< reduce, replicate: sums over all ranks into the gradient shard
+  end_gradients,    ///< where backward writes gradient shards: the unit's is written
+  await_gradients,  ///< replicate: waits until it is
+  all_reduce,       ///< replicate: sums bucket `slot` over replicas
+  complete          ///< replicate: the unit's last bucket is under way
 };
 
 constexpr std::string_view name(Action action) {
-  constexpr std::array<std::string_view, 9> names{"gather", "await", "keep slice",   "drop",  "drop slice",
-                                                  "lease",  "hold",  "reduce group", "reduce"};
+  constexpr std::array<std::string_view, 13> names{
+      "gather", "await", "keep slice",      "drop",       "drop slice", "lease", "hold", "reduce group",
+      "reduce", "end",   "await gradients", "all-reduce", "complete"};
   return names[static_cast<std::size_t>(action)];
 }
 
@@ -63,7 +69,7 @@ struct Operation {
 
   Action action;
   std::uint32_t unit;
-  std::uint32_t slot = no_slot;  ///< in gather_slots; of a slice in kept_slots, of lease in gradient_slots
+  std::uint32_t slot = no_slot;  ///< in gather_slots; of a slice in kept_slots, of lease in gradient_slots; a bucket
   Facts when = any_facts;
 
   constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
@@ -118,15 +124,18 @@ class Program {
     std::uint32_t gradient_slot = Operation::no_slot;  ///< its own
   };
   std::vector<Unit> units;
-  std::vector<std::string> modules;        ///< by use
-  std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
-  std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
-  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
-  std::int64_t accumulator_elements = 0;   ///< fp32, of gradients that wait where slots are too narrow for sums
-  bool reads_masters = false;              ///< parameters are the master weights themselves: nothing is gathered
-  bool writes_shards = false;              ///< backward writes the gradient shards themselves: no slots
-  int shards = 1;                          ///< ranks of a shard group
-  int kept_ranks = 0;                      ///< ranks that share a unit's kept slices
+  std::vector<std::string> modules;             ///< by use
+  std::vector<BufferPlan> gather_slots;         ///< of full parameters; those that units share come last
+  std::vector<BufferPlan> kept_slots;           ///< of slices that stay after forward
+  std::vector<BufferPlan> gradient_slots;       ///< of full gradients; those that units share come last
+  std::int64_t accumulator_elements = 0;        ///< fp32, of gradients that wait where slots are too narrow for sums
+  std::vector<std::uint32_t> completion_order;  ///< units as backward completes their gradients
+  std::vector<Range> buckets;  ///< of the gradient shards in that order, where backward writes them: elements
+  bool reads_masters = false;  ///< parameters are the master weights themselves: nothing is gathered
+  bool writes_shards = false;  ///< backward writes the gradient shards themselves: no slots
+  int shards = 1;              ///< ranks of a shard group
+  int replicas = 1;            ///< shard groups
+  int kept_ranks = 0;          ///< ranks that share a unit's kept slices
 
  private:
   std::array<std::vector<Turn>, 3> turns_;
@@ -142,6 +151,19 @@ inline std::string slot_name(std::vector<BufferPlan> const& slots, std::uint32_t
   auto const letters = static_cast<unsigned>(last - first + 1);
   auto text = std::string(1, static_cast<char>(first + static_cast<int>(in_turn % letters)));
   return in_turn < letters ? text : text + std::to_string(in_turn / letters);
+}
+
+/// "->A", where an operation names a slot or a bucket that a reader wants to know.
+inline std::string slot_of(Program const& program, Operation const& operation) {
+  switch (operation.action) {
+    case Action::gather:
+    case Action::drop: return "->" + slot_name(program.gather_slots, operation.slot, 'A', 'Z');
+    case Action::lease:
+      if (operation.slot == Operation::no_slot) return {};
+      return "->" + slot_name(program.gradient_slots, operation.slot, 'x', 'z');
+    case Action::all_reduce: return fmt::format(" bucket {}", operation.slot);
+    default: return {};
+  }
 }
 
 inline std::string conditions_of(Facts when) {
@@ -177,11 +199,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
     for (auto const& operation : operations) {
       if (facts != any_facts && !operation.runs(facts)) continue;
       text += fmt::format("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
-      bool const slice = operation.action == Action::keep_slice || operation.action == Action::drop_slice;
-      if (operation.slot != Operation::no_slot && !slice)
-        text += "->" + (operation.action == Action::lease
-                            ? detail::slot_name(program.gradient_slots, operation.slot, 'x', 'z')
-                            : detail::slot_name(program.gather_slots, operation.slot, 'A', 'Z'));
+      text += detail::slot_of(program, operation);
       if (facts == any_facts) text += detail::conditions_of(operation.when);
       separator = ", ";
     }
@@ -196,6 +214,45 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
     }
   }
   return text;
+}
+
+/// Collectives of a pass, and the elements that a rank has of their results.
+struct Counts {
+  struct Collective {
+    std::int64_t calls = 0, elements = 0;
+    void add(std::int64_t more) { ++calls, elements += more; }
+    friend bool operator==(Collective const&, Collective const&) = default;
+  };
+  Collective all_gather;      ///< full parameters
+  Collective reduce_scatter;  ///< gradient shards
+  Collective all_reduce;      ///< gradient shards, or buckets of them
+
+  friend bool operator==(Counts const&, Counts const&) = default;
+};
+
+/// What a pass of a micro-step sends.
+inline Counts count(Program const& program, Phase phase, Facts facts) {
+  Counts counts;
+  auto const one = [&](Operation const& operation) {
+    auto const elements = program.units[operation.unit].elements, shard = elements / program.shards;
+    switch (operation.action) {
+      case Action::gather:
+        if (program.shards > 1) counts.all_gather.add(elements);
+        break;
+      case Action::reduce_group:
+      case Action::reduce:
+        if (program.shards > 1) counts.reduce_scatter.add(shard);
+        if (program.replicas > 1 && operation.action == Action::reduce) counts.all_reduce.add(shard);
+        break;
+      case Action::all_reduce: counts.all_reduce.add(program.buckets[operation.slot].size()); break;
+      default: break;
+    }
+  };
+  for (auto const& turn : program.turns(phase))
+    for (auto const* operations : {&turn.before, &turn.after})
+      for (auto const& operation : *operations)
+        if (operation.runs(facts)) one(operation);
+  return counts;
 }
 
 }  // namespace fsdp
