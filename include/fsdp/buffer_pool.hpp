@@ -5,20 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <utility>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/fence.hpp"
 
 namespace fsdp {
 
 /// A reusable buffer and what must have happened before its next content is written.
-template <class Event>
+template <Device D>
 struct Slot {
-  Slot(Event free_event, std::size_t size) : free(std::move(free_event)), bytes(size) {}
+  Slot(D const& device, std::size_t size) : free(device), bytes(size) {}
 
-  Event free;  ///< the last content has been read by this rank, and zeroed where that is promised (reduce)
-  bool free_recorded = false;  ///< false until the slot was first used: nothing to wait for
-  Ticket collective{};         ///< the last collective whose peers may still read this slot
+  Fence<D> free;        ///< the last content has been read by this rank, and zeroed where that is promised (reduce)
+  Ticket collective{};  ///< the last collective whose peers may still read this slot
   bool leased = false;
   bool zeroed = false;  ///< some unit that leases it counts on zeroes (reduce)
   std::int64_t counted =
@@ -31,10 +30,8 @@ struct Slot {
 template <Device D>
 class BufferPool {
  public:
-  using Event = typename D::Event;
-
-  void add(D const& device, std::size_t bytes) { slots_.emplace_back(device.make_event(), bytes); }
-  Slot<Event>& operator[](std::size_t index) { return slots_[index]; }
+  void add(D const& device, std::size_t bytes) { slots_.emplace_back(device, bytes); }
+  Slot<D>& operator[](std::size_t index) { return slots_[index]; }
 
   std::size_t bytes() const {
     std::size_t sum = 0;
@@ -53,7 +50,7 @@ class BufferPool {
   auto end() { return slots_.end(); }
 
  private:
-  std::deque<Slot<Event>> slots_;  // deque: addresses stay
+  std::deque<Slot<D>> slots_;  // deque: addresses stay
 };
 
 }  // namespace fsdp

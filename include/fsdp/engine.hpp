@@ -234,8 +234,7 @@ class Engine {
   }
   /// Makes compute wait until the unit's gradient shard is complete.
   void wait_for_reduce(Unit& unit) {
-    if (unit.reduce_pending) device_.wait(*compute_, unit.reduced, WaitSite::optimizer_reduced);
-    unit.reduce_pending = false;
+    unit.reduced.await_pending(device_, *compute_, WaitSite::optimizer_reduced);
   }
   /// The optimizer has enqueued the unit's update on compute: its next gather waits for this one only.
   void mark_updated(Unit& unit) {
@@ -244,8 +243,7 @@ class Engine {
   }
   /// Compute has enqueued a write of the unit's master shard.
   void mark_written(Unit& unit) {
-    device_.record(unit.updated, *compute_);
-    unit.update_pending = true;
+    unit.updated.signal(device_, *compute_);
   }
 
   /// What optimizers, clip_grad_norm and exports ask before they begin.

@@ -11,6 +11,7 @@
 
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/fence.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
 
@@ -47,14 +48,13 @@ class FlatParam {
   using Param = typename P::Param;
   using Master = typename P::Master;
   using Reduce = typename P::Reduce;
-  using Event = typename D::Event;
 
   FlatParam(D const& device, std::string unit_name)
-      : gathered(device.make_event()),
-        gradients_ready(device.make_event()),
-        reduced(device.make_event()),
-        partial_read(device.make_event()),
-        updated(device.make_event()),
+      : gathered(device),
+        gradients_ready(device),
+        reduced(device),
+        partial_read(device),
+        updated(device),
         name_(std::move(unit_name)) {}
 
   std::string const& name() const { return name_; }
@@ -94,22 +94,19 @@ class FlatParam {
   Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
   float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
-  Slot<Event>* gather_slot = nullptr;
-  Slot<Event>* kept_slot = nullptr;  ///< what stays after forward, for a backward gather among fewer ranks
-  Slot<Event>* reduce_slot = nullptr;
+  Slot<D>* gather_slot = nullptr;
+  Slot<D>* kept_slot = nullptr;  ///< what stays after forward, for a backward gather among fewer ranks
+  Slot<D>* reduce_slot = nullptr;
 
   // What streams say of this unit, in the order of a step.
-  Event gathered;         ///< gather: the full parameters are there
-  Event gradients_ready;  ///< compute: backward has written the gradients
-  Event reduced;          ///< reduce or replicate: the gradient shard is complete
-  Event partial_read;     ///< replicate: the partial gradient shard may be written again
-  Event updated;          ///< compute: the optimizer (or initialisation) has written the shard
+  Fence<D> gathered;         ///< gather: the full parameters are there
+  Fence<D> gradients_ready;  ///< compute: backward has written the gradients
+  Fence<D> reduced;          ///< reduce or replicate: the gradient shard is complete
+  Fence<D> partial_read;     ///< replicate: the partial gradient shard may be written again
+  Fence<D> updated;          ///< compute: the optimizer (or initialisation) has written the shard
 
   UnitState state = UnitState::sharded;
-  bool update_pending = false;   ///< `updated` is recorded and the gather stream has not waited for it
-  bool reduce_pending = false;   ///< `reduced` is recorded and compute has not waited for it
   bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up
-  bool partial_awaited = true;   ///< nothing that reads `partial` is under way, or reduce has waited for it
   bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
   bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
   bool reduced_once = false;     ///< the gradient shard holds, or will hold, the gradients of a backward pass

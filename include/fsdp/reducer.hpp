@@ -33,7 +33,6 @@ class Reducer {
  public:
   using D = typename C::Device;
   using Stream = typename D::Stream;
-  using Event = typename D::Event;
   using Unit = FlatParam<D, P>;
   using Reduce = typename P::Reduce;
 
@@ -43,7 +42,7 @@ class Reducer {
         replicate_comm_(std::move(replicate_group)),
         where_(where),
         account_(&account),
-        scattered_(device.make_event()),
+        scattered_(device),
         reduce_(device.make_stream("reduce", StreamPriority::high)) {
     if (where.replicas > 1) replicate_.emplace(device.make_stream("replicate", StreamPriority::high));
   }
@@ -64,20 +63,23 @@ class Reducer {
       for (auto const& operation : turn.before)
         if (operation.action == Action::lease && operation.slot != Operation::no_slot)
           pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
-    for (auto& slot : pool_) zero(slot, reduce_);
+    for (auto& slot : pool_) {
+      zero(slot, reduce_);
+      slot.free.signal(device_, reduce_);
+    }
   }
 
   /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
   /// while accumulating, its former content.
   /// @note Stream: compute waits until the slot is free.
-  void lease(Unit& unit, Slot<Event>& slot, Stream& compute) {
+  void lease(Unit& unit, Slot<D>& slot, Stream& compute) {
     if (unit.full_gradient != nullptr) return;  // accumulating without reduction
     auto const bytes = unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce));
     account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
     slot.leased = true;
     unit.reduce_slot = &slot;
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
-    device_.wait(compute, slot.free, WaitSite::compute_gradient_slot);
+    slot.free.await(device_, compute, WaitSite::compute_gradient_slot);
     unit.begin_gradients();
     if (!slot.zeroed) zero_padding(unit, unit.full_gradient, compute);
   }
@@ -85,10 +87,7 @@ class Reducer {
   /// @note Stream: compute waits until an all-reduce of an earlier micro-step is done with it.
   void lease_direct(Unit& unit, Stream& compute) {
     if constexpr (std::is_same_v<Reduce, float>) unit.full_gradient = unit.gradient;
-    if (unit.reduce_pending) {
-      device_.wait(compute, unit.reduced, WaitSite::compute_gradient_slot);
-      unit.reduce_pending = false;
-    }
+    unit.reduced.await_pending(device_, compute, WaitSite::compute_gradient_slot);
     if (!std::exchange(unit.fresh, false)) return;
     unit.begin_gradients();
     if (unit.sets_gradients) {
@@ -104,8 +103,8 @@ class Reducer {
   /// ones are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
   /// @note Stream: reduce waits for compute, where there is an accumulator.
   void hold(Unit& unit, Stream& compute) {
-    device_.record(unit.gradients_ready, compute);
-    device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
+    unit.gradients_ready.signal(device_, compute);
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
     auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.full_numel());
     kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
                         unit.full_numel(), 1.0f, !unit.accumulated);
@@ -122,10 +121,10 @@ class Reducer {
   /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
   /// elements.
   void reduce(Unit& unit, Stream& compute, bool over_replicas) {
-    device_.record(unit.gradients_ready, compute);
+    unit.gradients_ready.signal(device_, compute);
     auto* const slice = unit.full_gradient + unit.shard().begin;
     auto const count = static_cast<std::size_t>(unit.shard_numel());
-    device_.wait(reduce_, unit.gradients_ready, WaitSite::reduce_gradients);
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
     Ticket scattered{}, replicated{};
     auto span = begin_span(reduce_, StreamKind::reduce, unit, where_.shards > 1 ? "reduce-scatter" : "accumulate",
                            unit.full_numel());
@@ -149,9 +148,9 @@ class Reducer {
     auto* stream = &reduce_;
     if (where_.replicas > 1) {
       span.end();
-      device_.record(scattered_, reduce_);
+      scattered_.signal(device_, reduce_);
       stream = &*replicate_;
-      device_.wait(*stream, scattered_, WaitSite::replicate_scattered);
+      scattered_.await(device_, *stream, WaitSite::replicate_scattered);
       span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
       replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
                                               Label{unit.name(), "backward"});
@@ -166,13 +165,13 @@ class Reducer {
 
   /// Backward has written the unit's gradient shard itself.
   void end_direct(Unit& unit, Stream& compute) {
-    device_.record(unit.gradients_ready, compute);
+    unit.gradients_ready.signal(device_, compute);
     unit.full_gradient = nullptr;
     unit.reduced_once = true;
     if (where_.replicas > 1) incomplete_.push_back(&unit);
   }
   /// @note Stream: replicate waits for what compute has written until then, other units' included.
-  void await_direct(Unit& unit) { device_.wait(*replicate_, unit.gradients_ready, WaitSite::reduce_gradients); }
+  void await_direct(Unit& unit) { unit.gradients_ready.await(device_, *replicate_, WaitSite::reduce_gradients); }
   /// Sums a bucket over replicas, in place, and makes it a mean.
   /// @param unit  completes it
   /// @note Collective: one all-reduce.
@@ -223,14 +222,7 @@ class Reducer {
                                 std::int64_t elements, std::size_t element = sizeof(Reduce)) {
     return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
   }
-  void zero(Slot<Event>& slot, Stream& stream) {
-    device_.zero_async(stream, slot.data, slot.bytes);
-    mark_free(slot, stream);
-  }
-  void mark_free(Slot<Event>& slot, Stream& stream) {
-    device_.record(slot.free, stream);
-    slot.free_recorded = true;
-  }
+  void zero(Slot<D>& slot, Stream& stream) { device_.zero_async(stream, slot.data, slot.bytes); }
   /// No module writes padding, but norms and sums read it.
   template <class T>
   void zero_padding(Unit const& unit, T* gradients, Stream& compute) {
@@ -241,11 +233,8 @@ class Reducer {
   /// The unit's slot may be leased again, after what `stream` has been given to do with it.
   void recycle(Unit& unit, Stream& stream) {
     auto& slot = *unit.reduce_slot;
-    if (slot.zeroed) {
-      zero(slot, stream);
-    } else {
-      mark_free(slot, stream);
-    }
+    if (slot.zeroed) zero(slot, stream);
+    slot.free.signal(device_, stream);
     unit.full_gradient = nullptr;
     slot.leased = false;
   }
@@ -262,21 +251,17 @@ class Reducer {
     unit.reduced_once = true;
     mark_reduced(unit, stream);
   }
-  void mark_reduced(Unit& unit, Stream& stream) {
-    device_.record(unit.reduced, stream);
-    unit.reduce_pending = true;
-  }
+  void mark_reduced(Unit& unit, Stream& stream) { unit.reduced.signal(device_, stream); }
   void add_to_partial(Unit& unit, Reduce const* sum) {
-    if (!std::exchange(unit.partial_awaited, true))
-      device_.wait(reduce_, unit.partial_read, WaitSite::reduce_partial_read);
+    unit.partial_read.await_pending(device_, reduce_, WaitSite::reduce_partial_read);
     auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.shard_numel());
     kernels::accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
     span.end();
     unit.partial_pending = true;
   }
   void replicate_partial(Unit& unit) {
-    device_.record(scattered_, reduce_);
-    device_.wait(*replicate_, scattered_, WaitSite::replicate_scattered);
+    scattered_.signal(device_, reduce_);
+    scattered_.await(device_, *replicate_, WaitSite::replicate_scattered);
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
     auto const replicated =
         replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
@@ -284,8 +269,7 @@ class Reducer {
     add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
     span.end();
     replicate_comm_.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
-    device_.record(unit.partial_read, *replicate_);
-    unit.partial_awaited = false;
+    unit.partial_read.signal(device_, *replicate_);
     unit.partial_pending = false;
   }
 
@@ -302,7 +286,7 @@ class Reducer {
   float* gradients_ = nullptr;
   std::vector<Unit*> incomplete_;  ///< written, and some of their buckets are not under way
 
-  Event scattered_;
+  Fence<D> scattered_;
   Stream reduce_;  // streams last: joined before what their work uses is destroyed
   std::optional<Stream> replicate_;
 };

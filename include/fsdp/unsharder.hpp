@@ -69,20 +69,17 @@ class Unsharder {
   /// updated.
   /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank); of a
   /// kept slice, among the ranks of its group.
-  void unshard(Unit& unit, Slot<typename D::Event>& slot, std::string_view pass) {
+  void unshard(Unit& unit, Slot<D>& slot, std::string_view pass) {
     unit.gather_slot = &slot;
     slot.leased = true;
     account_->lease(MemoryTag::gather, full_bytes(unit));
     unit.full = reinterpret_cast<Param*>(slot.data);
     auto* const own_slice = unit.full + unit.shard().begin;
 
-    if (slot.free_recorded) device_.wait(stream_, slot.free, WaitSite::gather_slot_read);
+    slot.free.await_pending(device_, stream_, WaitSite::gather_slot_read);
     comm_.wait_for_peers(stream_, slot.collective, WaitSite::gather_peers_read);
-    if (unit.update_pending) {
-      device_.wait(stream_, unit.updated, WaitSite::gather_updated);
-      unit.update_pending = false;
-    }
-    if (has_kept(unit)) device_.wait(stream_, unit.kept_slot->free, WaitSite::gather_kept_slice);
+    unit.updated.await_pending(device_, stream_, WaitSite::gather_updated);
+    if (has_kept(unit)) unit.kept_slot->free.await(device_, stream_, WaitSite::gather_kept_slice);
     auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
                              full_bytes(unit));
     if (has_kept(unit)) {
@@ -97,13 +94,13 @@ class Unsharder {
                                            static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
     }
     span.end();
-    device_.record(unit.gathered, stream_);
+    unit.gathered.signal(device_, stream_);
     unit.state = UnitState::unsharding;
   }
 
   /// Makes `compute` wait until the parameters that unshard() gathers are there.
   void wait_for_unshard(Unit& unit, Stream& compute) {
-    device_.wait(compute, unit.gathered, WaitSite::compute_unsharded);
+    unit.gathered.await(device_, compute, WaitSite::compute_unsharded);
     unit.state = UnitState::unsharded;
   }
 
@@ -114,17 +111,16 @@ class Unsharder {
     unit.full = nullptr;
     slot.leased = false;
     account_->lease(MemoryTag::gather, -full_bytes(unit));
-    device_.record(slot.free, compute);
-    slot.free_recorded = true;
+    slot.free.signal(device_, compute);
   }
   /// Copies a slice of the full parameters to its slot. @note Stream: compute.
-  void keep_slice(Unit& unit, Slot<typename D::Event>& slot, Stream& compute) {
+  void keep_slice(Unit& unit, Slot<D>& slot, Stream& compute) {
     auto span = trace_.begin(compute, StreamKind::compute, unit.name(), "keep slice", "forward", kept_bytes(unit));
     unit.kept_slot = &slot;
     device_.copy_async(compute, kept_slice(unit), unit.full + kept_member_ * kept_numel(unit),
                        static_cast<std::size_t>(kept_bytes(unit)));
     span.end();
-    device_.record(slot.free, compute);
+    slot.free.signal(device_, compute);
     slot.leased = true;
     account_->lease(MemoryTag::gather, kept_bytes(unit));
   }
