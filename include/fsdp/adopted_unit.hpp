@@ -18,7 +18,7 @@ template <class Param, class Reduce>
 struct AdoptedTensor {
   std::string name;
   Param** weight = nullptr;     ///< set while forward() or backward() lives
-  Reduce** gradient = nullptr;  ///< set while backward() lives
+  Reduce** gradient = nullptr;  ///< set while backward() lives; nullptr: the gradient stays 0 (weight decay goes on)
   std::vector<std::int64_t> shape;
   TensorOptions options{};
 };
@@ -51,6 +51,11 @@ class AdoptedUnit {
     for (auto const& tensor : tensors_) {
       FSDP_EXPECTS(tensor.weight != nullptr, "rank {}: adopted tensor '{}': where is its weight's pointer kept?",
                    engine.rank(), tensor.name);
+      for (auto const& other : tensors_)
+        FSDP_EXPECTS(&other == &tensor || (other.weight != tensor.weight &&
+                                           (other.gradient == nullptr || other.gradient != tensor.gradient)),
+                     "rank {}: adopted tensors '{}' and '{}' are kept by the same pointer", engine.rank(), other.name,
+                     tensor.name);
       engine.unit(unit_).layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
                                       indices_);
     }

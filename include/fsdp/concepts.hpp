@@ -115,6 +115,15 @@ struct ProbeVisitor {
   template <class T, std::size_t Rank, class... Options>
   void operator()(std::string_view, Tensor<T, Rank>&, Extents<Rank>, Options const&...) const {}
 };
+struct Unrelated {};
+
+/// `describe` takes its Params by value: it would take a temporary one, and nothing else.
+template <class M>
+concept DescribesCopies = requires(M const& module, typename M::template Params<float> temporary, ProbeVisitor visit) {
+  { module.describe(static_cast<typename M::template Params<float>&&>(temporary), visit) };
+} && !requires(M const& module, Unrelated other, ProbeVisitor visit) {
+  { module.describe(other, visit) };
+};
 }  // namespace detail
 
 /// A user's type that computes. It names its tensors once, in `describe`; what its `forward` and `backward` take and
@@ -129,7 +138,7 @@ concept Module = requires(M const& module, typename M::template Params<float>& g
                           typename M::template Params<float const>& weights, detail::ProbeVisitor visit) {
   { module.describe(gradients, visit) };
   { module.describe(weights, visit) };
-};
+} && !detail::DescribesCopies<M>;
 
 /// A module that may be told that a gradient is fresh.
 template <class M>

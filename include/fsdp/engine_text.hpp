@@ -55,8 +55,8 @@ std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values)
   std::vector<double> theirs(values.size());
   auto const texts = world.exchange(mine, "values to average");
   for (auto const& text : texts) {
-    FSDP_EXPECTS(text.size() == mine.size(), "rank {}: ranks average {} and {} bytes", world.rank(), mine.size(),
-                 text.size());
+    FSDP_EXPECTS(text.size() == mine.size(), "mean_over_ranks: rank {} has {} values, rank {} has {}", world.rank(),
+                 values.size(), &text - texts.data(), text.size() / sizeof(double));
     if (!values.empty()) std::memcpy(theirs.data(), text.data(), text.size());
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];
   }

@@ -2,7 +2,9 @@
 // forward and backward of one user module, around the movement of its unit.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -30,16 +32,44 @@ struct Registrar {
   }
 };
 
+/// The tensors that a module named when it was registered, one after the other.
+struct NamedTensors {
+  FlatLayout const* layout;
+  std::size_t const* next;
+  std::size_t const* end;
+
+  /// @return the index of the next one in the layout
+  /// @throws UsageError if that is not the one that `describe` names now
+  template <class Shape>
+  std::size_t take(std::string_view tensor, Shape const& extents) {
+    if (next != end) {
+      auto const& known = layout->tensors()[*next];
+      auto const prefix = known.name.size() - tensor.size();
+      bool const named = known.name.ends_with(tensor) && (prefix == 0 || known.name[prefix - 1] == '.');
+      if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) return *next++;
+    }
+    fail<UsageError>(
+        "a module's describe names '{}' ({}), where it named {} when it was registered: it must name the "
+        "same tensors each time, and for every element type",
+        tensor, listed(extents), next == end ? "no more" : fmt::format("'{}'", layout->tensors()[*next].name));
+  }
+  /// @throws UsageError if it named more
+  void expect_all() const {
+    FSDP_EXPECTS(next == end, "a module's describe leaves out '{}', which it named when it was registered",
+                 layout->tensors()[*next].name);
+  }
+};
+
 /// Points the tensors of a Params into a flat buffer, in the order of `describe`.
 template <class Element>
 struct Binder {
   Element* base;
-  FlatLayout const* layout;
-  std::size_t const* next;
+  NamedTensors* named;
 
   template <std::size_t Rank>
-  void operator()(std::string_view, Tensor<Element, Rank>& tensor, Extents<Rank> extents, TensorOptions const& = {}) {
-    tensor = {base + layout->tensors()[*next++].offset, extents};
+  void operator()(std::string_view name, Tensor<Element, Rank>& tensor, Extents<Rank> extents,
+                  TensorOptions const& = {}) {
+    tensor = {base + named->layout->tensors()[named->take(name, extents)].offset, extents};
   }
 };
 
@@ -47,12 +77,12 @@ struct Binder {
 template <class T, class Scope>
 struct GradientBinder {
   Scope const* scope;
-  std::size_t const* next;
+  NamedTensors* named;
 
   template <std::size_t Rank>
-  void operator()(std::string_view, Tensor<Gradient<T>, Rank>& tensor, Extents<Rank> extents,
+  void operator()(std::string_view name, Tensor<Gradient<T>, Rank>& tensor, Extents<Rank> extents,
                   TensorOptions const& = {}) {
-    auto const index = *next++;
+    auto const index = named->take(name, extents);
     tensor = {{scope->gradients() + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
   }
 };
@@ -105,21 +135,28 @@ class ShardedModule<M, E> {
   }
 
  private:
+  detail::NamedTensors named(typename E::Scope const& scope) const {
+    return {&scope.layout(), tensors_.data(), tensors_.data() + tensors_.size()};
+  }
   Weights weights(typename E::Scope const& scope) const {
     Weights bound;
-    detail::Binder<Param const> binder{scope.parameters(), &scope.layout(), tensors_.data()};
+    auto tensors = named(scope);
+    detail::Binder<Param const> binder{scope.parameters(), &tensors};
     module_.describe(bound, binder);
+    tensors.expect_all();
     return bound;
   }
   Gradients gradients(typename E::Scope const& scope) const {
     Gradients bound;
+    auto tensors = named(scope);
     if constexpr (SetsGradients<M>) {
-      detail::GradientBinder<Reduce, typename E::Scope> binder{&scope, tensors_.data()};
+      detail::GradientBinder<Reduce, typename E::Scope> binder{&scope, &tensors};
       module_.describe(bound, binder);
     } else {
-      detail::Binder<Reduce> binder{scope.gradients(), &scope.layout(), tensors_.data()};
+      detail::Binder<Reduce> binder{scope.gradients(), &tensors};
       module_.describe(bound, binder);
     }
+    tensors.expect_all();
     return bound;
   }
 

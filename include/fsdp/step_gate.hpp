@@ -21,6 +21,7 @@ class StepGate {
   /// @param what  needs them, for the message
   void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
+    expect_units();
     for (auto const& unit : passes_->units())
       FSDP_EXPECTS(!unit->fresh && !unit->has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with{}",
                    rank_, unit->name(), unit->has_unreduced() ? ": they wait for a backward pass that reduces" : "");
@@ -29,6 +30,7 @@ class StepGate {
   /// optimizer may have used already
   void expect_readable(std::string_view what) const {
     passes_->expect_whole_gradients(what);
+    expect_units();
     for (auto const& unit : passes_->units())
       FSDP_EXPECTS(unit->reduced_once && !unit->has_unreduced(), "rank {}: {}, but unit '{}' has no reduced gradients",
                    rank_, what, unit->name());
@@ -60,6 +62,9 @@ class StepGate {
   }
 
  private:
+  void expect_units() const {
+    FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules", rank_);
+  }
   struct Norm {
     std::uint64_t of_pass = 0;  ///< the backward pass after which it was measured, counted from 1
     bool limits = false;

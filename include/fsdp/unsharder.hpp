@@ -130,10 +130,13 @@ class Unsharder {
   }
 
   /// Drops the unit if it is unsharded, and its kept slice: a pass is forgotten.
+  /// @note Stream: compute waits for a gather that is under way, for it may go on to write what that one reads.
   void reshard(Unit& unit, Stream& compute) {
     if (direct()) return;
     if (has_kept(unit)) drop_slice(unit);
-    if (unit.state != UnitState::sharded) drop(unit, compute);
+    if (unit.state == UnitState::sharded) return;
+    unit.gathered.await_pending(device_, compute, WaitSite::compute_unsharded);
+    drop(unit, compute);
   }
 
  private:

@@ -22,7 +22,7 @@ struct Anything {
 };
 
 /// What keeps a type from being a Module.
-enum class ModuleFault : unsigned char { none, params, describe, constant, order, element };
+enum class ModuleFault : unsigned char { none, params, describe, constant, order, element, copy };
 
 template <class M>
 constexpr ModuleFault module_fault() {
@@ -36,6 +36,7 @@ constexpr ModuleFault module_fault() {
     using Weights = typename M::template Params<float const>;
     constexpr bool gradients = requires(M const& m, Gradients& p, ProbeVisitor& tensor) { m.describe(p, tensor); };
     constexpr bool weights = requires(M const& m, Weights& p, ProbeVisitor& tensor) { m.describe(p, tensor); };
+    if constexpr (DescribesCopies<M>) return ModuleFault::copy;
     if constexpr (gradients && weights) return ModuleFault::none;
     if constexpr (gradients || weights) return ModuleFault::element;
     if constexpr (requires(M & m, Gradients & p, ProbeVisitor & tensor) { m.describe(p, tensor); })
@@ -70,6 +71,8 @@ class ShardedModule {
   static_assert(fault != Fault::describe,
                 "fsdp: the module has no public member template <class T, class Visit> void describe(Params<T>& p, "
                 "Visit&& tensor) const, which calls tensor(name, p.member, {extents...}) for each tensor");
+  static_assert(fault != Fault::copy,
+                "fsdp: the module's describe takes a copy of its Params; it sets their tensors, so it takes Params<T>&");
   static_assert(fault != Fault::constant, "fsdp: the module's describe must be const");
   static_assert(fault != Fault::order,
                 "fsdp: the module's describe has its arguments swapped: describe(Params<T>& p, Visit&& tensor)");

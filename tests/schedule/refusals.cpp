@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -171,6 +172,64 @@ TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
                  "unit 'empty' has no parameters"));
 }
 
+namespace {
+
+/// Names, once it is registered, what the test wants: another tensor, more of them, other extents.
+struct Changing {
+  std::shared_ptr<int> change = std::make_shared<int>(0);
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> v, w;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    if (*change == 1) tensor("other", p.v, {4});
+    if (*change != 1 && *change != 2) tensor("v", p.v, {*change == 3 ? 5 : 4});
+    tensor("w", p.w, {4});
+    if (*change == 4) tensor("more", p.w, {4});
+  }
+  template <class P>
+  void forward(fsdp::host::Stream&, Params<P const> const&) const {}
+};
+
+}  // namespace
+
+TEST_CASE("a module names the same tensors each time") {
+  auto const changed = [](int change) {
+    return on_engine(1, [&](Engine& engine, Layers& layers) {
+      auto module = engine.shard(Changing{}, "it");
+      for (auto& layer : layers) layer.forward();
+      *module.module().change = change;
+      module.forward();
+    });
+  };
+  CHECK(changed(0).empty());
+  CHECK(contains(changed(1), "describe names 'other' (4), where it named 'it.v' when it was registered"));
+  CHECK(contains(changed(2), "describe names 'w' (4), where it named 'it.v' when it was registered"));
+  CHECK(contains(changed(3), "describe names 'v' (5), where it named 'it.v'"));
+  CHECK(contains(changed(4), "describe names 'more' (4), where it named no more when it was registered"));
+}
+
+TEST_CASE("an engine without modules has no gradients") {
+  auto const message = message_of([&] {
+    fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh);
+      fsdp::clip_grad_norm(engine, 1.0f);
+    });
+  });
+  CHECK(contains(message, "the engine has no modules"));
+}
+
+TEST_CASE("without replicas nothing waits for them, in a world of one too") {
+  CHECK(on_engine(1, [](Engine& engine, Layers& layers) {
+          fsdp::Sgd sgd(engine, {.lr = 1.0f});
+          engine.set_replica_sync(false);
+          pass(layers, 1.0f);
+          sgd.step();
+        }).empty());
+}
+
 TEST_CASE("ranks compare what initial parameters and optimizers depend on") {
   CHECK(contains(on_engine(2,
                            [](Engine& engine, Layers&) {
@@ -330,15 +389,21 @@ TEST_CASE("a scope that is open is named as such") {
 }
 
 TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels are enqueued") {
-  float *w = nullptr, *g = nullptr;
+  float *w = nullptr, *g = nullptr, *w2 = nullptr, *g2 = nullptr;
   auto const adopt = [&](Engine& engine, fsdp::AdoptedOptions options) {
     return message_of([&] { fsdp::AdoptedUnit unit{engine, "fc", {{"fc.w", &w, &g, {4}}}, options}; });
   };
   on_engine(1, [&](Engine& engine, Layers&) {
     CHECK(contains(adopt(engine, {}), "adopted unit 'fc': compute is a worker's stream"));
     CHECK(adopt(engine, {.kernels_are_enqueued = true}).empty());
-    auto const twice = [&] { fsdp::AdoptedUnit unit{engine, "two", {{"w", &w, &g, {4}}, {"w", &w, &g, {4}}}, {true}}; };
+    auto const twice = [&] {
+      fsdp::AdoptedUnit unit{engine, "two", {{"w", &w, &g, {4}}, {"w", &w2, &g2, {4}}}, {true}};
+    };
     CHECK(contains(message_of(twice), "a module names its tensor 'w' twice"));
+    auto const same = [&] {
+      fsdp::AdoptedUnit unit{engine, "p", {{"v", &w, &g, {4}}, {"u", &w, nullptr, {4}}}, {true}};
+    };
+    CHECK(contains(message_of(same), "adopted tensors 'u' and 'v' are kept by the same pointer"));
   });
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));

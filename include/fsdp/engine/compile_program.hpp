@@ -283,7 +283,9 @@ class ProgramCompiler {
   /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
   void end_direct_gradients(Turn& turn, Completion& at) const {
     auto const& p = program_;
-    add_when(turn, Action::end_gradients, only(syncs_all));
+    // Where there are no replicas, nothing waits for them.
+    add_when(turn, Action::end_gradients,
+             only(p.replicas == 1 && input_.reduces_in_groups ? syncs_group | syncs_all : syncs_all));
     auto const end = gradient_ends_[at.written++];
     bool awaited = false;
     for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
