@@ -59,6 +59,7 @@ concept Device = std::copyable<D> && std::movable<typename D::Stream> && std::mo
 struct Label {
   std::string_view unit;  ///< the unit whose data move
   std::string_view pass;  ///< "forward", "backward", "optimizer", ...
+  std::string_view since{};  ///< what else must be equal on all ranks: what they did last, and the like; copied if kept
 };
 
 /// Identifies one enqueued collective of a communicator: what `wait_for_peers` takes.

@@ -2,6 +2,7 @@
 // The owner above the units: mesh, streams, communicators, buffers, order, account.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -16,6 +17,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/declaration.hpp"
 #include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/engine_text.hpp"
@@ -217,10 +219,14 @@ class Engine {
   /// measured is forgotten too.
   /// @throws UsageError inside a use's backward
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
-  /// @note Collective: no; but all ranks discard at the same place of their passes, as they run the same passes.
+  /// @note Collective: no; but all ranks discard at the same place of their passes, and the next collective compares
+  /// it.
   void discard_gradients() {
+    bool const some = std::any_of(units().begin(), units().end(),
+                                  [](auto const& unit) { return !unit->fresh || unit->has_unreduced(); });
     passes_.discard();
     gate_.forget_norm();
+    if (some) history_.add("discard_gradients", 0.0f);
   }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
   /// @throws UsageError inside a use, or in the middle of a backward pass
@@ -233,21 +239,19 @@ class Engine {
     storage_.lease_gradients();
   }
   /// Makes compute wait until the unit's gradient shard is complete.
-  void wait_for_reduce(Unit& unit) {
-    unit.reduced.await_pending(device_, *compute_, WaitSite::optimizer_reduced);
-  }
+  void wait_for_reduce(Unit& unit) { unit.reduced.await_pending(device_, *compute_, WaitSite::optimizer_reduced); }
   /// The optimizer has enqueued the unit's update on compute: its next gather waits for this one only.
   void mark_updated(Unit& unit) {
     mark_written(unit);
     unit.fresh = true;
   }
   /// Compute has enqueued a write of the unit's master shard.
-  void mark_written(Unit& unit) {
-    unit.updated.signal(device_, *compute_);
-  }
+  void mark_written(Unit& unit) { unit.updated.signal(device_, *compute_); }
 
   /// What optimizers, clip_grad_norm and exports ask before they begin.
   StepGate<Passes<S, C, P>>& step_gate() { return gate_; }
+  /// What collectives compare beside themselves.
+  History& history() { return history_; }
   NormState& norm_state() { return storage_.norm(); }
   C& scalar_communicator() { return scalar_comm_; }
   C& world() { return mesh_->world(); }
@@ -309,9 +313,9 @@ class Engine {
                            ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
                            : std::nullopt),
         compute_(compute == nullptr ? &*owned_compute_ : compute),
-        gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_),
+        gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_, history_),
         reduce_(device_, mesh.world().split(where_.replica, where_.rank, "reduce"),
-                mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_) {
+                mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_, history_) {
     detail::expect_exact_arithmetic(where_.rank);
     if (options.reshard_ranks > 0) {
       auto const member = where_.rank % options.reshard_ranks;
@@ -369,6 +373,7 @@ class Engine {
   Device device_;
   Placement where_;
   MemoryAccount account_;
+  History history_;
   Declaration<S, Device, P> declared_;
   ShardStorage<C, P> storage_{device_, account_};
   std::unique_ptr<Tracer<Device>> tracer_;

@@ -2,9 +2,11 @@
 // Global gradient norm, and clipping by it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string_view>
 
 #include "fsdp/engine.hpp"
 #include "fsdp/norm_kernels.hpp"
@@ -87,9 +89,14 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   if (world > 1) {
     span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
                                 world * static_cast<std::int64_t>(sizeof(double)));
-    norm.ticket =
-        engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
-                                                static_cast<std::size_t>(world), Label{"gradient norm", "optimizer"});
+    std::array<char, 128> said{};
+    auto const end = fmt::format_to_n(said.begin(), said.size(), "{} to {:g}, {}", name(options.norm), max_norm,
+                                      engine.history().text())
+                         .out;
+    std::string_view const since{said.data(), static_cast<std::size_t>(end - said.begin())};
+    norm.ticket = engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+                                                          static_cast<std::size_t>(world),
+                                                          Label{"gradient norm", "optimizer", since});
     span.end();
   }
   span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
@@ -12,6 +13,10 @@ namespace fsdp {
 
 /// Which norm clipping measures.
 enum class NormKind : unsigned char { l1, l2, inf };
+
+constexpr std::string_view name(NormKind kind) {
+  return kind == NormKind::l1 ? "l1" : kind == NormKind::l2 ? "l2" : "inf";
+}
 
 /// What clipping leaves on the device. Zero it before the first use.
 struct ClipScalars {

@@ -12,6 +12,7 @@
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
@@ -36,12 +37,14 @@ class Reducer {
   using Unit = FlatParam<D, P>;
   using Reduce = typename P::Reduce;
 
-  Reducer(D const& device, C shard_group, C replicate_group, Placement where, MemoryAccount& account)
+  Reducer(D const& device, C shard_group, C replicate_group, Placement where, MemoryAccount& account,
+          History const& history)
       : device_(device),
         reduce_comm_(std::move(shard_group)),
         replicate_comm_(std::move(replicate_group)),
         where_(where),
         account_(&account),
+        history_(&history),
         scattered_(device),
         reduce_(device.make_stream("reduce", StreamPriority::high)) {
     if (where.replicas > 1) replicate_.emplace(device.make_stream("replicate", StreamPriority::high));
@@ -136,7 +139,7 @@ class Reducer {
     }
     if (where_.shards > 1)
       scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
-                                              Label{unit.name(), "backward"});
+                                              history_->label(unit.name(), "backward"));
     if (unit.partial != nullptr) {
       span.end();
       add_to_partial(unit, static_cast<Reduce const*>(slice));
@@ -153,7 +156,7 @@ class Reducer {
       scattered_.await(device_, *stream, WaitSite::replicate_scattered);
       span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
       replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
-                                              Label{unit.name(), "backward"});
+                                              history_->label(unit.name(), "backward"));
     }
     add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
     span.end();
@@ -180,7 +183,7 @@ class Reducer {
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
     auto const reduced =
         replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
-                                   static_cast<std::size_t>(bucket.size()), Label{unit.name(), "backward"});
+                                   static_cast<std::size_t>(bucket.size()), history_->label(unit.name(), "backward"));
     replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
     kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum());
     span.end();
@@ -263,9 +266,9 @@ class Reducer {
     scattered_.signal(device_, reduce_);
     scattered_.await(device_, *replicate_, WaitSite::replicate_scattered);
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
-    auto const replicated =
-        replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
-                                   static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), "backward"});
+    auto const replicated = replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial),
+                                                       unit.partial, static_cast<std::size_t>(unit.shard_numel()),
+                                                       history_->label(unit.name(), "backward"));
     add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
     span.end();
     replicate_comm_.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
@@ -278,6 +281,7 @@ class Reducer {
   C replicate_comm_;
   Placement where_;
   MemoryAccount* account_;
+  History const* history_;
   TraceHook<D> trace_;
   BufferPool<D> pool_;
   std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced

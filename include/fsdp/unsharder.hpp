@@ -10,6 +10,7 @@
 #include "fsdp/buffer_pool.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/elementwise.hpp"
+#include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/flat_param.hpp"
 #include "fsdp/memory.hpp"
@@ -32,11 +33,12 @@ class Unsharder {
   using Param = typename P::Param;
   using Master = typename P::Master;
 
-  Unsharder(D const& device, C shard_group, Placement where, MemoryAccount& account)
+  Unsharder(D const& device, C shard_group, Placement where, MemoryAccount& account, History const& history)
       : device_(device),
         comm_(std::move(shard_group)),
         where_(where),
         account_(&account),
+        history_(&history),
         stream_(device.make_stream("gather", StreamPriority::high)) {}
 
   /// Nothing is gathered: compute reads the master weights.
@@ -84,14 +86,15 @@ class Unsharder {
                              full_bytes(unit));
     if (has_kept(unit)) {
       kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
-                             static_cast<std::size_t>(kept_numel(unit)), Label{unit.name(), pass});
+                             static_cast<std::size_t>(kept_numel(unit)), history_->label(unit.name(), pass));
       slot.collective = {};
     } else {
       kernels::cast(device_, stream_, static_cast<typename P::Master const*>(unit.master), own_slice,
                     unit.shard_numel());
       if (where_.shards > 1)
-        slot.collective = comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                                           static_cast<std::size_t>(unit.shard_numel()), Label{unit.name(), pass});
+        slot.collective =
+            comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                             static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), pass));
     }
     span.end();
     unit.gathered.signal(device_, stream_);
@@ -156,6 +159,7 @@ class Unsharder {
   int kept_member_ = 0;
   Placement where_;
   MemoryAccount* account_;
+  History const* history_;
   TraceHook<D> trace_;
   BufferPool<D> pool_, kept_pool_;
   Stream stream_;  // last: joined before what its work uses is destroyed

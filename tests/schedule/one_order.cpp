@@ -51,6 +51,26 @@ TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
     CHECK(one_case<fsdp::HybridShard<>>(4, fault, one_order::Next::mean, {.shard_group = 2}) == "");
 }
 
+TEST_CASE("a rank that steps, discards or clips otherwise is an error on every rank, at the next collective") {
+  for (auto const how : one_order::drifts) {
+    for (bool const sharded : {true, false}) {
+      std::mutex guard;
+      std::string problems;
+      auto const ended = one_order::outcome_of([&] {
+        fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
+          int const rank = comm.rank();
+          auto const got = sharded ? one_order::drift<fsdp::FullShard>(std::move(comm), how)
+                                   : one_order::drift<fsdp::NoShard>(std::move(comm), how);
+          std::lock_guard const lock(guard);
+          problems += one_order::verdict(how, rank, got);
+        });
+      });
+      CHECK(problems == "");
+      CHECK(ended.kind == "well");
+    }
+  }
+}
+
 TEST_CASE("ranks that wait in a circle, no two of them for each other, all get an OrderError") {
   std::mutex guard;
   std::string texts;

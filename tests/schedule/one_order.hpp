@@ -27,6 +27,10 @@ inline std::string_view name(Next next) {
   return names[static_cast<int>(next)];
 }
 
+/// What the last rank does otherwise without any collective that shows it.
+enum class Drift { rate, no_step, discard, limit, norm };
+inline constexpr Drift drifts[] = {Drift::rate, Drift::no_step, Drift::discard, Drift::limit, Drift::norm};
+
 /// How a rank ended: "order", "peer", "other" or "well", and the message.
 struct Outcome {
   std::string kind = "well", text;
@@ -82,6 +86,40 @@ Outcome misbehave(C comm, Fault fault, Next next, fsdp::MeshOptions mesh_options
     if (next == Next::mean) static_cast<void>(engine.mean_over_ranks({1.0}));
     if (next != Next::nothing) engine.synchronize();
   });
+}
+
+/// Two steps of two layers, after the first of which ranks have different weights, or would have.
+template <class S, class C>
+Outcome drift(C comm, Drift how, fsdp::MeshOptions mesh_options = {}) {
+  return outcome_of([&] {
+    using Layer = toy::Layer<typename C::Device>;
+    bool const odd = comm.rank() == comm.size() - 1;
+    fsdp::Mesh<C> mesh(std::move(comm), mesh_options);
+    float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
+    fsdp::Engine<S, C> engine(mesh);
+    Layer const layer{engine.device(), 2, 3, 5};
+    auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
+    fsdp::Sgd sgd(engine, {.lr = 0.5f});
+    for (int step = 0; step < 2; ++step) {
+      for (auto& each : layers) each.forward(x, y, typename Layer::Saved{pre, act});
+      for (std::size_t i = layers.size(); i-- > 0;) layers[i].backward(x, y, typename Layer::Saved{pre, act}, d1, d2);
+      auto const norm = how == Drift::norm && odd ? fsdp::NormKind::l1 : fsdp::NormKind::l2;
+      if (how == Drift::limit || how == Drift::norm)
+        fsdp::clip_grad_norm(engine, how == Drift::limit && odd ? 2.0f : 1.0f, {.norm = norm});
+      if (how == Drift::discard && odd) engine.discard_gradients();
+      if ((how != Drift::no_step && how != Drift::discard) || !odd) sgd.step(how == Drift::rate && odd ? 0.25f : 0.5f);
+    }
+    engine.synchronize();
+  });
+}
+/// "" if a rank of drift() ended in an error that says how it came there, else what is wrong.
+inline std::string verdict(Drift how, int rank, Outcome const& got) {
+  constexpr std::string_view said[] = {"after step 0.5, history", "after step 0.5, history",
+                                       "after discard_gradients 0, history", "after l2 to 1, ", "after l1 to 1, "};
+  auto const part = said[static_cast<int>(how)];
+  if (got.kind == "order" && got.text.find(part) != std::string::npos) return {};
+  return fmt::format("drift {}: rank {} ended {}: {}, expected \"{}\"\n", static_cast<int>(how), rank, got.kind,
+                     got.text, part);
 }
 
 /// "" if a rank ended as it must, else what is wrong.

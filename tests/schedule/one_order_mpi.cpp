@@ -52,6 +52,16 @@ TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
             "");
 }
 
+TEST_CASE("a rank that steps, discards or clips otherwise is an error on every rank, at the next collective") {
+  for (int const ranks_per_node : {0, 1}) {
+    for (auto const how : one_order::drifts) {
+      auto world = make_world(ranks_per_node);
+      int const rank = world.rank();
+      CHECK(one_order::verdict(how, rank, one_order::drift<fsdp::FullShard>(std::move(world), how)) == "");
+    }
+  }
+}
+
 TEST_CASE("ranks that wait in different communicators, and call nothing else, all get an OrderError") {
   for (int const ranks_per_node : {0, 1}) {
     auto world = make_world(ranks_per_node);

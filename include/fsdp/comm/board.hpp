@@ -44,17 +44,18 @@ struct Request {
   void* recv = nullptr;
   Text unit;
   Text pass;
+  Text since;
 
   bool agrees(Request const& other) const {
     return operation == other.operation && dtype == other.dtype && count == other.count && root == other.root &&
-           in_place == other.in_place && unit == other.unit;
+           in_place == other.in_place && unit == other.unit && since == other.since;
   }
   std::string describe() const {
     auto const form = operation == Operation::broadcast ? fmt::format(" from rank {}", root)
                       : in_place                        ? std::string{" in place"}
                                                         : std::string{};
-    return fmt::format("{}{} of {} {} for unit '{}' ({})", name(operation), form, count, fsdp::name(dtype), unit.view(),
-                       pass.view());
+    return fmt::format("{}{} of {} {} for unit '{}' ({}){}", name(operation), form, count, fsdp::name(dtype), unit.view(),
+                       pass.view(), comm::after(since.view()));
   }
 };
 

@@ -190,9 +190,10 @@ class Communicator {
     FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
                  rank(), name_of(operation), label.unit);
     bool const in_place = operation == detail::Operation::all_reduce && send == recv;
-    detail::Request request{operation, dtype_of<T>, count, root, in_place, send, recv, {}, {}};
+    detail::Request request{operation, dtype_of<T>, count, root, in_place, send, recv, {}, {}, {}};
     request.unit.assign(label.unit);
     request.pass.assign(label.pass);
+    request.since.assign(label.since);
     return request;
   }
   static std::string_view name_of(detail::Operation operation) { return detail::name(operation); }

@@ -211,6 +211,7 @@ class BasicCommunicator {
     header.sequence = own.sequence + 1;
     header.count = extent.count;
     header.unit_hash = detail::hash_of(label.unit);
+    header.since_hash = detail::hash_of(label.since);
     header.root = root;
     header.operation = operation;
     header.type = dtype_of<T>;
@@ -220,6 +221,7 @@ class BasicCommunicator {
       header.numbers = own.group->enter(name(operation), label.unit, label.pass);
       detail::copy_text(header.unit, label.unit);
       detail::copy_text(header.pass, label.pass);
+      detail::copy_text(header.since, label.since);
     }
     stream.enqueue(Task(state_, call));
     return {++own.sequence};

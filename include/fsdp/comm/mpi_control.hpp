@@ -37,6 +37,7 @@ struct Header {
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
   std::uint64_t unit_hash = 0;
+  std::uint64_t since_hash = 0;
   std::int32_t root = 0;
   Operation operation{};
   DType type{};
@@ -44,15 +45,16 @@ struct Header {
   CallNumbers numbers;
   char unit[64] = {};
   char pass[16] = {};
+  char since[48] = {};
 
   bool agrees(Header const& other) const {
-    return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash && root == other.root &&
-           operation == other.operation && type == other.type;
+    return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash &&
+           since_hash == other.since_hash && root == other.root && operation == other.operation && type == other.type;
   }
   std::string text() const {
     auto const to = operation == Operation::broadcast ? fmt::format(" from rank {}", root) : std::string{};
-    return fmt::format("{} of unit '{}' ({}, {} x {}{})", name(operation), static_cast<char const*>(unit),
-                       static_cast<char const*>(pass), count, fsdp::name(type), to);
+    return fmt::format("{} of unit '{}' ({}, {} x {}{}){}", name(operation), static_cast<char const*>(unit),
+                       static_cast<char const*>(pass), count, fsdp::name(type), to, comm::after(since));
   }
 };
 static_assert(std::is_trivially_copyable_v<Header>);

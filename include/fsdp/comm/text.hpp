@@ -44,6 +44,9 @@ class Text {
 };
 static_assert(std::is_trivially_copyable_v<Text> && sizeof(Text) == 64);
 
+/// " after WHAT", for messages, where a label says so.
+inline std::string after(std::string_view what) { return what.empty() ? std::string{} : fmt::format(" after {}", what); }
+
 /// What a split exchanges, for the comparison: the name of the groups that it makes.
 inline std::string split_of(std::string_view name) { return fmt::format("split '{}'", name); }
 

@@ -89,6 +89,7 @@ class OptimizerState {
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  name_);
     bool const clips = engine_->step_gate().begin_step();
+    engine_->history().add("step", learning_rate);
     auto& compute = engine_->compute();
     kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2, clips ? norm.result : nullptr);
     for (std::size_t u = 0; u < engine_->unit_count(); ++u) {

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank has done that no collective sees, so that the next collective can compare it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/init.hpp"
+
+namespace fsdp {
+
+/// Optimizer steps with their learning rates, and discarded gradients. Ranks that differ in them would train on with
+/// different weights; their collectives carry the last one, and a hash of all, and communicators that compare labels
+/// refuse.
+class History {
+ public:
+  void add(std::string_view what, float value) {
+    for (auto const more : {hash_name(what), std::uint64_t{std::bit_cast<std::uint32_t>(value)}})
+      hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
+    auto const end = fmt::format_to_n(text_.begin(), text_.size(), "{} {:g}, history {:x}", what, value, hash_).out;
+    size_ = static_cast<std::size_t>(end - text_.begin());
+  }
+  /// The last of them, and all; nothing at first. Until the next add().
+  std::string_view text() const { return {text_.data(), size_}; }
+  /// The label of a collective that is enqueued now.
+  Label label(std::string_view unit, std::string_view pass) const { return {unit, pass, text()}; }
+
+ private:
+  std::uint64_t hash_ = 0;
+  std::array<char, 64> text_{};
+  std::size_t size_ = 0;
+};
+
+}  // namespace fsdp
