@@ -17,7 +17,7 @@ namespace fsdp::mpi::detail {
 template <std::size_t N>
 void copy_text(char (&to)[N], std::string_view text) {
   auto const length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
+  std::copy_n(text.data(), length, to);
   to[length] = '\0';
 }
 
