@@ -63,7 +63,6 @@ class Declaration {
   Schedule& schedule() { return schedule_; }
   Schedule const& schedule() const { return schedule_; }
   EngineOptions const& options() const { return options_; }
-  KeepRules keep_rules() const { return {S::reshards_after_forward, options_.keep_last, options_.keep_root}; }
 
   UnitId add_unit(D const& device, std::string_view unit_name) {
     for (auto const& unit : units_)
@@ -150,7 +149,7 @@ class Declaration {
     input.replicas = where_.replicas;
     input.bucket_bytes = S::shards_parameters ? 0 : options_.bucket_bytes;
     input.first_bucket_bytes = options_.first_bucket_bytes;
-    input.keep = keep_rules();
+    input.keep = {S::reshards_after_forward, options_.keep_last, options_.keep_root};
     input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
     for (auto const& list : lists_)
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;

@@ -95,7 +95,7 @@ class FlatParam {
   float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
   Slot<D>* gather_slot = nullptr;
-  Slot<D>* kept_slot = nullptr;  ///< what stays after forward, for a backward gather among fewer ranks
+  Slot<D>* kept_slot = nullptr;  ///< while a slice stays after forward, for a backward gather among fewer ranks
   Slot<D>* reduce_slot = nullptr;
 
   // What streams say of this unit, in the order of a step.

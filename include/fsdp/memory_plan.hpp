@@ -61,11 +61,7 @@ class LiveBytes {
   /// Runs a pass. @return the highest use in it
   std::int64_t run(Phase phase, Facts facts) {
     highest_ = bytes_;
-    for (auto const& turn : program_->turns(phase)) {
-      for (auto const* operations : {&turn.before, &turn.after})
-        for (auto const& operation : *operations)
-          if (operation.runs(facts)) run(operation);
-    }
+    program_->for_each(phase, facts, [this](Operation const& operation) { run(operation); });
     return highest_;
   }
 

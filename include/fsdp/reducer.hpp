@@ -62,10 +62,10 @@ class Reducer {
   void prepare(Units const& units, Program const& program, float* gradients) {
     gradients_ = gradients;
     incomplete_.reserve(units.size());
-    for (auto const& turn : program.turns(Phase::backward))
-      for (auto const& operation : turn.before)
-        if (operation.action == Action::lease && operation.slot != Operation::no_slot)
-          pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
+    program.for_each(Phase::backward, plain_step, [&](Operation const& operation) {
+      if (operation.action == Action::lease && operation.slot != Operation::no_slot)
+        pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
+    });
     for (auto& slot : pool_) {
       zero(slot, reduce_);
       slot.free.signal(device_, reduce_);

@@ -73,7 +73,6 @@ class Unsharder {
   /// kept slice, among the ranks of its group.
   void unshard(Unit& unit, Slot<D>& slot, std::string_view pass) {
     unit.gather_slot = &slot;
-    slot.leased = true;
     account_->lease(MemoryTag::gather, full_bytes(unit));
     unit.full = reinterpret_cast<Param*>(slot.data);
     auto* const own_slice = unit.full + unit.shard().begin;
@@ -112,7 +111,6 @@ class Unsharder {
     auto& slot = *unit.gather_slot;
     unit.state = UnitState::sharded;
     unit.full = nullptr;
-    slot.leased = false;
     account_->lease(MemoryTag::gather, -full_bytes(unit));
     slot.free.signal(device_, compute);
   }
@@ -124,11 +122,10 @@ class Unsharder {
                        static_cast<std::size_t>(kept_bytes(unit)));
     span.end();
     slot.free.signal(device_, compute);
-    slot.leased = true;
     account_->lease(MemoryTag::gather, kept_bytes(unit));
   }
   void drop_slice(Unit& unit) {
-    unit.kept_slot->leased = false;
+    unit.kept_slot = nullptr;
     account_->lease(MemoryTag::gather, -kept_bytes(unit));
   }
 
@@ -143,7 +140,7 @@ class Unsharder {
   }
 
  private:
-  static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr && unit.kept_slot->leased; }
+  static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr; }
   static Param* kept_slice(Unit const& unit) { return reinterpret_cast<Param*>(unit.kept_slot->data); }
   std::int64_t kept_numel(Unit const& unit) const { return unit.full_numel() / kept_comm_->size(); }
   std::int64_t kept_bytes(Unit const& unit) const {

@@ -50,7 +50,6 @@ class UnshardedUnits {
     bool awaited = false;  ///< compute has waited for the gather
     bool ahead = false;    ///< gathered ahead, and its use has not begun
     std::uint32_t slot = Operation::no_slot;
-    friend bool operator==(State const&, State const&) = default;
   };
 
   /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
@@ -58,7 +57,6 @@ class UnshardedUnits {
       : program_(&program), states_(program.units.size()), busy_(in_turn, false), own_slots_(own_slots) {}
 
   State& operator[](std::size_t unit) { return states_[unit]; }
-  std::vector<State> const& states() const { return states_; }
   std::size_t most_in_turn() const { return most_in_turn_; }
 
   /// A forward pass begins: shared slots are taken from the first one again.
@@ -123,7 +121,6 @@ class ProgramCompiler {
     auto& p = program_;
     p.shards = input_.shards;
     p.replicas = input_.replicas;
-    p.kept_ranks = input_.reshard_ranks;
     p.reads_masters = reads_masters(input_.shards, input_.param_is_master);
     p.writes_shards = writes_shards(input_.shards, input_.reduce_is_master);
     for (std::size_t use = 0; use < schedule_.size(); ++use)
@@ -175,17 +172,15 @@ class ProgramCompiler {
   void give_shared_slots(std::size_t gathers) {
     auto& p = program_;
     std::int64_t largest_gather = 0, largest_gradient = 0;
-    std::size_t gradients = 0;
     for (std::size_t u = 0; u < p.units.size(); ++u) {
       if (!own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
-      if (own_gradient_slot(u)) continue;
-      largest_gradient = std::max(largest_gradient, p.units[u].elements);
-      ++gradients;
+      if (!own_gradient_slot(u)) largest_gradient = std::max(largest_gradient, p.units[u].elements);
     }
     if (!p.reads_masters) p.gather_slots.insert(p.gather_slots.end(), gathers, {largest_gather});
     // One is filled while the other is reduced.
     if (!p.writes_shards)
-      p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(gradients, 2), {largest_gradient});
+      p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(p.units.size() - own_gradient_slots_, 2),
+                              {largest_gradient});
   }
 
   /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
@@ -194,7 +189,7 @@ class ProgramCompiler {
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
     // Parameters that an earlier pass has left make gathers needless, and change nothing else.
-    if (!program_.reads_masters && program_.kept_slots.empty() && in_turn_units() == 0) {
+    if (own_gather_slots_ == program_.units.size() && program_.kept_slots.empty()) {
       resident.restart(true);
       auto const fewer = walk_forward(resident, Phase::forward, false);
       for (std::size_t turn = 0; turn < forward.size(); ++turn)
@@ -330,12 +325,6 @@ class ProgramCompiler {
       if (units[u].ahead) elements += program_.units[u].elements;
     return elements > input_.max_ahead_bytes / static_cast<std::int64_t>(input_.param_bytes);
   }
-  std::size_t in_turn_units() const {
-    std::size_t count = 0;
-    for (std::size_t u = 0; u < program_.units.size(); ++u) count += own_gather_slot(u) ? 0u : 1u;
-    return count;
-  }
-
   StepInput const& input_;
   Schedule schedule_{0};
   PrefetchLists ahead_;

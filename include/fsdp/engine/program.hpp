@@ -53,12 +53,13 @@ enum Facts : unsigned {
   any_facts = (1u << 7) - 1
 };
 constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
+/// The answers to each question.
+inline constexpr std::array<unsigned, 3> questions{starts_sharded | starts_unsharded, drops | keeps,
+                                                   syncs_none | syncs_group | syncs_all};
 /// All facts but the other answers to the questions that `answers` answer.
 constexpr Facts only(Facts answers) {
   unsigned facts = 0;
-  for (auto const question : {unsigned{starts_sharded | starts_unsharded}, unsigned{drops | keeps},
-                              unsigned{syncs_none | syncs_group | syncs_all}})
-    facts |= (answers & question) != 0 ? answers & question : question;
+  for (auto const question : questions) facts |= (answers & question) != 0 ? answers & question : question;
   return static_cast<Facts>(facts);
 }
 /// A micro-step that begins and ends with sharded parameters and reduces its gradients.
@@ -116,6 +117,15 @@ class Program {
     return all[phase == Phase::backward ? all.size() - 1 - use : use];
   }
 
+  /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.
+  template <class Visit>
+  void for_each(Phase phase, Facts facts, Visit&& visit) const {
+    for (auto const& turn : turns(phase))
+      for (auto const* operations : {&turn.before, &turn.after})
+        for (auto const& operation : *operations)
+          if (operation.runs(facts)) visit(operation);
+  }
+
   struct Unit {
     std::string name;
     std::int64_t elements = 0;                       ///< padded
@@ -135,7 +145,6 @@ class Program {
   bool writes_shards = false;  ///< backward writes the gradient shards themselves: no slots
   int shards = 1;              ///< ranks of a shard group
   int replicas = 1;            ///< shard groups
-  int kept_ranks = 0;          ///< ranks that share a unit's kept slices
 
  private:
   std::array<std::vector<Turn>, 3> turns_;
@@ -169,8 +178,6 @@ inline std::string slot_of(Program const& program, Operation const& operation) {
 inline std::string conditions_of(Facts when) {
   constexpr std::array<std::string_view, 7> names{"sharded at first", "unsharded at first", "dropping", "keeping",
                                                   "no sync",          "group sync",         "sync"};
-  constexpr std::array<unsigned, 3> questions{starts_sharded | starts_unsharded, drops | keeps,
-                                              syncs_none | syncs_group | syncs_all};
   std::string text;
   for (auto const question : questions) {
     if ((unsigned{when} & question) == question) continue;
@@ -233,7 +240,7 @@ struct Counts {
 /// What a pass of a micro-step sends.
 inline Counts count(Program const& program, Phase phase, Facts facts) {
   Counts counts;
-  auto const one = [&](Operation const& operation) {
+  program.for_each(phase, facts, [&](Operation const& operation) {
     auto const elements = program.units[operation.unit].elements, shard = elements / program.shards;
     switch (operation.action) {
       case Action::gather:
@@ -247,11 +254,7 @@ inline Counts count(Program const& program, Phase phase, Facts facts) {
       case Action::all_reduce: counts.all_reduce.add(program.buckets[operation.slot].size()); break;
       default: break;
     }
-  };
-  for (auto const& turn : program.turns(phase))
-    for (auto const* operations : {&turn.before, &turn.after})
-      for (auto const& operation : *operations)
-        if (operation.runs(facts)) one(operation);
+  });
   return counts;
 }
 
