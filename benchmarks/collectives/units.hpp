@@ -55,7 +55,7 @@ class Units {
  public:
   using Device = typename C::Device;
   using Stream = typename Device::Stream;
-  using Engine = fsdp::Engine<fsdp::FullShard, C, fsdp::Fp32>;
+  using Engine = fsdp::Engine<C, fsdp::Fp32>;
   using Module = fsdp::ShardedModule<Layer<Device>, Engine>;
 
   Units(fsdp::Mesh<C>& mesh, Settings const& settings)
@@ -69,7 +69,7 @@ class Units {
     bool computes = true;
     fsdp::EngineOptions options;
     options.prefetch = shape.prefetch;
-    Engine engine(mesh_, options, compute_);
+    Engine engine(mesh_, fsdp::FullShard{}, options, compute_);
     auto modules = engine.shard(
         std::vector<Layer<Device>>(shape.units, Layer<Device>{&products_, shape.matrices, settings_.width, &computes}),
         "unit");

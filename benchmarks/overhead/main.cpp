@@ -63,9 +63,10 @@ Figures measure(Comm comm, std::size_t units, int steps, bool inline_compute) {
   fsdp::Mesh<Comm> mesh(std::move(comm));
   std::optional<fsdp::host::Stream> compute;
   if (inline_compute) compute.emplace(fsdp::host::Stream::inline_stream("compute"));
-  using Engine = fsdp::Engine<fsdp::FullShard, Comm, P>;
+  using Engine = fsdp::Engine<Comm, P>;
   std::optional<Engine> made;
-  inline_compute ? made.emplace(mesh, fsdp::EngineOptions{}, *compute) : made.emplace(mesh, fsdp::EngineOptions{});
+  inline_compute ? made.emplace(mesh, fsdp::FullShard{}, fsdp::EngineOptions{}, *compute)
+                 : made.emplace(mesh, fsdp::FullShard{}, fsdp::EngineOptions{});
   auto& engine = *made;
   auto modules = engine.shard(std::vector<Empty>(units), "units");
   fsdp::AdamW adamw(engine);

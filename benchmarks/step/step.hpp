@@ -73,13 +73,13 @@ template <class D, class P>
 class Rank {
  public:
   using Comm = fsdp::local::Communicator<D>;
-  using Engine = fsdp::Engine<fsdp::NoShard, Comm, P>;
+  using Engine = fsdp::Engine<Comm, P>;
 
   Rank(Comm world, StepSettings const& settings)
       : settings_(settings),
         tokens_(settings.batch * settings.block, settings.vocab_size),
         mesh_(std::move(world)),
-        engine_(mesh_),
+        engine_(mesh_, fsdp::NoShard{}),
         model_(engine_, gpt_config(settings), settings.batch, settings.block, nanogpt::gpt_options<D>()),
         adamw_(engine_, {.beta2 = 0.95f, .weight_decay = 0.1f}) {}
   Rank(Rank const&) = delete;

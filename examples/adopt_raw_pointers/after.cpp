@@ -12,13 +12,13 @@
 #include "kernels.hpp"
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Engine = fsdp::Engine<Comm>;
 
 void train(Comm comm) {
   std::int64_t const rows = batch / comm.size(), first_row = comm.rank() * rows;
-  fsdp::Mesh<Comm> mesh(std::move(comm));
+  fsdp::Mesh mesh(std::move(comm));
   auto compute = fsdp::host::Stream::inline_stream("compute");  // the kernels run on this thread
-  Engine engine(mesh, {}, compute);
+  Engine engine(mesh, fsdp::FullShard{}, {}, compute);
   std::vector<fsdp::AdoptedUnit<Engine>> units;
   Layer w[depth], g[depth];
   for (std::int64_t l = 0; l < depth; ++l) {

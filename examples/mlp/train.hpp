@@ -17,8 +17,8 @@ double train(Comm comm, int steps) {
   constexpr std::size_t depth = 3;
   constexpr std::int64_t rows = 32, width = 8;
   // [README]
-  fsdp::Mesh<Comm> mesh{std::move(comm)};
-  fsdp::Engine<fsdp::FullShard, Comm> engine{mesh, {.prefetch = 1}};
+  fsdp::Mesh mesh{std::move(comm)};
+  fsdp::Engine engine{mesh, fsdp::FullShard{}, {.prefetch = 1}};
   auto layers = engine.shard(std::vector(depth, Mlp<typename Comm::Device>{engine.device(), rows, width}), "layers");
   fsdp::AdamW adamw{engine, {.lr = 3e-3f, .weight_decay = 0.01f}};
   Regression batch{engine, rows, width, depth};

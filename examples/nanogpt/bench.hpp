@@ -76,7 +76,7 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
       R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
       R"("mem_bytes":{{{}"total":{}}}}})",
-      T::Engine::ShardingStrategy::name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu,
+      engine.strategy().name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu,
       peak.flops / ranks, T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes,
       mean[2], by_tag, total));
 }

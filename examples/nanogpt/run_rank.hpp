@@ -83,7 +83,7 @@ template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
   auto const& s = job.settings;
   fmt::print("tokens per iteration will be: {}\n", with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
-  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, T::Engine::ShardingStrategy::name, job.device,
+  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, trainer.engine().strategy().name, job.device,
              job.dtype);
   if (job.device == "cpu") {
     auto const blas = blas_info();
@@ -231,7 +231,7 @@ class TrainingLoop {
 
 }  // namespace detail
 
-template <fsdp::Strategy S, class P, fsdp::Communicator C>
+template <class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job) {
   detail::Preparation ready;
   std::optional<JsonLog> log, trace;
@@ -249,8 +249,8 @@ int run_rank(C world, Job const& job) {
   }
   int const ranks = world.size();
   auto const source = detail::batch_source(job.settings, ready, world.rank(), ranks);
-  fsdp::Mesh<C> mesh(std::move(world), {static_cast<int>(job.settings.shard_group)});
-  Trainer<S, C, P> trainer(mesh, job.settings, ready.config, source);
+  fsdp::Mesh<C> mesh(std::move(world));
+  Trainer<C, P> trainer(mesh, job.settings, ready.config, source);
   if (first) detail::introduce(trainer, job, ready, ranks);
   if (job.command == Command::bench) {
     bench(trainer, job, ready.peak, ranks, *log);

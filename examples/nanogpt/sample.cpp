@@ -24,7 +24,7 @@ namespace nanogpt {
 namespace {
 
 using World = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::NoShard, World>;
+using Engine = fsdp::Engine<World>;
 
 std::string start_text(std::string const& start) {
   if (!start.starts_with("FILE:")) return start;
@@ -81,7 +81,7 @@ std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int
 
 void sample_rank(World world, Settings const& settings, SavedModel const& saved, std::vector<std::int64_t> const& start) {
   fsdp::Mesh<World> mesh(std::move(world));
-  Engine engine(mesh);
+  Engine engine(mesh, fsdp::NoShard{});
   GptOptions options;
   options.training = false;
   auto config = saved.config;

@@ -25,7 +25,7 @@ struct Job {
 /// @tparam P  the precision that the job's dtype names
 /// @return the exit code: not 0 if the ranks agreed before training that it cannot begin; rank 0 has then said why
 /// @note Collective: yes.
-template <fsdp::Strategy S, class P, fsdp::Communicator C>
+template <class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job);
 
 /// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.

@@ -39,6 +39,15 @@ inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size)
   return config;
 }
 
+/// The strategy that the settings name.
+/// @pre check_together() has accepted them
+inline fsdp::ShardingStrategy strategy_of(Settings const& settings) {
+  if (settings.strategy == "full_shard") return fsdp::FullShard{};
+  if (settings.strategy == "shard_grad_op") return fsdp::ShardGradOp{};
+  if (settings.strategy == "hybrid_shard") return fsdp::HybridShard<>{.group = static_cast<int>(settings.shard_group)};
+  return fsdp::NoShard{};  // no_shard, ddp
+}
+
 inline fsdp::EngineOptions engine_options(Settings const& settings) {
   fsdp::EngineOptions options;
   options.prefetch = static_cast<int>(settings.prefetch);
@@ -57,12 +66,12 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   return options;
 }
 
-/// @tparam S  strategy    @tparam C  communicator    @tparam P  precision: fp32, or narrow parameters and activations
-/// with fp32 reduction and fp32 master weights
-template <fsdp::Strategy S, fsdp::Communicator C, class P = fsdp::Fp32>
+/// @tparam C  communicator
+/// @tparam P  precision: fp32, or narrow parameters and activations with fp32 reduction and fp32 master weights
+template <fsdp::Communicator C, class P = fsdp::Fp32>
 class Trainer {
  public:
-  using Engine = fsdp::Engine<S, C, P>;
+  using Engine = fsdp::Engine<C, P>;
   using Device = typename C::Device;
   /// Whether steps may be under way on the device while the host prepares the next: not on the host, where both share
   /// the cores.
@@ -77,7 +86,7 @@ class Trainer {
         source_(source),
         inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
         targets_(inputs_.size()),
-        engine_(mesh, engine_options(settings)),
+        engine_(mesh, strategy_of(settings), engine_options(settings)),
         model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings)),
         adamw_(engine_, adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
@@ -92,7 +101,7 @@ class Trainer {
     auto const micro_steps = source_.micro_steps;
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
-      engine_.set_gradient_sync(S::shards_gradients || micro + 1 == micro_steps);
+      engine_.set_gradient_sync(engine_.strategy().shards || micro + 1 == micro_steps);
       source_.training(iteration, micro, inputs_, targets_);
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
       model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ struct AdoptedTensor {
 struct AdoptedOptions {
   /// The caller's kernels are enqueued on engine.compute(), which need not be inline then.
   bool kernels_are_enqueued = false;
+  std::optional<ShardingStrategy> strategy{};  ///< of its unit, as in Engine::add_unit; not set: the engine's
 };
 
 /// Registers the caller's tensors as the next unit in forward order.
@@ -94,7 +96,7 @@ class AdoptedUnit {
           "wait for it: give the engine a host::Stream::inline_stream, or enqueue kernels on engine.compute() "
           "and say so (AdoptedOptions::kernels_are_enqueued)",
           engine.rank(), name);
-    return engine.add_unit(name);
+    return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
   }
   E& engine() const { return *engine_.get("an adopted unit"); }
   void bind(Param* parameters, Reduce* gradients) {

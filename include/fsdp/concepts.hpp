@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four doors of the library: Device, Communicator, Module, Strategy.
+// The four doors of the library: Device, Communicator, Strategy, Module.
 #pragma once
 
 #include <concepts>
@@ -100,14 +100,14 @@ concept Communicator =
       { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
 
-/// A strategy: an empty type with constexpr answers (see strategy.hpp).
+/// How a unit's parameters, gradients and optimizer state are divided over ranks (see strategy.hpp): what Engine and
+/// Engine::shard take. A strategy that has a member `group` as well (int) shards within groups of so many consecutive
+/// ranks, and replicates over the groups.
 template <class S>
-concept Strategy = std::is_empty_v<S> && requires {
-  { std::bool_constant<S::shards_parameters>{} };
-  { std::bool_constant<S::reshards_after_forward>{} };
-  { std::bool_constant<S::shards_gradients>{} };
-  { std::bool_constant<S::replicates>{} };
-  { S::name } -> std::convertible_to<std::string_view>;
+concept Strategy = requires(S const& strategy) {
+  { S::name } -> std::convertible_to<std::string_view>;                // for messages, and compared over ranks; not a temporary
+  { strategy.shards } -> std::convertible_to<bool>;                    // false: every rank keeps everything
+  { strategy.reshards_after_forward } -> std::convertible_to<bool>;    // false: unsharded from forward until after backward
 };
 
 namespace detail {

@@ -23,15 +23,16 @@
 namespace fsdp {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
-template <Strategy S, Device D, class P>
+template <Device D, class P>
 class Declaration {
  public:
   using Unit = FlatParam<D, P>;
   using Units = std::vector<std::unique_ptr<Unit>>;
 
+  /// @param where  under `strategy`
   /// @throws ConfigError if an option is out of range, or means nothing under this strategy
-  Declaration(Placement const& where, EngineOptions const& options)
-      : where_(where), options_(options), schedule_(where.rank) {
+  Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
+      : where_(where), strategy_(strategy), options_(options), schedule_(where.rank) {
     auto const rank = where.rank;
     if (options.prefetch < 0 || backward_prefetch() < 0)
       fail<ConfigError>("rank {}: prefetch must not be negative, got {} and {} in backward", rank, options.prefetch,
@@ -43,12 +44,13 @@ class Declaration {
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
                         options.first_bucket_bytes);
-    if (options.accumulate_replica && !(S::replicates && S::shards_gradients))
-      fail<ConfigError>("rank {}: accumulate_replica is for HybridShard: {} has no replicas of shards", rank, S::name);
+    if (options.accumulate_replica && !strategy.grouped)
+      fail<ConfigError>("rank {}: accumulate_replica is for HybridShard: {} has no replicas of shards", rank,
+                        strategy.name);
     if (options.reshard_ranks == 0) return;
-    if (!S::reshards_after_forward)
+    if (!strategy.reshards_after_forward)
       fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
-                        S::name);
+                        strategy.name);
     if (options.reshard_ranks <= 1 || options.reshard_ranks >= where.shards ||
         where.shards % options.reshard_ranks != 0)
       fail<ConfigError>(
@@ -63,11 +65,19 @@ class Declaration {
   Schedule& schedule() { return schedule_; }
   Schedule const& schedule() const { return schedule_; }
   EngineOptions const& options() const { return options_; }
+  ShardingStrategy const& strategy() const { return strategy_; }
 
-  UnitId add_unit(D const& device, std::string_view unit_name) {
+  /// @throws ConfigError if the unit shards otherwise than the engine
+  UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
+    bool const as_engine = strategy.grouped == strategy_.grouped && strategy.group == strategy_.group;
+    if (strategy.shards && !(strategy_.shards && as_engine))
+      fail<ConfigError>(
+          "rank {}: unit '{}' is {}, and its engine {}: units shard over the same ranks as their engine, or "
+          "not at all",
+          where_.rank, unit_name, described(strategy), described(strategy_));
     for (auto const& unit : units_)
       FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", where_.rank, unit_name);
-    units_.push_back(std::make_unique<Unit>(device, std::string(unit_name)));
+    units_.push_back(std::make_unique<Unit>(device, std::string(unit_name), strategy));
     return {units_.size() - 1};
   }
 
@@ -113,7 +123,7 @@ class Declaration {
   /// What must be equal on all ranks, a line each.
   std::string text() const {
     auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
-                             S::name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
+                             strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
                              fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
     lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
                          options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
@@ -123,7 +133,11 @@ class Declaration {
         options_.reshard_ranks, options_.keep_unsharded, options_.accumulate_unsharded, options_.accumulate_replica);
     lines += fmt::format("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
                          options_.bucket_bytes, options_.seed, options_.passes_ahead);
-    for (auto const& unit : units_) lines += detail::text_of(unit->name(), unit->layout());
+    for (auto const& unit : units_) {
+      lines += detail::text_of(unit->name(), unit->layout());
+      if (unit->strategy() != strategy_)
+        lines += fmt::format("strategy of unit '{}': {}\n", unit->name(), described(unit->strategy()));
+    }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
                            schedule_.module_name(use));
@@ -138,8 +152,9 @@ class Declaration {
     for (auto const& unit : units_) {
       auto const& tensors = unit->layout().tensors();
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
-      input.units.push_back(align_up(end, layout_alignment * where_.world));
-      input.unit_names.push_back(unit->name());
+      auto const& strategy = unit->strategy();
+      input.units.push_back({align_up(end, layout_alignment * where_.world), unit->name(), strategy.shards,
+                             strategy.reshards_after_forward});
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       input.uses.push_back(schedule_.unit(use));
@@ -147,9 +162,10 @@ class Declaration {
     }
     input.shards = where_.shards;
     input.replicas = where_.replicas;
-    input.bucket_bytes = S::shards_parameters ? 0 : options_.bucket_bytes;
+    input.bucket_bytes = options_.bucket_bytes;
     input.first_bucket_bytes = options_.first_bucket_bytes;
-    input.keep = {S::reshards_after_forward, options_.keep_last, options_.keep_root};
+    input.keep_last = options_.keep_last;
+    input.keep_root = options_.keep_root;
     input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
     for (auto const& list : lists_)
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
@@ -162,9 +178,7 @@ class Declaration {
     input.reduce_bytes = sizeof(typename P::Reduce);
     input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
     input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
-    input.reduces_in_groups = S::shards_gradients;
-    input.accumulate_replica =
-        options_.accumulate_replica && where_.replicas > 1 && !writes_shards(where_.shards, input.reduce_is_master);
+    input.accumulate_replica = options_.accumulate_replica;
     return input;
   }
 
@@ -174,9 +188,14 @@ class Declaration {
     std::size_t use;
     std::vector<std::size_t> ahead;
   };
+  static std::string described(ShardingStrategy const& strategy) {
+    return strategy.grouped ? fmt::format("{} with groups of {}", strategy.name, strategy.group)
+                            : std::string(strategy.name);
+  }
   int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
 
   Placement where_;
+  ShardingStrategy strategy_;
   EngineOptions options_;
   Schedule schedule_;
   Units units_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -44,12 +45,12 @@ namespace fsdp {
 /// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
 /// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
 ///
-/// @tparam S  strategy    @tparam C  communicator    @tparam P  precision policy
-/// @note Collective: construction, sealing, and everything that moves parameters or gradients.
-template <Strategy S, Communicator C, PrecisionPolicy P = Fp32>
+/// Types are deduced: `fsdp::Engine engine{mesh, fsdp::FullShard{}, fsdp::Bf16{}, {.prefetch = 2}};`
+/// @tparam C  communicator    @tparam P  precision policy
+/// @note Collective: sealing, and everything that moves parameters or gradients.
+template <Communicator C, PrecisionPolicy P = Fp32>
 class Engine {
  public:
-  using ShardingStrategy = S;
   using Comm = C;
   using Precision = P;
   using Device = typename C::Device;
@@ -60,13 +61,22 @@ class Engine {
   using Master = typename P::Master;
 
   /// Computes on a stream of its own.
-  explicit Engine(Mesh<C>& mesh, EngineOptions options = {}) : Engine(mesh, options, nullptr) {}
+  /// @param strategy  of all units that are not given another
+  Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options = {})
+      : Engine(mesh, strategy, options, nullptr) {}
+  template <std::same_as<P> Policy>
+  Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options = {})
+      : Engine(mesh, strategy, options, nullptr) {}
   /// Computes on the caller's stream, which must outlive the engine.
-  Engine(Mesh<C>& mesh, EngineOptions options, Stream& compute) : Engine(mesh, options, &compute) {}
+  Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options, Stream& compute)
+      : Engine(mesh, strategy, options, &compute) {}
+  template <std::same_as<P> Policy>
+  Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options, Stream& compute)
+      : Engine(mesh, strategy, options, &compute) {}
 
   Engine(Engine&&) = delete;
   template <class None = void>
-  Engine(Mesh<C>&, ...) = delete;  // fsdp: not EngineOptions: is a name misspelt, or out of order?
+  Engine(Mesh<C>&, ...) = delete;  // fsdp: not (strategy, precision, options, stream): misspelt, or out of order?
   ~Engine() {
     for (auto* stream : {&gather_.stream(), compute_, &reduce_.stream()}) drain(*stream);
     if (reduce_.replicate_stream()) drain(*reduce_.replicate_stream());
@@ -76,21 +86,31 @@ class Engine {
   Stream& compute() { return *compute_; }
   int rank() const { return where_.rank; }
   int world_size() const { return where_.world; }
+  /// Of the units that shard.
   Placement const& placement() const { return where_; }
+  ShardingStrategy const& strategy() const { return declared_.strategy(); }
   EngineOptions const& options() const { return declared_.options(); }
   MemoryAccount& account() { return account_; }
   bool sealed() const { return sealed_; }
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.
-  UnitId add_unit(std::string_view unit_name) {
+  UnitId add_unit(std::string_view unit_name) { return add_unit(unit_name, strategy()); }
+  /// @param strategy  of this unit: NoShard, or one that shards over the same ranks as the engine's
+  /// @throws ConfigError if it shards over others
+  UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
     FSDP_EXPECTS(!sealed_, "rank {}: unit '{}' comes after the engine was sealed", rank(), unit_name);
-    return declared_.add_unit(device_, unit_name);
+    return declared_.add_unit(device_, unit_name, strategy);
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix) {
     return shard(std::move(user_module), prefix, add_unit(prefix));
+  }
+  /// @param strategy  of its unit, as in add_unit
+  template <Module M>
+  ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, Strategy auto const& strategy) {
+    return shard(std::move(user_module), prefix, add_unit(prefix, strategy));
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -109,19 +129,24 @@ class Engine {
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix) {
+    return shard(std::move(modules), prefix, strategy());
+  }
+  template <Module M>
+  std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
+                                              Strategy auto const& strategy) {
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
     for (std::size_t i = 0; i < modules.size(); ++i)
-      sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i)));
+      sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i), strategy));
     return sharded;
   }
+  template <Module M, class Other>
+  void shard(M, std::string_view, Other const&) = delete;  // fsdp: not a UnitId, nor a strategy
   /// For types that are no modules: ShardedModule says why.
   template <class M, class... Unit>
-  ShardedModule<M, Engine> shard(M, std::string_view, Unit...) {
-    return {};
-  }
-  template <class M>
-  std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view) {
+  requires(!Module<M>) ShardedModule<M, Engine> shard(M, std::string_view, Unit...) { return {}; }
+  template <class M, class... Unit>
+  requires(!Module<M>) std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view, Unit...) {
     return {};
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
@@ -146,14 +171,17 @@ class Engine {
   void seal() {
     if (sealed_) return;
     declared_.seal();
+    auto const plan = plan_input();
+    input_ = plan;
+    program_ = compile_program(input_);
+    expect_buffers(program_, input_, passes_.next_backward());
     detail::expect_equal_texts(mesh_->world(), declared_.text(), "layouts");
-    auto const input = plan_input();
-    program_ = compile_program(input);
+    split_communicators();
     passes_.set_program(program_);
-    storage_.allocate(mesh_->world(), units(), where_, program_, fsdp::memory_plan(program_, input), gather_, reduce_);
+    storage_.allocate(mesh_->world(), units(), program_, fsdp::memory_plan(program_, plan), gather_, reduce_);
     storage_.place_shards(units(), program_);
-    gather_.prepare(units());
-    reduce_.prepare(units(), program_, storage_.gradients());
+    gather_.prepare(units(), program_);
+    reduce_.prepare(units(), program_, storage_.direct_gradients());
     storage_.initialize(units(), options().seed, *compute_);
     for (auto& unit : units()) mark_written(*unit);
     sealed_ = true;
@@ -174,12 +202,12 @@ class Engine {
 
   /// Whether backward passes reduce their gradients. Read when a pass begins; without, gradients wait unreduced on
   /// each rank until a backward pass that reduces.
-  /// @throws UsageError if buffers for that were not declared (EngineOptions::accumulate_unsharded) and gradients are
-  /// sharded
+  /// @throws UsageError if buffers for that were not declared (EngineOptions::accumulate_unsharded) and some unit needs
+  /// them: one that shards, or whose gradients are narrower than fp32
   void set_gradient_sync(bool on) {
-    FSDP_EXPECTS(on || reduce_.direct() || options().accumulate_unsharded,
-                 "rank {}: gradients can wait unreduced only with EngineOptions::accumulate_unsharded", rank());
-    passes_.next_backward().gradient_sync = on;
+    auto flags = passes_.next_backward();
+    flags.gradient_sync = on;
+    set_next_backward(flags);
   }
   /// Whether backward passes that reduce also sum over replicas. Read when a pass begins; without, HybridShard
   /// reduce-scatters within the shard group and adds up the result in a partial shard, until a pass that does.
@@ -187,20 +215,18 @@ class Engine {
   /// @throws UsageError if buffers for that were not declared and there are replicas: EngineOptions::accumulate_replica
   /// for HybridShard, accumulate_unsharded for NoShard with gradients narrower than fp32
   void set_replica_sync(bool on) {
-    auto const declared = S::shards_gradients ? options().accumulate_replica : options().accumulate_unsharded;
-    FSDP_EXPECTS(on || reduce_.direct() || where_.replicas == 1 || declared,
-                 "rank {}: gradients can wait for replicas only with EngineOptions::{}", rank(),
-                 S::shards_gradients ? "accumulate_replica" : "accumulate_unsharded");
-    passes_.next_backward().replica_sync = on;
+    auto flags = passes_.next_backward();
+    flags.replica_sync = on;
+    set_next_backward(flags);
   }
   /// Whether backward drops parameters. Read when a pass begins; without, the next micro-step's forward finds them
   /// unsharded. An optimizer step drops them in any case.
   /// @throws UsageError if units share buffers (a strategy that reshards after forward, without
   /// EngineOptions::keep_unsharded)
   void set_reshard_after_backward(bool on) {
-    FSDP_EXPECTS(on || gather_.direct() || !S::reshards_after_forward || options().keep_unsharded,
-                 "rank {}: {} can keep parameters unsharded only with EngineOptions::keep_unsharded", rank(), S::name);
-    passes_.next_backward().reshard = on;
+    auto flags = passes_.next_backward();
+    flags.reshard = on;
+    set_next_backward(flags);
   }
 
   using Evaluation = EvaluationScope<Engine>;
@@ -249,11 +275,11 @@ class Engine {
   void mark_written(Unit& unit) { unit.updated.signal(device_, *compute_); }
 
   /// What optimizers, clip_grad_norm and exports ask before they begin.
-  StepGate<Passes<S, C, P>>& step_gate() { return gate_; }
+  StepGate<Passes<C, P>>& step_gate() { return gate_; }
   /// What collectives compare beside themselves.
   History& history() { return history_; }
   NormState& norm_state() { return storage_.norm(); }
-  C& scalar_communicator() { return scalar_comm_; }
+  C& scalar_communicator() { return *scalar_comm_; }
   C& world() { return mesh_->world(); }
   Unsharder<C, P>& unsharder() { return gather_; }
 
@@ -303,36 +329,61 @@ class Engine {
   friend UseScope<Engine>;
   friend EvaluationScope<Engine>;
 
-  Engine(Mesh<C>& mesh, EngineOptions options, Stream* compute)
+  Engine(Mesh<C>& mesh, ShardingStrategy const& strategy, EngineOptions const& options, Stream* compute)
       : mesh_(&mesh),
         device_(mesh.device()),
-        where_(place(mesh)),
-        declared_(where_, options),
-        scalar_comm_(mesh.world().split(0, where_.rank, "scalar")),
+        where_(place(mesh.rank(), mesh.size(), strategy)),
+        declared_(where_, strategy, options),
         owned_compute_(compute == nullptr
                            ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
                            : std::nullopt),
-        compute_(compute == nullptr ? &*owned_compute_ : compute),
-        gather_(device_, mesh.world().split(where_.replica, where_.rank, "gather"), where_, account_, history_),
-        reduce_(device_, mesh.world().split(where_.replica, where_.rank, "reduce"),
-                mesh.world().split(where_.shard, where_.rank, "replicate"), where_, account_, history_) {
+        compute_(compute == nullptr ? &*owned_compute_ : compute) {
     detail::expect_exact_arithmetic(where_.rank);
-    if (options.reshard_ranks > 0) {
-      auto const member = where_.rank % options.reshard_ranks;
-      gather_.set_kept_group(mesh.world().split(where_.rank / options.reshard_ranks, where_.rank, "kept group"),
-                             member);
-    }
   }
 
-  static Placement place(Mesh<C> const& mesh) {
-    auto const shards = mesh.template shard_ranks<S>();
-    return {mesh.rank(), mesh.size(), mesh.rank() % shards, shards, mesh.rank() / shards, mesh.size() / shards};
+  /// Groups of ranks, as far as units need them.
+  void split_communicators() {
+    auto& world = mesh_->world();
+    bool sharded = false, replicated_in_groups = false, replicated_over_world = false;
+    for (auto const& unit : units()) {
+      auto const& at = unit->placement();
+      sharded |= at.shards > 1;
+      if (at.replicas > 1) (at.replicas == at.world ? replicated_over_world : replicated_in_groups) = true;
+    }
+    scalar_comm_.emplace(world.split(0, where_.rank, "scalar"));
+    if (sharded) {
+      gather_.set_shard_group(world.split(where_.replica, where_.rank, "gather"));
+      reduce_.set_shard_group(world.split(where_.replica, where_.rank, "reduce"));
+    }
+    if (replicated_in_groups) reduce_.add_replicate_group(world.split(where_.shard, where_.rank, "replicate"));
+    if (replicated_over_world) reduce_.add_replicate_group(world.split(0, where_.rank, "replicate over the world"));
+    if (auto const ranks = options().reshard_ranks; ranks > 0)
+      gather_.set_kept_group(world.split(where_.rank / ranks, where_.rank, "kept group"), where_.rank % ranks);
   }
-  typename Declaration<S, Device, P>::Units& units() { return declared_.units(); }
+  typename Declaration<Device, P>::Units& units() { return declared_.units(); }
   Schedule& schedule() { return declared_.schedule(); }
   void set_prefetch(Pass pass, std::size_t at, std::vector<std::size_t> ahead) {
     FSDP_EXPECTS(!sealed_, "rank {}: prefetch lists come after the engine was sealed", rank());
     declared_.set_prefetch(pass, at, std::move(ahead));
+  }
+  /// @throws UsageError for want of buffers; nothing has changed then
+  void set_next_backward(BackwardFlags flags) {
+    if (sealed_) {
+      expect_buffers(program_, input_, flags);
+    } else {
+      auto const input = plan_input();
+      expect_buffers(compile_program(input), input, flags);
+    }
+    passes_.set_next_backward(flags);
+  }
+  void expect_buffers(Program const& program, StepInput const& input, BackwardFlags flags) const {
+    auto const missing = missing_option(program, input, flags);
+    if (missing.option.empty()) return;
+    fail<UsageError>("rank {}: backward of unit '{}': {} only with EngineOptions::{}", rank(), missing.unit,
+                     missing.option == "keep_unsharded" ? "parameters can stay unsharded"
+                     : flags.gradient_sync              ? "gradients can wait for replicas"
+                                                        : "gradients can wait unreduced",
+                     missing.option);
   }
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>
@@ -374,28 +425,26 @@ class Engine {
   Placement where_;
   MemoryAccount account_;
   History history_;
-  Declaration<S, Device, P> declared_;
+  Declaration<Device, P> declared_;
   ShardStorage<C, P> storage_{device_, account_};
   std::unique_ptr<Tracer<Device>> tracer_;
   TraceHook<Device> trace_;
-  C scalar_comm_;
+  std::optional<C> scalar_comm_;
   bool sealed_ = false;
+  StepInput input_;
   Program program_;
 
   std::optional<Stream> owned_compute_;
   Stream* compute_;
-  Unsharder<C, P> gather_;
-  Reducer<C, P> reduce_;
-  Passes<S, C, P> passes_{device_, where_.rank, declared_, gather_, reduce_, *compute_};
-  StepGate<Passes<S, C, P>> gate_{where_.rank, passes_};
+  Unsharder<C, P> gather_{device_, account_, history_};
+  Reducer<C, P> reduce_{device_, account_, history_};
+  Passes<C, P> passes_{device_, where_.rank, declared_, gather_, reduce_, *compute_};
+  StepGate<Passes<C, P>> gate_{where_.rank, passes_};
 };
 
-/// Makes an engine with the communicator's types deduced.
-template <Strategy S, PrecisionPolicy P = Fp32, Communicator C>
-Engine<S, C, P> make_engine(Mesh<C>& mesh, EngineOptions options = {}) {
-  return Engine<S, C, P>(mesh, options);
-}
-template <class S, class P = Fp32>
-void make_engine(detail::Anything, ...) = delete;  // fsdp: not EngineOptions: is a name misspelt, or out of order?
+template <Communicator C, PrecisionPolicy P>
+Engine(Mesh<C>&, ShardingStrategy, P, EngineOptions = {}) -> Engine<C, P>;
+template <Communicator C, PrecisionPolicy P>
+Engine(Mesh<C>&, ShardingStrategy, P, EngineOptions, typename C::Device::Stream&) -> Engine<C, P>;
 
 }  // namespace fsdp

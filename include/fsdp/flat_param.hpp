@@ -14,19 +14,10 @@
 #include "fsdp/engine/fence.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/placement.hpp"
+#include "fsdp/strategy.hpp"
 
 namespace fsdp {
-
-/// Where a rank stands: rank w of W is member `shard` of the N ranks of shard group `replica` of R.
-struct Placement {
-  int rank = 0, world = 1;
-  int shard = 0, shards = 1;
-  int replica = 0, replicas = 1;
-
-  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly
-  /// one such rank, whatever the strategy.
-  int norm_slice() const { return shard * replicas + replica; }
-};
 
 enum class UnitState : unsigned char { sharded, unsharding, unsharded };
 
@@ -49,23 +40,30 @@ class FlatParam {
   using Master = typename P::Master;
   using Reduce = typename P::Reduce;
 
-  FlatParam(D const& device, std::string unit_name)
+  FlatParam(D const& device, std::string unit_name, ShardingStrategy const& strategy)
       : gathered(device),
         gradients_ready(device),
         reduced(device),
         partial_read(device),
         updated(device),
-        name_(std::move(unit_name)) {}
+        name_(std::move(unit_name)),
+        strategy_(strategy) {}
 
   std::string const& name() const { return name_; }
+  ShardingStrategy const& strategy() const { return strategy_; }
+  /// Where this rank stands as to this unit. @pre sealed
+  Placement const& placement() const { return placement_; }
   FlatLayout& layout() { return layout_; }
   FlatLayout const& layout() const { return layout_; }
 
   /// Pads the layout for `where.world` ranks and fixes this rank's slice.
+  /// @param where  of the engine's units that shard
   void seal(Placement const& where) {
     FSDP_EXPECTS(layout_.numel() > 0, "rank {}: unit '{}' has no parameters", where.rank, name_);
+    placement_ = strategy_.shards ? where : where.replicated();
     layout_.seal(where.world);
-    shard_ = shard_range(layout_.padded(), where.shards, where.shard);
+    shard_ = shard_range(layout_.padded(), placement_.shards, placement_.shard);
+    // The engine's in every unit: norms add up the same slices of all.
     auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
     padding_ = layout_.padding();
@@ -94,9 +92,9 @@ class FlatParam {
   Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
   float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
-  Slot<D>* gather_slot = nullptr;
-  Slot<D>* kept_slot = nullptr;  ///< while a slice stays after forward, for a backward gather among fewer ranks
-  Slot<D>* reduce_slot = nullptr;
+  Slot<D>* gather_slot = nullptr;   ///< of `full`; stays nullptr where that is `master`
+  Slot<D>* kept_slot = nullptr;     ///< while a slice stays after forward, for a backward gather among fewer ranks
+  Slot<D>* reduce_slot = nullptr;   ///< of `full_gradient`; stays nullptr where that is `gradient`
 
   // What streams say of this unit, in the order of a step.
   Fence<D> gathered;         ///< gather: the full parameters are there
@@ -123,6 +121,8 @@ class FlatParam {
 
  private:
   std::string name_;
+  ShardingStrategy strategy_;
+  Placement placement_;
   FlatLayout layout_;
   Range shard_;
   Range norm_slice_;

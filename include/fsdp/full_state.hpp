@@ -32,35 +32,39 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.unit(std::size_t{})))>>;
   engine.seal();
   constexpr std::int64_t chunk_elements = 1 << 20;
-  auto const& where = engine.placement();
+  auto const rank = engine.rank();
   auto& stream = engine.unsharder().stream();
-  auto& comm = engine.unsharder().communicator();
   auto const& device = engine.device();
-  AccountedMemory<typename E::Comm> staging(engine.world(), engine.account(), MemoryTag::workspace,
-                                            static_cast<std::size_t>(chunk_elements * where.shards) * sizeof(T));
+  AccountedMemory<typename E::Comm> staging(
+      engine.world(), engine.account(), MemoryTag::workspace,
+      static_cast<std::size_t>(chunk_elements * engine.placement().shards) * sizeof(T));
   auto* const all = staging.template as<T>();
 
   device.synchronize(engine.compute());  // the last update is complete
   std::vector<T> values;
   std::vector<float> wide;
   Ticket last{};
+  auto const wait_for_peers = [&] {
+    if (last.sequence != 0) engine.unsharder().communicator().wait_for_peers(stream, last, WaitSite::gather_peers_read);
+  };
   for (std::size_t u = 0; u < engine.unit_count(); ++u) {
     auto& unit = engine.unit(u);
-    if (where.rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
+    auto const& where = unit.placement();
+    if (rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
     for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
       auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
-      comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
+      wait_for_peers();
       auto* const own = all + where.shard * count;
       device.copy_async(stream, own, shard_of(unit) + begin, static_cast<std::size_t>(count) * sizeof(T));
       if (where.shards > 1)
-        last = comm.all_gather(stream, static_cast<T const*>(own), all, static_cast<std::size_t>(count),
-                               Label{unit.name(), "export"});
-      for (int shard = 0; where.rank == 0 && shard < where.shards; ++shard)
+        last = engine.unsharder().communicator().all_gather(
+            stream, static_cast<T const*>(own), all, static_cast<std::size_t>(count), Label{unit.name(), "export"});
+      for (int shard = 0; rank == 0 && shard < where.shards; ++shard)
         device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
                           static_cast<std::size_t>(count) * sizeof(T));
     }
     device.synchronize(stream);
-    if (where.rank != 0) continue;
+    if (rank != 0) continue;
     for (auto const& tensor : unit.layout().tensors()) {
       auto const part = std::span<T const>(values).subspan(static_cast<std::size_t>(tensor.offset),
                                                            static_cast<std::size_t>(tensor.numel));
@@ -73,7 +77,7 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
       }
     }
   }
-  comm.wait_for_peers(stream, last, WaitSite::gather_peers_read);
+  wait_for_peers();
   device.synchronize(stream);
 }
 

@@ -98,12 +98,12 @@ class LiveBytes {
 /// Reserved bytes, and the highest live bytes of a step, of a program that was compiled from `input`.
 inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& input) {
   MemoryPlan plan;
-  std::int64_t total = 0;
-  for (auto const& unit : program.units) total += unit.elements;
-  std::int64_t const shard = total / program.shards;
-  plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
-  plan.gradients = shard * (input.accumulate_replica ? 8 : 4);
-  plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+  for (auto const& unit : program.units) {
+    auto const shard = unit.elements / unit.shards;
+    plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
+    plan.gradients += shard * (unit.waits_for_replicas ? 8 : 4);
+    plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+  }
   for (auto const* slots : {&program.gather_slots, &program.kept_slots})
     for (auto const& slot : *slots) plan.gather += slot_bytes(slot.elements, input.param_bytes);
   for (auto const& slot : program.gradient_slots) plan.reduce += slot_bytes(slot.elements, input.reduce_bytes);

@@ -16,31 +16,19 @@
 #include "fsdp/flat_param.hpp"
 #include "fsdp/reducer.hpp"
 #include "fsdp/schedule.hpp"
-#include "fsdp/strategy.hpp"
 #include "fsdp/unsharder.hpp"
 
 namespace fsdp {
 
-/// What backward does when it ends with a unit.
-struct BackwardFlags {
-  bool gradient_sync = true;  ///< reduces
-  bool replica_sync = true;   ///< and sums over replicas
-  bool reshard = true;        ///< drops parameters
-
-  Facts facts() const {
-    return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
-  }
-};
-
 /// The state of an engine's passes. Everything it refers to belongs to the engine.
-template <Strategy S, Communicator C, class P>
+template <Communicator C, class P>
 class Passes {
  public:
   using D = typename C::Device;
   using Stream = typename D::Stream;
   using Unit = FlatParam<D, P>;
 
-  Passes(D const& device, int rank, Declaration<S, D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
+  Passes(D const& device, int rank, Declaration<D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
          Stream& compute)
       : device_(device), rank_(rank), declared_(&declared), gather_(&gather), reduce_(&reduce), compute_(&compute) {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
@@ -49,7 +37,8 @@ class Passes {
   /// What is done at each use, which the engine compiles when it is sealed.
   void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
-  BackwardFlags& next_backward() { return next_; }
+  BackwardFlags const& next_backward() const { return next_; }
+  void set_next_backward(BackwardFlags flags) { next_ = flags; }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
   void begin_evaluation() {
     abandon("an evaluation begins");
@@ -140,7 +129,7 @@ class Passes {
     if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
   }
 
-  typename Declaration<S, D, P>::Units const& units() const { return declared_->units(); }
+  typename Declaration<D, P>::Units const& units() const { return declared_->units(); }
   /// Backward passes begun so far: tells gradients apart.
   std::uint64_t backward_passes() const { return backward_passes_; }
 
@@ -225,7 +214,7 @@ class Passes {
 
   D device_;
   int rank_;
-  Declaration<S, D, P>* declared_;
+  Declaration<D, P>* declared_;
   Unsharder<C, P>* gather_;
   Reducer<C, P>* reduce_;
   Stream* compute_;

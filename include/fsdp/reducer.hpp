@@ -22,13 +22,13 @@ namespace fsdp {
 
 /// Owns the reduce and replicate streams, their communicators and the gradient slots.
 ///
-/// [Note: Ways to reduce] With several ranks a shard group, backward writes into a slot: reduce-scatter in place,
+/// [Note: Ways to reduce] Where several ranks share a unit, backward writes into a slot: reduce-scatter in place,
 /// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
 /// slot for its next lease, unless modules begin their sums themselves. Where replicas may wait
 /// (EngineOptions::accumulate_replica), slices are added up in a partial shard of fp32 instead, and that is
-/// all-reduced: the slot is free as soon as the group has read it. With one rank a shard group and fp32 gradients
-/// (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is (*direct*), and
-/// buckets of it are all-reduced in place.
+/// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
+/// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
+/// (*direct*), and buckets of it are all-reduced in place.
 template <Communicator C, class P>
 class Reducer {
  public:
@@ -37,20 +37,22 @@ class Reducer {
   using Unit = FlatParam<D, P>;
   using Reduce = typename P::Reduce;
 
-  Reducer(D const& device, C shard_group, C replicate_group, Placement where, MemoryAccount& account,
-          History const& history)
+  Reducer(D const& device, MemoryAccount& account, History const& history)
       : device_(device),
-        reduce_comm_(std::move(shard_group)),
-        replicate_comm_(std::move(replicate_group)),
-        where_(where),
         account_(&account),
         history_(&history),
         scattered_(device),
-        reduce_(device.make_stream("reduce", StreamPriority::high)) {
-    if (where.replicas > 1) replicate_.emplace(device.make_stream("replicate", StreamPriority::high));
+        reduce_(device.make_stream("reduce", StreamPriority::high)) {}
+
+  /// Units that several ranks share are reduced within `group`.
+  void set_shard_group(C group) { shard_comm_.emplace(std::move(group)); }
+  /// Units that have as many replicas as `group` has ranks are summed over it. There may be two such groups: the
+  /// replicas of shards, and the world, for what every rank keeps whole.
+  void add_replicate_group(C group) {
+    if (!replicate_) replicate_.emplace(device_.make_stream("replicate", StreamPriority::high));
+    replicate_comms_.push_back(std::move(group));
   }
 
-  bool direct() const { return writes_shards(where_.shards, std::is_same_v<Reduce, float>); }
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
@@ -129,40 +131,42 @@ class Reducer {
     auto const count = static_cast<std::size_t>(unit.shard_numel());
     unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
     Ticket scattered{}, replicated{};
-    auto span = begin_span(reduce_, StreamKind::reduce, unit, where_.shards > 1 ? "reduce-scatter" : "accumulate",
-                           unit.full_numel());
+    bool const several = unit.placement().shards > 1, replicated_too = unit.placement().replicas > 1;
+    auto span =
+        begin_span(reduce_, StreamKind::reduce, unit, several ? "reduce-scatter" : "accumulate", unit.full_numel());
     if (unit.accumulated) {
       kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient,
                    unit.full_numel());
       unit.accumulated = false;
       accumulators_read_ += accumulator_bytes(unit);
     }
-    if (where_.shards > 1)
-      scattered = reduce_comm_.reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
+    if (several)
+      scattered = shard_comm_->reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
                                               history_->label(unit.name(), "backward"));
     if (unit.partial != nullptr) {
       span.end();
       add_to_partial(unit, static_cast<Reduce const*>(slice));
-      reduce_comm_.wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
+      if (several) shard_comm_->wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
       recycle(unit, reduce_);
       if (over_replicas) replicate_partial(unit);
       return;
     }
     auto* stream = &reduce_;
-    if (where_.replicas > 1) {
+    if (replicated_too) {
       span.end();
       scattered_.signal(device_, reduce_);
       stream = &*replicate_;
       scattered_.await(device_, *stream, WaitSite::replicate_scattered);
       span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
-      replicated = replicate_comm_.all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
-                                              history_->label(unit.name(), "backward"));
+      replicated = replicas_of(unit).all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
+                                                history_->label(unit.name(), "backward"));
     }
     add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
     span.end();
-    reduce_comm_.wait_for_peers(*stream, scattered,
-                                where_.replicas > 1 ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
-    if (where_.replicas > 1) replicate_comm_.wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
+    if (several)
+      shard_comm_->wait_for_peers(*stream, scattered,
+                                  replicated_too ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
+    if (replicated_too) replicas_of(unit).wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
     recycle(unit, *stream);
   }
 
@@ -171,7 +175,7 @@ class Reducer {
     unit.gradients_ready.signal(device_, compute);
     unit.full_gradient = nullptr;
     unit.reduced_once = true;
-    if (where_.replicas > 1) incomplete_.push_back(&unit);
+    if (unit.placement().replicas > 1) incomplete_.push_back(&unit);
   }
   /// @note Stream: replicate waits for what compute has written until then, other units' included.
   void await_direct(Unit& unit) { unit.gradients_ready.await(device_, *replicate_, WaitSite::reduce_gradients); }
@@ -181,11 +185,12 @@ class Reducer {
   void all_reduce(Unit& unit, Range bucket) {
     float* const begin = gradients_ + bucket.begin;
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
+    auto& world = replicas_of(unit);
     auto const reduced =
-        replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(begin), begin,
-                                   static_cast<std::size_t>(bucket.size()), history_->label(unit.name(), "backward"));
-    replicate_comm_.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
-    kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum());
+        world.all_reduce(*replicate_, static_cast<float const*>(begin), begin, static_cast<std::size_t>(bucket.size()),
+                         history_->label(unit.name(), "backward"));
+    world.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
+    kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum(unit));
     span.end();
   }
   /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.
@@ -208,7 +213,7 @@ class Reducer {
   template <class Units>
   void discard(Units const& units, Stream& compute) {
     for (auto& unit : units) {
-      if (!direct() && unit->full_gradient != nullptr) recycle(*unit, compute);
+      if (unit->full_gradient != nullptr && unit->reduce_slot != nullptr) recycle(*unit, compute);
       if (std::exchange(unit->accumulated, false)) accumulators_read_ += accumulator_bytes(*unit);
       unit->full_gradient = nullptr;
       unit->partial_pending = unit->reduced_once = false;
@@ -246,10 +251,14 @@ class Reducer {
   }
 
   /// A sum over all ranks becomes a mean: here, and in all_reduce for direct gradients.
-  float mean_of_sum() const { return 1.0f / static_cast<float>(where_.world); }
+  static float mean_of_sum(Unit const& unit) { return 1.0f / static_cast<float>(unit.placement().world); }
+  C& replicas_of(Unit const& unit) {
+    auto& first = replicate_comms_.front();
+    return first.size() == unit.placement().replicas ? first : replicate_comms_.back();
+  }
   template <class Sum>
   void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
-    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(), unit.fresh);
+    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(unit), unit.fresh);
     unit.fresh = false;
     unit.reduced_once = true;
     mark_reduced(unit, stream);
@@ -266,20 +275,20 @@ class Reducer {
     scattered_.signal(device_, reduce_);
     scattered_.await(device_, *replicate_, WaitSite::replicate_scattered);
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
-    auto const replicated = replicate_comm_.all_reduce(*replicate_, static_cast<float const*>(unit.partial),
-                                                       unit.partial, static_cast<std::size_t>(unit.shard_numel()),
-                                                       history_->label(unit.name(), "backward"));
+    auto& replicas = replicas_of(unit);
+    auto const replicated =
+        replicas.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
+                            static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), "backward"));
     add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
     span.end();
-    replicate_comm_.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
+    replicas.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
     unit.partial_read.signal(device_, *replicate_);
     unit.partial_pending = false;
   }
 
   D device_;
-  C reduce_comm_;
-  C replicate_comm_;
-  Placement where_;
+  std::optional<C> shard_comm_;
+  std::vector<C> replicate_comms_;
   MemoryAccount* account_;
   History const* history_;
   TraceHook<D> trace_;

@@ -23,13 +23,6 @@ constexpr std::string_view name(Pass pass) {
   return "?";
 }
 
-/// What stays unsharded when a unit's forward ends.
-struct KeepRules {
-  bool reshards_after_forward = true;  ///< false: every unit, until its backward ends
-  bool keep_last = true;               ///< the last unit of a single use, because backward begins with it
-  bool keep_root = true;               ///< units of several uses, from the first forward use to the last backward use
-};
-
 /// For each use, the uses whose units are gathered when it begins, after its own.
 struct PrefetchLists {
   std::vector<std::vector<std::size_t>> forward, backward;
@@ -83,21 +76,6 @@ class Schedule {
   bool used(std::size_t index) const {
     return std::any_of(uses_.begin(), uses_.end(), [&](Use const& use) { return use.unit == index; });
   }
-  /// The unit has a single use, and does not stay unsharded after its forward.
-  bool drops_after_forward(std::size_t index, KeepRules rules) const {
-    for (std::size_t use = 0; use < size(); ++use)
-      if (unit(use) == index && !shared(use)) return !keeps_after_forward(use, rules, false);
-    return false;
-  }
-
-  /// Whether the unit stays unsharded when this use's forward ends.
-  /// @param evaluating  no backward follows: a shared unit is kept until its last use, others are not
-  bool keeps_after_forward(std::size_t use, KeepRules rules, bool evaluating) const {
-    if (shared(use) && rules.keep_root) return !evaluating || !last_use_of_unit(use);
-    if (evaluating || shared(use)) return false;
-    return !rules.reshards_after_forward || (rules.keep_last && use == last_single_use());
-  }
-
   /// A backward pass has begun, and neither has it come to its end nor was it forgotten.
   bool in_backward() const { return pass_ == Pass::backward; }
   /// The backward pass under way cannot go on: an exception has ended it.
@@ -175,11 +153,6 @@ class Schedule {
     bool last_of_unit;
     bool shared;
   };
-  std::size_t last_single_use() const {
-    for (auto use = size(); use-- > 0;)
-      if (!shared(use)) return use;
-    return size();
-  }
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
       fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_,

@@ -44,28 +44,29 @@ class ShardStorage {
   /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
   /// parts.
   /// @note Collective: yes.
-  void allocate(C& world, Units& units, Placement const& where, Program const& program, MemoryPlan const& plan,
-                Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
+  void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan, Unsharder<C, P>& gather,
+                Reducer<C, P>& reduce) {
     add_slots(gather.pool(), program.gather_slots, sizeof(typename P::Param));
     add_slots(gather.kept_pool(), program.kept_slots, sizeof(typename P::Param));
     add_slots(reduce.pool(), program.gradient_slots, sizeof(typename P::Reduce));
 
-    std::int64_t shard_elements = 0;
-    for (auto const& unit : units) shard_elements += unit->shard_numel();
-    auto const gradient_bytes = static_cast<std::size_t>(shard_elements) * sizeof(float);
+    std::size_t reduced_bytes = 0, direct_bytes = 0;  // of gradient shards
+    std::int64_t partial_elements = 0;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      auto const bytes = static_cast<std::size_t>(units[u]->shard_numel()) * sizeof(float);
+      (program.units[u].writes_shards ? direct_bytes : reduced_bytes) += bytes;
+      if (program.units[u].waits_for_replicas) partial_elements += units[u]->shard_numel();
+    }
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
     gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes() + gather.kept_pool().bytes()};
     reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
-    if (reduce.direct() && where.replicas > 1) {
-      shared_gradients_ = {world, *account_, MemoryTag::gradients, gradient_bytes};
-    } else {
-      own_gradients_ = {device_, *account_, MemoryTag::gradients, gradient_bytes};
-    }
-    auto const partial_bytes = static_cast<std::size_t>(plan.gradients) - gradient_bytes;
-    if (partial_bytes > 0) partial_ = {world, *account_, MemoryTag::gradients, partial_bytes};
+    if (direct_bytes > 0) direct_gradients_ = {world, *account_, MemoryTag::gradients, direct_bytes};
+    if (reduced_bytes > 0) reduced_gradients_ = {device_, *account_, MemoryTag::gradients, reduced_bytes};
+    if (partial_elements > 0)
+      partial_ = {world, *account_, MemoryTag::gradients, static_cast<std::size_t>(partial_elements) * sizeof(float)};
     auto const accumulator_bytes = static_cast<std::size_t>(plan.reduce) - reduce.pool().bytes();
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
-    auto const norm_bytes = static_cast<std::size_t>(align_up(where.world * 8, 256));
+    auto const norm_bytes = static_cast<std::size_t>(align_up(world.size() * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
     std::int64_t partials = 0;
     for (auto const& unit : units) partials += kernels::norm_partial_count(unit->norm_slice().size());
@@ -80,22 +81,21 @@ class ShardStorage {
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
   }
 
-  /// Master shards lie in declared order; gradient shards in the order in which backward completes them, so that
-  /// buckets of several units are contiguous.
+  /// Master shards lie in declared order; gradient shards as Program::gradient_order says.
   void place_shards(Units& units, Program const& program) {
     auto* master = master_.template as<Master>();
     for (auto& unit : units) {
       unit->master = master;
       master += unit->shard_numel();
     }
-    auto* gradient = gradients();
+    auto *direct = direct_gradients(), *reduced = reduced_gradients_.template as<float>();
     auto* partial = partial_.template as<float>();
     auto* accumulator = accumulators_.template as<float>();
-    for (auto const index : program.completion_order) {
+    for (auto const index : program.gradient_order) {
       auto& unit = *units[index];
-      unit.gradient = gradient;
-      gradient += unit.shard_numel();
-      if (partial != nullptr) unit.partial = std::exchange(partial, partial + unit.shard_numel());
+      auto*& gradient = program.units[index].writes_shards ? direct : reduced;
+      unit.gradient = std::exchange(gradient, gradient + unit.shard_numel());
+      if (program.units[index].waits_for_replicas) unit.partial = std::exchange(partial, partial + unit.shard_numel());
       if (accumulator != nullptr) unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());
     }
   }
@@ -116,13 +116,12 @@ class ShardStorage {
   /// The gradient shards are in use from now on.
   void lease_gradients() {
     if (!std::exchange(gradients_leased_, true))
-      account_->lease(MemoryTag::gradients,
-                      static_cast<std::int64_t>(own_gradients_.bytes() + shared_gradients_.bytes() + partial_.bytes()));
+      account_->lease(MemoryTag::gradients, static_cast<std::int64_t>(direct_gradients_.bytes() +
+                                                                      reduced_gradients_.bytes() + partial_.bytes()));
   }
 
-  float* gradients() const {
-    return shared_gradients_ ? shared_gradients_.template as<float>() : own_gradients_.template as<float>();
-  }
+  /// Gradient shards that backward writes itself; nullptr if there are none.
+  float* direct_gradients() const { return direct_gradients_.template as<float>(); }
   NormState& norm() { return norm_; }
 
  private:
@@ -133,8 +132,8 @@ class ShardStorage {
 
   D device_;
   MemoryAccount* account_;
-  AccountedMemory<D> master_, own_gradients_, accumulators_, norm_partials_;
-  AccountedMemory<C> gather_, reduce_, shared_gradients_, partial_, scalars_;
+  AccountedMemory<D> master_, reduced_gradients_, accumulators_, norm_partials_;
+  AccountedMemory<C> gather_, reduce_, direct_gradients_, partial_, scalars_;
   NormState norm_;
   bool gradients_leased_ = false;
 };

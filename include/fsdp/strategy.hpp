@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sharding strategies: empty types with constexpr answers.
+// The sharding strategies, and what one answers as a value.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <string_view>
+
+#include "fsdp/concepts.hpp"
 
 namespace fsdp {
 
 /// Shards parameters, gradients and optimizer state; gathers a unit for its forward and again for its backward
 /// (ZeRO-3; PyTorch's FULL_SHARD).
 struct FullShard {
-  static constexpr bool shards_parameters = true;       ///< false: every rank keeps all parameters
-  static constexpr bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
-  static constexpr bool shards_gradients = true;        ///< false: every rank keeps all gradients
-  static constexpr bool replicates = false;             ///< true: gradients are all-reduced over replicas as well
   static constexpr std::string_view name = "full_shard";
+  static constexpr bool shards = true;                  ///< false: every rank keeps everything
+  static constexpr bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
 };
 
 /// Shards gradients and optimizer state; parameters stay unsharded from forward until after backward
 /// (ZeRO-2; PyTorch's SHARD_GRAD_OP).
 struct ShardGradOp {
-  static constexpr bool shards_parameters = true;
-  static constexpr bool reshards_after_forward = false;
-  static constexpr bool shards_gradients = true;
-  static constexpr bool replicates = false;
   static constexpr std::string_view name = "shard_grad_op";
+  static constexpr bool shards = true;
+  static constexpr bool reshards_after_forward = false;
 };
 
 namespace detail {
@@ -42,28 +41,52 @@ struct HybridName {
   }();
   static constexpr std::string_view value{characters.data(), characters.size()};
 };
+
+/// The strategy shards within groups of ranks, and replicates over the groups.
+template <class S>
+concept Grouped = requires(S const& strategy) {
+  { strategy.group } -> std::convertible_to<int>;
+};
 }  // namespace detail
 
 /// `Inner` within shard groups of consecutive ranks, replicated over the groups (PyTorch's HYBRID_SHARD).
 template <class Inner = FullShard>
 struct HybridShard {
-  static_assert(Inner::shards_parameters && !Inner::replicates,
+  static_assert(Inner::shards && !detail::Grouped<Inner>,
                 "HybridShard shards inside a group: FullShard or ShardGradOp");
-  static constexpr bool shards_parameters = true;
-  static constexpr bool reshards_after_forward = Inner::reshards_after_forward;
-  static constexpr bool shards_gradients = true;
-  static constexpr bool replicates = true;
   static constexpr std::string_view name = detail::HybridName<Inner>::value;
+  static constexpr bool shards = true;
+  static constexpr bool reshards_after_forward = Inner::reshards_after_forward;
+  int group = 0;  ///< ranks that share one set of shards, a divisor of the world
 };
 
 /// Every rank keeps everything; gradients are all-reduced in buckets (PyTorch's NO_SHARD, and DDP).
 struct NoShard {
-  static constexpr bool shards_parameters = false;
-  static constexpr bool reshards_after_forward = false;
-  static constexpr bool shards_gradients = false;
-  static constexpr bool replicates = true;
   static constexpr std::string_view name = "no_shard";
+  static constexpr bool shards = false;
+  static constexpr bool reshards_after_forward = false;
 };
 using DDP = NoShard;
+
+/// What a strategy answers: what engines and units take, and what an application makes of a setting that it reads at
+/// run time. Any Strategy converts to it.
+struct ShardingStrategy {
+  std::string_view name;
+  bool shards;
+  bool reshards_after_forward;
+  bool grouped = false;  ///< shards within groups of `group` ranks, and sums gradients over the groups
+  int group = 0;         ///< 0: not said
+
+  template <Strategy S>
+  requires(!std::same_as<S, ShardingStrategy>) constexpr ShardingStrategy(
+      S const& strategy)  // NOLINT: a strategy is one
+      : name(S::name), shards(strategy.shards), reshards_after_forward(strategy.reshards_after_forward) {
+    if constexpr (detail::Grouped<S>) {
+      grouped = true;
+      group = strategy.group;
+    }
+  }
+  friend constexpr bool operator==(ShardingStrategy const&, ShardingStrategy const&) = default;
+};
 
 }  // namespace fsdp

@@ -33,22 +33,20 @@ class Unsharder {
   using Param = typename P::Param;
   using Master = typename P::Master;
 
-  Unsharder(D const& device, C shard_group, Placement where, MemoryAccount& account, History const& history)
+  Unsharder(D const& device, MemoryAccount& account, History const& history)
       : device_(device),
-        comm_(std::move(shard_group)),
-        where_(where),
         account_(&account),
         history_(&history),
         stream_(device.make_stream("gather", StreamPriority::high)) {}
 
-  /// Nothing is gathered: compute reads the master weights.
-  bool direct() const { return reads_masters(where_.shards, std::is_same_v<Param, Master>); }
-
   BufferPool<D>& pool() { return pool_; }
   BufferPool<D>& kept_pool() { return kept_pool_; }
   Stream& stream() { return stream_; }
-  C& communicator() { return comm_; }
+  /// Of the ranks that share units' shards. @pre some unit has several
+  C& communicator() { return *comm_; }
   void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
+  /// Shards lie over the ranks of `group`.
+  void set_shard_group(C group) { comm_.emplace(std::move(group)); }
   /// After forward, slices stay over the ranks of `group`. @param member  this rank's place in it
   void set_kept_group(C group, int member) {
     kept_comm_.emplace(std::move(group));
@@ -56,12 +54,12 @@ class Unsharder {
   }
   /// The shards are placed: where nothing is gathered, parameters are there from now on.
   template <class Units>
-  void prepare(Units& units) {
+  void prepare(Units& units, Program const& program) {
     if constexpr (std::is_same_v<Param, Master>) {
-      if (!direct()) return;
-      for (auto& unit : units) {
-        unit->full = unit->master;
-        unit->state = UnitState::unsharded;
+      for (std::size_t u = 0; u < units.size(); ++u) {
+        if (!program.units[u].reads_masters) continue;
+        units[u]->full = units[u]->master;
+        units[u]->state = UnitState::unsharded;
       }
     }
   }
@@ -76,13 +74,14 @@ class Unsharder {
     account_->lease(MemoryTag::gather, full_bytes(unit));
     unit.full = reinterpret_cast<Param*>(slot.data);
     auto* const own_slice = unit.full + unit.shard().begin;
+    bool const several = unit.placement().shards > 1;
 
     slot.free.await_pending(device_, stream_, WaitSite::gather_slot_read);
-    comm_.wait_for_peers(stream_, slot.collective, WaitSite::gather_peers_read);
+    if (comm_) comm_->wait_for_peers(stream_, slot.collective, WaitSite::gather_peers_read);
     unit.updated.await_pending(device_, stream_, WaitSite::gather_updated);
     if (has_kept(unit)) unit.kept_slot->free.await(device_, stream_, WaitSite::gather_kept_slice);
-    auto span = trace_.begin(stream_, StreamKind::gather, unit.name(), where_.shards > 1 ? "all-gather" : "cast", pass,
-                             full_bytes(unit));
+    auto span =
+        trace_.begin(stream_, StreamKind::gather, unit.name(), several ? "all-gather" : "cast", pass, full_bytes(unit));
     if (has_kept(unit)) {
       kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
                              static_cast<std::size_t>(kept_numel(unit)), history_->label(unit.name(), pass));
@@ -90,10 +89,11 @@ class Unsharder {
     } else {
       kernels::cast(device_, stream_, static_cast<typename P::Master const*>(unit.master), own_slice,
                     unit.shard_numel());
-      if (where_.shards > 1)
+      slot.collective = {};
+      if (several)
         slot.collective =
-            comm_.all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                             static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), pass));
+            comm_->all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                              static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), pass));
     }
     span.end();
     unit.gathered.signal(device_, stream_);
@@ -132,9 +132,8 @@ class Unsharder {
   /// Drops the unit if it is unsharded, and its kept slice: a pass is forgotten.
   /// @note Stream: compute waits for a gather that is under way, for it may go on to write what that one reads.
   void reshard(Unit& unit, Stream& compute) {
-    if (direct()) return;
     if (has_kept(unit)) drop_slice(unit);
-    if (unit.state == UnitState::sharded) return;
+    if (unit.state == UnitState::sharded || unit.gather_slot == nullptr) return;
     unit.gathered.await_pending(device_, compute, WaitSite::compute_unsharded);
     drop(unit, compute);
   }
@@ -151,10 +150,8 @@ class Unsharder {
   }
 
   D device_;
-  C comm_;
-  std::optional<C> kept_comm_;
+  std::optional<C> comm_, kept_comm_;
   int kept_member_ = 0;
-  Placement where_;
   MemoryAccount* account_;
   History const* history_;
   TraceHook<D> trace_;

@@ -5,7 +5,7 @@
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 void use(Engine& engine, float* weight, float* gradient) {
 #ifdef CONTROL
   fsdp::AdoptedUnit<Engine> unit(engine, "unit", {{"weight", &weight, &gradient, {8}}}, {.kernels_are_enqueued = true});

@@ -10,4 +10,4 @@ struct Incomplete : compile_fail::Communicator {
   void reduce_scatter() = delete;
 #endif
 };
-using Refused = fsdp::Engine<fsdp::FullShard, Incomplete>;
+using Refused = fsdp::Engine<Incomplete>;

@@ -16,7 +16,7 @@ struct Scale {
     tensor("scale", p.scale, {8});
   }
 };
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 using Sharded = fsdp::ShardedModule<Scale, Engine>;
 void use(Sharded& module) {
 #ifdef CONTROL

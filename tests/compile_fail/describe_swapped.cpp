@@ -4,7 +4,7 @@
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 
 struct Scale {
   std::int64_t n = 8;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.keep_roots
-// expect: fsdp: not EngineOptions: is a name misspelt, or out of order\?
+// expect: fsdp: not \(strategy, precision, options, stream\): misspelt, or out of order\?
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 #ifdef CONTROL
 void use(fsdp::Mesh<compile_fail::Communicator>& mesh, Engine::Stream& compute) {
-  Engine engine(mesh, {.keep_root = true}, compute);
+  Engine engine(mesh, fsdp::FullShard{}, {.keep_root = true}, compute);
 }
 #else
 void use(fsdp::Mesh<compile_fail::Communicator>& mesh, Engine::Stream& compute) {
-  Engine engine(mesh, {.keep_roots = true}, compute);
+  Engine engine(mesh, fsdp::FullShard{}, {.keep_roots = true}, compute);
 }
 #endif

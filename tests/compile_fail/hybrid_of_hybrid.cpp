@@ -4,7 +4,7 @@
 #include "fsdp/strategy.hpp"
 
 #ifdef CONTROL
-static_assert(fsdp::HybridShard<fsdp::FullShard>::replicates);
+static_assert(fsdp::HybridShard<fsdp::FullShard>::shards);
 #else
-static_assert(fsdp::HybridShard<fsdp::HybridShard<fsdp::FullShard>>::replicates);
+static_assert(fsdp::HybridShard<fsdp::HybridShard<fsdp::FullShard>>::shards);
 #endif

@@ -8,4 +8,4 @@ using Inner = fsdp::ShardGradOp;
 #else
 using Inner = fsdp::NoShard;
 #endif
-static_assert(fsdp::HybridShard<Inner>::replicates);
+static_assert(fsdp::HybridShard<Inner>::shards);

@@ -9,5 +9,5 @@ using Moment = fsdp::bf16;
 #else
 using Moment = fsdp::fp16;
 #endif
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 void use(Engine& engine) { fsdp::AdamW<Engine, Moment> adamw(engine); }

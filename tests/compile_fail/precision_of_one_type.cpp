@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine's precision is a policy, not an element type.
-// expect: PrecisionPolicy
+// expect: fsdp: not \(strategy, precision, options, stream\)
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
@@ -9,4 +9,4 @@ using P = fsdp::Bf16;
 #else
 using P = fsdp::bf16;
 #endif
-using Refused = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator, P>;
+void use(fsdp::Mesh<compile_fail::Communicator>& mesh) { fsdp::Engine engine{mesh, fsdp::FullShard{}, P{}}; }

@@ -5,7 +5,7 @@
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 
-using Engine = fsdp::Engine<fsdp::FullShard, compile_fail::Communicator>;
+using Engine = fsdp::Engine<compile_fail::Communicator>;
 #ifdef CONTROL
 void use(Engine& engine) { fsdp::Sgd sgd{engine, {.momentum = 0.9f}}; }
 #else

@@ -16,7 +16,7 @@
 #include "kernels.hpp"
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Engine = fsdp::Engine<Comm>;
 using Stream = fsdp::host::Stream;
 
 constexpr std::int64_t elements = 200;
@@ -79,7 +79,7 @@ void subnormals(Comm comm, bool inline_stream) {
   auto compute = inline_stream ? Stream::inline_stream("compute") : Stream("compute");
   Weights weights;
   {
-    Engine engine(mesh, {}, compute);
+    Engine engine(mesh, fsdp::FullShard{}, {}, compute);
     fsdp::AdoptedUnit<Engine> unit(engine, "unit", {{"weight", &weights.weight, &weights.gradient, {elements}}},
                                    {.kernels_are_enqueued = true});
     fsdp::Sgd sgd(engine, {.momentum = 0.5f, .weight_decay = 0.1f});
@@ -125,7 +125,7 @@ struct Layer {
 void training(Comm comm) {
   fsdp::Mesh mesh{std::move(comm)};
   std::array<float, elements> x, out;
-  Engine engine{mesh};
+  Engine engine{mesh, fsdp::FullShard{}};
   for (std::int64_t i = 0; i < elements; ++i)
     x[static_cast<std::size_t>(i)] = 0.03f * static_cast<float>((i + engine.rank()) % 100 - 50);
   auto layer = engine.shard(Layer{engine.device()}, "layer");

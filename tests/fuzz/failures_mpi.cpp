@@ -39,8 +39,7 @@ std::string run(fsdp::mpi::Environment const& environment, fuzz::Scenario const&
   Comm world(environment, {}, options);
   auto const rank = world.rank();
   auto const& plan = scenario.ranks[static_cast<std::size_t>(rank)];
-  auto const trainer = trial::make_trainer_of<fsdp::FullShard, fsdp::HybridShard<fsdp::ShardGradOp>>(
-      std::move(world), plan.trial, plan.setting);
+  auto const trainer = std::make_unique<trial::EngineTrainer<Comm>>(std::move(world), plan.trial, plan.setting);
   fuzz::Rank(rank, plan, *trainer).run(plan.calls);
   return far_from(reference_of(plan, initial_values(plan.trial)), rank, trainer->outcome());
 }

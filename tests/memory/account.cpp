@@ -38,14 +38,13 @@ struct Measured {
   fsdp::MemoryPlan plan;
 };
 
-template <class S>
-Measured measure(int ranks, toy::Run run, int more_steps = 3) {
+Measured measure(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run, int more_steps = 3) {
   Measured m{};
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-    fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
-    fsdp::Engine<S, Comm> engine(mesh, run.options);
+    fsdp::Mesh<Comm> mesh(std::move(comm));
+    fsdp::Engine<Comm> engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), run.options);
     toy::Network network(engine, run.shape);
     Measured mine{};
     auto& account = engine.account();
@@ -115,7 +114,7 @@ TEST_CASE("FullShard reserves 4S + (p + q)U + 2B and uses no more") {
   toy::Run run;
   run.shape.hidden = {29, 29, 29, 29, 29};
   run.options.prefetch = prefetch;
-  auto const m = measure<fsdp::FullShard>(ranks, run);
+  auto const m = measure(fsdp::FullShard{}, ranks, run);
   auto const p = prefetch + 1, q = 2;
   check(m, 4 * m.S + (p + q) * m.U + 2 * m.B, 4 * m.S + p * m.U + m.B, 4 * m.S + (p + q) * m.U + 2 * m.B);
 }
@@ -123,36 +122,36 @@ TEST_CASE("FullShard reserves 4S + (p + q)U + 2B and uses no more") {
 TEST_CASE("FullShard with few blocks peaks lower") {
   toy::Run run;
   run.shape.hidden = {29, 29};
-  auto const two = measure<fsdp::FullShard>(2, run);
+  auto const two = measure(fsdp::FullShard{}, 2, run);
   check(two, 4 * two.S + 4 * two.U + 2 * two.B, 4 * two.S + 2 * two.U + two.B, 4 * two.S + 3 * two.U + 2 * two.B);
   run.shape.hidden = {29};
-  auto const one = measure<fsdp::FullShard>(2, run);
+  auto const one = measure(fsdp::FullShard{}, 2, run);
   check(one, 4 * one.S + 2 * one.U + 2 * one.B, 4 * one.S + one.U + one.B, 4 * one.S + 2 * one.U + 2 * one.B);
 }
 
 TEST_CASE("ShardGradOp reserves 4S + P + 2U + B") {
   toy::Run run;
   int const ranks = GENERATE(2, 4);
-  auto const m = measure<fsdp::ShardGradOp>(ranks, run);
+  auto const m = measure(fsdp::ShardGradOp{}, ranks, run);
   check(m, 4 * m.S + m.P + 2 * m.U + m.B, 4 * m.S + m.P, 4 * m.S + m.P + m.U + m.B);
 }
 
 TEST_CASE("HybridShard reserves as its inner strategy does within the group") {
   toy::Run run;
   run.shard_group = 2;
-  auto const m = measure<fsdp::HybridShard<fsdp::FullShard>>(4, run);
+  auto const m = measure(fsdp::HybridShard<fsdp::FullShard>{}, 4, run);
   CHECK(m.S * 2 == m.P);
   check(m, 4 * m.S + 4 * m.U + 2 * m.B, 4 * m.S + 2 * m.U + m.B, 4 * m.S + 4 * m.U + 2 * m.B);
-  auto const g = measure<fsdp::HybridShard<fsdp::ShardGradOp>>(4, run);
+  auto const g = measure(fsdp::HybridShard<fsdp::ShardGradOp>{}, 4, run);
   check(g, 4 * g.S + g.P + 2 * g.U + g.B, 4 * g.S + g.P, 4 * g.S + g.P + g.U + g.B);
 }
 
 TEST_CASE("NoShard, and any strategy on one rank, reserve 4P") {
   toy::Run run;
-  auto const ddp = measure<fsdp::NoShard>(2, run);
+  auto const ddp = measure(fsdp::NoShard{}, 2, run);
   CHECK(ddp.S == ddp.P);
   check(ddp, 4 * ddp.P, 4 * ddp.P, 4 * ddp.P);
-  auto const one = measure<fsdp::FullShard>(1, run);
+  auto const one = measure(fsdp::FullShard{}, 1, run);
   check(one, 4 * one.P, 4 * one.P, 4 * one.P);
 }
 
@@ -161,11 +160,11 @@ TEST_CASE("micro-steps without reduction take P of gradients") {
   run.micro_steps = 3;
   run.sync_last_only = true;
   run.options.accumulate_unsharded = true;
-  auto const full = measure<fsdp::FullShard>(2, run);
+  auto const full = measure(fsdp::FullShard{}, 2, run);
   CHECK(full.reserved == 4 * full.S + 2 * full.U + full.B + full.P);
   CHECK(full.reserved_later == full.reserved);
   CHECK(full.plan.reserved() == full.reserved);
-  auto const op = measure<fsdp::ShardGradOp>(2, run);
+  auto const op = measure(fsdp::ShardGradOp{}, 2, run);
   CHECK(op.reserved == 4 * op.S + 2 * op.P);
   CHECK(op.plan.reserved() == op.reserved);
 }
@@ -176,7 +175,7 @@ TEST_CASE("reserved bytes after 1,000 steps equal those after 2") {
   run.shape.width = 4;
   run.shape.inputs = 3;
   run.shape.global_rows = 4;
-  auto const m = measure<fsdp::FullShard>(2, run, 1000);
+  auto const m = measure(fsdp::FullShard{}, 2, run, 1000);
   CHECK(m.reserved_later == m.reserved);
   CHECK(m.live_later == 4 * m.S);
 }
@@ -190,7 +189,7 @@ TEST_CASE("the account says what the allocators were asked for, and all of it re
     comm.exchange({}, "start");
     {
       fsdp::Mesh<Comm> mesh(std::move(comm));
-      fsdp::Engine<fsdp::FullShard, Comm> engine(mesh);
+      fsdp::Engine<Comm> engine(mesh, fsdp::FullShard{});
       toy::Network network(engine, {});
       fsdp::AdamW adamw(engine);
       network.step(0);

@@ -73,17 +73,17 @@ struct Measured {
   std::int64_t shards = 1;
 };
 
-template <class S, class P>
-Measured measure(Setup const& setup, int more_steps = 3) {
+template <class P>
+Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int more_steps = 3) {
   Measured result;
   fsdp::local::run(setup.ranks, Device{}, [&](Comm comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(setup.shard_group));
+    fsdp::Mesh<Comm> mesh(std::move(comm));
     auto options = setup.options;
     options.accumulate_unsharded = setup.mode == Mode::unsynced;
     options.accumulate_replica = setup.mode == Mode::replica;
-    using Engine = fsdp::Engine<S, Comm, P>;
-    Engine engine(mesh, options);
+    using Engine = fsdp::Engine<Comm, P>;
+    Engine engine(mesh, fsdp::testing::in_groups_of(setup.shard_group, strategy), options);
     std::vector<fsdp::ShardedModule<Idle, Engine>> modules;
     std::optional<fsdp::UnitId> root;
     if (setup.root > 0) modules.push_back(engine.shard(Idle{setup.root}, "ends", *(root = engine.add_unit("root"))));
@@ -152,8 +152,8 @@ Measured measure(Setup const& setup, int more_steps = 3) {
 struct Formula {
   std::int64_t rest, reserved, forward, backward, accumulated;
 };
-template <class S, class P>
-Formula formula(Setup const& setup, Measured const& m) {
+template <class P>
+Formula formula(fsdp::ShardingStrategy const& strategy, Setup const& setup, Measured const& m) {
   std::int64_t const w = sizeof(typename P::Param), g = sizeof(typename P::Reduce), master = sizeof(typename P::Master);
   std::int64_t const n = static_cast<std::int64_t>(setup.blocks.size());
   std::int64_t const B = m.units[0], U = m.units[1], Psi = B + n * U, shard = Psi / m.shards;
@@ -169,14 +169,14 @@ Formula formula(Setup const& setup, Measured const& m) {
   f.rest = shard * (master + (partial ? 8 : 4) + 8);
   std::int64_t gather = 0, reduce = 0, in_forward = 0, in_backward = 0;
   if (gathers) {
-    gather = S::reshards_after_forward ? p * buffer(U * w) + buffer(B * w) : n * buffer(U * w) + buffer(B * w);
-    in_forward = S::reshards_after_forward ? (p * U + B) * w : Psi * w;
+    gather = strategy.reshards_after_forward ? p * buffer(U * w) + buffer(B * w) : n * buffer(U * w) + buffer(B * w);
+    in_forward = strategy.reshards_after_forward ? (p * U + B) * w : Psi * w;
     in_backward = in_forward;
   }
   // Two gradient slots fill while the first block is dropped: without resharding after forward that is one block of
   // parameters less at one of gradients more.
   std::int64_t at_peak = in_backward + (q * U + B) * g;
-  if (gathers && !S::reshards_after_forward)
+  if (gathers && !strategy.reshards_after_forward)
     at_peak = in_backward + (U + B) * g + std::max<std::int64_t>(0, U * g - U * w);
   std::int64_t waiting = 0;
   if (reduces) {
@@ -217,13 +217,13 @@ inline void check_plan(Measured const& m) {
 }
 
 /// The account equals the formulas, and the plan both.
-template <class S, class P>
-void check(Setup const& setup) {
-  INFO(S::name << ", " << setup.ranks << " ranks, mode " << static_cast<int>(setup.mode) << ", prefetch "
-               << setup.options.prefetch);
-  auto const m = measure<S, P>(setup);
+template <class P>
+void check(fsdp::ShardingStrategy const& strategy, Setup const& setup) {
+  INFO(strategy.name << ", " << setup.ranks << " ranks, mode " << static_cast<int>(setup.mode) << ", prefetch "
+                     << setup.options.prefetch);
+  auto const m = measure<P>(strategy, setup);
   check_plan(m);
-  auto const f = formula<S, P>(setup, m);
+  auto const f = formula<P>(strategy, setup, m);
   CHECK(m.bytes.reserved == f.reserved);
   CHECK(m.bytes.rest == f.rest);
   CHECK(m.bytes.forward == f.forward);
@@ -239,22 +239,22 @@ void check_all() {
       Setup setup;
       setup.mode = mode;
       setup.options.prefetch = prefetch;
-      check<fsdp::FullShard, P>(setup);
+      check<P>(fsdp::FullShard{}, setup);
       setup.ranks = 2;
-      check<fsdp::FullShard, P>(setup);
+      check<P>(fsdp::FullShard{}, setup);
     }
     Setup setup;
     setup.mode = mode;
-    check<fsdp::ShardGradOp, P>(setup);
-    check<fsdp::NoShard, P>(setup);
+    check<P>(fsdp::ShardGradOp{}, setup);
+    check<P>(fsdp::NoShard{}, setup);
     setup.ranks = 1;
-    check<fsdp::FullShard, P>(setup);
+    check<P>(fsdp::FullShard{}, setup);
   }
   for (auto const mode : {Mode::synced, Mode::unsynced, Mode::replica}) {
     Setup setup;
     setup.mode = mode;
     setup.shard_group = 2;
-    check<fsdp::HybridShard<>, P>(setup);
+    check<P>(fsdp::HybridShard<>{}, setup);
   }
 }
 

@@ -7,6 +7,6 @@ TEST_CASE("account, plan and formulas agree in bf16") { modes::check_all<fsdp::B
 
 TEST_CASE("bf16 masters: parameter shards of half the size") {
   modes::Setup setup;
-  modes::check<fsdp::FullShard, fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(setup);
-  modes::check<fsdp::NoShard, fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(setup);
+  modes::check<fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(fsdp::FullShard{}, setup);
+  modes::check<fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(fsdp::NoShard{}, setup);
 }

@@ -23,7 +23,7 @@ static_assert(nanogpt::PinsMemory<fsdp::cuda::Device>, "batches and losses cross
 
 template <class P>
 Outcome on_gpu() {
-  return model_test::train<fsdp::FullShard, P>(fsdp::cuda::Device{}, model_test::aligned_run(64));
+  return model_test::train<P>(fsdp::FullShard{}, fsdp::cuda::Device{}, model_test::aligned_run(64));
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ TEST_CASE("fp32 on a GPU is the host's fp32", "[nanogpt][model]") {
   auto const gpu = on_gpu<fsdp::Fp32>();
   // TF32 would round every operand to 2^-11.
   model_test::check_alike(
-      gpu, model_test::train<fsdp::FullShard, fsdp::Fp32>(fsdp::host::Device{}, model_test::aligned_run(64)), 1e-4,
+      gpu, model_test::train<fsdp::Fp32>(fsdp::FullShard{}, fsdp::host::Device{}, model_test::aligned_run(64)), 1e-4,
       1e-3f);
   CHECK(on_gpu<fsdp::Fp32>() == gpu);
 }

@@ -13,21 +13,20 @@
 namespace {
 
 /// `ranks` threads on the host, in fp32.
-template <class S>
-model_test::Outcome train(int ranks, bool interrupt, int steps = 8, bool recompute = false, int micro_steps = 2) {
+model_test::Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, bool interrupt, int steps = 8, bool recompute = false, int micro_steps = 2) {
   model_test::TrainingRun run;
   run.ranks = ranks;
   run.steps = steps;
   run.micro_steps = micro_steps;
   run.interrupt = interrupt;
   run.recompute = recompute;
-  return model_test::train<S, fsdp::Fp32>(fsdp::host::Device{}, run);
+  return model_test::train<fsdp::Fp32>(strategy, fsdp::host::Device{}, run);
 }
 
 }  // namespace
 
 TEST_CASE("training lowers the loss from that of a uniform guess", "[nanogpt][model][engine]") {
-  auto const outcome = train<fsdp::FullShard>(1, true, 40);
+  auto const outcome = train(fsdp::FullShard{}, 1, true, 40);
   CHECK(std::abs(outcome.losses.front() - std::log(23.0)) < 0.2);
   CHECK(outcome.losses.back() < 1.0);                         // the next token is a function of the last one
   CHECK(outcome.evaluations.back() < outcome.losses.back());  // no dropout
@@ -36,15 +35,15 @@ TEST_CASE("training lowers the loss from that of a uniform guess", "[nanogpt][mo
 
 TEST_CASE("strategies train the model bit by bit alike", "[nanogpt][model][engine]") {
   // With several micro-steps FullShard reduces each, NoShard their sum: equal only in exact arithmetic.
-  auto const expected = train<fsdp::NoShard>(2, false, 8, false, 1);
-  CHECK(train<fsdp::FullShard>(2, false, 8, false, 1).losses == expected.losses);
-  CHECK(train<fsdp::ShardGradOp>(2, false, 8, false, 1).losses == expected.losses);
+  auto const expected = train(fsdp::NoShard{}, 2, false, 8, false, 1);
+  CHECK(train(fsdp::FullShard{}, 2, false, 8, false, 1).losses == expected.losses);
+  CHECK(train(fsdp::ShardGradOp{}, 2, false, 8, false, 1).losses == expected.losses);
 }
 
 TEST_CASE("evaluation and decoding leave training as it was", "[nanogpt][model][engine]") {
-  CHECK(train<fsdp::FullShard>(2, true).losses == train<fsdp::FullShard>(2, false).losses);
+  CHECK(train(fsdp::FullShard{}, 2, true).losses == train(fsdp::FullShard{}, 2, false).losses);
 }
 
 TEST_CASE("recomputed layers give the same losses", "[nanogpt][model][engine]") {
-  CHECK(train<fsdp::FullShard>(2, false, 4, true).losses == train<fsdp::FullShard>(2, false, 4, false).losses);
+  CHECK(train(fsdp::FullShard{}, 2, false, 4, true).losses == train(fsdp::FullShard{}, 2, false, 4, false).losses);
 }

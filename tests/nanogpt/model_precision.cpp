@@ -23,9 +23,9 @@ namespace {
 using model_test::TrainingRun;
 fsdp::host::Device const host;
 
-template <class S, class P>
-model_test::Outcome train(TrainingRun const& run) {
-  return model_test::train<S, P>(host, run);
+template <class P>
+model_test::Outcome train(fsdp::ShardingStrategy const& strategy, TrainingRun const& run) {
+  return model_test::train<P>(strategy, host, run);
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ TEST_CASE("bf16 trains as fp32 does", "[nanogpt][model][precision]") {
   run.steps = 30;
   run.lr = 1e-3f;
   run.interrupt = true;
-  auto const narrow = train<fsdp::FullShard, fsdp::Bf16>(run), wide = train<fsdp::FullShard, fsdp::Fp32>(run);
+  auto const narrow = train<fsdp::Bf16>(fsdp::FullShard{}, run), wide = train<fsdp::Fp32>(fsdp::FullShard{}, run);
   // One rounding of 2^-9 hits every value that bf16 keeps; logits of about 1 go through about ten of them. A loss is a
   // mean over 32 rows of them, so it moves by less than one: 2^-8 leaves room for what 30 small steps make of it.
   model_test::check_alike(narrow, wide, 0x1p-8, 10 * 0x1p-9f);
@@ -45,7 +45,7 @@ TEST_CASE("bf16 trains as fp32 does", "[nanogpt][model][precision]") {
 TEST_CASE("masters keep more than bf16 holds", "[nanogpt][model][precision]") {
   TrainingRun run;
   run.steps = 2;
-  auto const weights = train<fsdp::FullShard, fsdp::Bf16>(run).weights;
+  auto const weights = train<fsdp::Bf16>(fsdp::FullShard{}, run).weights;
   std::size_t finer = 0;
   for (auto const weight : weights)
     if (static_cast<float>(fsdp::bf16(weight)) != weight) ++finer;
@@ -59,20 +59,20 @@ TEST_CASE("strategies train the model bit by bit alike in bf16", "[nanogpt][mode
   for (int const ranks : {2, 4}) {
     CAPTURE(ranks);
     run.ranks = ranks;
-    auto const expected = train<fsdp::NoShard, fsdp::Bf16>(run);
-    CHECK(train<fsdp::FullShard, fsdp::Bf16>(run) == expected);
-    CHECK(train<fsdp::ShardGradOp, fsdp::Bf16>(run) == expected);
+    auto const expected = train<fsdp::Bf16>(fsdp::NoShard{}, run);
+    CHECK(train<fsdp::Bf16>(fsdp::FullShard{}, run) == expected);
+    CHECK(train<fsdp::Bf16>(fsdp::ShardGradOp{}, run) == expected);
     run.shard_group = 2;
-    CHECK(train<fsdp::HybridShard<>, fsdp::Bf16>(run) == expected);
+    CHECK(train<fsdp::Bf16>(fsdp::HybridShard<>{}, run) == expected);
     run.shard_group = 0;
   }
 }
 
 TEST_CASE("a discarded loss does not enter the next", "[nanogpt][model]") {
   fsdp::local::run(1, host, [](fsdp::local::Communicator<fsdp::host::Device> comm) {
-    using Engine = fsdp::Engine<fsdp::FullShard, fsdp::local::Communicator<fsdp::host::Device>, fsdp::Bf16>;
+    using Engine = fsdp::Engine<fsdp::local::Communicator<fsdp::host::Device>, fsdp::Bf16>;
     fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh);
+    Engine engine(mesh, fsdp::FullShard{});
     nanogpt::Gpt<Engine> model(engine, {1, 1, 16, 8, 11, 0.0f, false}, 1, 8);
     std::vector<std::int32_t> const tokens(8, 3);
     auto const pass = [&] { model.forward_backward(tokens.data(), tokens.data()); };
@@ -105,8 +105,8 @@ TEST_CASE("bf16's losses follow fp32's over 500 steps of real text", "[.][curves
   run.batch = 12;
   run.config = {2, 2, 64, 32, 65, 0.0f, false};
   for (char const symbol : text) run.text.push_back(ids.at(symbol));
-  auto const wide = train<fsdp::FullShard, fsdp::Fp32>(run).losses,
-             narrow = train<fsdp::FullShard, fsdp::Bf16>(run).losses;
+  auto const wide = train<fsdp::Fp32>(fsdp::FullShard{}, run).losses,
+             narrow = train<fsdp::Bf16>(fsdp::FullShard{}, run).losses;
   REQUIRE(wide.size() == 500);
   REQUIRE(narrow.size() == 500);
   std::printf("  steps    fp32    bf16  relative\n");

@@ -12,9 +12,8 @@ namespace {
 
 bool const ready = fsdp::testing::need_gpu();
 
-template <class S>
-model_test::Outcome train(model_test::TrainingRun const& run) {
-  return model_test::train<S, fsdp::Bf16>(fsdp::cuda::Device{}, run);
+model_test::Outcome train(fsdp::ShardingStrategy const& strategy, model_test::TrainingRun const& run) {
+  return model_test::train<fsdp::Bf16>(strategy, fsdp::cuda::Device{}, run);
 }
 
 }  // namespace
@@ -26,10 +25,10 @@ TEST_CASE("strategies train the model bit by bit alike in bf16 on a GPU", "[nano
   run.config = {3, 2, 128, 64, 65, 0.1f, true};
   run.ranks = GENERATE(2, 4);
   CAPTURE(run.ranks);
-  auto const expected = train<fsdp::NoShard>(run);
-  CHECK(train<fsdp::NoShard>(run) == expected);
-  CHECK(train<fsdp::FullShard>(run) == expected);
-  CHECK(train<fsdp::ShardGradOp>(run) == expected);
+  auto const expected = train(fsdp::NoShard{}, run);
+  CHECK(train(fsdp::NoShard{}, run) == expected);
+  CHECK(train(fsdp::FullShard{}, run) == expected);
+  CHECK(train(fsdp::ShardGradOp{}, run) == expected);
   run.shard_group = 2;
-  CHECK(train<fsdp::HybridShard<>>(run) == expected);
+  CHECK(train(fsdp::HybridShard<>{}, run) == expected);
 }

@@ -41,15 +41,15 @@ struct Outcome {
 
 /// Ranks are threads on one device.
 /// @tparam S  strategy    @tparam P  precision
-template <class S, class P, class D>
-Outcome train(D const& device, TrainingRun const& run) {
+template <class P, class D>
+Outcome train(fsdp::ShardingStrategy const& strategy, D const& device, TrainingRun const& run) {
   Outcome outcome;
   outcome.losses.assign(static_cast<std::size_t>(run.steps), 0);
   std::mutex merging;
   fsdp::local::run(run.ranks, device, [&](fsdp::local::Communicator<D> comm) {
-    using Engine = fsdp::Engine<S, fsdp::local::Communicator<D>, P>;
-    fsdp::Mesh mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
-    Engine engine(mesh, {.prefetch = 1, .seed = 11});
+    using Engine = fsdp::Engine<fsdp::local::Communicator<D>, P>;
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), {.prefetch = 1, .seed = 11});
     nanogpt::GptOptions options;
     options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
     options.panel = 8;

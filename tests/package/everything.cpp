@@ -34,12 +34,12 @@ struct Module {
   void backward(Stream&, Params<W> const&, Params<G> const&) const {}
 };
 
-template <class S, class P, class Comm>
-void use(Comm comm) {
-  fsdp::Mesh mesh(std::move(comm), {.shard_group = 1});
-  using Engine = fsdp::Engine<S, Comm, P>;
+template <class P, class Comm>
+void use(fsdp::ShardingStrategy const& strategy, Comm comm) {
+  fsdp::Mesh mesh(std::move(comm));
+  using Engine = fsdp::Engine<Comm, P>;
   using Stream = typename Engine::Stream;
-  Engine engine(mesh, {.reshard_ranks = 0, .accumulate_unsharded = true});
+  Engine engine(mesh, strategy, {.reshard_ranks = 0, .accumulate_unsharded = true});
   auto const shared = engine.add_unit("shared");
   auto one = engine.shard(Module<Stream>{8}, "one", shared);
   auto many = engine.shard(std::vector(2, Module<Stream>{8}), "many");
@@ -83,7 +83,8 @@ void use(Comm comm) {
 
 int main() {
   using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-  fsdp::local::run(2, fsdp::host::Device{}, [](Comm comm) { use<fsdp::HybridShard<>, fsdp::Bf16>(std::move(comm)); });
+  fsdp::local::run(2, fsdp::host::Device{},
+                   [](Comm comm) { use<fsdp::Bf16>(fsdp::HybridShard<>{.group = 1}, std::move(comm)); });
 #ifdef WITH_MPI
   return fsdp::mpi::run(0, nullptr, [](fsdp::mpi::Environment& environment) {
     fsdp::mpi::Communicator world{environment};

@@ -21,16 +21,16 @@ using Control = std::function<void(int micro)>;
 
 /// Trains 4 steps of 3 micro-steps on 4 ranks. `control(engine)` returns what is done before each micro-step.
 /// @param most_delay  microseconds; each run has other delays
-template <class S, class MakeControl>
-std::vector<float> train(fsdp::EngineOptions options, MakeControl control, int shard_group = 2,
-                         std::int64_t most_delay = 500) {
+template <class MakeControl>
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions options, MakeControl control,
+                         int shard_group = 2, std::int64_t most_delay = 500) {
   static std::uint64_t seed = 0;
   ++seed;
   std::vector<float> result;
   fsdp::local::run(4, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Comm> mesh(Comm(std::move(comm), seed, most_delay), fsdp::testing::groups_of<S>(shard_group));
-    fsdp::Engine<S, Comm> engine(mesh, options);
+    fsdp::Mesh<Comm> mesh(Comm(std::move(comm), seed, most_delay));
+    fsdp::Engine<Comm> engine(mesh, fsdp::testing::in_groups_of(shard_group, strategy), options);
     toy::Shape shape;
     shape.hidden = {17, 40, 5, 31};
     toy::Network network(engine, shape);
@@ -66,18 +66,18 @@ double difference(std::vector<float> const& a, std::vector<float> const& b) {
 }  // namespace
 
 TEST_CASE("what is gathered ahead and kept does not change a bit") {
-  auto const reference = train<fsdp::FullShard>({}, nothing, 2, 0);
+  auto const reference = train(fsdp::FullShard{}, {}, nothing, 2, 0);
   fsdp::EngineOptions options;
   SECTION("depths that differ") {
     options.prefetch = 3;
     options.backward_prefetch = 0;
-    CHECK(equal_bits(train<fsdp::FullShard>(options, nothing), reference));
+    CHECK(equal_bits(train(fsdp::FullShard{}, options, nothing), reference));
   }
   SECTION("a cap on bytes ahead") {
     options.prefetch = 4;
     for (std::int64_t const cap : {1, 2048, 5000, 1 << 20}) {
       options.max_ahead_bytes = cap;
-      CHECK(equal_bits(train<fsdp::FullShard>(options, nothing), reference));
+      CHECK(equal_bits(train(fsdp::FullShard{}, options, nothing), reference));
     }
   }
   SECTION("explicit lists, out of order too") {
@@ -88,35 +88,35 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
       engine.set_backward_prefetch(3, {});
       return Control([](int) {});
     };
-    CHECK(equal_bits(train<fsdp::FullShard>({}, lists), reference));
-    CHECK(equal_bits(train<fsdp::ShardGradOp>({}, lists), reference));
+    CHECK(equal_bits(train(fsdp::FullShard{}, {}, lists), reference));
+    CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, lists), reference));
   }
   SECTION("a smaller group after forward") {
     for (bool const keep_last : {true, false}) {
       options.reshard_ranks = 2;
       options.keep_last = keep_last;
-      CHECK(equal_bits(train<fsdp::FullShard>(options, nothing), reference));
-      CHECK(equal_bits(train<fsdp::HybridShard<fsdp::FullShard>>(options, nothing, 4), reference));
+      CHECK(equal_bits(train(fsdp::FullShard{}, options, nothing), reference));
+      CHECK(equal_bits(train(fsdp::HybridShard<fsdp::FullShard>{}, options, nothing, 4), reference));
     }
   }
   SECTION("parameters that stay between micro-steps") {
     auto const stay = [](auto& engine) {
       return Control([&engine](int micro) { engine.set_reshard_after_backward(micro == 2); });
     };
-    CHECK(equal_bits(train<fsdp::ShardGradOp>({}, stay), reference));
+    CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, stay), reference));
     auto const always = [](auto& engine) {  // an optimizer step drops them all the same
       engine.set_reshard_after_backward(false);
       return Control([](int) {});
     };
-    CHECK(equal_bits(train<fsdp::ShardGradOp>({}, always), reference));
-    CHECK(equal_bits(train<fsdp::NoShard>({}, always), train<fsdp::NoShard>({}, nothing)));
+    CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, always), reference));
+    CHECK(equal_bits(train(fsdp::NoShard{}, {}, always), train(fsdp::NoShard{}, {}, nothing)));
     options.keep_unsharded = true;
-    CHECK(equal_bits(train<fsdp::FullShard>(options, always), reference));
+    CHECK(equal_bits(train(fsdp::FullShard{}, options, always), reference));
   }
 }
 
 TEST_CASE("gradients that wait change the order of a sum alone") {
-  auto const reference = train<fsdp::FullShard>({}, nothing, 2, 0);
+  auto const reference = train(fsdp::FullShard{}, {}, nothing, 2, 0);
   fsdp::EngineOptions options;
   options.accumulate_unsharded = true;
   auto const gradients = [](auto when) {
@@ -133,30 +133,30 @@ TEST_CASE("gradients that wait change the order of a sum alone") {
   // may differ that much.
   double const tolerance = 2e-4;
   SECTION("for a reduction") {
-    auto const once = train<fsdp::FullShard>(options, gradients(last));
+    auto const once = train(fsdp::FullShard{}, options, gradients(last));
     CHECK(difference(once, reference) < tolerance);
-    CHECK(equal_bits(train<fsdp::ShardGradOp>(options, gradients(last)), once));
-    CHECK(equal_bits(train<fsdp::NoShard>({}, gradients(last)), once));
-    CHECK(equal_bits(train<fsdp::HybridShard<>>(options, gradients(last)), once));
-    auto const twice = train<fsdp::FullShard>(options, gradients(not_second));
+    CHECK(equal_bits(train(fsdp::ShardGradOp{}, options, gradients(last)), once));
+    CHECK(equal_bits(train(fsdp::NoShard{}, {}, gradients(last)), once));
+    CHECK(equal_bits(train(fsdp::HybridShard<>{}, options, gradients(last)), once));
+    auto const twice = train(fsdp::FullShard{}, options, gradients(not_second));
     CHECK(difference(twice, reference) < tolerance);
     CHECK_FALSE(equal_bits(twice, once));
-    CHECK(equal_bits(train<fsdp::HybridShard<>>(options, gradients(not_second)), twice));
-    CHECK(difference(train<fsdp::NoShard>({}, gradients(not_second)), reference) < tolerance);
+    CHECK(equal_bits(train(fsdp::HybridShard<>{}, options, gradients(not_second)), twice));
+    CHECK(difference(train(fsdp::NoShard{}, {}, gradients(not_second)), reference) < tolerance);
   }
   SECTION("for replicas") {
     options.accumulate_unsharded = false;
     options.accumulate_replica = true;
-    auto const each = train<fsdp::HybridShard<>>(options, nothing);
+    auto const each = train(fsdp::HybridShard<>{}, options, nothing);
     CHECK(equal_bits(each, reference));
-    auto const once = train<fsdp::HybridShard<>>(options, replicas(last));
+    auto const once = train(fsdp::HybridShard<>{}, options, replicas(last));
     CHECK(difference(once, reference) < tolerance);
     CHECK_FALSE(equal_bits(once, reference));
-    CHECK(equal_bits(train<fsdp::HybridShard<fsdp::ShardGradOp>>(options, replicas(last)), once));
-    CHECK(difference(train<fsdp::HybridShard<>>(options, replicas(not_second)), reference) < tolerance);
+    CHECK(equal_bits(train(fsdp::HybridShard<fsdp::ShardGradOp>{}, options, replicas(last)), once));
+    CHECK(difference(train(fsdp::HybridShard<>{}, options, replicas(not_second)), reference) < tolerance);
     // Groups of one rank keep whole gradients: nothing is reduced until replicas are.
-    CHECK(difference(train<fsdp::HybridShard<>>(options, replicas(last), 1), reference) < tolerance);
+    CHECK(difference(train(fsdp::HybridShard<>{}, options, replicas(last), 1), reference) < tolerance);
     // One group: there are no replicas to wait for.
-    CHECK(equal_bits(train<fsdp::HybridShard<>>(options, replicas(last), 4), reference));
+    CHECK(equal_bits(train(fsdp::HybridShard<>{}, options, replicas(last), 4), reference));
   }
 }

@@ -26,27 +26,25 @@ bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
   return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-template <class S>
-void check_settings(int ranks, toy::Run run) {
-  INFO(S::name << ", " << ranks << " ranks, " << run.micro_steps << " micro-steps"
-               << (run.sync_last_only ? ", reduced once" : ""));
+void check_settings(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run) {
+  INFO(strategy.name << ", " << ranks << " ranks, " << run.micro_steps << " micro-steps"
+                     << (run.sync_last_only ? ", reduced once" : ""));
   run.steps = 4;
   run.shape.setting = Setting::none;
-  auto const expected = toy::train_local<S>(ranks, run);
+  auto const expected = toy::train_local(strategy, ranks, run);
   for (auto const setting : {Setting::every, Setting::ends, Setting::even_layers}) {
     INFO("setting " << static_cast<int>(setting));
     run.shape.setting = setting;
-    CHECK(equal_bits(toy::train_local<S>(ranks, run, Poison{}), expected));
+    CHECK(equal_bits(toy::train_local(strategy, ranks, run, Poison{}), expected));
   }
 }
 
-template <class S>
-void check_accumulation(int ranks, toy::Run run) {
-  check_settings<S>(ranks, run);
+void check_accumulation(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run) {
+  check_settings(strategy, ranks, run);
   run.micro_steps = 3;
-  check_settings<S>(ranks, run);
+  check_settings(strategy, ranks, run);
   run.sync_last_only = run.options.accumulate_unsharded = true;
-  check_settings<S>(ranks, run);
+  check_settings(strategy, ranks, run);
 }
 
 /// Bytes, over all ranks.
@@ -55,15 +53,14 @@ struct Zeroed {
   std::int64_t padding = 0, gradients = 0;
 };
 
-template <class S>
-Zeroed zeroed(int ranks, Setting setting) {
+Zeroed zeroed(fsdp::ShardingStrategy const& strategy, int ranks, Setting setting) {
   using Device = fsdp::testing::CountDevice<fsdp::host::Device>;
   using Comm = fsdp::local::Communicator<Device>;
   Zeroed result;
   Device const device;
   fsdp::local::run(ranks, device, [&](Comm comm) {
     fsdp::Mesh<Comm> mesh(std::move(comm));
-    fsdp::Engine<S, Comm> engine(mesh);
+    fsdp::Engine<Comm> engine(mesh, strategy);
     toy::Shape shape;
     shape.setting = setting;
     toy::Network network(engine, shape);
@@ -91,13 +88,12 @@ Zeroed zeroed(int ranks, Setting setting) {
   return result;
 }
 
-template <class S>
-void check_zeroed(int ranks) {
-  INFO(S::name << ", " << ranks << " ranks");
-  auto const every = zeroed<S>(ranks, Setting::every);
+void check_zeroed(fsdp::ShardingStrategy const& strategy, int ranks) {
+  INFO(strategy.name << ", " << ranks << " ranks");
+  auto const every = zeroed(strategy, ranks, Setting::every);
   CHECK(every.padding > 0);
   CHECK(every.in_a_step == every.padding);
-  CHECK(zeroed<S>(ranks, Setting::none).in_a_step >= every.gradients);
+  CHECK(zeroed(strategy, ranks, Setting::none).in_a_step >= every.gradients);
 }
 
 }  // namespace
@@ -105,19 +101,19 @@ void check_zeroed(int ranks) {
 TEST_CASE("gradients that modules set are those that they add to zeros, bit by bit") {
   int const ranks = GENERATE(1, 2, 4);
   toy::Run run;
-  check_accumulation<fsdp::FullShard>(ranks, run);
-  check_accumulation<fsdp::ShardGradOp>(ranks, run);
-  check_accumulation<fsdp::NoShard>(ranks, run);
+  check_accumulation(fsdp::FullShard{}, ranks, run);
+  check_accumulation(fsdp::ShardGradOp{}, ranks, run);
+  check_accumulation(fsdp::NoShard{}, ranks, run);
   if (ranks < 4) return;
   run.shard_group = 2;
-  check_accumulation<fsdp::HybridShard<>>(ranks, run);
+  check_accumulation(fsdp::HybridShard<>{}, ranks, run);
   run.options.accumulate_replica = true;
-  check_accumulation<fsdp::HybridShard<>>(ranks, run);
+  check_accumulation(fsdp::HybridShard<>{}, ranks, run);
 }
 
 TEST_CASE("nothing but padding is zeroed in a step where all modules set their gradients") {
   int const ranks = GENERATE(1, 2);
-  check_zeroed<fsdp::FullShard>(ranks);
-  check_zeroed<fsdp::ShardGradOp>(ranks);
-  check_zeroed<fsdp::NoShard>(ranks);
+  check_zeroed(fsdp::FullShard{}, ranks);
+  check_zeroed(fsdp::ShardGradOp{}, ranks);
+  check_zeroed(fsdp::NoShard{}, ranks);
 }

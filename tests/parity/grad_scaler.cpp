@@ -52,14 +52,14 @@ std::string shard_bytes(E& engine) {
 
 /// What each rank saw.
 /// @param left_out  planted steps are not run at all; the scale is set to what it must become
-template <class S>
-std::vector<Outcome> train(int ranks, int shard_group, float clip, bool left_out = false, bool sgd = false) {
+std::vector<Outcome> train(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group, float clip,
+                           bool left_out = false, bool sgd = false) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](toy::LocalHost comm) {
     auto const rank = comm.rank();
     auto& mine = outcomes[static_cast<std::size_t>(rank)];
-    fsdp::Mesh<toy::LocalHost> mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
-    fsdp::Engine<S, toy::LocalHost, fsdp::Fp16> engine(mesh);
+    fsdp::Mesh<toy::LocalHost> mesh(std::move(comm));
+    fsdp::Engine<toy::LocalHost, fsdp::Fp16> engine(mesh, fsdp::testing::in_groups_of(shard_group, strategy));
     toy::Patches patches(engine);
     fsdp::GradScaler scaler(engine, {.growth_interval = 3});
     Model model{.interval = 3};
@@ -100,9 +100,8 @@ bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
   return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-template <class S>
-void check(int ranks, int shard_group, float clip, bool sgd = false) {
-  auto const outcomes = train<S>(ranks, shard_group, clip, false, sgd);
+void check(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group, float clip, bool sgd = false) {
+  auto const outcomes = train(strategy, ranks, shard_group, clip, false, sgd);
   for (auto const& mine : outcomes) {
     REQUIRE(mine.scales.size() == all_steps);
     Model model{.interval = 3};
@@ -119,7 +118,7 @@ void check(int ranks, int shard_group, float clip, bool sgd = false) {
     CHECK(mine.taken == all_steps - planted_steps);
   }
   // As if the skipped steps had never been: moments and bias corrections did not see them.
-  auto const without = train<S>(ranks, shard_group, clip, true, sgd);
+  auto const without = train(strategy, ranks, shard_group, clip, true, sgd);
   CHECK(without[0].skipped == 0);
   CHECK(equal_bits(outcomes[0].parameters, without[0].parameters));
 }
@@ -127,14 +126,14 @@ void check(int ranks, int shard_group, float clip, bool sgd = false) {
 }  // namespace
 
 TEST_CASE("an overflow on one rank is skipped by all, and the scale follows PyTorch's rules") {
-  SECTION("FullShard") { check<fsdp::FullShard>(4, 0, 0.0f); }
-  SECTION("FullShard, clipping") { check<fsdp::FullShard>(4, 0, 1e-3f); }
-  SECTION("NoShard") { check<fsdp::NoShard>(4, 0, 0.0f); }
-  SECTION("NoShard, clipping") { check<fsdp::NoShard>(4, 0, 1e-3f); }
-  SECTION("HybridShard") { check<fsdp::HybridShard<>>(4, 2, 0.0f); }
-  SECTION("HybridShard, clipping") { check<fsdp::HybridShard<>>(4, 2, 1e-3f); }
-  SECTION("ShardGradOp on three ranks, SGD") { check<fsdp::ShardGradOp>(3, 0, 1e-3f, true); }
-  SECTION("one rank") { check<fsdp::FullShard>(1, 0, 1e-3f); }
+  SECTION("FullShard") { check(fsdp::FullShard{}, 4, 0, 0.0f); }
+  SECTION("FullShard, clipping") { check(fsdp::FullShard{}, 4, 0, 1e-3f); }
+  SECTION("NoShard") { check(fsdp::NoShard{}, 4, 0, 0.0f); }
+  SECTION("NoShard, clipping") { check(fsdp::NoShard{}, 4, 0, 1e-3f); }
+  SECTION("HybridShard") { check(fsdp::HybridShard<>{}, 4, 2, 0.0f); }
+  SECTION("HybridShard, clipping") { check(fsdp::HybridShard<>{}, 4, 2, 1e-3f); }
+  SECTION("ShardGradOp on three ranks, SGD") { check(fsdp::ShardGradOp{}, 3, 0, 1e-3f, true); }
+  SECTION("one rank") { check(fsdp::FullShard{}, 1, 0, 1e-3f); }
 }
 
 TEST_CASE("with a scale, the norm is that of the unscaled gradients, and the step is that without one") {
@@ -144,7 +143,7 @@ TEST_CASE("with a scale, the norm is that of the unscaled gradients, and the ste
   };
   auto const run = [](bool scaled, fsdp::NormKind kind) {
     // fp32 gradients: a power of two changes no bit of them.
-    return toy::on_patches<fsdp::FullShard, fsdp::Fp32>(3, 0, [&](auto& engine, auto& patches) {
+    return toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 3, 0, [&](auto& engine, auto& patches) {
       using E = std::remove_reference_t<decltype(engine)>;
       Seen seen;
       fsdp::AdamW adamw(engine);
@@ -185,7 +184,7 @@ TEST_CASE("gradients that overflow by themselves bring the scale down until they
     float scale = 0.0f;
     std::int64_t skipped = 0;
   };
-  auto const seen = toy::on_patches<fsdp::FullShard, fsdp::Fp16>(4, 0, [](auto& engine, auto& patches) {
+  auto const seen = toy::on_patches<fsdp::Fp16>(fsdp::FullShard{}, 4, 0, [](auto& engine, auto& patches) {
     fsdp::AdamW adamw(engine);
     fsdp::GradScaler scaler(engine);
     for (int step = 0; step < 10; ++step) {
@@ -218,7 +217,7 @@ TEST_CASE("clipping, unscaling, stepping and adapting the scale do not wait for 
   fsdp::local::run(2, fsdp::host::Device{}, [&](toy::LocalHost comm) {
     auto const rank = static_cast<std::size_t>(comm.rank());
     fsdp::Mesh<toy::LocalHost> mesh(std::move(comm));
-    fsdp::Engine<fsdp::FullShard, toy::LocalHost, fsdp::Fp16> engine(mesh);
+    fsdp::Engine<toy::LocalHost, fsdp::Fp16> engine(mesh, fsdp::FullShard{});
     toy::Patches patches(engine);
     fsdp::AdamW adamw(engine);
     fsdp::GradScaler scaler(engine, {.growth_interval = 1});
@@ -233,7 +232,7 @@ TEST_CASE("clipping, unscaling, stepping and adapting the scale do not wait for 
 }
 
 TEST_CASE("state goes out and comes back") {
-  auto const right = toy::on_patches<fsdp::FullShard, fsdp::Fp16>(2, 0, [](auto& engine, auto& patches) {
+  auto const right = toy::on_patches<fsdp::Fp16>(fsdp::FullShard{}, 2, 0, [](auto& engine, auto& patches) {
     fsdp::AdamW adamw(engine);
     fsdp::LossScale saved;
     bool same = true;
@@ -261,7 +260,7 @@ TEST_CASE("state goes out and comes back") {
 }
 
 TEST_CASE("misuse of the scaler is an error with words") {
-  auto const texts = toy::on_patches<fsdp::FullShard, fsdp::Fp16>(1, 0, [](auto& engine, auto& patches) {
+  auto const texts = toy::on_patches<fsdp::Fp16>(fsdp::FullShard{}, 1, 0, [](auto& engine, auto& patches) {
     using Scaler = fsdp::GradScaler<std::remove_reference_t<decltype(engine)>>;
     std::vector<std::string> caught;
     auto const expect = [&](auto action) {
@@ -302,7 +301,7 @@ TEST_CASE("ranks whose scalers differ all hear of it") {
   fsdp::local::run(2, fsdp::host::Device{}, [&](toy::LocalHost comm) {
     auto const rank = comm.rank();
     fsdp::Mesh<toy::LocalHost> mesh(std::move(comm));
-    fsdp::Engine<fsdp::FullShard, toy::LocalHost, fsdp::Fp16> engine(mesh);
+    fsdp::Engine<toy::LocalHost, fsdp::Fp16> engine(mesh, fsdp::FullShard{});
     toy::Patches patches(engine);
     auto& text = texts[static_cast<std::size_t>(rank)];
     try {

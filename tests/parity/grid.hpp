@@ -22,7 +22,6 @@
 #include "tests/support/all_pairs.hpp"
 #include "tests/support/delayed.hpp"
 #include "tests/support/reference.hpp"
-#include "tests/support/shard_group.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace toy::grid {
@@ -120,23 +119,33 @@ std::vector<float> gradients(E& engine, float unscale) {
   return all;
 }
 
+/// @param group  ranks per shard group of HybridShard
+inline fsdp::ShardingStrategy strategy_of(Sharding sharding, int group) {
+  switch (sharding) {
+    case Sharding::shard_grad_op: return fsdp::ShardGradOp{};
+    case Sharding::hybrid_shard: return fsdp::HybridShard<>{.group = group};
+    case Sharding::no_shard: return fsdp::NoShard{};
+    default: return fsdp::FullShard{};
+  }
+}
+
 /// One rank's part of a run. @return on rank 0 the outcome
-template <class S, class P, class Comm>
+template <class P, class Comm>
 Outcome train(Comm comm, Row const& row) {
   int const group = comm.size() % 2 == 0 ? 2 : comm.size();
-  fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(group));
+  fsdp::Mesh<Comm> mesh(std::move(comm));
   fsdp::EngineOptions options;
   options.prefetch = row.prefetch;
   options.keep_last = options.keep_root = row.keep_last;
   options.accumulate_unsharded = row.accumulation == Accumulation::unsynced;
   options.bucket_bytes = 3000;  // NoShard: units split and merged
   options.first_bucket_bytes = 700;
-  fsdp::Engine<S, Comm, P> engine(mesh, options);
+  fsdp::Engine<Comm, P> engine(mesh, strategy_of(row.sharding, group), options);
   Network network(engine, shape(row.setting));
   fsdp::Sgd sgd(engine, {.lr = static_cast<float>(optimizer.lr),
                          .momentum = static_cast<float>(optimizer.momentum),
                          .weight_decay = static_cast<float>(optimizer.weight_decay)});
-  std::optional<fsdp::GradScaler<fsdp::Engine<S, Comm, P>>> scaler;
+  std::optional<fsdp::GradScaler<fsdp::Engine<Comm, P>>> scaler;
   if (std::is_same_v<typename P::Param, fsdp::fp16>)
     scaler.emplace(engine, fsdp::GradScalerOptions{.init_scale = first_scale, .growth_interval = 2});
   Outcome outcome;
@@ -163,31 +172,15 @@ Outcome train(Comm comm, Row const& row) {
 }
 
 /// A run on threads of this process.
-template <class S, class P>
+template <class P>
 Outcome train_threads(int ranks, Row const& row, std::uint64_t seed) {
   Outcome outcome;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
-    auto mine = train<S, P>(Delayed(std::move(comm), seed, seed == 0 ? 0 : most_delay_us), row);
+    auto mine = train<P>(Delayed(std::move(comm), seed, seed == 0 ? 0 : most_delay_us), row);
     if (first) outcome = std::move(mine);
   });
   return outcome;
-}
-
-/// Calls `visit` with a value of the row's strategy.
-template <class Visit>
-auto with_strategy(Sharding sharding, Visit const& visit) {
-  switch (sharding) {
-    case Sharding::shard_grad_op: return visit(fsdp::ShardGradOp{});
-    case Sharding::hybrid_shard: return visit(fsdp::HybridShard<>{});
-    case Sharding::no_shard: return visit(fsdp::NoShard{});
-    default: return visit(fsdp::FullShard{});
-  }
-}
-template <class P>
-Outcome train_threads(int ranks, Row const& row, std::uint64_t seed) {
-  return with_strategy(row.sharding,
-                       [&](auto strategy) { return train_threads<decltype(strategy), P>(ranks, row, seed); });
 }
 
 // --- comparison

@@ -20,16 +20,16 @@ toy::Run untrained(std::uint64_t seed = 1337) {
 
 TEST_CASE("every world size and strategy starts from the same bits") {
   auto run = untrained();
-  auto const one = toy::train_local<fsdp::FullShard>(1, run);
+  auto const one = toy::train_local(fsdp::FullShard{}, 1, run);
   REQUIRE(!one.empty());
   for (int const ranks : {2, 3, 4, 7}) {
-    CHECK(toy::train_local<fsdp::FullShard>(ranks, run) == one);
-    CHECK(toy::train_local<fsdp::ShardGradOp>(ranks, run) == one);
-    CHECK(toy::train_local<fsdp::NoShard>(ranks, run) == one);
+    CHECK(toy::train_local(fsdp::FullShard{}, ranks, run) == one);
+    CHECK(toy::train_local(fsdp::ShardGradOp{}, ranks, run) == one);
+    CHECK(toy::train_local(fsdp::NoShard{}, ranks, run) == one);
   }
   run.shard_group = 2;
-  CHECK(toy::train_local<fsdp::HybridShard<>>(4, run) == one);
-  CHECK(toy::train_local<fsdp::FullShard>(4, untrained(1)) != one);
+  CHECK(toy::train_local(fsdp::HybridShard<>{}, 4, run) == one);
+  CHECK(toy::train_local(fsdp::FullShard{}, 4, untrained(1)) != one);
 }
 
 TEST_CASE("tensors of equal shape and different names start differently, as asked for") {
@@ -37,7 +37,7 @@ TEST_CASE("tensors of equal shape and different names start differently, as aske
   fsdp::local::run(2, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
     toy::Shape shape;
     shape.hidden = {64, 64};
     toy::Network network(engine, shape);
@@ -59,11 +59,11 @@ TEST_CASE("tensors of equal shape and different names start differently, as aske
 
 TEST_CASE("what is exported comes back through import_shard, whatever the world size") {
   auto const run = untrained();
-  auto const source = toy::train_local<fsdp::FullShard>(1, run);
+  auto const source = toy::train_local(fsdp::FullShard{}, 1, run);
   std::vector<float> result;
   fsdp::local::run(3, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh, {.seed = 99});
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{}, {.seed = 99});
     toy::Network network(engine, run.shape);
     fsdp::import_shard(engine, [&](fsdp::TensorInfo const& wanted, std::int64_t first, std::span<float> out) {
       std::size_t at = 0;
@@ -84,7 +84,7 @@ TEST_CASE("under FullShard no rank allocates the whole model") {
   fsdp::local::run(4, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
     toy::Shape shape;
     shape.hidden.assign(24, 64);
     toy::Network network(engine, shape);

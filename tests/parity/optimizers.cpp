@@ -39,13 +39,13 @@ Tensors exported_gradients(E& engine) {
   return tensors;
 }
 
-template <class S>
-Step one_step(int ranks, float clip, fsdp::NormKind kind = fsdp::NormKind::l2, int shard_group = 0) {
+Step one_step(fsdp::ShardingStrategy const& strategy, int ranks, float clip, fsdp::NormKind kind = fsdp::NormKind::l2,
+              int shard_group = 0) {
   Step step;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
-    auto engine = fsdp::make_engine<S>(mesh);
+    fsdp::Mesh mesh(std::move(comm));
+    auto engine = fsdp::Engine(mesh, fsdp::testing::in_groups_of(shard_group, strategy));
     toy::Network network(engine, {});
     fsdp::AdamW adamw(engine, {.beta2 = 0.99f, .weight_decay = 0.1f});
     Step mine;
@@ -76,7 +76,7 @@ double norm_of(Tensors const& gradients, fsdp::NormKind kind) {
 }  // namespace
 
 TEST_CASE("AdamW on shards is AdamW on whole tensors, with each tensor's own decay") {
-  auto const step = one_step<fsdp::FullShard>(3, 0.0f);
+  auto const step = one_step(fsdp::FullShard{}, 3, 0.0f);
   REQUIRE(step.before.size() == 14);
   int decayed = 0;
   for (auto const& [name, before] : step.before) {
@@ -98,7 +98,7 @@ TEST_CASE("AdamW on shards is AdamW on whole tensors, with each tensor's own dec
 }
 
 TEST_CASE("gradients at equal parameters are, tensor by tensor, those of one rank on the concatenated batch") {
-  auto const one = one_step<fsdp::FullShard>(1, 0.0f);
+  auto const one = one_step(fsdp::FullShard{}, 1, 0.0f);
   auto const expect_equal = [&](Step const& step) {
     REQUIRE(step.gradients.size() == one.gradients.size());
     for (auto const& [name, expected] : one.gradients) {
@@ -114,33 +114,33 @@ TEST_CASE("gradients at equal parameters are, tensor by tensor, those of one ran
     }
   };
   for (int const ranks : {2, 3, 4}) {
-    expect_equal(one_step<fsdp::FullShard>(ranks, 0.0f));
-    expect_equal(one_step<fsdp::NoShard>(ranks, 0.0f));
+    expect_equal(one_step(fsdp::FullShard{}, ranks, 0.0f));
+    expect_equal(one_step(fsdp::NoShard{}, ranks, 0.0f));
   }
-  expect_equal(one_step<fsdp::HybridShard<>>(4, 0.0f, fsdp::NormKind::l2, 2));
+  expect_equal(one_step(fsdp::HybridShard<>{}, 4, 0.0f, fsdp::NormKind::l2, 2));
 }
 
 TEST_CASE("the gradient norm is that of the whole gradient, equal for every strategy and world size") {
   auto const kind = GENERATE(fsdp::NormKind::l1, fsdp::NormKind::l2, fsdp::NormKind::inf);
-  auto const one = one_step<fsdp::FullShard>(1, 1e9f, kind);
+  auto const one = one_step(fsdp::FullShard{}, 1, 1e9f, kind);
   CHECK(std::abs(one.norm - norm_of(one.gradients, kind)) <= 1e-12 * one.norm);
   for (int const ranks : {2, 3, 4}) {
-    auto const full = one_step<fsdp::FullShard>(ranks, 1e9f, kind);
+    auto const full = one_step(fsdp::FullShard{}, ranks, 1e9f, kind);
     CHECK(std::abs(full.norm - norm_of(full.gradients, kind)) <= 1e-12 * full.norm);  // fp64 rounding
     CHECK(std::abs(full.norm - one.norm) <= 1e-5 * one.norm);  // fp32 gradients of another batch split
-    CHECK(one_step<fsdp::NoShard>(ranks, 1e9f, kind).norm == full.norm);
-    CHECK(one_step<fsdp::ShardGradOp>(ranks, 1e9f, kind).norm == full.norm);
+    CHECK(one_step(fsdp::NoShard{}, ranks, 1e9f, kind).norm == full.norm);
+    CHECK(one_step(fsdp::ShardGradOp{}, ranks, 1e9f, kind).norm == full.norm);
   }
-  CHECK(one_step<fsdp::HybridShard<>>(4, 1e9f, kind, 2).norm == one_step<fsdp::FullShard>(4, 1e9f, kind).norm);
+  CHECK(one_step(fsdp::HybridShard<>{}, 4, 1e9f, kind, 2).norm == one_step(fsdp::FullShard{}, 4, 1e9f, kind).norm);
 }
 
 TEST_CASE("clipping scales the step's gradients to the norm asked for") {
-  auto const free_step = one_step<fsdp::FullShard>(2, 1e9f);
+  auto const free_step = one_step(fsdp::FullShard{}, 2, 1e9f);
   auto const clip = static_cast<float>(free_step.norm / 4.0);
   double factor = 0.0;
   fsdp::local::run(2, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
     toy::Network network(engine, {});
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     auto const before = exported(engine);
@@ -165,7 +165,7 @@ TEST_CASE("a norm that is not finite skips the step everywhere and is counted, o
   fsdp::local::run(2, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
     toy::Network network(engine, {});
     fsdp::AdamW adamw(engine);
     auto const before = exported(engine);

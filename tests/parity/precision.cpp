@@ -20,9 +20,9 @@ bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
   return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-template <class S, class P>
-std::vector<float> train(int ranks, int shard_group = 0) {
-  return toy::on_patches<S, P>(ranks, shard_group, [](auto& engine, auto& patches) {
+template <class P>
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group = 0) {
+  return toy::on_patches<P>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
     fsdp::AdamW adamw(engine, {.weight_decay = 0.1f});
     for (int step = 0; step < 4; ++step) {
       patches.step({.step = step});
@@ -38,9 +38,9 @@ struct Snapshot {
 };
 
 /// Masters at the start and the reduced gradients of one backward pass.
-template <class P, class S = fsdp::FullShard>
-Snapshot one_pass(int ranks, int shard_group = 0) {
-  return toy::on_patches<S, P>(ranks, shard_group, [](auto& engine, auto& patches) {
+template <class P>
+Snapshot one_pass(int ranks, fsdp::ShardingStrategy const& strategy = fsdp::FullShard{}, int shard_group = 0) {
+  return toy::on_patches<P>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
     Snapshot shot;
     shot.parameters = toy::all_parameters(engine);
     patches.step({});
@@ -60,11 +60,11 @@ float rounded(float value) {
 TEMPLATE_TEST_CASE("a precision policy trains alike under every strategy", "[precision]", fsdp::Fp32, fsdp::Bf16,
                    fsdp::Bf16Reduce, fsdp::Fp16, Bf16Masters) {
   for (int const ranks : {1, 3, 4}) {
-    auto const full = train<fsdp::FullShard, TestType>(ranks);
-    CHECK(equal_bits(train<fsdp::NoShard, TestType>(ranks), full));
-    CHECK(equal_bits(train<fsdp::ShardGradOp, TestType>(ranks), full));
+    auto const full = train<TestType>(fsdp::FullShard{}, ranks);
+    CHECK(equal_bits(train<TestType>(fsdp::NoShard{}, ranks), full));
+    CHECK(equal_bits(train<TestType>(fsdp::ShardGradOp{}, ranks), full));
     if (ranks != 4) continue;
-    auto const hybrid = train<fsdp::HybridShard<>, TestType>(ranks, 2);
+    auto const hybrid = train<TestType>(fsdp::HybridShard<>{}, ranks, 2);
     // Two rounded sums instead of one where the reduction is narrower than fp32.
     if constexpr (std::is_same_v<typename TestType::Reduce, float>) CHECK(equal_bits(hybrid, full));
     CHECK(hybrid.size() == full.size());
@@ -104,7 +104,7 @@ TEMPLATE_TEST_CASE("a narrow sum under HybridShard is rounded within the group, 
                    fsdp::Bf16Reduce, fsdp::Fp16) {
   using Param = typename TestType::Param;
   using Reduce = typename TestType::Reduce;
-  auto const shot = one_pass<TestType, fsdp::HybridShard<>>(4, 2);
+  auto const shot = one_pass<TestType>(4, fsdp::HybridShard<>{}, 2);
   std::size_t at = 0;
   std::uint32_t tensor = 0;
   bool right = true, twice = false;
@@ -127,8 +127,8 @@ TEMPLATE_TEST_CASE("a narrow sum under HybridShard is rounded within the group, 
 
 TEMPLATE_TEST_CASE("masters go out as fp32 and come back bit for bit", "[precision]", fsdp::Bf16, Bf16Masters,
                    Fp16Masters) {
-  auto const saved = train<fsdp::FullShard, TestType>(2);
-  auto const loaded = toy::on_patches<fsdp::FullShard, TestType>(3, 0, [&](auto& engine, auto&) {
+  auto const saved = train<TestType>(fsdp::FullShard{}, 2);
+  auto const loaded = toy::on_patches<TestType>(fsdp::FullShard{}, 3, 0, [&](auto& engine, auto&) {
     std::vector<std::size_t> begin{0};
     auto const tensors = fsdp::tensor_list(engine);
     for (auto const& tensor : tensors) begin.push_back(begin.back() + static_cast<std::size_t>(tensor.numel));
@@ -144,9 +144,8 @@ TEMPLATE_TEST_CASE("masters go out as fp32 and come back bit for bit", "[precisi
 
 TEMPLATE_TEST_CASE("every precision reserves what the plan says", "[precision]", fsdp::Fp32, fsdp::Bf16,
                    fsdp::Bf16Reduce, fsdp::Fp16, Bf16Masters, Fp16Masters) {
-  auto const check = [](auto strategy, int ranks, int shard_group) {
-    using S = decltype(strategy);
-    auto const right = toy::on_patches<S, TestType>(ranks, shard_group, [](auto& engine, auto& patches) {
+  auto const check = [](fsdp::ShardingStrategy const& strategy, int ranks, int shard_group) {
+    auto const right = toy::on_patches<TestType>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
       fsdp::AdamW adamw(engine);
       patches.step({});
       adamw.step();

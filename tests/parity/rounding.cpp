@@ -23,9 +23,10 @@ struct Settings {
   float clip = 0.0f;
 };
 
-template <class S, class P, class Moment>
-std::vector<float> train(int ranks, Settings const& settings, int shard_group = 0) {
-  return toy::on_patches<S, P>(ranks, shard_group, [&](auto& engine, auto& patches) {
+template <class P, class Moment>
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, Settings const& settings,
+                         int shard_group = 0) {
+  return toy::on_patches<P>(strategy, ranks, shard_group, [&](auto& engine, auto& patches) {
     fsdp::AdamW<std::remove_reference_t<decltype(engine)>, Moment> adamw(
         engine, {.weight_decay = 0.1f, .stochastic_rounding = settings.stochastic, .seed = settings.seed});
     for (int step = 0; step < settings.steps; ++step) {
@@ -52,22 +53,22 @@ double distance(std::vector<float> const& a, std::vector<float> const& b) {
 
 template <class P, class Moment>
 void equal_everywhere() {
-  auto const one = train<fsdp::FullShard, P, Moment>(1, {});
-  CHECK(equal_bits(train<fsdp::FullShard, P, Moment>(1, {}), one));
+  auto const one = train<P, Moment>(fsdp::FullShard{}, 1, {});
+  CHECK(equal_bits(train<P, Moment>(fsdp::FullShard{}, 1, {}), one));
   for (int const ranks : {2, 3, 4}) {
-    CHECK(equal_bits(train<fsdp::FullShard, P, Moment>(ranks, {}), one));
-    CHECK(equal_bits(train<fsdp::NoShard, P, Moment>(ranks, {}), one));
-    CHECK(equal_bits(train<fsdp::ShardGradOp, P, Moment>(ranks, {}), one));
+    CHECK(equal_bits(train<P, Moment>(fsdp::FullShard{}, ranks, {}), one));
+    CHECK(equal_bits(train<P, Moment>(fsdp::NoShard{}, ranks, {}), one));
+    CHECK(equal_bits(train<P, Moment>(fsdp::ShardGradOp{}, ranks, {}), one));
   }
-  CHECK(equal_bits(train<fsdp::HybridShard<>, P, Moment>(4, {}, 2), one));
+  CHECK(equal_bits(train<P, Moment>(fsdp::HybridShard<>{}, 4, {}, 2), one));
   // With gradients of each rank's own, and clipping, at one world size.
   Settings own{.alike = false, .clip = 0.5f};
-  auto const full = train<fsdp::FullShard, P, Moment>(4, own);
-  CHECK(equal_bits(train<fsdp::NoShard, P, Moment>(4, own), full));
-  CHECK(equal_bits(train<fsdp::HybridShard<>, P, Moment>(4, own, 2), full));
+  auto const full = train<P, Moment>(fsdp::FullShard{}, 4, own);
+  CHECK(equal_bits(train<P, Moment>(fsdp::NoShard{}, 4, own), full));
+  CHECK(equal_bits(train<P, Moment>(fsdp::HybridShard<>{}, 4, own, 2), full));
   // The seed and the rounding matter.
-  CHECK_FALSE(equal_bits(train<fsdp::FullShard, P, Moment>(1, {.seed = 6}), one));
-  CHECK_FALSE(equal_bits(train<fsdp::FullShard, P, Moment>(1, {.stochastic = false}), one));
+  CHECK_FALSE(equal_bits(train<P, Moment>(fsdp::FullShard{}, 1, {.seed = 6}), one));
+  CHECK_FALSE(equal_bits(train<P, Moment>(fsdp::FullShard{}, 1, {.stochastic = false}), one));
 }
 
 }  // namespace
@@ -81,11 +82,11 @@ TEST_CASE("stochastic rounding gives the same bits on one to four ranks, under e
 TEST_CASE("bf16 masters rounded at random stay near fp32's where nearest leaves them behind") {
   // 100 steps of lr 1e-4: each is less than half of bf16's spacing at 0.1 and above.
   Settings settings{.steps = 100, .lr = 1e-4f};
-  auto const random = train<fsdp::FullShard, Bf16Masters, bf16>(2, settings);
+  auto const random = train<Bf16Masters, bf16>(fsdp::FullShard{}, 2, settings);
   settings.stochastic = false;
-  auto const exact = train<fsdp::FullShard, fsdp::Fp32, float>(2, settings);
-  auto const nearest = train<fsdp::FullShard, Bf16Masters, float>(2, settings);
-  auto const start = train<fsdp::FullShard, fsdp::Fp32, float>(2, {.steps = 0, .stochastic = false});
+  auto const exact = train<fsdp::Fp32, float>(fsdp::FullShard{}, 2, settings);
+  auto const nearest = train<Bf16Masters, float>(fsdp::FullShard{}, 2, settings);
+  auto const start = train<fsdp::Fp32, float>(fsdp::FullShard{}, 2, {.steps = 0, .stochastic = false});
   // How far the run went along the way of the exact one: 1 is all of it.
   auto const progress = [&](std::vector<float> const& end) {
     double along = 0.0, whole = 0.0;
@@ -102,7 +103,7 @@ TEST_CASE("bf16 masters rounded at random stay near fp32's where nearest leaves 
 }
 
 TEST_CASE("bf16 moments take half the memory, as the plan says") {
-  auto const right = toy::on_patches<fsdp::FullShard, Bf16Masters>(2, 0, [](auto& engine, auto& patches) {
+  auto const right = toy::on_patches<Bf16Masters>(fsdp::FullShard{}, 2, 0, [](auto& engine, auto& patches) {
     fsdp::AdamW<std::remove_reference_t<decltype(engine)>, bf16> adamw(engine, {.stochastic_rounding = true});
     patches.step({});
     adamw.step();
@@ -119,7 +120,7 @@ TEST_CASE("bf16 moments take half the memory, as the plan says") {
 }
 
 TEST_CASE("stochastic rounding with nothing to round is an error") {
-  auto const texts = toy::on_patches<fsdp::FullShard, fsdp::Fp32>(1, 0, [](auto& engine, auto&) {
+  auto const texts = toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 1, 0, [](auto& engine, auto&) {
     std::vector<std::string> caught;
     try {
       fsdp::AdamW adamw(engine, {.stochastic_rounding = true});

@@ -18,9 +18,8 @@ bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
   return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-template <class S>
-std::vector<float> train(int ranks, toy::Run const& run) {
-  return toy::train_local<S>(ranks, run, fsdp::cuda::Device{});
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run const& run) {
+  return toy::train_local(strategy, ranks, run, fsdp::cuda::Device{});
 }
 
 }  // namespace
@@ -28,19 +27,19 @@ std::vector<float> train(int ranks, toy::Run const& run) {
 TEST_CASE("all strategies end 50 clipped AdamW steps with bitwise equal parameters on a GPU") {
   int const ranks = GENERATE(2, 3, 4);
   toy::Run run;
-  auto const full = train<fsdp::FullShard>(ranks, run);
-  CHECK(equal_bits(train<fsdp::FullShard>(ranks, run), full));
-  CHECK(equal_bits(train<fsdp::ShardGradOp>(ranks, run), full));
-  CHECK(equal_bits(train<fsdp::NoShard>(ranks, run), full));
+  auto const full = train(fsdp::FullShard{}, ranks, run);
+  CHECK(equal_bits(train(fsdp::FullShard{}, ranks, run), full));
+  CHECK(equal_bits(train(fsdp::ShardGradOp{}, ranks, run), full));
+  CHECK(equal_bits(train(fsdp::NoShard{}, ranks, run), full));
   run.shard_group = ranks == 4 ? 2 : ranks;
-  CHECK(equal_bits(train<fsdp::HybridShard<>>(ranks, run), full));
+  CHECK(equal_bits(train(fsdp::HybridShard<>{}, ranks, run), full));
 }
 
 TEST_CASE("fifty SGD steps on a GPU equal those of the host") {
   toy::Run run;
   run.optimizer = toy::Optimizer::sgd;
-  auto const host = toy::train_local<fsdp::FullShard>(2, run);
-  auto const gpu = train<fsdp::FullShard>(2, run);
+  auto const host = toy::train_local(fsdp::FullShard{}, 2, run);
+  auto const gpu = train(fsdp::FullShard{}, 2, run);
   REQUIRE(host.size() == gpu.size());
   double difference = 0.0, norm = 0.0;
   for (std::size_t i = 0; i < host.size(); ++i) {

@@ -22,15 +22,12 @@ template <class E>
 struct Flags {
   E& engine;
   fsdp::Facts start = fsdp::starts_sharded;
-  bool gradient_sync = true, replica_sync = true, reshard = true;
+  fsdp::BackwardFlags backward{};
 
-  void set_gradient_sync(bool on) { engine.set_gradient_sync(gradient_sync = on); }
-  void set_replica_sync(bool on) { engine.set_replica_sync(replica_sync = on); }
-  void set_reshard_after_backward(bool on) { engine.set_reshard_after_backward(reshard = on); }
-  fsdp::Facts facts() const {
-    auto const syncs = !gradient_sync ? fsdp::syncs_none : replica_sync ? fsdp::syncs_all : fsdp::syncs_group;
-    return start | (reshard ? fsdp::drops : fsdp::keeps) | syncs;
-  }
+  void set_gradient_sync(bool on) { engine.set_gradient_sync(backward.gradient_sync = on); }
+  void set_replica_sync(bool on) { engine.set_replica_sync(backward.replica_sync = on); }
+  void set_reshard_after_backward(bool on) { engine.set_reshard_after_backward(backward.reshard = on); }
+  fsdp::Facts facts() const { return start | backward.facts(); }
 };
 
 /// What went through the communicator from entry `first` on, as a program counts it.
@@ -49,19 +46,19 @@ fsdp::Counts counts_of(toy::Tally const& tally, std::size_t first, std::string c
 
 /// Rank 0's tally of one training step after a first one. `before(flags, last)` is called before each micro-step. What
 /// the program counts must be what was counted, on every rank and in every pass.
-template <class S, class Before>
-toy::Tally one_step(int ranks, toy::Run run, Before before) {
+template <class Before>
+toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run, Before before) {
   toy::Tally result;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](Local comm) {
     bool const first = comm.rank() == 0;
     auto tally = std::make_shared<toy::Tally>();
-    fsdp::Mesh<Counted> mesh(Counted(std::move(comm), tally), fsdp::testing::groups_of<S>(run.shard_group));
-    fsdp::Engine<S, Counted> engine(mesh, run.options);
+    fsdp::Mesh<Counted> mesh(Counted(std::move(comm), tally));
+    fsdp::Engine<Counted> engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), run.options);
     toy::Network network(engine, run.shape);
     fsdp::AdamW adamw(engine);
     for (int step = 0; step < 2; ++step) {
       tally->entries.clear();
-      Flags<fsdp::Engine<S, Counted>> flags{engine};
+      Flags<fsdp::Engine<Counted>> flags{engine};
       for (int micro = 0; micro < run.micro_steps; ++micro) {
         before(flags, micro + 1 == run.micro_steps);
         auto const from = tally->entries.size();
@@ -69,7 +66,7 @@ toy::Tally one_step(int ranks, toy::Run run, Before before) {
         for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward})
           if (!(count(engine.program(), phase, flags.facts()) == counts_of(*tally, from, std::string(name(phase)))))
             throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
-        flags.start = flags.reshard ? fsdp::starts_sharded : fsdp::starts_unsharded;
+        flags.start = flags.backward.reshard ? fsdp::starts_sharded : fsdp::starts_unsharded;
       }
       fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step();
@@ -80,9 +77,8 @@ toy::Tally one_step(int ranks, toy::Run run, Before before) {
   return result;
 }
 
-template <class S>
-toy::Tally one_step(int ranks, toy::Run run) {
-  return one_step<S>(ranks, run, [&](auto& flags, bool last) {
+toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run) {
+  return one_step(strategy, ranks, run, [&](auto& flags, bool last) {
     if (run.sync_last_only) flags.set_gradient_sync(last);
   });
 }
@@ -105,11 +101,11 @@ TEST_CASE("collectives per step follow the table of docs/strategies.md") {
   toy::Run run;  // a tied root and 4 blocks: L = 5 units
   std::size_t const L = 5;
   int const ranks = GENERATE(2, 4);
-  check(one_step<fsdp::FullShard>(ranks, run), {L, L - 2, L, 0});
-  check(one_step<fsdp::ShardGradOp>(ranks, run), {L, 0, L, 0});
+  check(one_step(fsdp::FullShard{}, ranks, run), {L, L - 2, L, 0});
+  check(one_step(fsdp::ShardGradOp{}, ranks, run), {L, 0, L, 0});
   run.options.bucket_bytes = 4096;
   run.options.first_bucket_bytes = 1024;
-  auto const ddp = one_step<fsdp::NoShard>(ranks, run);
+  auto const ddp = one_step(fsdp::NoShard{}, ranks, run);
   std::int64_t elements = 0;
   for (auto const& entry : ddp.entries)
     if (entry.operation == "all_reduce" && entry.unit != "gradient norm")
@@ -120,33 +116,33 @@ TEST_CASE("collectives per step follow the table of docs/strategies.md") {
   check(ddp, {0, 0, 0, 1 + static_cast<std::size_t>((total * 4 - 1024 + 4095) / 4096)});
   run.options = {};
   run.options.keep_last = false;
-  check(one_step<fsdp::FullShard>(ranks, run), {L, L - 1, L, 0});
+  check(one_step(fsdp::FullShard{}, ranks, run), {L, L - 1, L, 0});
   run.options.keep_root = false;
-  check(one_step<fsdp::FullShard>(ranks, run), {L + 1, L, L, 0});
+  check(one_step(fsdp::FullShard{}, ranks, run), {L + 1, L, L, 0});
 }
 
 TEST_CASE("a hybrid group of two adds one all-reduce a unit") {
   toy::Run run;
   run.shard_group = 2;
-  check(one_step<fsdp::HybridShard<fsdp::FullShard>>(4, run), {5, 3, 5, 5});
-  check(one_step<fsdp::HybridShard<fsdp::ShardGradOp>>(4, run), {5, 0, 5, 5});
+  check(one_step(fsdp::HybridShard<fsdp::FullShard>{}, 4, run), {5, 3, 5, 5});
+  check(one_step(fsdp::HybridShard<fsdp::ShardGradOp>{}, 4, run), {5, 0, 5, 5});
 }
 
 TEST_CASE("one rank communicates nothing") {
   toy::Run run;
-  check(one_step<fsdp::FullShard>(1, run), {0, 0, 0, 0});
-  check(one_step<fsdp::ShardGradOp>(1, run), {0, 0, 0, 0});
-  check(one_step<fsdp::NoShard>(1, run), {0, 0, 0, 0});
+  check(one_step(fsdp::FullShard{}, 1, run), {0, 0, 0, 0});
+  check(one_step(fsdp::ShardGradOp{}, 1, run), {0, 0, 0, 0});
+  check(one_step(fsdp::NoShard{}, 1, run), {0, 0, 0, 0});
 }
 
 TEST_CASE("micro-steps repeat the gathers, and reduce each time or once") {
   toy::Run run;
   run.micro_steps = 3;
-  check(one_step<fsdp::FullShard>(2, run), {15, 9, 15, 0});
+  check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 15, 0});
   run.sync_last_only = true;
   run.options.accumulate_unsharded = true;
-  check(one_step<fsdp::FullShard>(2, run), {15, 9, 5, 0});
-  check(one_step<fsdp::ShardGradOp>(2, run), {15, 0, 5, 0});
+  check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 5, 0});
+  check(one_step(fsdp::ShardGradOp{}, 2, run), {15, 0, 5, 0});
 }
 
 TEST_CASE("four units, three micro-steps: what is kept and what waits") {
@@ -158,46 +154,70 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
   auto const last_reduces = [](auto& flags, bool last) { flags.set_gradient_sync(last); };
   auto const last_replicates = [](auto& flags, bool last) { flags.set_replica_sync(last); };
   auto const last_reshards = [](auto& flags, bool last) { flags.set_reshard_after_backward(last); };
-  using Hybrid = fsdp::HybridShard<>;
   SECTION("reducing each time") {
-    check(one_step<fsdp::FullShard>(4, run), {12, 12, 12, 0});
-    check(one_step<fsdp::ShardGradOp>(4, run), {12, 0, 12, 0});
-    check(one_step<Hybrid>(4, run), {12, 12, 12, 12});
+    check(one_step(fsdp::FullShard{}, 4, run), {12, 12, 12, 0});
+    check(one_step(fsdp::ShardGradOp{}, 4, run), {12, 0, 12, 0});
+    check(one_step(fsdp::HybridShard<>{}, 4, run), {12, 12, 12, 12});
   }
   SECTION("reducing in the last alone") {
     run.options.accumulate_unsharded = true;
-    check(one_step<fsdp::FullShard>(4, run, last_reduces), {12, 12, 4, 0});
-    check(one_step<fsdp::ShardGradOp>(4, run, last_reduces), {12, 0, 4, 0});
-    check(one_step<Hybrid>(4, run, last_reduces), {12, 12, 4, 4});
-    auto const ddp = one_step<fsdp::NoShard>(4, run, last_reduces);
-    CHECK(ddp.count("all_reduce") * 3 == one_step<fsdp::NoShard>(4, run).count("all_reduce"));
+    check(one_step(fsdp::FullShard{}, 4, run, last_reduces), {12, 12, 4, 0});
+    check(one_step(fsdp::ShardGradOp{}, 4, run, last_reduces), {12, 0, 4, 0});
+    check(one_step(fsdp::HybridShard<>{}, 4, run, last_reduces), {12, 12, 4, 4});
+    auto const ddp = one_step(fsdp::NoShard{}, 4, run, last_reduces);
+    CHECK(ddp.count("all_reduce") * 3 == one_step(fsdp::NoShard{}, 4, run).count("all_reduce"));
   }
   SECTION("replicating in the last alone") {
     run.options.accumulate_replica = true;
-    check(one_step<Hybrid>(4, run, last_replicates), {12, 12, 12, 4});
-    check(one_step<fsdp::HybridShard<fsdp::ShardGradOp>>(4, run, last_replicates), {12, 0, 12, 4});
+    check(one_step(fsdp::HybridShard<>{}, 4, run, last_replicates), {12, 12, 12, 4});
+    check(one_step(fsdp::HybridShard<fsdp::ShardGradOp>{}, 4, run, last_replicates), {12, 0, 12, 4});
     run.options.accumulate_unsharded = true;
-    auto const both = one_step<Hybrid>(4, run, [&](auto& flags, bool last) {
+    auto const both = one_step(fsdp::HybridShard<>{}, 4, run, [&](auto& flags, bool last) {
       flags.set_gradient_sync(last);
       flags.set_replica_sync(last);
     });
     check(both, {12, 12, 4, 4});
   }
   SECTION("parameters stay between micro-steps") {
-    check(one_step<fsdp::ShardGradOp>(4, run, last_reshards), {4, 0, 12, 0});
+    check(one_step(fsdp::ShardGradOp{}, 4, run, last_reshards), {4, 0, 12, 0});
     run.options.keep_unsharded = true;
     // Forward finds what backward left, and reshards it.
-    check(one_step<fsdp::FullShard>(4, run, last_reshards), {4, 12, 12, 0});
+    check(one_step(fsdp::FullShard{}, 4, run, last_reshards), {4, 12, 12, 0});
     run.options.keep_last = true;
-    check(one_step<fsdp::FullShard>(4, run, last_reshards), {4, 9, 12, 0});
+    check(one_step(fsdp::FullShard{}, 4, run, last_reshards), {4, 9, 12, 0});
   }
+}
+
+TEST_CASE("units that differ cost what their own strategies cost") {
+  toy::Run run;  // a tied root and 4 blocks
+  run.shape.strategies = {{}, fsdp::ShardGradOp{}, {}, fsdp::NoShard{}};
+  run.options.bucket_bytes = run.options.first_bucket_bytes = 1 << 20;
+  // Backward gathers the first block alone: the third is the last that would be dropped.
+  check(one_step(fsdp::FullShard{}, 4, run), {4, 1, 4, 1});
+  run.shape.root = fsdp::NoShard{};
+  check(one_step(fsdp::FullShard{}, 4, run), {3, 1, 3, 1});
+  run.options.bucket_bytes = run.options.first_bucket_bytes = 256;
+  CHECK(one_step(fsdp::FullShard{}, 4, run).count("all_reduce") > 4);
+  run.micro_steps = 3;
+  run.options.accumulate_unsharded = run.sync_last_only = true;
+  run.options.bucket_bytes = run.options.first_bucket_bytes = 1 << 20;
+  check(one_step(fsdp::FullShard{}, 4, run), {9, 3, 3, 1});
+
+  run = {};
+  run.shard_group = 2;
+  run.shape.strategies = {{}, fsdp::HybridShard<fsdp::ShardGradOp>{.group = 2}, {}, fsdp::NoShard{}};
+  check(one_step(fsdp::HybridShard<>{}, 4, run), {4, 1, 4, 4 + 1});
+  run.micro_steps = 3;
+  run.options.accumulate_replica = true;
+  check(one_step(fsdp::HybridShard<>{}, 4, run, [](auto& flags, bool last) { flags.set_replica_sync(last); }),
+        {12, 3, 12, 4 + 1});
 }
 
 TEST_CASE("a smaller group gathers in backward, of larger slices") {
   toy::Run run;
   run.shape.hidden = {29, 7, 40};
   run.options.reshard_ranks = 2;
-  auto const tally = one_step<fsdp::FullShard>(4, run);
+  auto const tally = one_step(fsdp::FullShard{}, 4, run);
   check(tally, {4, 2, 4, 0});  // the root is held, the last block kept
   std::size_t halves = 0;
   for (auto const& entry : tally.entries) {
@@ -212,5 +232,5 @@ TEST_CASE("a smaller group gathers in backward, of larger slices") {
   }
   CHECK(halves == 2);
   run.options.keep_last = run.options.keep_root = false;
-  check(one_step<fsdp::FullShard>(4, run), {5, 4, 4, 0});
+  check(one_step(fsdp::FullShard{}, 4, run), {5, 4, 4, 0});
 }

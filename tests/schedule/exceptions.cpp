@@ -15,7 +15,7 @@ namespace {
 using fsdp::host::Stream;
 using fsdp::testing::Ramp;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Engine = fsdp::Engine<Comm>;
 using Layers = std::vector<fsdp::ShardedModule<Ramp<>, Engine>>;
 
 void throw_in_task(Stream& stream) {
@@ -49,7 +49,7 @@ std::vector<std::string> errors_of(std::function<void(Engine&, Layers&, Ramp<>::
   try {
     fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine engine(mesh);
+      Engine engine(mesh, fsdp::FullShard{});
       auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
       try {
         body(engine, layers, mesh.rank() == 1 ? fail : Ramp<>::Before{});
@@ -130,7 +130,7 @@ TEST_CASE("destructors survive a stream that has failed, and nothing else goes o
     auto compute = std::make_optional<Stream>("compute");
     fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine engine(mesh, {}, *compute);
+      Engine engine(mesh, fsdp::FullShard{}, {}, *compute);
       auto layer = engine.shard(Ramp<>{}, "layer");
       fsdp::AdamW adamw(engine);
       fsdp::GradScaler scaler(engine);
@@ -153,7 +153,7 @@ TEST_CASE("an exception that all ranks catch in forward ends that pass, and the 
   std::atomic<int> missed{0};
   fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh);
+    Engine engine(mesh, fsdp::FullShard{});
     auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     for (int step = 0; step < 4; ++step) {

@@ -41,15 +41,14 @@ struct Outcome {
 };
 
 /// A root that is used first and last, and three layers, whose sizes split buckets and slots unequally.
-template <class S, class P, bool Sets>
-Outcome train(int ranks, fsdp::EngineOptions options, Before const& before) {
+template <class P, bool Sets>
+Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOptions options, Before const& before) {
   Outcome outcome;
-  auto const shard_group = S::shards_parameters && S::replicates ? 2 : 0;
   auto const device_of = [&](int rank) { return Delayed({}, static_cast<std::uint64_t>(rank) + 1, before.delay); };
   fsdp::local::run(ranks, device_of, [&](fsdp::local::Communicator<Delayed> comm) {
-    using Engine = fsdp::Engine<S, fsdp::local::Communicator<Delayed>, P>;
-    fsdp::Mesh mesh(std::move(comm), {.shard_group = shard_group});
-    Engine engine(mesh, options);
+    using Engine = fsdp::Engine<fsdp::local::Communicator<Delayed>, P>;
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, strategy, options);
     using Sharded = fsdp::ShardedModule<Ramp<Sets>, Engine>;
     auto const root = engine.add_unit("root");
     std::vector<Sharded> layers;
@@ -69,7 +68,7 @@ Outcome train(int ranks, fsdp::EngineOptions options, Before const& before) {
     auto const live = engine.account().live(fsdp::MemoryTag::reduce);
     if (before.waits) {
       engine.set_replica_sync(false);
-      if (S::shards_gradients && !S::replicates) engine.set_gradient_sync(false);
+      if (strategy.shards && !strategy.grouped) engine.set_gradient_sync(false);
       forward();
       backward(64.0f, layers.size());
       engine.set_gradient_sync(true);
@@ -97,17 +96,17 @@ Outcome train(int ranks, fsdp::EngineOptions options, Before const& before) {
   return outcome;
 }
 
-template <class S, class P, bool Sets>
-void check(int ranks, fsdp::EngineOptions options, int delay = 0) {
-  auto const expected = train<S, P, Sets>(ranks, options, {}).weights;
+template <class P, bool Sets>
+void check(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOptions options, int delay = 0) {
+  auto const expected = train<P, Sets>(strategy, ranks, options, {}).weights;
   REQUIRE(expected.size() == 300 + 70 + 1000 + 5);
   REQUIRE(expected[0] == -0.25f * 4.0f * 2.0f * static_cast<float>(ranks + 1) / 2.0f);  // both uses of the tied tensor
   for (int const completed : {-1, 0, 1, 2, 3, 4}) {
     for (bool const waits : {false, true}) {
       bool const by_exception = completed >= 0 && completed % 2 == (waits ? 0 : 1);
-      INFO(S::name << ", " << ranks << " ranks, " << completed << " uses complete, waits " << waits << ", exception "
-                   << by_exception);
-      auto const outcome = train<S, P, Sets>(ranks, options, {waits, completed, by_exception, delay});
+      INFO(strategy.name << ", " << ranks << " ranks, " << completed << " uses complete, waits " << waits
+                         << ", exception " << by_exception);
+      auto const outcome = train<P, Sets>(strategy, ranks, options, {waits, completed, by_exception, delay});
       CHECK(outcome.weights == expected);
       CHECK(outcome.account_restored);
     }
@@ -127,18 +126,18 @@ std::string refusal(std::function<void()> const& act) {
 }  // namespace
 
 TEST_CASE("discarded gradients leave nothing behind: slots and their zeroes") {
-  check<fsdp::FullShard, fsdp::Fp32, false>(3, {.accumulate_unsharded = true});
-  check<fsdp::FullShard, fsdp::Fp32, false>(1, {.accumulate_unsharded = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 3, {.accumulate_unsharded = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 1, {.accumulate_unsharded = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: fresh slots, accumulators in fp32") {
-  check<fsdp::FullShard, fsdp::Bf16Reduce, true>(2, {.accumulate_unsharded = true});
+  check<fsdp::Bf16Reduce, true>(fsdp::FullShard{}, 2, {.accumulate_unsharded = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: partial sums of a replica") {
-  check<fsdp::HybridShard<>, fsdp::Fp32, false>(4, {.accumulate_replica = true});
+  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.accumulate_replica = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: buckets that are under way") {
   // Buckets of 64 elements: parts of the root's and of the large layer's gradients travel while the rest waits.
-  check<fsdp::NoShard, fsdp::Fp32, false>(2, {.bucket_bytes = 2800, .first_bucket_bytes = 256}, 1500);
+  check<fsdp::Fp32, false>(fsdp::NoShard{}, 2, {.bucket_bytes = 2800, .first_bucket_bytes = 256}, 1500);
 }
 
 TEST_CASE("until its gradients are discarded, all but completing a backward pass is refused, naming its units") {
@@ -148,7 +147,7 @@ TEST_CASE("until its gradients are discarded, all but completing a backward pass
     std::vector<float> weights;
     fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      fsdp::Engine<fsdp::FullShard, Comm> engine(mesh);
+      fsdp::Engine<Comm> engine(mesh, fsdp::FullShard{});
       auto layers = engine.shard(std::vector<Ramp<>>(3), "layer");
       fsdp::Sgd sgd(engine, {.lr = 1.0f});
       auto const forward = [&] {
@@ -198,7 +197,7 @@ TEST_CASE("gradients are not discarded inside a use's backward") {
   std::string message;
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
-    fsdp::Engine<fsdp::FullShard, Comm> engine(mesh);
+    fsdp::Engine<Comm> engine(mesh, fsdp::FullShard{});
     auto layer = engine.shard(Ramp<>{}, "layer");
     layer.forward();
     layer.backward(1.0f, [&](auto&) { message = refusal([&] { engine.discard_gradients(); }); });
@@ -212,7 +211,7 @@ TEST_CASE("a step after a forward pass that was left half-way waits for what was
   auto const device_of = [](int rank) { return Delayed({}, static_cast<std::uint64_t>(rank) + 1, 200); };
   fsdp::local::run(2, device_of, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
-    fsdp::Engine<fsdp::FullShard, Comm> engine(mesh, {.prefetch = 2});
+    fsdp::Engine<Comm> engine(mesh, fsdp::FullShard{}, {.prefetch = 2});
     auto layers = engine.shard(std::vector<Ramp<>>(5, Ramp<>{4000}), "layer");
     fsdp::Sgd sgd(engine, {.lr = 0.25f});
     for (bool const evaluates : {false, true}) {

@@ -10,7 +10,7 @@
 namespace {
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Engine = fsdp::Engine<Comm>;
 using Layer = toy::Layer<fsdp::host::Device>;
 using Sharded = fsdp::ShardedModule<Layer, Engine>;
 
@@ -21,7 +21,7 @@ std::string message_of(int ranks, std::function<void(int rank, Engine&, std::vec
   try {
     fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh<Comm> mesh(std::move(comm));
-      Engine engine(mesh);
+      Engine engine(mesh, fsdp::FullShard{});
       auto layers = engine.shard(std::vector<Layer>{layer(), layer()}, "layers");
       body(mesh.rank(), engine, layers);
       engine.synchronize();
@@ -110,7 +110,7 @@ TEST_CASE("ranks that declare different models get an error on every rank, namin
   try {
     fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh<Comm> mesh(std::move(comm));
-      Engine engine(mesh);
+      Engine engine(mesh, fsdp::FullShard{});
       auto sharded = engine.shard(Layer{fsdp::host::Device{}, 2, 3, mesh.rank() == 2 ? 7 : 5}, "layer");
       engine.seal();
     });
@@ -138,7 +138,7 @@ TEST_CASE("settings out of range are errors") {
     return message_of(1, [&](int, Engine& engine, std::vector<Sharded>&) {
       Comm& world = engine.world();
       fsdp::Mesh<Comm> mesh(world.split(0, 0, "other"));
-      Engine other(mesh, options);
+      Engine other(mesh, fsdp::FullShard{}, options);
     });
   };
   CHECK(contains(config({.prefetch = -1}), "prefetch must not be negative, got -1"));
@@ -158,8 +158,8 @@ TEST_CASE("a shard group must divide the world, and HybridShard must have one") 
     std::string message;
     try {
       fsdp::local::run(4, fsdp::host::Device{}, [&](Comm comm) {
-        fsdp::Mesh<Comm> mesh(std::move(comm), {.shard_group = group});
-        fsdp::Engine<fsdp::HybridShard<>, Comm> engine(mesh);
+        fsdp::Mesh<Comm> mesh(std::move(comm));
+        fsdp::Engine engine(mesh, fsdp::HybridShard<>{.group = group});
       });
     } catch (fsdp::ConfigError const& error) {
       message = error.what();

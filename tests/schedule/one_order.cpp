@@ -18,16 +18,15 @@ using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 constexpr fsdp::Label label{"unit", "test"};
 
 /// What is wrong with any rank's end.
-template <class S>
-std::string one_case(int ranks, one_order::Fault fault, one_order::Next next, fsdp::MeshOptions options = {}) {
+std::string one_case(fsdp::ShardingStrategy const& strategy, int ranks, one_order::Fault fault, one_order::Next next) {
   std::mutex guard;
   std::string problems;
   auto const ended = one_order::outcome_of([&] {
     fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
       int const rank = comm.rank();
-      auto const got = one_order::misbehave<S>(std::move(comm), fault, next, options);
+      auto const got = one_order::misbehave(strategy, std::move(comm), fault, next);
       std::lock_guard const lock(guard);
-      problems += one_order::verdict(fault, next, rank, ranks, got, options.shard_group == 0);
+      problems += one_order::verdict(fault, next, rank, ranks, got, !strategy.grouped);
     });
   });
   return ended.kind == "well" ? problems : problems + "run() ended: " + ended.text + "\n";
@@ -43,12 +42,12 @@ struct Deadline {
 TEST_CASE("a rank that reduces not, or clips alone, is an error on every rank") {
   for (int const ranks : {2, 3})
     for (auto const fault : one_order::faults)
-      for (auto const next : one_order::nexts) CHECK(one_case<fsdp::FullShard>(ranks, fault, next) == "");
+      for (auto const next : one_order::nexts) CHECK(one_case(fsdp::FullShard{}, ranks, fault, next) == "");
 }
 
 TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
   for (auto const fault : one_order::faults)
-    CHECK(one_case<fsdp::HybridShard<>>(4, fault, one_order::Next::mean, {.shard_group = 2}) == "");
+    CHECK(one_case(fsdp::HybridShard<>{.group = 2}, 4, fault, one_order::Next::mean) == "");
 }
 
 TEST_CASE("a rank that steps, discards or clips otherwise is an error on every rank, at the next collective") {
@@ -59,8 +58,8 @@ TEST_CASE("a rank that steps, discards or clips otherwise is an error on every r
       auto const ended = one_order::outcome_of([&] {
         fsdp::local::run(3, fsdp::host::Device{}, [&](Comm comm) {
           int const rank = comm.rank();
-          auto const got = sharded ? one_order::drift<fsdp::FullShard>(std::move(comm), how)
-                                   : one_order::drift<fsdp::NoShard>(std::move(comm), how);
+          auto const got = sharded ? one_order::drift(fsdp::FullShard{}, std::move(comm), how)
+                                   : one_order::drift(fsdp::NoShard{}, std::move(comm), how);
           std::lock_guard const lock(guard);
           problems += one_order::verdict(how, rank, got);
         });

@@ -51,15 +51,15 @@ Outcome outcome_of(Body const& body) {
 }
 
 /// Two steps of two layers, the second with the fault.
-template <class S, class C>
-Outcome misbehave(C comm, Fault fault, Next next, fsdp::MeshOptions mesh_options = {}) {
+template <class C>
+Outcome misbehave(fsdp::ShardingStrategy const& strategy, C comm, Fault fault, Next next) {
   return outcome_of([&] {
     using Device = typename C::Device;
     using Layer = toy::Layer<Device>;
     bool const odd = comm.rank() == comm.size() - 1;
-    fsdp::Mesh<C> mesh(std::move(comm), mesh_options);
+    fsdp::Mesh<C> mesh(std::move(comm));
     float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
-    fsdp::Engine<S, C> engine(mesh, {.accumulate_unsharded = true});
+    fsdp::Engine<C> engine(mesh, strategy, {.accumulate_unsharded = true});
     Layer const layer{engine.device(), 2, 3, 5};
     auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
     fsdp::AdamW adamw(engine);
@@ -89,14 +89,14 @@ Outcome misbehave(C comm, Fault fault, Next next, fsdp::MeshOptions mesh_options
 }
 
 /// Two steps of two layers, after the first of which ranks have different weights, or would have.
-template <class S, class C>
-Outcome drift(C comm, Drift how, fsdp::MeshOptions mesh_options = {}) {
+template <class C>
+Outcome drift(fsdp::ShardingStrategy const& strategy, C comm, Drift how) {
   return outcome_of([&] {
     using Layer = toy::Layer<typename C::Device>;
     bool const odd = comm.rank() == comm.size() - 1;
-    fsdp::Mesh<C> mesh(std::move(comm), mesh_options);
+    fsdp::Mesh<C> mesh(std::move(comm));
     float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
-    fsdp::Engine<S, C> engine(mesh);
+    fsdp::Engine<C> engine(mesh, strategy);
     Layer const layer{engine.device(), 2, 3, 5};
     auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
     fsdp::Sgd sgd(engine, {.lr = 0.5f});

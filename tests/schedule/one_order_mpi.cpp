@@ -25,13 +25,12 @@ fsdp::mpi::Communicator make_world(int ranks_per_node) {
 
 /// What is wrong with this rank's end, on nodes of so many ranks.
 /// @param named  whether the message must name the calls: between nodes, only how many there were may be known
-template <class S>
-std::string one_case(int ranks_per_node, one_order::Fault fault, one_order::Next next, bool named,
-                     fsdp::MeshOptions options = {}) {
+std::string one_case(fsdp::ShardingStrategy const& strategy, int ranks_per_node, one_order::Fault fault,
+                     one_order::Next next, bool named) {
   auto world = make_world(ranks_per_node);
   int const rank = world.rank();
   int const size = world.size();
-  auto const got = one_order::misbehave<S>(std::move(world), fault, next, options);
+  auto const got = one_order::misbehave(strategy, std::move(world), fault, next);
   return one_order::verdict(fault, next, rank, size, got, named);
 }
 
@@ -41,15 +40,14 @@ TEST_CASE("a rank that reduces not, or clips alone, is an error on every rank, o
   for (int const ranks_per_node : {0, 1})
     for (auto const fault : one_order::faults)
       for (auto const next : one_order::nexts)
-        CHECK(one_case<fsdp::FullShard>(ranks_per_node, fault, next, ranks_per_node == 0) == "");
+        CHECK(one_case(fsdp::FullShard{}, ranks_per_node, fault, next, ranks_per_node == 0) == "");
 }
 
 TEST_CASE("so it is in a mesh, where ranks wait in different groups") {
   if (test_environment().size() < 4) return;
   for (int const ranks_per_node : {0, 1, 2})
     for (auto const fault : one_order::faults)
-      CHECK(one_case<fsdp::HybridShard<>>(ranks_per_node, fault, one_order::Next::mean, false, {.shard_group = 2}) ==
-            "");
+      CHECK(one_case(fsdp::HybridShard<>{.group = 2}, ranks_per_node, fault, one_order::Next::mean, false) == "");
 }
 
 TEST_CASE("a rank that steps, discards or clips otherwise is an error on every rank, at the next collective") {
@@ -57,7 +55,7 @@ TEST_CASE("a rank that steps, discards or clips otherwise is an error on every r
     for (auto const how : one_order::drifts) {
       auto world = make_world(ranks_per_node);
       int const rank = world.rank();
-      CHECK(one_order::verdict(how, rank, one_order::drift<fsdp::FullShard>(std::move(world), how)) == "");
+      CHECK(one_order::verdict(how, rank, one_order::drift(fsdp::FullShard{}, std::move(world), how)) == "");
     }
   }
 }

@@ -130,14 +130,13 @@ struct Plan {
 
 /// Rank 0's shortest pass times over four steps, after one to warm up. Sleeps never end early, so that the shortest is
 /// what the schedule takes when the machine is not busy with something else.
-template <class S>
-Times measure(Plan const& plan) {
+Times measure(fsdp::ShardingStrategy const& strategy, Plan const& plan) {
   Times result;
   fsdp::local::run(plan.ranks, Device{}, [&](Local comm) {
     auto const us = [](double ms) { return static_cast<std::int64_t>(ms * 1000.0); };
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link), fsdp::testing::groups_of<S>(plan.shard_group));
-    fsdp::Engine<S, Slow> engine(mesh, plan.options);
+    fsdp::Mesh<Slow> mesh(Slow(std::move(comm), us(plan.transfer), plan.one_link));
+    fsdp::Engine<Slow> engine(mesh, fsdp::testing::in_groups_of(plan.shard_group, strategy), plan.options);
     auto units = engine.shard(std::vector<Sleeper>(static_cast<std::size_t>(plan.units)), "unit");
     auto const timed = [&](auto&& pass) {
       engine.synchronize();
@@ -167,14 +166,13 @@ Times measure(Plan const& plan) {
 }
 
 /// Whether both passes are within 15 % of `ideal`. Sleeps end late on a busy machine: a miss is measured once more.
-template <class S>
-bool reaches(Plan const& plan, Times ideal) {
+bool reaches(fsdp::ShardingStrategy const& strategy, Plan const& plan, Times ideal) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    auto const got = measure<S>(plan);
+    auto const got = measure(strategy, plan);
     bool const forward = got.forward >= 0.99 * ideal.forward && got.forward <= 1.15 * ideal.forward;
     bool const backward = got.backward >= 0.99 * ideal.backward && got.backward <= 1.15 * ideal.backward;
     if (forward && backward) return true;
-    fmt::print("{}, {} units, attempt {}: forward {:.1f} ms of {:.1f}, backward {:.1f} ms of {:.1f}\n", S::name,
+    fmt::print("{}, {} units, attempt {}: forward {:.1f} ms of {:.1f}, backward {:.1f} ms of {:.1f}\n", strategy.name,
                plan.units, attempt + 1, got.forward, ideal.forward, got.backward, ideal.backward);
   }
   return false;
@@ -188,7 +186,7 @@ TEST_CASE("gathers and reductions hide behind longer compute") {
   plan.options.keep_last = GENERATE(true, false);
   double const L = plan.units, m = plan.transfer, c = plan.forward;
   double const first = plan.options.keep_last ? 0.0 : m;  // backward's first gather
-  CHECK(reaches<fsdp::FullShard>(plan, {m + L * c, first + L * 2 * c + m}));
+  CHECK(reaches(fsdp::FullShard{}, plan, {m + L * c, first + L * 2 * c + m}));
 }
 
 TEST_CASE("without prefetch, gathers do not hide") {
@@ -196,9 +194,9 @@ TEST_CASE("without prefetch, gathers do not hide") {
   plan.forward = 12.5, plan.backward = 25.0;
   double const L = plan.units, m = plan.transfer, c = plan.forward;
   Times const ideal{m + L * c, L * 2 * c + m};
-  CHECK(reaches<fsdp::FullShard>(plan, ideal));
+  CHECK(reaches(fsdp::FullShard{}, plan, ideal));
   plan.options.prefetch = 0;
-  auto const control = measure<fsdp::FullShard>(plan);
+  auto const control = measure(fsdp::FullShard{}, plan);
   CHECK(control.forward >= 0.99 * L * (m + c));
   CHECK(control.backward >= 0.99 * (L * 2 * c + (L - 1) * m + m));
   CHECK(control.forward > 1.15 * ideal.forward);
@@ -213,9 +211,9 @@ TEST_CASE("all-gathers and reduce-scatters run at once") {
   // Backward: its first unit was kept; the gathers of the others follow each other, and the last unit computes and is
   // reduced after its own.
   Times const ideal{L * m + c, (L - 1) * m + 2 * c + m};
-  CHECK(reaches<fsdp::FullShard>(plan, ideal));
+  CHECK(reaches(fsdp::FullShard{}, plan, ideal));
   plan.one_link = true;
-  auto const control = measure<fsdp::FullShard>(plan);
+  auto const control = measure(fsdp::FullShard{}, plan);
   CHECK(control.backward >= 0.99 * ((2 * L - 1) * m));
   CHECK(control.backward > 1.15 * ideal.backward);
 }
@@ -239,9 +237,9 @@ TEST_CASE("HybridShard's all-reduces run at once with the next units' reduce-sca
   }
   Times const ideal{L * m + c, replicated};
   CHECK(ideal.backward < 1.2 * (L + 1) * m);
-  CHECK(reaches<fsdp::HybridShard<fsdp::ShardGradOp>>(plan, ideal));
+  CHECK(reaches(fsdp::HybridShard<fsdp::ShardGradOp>{}, plan, ideal));
   plan.one_link = true;
-  auto const control = measure<fsdp::HybridShard<fsdp::ShardGradOp>>(plan);
+  auto const control = measure(fsdp::HybridShard<fsdp::ShardGradOp>{}, plan);
   CHECK(control.backward >= 0.99 * 2 * L * m);
   CHECK(control.backward > 1.15 * ideal.backward);
 }
@@ -254,7 +252,7 @@ TEST_CASE("partial shards free HybridShard's slots before the all-reduce") {
   plan.shard_group = 2;
   plan.options.accumulate_replica = true;
   double const L = plan.units, m = plan.transfer, c = plan.forward;
-  CHECK(reaches<fsdp::HybridShard<fsdp::ShardGradOp>>(plan, {L * m + c, 2 * c + L * m + m}));
+  CHECK(reaches(fsdp::HybridShard<fsdp::ShardGradOp>{}, plan, {L * m + c, 2 * c + L * m + m}));
 }
 
 TEST_CASE("NoShard's buckets are reduced during backward") {
@@ -264,12 +262,12 @@ TEST_CASE("NoShard's buckets are reduced during backward") {
   plan.options.bucket_bytes = plan.options.first_bucket_bytes = 1024;  // one unit
   double const L = plan.units, m = plan.transfer, c = plan.forward;
   Times const ideal{L * c, L * 2 * c + m};
-  CHECK(reaches<fsdp::NoShard>(plan, ideal));
+  CHECK(reaches(fsdp::NoShard{}, plan, ideal));
   plan.options.bucket_bytes = plan.options.first_bucket_bytes = 3 * 1024;  // the last of two starts with the last unit
-  CHECK(reaches<fsdp::NoShard>(plan, ideal));
+  CHECK(reaches(fsdp::NoShard{}, plan, ideal));
   plan.options.bucket_bytes = plan.options.first_bucket_bytes = 1024;
   plan.host_waits = true;
-  auto const control = measure<fsdp::NoShard>(plan);
+  auto const control = measure(fsdp::NoShard{}, plan);
   CHECK(control.backward >= 0.99 * L * (2 * c + m));
   CHECK(control.backward > 1.15 * ideal.backward);
 }

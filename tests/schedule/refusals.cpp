@@ -18,7 +18,7 @@ namespace {
 
 using fsdp::testing::Ramp;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<fsdp::FullShard, Comm>;
+using Engine = fsdp::Engine<Comm>;
 using Layers = std::vector<fsdp::ShardedModule<Ramp<>, Engine>>;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
@@ -36,7 +36,7 @@ std::string on_engine(int ranks, std::function<void(Engine&, Layers&)> const& bo
   return message_of([&] {
     fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine engine(mesh);
+      Engine engine(mesh, fsdp::FullShard{});
       auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
       body(engine, layers);
       engine.synchronize();
@@ -214,7 +214,7 @@ TEST_CASE("an engine without modules has no gradients") {
   auto const message = message_of([&] {
     fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine engine(mesh);
+      Engine engine(mesh, fsdp::FullShard{});
       fsdp::clip_grad_norm(engine, 1.0f);
     });
   });
@@ -259,26 +259,31 @@ TEST_CASE("options are refused where they are given") {
   CHECK(contains(on_engine(1, [](Engine& engine, Layers&) { fsdp::Sgd refused(engine, {.lr = -1.0f}); }),
                  "Sgd: the learning rate must be finite and not negative, got -1"));
 
-  auto const engine_with = [](auto strategy, auto precision, int group, fsdp::EngineOptions options, auto const& act) {
+  auto const engine_with = [](fsdp::ShardingStrategy const& strategy, auto precision, fsdp::EngineOptions options,
+                              auto const& act) {
     return message_of([&] {
       fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
-        fsdp::Mesh mesh(std::move(comm), {.shard_group = group});
-        fsdp::Engine<decltype(strategy), Comm, decltype(precision)> engine(mesh, options);
+        fsdp::Mesh mesh(std::move(comm));
+        fsdp::Engine engine(mesh, strategy, precision, options);
         act(engine);
       });
     });
   };
   auto const nothing = [](auto&) {};
-  CHECK(contains(engine_with(fsdp::FullShard{}, fsdp::Fp32{}, 2, {}, nothing),
-                 "MeshOptions::shard_group is 2, but full_shard has no shard groups"));
-  CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 2, {}, nothing), "but no_shard has no shard groups"));
-  CHECK(contains(engine_with(fsdp::FullShard{}, fsdp::Fp32{}, 0, {.passes_ahead = 0}, nothing),
+  CHECK(contains(engine_with(fsdp::FullShard{}, fsdp::Fp32{}, {.passes_ahead = 0}, nothing),
                  "passes_ahead must be at least 1, got 0"));
   // NoShard: what waits for replicas waits for everything, and the option that is asked for is one that it takes.
-  auto const waits = [](auto& engine) { engine.set_replica_sync(false); };
-  CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 0, {}, waits),
-                 "only with EngineOptions::accumulate_unsharded"));
-  CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, 0, {.accumulate_unsharded = true}, waits).empty());
+  for (bool const at_once : {true, false}) {  // when it is set, or at the latest when the engine is sealed
+    auto const waits = [=](auto& engine) {
+      if (!at_once) engine.set_replica_sync(false);
+      auto const layer = engine.shard(Ramp<>{}, "layer");
+      if (at_once) engine.set_replica_sync(false);
+      if (!at_once) engine.seal();
+    };
+    CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {}, waits),
+                   "gradients can wait for replicas only with EngineOptions::accumulate_unsharded"));
+    CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.accumulate_unsharded = true}, waits).empty());
+  }
 }
 
 TEST_CASE("the two hybrid strategies have names of their own, which ranks compare") {
@@ -351,7 +356,7 @@ TEST_CASE("a scaler steps the optimizers of its own engine") {
   auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
     fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine other(mesh);
+      Engine other(mesh, fsdp::FullShard{});
       auto layer = other.shard(Ramp<>{}, "layer");
       fsdp::Sgd sgd(other, {.lr = 1.0f});
       fsdp::GradScaler scaler(engine);
@@ -408,7 +413,7 @@ TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels a
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
     auto compute = fsdp::host::Stream::inline_stream("compute");
-    Engine engine(mesh, {}, compute);
+    Engine engine(mesh, fsdp::FullShard{}, {}, compute);
     CHECK(adopt(engine, {}).empty());
   });
 }
@@ -419,7 +424,7 @@ TEST_CASE("the host stays within passes_ahead passes of compute") {
     int furthest = 0;
     fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
-      Engine engine(mesh, {.passes_ahead = ahead});
+      Engine engine(mesh, fsdp::FullShard{}, {.passes_ahead = ahead});
       auto layer = engine.shard(Ramp<>{}, "layer");
       fsdp::Sgd sgd(engine, {.lr = 1.0f});
       auto const slow = [&](fsdp::host::Stream& stream) {

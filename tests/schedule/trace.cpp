@@ -16,14 +16,14 @@ namespace {
 using Spans = std::vector<fsdp::TraceSpan>;
 
 /// Rank 0's spans of two steps of the toy network, traced from the first on.
-template <class S, class D = fsdp::host::Device>
-Spans two_steps(int ranks, fsdp::MeshOptions mesh_options = {}, D const& device = {},
+template <class D = fsdp::host::Device>
+Spans two_steps(fsdp::ShardingStrategy const& strategy, int ranks, D const& device = {},
                 fsdp::EngineOptions options = {}) {
   Spans spans;
   fsdp::local::run(ranks, device, [&](fsdp::local::Communicator<D> comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh mesh(std::move(comm), mesh_options);
-    auto engine = fsdp::make_engine<S>(mesh, options);
+    fsdp::Mesh mesh(std::move(comm));
+    auto engine = fsdp::Engine(mesh, strategy, options);
     toy::Network network(engine, {});
     fsdp::AdamW adamw(engine);
     engine.start_trace(1000, 7);
@@ -52,7 +52,7 @@ std::map<std::string, int> counts(Spans const& spans, std::int64_t step) {
 }  // namespace
 
 TEST_CASE("a step leaves a span for every gather, pass, reduction, norm and update") {
-  auto const spans = two_steps<fsdp::FullShard>(2);
+  auto const spans = two_steps(fsdp::FullShard{}, 2);
   std::map<std::string, int> const expected{
       {"compute all-reduce", 1}, {"compute backward", 6},  {"compute clip factor", 1}, {"compute forward", 6},
       {"compute norm", 1},       {"compute optimizer", 5}, {"gather all-gather", 8},   {"reduce reduce-scatter", 5}};
@@ -64,26 +64,26 @@ TEST_CASE("a step leaves a span for every gather, pass, reduction, norm and upda
 }
 
 TEST_CASE("hybrid shards leave all-reduces on a stream of their own; buckets too") {
-  auto const hybrid = two_steps<fsdp::HybridShard<>>(4, {.shard_group = 2});
+  auto const hybrid = two_steps(fsdp::HybridShard<>{.group = 2}, 4);
   CHECK(counts(hybrid, 7)["reduce reduce-scatter"] == 5);
   CHECK(counts(hybrid, 7)["replicate all-reduce"] == 5);
-  auto const ddp = two_steps<fsdp::NoShard>(2);
+  auto const ddp = two_steps(fsdp::NoShard{}, 2);
   CHECK(counts(ddp, 7)["replicate all-reduce"] == 1);
   CHECK(counts(ddp, 7).count("gather all-gather") == 0);
 }
 
 TEST_CASE("slices that are kept and sums that wait for replicas are spans, too") {
-  auto const kept = two_steps<fsdp::FullShard>(4, {}, fsdp::host::Device{}, {.reshard_ranks = 2});
+  auto const kept = two_steps(fsdp::FullShard{}, 4, fsdp::host::Device{}, {.reshard_ranks = 2});
   CHECK(counts(kept, 7)["compute keep slice"] > 0);
   auto const partial =
-      two_steps<fsdp::HybridShard<>>(4, {.shard_group = 2}, fsdp::host::Device{}, {.accumulate_replica = true});
+      two_steps(fsdp::HybridShard<>{.group = 2}, 4, fsdp::host::Device{}, {.accumulate_replica = true});
   CHECK(counts(partial, 7)["reduce accumulate"] == 5);
   CHECK(counts(partial, 7)["replicate all-reduce"] == 5);
 }
 
 TEST_CASE("collectives carry the bytes of their full buffer") {
   std::map<std::string, std::int64_t> bytes;
-  for (auto const& span : two_steps<fsdp::FullShard>(2))
+  for (auto const& span : two_steps(fsdp::FullShard{}, 2))
     if (span.unit == "layers.1" && span.step == 7) bytes[span.what] = span.bytes;
   // up and down of 13 * 29, a bias of 29: each tensor starts on a multiple of 64, the unit is padded to one of 128
   CHECK(bytes["all-gather"] == 896 * 4);
@@ -95,7 +95,7 @@ TEST_CASE("collectives carry the bytes of their full buffer") {
 TEST_CASE("a span begins when its work begins, not while it waits for another stream") {
   // Collectives of rank 0 take long: every launch, copy and zeroing is delayed, and compute waits for them.
   using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
-  auto const spans = two_steps<fsdp::FullShard>(2, {}, Delayed({}, 1, 500));
+  auto const spans = two_steps(fsdp::FullShard{}, 2, Delayed({}, 1, 500));
   std::map<std::string, std::int64_t> gathered;  // when the unit's last gather was over
   std::map<std::string, std::int64_t> computed;
   int checked = 0;
@@ -121,7 +121,7 @@ TEST_CASE("spans beyond the capacity are counted; what an exception cuts short i
   Spans after;
   fsdp::local::run(1, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> comm) {
     fsdp::Mesh mesh(std::move(comm));
-    auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+    auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
     toy::Network network(engine, {});
     engine.start_trace(3);
     network.step(0);
@@ -136,6 +136,6 @@ TEST_CASE("spans beyond the capacity are counted; what an exception cuts short i
     after = engine.stop_trace();
   });
   CHECK(kept == 3);
-  CHECK(lost == 12 - 3);  // one rank gathers and reduces nothing: 6 forward, 6 backward
-  CHECK(after.size() == 2);    // the one that was cut short had taken the first of three places
+  CHECK(lost == 12 - 3);     // one rank gathers and reduces nothing: 6 forward, 6 backward
+  CHECK(after.size() == 2);  // the one that was cut short had taken the first of three places
 }

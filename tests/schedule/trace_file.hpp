@@ -19,7 +19,7 @@ namespace toy {
 template <class Comm>
 std::string traced_run(Comm comm) {
   fsdp::Mesh<Comm> mesh(std::move(comm));
-  auto engine = fsdp::make_engine<fsdp::FullShard>(mesh);
+  auto engine = fsdp::Engine(mesh, fsdp::FullShard{});
   Network network(engine, {});
   fsdp::AdamW adamw(engine);
   engine.start_trace(1000);

@@ -109,9 +109,9 @@ toy::Run small_run(Case const& tested) {
 }
 
 std::vector<float> train(int strategy, toy::Run const& run, Device const& device) {
-  if (strategy == 1) return toy::train_local<fsdp::HybridShard<>>(4, run, device);
-  if (strategy == 2) return toy::train_local<fsdp::NoShard>(4, run, device);
-  return toy::train_local<fsdp::FullShard>(4, run, device);
+  if (strategy == 1) return toy::train_local(fsdp::HybridShard<>{}, 4, run, device);
+  if (strategy == 2) return toy::train_local(fsdp::NoShard{}, 4, run, device);
+  return toy::train_local(fsdp::FullShard{}, 4, run, device);
 }
 
 /// Trains with the site dropped, with delayed workers and every fourth time with a lagging host; where nothing is

@@ -130,14 +130,15 @@ std::vector<float> all_gradients(E& engine) {
 using LocalHost = fsdp::local::Communicator<fsdp::host::Device>;
 
 /// Runs `body(engine, patches)` on `ranks` threads. @return what rank 0's returned
-template <class S, class P, class Body>
-auto on_patches(int ranks, int shard_group, Body const& body, fsdp::EngineOptions options = {}) {
-  using E = fsdp::Engine<S, LocalHost, P>;
+template <class P, class Body>
+auto on_patches(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group, Body const& body,
+                fsdp::EngineOptions options = {}) {
+  using E = fsdp::Engine<LocalHost, P>;
   std::optional<decltype(body(std::declval<E&>(), std::declval<Patches<E>&>()))> result;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](LocalHost comm) {
     bool const first = comm.rank() == 0;
-    fsdp::Mesh<LocalHost> mesh(std::move(comm), fsdp::testing::groups_of<S>(shard_group));
-    E engine(mesh, options);
+    fsdp::Mesh<LocalHost> mesh(std::move(comm));
+    E engine(mesh, fsdp::testing::in_groups_of(shard_group, strategy), options);
     Patches<E> patches(engine);
     auto mine = body(engine, patches);
     if (first) result = std::move(mine);

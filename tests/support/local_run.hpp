@@ -12,12 +12,13 @@
 namespace toy {
 
 /// Trains on `ranks` threads; `device` may be a test's wrapper. @return rank 0's full parameters
-template <class S, class D = fsdp::host::Device>
-std::vector<float> train_local(int ranks, Run const& run, D const& device = {}) {
+template <class D = fsdp::host::Device>
+std::vector<float> train_local(fsdp::ShardingStrategy const& strategy, int ranks, Run const& run,
+                               D const& device = {}) {
   std::vector<float> result;
   fsdp::local::run(ranks, device, [&](fsdp::local::Communicator<D> comm) {
     bool const first = comm.rank() == 0;
-    auto parameters = train<S>(std::move(comm), run);
+    auto parameters = train(strategy, std::move(comm), run);
     if (first) result = std::move(parameters);
   });
   return result;

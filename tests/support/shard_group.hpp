@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mesh of a test that runs every strategy with one description.
+// The strategy of a test that runs every one with one description.
 #pragma once
 
-#include "fsdp/mesh.hpp"
+#include "fsdp/strategy.hpp"
 
 namespace fsdp::testing {
 
-/// Shard groups of `ranks` where strategy `S` has groups: elsewhere they would be refused.
-template <Strategy S>
-constexpr MeshOptions groups_of(int ranks) {
-  return {.shard_group = S::shards_parameters && S::replicates ? ranks : 0};
+/// The strategy with shard groups of `ranks`, if it has groups.
+constexpr ShardingStrategy in_groups_of(int ranks, ShardingStrategy strategy) {
+  if (strategy.grouped) strategy.group = ranks;
+  return strategy;
 }
 
 }  // namespace fsdp::testing

@@ -17,29 +17,50 @@ namespace fsdp::testing {
 /// `ahead.forward` where `max_ahead` is reached; `backward()` goes on from where it ended.
 class StepWalk {
  public:
-  /// @param padded  elements of each unit; it and the schedule must outlive the walk
-  StepWalk(Schedule const& declared, std::vector<std::int64_t> const& padded, KeepRules rules)
-      : schedule(declared), units(padded), keep(rules), unsharded_(padded.size()), waiting_(padded.size()) {}
+  /// @param declared  the uses; it and the input must outlive the walk
+  StepWalk(Schedule const& declared, StepInput const& of)
+      : ahead(of.prefetch.forward.empty() ? prefetch_by_depth(declared.size(), 1, 1) : of.prefetch),
+        schedule(declared),
+        input(of),
+        unsharded_(of.units.size()),
+        waiting_(of.units.size()) {}
 
-  Schedule const& schedule;
-  std::vector<std::int64_t> const& units;
-  KeepRules keep;
-  bool own_gather_slots = false;  ///< every unit has a buffer of its own
-  bool own_reduce_slots = false;  ///< every unit has a gradient slot of its own
-  int kept_ranks = 0;             ///< after forward a unit stays sharded over so many ranks; 0: nothing stays
-  std::int64_t max_ahead = 0;     ///< elements that may be gathered and not yet in use; 0: any
   PrefetchLists ahead;
-
   std::size_t shared_gather_slots = 0;  ///< most units that took turns at a time
 
-  bool own_gather_slot(std::size_t unit) const { return own_gather_slots || schedule.shared_unit(unit); }
-  bool own_reduce_slot(std::size_t unit) const { return own_reduce_slots || schedule.shared_unit(unit); }
+  std::int64_t elements(std::size_t unit) const { return input.units[unit].elements; }
+  /// Several ranks share the unit.
+  bool divided(std::size_t unit) const { return input.units[unit].shards && input.shards > 1; }
+  bool gathers(std::size_t unit) const { return divided(unit) || !input.param_is_master; }
+  bool reduces(std::size_t unit) const { return divided(unit) || !input.reduce_is_master; }
+  bool own_gather_slot(std::size_t unit) const {
+    return input.keep_unsharded || !input.units[unit].reshards_after_forward || schedule.shared_unit(unit);
+  }
+  bool own_reduce_slot(std::size_t unit) const {
+    return (input.accumulate_unsharded && input.reduce_is_master) || schedule.shared_unit(unit);
+  }
+  /// The unit is there when the use's forward ends, and stays.
+  bool stays(std::size_t use) const {
+    if (schedule.shared(use)) return input.keep_root;
+    if (!input.units[schedule.unit(use)].reshards_after_forward) return true;
+    if (!input.keep_last) return false;
+    for (auto later = use + 1; later < schedule.size(); ++later)
+      if (!schedule.shared(later) && gathers(schedule.unit(later)) &&
+          input.units[schedule.unit(later)].reshards_after_forward)
+        return false;
+    return true;
+  }
   /// A slice of the unit stays after its forward.
-  bool keeps_slice(std::size_t unit) const { return kept_ranks > 0 && schedule.drops_after_forward(unit, keep); }
+  bool keeps_slice(std::size_t unit) const {
+    if (input.reshard_ranks == 0 || !divided(unit) || schedule.shared_unit(unit)) return false;
+    for (std::size_t use = 0; use < schedule.size(); ++use)
+      if (schedule.unit(use) == unit) return !stays(use);
+    return false;
+  }
   std::size_t shared_reduce_slots() const {
     std::size_t pooled = 0;
-    for (std::size_t unit = 0; unit < units.size(); ++unit)
-      if (!own_reduce_slot(unit)) ++pooled;
+    for (std::size_t unit = 0; unit < input.units.size(); ++unit)
+      if (reduces(unit) && !own_reduce_slot(unit)) ++pooled;
     return std::min<std::size_t>(pooled, 2);
   }
 
@@ -50,8 +71,8 @@ class StepWalk {
       auto const unit = schedule.unit(use);
       begin(unit, ahead.forward[use]);
       highest = std::max(highest, elements_ + slices_);
-      if (schedule.keeps_after_forward(use, keep, false)) continue;
-      if (keeps_slice(unit)) slices_ += units[unit] / kept_ranks;  // copied from the full unit: both are there
+      if (stays(use)) continue;
+      if (keeps_slice(unit)) slices_ += elements(unit) / input.reshard_ranks;  // copied: both are there
       highest = std::max(highest, elements_ + slices_);
       drop(unit);
     }
@@ -74,14 +95,14 @@ class StepWalk {
       auto const parameters = (elements_ + slices_) * param_bytes;
       most.parameters = std::max(most.parameters, parameters);
       most.highest = std::max(most.highest, parameters + gradients * reduce_bytes);
-      if (schedule.last_use_of_unit(use)) {
-        gradients += units[unit];
-        if (!own_reduce_slot(unit)) gradients -= std::exchange(turns[position++ % turns.size()], units[unit]);
+      if (schedule.last_use_of_unit(use) && reduces(unit)) {
+        gradients += elements(unit);
+        if (!own_reduce_slot(unit)) gradients -= std::exchange(turns[position++ % turns.size()], elements(unit));
         most.highest = std::max(most.highest, parameters + gradients * reduce_bytes);
       }
       if (!schedule.first_use_of_unit(use)) continue;
       drop(unit);
-      if (keeps_slice(unit)) slices_ -= units[unit] / kept_ranks;
+      if (keeps_slice(unit)) slices_ -= elements(unit) / input.reshard_ranks;
     }
     return most;
   }
@@ -90,31 +111,34 @@ class StepWalk {
   /// A use of `unit` begins: it and what `list` names are gathered; the list is cut where max_ahead is reached.
   void begin(std::size_t unit, std::vector<std::size_t>& list) {
     gather(unit);
-    if (std::exchange(waiting_[unit], 0) != 0) waiting_elements_ -= units[unit];
+    if (std::exchange(waiting_[unit], 0) != 0) waiting_elements_ -= elements(unit);
+    auto const max_ahead = input.max_ahead_bytes / static_cast<std::int64_t>(input.param_bytes);
     std::size_t taken = 0;
     for (; taken < list.size(); ++taken) {
       auto const next = schedule.unit(list[taken]);
-      if (unsharded_[next] != 0) continue;
-      if (max_ahead > 0 && waiting_elements_ + units[next] > max_ahead) break;
+      if (!gathers(next) || unsharded_[next] != 0) continue;
+      if (max_ahead > 0 && waiting_elements_ + elements(next) > max_ahead) break;
       gather(next);
       waiting_[next] = 1;
-      waiting_elements_ += units[next];
+      waiting_elements_ += elements(next);
     }
     list.resize(taken);
     shared_gather_slots = std::max(shared_gather_slots, in_turn_);
   }
   void gather(std::size_t unit) {
-    if (unsharded_[unit] != 0) return;
+    if (!gathers(unit) || unsharded_[unit] != 0) return;
     unsharded_[unit] = 1;
-    elements_ += units[unit];
+    elements_ += elements(unit);
     if (!own_gather_slot(unit)) ++in_turn_;
   }
   void drop(std::size_t unit) {
     if (std::exchange(unsharded_[unit], 0) == 0) return;
-    elements_ -= units[unit];
+    elements_ -= elements(unit);
     if (!own_gather_slot(unit)) --in_turn_;
   }
 
+  Schedule const& schedule;
+  StepInput const& input;
   std::vector<char> unsharded_, waiting_;  // flags: std::exchange takes no reference into a vector of bool
   std::size_t in_turn_ = 0;                ///< units that have one of the buffers that take turns
   std::int64_t elements_ = 0, slices_ = 0, waiting_elements_ = 0;
@@ -126,54 +150,39 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
   for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule.declare(unit, "");
   for (auto const unit : input.uses) schedule.declare(unit, "");
 
-  MemoryPlan plan;
-  bool const gathers = input.shards > 1 || !input.param_is_master;
-  bool const reduces = input.shards > 1 || !input.reduce_is_master;
   auto const param = static_cast<std::int64_t>(input.param_bytes);
   auto const grad = static_cast<std::int64_t>(input.reduce_bytes);
+  StepWalk walk(schedule, input);
+  auto const bytes_forward = walk.forward() * param;
+  auto const bytes_backward = walk.backward(param, grad);
 
-  StepWalk walk(schedule, input.units, input.keep);
-  walk.own_gather_slots = input.keep_unsharded || !input.keep.reshards_after_forward;
-  walk.own_reduce_slots = input.accumulate_unsharded && input.reduce_is_master;
-  walk.kept_ranks = input.reshard_ranks;
-  walk.max_ahead = input.max_ahead_bytes / param;
-  walk.ahead = input.prefetch.forward.empty() ? prefetch_by_depth(schedule.size(), 1, 1) : input.prefetch;
-  auto const bytes_forward = walk.forward();
-  auto const bytes_backward = walk.backward(gathers ? param : 0, reduces ? grad : 0);
-
-  std::int64_t total = 0;
-  for (auto const padded : input.units) total += padded;
-  std::int64_t const shard = total / input.shards;
-  plan.parameters = shard * static_cast<std::int64_t>(input.master_bytes);
-  plan.gradients = shard * (input.accumulate_replica ? 8 : 4);
-  plan.optimizer = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
-
-  std::int64_t largest_gather = 0, largest_reduce = 0;
+  MemoryPlan plan;
+  std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0;
+  bool const slots_wait = input.accumulate_unsharded && input.reduce_is_master;
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
-    auto const padded = input.units[unit];
-    if (gathers && walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, input.param_bytes);
-    if (gathers && walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
-    if (reduces && walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
-    if (!walk.own_gather_slot(unit)) largest_gather = std::max(largest_gather, padded);
+    auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
+    bool const partial = input.accumulate_replica && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
+    plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
+    plan.gradients += shard * (partial ? 8 : 4);
+    plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+    if (walk.gathers(unit)) {
+      if (walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, input.param_bytes);
+      if (walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
+      if (!walk.own_gather_slot(unit)) largest_gather = std::max(largest_gather, padded);
+    }
+    if (!walk.reduces(unit)) continue;
+    if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
+    // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
+    if (input.accumulate_unsharded) waiting += padded * (slots_wait ? grad : 4);
   }
-  if (gathers) {
-    plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
-  }
-  // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
-  std::int64_t accumulators = 0;
-  if (reduces) {
-    plan.reduce +=
-        static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);
-    if (input.accumulate_unsharded && !input.reduce_is_master) accumulators = total * 4;
-    plan.reduce += accumulators;
-  }
-  auto const parameters_forward = gathers ? bytes_forward * param : 0;
-  plan.live_forward = plan.rest() + parameters_forward;
+  plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
+  plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);
+  if (!slots_wait) plan.reduce += waiting;
+  plan.live_forward = plan.rest() + bytes_forward;
   plan.live_backward = plan.rest() + bytes_backward.highest;
-  plan.live_accumulated = plan.rest() + accumulators + std::max(parameters_forward, bytes_backward.highest);
-  if (reduces && walk.own_reduce_slots)
-    plan.live_accumulated = plan.rest() + std::max(parameters_forward, bytes_backward.parameters) + total * grad;
+  plan.live_accumulated =
+      plan.rest() + waiting + std::max(bytes_forward, slots_wait ? bytes_backward.parameters : bytes_backward.highest);
   return plan;
 }
 

@@ -250,6 +250,8 @@ struct Shape {
   bool tied = true;               ///< embedding and head share the root unit; false: blocks alone
   std::int64_t global_rows = 12;  ///< rows of a micro-step over all ranks
   Setting setting = Setting::none;
+  std::optional<fsdp::ShardingStrategy> root{};                     ///< of the root unit; not set: the engine's
+  std::vector<std::optional<fsdp::ShardingStrategy>> strategies{};  ///< of the blocks, as far as there are some
 };
 
 /// The network over one engine, with its activations, which have the parameters' type.
@@ -273,7 +275,7 @@ class Network {
 
     fsdp::UnitId root{};
     if (shape_.tied) {
-      root = engine.add_unit("root");
+      root = engine.add_unit("root", shape_.root.value_or(engine.strategy()));
       embed_.emplace(
           engine.shard(Embed<D>{device, rows_, shape_.inputs, shape_.width, sets(Setting::ends)}, "ends", root));
     }
@@ -281,8 +283,9 @@ class Network {
       auto const hidden = shape_.hidden[i];
       pre_.push_back(array(rows_ * hidden)), act_.push_back(array(rows_ * hidden));
       bool const setting = sets(i % 2 == 0 ? Setting::even_layers : Setting::every);
-      layers_.push_back(
-          engine.shard(Layer<D, A>{device, rows_, shape_.width, hidden, setting}, "layers." + std::to_string(i)));
+      auto const strategy = i < shape_.strategies.size() ? shape_.strategies[i] : std::nullopt;
+      layers_.push_back(engine.shard(Layer<D, A>{device, rows_, shape_.width, hidden, setting},
+                                     "layers." + std::to_string(i), strategy.value_or(engine.strategy())));
     }
     if (shape_.tied)
       head_.emplace(

@@ -28,10 +28,10 @@ struct Run {
 };
 
 /// @return the full parameters on rank 0
-template <class S, class Comm>
-std::vector<float> train(Comm comm, Run const& run) {
-  fsdp::Mesh<Comm> mesh(std::move(comm), fsdp::testing::groups_of<S>(run.shard_group));
-  fsdp::Engine<S, Comm> engine(mesh, run.options);
+template <class Comm>
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run const& run) {
+  fsdp::Mesh<Comm> mesh(std::move(comm));
+  fsdp::Engine<Comm> engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), run.options);
   Network network(engine, run.shape);
   auto const loop = [&](auto& optimizer, float lr) {
     for (std::int64_t step = 0; step < run.steps; ++step) {

@@ -132,10 +132,10 @@ TEST_CASE("the plan of GPT-2 124M under FullShard on eight ranks") {
   fsdp::MemoryPlanInput input;
   std::int64_t const block = fsdp::align_up(12 * 768 * 768 + 2 * 768, 512),
                      root = fsdp::align_up((50257 + 1024 + 1) * 768, 512);
-  input.units.push_back(root);
+  input.units.push_back({root});
   input.uses.push_back(0);
   for (std::size_t i = 1; i <= 12; ++i) {
-    input.units.push_back(block);
+    input.units.push_back({block});
     input.uses.push_back(i);
   }
   input.uses.push_back(0);  // the head is tied to the embedding

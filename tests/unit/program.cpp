@@ -23,9 +23,8 @@ using fsdp::Phase;
 /// Three blocks between an embedding and a head that is tied to it.
 fsdp::MemoryPlanInput tied_root() {
   fsdp::MemoryPlanInput input;
-  input.units = {640, 1536, 1536, 1536};
+  input.units = {{640, "root"}, {1536, "h.0"}, {1536, "h.1"}, {1536, "h.2"}};
   input.uses = {0, 1, 2, 3, 0};
-  input.unit_names = {"root", "h.0", "h.1", "h.2"};
   input.modules = {"root", "h.0", "h.1", "h.2", "root"};
   input.shards = 4;
   return input;
@@ -55,13 +54,12 @@ TEST_CASE("program: FullShard with a tied root") {
 
 TEST_CASE("program: what depends on the micro-step is said") {
   auto input = tied_root();
-  input.keep.reshards_after_forward = false;
+  for (auto& unit : input.units) unit.reshards_after_forward = false;
   input.accumulate_unsharded = true;
   input.reduce_is_master = false;
   input.reduce_bytes = 2;
   input.uses = {0, 1};
   input.units.resize(2);
-  input.unit_names.resize(2);
   input.modules = {"wte", "h"};
   CHECK(to_text(fsdp::compile_program(input)) ==
         "forward    wte | gather root->own if sharded at first, gather h.0->own if sharded at first, "
@@ -79,6 +77,7 @@ TEST_CASE("program: kept slices, replicas that wait, and nothing to move") {
   auto input = tied_root();
   input.reshard_ranks = 2;
   input.prefetch = fsdp::prefetch_by_depth(5, 0, 0);
+  input.replicas = 2;
   input.accumulate_replica = true;
   CHECK(training(input) ==
         "forward    root | gather root->own, await root |\n"
@@ -99,7 +98,7 @@ TEST_CASE("program: buckets of gradients that backward writes where optimizers r
   auto input = tied_root();
   input.shards = 1;
   input.replicas = 4;
-  input.reduces_in_groups = false;
+  for (auto& unit : input.units) unit = {unit.elements, unit.name, false, false};
   input.bucket_bytes = 8192;
   input.first_bucket_bytes = 256;
   CHECK(training(input) ==
@@ -118,20 +117,27 @@ TEST_CASE("program: buckets of gradients that backward writes where optimizers r
 TEST_CASE("program: memory is what a walk through the step counts, and slots pass from hand to hand") {
   std::mt19937 random(7);
   auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
-  for (int trial = 0; trial < 3000; ++trial) {
+  for (int trial = 0; trial < 6000; ++trial) {
     fsdp::MemoryPlanInput input;
     auto const units = 1 + below(6);
-    for (int unit = 0; unit < units; ++unit) input.units.push_back(256 * (1 + below(9)));
+    bool const mixed = below(2) == 0, reshards = below(3) > 0;
+    for (int unit = 0; unit < units; ++unit) {
+      bool const shards = !mixed || below(3) > 0;
+      input.units.push_back({256 * (1 + below(9)), {}, shards, mixed ? shards && below(3) > 0 : reshards});
+    }
     for (int unit = 0; unit < units; ++unit) input.uses.push_back(static_cast<std::size_t>(unit));
     for (int more = below(3); more > 0; --more)
       input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())),
                         static_cast<std::size_t>(below(static_cast<unsigned>(units))));
     input.shards = 1 << below(3);
-    input.keep = {below(3) > 0, below(3) > 0, below(3) > 0};
+    input.replicas = 1 << below(2);
+    input.keep_last = below(3) > 0;
+    input.keep_root = below(3) > 0;
+    input.accumulate_replica = below(3) == 0;
     input.prefetch = fsdp::prefetch_by_depth(input.uses.size(), below(4), below(4));
     if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
     input.keep_unsharded = below(4) == 0;
-    if (input.shards == 4 && input.keep.reshards_after_forward && !input.keep_unsharded && below(3) == 0)
+    if (input.shards == 4 && !input.keep_unsharded && below(3) == 0)
       input.reshard_ranks = 2;
     input.accumulate_unsharded = below(3) == 0;
     input.param_is_master = below(2) == 0;
@@ -154,7 +160,7 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
         if (evaluating && phase == Phase::backward) break;
         for (auto const& turn : program.turns(phase)) {
           for (auto const* operations : {&turn.before, &turn.after}) {
-            if (operations == &turn.after && !program.reads_masters) REQUIRE(ready.count(turn.unit) == 1);
+            if (operations == &turn.after && !program.units[turn.unit].reads_masters) REQUIRE(ready.count(turn.unit) == 1);
             for (auto const& operation : *operations) {
               if (!operation.runs(fsdp::plain_step)) continue;
               if (operation.action == Action::gather) REQUIRE(holder.emplace(operation.slot, operation.unit).second);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,23 +17,31 @@
 
 namespace fsdp {
 
+/// A unit, as far as a step depends on it.
+struct StepUnit {
+  std::int64_t elements = 0;           ///< padded
+  std::string name{};                  ///< for texts
+  bool shards = true;                  ///< false: every rank keeps it whole
+  bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
+};
+
 /// What a step is compiled from: what was declared, and sizes. Equal on all ranks.
 struct StepInput {
-  std::vector<std::int64_t> units;  ///< padded elements of each unit
-  std::vector<std::size_t> uses;    ///< the unit of each use, in forward order; empty: each unit once, in order
-  std::vector<std::string> unit_names, modules;  ///< for texts; empty: numbers
-  int shards = 1;                                ///< ranks per shard group
-  int replicas = 1;                              ///< shard groups
-  KeepRules keep;
+  std::vector<StepUnit> units;
+  std::vector<std::size_t> uses;        ///< the unit of each use, in forward order; empty: each unit once, in order
+  std::vector<std::string> modules;     ///< of each use, for texts; empty: numbers
+  int shards = 1;                       ///< ranks per shard group of units that shard
+  int replicas = 1;                     ///< shard groups
+  bool keep_last = true;                ///< the last unit that would be dropped, because backward begins with it
+  bool keep_root = true;                ///< units of several uses, from the first forward use to the last backward use
   PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth(1, 1)
   std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
   int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
   bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
   bool accumulate_unsharded = false;    ///< micro-steps need not reduce
-  bool accumulate_replica = false;      ///< micro-steps need not all-reduce over replicas, and there are some
+  bool accumulate_replica = false;      ///< micro-steps need not all-reduce over replicas of shards
   std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;  ///< and of the first one
-  bool reduces_in_groups = true;        ///< gradients that do not wait for replicas are reduced within the shard group
   std::size_t master_bytes = 4;         ///< size of a master weight
   std::size_t param_bytes = 4;          ///< size of a parameter as forward reads it
   std::size_t reduce_bytes = 4;         ///< size of a gradient as backward writes it
@@ -64,7 +73,7 @@ class UnshardedUnits {
     position_ = 0;
     for (std::size_t unit = 0; unit < states_.size(); ++unit) {
       drop(unit);
-      if (!unsharded) continue;
+      if (!unsharded || program_->units[unit].reads_masters) continue;
       gather(unit);
       states_[unit].awaited = true;
     }
@@ -119,38 +128,67 @@ class ProgramCompiler {
 
   void describe_units() {
     auto& p = program_;
-    p.shards = input_.shards;
-    p.replicas = input_.replicas;
-    p.reads_masters = reads_masters(input_.shards, input_.param_is_master);
-    p.writes_shards = writes_shards(input_.shards, input_.reduce_is_master);
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
-    for (std::size_t u = 0; u < input_.units.size(); ++u)
-      p.units.push_back({input_.unit_names.empty() ? std::to_string(u) : input_.unit_names[u], input_.units[u]});
-    if (!p.writes_shards && input_.accumulate_unsharded && !input_.reduce_is_master)
-      for (auto const& unit : p.units) p.accumulator_elements += unit.elements;
+    for (auto const& declared : input_.units) {
+      auto& unit = p.units.emplace_back();
+      unit.name = declared.name.empty() ? std::to_string(p.units.size() - 1) : declared.name;
+      unit.elements = declared.elements;
+      unit.shards = declared.shards ? input_.shards : 1;
+      unit.replicas = input_.shards * input_.replicas / unit.shards;
+      unit.reads_masters = unit.shards == 1 && input_.param_is_master;
+      unit.writes_shards = unit.shards == 1 && input_.reduce_is_master;
+      unit.waits_for_replicas =
+          declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.accumulate_replica;
+      if (!unit.writes_shards && input_.accumulate_unsharded && !input_.reduce_is_master)
+        p.accumulator_elements += unit.elements;
+    }
   }
 
   void order_completion() {
+    std::vector<std::uint32_t> reduced_from_slots;
     std::int64_t end = 0;
     for (auto use = schedule_.size(); use-- > 0;) {
       if (!schedule_.first_use_of_unit(use)) continue;
-      program_.completion_order.push_back(static_cast<std::uint32_t>(schedule_.unit(use)));
-      gradient_ends_.push_back(end += program_.units[schedule_.unit(use)].elements);
+      auto const unit = static_cast<std::uint32_t>(schedule_.unit(use));
+      auto const direct = program_.units[unit].writes_shards;
+      (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
+      if (direct) gradient_ends_.push_back(end += program_.units[unit].elements);
     }
-    if (program_.writes_shards && program_.replicas > 1)
+    if (input_.shards * input_.replicas > 1)
       program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
+    program_.gradient_order.insert(program_.gradient_order.end(), reduced_from_slots.begin(), reduced_from_slots.end());
   }
 
+  bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
   bool own_gather_slot(std::size_t unit) const {
-    return !input_.keep.reshards_after_forward || input_.keep_unsharded || schedule_.shared_unit(unit);
+    return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.shared_unit(unit);
   }
   /// Gradients in the shard's type wait in their slots; others are added up in accumulators.
   bool own_gradient_slot(std::size_t unit) const {
     return (input_.accumulate_unsharded && input_.reduce_is_master) || schedule_.shared_unit(unit);
   }
-  bool keeps_slice(std::size_t unit) const {
-    return input_.reshard_ranks > 0 && schedule_.drops_after_forward(unit, input_.keep);
+  /// The use's forward may end with its unit dropped.
+  bool may_drop(std::size_t use) const {
+    auto const unit = schedule_.unit(use);
+    return gathers(unit) && !schedule_.shared(use) && input_.units[unit].reshards_after_forward;
+  }
+  std::size_t last_that_may_drop() const {
+    for (auto use = schedule_.size(); use-- > 0;)
+      if (may_drop(use)) return use;
+    return schedule_.size();
+  }
+  /// Whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a shared unit is
+  /// kept until its last use, others are not.
+  bool keeps_after_forward(std::size_t use, Phase phase) const {
+    bool const evaluating = phase == Phase::evaluation;
+    if (schedule_.shared(use) && input_.keep_root) return !evaluating || !schedule_.last_use_of_unit(use);
+    if (schedule_.shared(use) || evaluating) return false;
+    return !may_drop(use) || (input_.keep_last && use == last_that_may_drop());
+  }
+  bool keeps_slice(std::size_t use) const {
+    return input_.reshard_ranks > 0 && input_.units[schedule_.unit(use)].shards && may_drop(use) &&
+           !keeps_after_forward(use, Phase::forward);
   }
 
   static std::uint32_t add(std::vector<BufferPlan>& slots, BufferPlan slot) {
@@ -161,26 +199,30 @@ class ProgramCompiler {
     auto& p = program_;
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       auto& unit = p.units[u];
-      if (!p.reads_masters && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {unit.elements, u});
-      if (!p.reads_masters && keeps_slice(u))
-        unit.kept_slot = add(p.kept_slots, {unit.elements / input_.reshard_ranks, u});
-      if (!p.writes_shards && own_gradient_slot(u)) unit.gradient_slot = add(p.gradient_slots, {unit.elements, u});
+      if (gathers(u) && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {unit.elements, u});
+      if (!unit.writes_shards && own_gradient_slot(u)) unit.gradient_slot = add(p.gradient_slots, {unit.elements, u});
+    }
+    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+      if (!keeps_slice(use)) continue;
+      auto const u = static_cast<std::uint32_t>(schedule_.unit(use));
+      p.units[u].kept_slot = add(p.kept_slots, {p.units[u].elements / input_.reshard_ranks, u});
     }
     own_gather_slots_ = p.gather_slots.size();
     own_gradient_slots_ = p.gradient_slots.size();
   }
-  void give_shared_slots(std::size_t gathers) {
+  void give_shared_slots(std::size_t in_turn) {
     auto& p = program_;
     std::int64_t largest_gather = 0, largest_gradient = 0;
+    std::size_t reduced_in_turn = 0;
     for (std::size_t u = 0; u < p.units.size(); ++u) {
-      if (!own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
-      if (!own_gradient_slot(u)) largest_gradient = std::max(largest_gradient, p.units[u].elements);
+      if (gathers(u) && !own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
+      if (p.units[u].writes_shards || own_gradient_slot(u)) continue;
+      largest_gradient = std::max(largest_gradient, p.units[u].elements);
+      ++reduced_in_turn;
     }
-    if (!p.reads_masters) p.gather_slots.insert(p.gather_slots.end(), gathers, {largest_gather});
+    p.gather_slots.insert(p.gather_slots.end(), in_turn, {largest_gather});
     // One is filled while the other is reduced.
-    if (!p.writes_shards)
-      p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(p.units.size() - own_gradient_slots_, 2),
-                              {largest_gradient});
+    p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(reduced_in_turn, 2), {largest_gradient});
   }
 
   /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
@@ -189,7 +231,7 @@ class ProgramCompiler {
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
     // Parameters that an earlier pass has left make gathers needless, and change nothing else.
-    if (own_gather_slots_ == program_.units.size() && program_.kept_slots.empty()) {
+    if (all_own_gather_slots() && program_.kept_slots.empty()) {
       resident.restart(true);
       auto const fewer = walk_forward(resident, Phase::forward, false);
       for (std::size_t turn = 0; turn < forward.size(); ++turn)
@@ -200,6 +242,11 @@ class ProgramCompiler {
     evaluated.restart(false);
     program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
     return std::max(units.most_in_turn(), evaluated.most_in_turn());
+  }
+  bool all_own_gather_slots() const {
+    for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
+      if (gathers(unit) && !own_gather_slot(unit)) return false;
+    return true;
   }
   /// Operations that are not in `fewer`, which has the others in the same order, need sharded parameters at first.
   static void restrict_to_sharded(std::vector<Operation>& all, std::vector<Operation> const& fewer) {
@@ -218,8 +265,7 @@ class ProgramCompiler {
     std::vector<Turn> turns;
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       auto turn = begin(use, units, ahead_.forward[use], cut);
-      bool const keeps = schedule_.keeps_after_forward(use, input_.keep, phase == Phase::evaluation);
-      if (!keeps && !program_.reads_masters) {
+      if (gathers(turn.unit) && !keeps_after_forward(use, phase)) {
         auto const slice = program_.units[turn.unit].kept_slot;
         if (phase == Phase::forward && slice != Operation::no_slot)
           turn.after.push_back({Action::keep_slice, turn.unit, slice});
@@ -240,12 +286,11 @@ class ProgramCompiler {
       if (schedule_.last_use_of_unit(use))
         turn.before.push_back({Action::lease, turn.unit, slot_to_lease(turn.unit, leases)});
       if (schedule_.first_use_of_unit(use)) {
-        if (!program_.reads_masters)
-          turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
+        if (gathers(turn.unit)) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
         if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
           turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});
         units.drop(turn.unit);
-        if (program_.writes_shards) {
+        if (program_.units[turn.unit].writes_shards) {
           end_direct_gradients(turn, completion);
         } else {
           end_gradients(turn);
@@ -257,13 +302,15 @@ class ProgramCompiler {
   }
   std::uint32_t slot_to_lease(std::uint32_t unit, std::size_t& leases) const {
     auto const& p = program_;
+    if (p.units[unit].writes_shards || p.units[unit].gradient_slot != Operation::no_slot)
+      return p.units[unit].gradient_slot;
     auto const in_turn = p.gradient_slots.size() - own_gradient_slots_;
-    if (p.units[unit].gradient_slot != Operation::no_slot || in_turn == 0) return p.units[unit].gradient_slot;
+    if (in_turn == 0) return Operation::no_slot;  // they are not given out yet
     return static_cast<std::uint32_t>(own_gradient_slots_ + leases++ % in_turn);
   }
   /// Backward has written all of a unit's gradients.
   void end_gradients(Turn& turn) const {
-    bool const partial = input_.accumulate_replica, in_groups = input_.reduces_in_groups;
+    bool const partial = program_.units[turn.unit].waits_for_replicas, in_groups = input_.units[turn.unit].shards;
     if (program_.accumulator_elements > 0)
       add_when(turn, Action::hold, only(in_groups ? syncs_none : syncs_none | syncs_group));
     if (partial) add_when(turn, Action::reduce_group, only(syncs_group));
@@ -278,9 +325,9 @@ class ProgramCompiler {
   /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
   void end_direct_gradients(Turn& turn, Completion& at) const {
     auto const& p = program_;
-    // Where there are no replicas, nothing waits for them.
-    add_when(turn, Action::end_gradients,
-             only(p.replicas == 1 && input_.reduces_in_groups ? syncs_group | syncs_all : syncs_all));
+    // A shard without replicas waits for none.
+    bool const alone = input_.units[turn.unit].shards && p.units[turn.unit].replicas == 1;
+    add_when(turn, Action::end_gradients, only(alone ? syncs_group | syncs_all : syncs_all));
     auto const end = gradient_ends_[at.written++];
     bool awaited = false;
     for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
@@ -289,7 +336,7 @@ class ProgramCompiler {
     }
     auto const reduced_end = at.bucket == 0 ? 0 : p.buckets[at.bucket - 1].end;
     for (; at.reduced < at.written && gradient_ends_[at.reduced] <= reduced_end; ++at.reduced)
-      turn.after.push_back({Action::complete, p.completion_order[at.reduced], Operation::no_slot, only(syncs_all)});
+      turn.after.push_back({Action::complete, p.gradient_order[at.reduced], Operation::no_slot, only(syncs_all)});
   }
   static void add_when(Turn& turn, Action action, Facts when) {
     turn.after.push_back({action, turn.unit, Operation::no_slot, when});
@@ -298,23 +345,23 @@ class ProgramCompiler {
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
   Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut) {
     Turn turn{static_cast<std::uint32_t>(use), static_cast<std::uint32_t>(schedule_.unit(use)), {}, {}};
-    if (program_.reads_masters) return turn;
     auto const gather = [&](std::size_t unit) {
       units.gather(unit);
       turn.before.push_back({Action::gather, static_cast<std::uint32_t>(unit), units[unit].slot});
     };
-    if (!units[turn.unit].unsharded) gather(turn.unit);
+    if (gathers(turn.unit) && !units[turn.unit].unsharded) gather(turn.unit);
     units[turn.unit].ahead = false;
     std::size_t taken = 0;
     for (; taken < ahead.size(); ++taken) {
       auto const next = schedule_.unit(ahead[taken]);
-      if (units[next].unsharded) continue;
+      if (!gathers(next) || units[next].unsharded) continue;
       if (cut && exceeds_cap(units, next)) break;
       gather(next);
       units[next].ahead = true;
     }
     if (cut) ahead.resize(taken);
-    if (!std::exchange(units[turn.unit].awaited, true)) turn.before.push_back({Action::await, turn.unit});
+    if (gathers(turn.unit) && !std::exchange(units[turn.unit].awaited, true))
+      turn.before.push_back({Action::await, turn.unit});
     return turn;
   }
   /// Whether gathering `next` as well is more than may wait for its use.
@@ -337,5 +384,26 @@ class ProgramCompiler {
 
 /// Compiles the step that runs as declared.
 inline Program compile_program(StepInput const& input) { return detail::ProgramCompiler(input).compile(); }
+
+/// What no buffers were declared for.
+/// @return the EngineOptions that a backward pass as `flags` say lacks, and the first unit that needs it; empty: none
+struct MissingOption {
+  std::string_view option{}, unit{};
+};
+inline MissingOption missing_option(Program const& program, StepInput const& input, BackwardFlags flags) {
+  for (std::size_t u = 0; u < program.units.size(); ++u) {
+    auto const& unit = program.units[u];
+    auto const& declared = input.units[u];
+    if (!flags.gradient_sync && !unit.writes_shards && !input.accumulate_unsharded)
+      return {"accumulate_unsharded", unit.name};
+    if (!flags.replica_sync && !unit.writes_shards && unit.replicas > 1) {
+      if (declared.shards && !input.accumulate_replica) return {"accumulate_replica", unit.name};
+      if (!declared.shards && !input.accumulate_unsharded) return {"accumulate_unsharded", unit.name};
+    }
+    if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.keep_unsharded)
+      return {"keep_unsharded", unit.name};
+  }
+  return {};
+}
 
 }  // namespace fsdp

@@ -65,6 +65,17 @@ constexpr Facts only(Facts answers) {
 /// A micro-step that begins and ends with sharded parameters and reduces its gradients.
 inline constexpr Facts plain_step = starts_sharded | drops | syncs_all;
 
+/// What a backward pass does when it ends with a unit, as it is set before.
+struct BackwardFlags {
+  bool gradient_sync = true;  ///< reduces
+  bool replica_sync = true;   ///< and sums over replicas
+  bool reshard = true;        ///< drops parameters
+
+  constexpr Facts facts() const {
+    return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
+  }
+};
+
 struct Operation {
   static constexpr std::uint32_t no_slot = ~0u;
 
@@ -76,11 +87,6 @@ struct Operation {
   constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
   friend bool operator==(Operation const&, Operation const&) = default;
 };
-
-/// A single shard of the parameters' type is the full parameters: compute reads master weights where they are.
-constexpr bool reads_masters(int shards, bool param_is_master) { return shards == 1 && param_is_master; }
-/// A single shard of the gradients' type is the full gradients: backward writes where optimizers read.
-constexpr bool writes_shards(int shards, bool reduce_is_master) { return shards == 1 && reduce_is_master; }
 
 /// A pass over the uses.
 enum class Phase : unsigned char { forward, backward, evaluation };
@@ -128,23 +134,30 @@ class Program {
 
   struct Unit {
     std::string name;
-    std::int64_t elements = 0;                       ///< padded
+    std::int64_t elements = 0;  ///< padded
+    int shards = 1;             ///< ranks that share its parameters
+    int replicas = 1;           ///< and the groups of such ranks
+    /// A single shard of the parameters' type is the full parameters: compute reads master weights where they are, and
+    /// nothing is gathered.
+    bool reads_masters = false;
+    /// A single shard of the gradients' type is the full gradients: backward writes where optimizers read, without a
+    /// slot.
+    bool writes_shards = false;
+    bool waits_for_replicas = false;                 ///< sums within its shard group may wait, in a partial shard
     std::uint32_t gather_slot = Operation::no_slot;  ///< its own
     std::uint32_t kept_slot = Operation::no_slot;
     std::uint32_t gradient_slot = Operation::no_slot;  ///< its own
   };
   std::vector<Unit> units;
-  std::vector<std::string> modules;             ///< by use
-  std::vector<BufferPlan> gather_slots;         ///< of full parameters; those that units share come last
-  std::vector<BufferPlan> kept_slots;           ///< of slices that stay after forward
-  std::vector<BufferPlan> gradient_slots;       ///< of full gradients; those that units share come last
-  std::int64_t accumulator_elements = 0;        ///< fp32, of gradients that wait where slots are too narrow for sums
-  std::vector<std::uint32_t> completion_order;  ///< units as backward completes their gradients
-  std::vector<Range> buckets;  ///< of the gradient shards in that order, where backward writes them: elements
-  bool reads_masters = false;  ///< parameters are the master weights themselves: nothing is gathered
-  bool writes_shards = false;  ///< backward writes the gradient shards themselves: no slots
-  int shards = 1;              ///< ranks of a shard group
-  int replicas = 1;            ///< shard groups
+  std::vector<std::string> modules;        ///< by use
+  std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
+  std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
+  std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
+  std::int64_t accumulator_elements = 0;   ///< fp32, of gradients that wait where slots are too narrow for sums
+  /// Units as their gradient shards lie in memory: those that backward writes itself first, each kind in the order in
+  /// which backward completes it, so that buckets of several units are contiguous.
+  std::vector<std::uint32_t> gradient_order;
+  std::vector<Range> buckets;  ///< of what backward writes itself: elements
 
  private:
   std::array<std::vector<Turn>, 3> turns_;
@@ -241,15 +254,16 @@ struct Counts {
 inline Counts count(Program const& program, Phase phase, Facts facts) {
   Counts counts;
   program.for_each(phase, facts, [&](Operation const& operation) {
-    auto const elements = program.units[operation.unit].elements, shard = elements / program.shards;
+    auto const& unit = program.units[operation.unit];
+    auto const shard = unit.elements / unit.shards;
     switch (operation.action) {
       case Action::gather:
-        if (program.shards > 1) counts.all_gather.add(elements);
+        if (unit.shards > 1) counts.all_gather.add(unit.elements);
         break;
       case Action::reduce_group:
       case Action::reduce:
-        if (program.shards > 1) counts.reduce_scatter.add(shard);
-        if (program.replicas > 1 && operation.action == Action::reduce) counts.all_reduce.add(shard);
+        if (unit.shards > 1) counts.reduce_scatter.add(shard);
+        if (unit.replicas > 1 && operation.action == Action::reduce) counts.all_reduce.add(shard);
         break;
       case Action::all_reduce: counts.all_reduce.add(program.buckets[operation.slot].size()); break;
       default: break;

@@ -13,7 +13,7 @@
 
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;
-using Engine = fsdp::Engine<fsdp::HybridShard<>, Comm>;
+using Engine = fsdp::Engine<Comm>;
 using Layers = std::vector<fsdp::ShardedModule<mlp::Mlp<Device>, Engine>>;
 
 void step(fsdp::Mesh<Comm>& mesh, Engine& engine, Layers& layers, fsdp::AdamW<Engine>& adamw,

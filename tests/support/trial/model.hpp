@@ -67,6 +67,16 @@ struct Setting {
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;
 
+  fsdp::ShardingStrategy strategy() const {
+    switch (sharding) {
+      case Sharding::full: return fsdp::FullShard{};
+      case Sharding::grad_op: return fsdp::ShardGradOp{};
+      case Sharding::hybrid_full: return fsdp::HybridShard<>{.group = group};
+      case Sharding::hybrid_grad_op: return fsdp::HybridShard<fsdp::ShardGradOp>{.group = group};
+      case Sharding::none: break;
+    }
+    return fsdp::NoShard{};
+  }
   bool hybrid() const { return sharding == Sharding::hybrid_full || sharding == Sharding::hybrid_grad_op; }
   int shards(int world) const { return sharding == Sharding::none ? 1 : hybrid() ? group : world; }
 };

@@ -174,17 +174,17 @@ class AdoptedPart {
   fsdp::AdoptedUnit<E> unit_;
 };
 
-/// A trainer over an engine of strategy S.
-template <class S, class C>
+/// A trainer over an engine.
+template <class C>
 class EngineTrainer final : public Trainer {
  public:
-  using Engine = fsdp::Engine<S, C>;
+  using Engine = fsdp::Engine<C>;
 
   EngineTrainer(C comm, Trial const& of, Setting const& setting)
       : Trainer(of.model, comm.rank(), comm.size()),
-        mesh_(std::move(comm), {.shard_group = setting.hybrid() ? setting.group : 0}),
+        mesh_(std::move(comm)),
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
-        engine_(mesh_, setting.options, stream_),
+        engine_(mesh_, setting.strategy(), setting.options, stream_),
         keeps_(setting.keeps),
         momentum_(of.optimizer.momentum > 0.0f) {
     std::map<std::size_t, fsdp::UnitId> units;
@@ -307,31 +307,7 @@ class EngineTrainer final : public Trainer {
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 
-template <class S>
-inline constexpr Sharding sharding_of = Sharding::none;
-template <>
-inline constexpr Sharding sharding_of<fsdp::FullShard> = Sharding::full;
-template <>
-inline constexpr Sharding sharding_of<fsdp::ShardGradOp> = Sharding::grad_op;
-template <>
-inline constexpr Sharding sharding_of<fsdp::HybridShard<fsdp::FullShard>> = Sharding::hybrid_full;
-template <>
-inline constexpr Sharding sharding_of<fsdp::HybridShard<fsdp::ShardGradOp>> = Sharding::hybrid_grad_op;
-
-/// A trainer of the strategy that the setting names, if it is one of S. @note Collective: yes
-/// @throws UsageError if it is not
-template <class... S, class C>
-std::unique_ptr<Trainer> make_trainer_of(C comm, Trial const& of, Setting const& setting) {
-  std::unique_ptr<Trainer> made;
-  auto const make_if = [&]<class T>(T) {
-    if (sharding_of<T> == setting.sharding) made = std::make_unique<EngineTrainer<T, C>>(std::move(comm), of, setting);
-  };
-  (make_if(S{}), ...);
-  FSDP_EXPECTS(made != nullptr, "no trainer of this strategy was compiled");
-  return made;
-}
-
-/// A trainer of any strategy over threads of this process: compiled in trainers.cpp. @note Collective: yes
+/// A trainer over threads of this process: compiled in trainers.cpp. @note Collective: yes
 std::unique_ptr<Trainer> make_trainer(Local comm, Trial const& of, Setting const& setting);
 
 }  // namespace trial

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a rank stands: in the world, in its shard group, among the replicas. Pure arithmetic.
+#pragma once
+
+#include "fsdp/error.hpp"
+#include "fsdp/strategy.hpp"
+
+namespace fsdp {
+
+/// Rank w of W is member `shard` of the N ranks of shard group `replica` of R. Shard groups are consecutive ranks;
+/// replicas are the ranks of equal place in each.
+struct Placement {
+  int rank = 0, world = 1;
+  int shard = 0, shards = 1;
+  int replica = 0, replicas = 1;
+
+  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly
+  /// one such rank, whatever the strategy.
+  int norm_slice() const { return shard * replicas + replica; }
+  /// The same rank for what every rank keeps whole.
+  Placement replicated() const { return {rank, world, 0, 1, rank, world}; }
+};
+
+/// Where `rank` of `world` stands under a strategy.
+/// @throws ConfigError if the strategy's groups do not divide the world, or it does not say them
+inline Placement place(int rank, int world, ShardingStrategy const& strategy) {
+  if (strategy.grouped && strategy.group == 0)
+    fail<ConfigError>("rank {}: {} needs the ranks per shard group (HybridShard::group)", rank, strategy.name);
+  if (strategy.grouped && (strategy.group < 0 || world % strategy.group != 0))
+    fail<ConfigError>("rank {}: {}: a shard group of {} ranks does not divide the world of {}", rank, strategy.name,
+                      strategy.group, world);
+  auto const shards = strategy.grouped ? strategy.group : strategy.shards ? world : 1;
+  return {rank, world, rank % shards, shards, rank / shards, world / shards};
+}
+
+}  // namespace fsdp
