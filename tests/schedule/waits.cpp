@@ -53,10 +53,12 @@ constexpr bool finds_races = true;
 constexpr bool finds_races = false;
 #endif
 
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid };
+
 struct Case {
   WaitSite site;
   int prefetch;
-  int strategy;             // 0 FullShard, 1 HybridShard of 2 x 2, 2 NoShard
+  Engine engine;
   bool race_alone = false;  // values hardly ever show it: ThreadSanitizer must
   toy::Setting setting = toy::Setting::none;
 };
@@ -64,25 +66,41 @@ struct Case {
 // Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather
 // has begun), it is tested in one where it is not.
 std::vector<Case> const cases{
-    {WaitSite::compute_unsharded, 1, 0},
-    {WaitSite::compute_gradient_slot, 1, 0},
-    {WaitSite::gather_slot_read, 0, 0},
-    {WaitSite::gather_peers_read, 0, 0},
-    {WaitSite::gather_updated, 1, 0},
-    {WaitSite::gather_kept_slice, 2, 0},
-    {WaitSite::reduce_gradients, 1, 0},
-    {WaitSite::reduce_peers_read, 1, 0},
-    {WaitSite::reduce_partial_read, 1, 1},
-    {WaitSite::replicate_scattered, 1, 1},
-    {WaitSite::replicate_peers_read, 1, 2},
-    {WaitSite::replicate_scatter_peers, 1, 1, true},
-    {WaitSite::optimizer_reduced, 1, 0},
-    {WaitSite::norm_peers_read, 1, 0, true},
-    {WaitSite::collective_peer_ready, 1, 0},
-    {WaitSite::collective_peer_partial, 1, 2},
+    {WaitSite::compute_unsharded, 1, Engine::full},
+    {WaitSite::compute_gradient_slot, 1, Engine::full},
+    {WaitSite::gather_slot_read, 0, Engine::full},
+    {WaitSite::gather_peers_read, 0, Engine::full},
+    {WaitSite::gather_updated, 1, Engine::full},
+    {WaitSite::gather_kept_slice, 2, Engine::full},
+    {WaitSite::reduce_gradients, 1, Engine::full},
+    {WaitSite::reduce_peers_read, 1, Engine::full},
+    {WaitSite::reduce_partial_read, 1, Engine::hybrid},
+    {WaitSite::replicate_scattered, 1, Engine::hybrid},
+    {WaitSite::replicate_peers_read, 1, Engine::replicated},
+    {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true},
+    {WaitSite::optimizer_reduced, 1, Engine::full},
+    {WaitSite::norm_peers_read, 1, Engine::full, true},
+    {WaitSite::collective_peer_ready, 1, Engine::full},
+    {WaitSite::collective_peer_partial, 1, Engine::replicated},
+    // Units that differ: a replicated block between others that shard, one of which may stay until backward.
+    {WaitSite::compute_unsharded, 1, Engine::mixed},
+    {WaitSite::compute_gradient_slot, 1, Engine::mixed},
+    {WaitSite::gather_slot_read, 0, Engine::mixed},
+    {WaitSite::gather_peers_read, 0, Engine::mixed},
+    {WaitSite::gather_updated, 1, Engine::mixed},
+    {WaitSite::reduce_gradients, 1, Engine::mixed},
+    {WaitSite::reduce_peers_read, 1, Engine::mixed},
+    {WaitSite::reduce_partial_read, 1, Engine::mixed_hybrid},
+    {WaitSite::replicate_scattered, 1, Engine::mixed_hybrid},
+    {WaitSite::replicate_peers_read, 1, Engine::mixed},
+    {WaitSite::replicate_scatter_peers, 1, Engine::mixed_hybrid, true},
+    {WaitSite::optimizer_reduced, 1, Engine::mixed},
+    {WaitSite::norm_peers_read, 1, Engine::mixed, true},
+    {WaitSite::collective_peer_ready, 1, Engine::mixed},
+    {WaitSite::collective_peer_partial, 1, Engine::mixed},
     // Where nothing is zeroed, the same waits keep a slot from its next writer.
-    {WaitSite::compute_gradient_slot, 1, 0, false, toy::Setting::every},
-    {WaitSite::reduce_peers_read, 1, 0, false, toy::Setting::every},
+    {WaitSite::compute_gradient_slot, 1, Engine::full, false, toy::Setting::every},
+    {WaitSite::reduce_peers_read, 1, Engine::full, false, toy::Setting::every},
 };
 
 toy::Run small_run(Case const& tested) {
@@ -108,9 +126,15 @@ toy::Run small_run(Case const& tested) {
   return run;
 }
 
-std::vector<float> train(int strategy, toy::Run const& run, Device const& device) {
-  if (strategy == 1) return toy::train_local(fsdp::HybridShard<>{}, 4, run, device);
-  if (strategy == 2) return toy::train_local(fsdp::NoShard{}, 4, run, device);
+std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
+  fsdp::HybridShard<> const hybrid{.group = 2};
+  if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
+    run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so
+    run.shape.strategies = {{}, {}, fsdp::NoShard{}};
+  }
+  if (engine == Engine::mixed) run.shape.strategies.push_back(fsdp::ShardGradOp{});
+  if (engine == Engine::hybrid || engine == Engine::mixed_hybrid) return toy::train_local(hybrid, 4, run, device);
+  if (engine == Engine::replicated) return toy::train_local(fsdp::NoShard{}, 4, run, device);
   return toy::train_local(fsdp::FullShard{}, 4, run, device);
 }
 
@@ -122,7 +146,7 @@ int child(Case const& tested, bool drop) {
   run.relative_clip =
       tested.site == WaitSite::norm_peers_read;  // otherwise implied: the next gradients wait for all ranks
   if (run.relative_clip) run.clip = 0.5f;
-  auto const expected = train(tested.strategy, run, Device{});
+  auto const expected = train(tested.engine, run, Device{});
   for (std::uint64_t seed = 1; seed <= (drop ? 56u : 8u); ++seed) {
     bool const lag = seed % 4 == 0;
     auto const times = static_cast<std::int64_t>(1 + (seed - 1) / 8);
@@ -137,7 +161,7 @@ int child(Case const& tested, bool drop) {
     }
     std::vector<float> got;
     try {
-      got = train(tested.strategy, run, device);
+      got = train(tested.engine, run, device);
     } catch (std::exception const&) {
       return 1;
     }
