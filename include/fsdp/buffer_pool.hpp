@@ -19,7 +19,6 @@ struct Slot {
   Fence<D> free;        ///< the last content has been read by this rank, and zeroed where that is promised (reduce)
   Ticket collective{};  ///< the last collective whose peers may still read this slot
   // Of gradients:
-  bool leased = false;
   bool zeroed = false;       ///< some unit that leases it counts on zeroes
   std::int64_t counted = 0;  ///< bytes that count as in use until the next lease, or the end of a pass
   std::byte* data = nullptr;

@@ -29,6 +29,7 @@ struct MemoryPlan {
   std::int64_t live_forward = 0;      ///< highest use during a forward pass
   std::int64_t live_backward = 0;     ///< highest use during a backward pass that reduces
   std::int64_t live_accumulated = 0;  ///< in either, with gradients of an earlier micro-step waiting unreduced
+  std::int64_t live_most = 0;         ///< in any pass, whatever the options allow to be set before it
   std::int64_t rest() const { return parameters + gradients + optimizer; }
   std::int64_t reserved() const { return rest() + gather + reduce; }
 };
@@ -40,58 +41,102 @@ constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_byt
 
 namespace detail {
 
-/// Bytes of parameters and gradients in use while a program runs.
+/// Bytes of full parameters and gradients in use while a program runs, pass after pass.
 class LiveBytes {
  public:
   LiveBytes(Program const& program, StepInput const& input)
       : program_(&program),
         param_(static_cast<std::int64_t>(input.param_bytes)),
         reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
+        unsharded_(program.units.size(), false),
+        held_(program.units.size(), false),
         leased_(program.gradient_slots.size(), 0) {}
 
-  /// Gradients of an earlier micro-step wait: in the slots, or in the accumulators.
-  void wait_unreduced() {
-    if (program_->accumulator_elements > 0) {
-      bytes_ += program_->accumulator_elements * static_cast<std::int64_t>(sizeof(float));
-      return;
-    }
-    for (std::uint32_t u = 0; u < program_->units.size(); ++u)
-      if (auto const slot = program_->units[u].gradient_slot; slot != Operation::no_slot) lease(slot, u);
-  }
+  std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
   std::int64_t run(Phase phase, Facts facts) {
-    highest_ = bytes_;
-    program_->for_each(phase, facts, [this](Operation const& operation) { run(operation); });
-    return highest_;
+    auto highest = bytes_;
+    program_->for_each(phase, facts, [&](Operation const& operation) {
+      run(operation);
+      highest = std::max(highest, bytes_);
+    });
+    return highest;
   }
-
- private:
   void run(Operation const& operation) {
     auto const& unit = program_->units[operation.unit];
     switch (operation.action) {
-      case Action::gather: bytes_ += unit.elements * param_; break;
+      case Action::gather:
+      case Action::gather_slices:
+        unsharded_[operation.unit] = true;
+        bytes_ += unit.elements * param_;
+        break;
+      case Action::drop:
+        unsharded_[operation.unit] = false;
+        bytes_ -= unit.elements * param_;
+        break;
       case Action::keep_slice: bytes_ += kept(unit); break;
-      case Action::drop: bytes_ -= unit.elements * param_; break;
       case Action::drop_slice: bytes_ -= kept(unit); break;
       case Action::lease:
-        if (operation.slot != Operation::no_slot) lease(operation.slot, operation.unit);
+        if (operation.slot != Operation::no_slot) lease(operation.slot, unit.elements * reduce_);
+        break;
+      case Action::hold:
+        if (!held_[operation.unit]) bytes_ += accumulator(unit);
+        held_[operation.unit] = true;
+        break;
+      case Action::settle:
+        if (operation.slot != Operation::no_slot) return lease(operation.slot, 0);
+        bytes_ -= accumulator(unit);
+        held_[operation.unit] = false;
         break;
       default: break;
     }
-    highest_ = std::max(highest_, bytes_);
   }
+  /// What a backward pass has left unsharded is dropped.
+  void reshard() {
+    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit)
+      if (unsharded_[unit]) run({Action::drop, unit});
+  }
+
+ private:
   std::int64_t kept(Program::Unit const& unit) const { return program_->kept_slots[unit.kept_slot].elements * param_; }
-  /// A slot's gradients count until its next lease, or the end of the pass.
-  void lease(std::uint32_t slot, std::uint32_t unit) {
-    auto const bytes = program_->units[unit].elements * reduce_;
-    bytes_ += bytes - std::exchange(leased_[slot], bytes);
+  static std::int64_t accumulator(Program::Unit const& unit) {
+    return unit.elements * static_cast<std::int64_t>(sizeof(float));
   }
+  /// A slot's gradients count until its next lease, or until it is settled.
+  void lease(std::uint32_t slot, std::int64_t bytes) { bytes_ += bytes - std::exchange(leased_[slot], bytes); }
 
   Program const* program_;
   std::int64_t param_, reduce_;
-  std::vector<std::int64_t> leased_;
-  std::int64_t bytes_ = 0, highest_ = 0;
+  std::vector<bool> unsharded_, held_;  ///< by unit
+  std::vector<std::int64_t> leased_;    ///< by slot
+  std::int64_t bytes_ = 0;
 };
+
+/// The highest use in any pass that the options allow, after any that they allow.
+inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
+  std::vector<std::pair<Facts, LiveBytes>> states{{left_by(plain_step), {program, input}}};
+  std::int64_t highest = 0;
+  for (std::size_t at = 0; at < states.size(); ++at) {
+    auto const visit = [&](BackwardFlags flags) {
+      if (!missing_option(program, input, flags).option.empty()) return;
+      auto [facts, live] = states[at];
+      facts = facts | flags.facts();
+      for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
+      auto const left = left_by(facts);
+      if (std::none_of(states.begin(), states.end(), [=](auto const& state) { return state.first == left; }))
+        states.emplace_back(left, live);
+    };
+    for (bool const reshard : {true, false}) {
+      visit({true, true, reshard});
+      visit({true, false, reshard});
+      visit({false, true, reshard});
+    }
+    auto evaluated = states[at].second;
+    evaluated.reshard();
+    highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));
+  }
+  return highest;
+}
 
 }  // namespace detail
 
@@ -110,11 +155,17 @@ inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& inp
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
   detail::LiveBytes plain(program, input), waiting = plain;
-  plan.live_forward = plan.rest() + plain.run(Phase::forward, plain_step);
-  plan.live_backward = plan.rest() + plain.run(Phase::backward, plain_step);
-  if (input.accumulate_unsharded) waiting.wait_unreduced();
-  auto const forward = waiting.run(Phase::forward, plain_step);
-  plan.live_accumulated = plan.rest() + std::max(forward, waiting.run(Phase::backward, plain_step));
+  auto facts = plain_step;
+  plan.live_forward = plan.rest() + plain.run(Phase::forward, facts);
+  plan.live_backward = plan.rest() + plain.run(Phase::backward, facts);
+  if (input.accumulate_unsharded) {
+    auto const first = starts_sharded | BackwardFlags{.gradient_sync = false}.facts() | nothing_waits;
+    for (auto const phase : {Phase::forward, Phase::backward}) waiting.run(phase, first);
+    facts = left_by(first) | BackwardFlags{}.facts();
+  }
+  auto const in_forward = waiting.run(Phase::forward, facts), in_backward = waiting.run(Phase::backward, facts);
+  plan.live_accumulated = plan.rest() + std::max(in_forward, in_backward);
+  plan.live_most = plan.rest() + detail::highest_live_bytes(program, input);
   return plan;
 }
 inline MemoryPlan memory_plan(MemoryPlanInput const& input) { return memory_plan(compile_program(input), input); }

@@ -59,7 +59,7 @@ class Passes {
         bound_ahead();
         bool const kept = std::exchange(kept_after_backward_, false);
         if (!kept) reshard_all();
-        facts_ = kept ? starts_unsharded : starts_sharded;
+        facts_ = (kept ? starts_unsharded : starts_sharded) | waiting_;
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
       }
       run(program_->turn(phase_, use).before, "forward");
@@ -82,7 +82,7 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        facts_ = next_.facts();
+        facts_ = next_.facts() | waiting_;
         phase_ = Phase::backward;
         ++backward_passes_;
       }
@@ -95,8 +95,9 @@ class Passes {
     or_interrupt([&] {
       run(program_->turn(phase_, use).after, "backward");
       if (!schedule().end_backward(use)) return;
-      reduce_->finish();
-      kept_after_backward_ = (unsigned{facts_} & keeps) != 0;
+      auto const left = left_by(facts_);
+      kept_after_backward_ = (left & starts_unsharded) != 0;
+      waiting_ = left & ~(starts_sharded | starts_unsharded);
     });
   }
 
@@ -126,6 +127,7 @@ class Passes {
     bool const in_backward = schedule().in_backward();
     if (in_backward) schedule().expect_closed("gradients are discarded");
     reduce_->discard(declared_->units(), *compute_);
+    waiting_ = nothing_waits;
     if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
   }
 
@@ -187,6 +189,7 @@ class Passes {
     auto& unit = *declared_->units()[operation.unit];
     switch (operation.action) {
       case Action::gather: return gather_->unshard(unit, gather_->pool()[operation.slot], pass);
+      case Action::gather_slices: return gather_->unshard_slices(unit, gather_->pool()[operation.slot], pass);
       case Action::await: return gather_->wait_for_unshard(unit, *compute_);
       case Action::keep_slice: return gather_->keep_slice(unit, gather_->kept_pool()[operation.slot], *compute_);
       case Action::drop: return gather_->drop(unit, *compute_);
@@ -195,12 +198,16 @@ class Passes {
         if (operation.slot == Operation::no_slot) return reduce_->lease_direct(unit, *compute_);
         return reduce_->lease(unit, reduce_->pool()[operation.slot], *compute_);
       case Action::hold: return reduce_->hold(unit, *compute_);
+      case Action::add_held: return reduce_->add_held(unit, *compute_);
       case Action::reduce_group: return reduce_->reduce(unit, *compute_, false);
       case Action::reduce: return reduce_->reduce(unit, *compute_, true);
       case Action::end_gradients: return reduce_->end_direct(unit, *compute_);
       case Action::await_gradients: return reduce_->await_direct(unit);
       case Action::all_reduce: return reduce_->all_reduce(unit, program_->buckets[operation.slot]);
       case Action::complete: return reduce_->complete_direct(unit);
+      case Action::settle:
+        if (operation.slot == Operation::no_slot) return reduce_->settle_accumulator(unit);
+        return reduce_->settle(reduce_->pool()[operation.slot]);
     }
   }
   void drop_pass() {
@@ -222,6 +229,7 @@ class Passes {
   BackwardFlags next_;                    ///< as set
   Phase phase_ = Phase::forward;          ///< of the pass under way
   Facts facts_ = plain_step;              ///< and of it
+  Facts waiting_ = nothing_waits;         ///< of whole passes before it
   int evaluations_ = 0;                   ///< scopes that are open
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;

@@ -74,14 +74,11 @@ class Reducer {
     }
   }
 
-  /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves, or,
-  /// while accumulating, its former content.
+  /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves.
   /// @note Stream: compute waits until the slot is free.
   void lease(Unit& unit, Slot<D>& slot, Stream& compute) {
-    if (unit.full_gradient != nullptr) return;  // accumulating without reduction
     auto const bytes = unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce));
     account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
-    slot.leased = true;
     unit.reduce_slot = &slot;
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     slot.free.await(device_, compute, WaitSite::compute_gradient_slot);
@@ -114,12 +111,19 @@ class Reducer {
     kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
                         unit.full_numel(), 1.0f, !unit.accumulated);
     span.end();
-    if (!unit.accumulated) account_->lease(MemoryTag::reduce, accumulator_bytes(unit));
-    unit.accumulated = true;
+    if (!std::exchange(unit.accumulated, true)) lease_accumulator(unit, 1);
     recycle(unit, reduce_);
   }
+  /// Adds what the accumulator holds to what `compute` has written, for the reduce() that follows.
+  /// @note Stream: reduce waits for compute.
+  void add_held(Unit& unit, Stream& compute) {
+    unit.gradients_ready.signal(device_, compute);
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
+    kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient, unit.full_numel());
+    unit.accumulated = false;
+  }
 
-  /// Reduces what `compute` has written into the unit's gradients so far, and what waits of earlier micro-steps.
+  /// Reduces what `compute` has written into the unit's gradients so far.
   /// @param over_replicas  false: within the shard group only; the result waits in the partial shard
   /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is
   /// complete.
@@ -134,12 +138,6 @@ class Reducer {
     bool const several = unit.placement().shards > 1, replicated_too = unit.placement().replicas > 1;
     auto span =
         begin_span(reduce_, StreamKind::reduce, unit, several ? "reduce-scatter" : "accumulate", unit.full_numel());
-    if (unit.accumulated) {
-      kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient,
-                   unit.full_numel());
-      unit.accumulated = false;
-      accumulators_read_ += accumulator_bytes(unit);
-    }
     if (several)
       scattered = shard_comm_->reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
                                               history_->label(unit.name(), "backward"));
@@ -199,12 +197,9 @@ class Reducer {
     mark_reduced(unit, *replicate_);
   }
 
-  /// The backward pass is complete: slots whose gradients are reduced count as returned.
-  void finish() {
-    for (auto& slot : pool_)
-      if (!slot.leased) account_->lease(MemoryTag::reduce, -std::exchange(slot.counted, 0));
-    account_->lease(MemoryTag::reduce, -std::exchange(accumulators_read_, 0));
-  }
+  /// The backward pass is complete: what it has reduced counts as returned.
+  void settle(Slot<D>& slot) { account_->lease(MemoryTag::reduce, -std::exchange(slot.counted, 0)); }
+  void settle_accumulator(Unit const& unit) { lease_accumulator(unit, -1); }
 
   /// Forgets the gradients of all units, whether they are whole, left half-way, or wait for a reduction: the next
   /// backward pass begins their sums anew. Reductions under way are not forgotten: what is written next waits for them
@@ -214,7 +209,7 @@ class Reducer {
   void discard(Units const& units, Stream& compute) {
     for (auto& unit : units) {
       if (unit->full_gradient != nullptr && unit->reduce_slot != nullptr) recycle(*unit, compute);
-      if (std::exchange(unit->accumulated, false)) accumulators_read_ += accumulator_bytes(*unit);
+      unit->accumulated = false;
       unit->full_gradient = nullptr;
       unit->partial_pending = unit->reduced_once = false;
       unit->fresh = true;
@@ -222,7 +217,8 @@ class Reducer {
     // A bucket may have taken a part of a unit whose other part waits for the next bucket.
     for (auto* unit : incomplete_) mark_reduced(*unit, *replicate_);
     incomplete_.clear();
-    finish();
+    for (auto& slot : pool_) settle(slot);
+    account_->lease(MemoryTag::reduce, -std::exchange(accumulator_bytes_, 0));
   }
 
  private:
@@ -244,10 +240,11 @@ class Reducer {
     if (slot.zeroed) zero(slot, stream);
     slot.free.signal(device_, stream);
     unit.full_gradient = nullptr;
-    slot.leased = false;
   }
-  static std::int64_t accumulator_bytes(Unit const& unit) {
-    return unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
+  void lease_accumulator(Unit const& unit, std::int64_t sign) {
+    auto const bytes = sign * unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
+    account_->lease(MemoryTag::reduce, bytes);
+    accumulator_bytes_ += bytes;
   }
 
   /// A sum over all ranks becomes a mean: here, and in all_reduce for direct gradients.
@@ -293,7 +290,7 @@ class Reducer {
   History const* history_;
   TraceHook<D> trace_;
   BufferPool<D> pool_;
-  std::int64_t accumulators_read_ = 0;  ///< bytes of accumulators that this pass has reduced
+  std::int64_t accumulator_bytes_ = 0;  ///< of accumulators that count as in use
 
   // Direct gradients.
   float* gradients_ = nullptr;

@@ -67,37 +67,30 @@ class Unsharder {
   /// Starts to gather a sharded unit into `slot`.
   /// @note Stream: gather waits until the buffer's last content was read here and by peers, and until the shard was
   /// updated.
-  /// @note Collective: one all-gather of shard_numel elements a rank (none when the shard group has one rank); of a
-  /// kept slice, among the ranks of its group.
+  /// @note Collective: one all-gather of shard_numel elements a rank, none where the rank has the unit for itself.
   void unshard(Unit& unit, Slot<D>& slot, std::string_view pass) {
-    unit.gather_slot = &slot;
-    account_->lease(MemoryTag::gather, full_bytes(unit));
-    unit.full = reinterpret_cast<Param*>(slot.data);
-    auto* const own_slice = unit.full + unit.shard().begin;
+    auto* const own_slice = take(unit, slot) + unit.shard().begin;
     bool const several = unit.placement().shards > 1;
-
-    slot.free.await_pending(device_, stream_, WaitSite::gather_slot_read);
-    if (comm_) comm_->wait_for_peers(stream_, slot.collective, WaitSite::gather_peers_read);
     unit.updated.await_pending(device_, stream_, WaitSite::gather_updated);
-    if (has_kept(unit)) unit.kept_slot->free.await(device_, stream_, WaitSite::gather_kept_slice);
-    auto span =
-        trace_.begin(stream_, StreamKind::gather, unit.name(), several ? "all-gather" : "cast", pass, full_bytes(unit));
-    if (has_kept(unit)) {
-      kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
-                             static_cast<std::size_t>(kept_numel(unit)), history_->label(unit.name(), pass));
-      slot.collective = {};
-    } else {
-      kernels::cast(device_, stream_, static_cast<typename P::Master const*>(unit.master), own_slice,
-                    unit.shard_numel());
-      slot.collective = {};
-      if (several)
-        slot.collective =
-            comm_->all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
-                              static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), pass));
-    }
+    auto span = begin_span(unit, several ? "all-gather" : "cast", pass);
+    kernels::cast(device_, stream_, static_cast<Master const*>(unit.master), own_slice, unit.shard_numel());
+    if (several)
+      slot.collective =
+          comm_->all_gather(stream_, static_cast<Param const*>(own_slice), unit.full,
+                            static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), pass));
     span.end();
     unit.gathered.signal(device_, stream_);
-    unit.state = UnitState::unsharding;
+  }
+  /// The same from the slices that keep_slice has kept.
+  /// @note Collective: one all-gather among the ranks of the kept group.
+  void unshard_slices(Unit& unit, Slot<D>& slot, std::string_view pass) {
+    take(unit, slot);
+    unit.kept_slot->free.await(device_, stream_, WaitSite::gather_kept_slice);
+    auto span = begin_span(unit, "all-gather", pass);
+    kept_comm_->all_gather(stream_, static_cast<Param const*>(kept_slice(unit)), unit.full,
+                           static_cast<std::size_t>(kept_numel(unit)), history_->label(unit.name(), pass));
+    span.end();
+    unit.gathered.signal(device_, stream_);
   }
 
   /// Makes `compute` wait until the parameters that unshard() gathers are there.
@@ -139,6 +132,19 @@ class Unsharder {
   }
 
  private:
+  /// The slot's next content is the unit's. @return its first element
+  Param* take(Unit& unit, Slot<D>& slot) {
+    unit.gather_slot = &slot;
+    unit.full = reinterpret_cast<Param*>(slot.data);
+    unit.state = UnitState::unsharding;
+    account_->lease(MemoryTag::gather, full_bytes(unit));
+    slot.free.await_pending(device_, stream_, WaitSite::gather_slot_read);
+    if (comm_) comm_->wait_for_peers(stream_, std::exchange(slot.collective, {}), WaitSite::gather_peers_read);
+    return unit.full;
+  }
+  [[nodiscard]] auto begin_span(Unit const& unit, std::string_view what, std::string_view pass) {
+    return trace_.begin(stream_, StreamKind::gather, unit.name(), what, pass, full_bytes(unit));
+  }
   static bool has_kept(Unit const& unit) { return unit.kept_slot != nullptr; }
   static Param* kept_slice(Unit const& unit) { return reinterpret_cast<Param*>(unit.kept_slot->data); }
   std::int64_t kept_numel(Unit const& unit) const { return unit.full_numel() / kept_comm_->size(); }

@@ -65,10 +65,10 @@ TEST_CASE("program: what depends on the micro-step is said") {
         "forward    wte | gather root->own if sharded at first, gather h.0->own if sharded at first, "
         "await root if sharded at first |\n"
         "forward    h   | await h.0 if sharded at first |\n"
-        "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, reduce h.0 if group sync or "
-        "sync\n"
+        "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, "
+        "add held h.0 if group sync or sync and gradients wait or both wait, reduce h.0 if group sync or sync\n"
         "backward   wte | lease root->y | drop root->own if dropping, hold root if no sync, "
-        "reduce root if group sync or sync\n"
+        "add held root if group sync or sync and gradients wait or both wait, reduce root if group sync or sync\n"
         "evaluation wte | gather root->own, gather h.0->own, await root | drop root->own\n"
         "evaluation h   | await h.0 | drop h.0->own\n");
 }
@@ -87,8 +87,8 @@ TEST_CASE("program: kept slices, replicas that wait, and nothing to move") {
         "forward    root | |\n"
         "backward   root | lease root->own |\n"
         "backward   h.2  | lease h.2->x | drop h.2->A, reduce h.2\n"
-        "backward   h.1  | gather h.1->A, await h.1, lease h.1->y | drop h.1->A, drop slice h.1, reduce h.1\n"
-        "backward   h.0  | gather h.0->A, await h.0, lease h.0->x | drop h.0->A, drop slice h.0, reduce h.0\n"
+        "backward   h.1  | gather slices h.1->A, await h.1, lease h.1->y | drop h.1->A, drop slice h.1, reduce h.1\n"
+        "backward   h.0  | gather slices h.0->A, await h.0, lease h.0->x | drop h.0->A, drop slice h.0, reduce h.0\n"
         "backward   root | | drop root->own, reduce root\n");
   auto const all = to_text(fsdp::compile_program(input));
   CHECK(all.find("reduce group h.1 if group sync, reduce h.1 if sync\n") != std::string::npos);
@@ -137,8 +137,7 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     input.prefetch = fsdp::prefetch_by_depth(input.uses.size(), below(4), below(4));
     if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
     input.keep_unsharded = below(4) == 0;
-    if (input.shards == 4 && !input.keep_unsharded && below(3) == 0)
-      input.reshard_ranks = 2;
+    if (input.shards == 4 && !input.keep_unsharded && below(3) == 0) input.reshard_ranks = 2;
     input.accumulate_unsharded = below(3) == 0;
     input.param_is_master = below(2) == 0;
     if (!input.param_is_master) input.param_bytes = 2;
@@ -160,10 +159,12 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
         if (evaluating && phase == Phase::backward) break;
         for (auto const& turn : program.turns(phase)) {
           for (auto const* operations : {&turn.before, &turn.after}) {
-            if (operations == &turn.after && !program.units[turn.unit].reads_masters) REQUIRE(ready.count(turn.unit) == 1);
+            if (operations == &turn.after && !program.units[turn.unit].reads_masters)
+              REQUIRE(ready.count(turn.unit) == 1);
             for (auto const& operation : *operations) {
               if (!operation.runs(fsdp::plain_step)) continue;
-              if (operation.action == Action::gather) REQUIRE(holder.emplace(operation.slot, operation.unit).second);
+              if (operation.action == Action::gather || operation.action == Action::gather_slices)
+                REQUIRE(holder.emplace(operation.slot, operation.unit).second);
               if (operation.action == Action::await) REQUIRE(ready.insert(operation.unit).second);
               if (operation.action != Action::drop) continue;
               REQUIRE(holder.at(operation.slot) == operation.unit);

@@ -140,8 +140,7 @@ class ProgramCompiler {
       unit.writes_shards = unit.shards == 1 && input_.reduce_is_master;
       unit.waits_for_replicas =
           declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.accumulate_replica;
-      if (!unit.writes_shards && input_.accumulate_unsharded && !input_.reduce_is_master)
-        p.accumulator_elements += unit.elements;
+      if (waits_in_accumulator(static_cast<std::uint32_t>(p.units.size() - 1))) p.accumulator_elements += unit.elements;
     }
   }
 
@@ -164,10 +163,7 @@ class ProgramCompiler {
   bool own_gather_slot(std::size_t unit) const {
     return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.shared_unit(unit);
   }
-  /// Gradients in the shard's type wait in their slots; others are added up in accumulators.
-  bool own_gradient_slot(std::size_t unit) const {
-    return (input_.accumulate_unsharded && input_.reduce_is_master) || schedule_.shared_unit(unit);
-  }
+  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.shared_unit(unit); }
   /// The use's forward may end with its unit dropped.
   bool may_drop(std::size_t use) const {
     auto const unit = schedule_.unit(use);
@@ -214,7 +210,7 @@ class ProgramCompiler {
     auto& p = program_;
     std::int64_t largest_gather = 0, largest_gradient = 0;
     std::size_t reduced_in_turn = 0;
-    for (std::size_t u = 0; u < p.units.size(); ++u) {
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       if (gathers(u) && !own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
       if (p.units[u].writes_shards || own_gradient_slot(u)) continue;
       largest_gradient = std::max(largest_gradient, p.units[u].elements);
@@ -280,11 +276,16 @@ class ProgramCompiler {
   std::vector<Turn> walk_backward(UnshardedUnits& units) {
     std::vector<Turn> turns;
     std::size_t leases = 0;  // of shared slots
+    std::vector<std::uint32_t> lessees(program_.gradient_slots.size());
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
-      auto turn = begin(use, units, ahead_.backward[use], true);
-      if (schedule_.last_use_of_unit(use))
-        turn.before.push_back({Action::lease, turn.unit, slot_to_lease(turn.unit, leases)});
+      auto turn = begin(use, units, ahead_.backward[use], true, true);
+      if (schedule_.last_use_of_unit(use)) {
+        auto const slot = slot_to_lease(turn.unit, leases);
+        turn.before.push_back(
+            {Action::lease, turn.unit, slot, waits_in_slot(turn.unit) ? only(unheld(turn.unit)) : any_facts});
+        if (slot != Operation::no_slot) lessees[slot] = turn.unit;
+      }
       if (schedule_.first_use_of_unit(use)) {
         if (gathers(turn.unit)) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
         if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
@@ -298,7 +299,33 @@ class ProgramCompiler {
       }
       turns.push_back(std::move(turn));
     }
+    settle(turns.back(), lessees);
     return turns;
+  }
+  /// The unit's gradients wait in the slot that backward has written them to.
+  bool waits_in_slot(std::uint32_t unit) const {
+    return input_.accumulate_unsharded && input_.reduce_is_master && !program_.units[unit].writes_shards;
+  }
+  bool waits_in_accumulator(std::uint32_t unit) const {
+    return input_.accumulate_unsharded && !input_.reduce_is_master && !program_.units[unit].writes_shards;
+  }
+  /// What replicas have in place of shards waits for a reduction over them all.
+  Facts held(std::uint32_t unit) const {
+    return input_.units[unit].shards ? gradients_wait | both_wait : gradients_wait | sums_wait | both_wait;
+  }
+  Facts unheld(std::uint32_t unit) const {
+    return input_.units[unit].shards ? nothing_waits | sums_wait : nothing_waits;
+  }
+  /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
+  Facts reducing(std::uint32_t unit) const { return input_.units[unit].shards ? syncs_group | syncs_all : syncs_all; }
+  void settle(Turn& last, std::vector<std::uint32_t> const& lessees) const {
+    for (std::uint32_t slot = 0; slot < lessees.size(); ++slot) {
+      auto const unit = lessees[slot];
+      last.after.push_back({Action::settle, unit, slot, waits_in_slot(unit) ? only(reducing(unit)) : any_facts});
+    }
+    for (std::uint32_t unit = 0; unit < program_.units.size(); ++unit)
+      if (waits_in_accumulator(unit))
+        last.after.push_back({Action::settle, unit, Operation::no_slot, only(reducing(unit) | held(unit))});
   }
   std::uint32_t slot_to_lease(std::uint32_t unit, std::size_t& leases) const {
     auto const& p = program_;
@@ -310,11 +337,14 @@ class ProgramCompiler {
   }
   /// Backward has written all of a unit's gradients.
   void end_gradients(Turn& turn) const {
-    bool const partial = program_.units[turn.unit].waits_for_replicas, in_groups = input_.units[turn.unit].shards;
-    if (program_.accumulator_elements > 0)
-      add_when(turn, Action::hold, only(in_groups ? syncs_none : syncs_none | syncs_group));
+    bool const partial = program_.units[turn.unit].waits_for_replicas;
+    auto const reduces = reducing(turn.unit);
+    if (waits_in_accumulator(turn.unit)) {
+      add_when(turn, Action::hold, only((syncs_none | syncs_group | syncs_all) & ~reduces));
+      add_when(turn, Action::add_held, only(reduces | held(turn.unit)));
+    }
     if (partial) add_when(turn, Action::reduce_group, only(syncs_group));
-    add_when(turn, Action::reduce, only(in_groups && !partial ? syncs_group | syncs_all : syncs_all));
+    add_when(turn, Action::reduce, only(partial ? syncs_all : reduces));
   }
   /// How far a backward pass that writes gradient shards has come, in completion order.
   struct Completion {
@@ -343,11 +373,14 @@ class ProgramCompiler {
   }
 
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
-  Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut) {
+  Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut,
+             bool in_backward = false) {
     Turn turn{static_cast<std::uint32_t>(use), static_cast<std::uint32_t>(schedule_.unit(use)), {}, {}};
     auto const gather = [&](std::size_t unit) {
       units.gather(unit);
-      turn.before.push_back({Action::gather, static_cast<std::uint32_t>(unit), units[unit].slot});
+      bool const sliced = in_backward && program_.units[unit].kept_slot != Operation::no_slot;
+      turn.before.push_back(
+          {sliced ? Action::gather_slices : Action::gather, static_cast<std::uint32_t>(unit), units[unit].slot});
     };
     if (gathers(turn.unit) && !units[turn.unit].unsharded) gather(turn.unit);
     units[turn.unit].ahead = false;

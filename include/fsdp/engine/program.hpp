@@ -18,25 +18,29 @@ namespace fsdp {
 
 /// What an operation does with its unit.
 enum class Action : unsigned char {
-  gather,           ///< gather stream: fills `slot` with the full parameters, from shards or from kept slices
+  gather,           ///< gather stream: fills `slot` with the full parameters, from shards
+  gather_slices,    ///< the same from slices that were kept, among fewer ranks
   await,            ///< compute: waits until they are there
   keep_slice,       ///< compute: copies a slice of them to the kept slot, for a gather among fewer ranks
   drop,             ///< compute: gives the slot back
   drop_slice,       ///< and the kept slice
   lease,            ///< compute: waits until `slot` is free; backward adds to what it holds
-  hold,             ///< reduce: what backward wrote stays on this rank
+  hold,             ///< reduce: what backward wrote is added up in an accumulator, on this rank
+  add_held,         ///< reduce: and what the accumulator holds is added to what backward wrote
   reduce_group,     ///< reduce: sums within the shard group; the result waits for the other replicas
   reduce,           ///< reduce, replicate: sums over all ranks into the gradient shard
   end_gradients,    ///< where backward writes gradient shards: the unit's is written
   await_gradients,  ///< replicate: waits until it is
   all_reduce,       ///< replicate: sums bucket `slot` over replicas
-  complete          ///< replicate: the unit's last bucket is under way
+  complete,         ///< replicate: the unit's last bucket is under way
+  settle            ///< the pass ends: `slot` of gradients (none: the unit's accumulator) is not in use any more
 };
 
 constexpr std::string_view name(Action action) {
-  constexpr std::array<std::string_view, 13> names{
-      "gather", "await", "keep slice",      "drop",       "drop slice", "lease", "hold", "reduce group",
-      "reduce", "end",   "await gradients", "all-reduce", "complete"};
+  constexpr std::array<std::string_view, 16> names{
+      "gather",          "gather slices", "await",    "keep slice",   "drop",   "drop slice",
+      "lease",           "hold",          "add held", "reduce group", "reduce", "end",
+      "await gradients", "all-reduce",    "complete", "settle"};
   return names[static_cast<std::size_t>(action)];
 }
 
@@ -50,20 +54,34 @@ enum Facts : unsigned {
   syncs_none = 1u << 4,        ///< gradients stay on their rank
   syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
   syncs_all = 1u << 6,         ///< gradients are reduced
-  any_facts = (1u << 7) - 1
+  nothing_waits = 1u << 7,     ///< of earlier micro-steps, all gradients are reduced
+  gradients_wait = 1u << 8,    ///< they wait on their rank
+  sums_wait = 1u << 9,         ///< sums within shard groups wait for replicas
+  both_wait = 1u << 10,        ///< such sums, and gradients of later micro-steps
+  any_facts = (1u << 11) - 1
 };
+constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
 constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
 /// The answers to each question.
-inline constexpr std::array<unsigned, 3> questions{starts_sharded | starts_unsharded, drops | keeps,
-                                                   syncs_none | syncs_group | syncs_all};
+inline constexpr std::array<unsigned, 4> questions{starts_sharded | starts_unsharded, drops | keeps,
+                                                   syncs_none | syncs_group | syncs_all,
+                                                   nothing_waits | gradients_wait | sums_wait | both_wait};
+constexpr Facts operator&(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} & unsigned{b}); }
 /// All facts but the other answers to the questions that `answers` answer.
 constexpr Facts only(Facts answers) {
   unsigned facts = 0;
   for (auto const question : questions) facts |= (answers & question) != 0 ? answers & question : question;
   return static_cast<Facts>(facts);
 }
-/// A micro-step that begins and ends with sharded parameters and reduces its gradients.
-inline constexpr Facts plain_step = starts_sharded | drops | syncs_all;
+/// A micro-step that begins and ends with sharded parameters and reduces its gradients, and so did the one before.
+inline constexpr Facts plain_step = starts_sharded | drops | syncs_all | nothing_waits;
+/// What is left of a micro-step for the next one.
+constexpr Facts left_by(Facts facts) {
+  Facts const start = (facts & keeps) != 0 ? starts_unsharded : starts_sharded;
+  if ((facts & syncs_all) != 0) return start | nothing_waits;
+  if ((facts & syncs_group) != 0) return start | sums_wait;
+  return start | ((facts & (sums_wait | both_wait)) != 0 ? both_wait : gradients_wait);
+}
 
 /// What a backward pass does when it ends with a unit, as it is set before.
 struct BackwardFlags {
@@ -179,8 +197,10 @@ inline std::string slot_name(std::vector<BufferPlan> const& slots, std::uint32_t
 inline std::string slot_of(Program const& program, Operation const& operation) {
   switch (operation.action) {
     case Action::gather:
+    case Action::gather_slices:
     case Action::drop: return "->" + slot_name(program.gather_slots, operation.slot, 'A', 'Z');
     case Action::lease:
+    case Action::settle:
       if (operation.slot == Operation::no_slot) return {};
       return "->" + slot_name(program.gradient_slots, operation.slot, 'x', 'z');
     case Action::all_reduce: return fmt::format(" bucket {}", operation.slot);
@@ -189,8 +209,9 @@ inline std::string slot_of(Program const& program, Operation const& operation) {
 }
 
 inline std::string conditions_of(Facts when) {
-  constexpr std::array<std::string_view, 7> names{"sharded at first", "unsharded at first", "dropping", "keeping",
-                                                  "no sync",          "group sync",         "sync"};
+  constexpr std::array<std::string_view, 11> names{
+      "sharded at first", "unsharded at first", "dropping",  "keeping",  "no sync", "group sync", "sync",
+      "nothing waits",    "gradients wait",     "sums wait", "both wait"};
   std::string text;
   for (auto const question : questions) {
     if ((unsigned{when} & question) == question) continue;
@@ -208,7 +229,7 @@ inline std::string conditions_of(Facts when) {
 }  // namespace detail
 
 /// A line for each turn: its operations before the module's computation and after it. Shared gather slots are A, B, C,
-/// shared gradient slots x, y.
+/// shared gradient slots x, y. What settles an account when a pass ends moves nothing, and is left out.
 /// @param facts  only operations that run in such a micro-step; any_facts: all, with what they depend on
 inline std::string to_text(Program const& program, Facts facts = any_facts) {
   std::size_t width = 0;
@@ -217,7 +238,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
   auto const add = [&](std::vector<Operation> const& operations) {
     std::string_view separator = " ";
     for (auto const& operation : operations) {
-      if (facts != any_facts && !operation.runs(facts)) continue;
+      if (operation.action == Action::settle || (facts != any_facts && !operation.runs(facts))) continue;
       text += fmt::format("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
       text += detail::slot_of(program, operation);
       if (facts == any_facts) text += detail::conditions_of(operation.when);
@@ -258,6 +279,7 @@ inline Counts count(Program const& program, Phase phase, Facts facts) {
     auto const shard = unit.elements / unit.shards;
     switch (operation.action) {
       case Action::gather:
+      case Action::gather_slices:
         if (unit.shards > 1) counts.all_gather.add(unit.elements);
         break;
       case Action::reduce_group:
