@@ -49,6 +49,7 @@ class LiveBytes {
         param_(static_cast<std::int64_t>(input.param_bytes)),
         reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
         unsharded_(program.units.size(), false),
+        sliced_(unsharded_),
         held_(program.units.size(), false),
         leased_(program.gradient_slots.size(), 0) {}
 
@@ -74,8 +75,14 @@ class LiveBytes {
         unsharded_[operation.unit] = false;
         bytes_ -= unit.elements * param_;
         break;
-      case Action::keep_slice: bytes_ += kept(unit); break;
-      case Action::drop_slice: bytes_ -= kept(unit); break;
+      case Action::keep_slice:
+        sliced_[operation.unit] = true;
+        bytes_ += kept(unit);
+        break;
+      case Action::drop_slice:
+        sliced_[operation.unit] = false;
+        bytes_ -= kept(unit);
+        break;
       case Action::lease:
         if (operation.slot != Operation::no_slot) lease(operation.slot, unit.elements * reduce_);
         break;
@@ -91,10 +98,18 @@ class LiveBytes {
       default: break;
     }
   }
-  /// What a backward pass has left unsharded is dropped.
+  /// What passes have left of parameters is dropped.
   void reshard() {
-    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit)
+    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit) {
       if (unsharded_[unit]) run({Action::drop, unit});
+      if (sliced_[unit]) run({Action::drop_slice, unit});
+    }
+  }
+  /// What they have left of gradients is forgotten.
+  void discard() {
+    for (std::uint32_t slot = 0; slot < leased_.size(); ++slot) run({Action::settle, 0, slot});
+    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit)
+      if (held_[unit]) run({Action::settle, unit});
   }
 
  private:
@@ -107,8 +122,8 @@ class LiveBytes {
 
   Program const* program_;
   std::int64_t param_, reduce_;
-  std::vector<bool> unsharded_, held_;  ///< by unit
-  std::vector<std::int64_t> leased_;    ///< by slot
+  std::vector<bool> unsharded_, sliced_, held_;  ///< by unit
+  std::vector<std::int64_t> leased_;             ///< by slot
   std::int64_t bytes_ = 0;
 };
 

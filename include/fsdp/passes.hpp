@@ -97,7 +97,7 @@ class Passes {
       if (!schedule().end_backward(use)) return;
       auto const left = left_by(facts_);
       kept_after_backward_ = (left & starts_unsharded) != 0;
-      waiting_ = left & ~(starts_sharded | starts_unsharded);
+      waiting_ = left & waiting_answers;
     });
   }
 

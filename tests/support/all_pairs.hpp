@@ -42,26 +42,40 @@ inline std::set<ValuePair> pairs_of(TableRow const& row) {
   return pairs;
 }
 
-/// Rows of all_rows(axes), taken greedily: each is the one (the first, where several are equal) with the most pairs of
-/// values that no earlier row has, until every pair is there.
+/// Rows that hold every pair of values of two axes. Each begins with the first pair that no earlier row has; every
+/// other axis then takes, in turn, the value that makes most of such pairs with the row so far (the first one from the
+/// row's number on, where several are equal).
 inline Table all_pairs(Axes const& axes) {
-  auto const candidates = all_rows(axes);
   std::set<ValuePair> missing;
-  for (auto const& row : candidates) missing.merge(pairs_of(row));
+  for (std::size_t a = 0; a < axes.size(); ++a)
+    for (std::size_t b = a + 1; b < axes.size(); ++b)
+      for (std::size_t i = 0; i < axes[a]; ++i)
+        for (std::size_t j = 0; j < axes[b]; ++j) missing.insert({a, i, b, j});
   Table chosen;
   while (!missing.empty()) {
-    TableRow const* best = nullptr;
-    std::size_t most = 0;
-    for (auto const& row : candidates) {
-      std::size_t found = 0;
-      for (auto const& pair : pairs_of(row)) found += missing.count(pair);
-      if (found > most) {
-        most = found;
-        best = &row;
+    auto const seed = *missing.begin();
+    TableRow row(axes.size());
+    std::vector<bool> set(axes.size(), false);
+    row[seed.axis] = seed.value, set[seed.axis] = true;
+    row[seed.other_axis] = seed.other_value, set[seed.other_axis] = true;
+    for (std::size_t axis = 0; axis < axes.size(); ++axis) {
+      if (set[axis]) continue;
+      std::size_t most = 0;
+      row[axis] = chosen.size() % axes[axis];
+      for (std::size_t i = 0; i < axes[axis]; ++i) {
+        auto const value = (chosen.size() + i) % axes[axis];
+        std::size_t found = 0;
+        for (std::size_t other = 0; other < axes.size(); ++other) {
+          if (!set[other]) continue;
+          found += other < axis ? missing.count({other, row[other], axis, value})
+                                : missing.count({axis, value, other, row[other]});
+        }
+        if (found > most) most = found, row[axis] = value;
       }
+      set[axis] = true;
     }
-    for (auto const& pair : pairs_of(*best)) missing.erase(pair);
-    chosen.push_back(*best);
+    for (auto const& pair : pairs_of(row)) missing.erase(pair);
+    chosen.push_back(std::move(row));
   }
   return chosen;
 }

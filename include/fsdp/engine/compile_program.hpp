@@ -282,8 +282,8 @@ class ProgramCompiler {
       auto turn = begin(use, units, ahead_.backward[use], true, true);
       if (schedule_.last_use_of_unit(use)) {
         auto const slot = slot_to_lease(turn.unit, leases);
-        turn.before.push_back(
-            {Action::lease, turn.unit, slot, waits_in_slot(turn.unit) ? only(unheld(turn.unit)) : any_facts});
+        turn.before.push_back({Action::lease, turn.unit, slot,
+                               waits_in_slot(turn.unit) ? only(waiting_answers & ~held(turn.unit)) : any_facts});
         if (slot != Operation::no_slot) lessees[slot] = turn.unit;
       }
       if (schedule_.first_use_of_unit(use)) {
@@ -309,15 +309,16 @@ class ProgramCompiler {
   bool waits_in_accumulator(std::uint32_t unit) const {
     return input_.accumulate_unsharded && !input_.reduce_is_master && !program_.units[unit].writes_shards;
   }
-  /// What replicas have in place of shards waits for a reduction over them all.
-  Facts held(std::uint32_t unit) const {
-    return input_.units[unit].shards ? gradients_wait | both_wait : gradients_wait | sums_wait | both_wait;
+  /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
+  bool reduces_in_group(std::uint32_t unit) const {
+    return input_.units[unit].shards || program_.units[unit].replicas == 1;
   }
-  Facts unheld(std::uint32_t unit) const {
-    return input_.units[unit].shards ? nothing_waits | sums_wait : nothing_waits;
+  /// The unit's gradients wait on their rank: if it is reduced over replicas alone, also where sums wait for those.
+  Facts held(std::uint32_t unit) const {
+    return reduces_in_group(unit) ? gradients_wait | both_wait : gradients_wait | sums_wait | both_wait;
   }
   /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
-  Facts reducing(std::uint32_t unit) const { return input_.units[unit].shards ? syncs_group | syncs_all : syncs_all; }
+  Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
   void settle(Turn& last, std::vector<std::uint32_t> const& lessees) const {
     for (std::uint32_t slot = 0; slot < lessees.size(); ++slot) {
       auto const unit = lessees[slot];
@@ -340,7 +341,7 @@ class ProgramCompiler {
     bool const partial = program_.units[turn.unit].waits_for_replicas;
     auto const reduces = reducing(turn.unit);
     if (waits_in_accumulator(turn.unit)) {
-      add_when(turn, Action::hold, only((syncs_none | syncs_group | syncs_all) & ~reduces));
+      add_when(turn, Action::hold, only(sync_answers & ~reduces));
       add_when(turn, Action::add_held, only(reduces | held(turn.unit)));
     }
     if (partial) add_when(turn, Action::reduce_group, only(syncs_group));
@@ -355,8 +356,7 @@ class ProgramCompiler {
   /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
   void end_direct_gradients(Turn& turn, Completion& at) const {
     auto const& p = program_;
-    // A shard without replicas waits for none.
-    bool const alone = input_.units[turn.unit].shards && p.units[turn.unit].replicas == 1;
+    bool const alone = p.units[turn.unit].replicas == 1;
     add_when(turn, Action::end_gradients, only(alone ? syncs_group | syncs_all : syncs_all));
     auto const end = gradient_ends_[at.written++];
     bool awaited = false;

@@ -62,11 +62,12 @@ enum Facts : unsigned {
 };
 constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
 constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
-/// The answers to each question.
-inline constexpr std::array<unsigned, 4> questions{starts_sharded | starts_unsharded, drops | keeps,
-                                                   syncs_none | syncs_group | syncs_all,
-                                                   nothing_waits | gradients_wait | sums_wait | both_wait};
 constexpr Facts operator&(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} & unsigned{b}); }
+/// The answers to each question.
+inline constexpr Facts start_answers = starts_sharded | starts_unsharded, drop_answers = drops | keeps,
+                       sync_answers = syncs_none | syncs_group | syncs_all,
+                       waiting_answers = nothing_waits | gradients_wait | sums_wait | both_wait;
+inline constexpr std::array<unsigned, 4> questions{start_answers, drop_answers, sync_answers, waiting_answers};
 /// All facts but the other answers to the questions that `answers` answer.
 constexpr Facts only(Facts answers) {
   unsigned facts = 0;
