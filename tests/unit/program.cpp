@@ -66,9 +66,9 @@ TEST_CASE("program: what depends on the micro-step is said") {
         "await root if sharded at first |\n"
         "forward    h   | await h.0 if sharded at first |\n"
         "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, "
-        "add held h.0 if group sync or sync and gradients wait or both wait, reduce h.0 if group sync or sync\n"
+        "add held h.0 if group sync or sync and gradients wait, reduce h.0 if group sync or sync\n"
         "backward   wte | lease root->y | drop root->own if dropping, hold root if no sync, "
-        "add held root if group sync or sync and gradients wait or both wait, reduce root if group sync or sync\n"
+        "add held root if group sync or sync and gradients wait, reduce root if group sync or sync\n"
         "evaluation wte | gather root->own, gather h.0->own, await root | drop root->own\n"
         "evaluation h   | await h.0 | drop h.0->own\n");
 }

@@ -68,9 +68,8 @@ class UnshardedUnits {
   State& operator[](std::size_t unit) { return states_[unit]; }
   std::size_t most_in_turn() const { return most_in_turn_; }
 
-  /// A forward pass begins: shared slots are taken from the first one again.
+  /// A forward pass begins.
   void restart(bool unsharded) {
-    position_ = 0;
     for (std::size_t unit = 0; unit < states_.size(); ++unit) {
       drop(unit);
       if (!unsharded || program_->units[unit].reads_masters) continue;
@@ -314,9 +313,7 @@ class ProgramCompiler {
     return input_.units[unit].shards || program_.units[unit].replicas == 1;
   }
   /// The unit's gradients wait on their rank: if it is reduced over replicas alone, also where sums wait for those.
-  Facts held(std::uint32_t unit) const {
-    return reduces_in_group(unit) ? gradients_wait | both_wait : gradients_wait | sums_wait | both_wait;
-  }
+  Facts held(std::uint32_t unit) const { return reduces_in_group(unit) ? gradients_wait : gradients_wait | sums_wait; }
   /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
   Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
   void settle(Turn& last, std::vector<std::uint32_t> const& lessees) const {

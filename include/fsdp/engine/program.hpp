@@ -55,10 +55,9 @@ enum Facts : unsigned {
   syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
   syncs_all = 1u << 6,         ///< gradients are reduced
   nothing_waits = 1u << 7,     ///< of earlier micro-steps, all gradients are reduced
-  gradients_wait = 1u << 8,    ///< they wait on their rank
-  sums_wait = 1u << 9,         ///< sums within shard groups wait for replicas
-  both_wait = 1u << 10,        ///< such sums, and gradients of later micro-steps
-  any_facts = (1u << 11) - 1
+  sums_wait = 1u << 8,         ///< sums within shard groups wait for replicas
+  gradients_wait = 1u << 9,    ///< gradients wait on their rank, and maybe such sums as well
+  any_facts = (1u << 10) - 1
 };
 constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
 constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
@@ -66,7 +65,7 @@ constexpr Facts operator&(Facts a, Facts b) { return static_cast<Facts>(unsigned
 /// The answers to each question.
 inline constexpr Facts start_answers = starts_sharded | starts_unsharded, drop_answers = drops | keeps,
                        sync_answers = syncs_none | syncs_group | syncs_all,
-                       waiting_answers = nothing_waits | gradients_wait | sums_wait | both_wait;
+                       waiting_answers = nothing_waits | sums_wait | gradients_wait;
 inline constexpr std::array<unsigned, 4> questions{start_answers, drop_answers, sync_answers, waiting_answers};
 /// All facts but the other answers to the questions that `answers` answer.
 constexpr Facts only(Facts answers) {
@@ -78,10 +77,9 @@ constexpr Facts only(Facts answers) {
 inline constexpr Facts plain_step = starts_sharded | drops | syncs_all | nothing_waits;
 /// What is left of a micro-step for the next one.
 constexpr Facts left_by(Facts facts) {
-  Facts const start = (facts & keeps) != 0 ? starts_unsharded : starts_sharded;
-  if ((facts & syncs_all) != 0) return start | nothing_waits;
-  if ((facts & syncs_group) != 0) return start | sums_wait;
-  return start | ((facts & (sums_wait | both_wait)) != 0 ? both_wait : gradients_wait);
+  return ((facts & keeps) != 0 ? starts_unsharded : starts_sharded) | ((facts & syncs_none) != 0    ? gradients_wait
+                                                                       : (facts & syncs_group) != 0 ? sums_wait
+                                                                                                    : nothing_waits);
 }
 
 /// What a backward pass does when it ends with a unit, as it is set before.
@@ -210,9 +208,9 @@ inline std::string slot_of(Program const& program, Operation const& operation) {
 }
 
 inline std::string conditions_of(Facts when) {
-  constexpr std::array<std::string_view, 11> names{
-      "sharded at first", "unsharded at first", "dropping",  "keeping",  "no sync", "group sync", "sync",
-      "nothing waits",    "gradients wait",     "sums wait", "both wait"};
+  constexpr std::array<std::string_view, 10> names{
+      "sharded at first", "unsharded at first", "dropping",      "keeping", "no sync", "group sync", "sync",
+      "nothing waits",    "sums wait",          "gradients wait"};
   std::string text;
   for (auto const question : questions) {
     if ((unsigned{when} & question) == question) continue;
