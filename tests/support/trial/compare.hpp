@@ -34,9 +34,7 @@ inline Outcomes run_setting(Trial const& trial, Setting const& setting) {
 /// Over ranks it is one tree, unless shard groups are no powers of two. Over micro-steps it depends on when they are
 /// reduced: shards add up means, the slots of groups of one rank are averaged again with what came before, and partial
 /// shards add up before replicas do.
-inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
-  if (trial.ranks == 1) return "one rank";
-  auto const shards = setting.shards(trial.ranks);
+inline std::string order_of_sums(Trial const& trial, int shards) {
   bool const tree = (shards & (shards - 1)) == 0 || shards == trial.ranks;
   bool const direct = shards == 1, replicated = shards < trial.ranks;
   bool gradients = true, replicas = true;
@@ -59,6 +57,19 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
   if (once) return order + ", reduced once a step";
   order += (direct ? ", averaged again " : ", averaged ") + reductions;
   return waited ? order + ", replicas " + partial + " of " + std::to_string(shards) : order;
+}
+/// Of all units: one text, where they have the same.
+inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
+  if (trial.ranks == 1) return "one rank";
+  std::string all, first;
+  bool equal = true;
+  for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit) {
+    auto const order = order_of_sums(trial, setting.shards(trial.ranks, unit));
+    if (unit == 0) first = order;
+    equal = equal && order == first;
+    all += order + "; ";
+  }
+  return equal ? first : all;
 }
 
 namespace detail {

@@ -178,7 +178,14 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
     options.first_bucket_bytes = draw.of<Index>({4, 300, 4096});
   }
   options.passes_ahead = draw.of({1, 2, 4, 4});
-  setting.keeps = needs.keeps && (!drops || shards == 1 || options.keep_unsharded);
+  if (setting.sharding != Sharding::none && draw.once_in(3))
+    for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
+      setting.units.push_back(draw.of({UnitSharding::as_engine, UnitSharding::as_engine, UnitSharding::replicated,
+                                       UnitSharding::other_resharding}));
+  bool some_drop = false;
+  for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
+    some_drop |= setting.strategy(unit).reshards_after_forward;
+  setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.keep_unsharded);
   setting.inline_compute = draw.once_in(5);
   setting.traced = draw.once_in(6);
   for (int list = draw.once_in(3) ? draw.between(1, 4) : 0; list > 0; --list) {

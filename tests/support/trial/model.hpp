@@ -49,6 +49,8 @@ struct Model {
 };
 
 enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };
+/// Of a unit, in an engine that shards: as the engine says, not sharded, or dropped after forward where others are not.
+enum class UnitSharding : unsigned char { as_engine, replicated, other_resharding };
 
 /// Uses that are gathered ahead of the use `at`.
 struct Ahead {
@@ -60,15 +62,28 @@ struct Ahead {
 /// How one engine is made. What differs between settings of one script moves work, not results.
 struct Setting {
   Sharding sharding = Sharding::full;
-  int group = 0;  ///< ranks per shard group of the hybrids
+  int group = 0;                      ///< ranks per shard group of the hybrids
+  std::vector<UnitSharding> units{};  ///< by unit of the model; empty: all as the engine says
   fsdp::EngineOptions options{};
   std::vector<Ahead> ahead;
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;
 
-  fsdp::ShardingStrategy strategy() const {
+  fsdp::ShardingStrategy strategy() const { return strategy_of(sharding); }
+  fsdp::ShardingStrategy strategy(std::size_t unit) const {
+    auto const differs = units.empty() || sharding == Sharding::none ? UnitSharding::as_engine : units[unit];
+    if (differs == UnitSharding::replicated) return fsdp::NoShard{};
+    if (differs == UnitSharding::as_engine) return strategy();
     switch (sharding) {
+      case Sharding::full: return strategy_of(Sharding::grad_op);
+      case Sharding::grad_op: return strategy_of(Sharding::full);
+      case Sharding::hybrid_full: return strategy_of(Sharding::hybrid_grad_op);
+      default: return strategy_of(Sharding::hybrid_full);
+    }
+  }
+  fsdp::ShardingStrategy strategy_of(Sharding one) const {
+    switch (one) {
       case Sharding::full: return fsdp::FullShard{};
       case Sharding::grad_op: return fsdp::ShardGradOp{};
       case Sharding::hybrid_full: return fsdp::HybridShard<>{.group = group};
@@ -79,6 +94,7 @@ struct Setting {
   }
   bool hybrid() const { return sharding == Sharding::hybrid_full || sharding == Sharding::hybrid_grad_op; }
   int shards(int world) const { return sharding == Sharding::none ? 1 : hybrid() ? group : world; }
+  int shards(int world, std::size_t unit) const { return strategy(unit).shards ? shards(world) : 1; }
 };
 
 struct OptimizerSpec {

@@ -59,13 +59,18 @@ std::string literal(Trial const& trial) {
 
 std::string literal(Setting const& setting) {
   constexpr std::array<std::string_view, 5> shardings{"full", "grad_op", "hybrid_full", "hybrid_grad_op", "none"};
+  constexpr std::array<std::string_view, 3> differing{"as_engine", "replicated", "other_resharding"};
   auto const& o = setting.options;
+  std::string units;
+  for (auto const unit : setting.units)
+    units += fmt::format("UnitSharding::{}, ", differing[static_cast<std::size_t>(unit)]);
   auto text = fmt::format(
-      "{{.sharding = Sharding::{}, .group = {},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes = {}, "
+      "{{.sharding = Sharding::{}, .group = {}, .units = {{{}}},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes "
+      "= {}, "
       ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .keep_unsharded = {}, "
       ".accumulate_unsharded = {},\n                 .accumulate_replica = {}, .bucket_bytes = {}, "
       ".first_bucket_bytes = {}, .passes_ahead = {}}},\n     .ahead = {{",
-      shardings[static_cast<std::size_t>(setting.sharding)], setting.group, o.prefetch,
+      shardings[static_cast<std::size_t>(setting.sharding)], setting.group, units, o.prefetch,
       o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,
       o.keep_last, o.keep_root, o.reshard_ranks, o.keep_unsharded, o.accumulate_unsharded, o.accumulate_replica,
       o.bucket_bytes, o.first_bucket_bytes, o.passes_ahead);

@@ -145,8 +145,8 @@ class Trainer {
 template <class E>
 class AdoptedPart {
  public:
-  AdoptedPart(E& engine, std::string const& unit, Part part)
-      : part_(std::move(part)), unit_(engine, unit, tensors(), {.kernels_are_enqueued = true}) {}
+  AdoptedPart(E& engine, std::string const& unit, Part part, fsdp::ShardingStrategy const& strategy)
+      : part_(std::move(part)), unit_(engine, unit, tensors(), {.kernels_are_enqueued = true, .strategy = strategy}) {}
   AdoptedPart(AdoptedPart const&) = delete;
 
   void forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
@@ -192,9 +192,10 @@ class EngineTrainer final : public Trainer {
       auto const& unit = of.model.units[part.unit];
       auto& added = parts_.emplace_back();
       if (part.adopted) {
-        added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, unit, Part(of.model, part));
+        added.adopted =
+            std::make_unique<AdoptedPart<Engine>>(engine_, unit, Part(of.model, part), setting.strategy(part.unit));
       } else {
-        if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit));
+        if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit, setting.strategy(part.unit)));
         added.module.emplace(engine_.shard(Part(of.model, part), part.prefix, units.at(part.unit)));
       }
     }
@@ -274,15 +275,13 @@ class EngineTrainer final : public Trainer {
     input.moments = adamw_ ? 2 : momentum_ ? 1 : 0;
     auto const plan = fsdp::memory_plan(input);
     auto const& account = engine_.account();
-    auto const most =
-        keeps_ ? plan.reserved() : std::max({plan.live_forward, plan.live_backward, plan.live_accumulated});
     auto const expect = [this](bool holds, std::string_view what, std::int64_t bytes, std::int64_t planned) {
       if (!holds)
         throw std::logic_error(fmt::format("rank {}: {} bytes {}, planned {}", engine_.rank(), bytes, what, planned));
     };
     expect(account.reserved_state() == plan.reserved(), "reserved", account.reserved_state(), plan.reserved());
     expect(account.live_state() == plan.rest(), "in use at rest", account.live_state(), plan.rest());
-    expect(account.peak_live_state() <= most, "in use at most", account.peak_live_state(), most);
+    expect(account.peak_live_state() <= plan.live_most, "in use at most", account.peak_live_state(), plan.live_most);
   }
   void synchronize() override {
     engine_.synchronize();
