@@ -88,7 +88,7 @@ class Rank {
   /// Enqueues one optimizer step.
   void step() {
     for (std::int64_t micro = 0; micro < settings_.accumulate; ++micro, ++batch_) {
-      engine_.set_gradient_sync(micro + 1 == settings_.accumulate);
+      auto const waits = engine_.no_sync(micro + 1 < settings_.accumulate);
       model_.forward_backward(tokens_.inputs(batch_), tokens_.targets(batch_),
                               1.0 / static_cast<double>(settings_.accumulate));
     }

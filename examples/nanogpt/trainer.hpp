@@ -101,7 +101,7 @@ class Trainer {
     auto const micro_steps = source_.micro_steps;
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
-      engine_.set_gradient_sync(engine_.strategy().shards || micro + 1 == micro_steps);
+      auto const waits = engine_.no_sync(!engine_.strategy().shards && micro + 1 < micro_steps);
       source_.training(iteration, micro, inputs_, targets_);
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
       model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));

@@ -87,6 +87,10 @@ class AdoptedUnit {
   Scope forward() { return Scope(*this, Pass::forward); }
   Scope backward() { return Scope(*this, Pass::backward); }
 
+  /// Its turn in the declared order: what prefetch lists name.
+  UseId use() const { return use_; }
+  operator UseId() const { return use_; }
+
  private:
   static UnitId checked(E& engine, std::string const& name, AdoptedOptions const& options) {
     if constexpr (requires { engine.compute().runs_inline(); })
@@ -116,7 +120,7 @@ class AdoptedUnit {
 
   detail::MovedPointer<E> engine_;
   UnitId unit_;
-  std::size_t use_ = 0;
+  UseId use_;
   std::vector<Tensor> tensors_;
   std::vector<std::size_t> indices_;
 };

@@ -44,8 +44,8 @@ class Declaration {
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
                         options.first_bucket_bytes);
-    if (options.accumulate_replica && !strategy.grouped)
-      fail<ConfigError>("rank {}: accumulate_replica is for HybridShard: {} has no replicas of shards", rank,
+    if (options.no_replica_sync && !strategy.grouped)
+      fail<ConfigError>("rank {}: no_replica_sync is for HybridShard: {} has no replicas of shards", rank,
                         strategy.name);
     if (options.reshard_ranks == 0) return;
     if (!strategy.reshards_after_forward)
@@ -128,9 +128,8 @@ class Declaration {
     lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
                          options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
                          options_.keep_root);
-    lines += fmt::format(
-        "options: reshard_ranks {}, keep_unsharded {}, accumulate_unsharded {}, accumulate_replica {}\n",
-        options_.reshard_ranks, options_.keep_unsharded, options_.accumulate_unsharded, options_.accumulate_replica);
+    lines += fmt::format("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
+                         options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
     lines += fmt::format("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
                          options_.bucket_bytes, options_.seed, options_.passes_ahead);
     for (auto const& unit : units_) {
@@ -172,13 +171,13 @@ class Declaration {
     input.max_ahead_bytes = options_.max_ahead_bytes;
     input.reshard_ranks = options_.reshard_ranks;
     input.keep_unsharded = options_.keep_unsharded;
-    input.accumulate_unsharded = options_.accumulate_unsharded;
+    input.no_sync = options_.no_sync;
     input.master_bytes = sizeof(typename P::Master);
     input.param_bytes = sizeof(typename P::Param);
     input.reduce_bytes = sizeof(typename P::Reduce);
     input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
     input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
-    input.accumulate_replica = options_.accumulate_replica;
+    input.no_replica_sync = options_.no_replica_sync;
     return input;
   }
 

@@ -124,7 +124,8 @@ class Engine {
     user_module.describe(unbound, registrar);
     declared_.claim_names(unit);
     declare_gradients(unit, user_module);
-    return {*this, std::move(user_module), schedule().declare(unit.index, std::string(prefix)), std::move(tensors)};
+    return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix))},
+            std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
@@ -149,21 +150,18 @@ class Engine {
   requires(!Module<M>) std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view, Unit...) {
     return {};
   }
-  /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use's index
-  std::size_t declare_use(UnitId unit, std::string_view module) {
+  /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use
+  UseId declare_use(UnitId unit, std::string_view module) {
     units()[unit.index]->sets_gradients = false;
     declared_.claim_names(unit);
-    return schedule().declare(unit.index, std::string(module));
+    return {schedule().declare(unit.index, std::string(module))};
   }
 
-  /// In forward (backward), the use `at` gathers ahead the uses `ahead`, in this order, instead of the next ones by
-  /// depth. Uses are ShardedModule::use(), and come later in the pass than `at`. Before the engine is sealed.
-  void set_forward_prefetch(std::size_t at, std::vector<std::size_t> ahead) {
-    set_prefetch(Pass::forward, at, std::move(ahead));
-  }
-  void set_backward_prefetch(std::size_t at, std::vector<std::size_t> ahead) {
-    set_prefetch(Pass::backward, at, std::move(ahead));
-  }
+  /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones
+  /// by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They come later in the pass than `at`.
+  /// Before the engine is sealed.
+  void set_forward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::forward, at, ahead); }
+  void set_backward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::backward, at, ahead); }
 
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
@@ -200,34 +198,24 @@ class Engine {
   }
   std::size_t bucket_count() const { return program_.buckets.size(); }
 
-  /// Whether backward passes reduce their gradients. Read when a pass begins; without, gradients wait unreduced on
-  /// each rank until a backward pass that reduces.
-  /// @throws UsageError if buffers for that were not declared (EngineOptions::accumulate_unsharded) and some unit needs
-  /// them: one that shards, or whose gradients are narrower than fp32
-  void set_gradient_sync(bool on) {
-    auto flags = passes_.next_backward();
-    flags.gradient_sync = on;
-    set_next_backward(flags);
-  }
-  /// Whether backward passes that reduce also sum over replicas. Read when a pass begins; without, HybridShard
-  /// reduce-scatters within the shard group and adds up the result in a partial shard, until a pass that does.
-  /// NoShard has no groups to reduce within: there it is the same as set_gradient_sync.
-  /// @throws UsageError if buffers for that were not declared and there are replicas: EngineOptions::accumulate_replica
-  /// for HybridShard, accumulate_unsharded for NoShard with gradients narrower than fp32
-  void set_replica_sync(bool on) {
-    auto flags = passes_.next_backward();
-    flags.replica_sync = on;
-    set_next_backward(flags);
-  }
-  /// Whether backward drops parameters. Read when a pass begins; without, the next micro-step's forward finds them
-  /// unsharded. An optimizer step drops them in any case.
-  /// @throws UsageError if units share buffers (a strategy that reshards after forward, without
-  /// EngineOptions::keep_unsharded)
-  void set_reshard_after_backward(bool on) {
-    auto flags = passes_.next_backward();
-    flags.reshard = on;
-    set_next_backward(flags);
-  }
+  using Backward = BackwardScope<Engine>;
+  /// @return while it lives, gradients of backward passes that begin wait unreduced on each rank, until a backward pass
+  /// that begins without it reduces them too
+  /// @param on  false: the scope changes nothing, so that a loop may say `engine.no_sync(micro + 1 < micro_steps)`
+  /// @throws UsageError without EngineOptions::no_sync, if some unit needs buffers for it: one that several ranks
+  /// share, or whose gradients are narrower than fp32
+  Backward no_sync(bool on = true) { return Backward(*this, &BackwardFlags::gradient_sync, on); }
+  /// @return while it lives, backward passes that begin do not sum over replicas: HybridShard reduce-scatters within
+  /// the shard group and adds up the result in a partial shard. NoShard has no groups to reduce within: there it is the
+  /// same as no_sync
+  /// @throws UsageError without the option for it, if there are replicas: EngineOptions::no_replica_sync for
+  /// HybridShard, no_sync for NoShard with gradients narrower than fp32
+  Backward no_replica_sync(bool on = true) { return Backward(*this, &BackwardFlags::replica_sync, on); }
+  /// @return while it lives, backward passes that begin leave parameters unsharded, and the next micro-step's forward
+  /// finds them. An optimizer step drops them in any case
+  /// @throws UsageError without EngineOptions::keep_unsharded, if some unit shares its buffer with others: one that is
+  /// dropped after forward
+  Backward keep_unsharded(bool on = true) { return Backward(*this, &BackwardFlags::reshard, on); }
 
   using Evaluation = EvaluationScope<Engine>;
   using Scope = UseScope<Engine>;
@@ -236,8 +224,8 @@ class Engine {
   Evaluation evaluation() { return Evaluation(*this); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
   /// @throws UsageError if there is no such use; OrderError if another one comes next
-  Scope forward_scope(std::size_t use) { return Scope(*this, declared_.expect_use(use), Pass::forward); }
-  Scope backward_scope(std::size_t use) { return Scope(*this, declared_.expect_use(use), Pass::backward); }
+  Scope forward_scope(UseId use) { return Scope(*this, declared_.expect_use(use.index), Pass::forward); }
+  Scope backward_scope(UseId use) { return Scope(*this, declared_.expect_use(use.index), Pass::backward); }
 
   /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
   /// step does it by itself), and the way on after a pass that an exception has ended, or that is left half-way: the
@@ -328,6 +316,7 @@ class Engine {
  private:
   friend UseScope<Engine>;
   friend EvaluationScope<Engine>;
+  friend BackwardScope<Engine>;
 
   Engine(Mesh<C>& mesh, ShardingStrategy const& strategy, EngineOptions const& options, Stream* compute)
       : mesh_(&mesh),
@@ -362,20 +351,26 @@ class Engine {
   }
   typename Declaration<Device, P>::Units& units() { return declared_.units(); }
   Schedule& schedule() { return declared_.schedule(); }
-  void set_prefetch(Pass pass, std::size_t at, std::vector<std::size_t> ahead) {
+  void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     FSDP_EXPECTS(!sealed_, "rank {}: prefetch lists come after the engine was sealed", rank());
-    declared_.set_prefetch(pass, at, std::move(ahead));
+    std::vector<std::size_t> uses;
+    for (auto const use : ahead) uses.push_back(use.index);
+    declared_.set_prefetch(pass, at.index, std::move(uses));
   }
+  /// A scope of one of the flags begins.
   /// @throws UsageError for want of buffers; nothing has changed then
-  void set_next_backward(BackwardFlags flags) {
+  void begin_backward_scope(bool BackwardFlags::*flag) {
+    auto flags = passes_.next_backward();
+    flags.*flag = false;
     if (sealed_) {
       expect_buffers(program_, input_, flags);
     } else {
       auto const input = plan_input();
       expect_buffers(compile_program(input), input, flags);
     }
-    passes_.set_next_backward(flags);
+    passes_.add_scope(flag, 1);
   }
+  void end_backward_scope(bool BackwardFlags::*flag) noexcept { passes_.add_scope(flag, -1); }
   void expect_buffers(Program const& program, StepInput const& input, BackwardFlags flags) const {
     auto const missing = missing_option(program, input, flags);
     if (missing.option.empty()) return;

@@ -17,10 +17,11 @@ struct EngineOptions {
   /// After forward, units stay sharded over so many consecutive ranks, and backward gathers among those alone: more
   /// than 1, fewer than the shard group, a divisor of it. 0: as the strategy says.
   int reshard_ranks = 0;
-  bool keep_unsharded = false;           ///< gather buffers for every unit: see Engine::set_reshard_after_backward
-  bool accumulate_unsharded = false;     ///< gradients of every unit may wait unreduced: see Engine::set_gradient_sync
-  bool accumulate_replica = false;       ///< HybridShard: gradients may wait for replicas: see Engine::set_replica_sync
-  std::int64_t bucket_bytes = 25 << 20;  ///< NoShard: bytes per all-reduce
+  // What scopes of the same names need:
+  bool keep_unsharded = false;   ///< parameters may stay between micro-steps: a gather buffer for every unit
+  bool no_sync = false;          ///< gradients may wait unreduced: memory for all that several ranks share
+  bool no_replica_sync = false;  ///< HybridShard: sums within shard groups may wait for replicas: one more shard, fp32
+  std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1
   std::uint64_t seed = 1337;  ///< of the initial parameters
@@ -28,6 +29,10 @@ struct EngineOptions {
 
 /// Names a unit that several modules share.
 struct UnitId {
+  std::size_t index = 0;
+};
+/// Names a module's turn in the declared order: ShardedModule and AdoptedUnit convert to it.
+struct UseId {
   std::size_t index = 0;
 };
 

@@ -173,7 +173,7 @@ inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& inp
   auto facts = plain_step;
   plan.live_forward = plan.rest() + plain.run(Phase::forward, facts);
   plan.live_backward = plan.rest() + plain.run(Phase::backward, facts);
-  if (input.accumulate_unsharded) {
+  if (input.no_sync) {
     auto const first = starts_sharded | BackwardFlags{.gradient_sync = false}.facts() | nothing_waits;
     for (auto const phase : {Phase::forward, Phase::backward}) waiting.run(phase, first);
     facts = left_by(first) | BackwardFlags{}.facts();

@@ -37,8 +37,13 @@ class Passes {
   /// What is done at each use, which the engine compiles when it is sealed.
   void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
-  BackwardFlags const& next_backward() const { return next_; }
-  void set_next_backward(BackwardFlags flags) { next_ = flags; }
+  BackwardFlags next_backward() const { return {no_sync_ == 0, no_replica_sync_ == 0, keep_unsharded_ == 0}; }
+  /// A scope that clears a flag begins (1) or ends (-1).
+  void add_scope(bool BackwardFlags::*flag, int change) {
+    (flag == &BackwardFlags::gradient_sync  ? no_sync_
+     : flag == &BackwardFlags::replica_sync ? no_replica_sync_
+                                            : keep_unsharded_) += change;
+  }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
   void begin_evaluation() {
     abandon("an evaluation begins");
@@ -82,7 +87,7 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        facts_ = next_.facts() | waiting_;
+        facts_ = next_backward().facts() | waiting_;
         phase_ = Phase::backward;
         ++backward_passes_;
       }
@@ -226,11 +231,11 @@ class Passes {
   Reducer<C, P>* reduce_;
   Stream* compute_;
   Program const* program_ = nullptr;
-  BackwardFlags next_;                    ///< as set
-  Phase phase_ = Phase::forward;          ///< of the pass under way
-  Facts facts_ = plain_step;              ///< and of it
-  Facts waiting_ = nothing_waits;         ///< of whole passes before it
-  int evaluations_ = 0;                   ///< scopes that are open
+  int no_sync_ = 0, no_replica_sync_ = 0, keep_unsharded_ = 0;  ///< scopes that are open
+  Phase phase_ = Phase::forward;                                ///< of the pass under way
+  Facts facts_ = plain_step;                                    ///< and of it
+  Facts waiting_ = nothing_waits;                               ///< of whole passes before it
+  int evaluations_ = 0;                                         ///< scopes that are open
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;
   std::uint64_t backward_passes_ = 0;

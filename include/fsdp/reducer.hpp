@@ -25,7 +25,7 @@ namespace fsdp {
 /// [Note: Ways to reduce] Where several ranks share a unit, backward writes into a slot: reduce-scatter in place,
 /// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
 /// slot for its next lease, unless modules begin their sums themselves. Where replicas may wait
-/// (EngineOptions::accumulate_replica), slices are added up in a partial shard of fp32 instead, and that is
+/// (EngineOptions::no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
 /// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
 /// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
 /// (*direct*), and buckets of it are all-reduced in place.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine_options.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/moved_pointer.hpp"
 #include "fsdp/user_checks.hpp"
@@ -98,14 +99,15 @@ class ShardedModule<M, E> {
   using Weights = typename M::template Params<Param const>;
   using Gradients = typename M::template Params<std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>>;
 
-  ShardedModule(E& engine, M module, std::size_t use, std::vector<std::size_t> tensors)
+  ShardedModule(E& engine, M module, UseId use, std::vector<std::size_t> tensors)
       : engine_(&engine), module_(std::move(module)), use_(use), tensors_(std::move(tensors)) {}
   ShardedModule(ShardedModule&&) noexcept = default;
   ShardedModule& operator=(ShardedModule&&) noexcept = default;
 
   M const& module() const { return module_; }
   /// Its turn in the declared order: what prefetch lists name.
-  std::size_t use() const { return use_; }
+  UseId use() const { return use_; }
+  operator UseId() const { return use_; }
 
   /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the
   /// unit.
@@ -162,7 +164,7 @@ class ShardedModule<M, E> {
 
   detail::MovedPointer<E> engine_;
   M module_;
-  std::size_t use_;
+  UseId use_;
   std::vector<std::size_t> tensors_;
 };
 

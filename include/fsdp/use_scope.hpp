@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is true of an engine for a while: a unit in use, an evaluation.
+// What is true of an engine for a while: a unit in use, an evaluation, gradients that wait.
 #pragma once
 
 #include <cstddef>
 #include <exception>
+#include <utility>
 
+#include "fsdp/engine/program.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/schedule.hpp"
 #include "fsdp/trace.hpp"
@@ -22,6 +24,25 @@ class [[nodiscard]] EvaluationScope {
 
  private:
   E* engine_;
+};
+
+/// While it lives, backward passes that begin do not do what a flag says. Nests; a pass under way goes on as it began.
+template <class E>
+class [[nodiscard]] BackwardScope {
+ public:
+  /// @param on  false: the scope changes nothing
+  BackwardScope(E& engine, bool BackwardFlags::*flag, bool on) : engine_(on ? &engine : nullptr), flag_(flag) {
+    if (on) engine.begin_backward_scope(flag);
+  }
+  BackwardScope(BackwardScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), flag_(other.flag_) {}
+  BackwardScope& operator=(BackwardScope&&) = delete;
+  ~BackwardScope() {
+    if (engine_ != nullptr) engine_->end_backward_scope(flag_);
+  }
+
+ private:
+  E* engine_;
+  bool BackwardFlags::*flag_;
 };
 
 /// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that

@@ -6,7 +6,7 @@
 
 using Engine = fsdp::Engine<compile_fail::Communicator>;
 auto use(Engine& engine) {
-  auto scope = engine.forward_scope(0);
+  auto scope = engine.forward_scope(fsdp::UseId{0});
 #ifdef CONTROL
   return scope.parameters();
 #else

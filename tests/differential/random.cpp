@@ -29,7 +29,7 @@ struct Case {
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
   Case drawn{trial::draw_trial(draw, {}), std::vector<trial::Setting>(1)};
-  drawn.settings[0].options.accumulate_unsharded = trial::needs_of(drawn.trial.script).unsynced;
+  drawn.settings[0].options.no_sync = trial::needs_of(drawn.trial.script).unsynced;
   for (int i = 0; i < 3; ++i) drawn.settings.push_back(trial::draw_setting(draw, drawn.trial));
   return drawn;
 }

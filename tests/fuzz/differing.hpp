@@ -46,7 +46,7 @@ inline void other_declaration(Plans& run) {
     case 2: options.keep_last = !options.keep_last; break;
     case 3: options.seed += 1; break;
     case 4: options.bucket_bytes += 4; break;
-    case 5: options.accumulate_unsharded = !options.accumulate_unsharded; break;
+    case 5: options.no_sync = !options.no_sync; break;
     case 6: options.keep_root = !options.keep_root; break;
     case 7: change_any([](auto& tensor) { tensor.shape[0] += 1; }); break;
     case 8: change_any([](auto& tensor) { tensor.name += "_renamed"; }); break;
@@ -55,7 +55,7 @@ inline void other_declaration(Plans& run) {
     case 11:
       plan.setting.sharding =
           plan.setting.sharding == trial::Sharding::none ? trial::Sharding::grad_op : trial::Sharding::none;
-      options.reshard_ranks = 0, options.accumulate_replica = false;
+      options.reshard_ranks = 0, options.no_replica_sync = false;
       break;
     case 12:
       if (plan.setting.hybrid()) {
@@ -103,12 +103,11 @@ inline void alone(Plans& run) {
     case 3: run.insert(plan, at, {{{.kind = Op::evaluate, .data = 501}}}); break;
     case 4: run.insert(plan, at, {{{.kind = Op::gradients}}}); break;
     case 5:
-      if (plan.setting.options.accumulate_unsharded || plan.setting.shards(run.base.ranks) == 1)
+      if (plan.setting.options.no_sync || plan.setting.shards(run.base.ranks) == 1)
         run.insert(plan, pass, {{{.kind = Op::gradient_sync, .value = 0.0f}}});
       break;
     default:
-      if (plan.setting.options.accumulate_replica)
-        run.insert(plan, pass, {{{.kind = Op::replica_sync, .value = 0.0f}}});
+      if (plan.setting.options.no_replica_sync) run.insert(plan, pass, {{{.kind = Op::replica_sync, .value = 0.0f}}});
       if (plan.setting.keeps) run.insert(plan, pass, {{{.kind = Op::reshard, .value = 0.0f}}});
       break;
   }

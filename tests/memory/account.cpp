@@ -54,7 +54,7 @@ Measured measure(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run
     auto const steps = [&](auto& adamw, int count) {
       for (int step = 0; step < count; ++step) {
         for (int micro = 0; micro < run.micro_steps; ++micro) {
-          if (run.sync_last_only) engine.set_gradient_sync(micro + 1 == run.micro_steps);
+          auto const waits = engine.no_sync(run.sync_last_only && micro + 1 < run.micro_steps);
           network.step(step);
         }
         fsdp::clip_grad_norm(engine, 1.0f);
@@ -159,7 +159,7 @@ TEST_CASE("micro-steps without reduction take P of gradients") {
   toy::Run run;
   run.micro_steps = 3;
   run.sync_last_only = true;
-  run.options.accumulate_unsharded = true;
+  run.options.no_sync = true;
   auto const full = measure(fsdp::FullShard{}, 2, run);
   CHECK(full.reserved == 4 * full.S + 2 * full.U + full.B + full.P);
   CHECK(full.reserved_later == full.reserved);

@@ -80,8 +80,8 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     bool const first = comm.rank() == 0;
     fsdp::Mesh<Comm> mesh(std::move(comm));
     auto options = setup.options;
-    options.accumulate_unsharded = setup.mode == Mode::unsynced;
-    options.accumulate_replica = setup.mode == Mode::replica;
+    options.no_sync = setup.mode == Mode::unsynced;
+    options.no_replica_sync = setup.mode == Mode::replica;
     using Engine = fsdp::Engine<Comm, P>;
     Engine engine(mesh, fsdp::testing::in_groups_of(setup.shard_group, strategy), options);
     std::vector<fsdp::ShardedModule<Idle, Engine>> modules;
@@ -97,8 +97,8 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     engine.seal();
     bytes.before_adam = account.live_state();
     auto const before = [&](bool last) {
-      if (setup.mode == Mode::unsynced) engine.set_gradient_sync(last);
-      if (setup.mode == Mode::replica) engine.set_replica_sync(last);
+      auto const waits = engine.no_sync(setup.mode == Mode::unsynced && !last);
+      auto const sums_wait = engine.no_replica_sync(setup.mode == Mode::replica && !last);
     };
     auto const forward = [&] {
       for (auto& part : modules) part.forward();

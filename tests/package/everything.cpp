@@ -39,7 +39,7 @@ void use(fsdp::ShardingStrategy const& strategy, Comm comm) {
   fsdp::Mesh mesh(std::move(comm));
   using Engine = fsdp::Engine<Comm, P>;
   using Stream = typename Engine::Stream;
-  Engine engine(mesh, strategy, {.reshard_ranks = 0, .accumulate_unsharded = true});
+  Engine engine(mesh, strategy, {.reshard_ranks = 0, .no_sync = true});
   auto const shared = engine.add_unit("shared");
   auto one = engine.shard(Module<Stream>{8}, "one", shared);
   auto many = engine.shard(std::vector(2, Module<Stream>{8}), "many");
@@ -47,7 +47,7 @@ void use(fsdp::ShardingStrategy const& strategy, Comm comm) {
   typename Engine::Reduce* gradient = nullptr;
   fsdp::AdoptedUnit<Engine> adopted(engine, "adopted", {{"weight", &weight, &gradient, {8}}},
                                     {.kernels_are_enqueued = true});
-  engine.set_forward_prefetch(0, {1});
+  engine.set_forward_prefetch(one, {many[0]});
   fsdp::AdamW<Engine, fsdp::bf16> adamw(engine, {.stochastic_rounding = true});
   fsdp::Sgd sgd(engine, {.momentum = 0.9f});
   engine.start_trace(100);

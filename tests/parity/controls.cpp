@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/catch.hpp"
+#include "tests/support/backward_flags.hpp"
 #include "tests/support/delayed.hpp"
 #include "tests/support/local_run.hpp"
 #include "tests/support/shard_group.hpp"
@@ -50,6 +51,10 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOpt
   return result;
 }
 
+template <class E>
+auto scopes_of(E& engine) {
+  return std::make_shared<fsdp::testing::BackwardScopes<E>>(engine);
+}
 auto const nothing = [](auto&) { return Control([](int) {}); };
 
 bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
@@ -82,10 +87,11 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
   }
   SECTION("explicit lists, out of order too") {
     auto const lists = [](auto& engine) {
-      engine.set_forward_prefetch(0, {2, 1});
-      engine.set_forward_prefetch(1, {4});
-      engine.set_backward_prefetch(4, {1});
-      engine.set_backward_prefetch(3, {});
+      using fsdp::UseId;
+      engine.set_forward_prefetch(UseId{0}, {UseId{2}, UseId{1}});
+      engine.set_forward_prefetch(UseId{1}, {UseId{4}});
+      engine.set_backward_prefetch(UseId{4}, {UseId{1}});
+      engine.set_backward_prefetch(UseId{3}, {});
       return Control([](int) {});
     };
     CHECK(equal_bits(train(fsdp::FullShard{}, {}, lists), reference));
@@ -101,12 +107,14 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
   }
   SECTION("parameters that stay between micro-steps") {
     auto const stay = [](auto& engine) {
-      return Control([&engine](int micro) { engine.set_reshard_after_backward(micro == 2); });
+      auto const scopes = scopes_of(engine);
+      return Control([scopes](int micro) { scopes->keep_unsharded(micro != 2); });
     };
     CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, stay), reference));
     auto const always = [](auto& engine) {  // an optimizer step drops them all the same
-      engine.set_reshard_after_backward(false);
-      return Control([](int) {});
+      auto const scopes = scopes_of(engine);
+      scopes->keep_unsharded(true);
+      return Control([scopes](int) {});
     };
     CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, always), reference));
     CHECK(equal_bits(train(fsdp::NoShard{}, {}, always), train(fsdp::NoShard{}, {}, nothing)));
@@ -118,14 +126,16 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
 TEST_CASE("gradients that wait change the order of a sum alone") {
   auto const reference = train(fsdp::FullShard{}, {}, nothing, 2, 0);
   fsdp::EngineOptions options;
-  options.accumulate_unsharded = true;
+  options.no_sync = true;
   auto const gradients = [](auto when) {
-    return
-        [when](auto& engine) { return Control([&engine, when](int micro) { engine.set_gradient_sync(when(micro)); }); };
+    return [when](auto& engine) {
+      return Control([scopes = scopes_of(engine), when](int micro) { scopes->no_sync(!when(micro)); });
+    };
   };
   auto const replicas = [](auto when) {
-    return
-        [when](auto& engine) { return Control([&engine, when](int micro) { engine.set_replica_sync(when(micro)); }); };
+    return [when](auto& engine) {
+      return Control([scopes = scopes_of(engine), when](int micro) { scopes->no_replica_sync(!when(micro)); });
+    };
   };
   auto const last = [](int micro) { return micro == 2; };
   auto const not_second = [](int micro) { return micro != 1; };
@@ -145,8 +155,8 @@ TEST_CASE("gradients that wait change the order of a sum alone") {
     CHECK(difference(train(fsdp::NoShard{}, {}, gradients(not_second)), reference) < tolerance);
   }
   SECTION("for replicas") {
-    options.accumulate_unsharded = false;
-    options.accumulate_replica = true;
+    options.no_sync = false;
+    options.no_replica_sync = true;
     auto const each = train(fsdp::HybridShard<>{}, options, nothing);
     CHECK(equal_bits(each, reference));
     auto const once = train(fsdp::HybridShard<>{}, options, replicas(last));

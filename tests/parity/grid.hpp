@@ -137,7 +137,7 @@ Outcome train(Comm comm, Row const& row) {
   fsdp::EngineOptions options;
   options.prefetch = row.prefetch;
   options.keep_last = options.keep_root = row.keep_last;
-  options.accumulate_unsharded = row.accumulation == Accumulation::unsynced;
+  options.no_sync = row.accumulation == Accumulation::unsynced;
   options.bucket_bytes = 3000;  // NoShard: units split and merged
   options.first_bucket_bytes = 700;
   fsdp::Engine<Comm, P> engine(mesh, strategy_of(row.sharding, group), options);
@@ -153,7 +153,7 @@ Outcome train(Comm comm, Row const& row) {
   auto const micros = micro_steps(row);
   for (int step = 0; step < steps; ++step) {
     for (int micro = 0; micro < micros; ++micro) {
-      engine.set_gradient_sync(row.accumulation != Accumulation::unsynced || micro + 1 == micros);
+      auto const waits = engine.no_sync(row.accumulation == Accumulation::unsynced && micro + 1 < micros);
       network.step(step * micros + micro, 1.0f / static_cast<float>(micros), scaler ? scaler->scale() : nullptr);
     }
     if (step == 0) outcome.gradients = gradients(engine, scaler ? 1.0f / first_scale : 1.0f);

@@ -44,7 +44,7 @@ Exported train(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run const
     auto const passes = [&](std::int64_t step) {
       for (int micro = 0; micro < run.micro_steps; ++micro) {
         bool const last = micro + 1 == run.micro_steps;
-        engine.set_gradient_sync(last || !run.sync_last_only);
+        auto const waits = engine.no_sync(run.sync_last_only && !last);
         network.step(step * run.micro_steps + micro, 1.0f / static_cast<float>(run.micro_steps));
       }
     };
@@ -89,7 +89,7 @@ TEST_CASE("mixed: a replicated block, one that stays, a replicated root", "[mixe
     for (bool const last_only : {false, true}) {
       auto run = plain_run();
       run.micro_steps = last_only ? 3 : 1;
-      run.sync_last_only = run.options.accumulate_unsharded = last_only;
+      run.sync_last_only = run.options.no_sync = last_only;
       INFO(ranks << " ranks, " << run.micro_steps << " micro-steps");
       check(fsdp::FullShard{}, blocks, {}, ranks, run);
       check(fsdp::FullShard{}, blocks, fsdp::NoShard{}, ranks, run);
@@ -106,7 +106,7 @@ TEST_CASE("mixed: inside HybridShard", "[mixed]") {
   for (auto const& strategy : {fsdp::ShardingStrategy(hybrid), fsdp::ShardingStrategy(hybrid_grad_op)}) {
     for (bool const partial : {false, true}) {
       auto run = plain_run();
-      run.options.accumulate_replica = partial;
+      run.options.no_replica_sync = partial;
       INFO(strategy.name << ", partial shards " << partial);
       check(strategy, {hybrid, hybrid_grad_op, {}, fsdp::NoShard{}}, {}, 4, run);
       check(strategy, {{}, fsdp::NoShard{}, hybrid_grad_op, {}}, fsdp::NoShard{}, 4, run);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/catch.hpp"
+#include "tests/support/backward_flags.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/local_run.hpp"
 #include "tests/support/shard_group.hpp"
@@ -17,17 +18,12 @@ namespace {
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
 using Counted = toy::Counting<Local>;
 
-/// Sets an engine's flags, and knows the facts of the micro-step that comes of them.
+/// Opens scopes of an engine, and knows the facts of the micro-step that comes of them.
 template <class E>
-struct Flags {
-  E& engine;
-  fsdp::Facts start = fsdp::starts_sharded;
-  fsdp::BackwardFlags backward{};
-
-  void set_gradient_sync(bool on) { engine.set_gradient_sync(backward.gradient_sync = on); }
-  void set_replica_sync(bool on) { engine.set_replica_sync(backward.replica_sync = on); }
-  void set_reshard_after_backward(bool on) { engine.set_reshard_after_backward(backward.reshard = on); }
-  fsdp::Facts facts() const { return start | backward.facts(); }
+struct Flags : fsdp::testing::BackwardScopes<E> {
+  using fsdp::testing::BackwardScopes<E>::BackwardScopes;
+  fsdp::Facts start = fsdp::left_by(fsdp::plain_step);
+  fsdp::Facts facts() const { return start | this->flags().facts(); }
 };
 
 /// What went through the communicator from entry `first` on, as a program counts it.
@@ -58,7 +54,7 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
     fsdp::AdamW adamw(engine);
     for (int step = 0; step < 2; ++step) {
       tally->entries.clear();
-      Flags<fsdp::Engine<Counted>> flags{engine};
+      Flags<fsdp::Engine<Counted>> flags(engine);
       for (int micro = 0; micro < run.micro_steps; ++micro) {
         before(flags, micro + 1 == run.micro_steps);
         auto const from = tally->entries.size();
@@ -66,7 +62,7 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
         for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward})
           if (!(count(engine.program(), phase, flags.facts()) == counts_of(*tally, from, std::string(name(phase)))))
             throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
-        flags.start = flags.backward.reshard ? fsdp::starts_sharded : fsdp::starts_unsharded;
+        flags.start = fsdp::left_by(flags.facts());
       }
       fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step();
@@ -78,9 +74,7 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
 }
 
 toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run) {
-  return one_step(strategy, ranks, run, [&](auto& flags, bool last) {
-    if (run.sync_last_only) flags.set_gradient_sync(last);
-  });
+  return one_step(strategy, ranks, run, [&](auto& flags, bool last) { flags.no_sync(run.sync_last_only && !last); });
 }
 
 struct Expected {
@@ -140,7 +134,7 @@ TEST_CASE("micro-steps repeat the gathers, and reduce each time or once") {
   run.micro_steps = 3;
   check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 15, 0});
   run.sync_last_only = true;
-  run.options.accumulate_unsharded = true;
+  run.options.no_sync = true;
   check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 5, 0});
   check(one_step(fsdp::ShardGradOp{}, 2, run), {15, 0, 5, 0});
 }
@@ -151,16 +145,16 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
   run.micro_steps = 3;
   run.shard_group = 2;
   run.options.keep_last = false;
-  auto const last_reduces = [](auto& flags, bool last) { flags.set_gradient_sync(last); };
-  auto const last_replicates = [](auto& flags, bool last) { flags.set_replica_sync(last); };
-  auto const last_reshards = [](auto& flags, bool last) { flags.set_reshard_after_backward(last); };
+  auto const last_reduces = [](auto& flags, bool last) { flags.no_sync(!last); };
+  auto const last_replicates = [](auto& flags, bool last) { flags.no_replica_sync(!last); };
+  auto const last_reshards = [](auto& flags, bool last) { flags.keep_unsharded(!last); };
   SECTION("reducing each time") {
     check(one_step(fsdp::FullShard{}, 4, run), {12, 12, 12, 0});
     check(one_step(fsdp::ShardGradOp{}, 4, run), {12, 0, 12, 0});
     check(one_step(fsdp::HybridShard<>{}, 4, run), {12, 12, 12, 12});
   }
   SECTION("reducing in the last alone") {
-    run.options.accumulate_unsharded = true;
+    run.options.no_sync = true;
     check(one_step(fsdp::FullShard{}, 4, run, last_reduces), {12, 12, 4, 0});
     check(one_step(fsdp::ShardGradOp{}, 4, run, last_reduces), {12, 0, 4, 0});
     check(one_step(fsdp::HybridShard<>{}, 4, run, last_reduces), {12, 12, 4, 4});
@@ -168,13 +162,13 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
     CHECK(ddp.count("all_reduce") * 3 == one_step(fsdp::NoShard{}, 4, run).count("all_reduce"));
   }
   SECTION("replicating in the last alone") {
-    run.options.accumulate_replica = true;
+    run.options.no_replica_sync = true;
     check(one_step(fsdp::HybridShard<>{}, 4, run, last_replicates), {12, 12, 12, 4});
     check(one_step(fsdp::HybridShard<fsdp::ShardGradOp>{}, 4, run, last_replicates), {12, 0, 12, 4});
-    run.options.accumulate_unsharded = true;
+    run.options.no_sync = true;
     auto const both = one_step(fsdp::HybridShard<>{}, 4, run, [&](auto& flags, bool last) {
-      flags.set_gradient_sync(last);
-      flags.set_replica_sync(last);
+      flags.no_sync(!last);
+      flags.no_replica_sync(!last);
     });
     check(both, {12, 12, 4, 4});
   }
@@ -199,7 +193,7 @@ TEST_CASE("units that differ cost what their own strategies cost") {
   run.options.bucket_bytes = run.options.first_bucket_bytes = 256;
   CHECK(one_step(fsdp::FullShard{}, 4, run).count("all_reduce") > 4);
   run.micro_steps = 3;
-  run.options.accumulate_unsharded = run.sync_last_only = true;
+  run.options.no_sync = run.sync_last_only = true;
   run.options.bucket_bytes = run.options.first_bucket_bytes = 1 << 20;
   check(one_step(fsdp::FullShard{}, 4, run), {9, 3, 3, 1});
 
@@ -208,8 +202,8 @@ TEST_CASE("units that differ cost what their own strategies cost") {
   run.shape.strategies = {{}, fsdp::HybridShard<fsdp::ShardGradOp>{.group = 2}, {}, fsdp::NoShard{}};
   check(one_step(fsdp::HybridShard<>{}, 4, run), {4, 1, 4, 4 + 1});
   run.micro_steps = 3;
-  run.options.accumulate_replica = true;
-  check(one_step(fsdp::HybridShard<>{}, 4, run, [](auto& flags, bool last) { flags.set_replica_sync(last); }),
+  run.options.no_replica_sync = true;
+  check(one_step(fsdp::HybridShard<>{}, 4, run, [](auto& flags, bool last) { flags.no_replica_sync(!last); }),
         {12, 3, 12, 4 + 1});
 }
 

@@ -67,12 +67,10 @@ Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOpt
     engine.synchronize();
     auto const live = engine.account().live(fsdp::MemoryTag::reduce);
     if (before.waits) {
-      engine.set_replica_sync(false);
-      if (strategy.shards && !strategy.grouped) engine.set_gradient_sync(false);
+      auto const sums_wait = engine.no_replica_sync();
+      auto const gradients_wait = engine.no_sync(strategy.shards && !strategy.grouped);
       forward();
       backward(64.0f, layers.size());
-      engine.set_gradient_sync(true);
-      engine.set_replica_sync(true);
     }
     if (before.completed >= 0) {
       auto const completed = static_cast<std::size_t>(before.completed);
@@ -126,14 +124,14 @@ std::string refusal(std::function<void()> const& act) {
 }  // namespace
 
 TEST_CASE("discarded gradients leave nothing behind: slots and their zeroes") {
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 3, {.accumulate_unsharded = true});
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 1, {.accumulate_unsharded = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 3, {.no_sync = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 1, {.no_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: fresh slots, accumulators in fp32") {
-  check<fsdp::Bf16Reduce, true>(fsdp::FullShard{}, 2, {.accumulate_unsharded = true});
+  check<fsdp::Bf16Reduce, true>(fsdp::FullShard{}, 2, {.no_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: partial sums of a replica") {
-  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.accumulate_replica = true});
+  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.no_replica_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: buckets that are under way") {
   // Buckets of 64 elements: parts of the root's and of the large layer's gradients travel while the rest waits.

@@ -148,9 +148,9 @@ TEST_CASE("settings out of range are errors") {
       "betas must be in [0, 1)"));
   CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::clip_grad_norm(engine, 0.0f); }),
                  "must be positive, got 0"));
-  CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.set_gradient_sync(false); }).empty());
-  CHECK(contains(message_of(2, [](int, Engine& engine, std::vector<Sharded>&) { engine.set_gradient_sync(false); }),
-                 "accumulate_unsharded"));
+  CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }).empty());
+  CHECK(contains(message_of(2, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }),
+                 "no_sync"));
 }
 
 TEST_CASE("a shard group must divide the world, and HybridShard must have one") {
@@ -191,7 +191,7 @@ TEST_CASE("an exception from a module's forward leaves the engine usable") {
     Buffers b;
     engine.seal();
     try {
-      auto const scope = engine.forward_scope(0);
+      auto const scope = engine.forward_scope(fsdp::UseId{0});
       throw std::runtime_error("user code");
     } catch (std::runtime_error const&) {
     }

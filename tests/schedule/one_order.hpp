@@ -59,7 +59,7 @@ Outcome misbehave(fsdp::ShardingStrategy const& strategy, C comm, Fault fault, N
     bool const odd = comm.rank() == comm.size() - 1;
     fsdp::Mesh<C> mesh(std::move(comm));
     float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
-    fsdp::Engine<C> engine(mesh, strategy, {.accumulate_unsharded = true});
+    fsdp::Engine<C> engine(mesh, strategy, {.no_sync = true});
     Layer const layer{engine.device(), 2, 3, 5};
     auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
     fsdp::AdamW adamw(engine);
@@ -71,9 +71,10 @@ Outcome misbehave(fsdp::ShardingStrategy const& strategy, C comm, Fault fault, N
     };
     forward(), backward(), adamw.step();
     forward();
-    if (fault == Fault::reduces_not && odd) engine.set_gradient_sync(false);
-    backward();
-    engine.set_gradient_sync(true);
+    {
+      auto const waits = engine.no_sync(fault == Fault::reduces_not && odd);
+      backward();
+    }
     if (fault == Fault::clips_alone && odd) fsdp::clip_grad_norm(engine, 1.0f);
     if (next == Next::forward) {
       if (fault == Fault::clips_alone) adamw.step();

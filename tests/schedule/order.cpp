@@ -12,6 +12,8 @@
 
 namespace {
 
+using fsdp::UseId;
+
 using Device = fsdp::host::Device;
 using Local = fsdp::local::Communicator<Device>;
 using Counted = toy::Counting<Local>;
@@ -127,10 +129,10 @@ TEST_CASE("without resharding after forward, backward gathers nothing") {
 
 TEST_CASE("explicit lists say what is gathered when") {
   auto const step = order(fsdp::FullShard{}, {}, [](auto& engine) {
-    engine.set_forward_prefetch(0, {2, 1});  // block 1 before block 0
-    engine.set_forward_prefetch(1, {});
-    engine.set_backward_prefetch(4, {1, 2});  // block 0 as soon as backward begins
-    engine.set_backward_prefetch(3, {});
+    engine.set_forward_prefetch(UseId{0}, {UseId{2}, UseId{1}});  // block 1 before block 0
+    engine.set_forward_prefetch(UseId{1}, {});
+    engine.set_backward_prefetch(UseId{4}, {UseId{1}, UseId{2}});  // block 0 as soon as backward begins
+    engine.set_backward_prefetch(UseId{3}, {});
   });
   CHECK(step.forward == Order{"gather root", "gather 1", "gather 0", "compute root", "compute 0", "gather 2",
                               "compute 1", "compute 2", "compute root"});

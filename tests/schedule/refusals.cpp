@@ -224,7 +224,7 @@ TEST_CASE("an engine without modules has no gradients") {
 TEST_CASE("without replicas nothing waits for them, in a world of one too") {
   CHECK(on_engine(1, [](Engine& engine, Layers& layers) {
           fsdp::Sgd sgd(engine, {.lr = 1.0f});
-          engine.set_replica_sync(false);
+          auto const scope = engine.no_replica_sync();
           pass(layers, 1.0f);
           sgd.step();
         }).empty());
@@ -275,14 +275,14 @@ TEST_CASE("options are refused where they are given") {
   // NoShard: what waits for replicas waits for everything, and the option that is asked for is one that it takes.
   for (bool const at_once : {true, false}) {  // when it is set, or at the latest when the engine is sealed
     auto const waits = [=](auto& engine) {
-      if (!at_once) engine.set_replica_sync(false);
+      auto const early = engine.no_replica_sync(!at_once);
       auto const layer = engine.shard(Ramp<>{}, "layer");
-      if (at_once) engine.set_replica_sync(false);
+      auto const late = engine.no_replica_sync(at_once);
       if (!at_once) engine.seal();
     };
     CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {}, waits),
-                   "gradients can wait for replicas only with EngineOptions::accumulate_unsharded"));
-    CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.accumulate_unsharded = true}, waits).empty());
+                   "gradients can wait for replicas only with EngineOptions::no_sync"));
+    CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.no_sync = true}, waits).empty());
   }
 }
 
@@ -372,8 +372,8 @@ TEST_CASE("a scaler steps the optimizers of its own engine") {
 TEST_CASE("a scope that is open is named as such") {
   CHECK(contains(on_engine(1,
                            [](Engine& engine, Layers&) {
-                             auto const open = engine.forward_scope(0);
-                             auto const next = engine.forward_scope(1);
+                             auto const open = engine.forward_scope(fsdp::UseId{0});
+                             auto const next = engine.forward_scope(fsdp::UseId{1});
                            }),
                  "forward of 'layer.1' begins, but forward of 'layer.0' is still open"));
   // What would end the pass is refused inside a use, which goes on.

@@ -21,6 +21,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/all_pairs.hpp"
+#include "tests/support/backward_flags.hpp"
 #include "tests/support/counting.hpp"
 
 namespace {
@@ -101,9 +102,8 @@ fsdp::EngineOptions options_of(Row const& row) {
   auto const shards = is_hybrid(row) ? group_of(row.ranks) : row.ranks;
   if (row.keeps == Keeps::slices && shards == 4 && strategy_of(row).reshards_after_forward) options.reshard_ranks = 2;
   options.keep_unsharded = row.keeps == Keeps::every_unit;
-  options.accumulate_unsharded =
-      row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
-  options.accumulate_replica = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
+  options.no_sync = row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
+  options.no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
   options.bucket_bytes = 3000;
   options.first_bucket_bytes = 700;
   return options;
@@ -218,12 +218,13 @@ class Rank {
           engine_.shard(Probe{300 * (i % 3 + 1)}, fmt::format("block.{}", i), strategy_of(row, i, blocks)));
     if (row.tied) modules_.push_back(engine_.shard(Probe{600}, "ends", *root));
     if (row.ahead == Ahead::lists) {
-      engine_.set_forward_prefetch(0, {3, 1});
-      engine_.set_forward_prefetch(1, {});
-      engine_.set_backward_prefetch(4, {1, 3});
+      engine_.set_forward_prefetch(modules_[0], {modules_[3], modules_[1]});
+      engine_.set_forward_prefetch(modules_[1], {});
+      engine_.set_backward_prefetch(modules_[4], {modules_[1], modules_[3]});
     }
     sgd_.emplace(engine_);
     watch_.emplace(engine_);
+    scopes_.emplace(engine_);
   }
 
   void train() {
@@ -265,9 +266,9 @@ class Rank {
     };
     if (!allowed({true, flags.replica_sync, true})) flags.replica_sync = true;
     if (!allowed({true, true, flags.reshard})) flags.reshard = true;
-    engine_.set_gradient_sync(flags.gradient_sync);
-    engine_.set_replica_sync(flags.replica_sync);
-    engine_.set_reshard_after_backward(flags.reshard);
+    scopes_->no_sync(!flags.gradient_sync);
+    scopes_->no_replica_sync(!flags.replica_sync);
+    scopes_->keep_unsharded(!flags.reshard);
     facts_ = facts_ | flags.facts();
   }
   void use(Phase phase, std::size_t at) {
@@ -326,6 +327,7 @@ class Rank {
   std::vector<fsdp::ShardedModule<Probe, E>> modules_;
   std::optional<fsdp::Sgd<E>> sgd_;
   std::optional<Watch<E>> watch_;
+  std::optional<fsdp::testing::BackwardScopes<E>> scopes_;
   Facts facts_ = fsdp::left_by(fsdp::plain_step);
   std::mt19937 random_{7};
 };

@@ -75,8 +75,7 @@ TEST_CASE("hybrid shards leave all-reduces on a stream of their own; buckets too
 TEST_CASE("slices that are kept and sums that wait for replicas are spans, too") {
   auto const kept = two_steps(fsdp::FullShard{}, 4, fsdp::host::Device{}, {.reshard_ranks = 2});
   CHECK(counts(kept, 7)["compute keep slice"] > 0);
-  auto const partial =
-      two_steps(fsdp::HybridShard<>{.group = 2}, 4, fsdp::host::Device{}, {.accumulate_replica = true});
+  auto const partial = two_steps(fsdp::HybridShard<>{.group = 2}, 4, fsdp::host::Device{}, {.no_replica_sync = true});
   CHECK(counts(partial, 7)["reduce accumulate"] == 5);
   CHECK(counts(partial, 7)["replicate all-reduce"] == 5);
 }
@@ -128,7 +127,7 @@ TEST_CASE("spans beyond the capacity are counted; what an exception cuts short i
     lost = engine.tracer()->lost();
     kept = engine.collect_trace().size();
     try {
-      auto const scope = engine.forward_scope(0);
+      auto const scope = engine.forward_scope(fsdp::UseId{0});
       throw std::runtime_error("the user's");
     } catch (std::runtime_error const&) {
     }

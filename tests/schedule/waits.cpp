@@ -120,7 +120,7 @@ toy::Run small_run(Case const& tested) {
   }
   if (tested.site == WaitSite::reduce_partial_read) {
     // Every micro-step all-reduces: the next one adds to the same partial shards, with no optimizer step between.
-    run.options.accumulate_replica = true;
+    run.options.no_replica_sync = true;
     run.micro_steps = 3;
   }
   return run;

@@ -37,7 +37,7 @@ class StepWalk {
     return input.keep_unsharded || !input.units[unit].reshards_after_forward || schedule.shared_unit(unit);
   }
   bool own_reduce_slot(std::size_t unit) const {
-    return (input.accumulate_unsharded && input.reduce_is_master) || schedule.shared_unit(unit);
+    return (input.no_sync && input.reduce_is_master) || schedule.shared_unit(unit);
   }
   /// The unit is there when the use's forward ends, and stays.
   bool stays(std::size_t use) const {
@@ -158,10 +158,10 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
 
   MemoryPlan plan;
   std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0;
-  bool const slots_wait = input.accumulate_unsharded && input.reduce_is_master;
+  bool const slots_wait = input.no_sync && input.reduce_is_master;
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
-    bool const partial = input.accumulate_replica && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
+    bool const partial = input.no_replica_sync && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
     plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
     plan.gradients += shard * (partial ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
@@ -174,7 +174,7 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
     if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
     // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
-    if (input.accumulate_unsharded) waiting += padded * (slots_wait ? grad : 4);
+    if (input.no_sync) waiting += padded * (slots_wait ? grad : 4);
   }
   plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
   plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);

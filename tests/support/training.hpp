@@ -40,7 +40,7 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run 
         network.forward(1000 + step);
       }
       for (int micro = 0; micro < run.micro_steps; ++micro) {
-        if (run.sync_last_only) engine.set_gradient_sync(micro + 1 == run.micro_steps);
+        auto const waits = engine.no_sync(run.sync_last_only && micro + 1 < run.micro_steps);
         network.step(step * run.micro_steps + micro, 1.0f / static_cast<float>(run.micro_steps));
       }
       float const scale = run.relative_clip ? static_cast<float>(fsdp::clip_grad_norm(engine, 1e30f).value()) : 1.0f;

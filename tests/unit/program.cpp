@@ -55,7 +55,7 @@ TEST_CASE("program: FullShard with a tied root") {
 TEST_CASE("program: what depends on the micro-step is said") {
   auto input = tied_root();
   for (auto& unit : input.units) unit.reshards_after_forward = false;
-  input.accumulate_unsharded = true;
+  input.no_sync = true;
   input.reduce_is_master = false;
   input.reduce_bytes = 2;
   input.uses = {0, 1};
@@ -78,7 +78,7 @@ TEST_CASE("program: kept slices, replicas that wait, and nothing to move") {
   input.reshard_ranks = 2;
   input.prefetch = fsdp::prefetch_by_depth(5, 0, 0);
   input.replicas = 2;
-  input.accumulate_replica = true;
+  input.no_replica_sync = true;
   CHECK(training(input) ==
         "forward    root | gather root->own, await root |\n"
         "forward    h.0  | gather h.0->A, await h.0 | keep slice h.0, drop h.0->A\n"
@@ -133,12 +133,12 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     input.replicas = 1 << below(2);
     input.keep_last = below(3) > 0;
     input.keep_root = below(3) > 0;
-    input.accumulate_replica = below(3) == 0;
+    input.no_replica_sync = below(3) == 0;
     input.prefetch = fsdp::prefetch_by_depth(input.uses.size(), below(4), below(4));
     if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
     input.keep_unsharded = below(4) == 0;
     if (input.shards == 4 && !input.keep_unsharded && below(3) == 0) input.reshard_ranks = 2;
-    input.accumulate_unsharded = below(3) == 0;
+    input.no_sync = below(3) == 0;
     input.param_is_master = below(2) == 0;
     if (!input.param_is_master) input.param_bytes = 2;
     input.reduce_is_master = below(2) == 0;

@@ -38,8 +38,8 @@ struct StepInput {
   std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
   int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
   bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
-  bool accumulate_unsharded = false;    ///< micro-steps need not reduce
-  bool accumulate_replica = false;      ///< micro-steps need not all-reduce over replicas of shards
+  bool no_sync = false;                 ///< micro-steps need not reduce
+  bool no_replica_sync = false;         ///< micro-steps need not all-reduce over replicas of shards
   std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;  ///< and of the first one
   std::size_t master_bytes = 4;         ///< size of a master weight
@@ -137,8 +137,7 @@ class ProgramCompiler {
       unit.replicas = input_.shards * input_.replicas / unit.shards;
       unit.reads_masters = unit.shards == 1 && input_.param_is_master;
       unit.writes_shards = unit.shards == 1 && input_.reduce_is_master;
-      unit.waits_for_replicas =
-          declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.accumulate_replica;
+      unit.waits_for_replicas = declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.no_replica_sync;
       if (waits_in_accumulator(static_cast<std::uint32_t>(p.units.size() - 1))) p.accumulator_elements += unit.elements;
     }
   }
@@ -303,10 +302,10 @@ class ProgramCompiler {
   }
   /// The unit's gradients wait in the slot that backward has written them to.
   bool waits_in_slot(std::uint32_t unit) const {
-    return input_.accumulate_unsharded && input_.reduce_is_master && !program_.units[unit].writes_shards;
+    return input_.no_sync && input_.reduce_is_master && !program_.units[unit].writes_shards;
   }
   bool waits_in_accumulator(std::uint32_t unit) const {
-    return input_.accumulate_unsharded && !input_.reduce_is_master && !program_.units[unit].writes_shards;
+    return input_.no_sync && !input_.reduce_is_master && !program_.units[unit].writes_shards;
   }
   /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
   bool reduces_in_group(std::uint32_t unit) const {
@@ -424,11 +423,10 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   for (std::size_t u = 0; u < program.units.size(); ++u) {
     auto const& unit = program.units[u];
     auto const& declared = input.units[u];
-    if (!flags.gradient_sync && !unit.writes_shards && !input.accumulate_unsharded)
-      return {"accumulate_unsharded", unit.name};
+    if (!flags.gradient_sync && !unit.writes_shards && !input.no_sync) return {"no_sync", unit.name};
     if (!flags.replica_sync && !unit.writes_shards && unit.replicas > 1) {
-      if (declared.shards && !input.accumulate_replica) return {"accumulate_replica", unit.name};
-      if (!declared.shards && !input.accumulate_unsharded) return {"accumulate_unsharded", unit.name};
+      if (declared.shards && !input.no_replica_sync) return {"no_replica_sync", unit.name};
+      if (!declared.shards && !input.no_sync) return {"no_sync", unit.name};
     }
     if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.keep_unsharded)
       return {"keep_unsharded", unit.name};

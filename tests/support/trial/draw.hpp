@@ -135,9 +135,9 @@ inline int draw_divisor(Draw& draw, int n, int least, int most) {
 
 /// What a script asks of the engines that run it.
 struct Needs {
-  bool unsynced = false;           ///< set_gradient_sync(false)
-  bool replicas_unsynced = false;  ///< set_replica_sync(false)
-  bool keeps = false;              ///< set_reshard_after_backward(false), where the setting allows it
+  bool unsynced = false;           ///< no_sync()
+  bool replicas_unsynced = false;  ///< no_replica_sync()
+  bool keeps = false;              ///< keep_unsharded(), where the setting allows it
 };
 inline Needs needs_of(Script const& script) {
   Needs needs;
@@ -171,8 +171,8 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   bool const drops = setting.sharding == Sharding::full || setting.sharding == Sharding::hybrid_full;
   if (drops && draw.once_in(3)) options.reshard_ranks = draw_divisor(draw, shards, 2, shards - 1);
   if (options.reshard_ranks == 0) options.keep_unsharded = draw.once_in(4);
-  options.accumulate_unsharded = needs.unsynced || draw.once_in(6);
-  if (setting.hybrid()) options.accumulate_replica = needs.replicas_unsynced || draw.once_in(6);
+  options.no_sync = needs.unsynced || draw.once_in(6);
+  if (setting.hybrid()) options.no_replica_sync = needs.replicas_unsynced || draw.once_in(6);
   if (draw.once_in(2)) {
     options.bucket_bytes = draw.of<Index>({4, 256, 1024, 10000});
     options.first_bucket_bytes = draw.of<Index>({4, 300, 4096});

@@ -106,9 +106,9 @@ struct OptimizerSpec {
 /// One call, or the calls of one pass.
 struct Op {
   enum Kind : unsigned char {
-    gradient_sync,  ///< set_gradient_sync(value != 0)
-    replica_sync,   ///< set_replica_sync(value != 0)
-    reshard,        ///< set_reshard_after_backward(value != 0)
+    gradient_sync,  ///< value 0: inside no_sync()
+    replica_sync,   ///< value 0: inside no_replica_sync()
+    reshard,        ///< value 0: inside keep_unsharded()
     forward,        ///< parts [from, to) on the rows `data`
     backward,       ///< parts [from, to) in reverse, gradients times `value`
     evaluate,       ///< an evaluation of the rows `data`

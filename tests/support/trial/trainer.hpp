@@ -17,6 +17,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "tests/support/backward_flags.hpp"
 #include "tests/support/trial/model.hpp"
 #include "tests/support/trial/part.hpp"
 
@@ -200,10 +201,12 @@ class EngineTrainer final : public Trainer {
       }
     }
     for (auto const& ahead : setting.ahead) {
+      std::vector<fsdp::UseId> uses;
+      for (auto const use : ahead.uses) uses.push_back({use});
       if (ahead.backward) {
-        engine_.set_backward_prefetch(ahead.at, ahead.uses);
+        engine_.set_backward_prefetch(fsdp::UseId{ahead.at}, uses);
       } else {
-        engine_.set_forward_prefetch(ahead.at, ahead.uses);
+        engine_.set_forward_prefetch(fsdp::UseId{ahead.at}, uses);
       }
     }
     if (setting.traced) engine_.start_trace(1000);
@@ -234,10 +237,10 @@ class EngineTrainer final : public Trainer {
     auto const scope = engine_.evaluation();
     passes();
   }
-  void set_gradient_sync(bool on) override { engine_.set_gradient_sync(on); }
-  void set_replica_sync(bool on) override { engine_.set_replica_sync(on); }
+  void set_gradient_sync(bool on) override { scopes_.no_sync(!on); }
+  void set_replica_sync(bool on) override { scopes_.no_replica_sync(!on); }
   void set_reshard(bool on) override {
-    if (keeps_) engine_.set_reshard_after_backward(on);
+    if (keeps_) scopes_.keep_unsharded(!on);
   }
   void discard() override {
     if constexpr (requires(Engine & engine) { engine.discard_gradients(); }) engine_.discard_gradients();
@@ -300,6 +303,7 @@ class EngineTrainer final : public Trainer {
   Engine engine_;
   bool keeps_, momentum_;
   std::vector<Turn> parts_;
+  fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
   std::optional<fsdp::Sgd<Engine>> sgd_;
 };
