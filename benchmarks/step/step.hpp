@@ -92,8 +92,9 @@ class Rank {
       model_.forward_backward(tokens_.inputs(batch_), tokens_.targets(batch_),
                               1.0 / static_cast<double>(settings_.accumulate));
     }
-    if (settings_.clip > 0) static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.clip)));
-    adamw_.step(6e-5f);
+    fsdp::GradNorm<Engine> norm;
+    if (settings_.clip > 0) norm = fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.clip));
+    adamw_.step(6e-5f, norm);
   }
   void steps(std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) step();

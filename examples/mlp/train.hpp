@@ -29,8 +29,8 @@ double train(Comm comm, int steps) {
     batch.compare();
     for (std::size_t i = depth; i-- > 0;)  // gather, compute, reduce-scatter, drop
       layers[i].backward(batch.x(i), batch.hidden(i), batch.dy(), batch.dhidden());
-    fsdp::clip_grad_norm(engine, 1.0f);
-    adamw.step();
+    auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+    adamw.step(norm);
     if (step % 100 == 0) batch.print_loss(step);
   }
   // [README]

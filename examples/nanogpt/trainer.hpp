@@ -106,9 +106,9 @@ class Trainer {
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
       model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));
     }
-    if (settings_.grad_clip > 0)
-      static_cast<void>(fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip)));
-    adamw_.step(static_cast<float>(learning_rate));
+    fsdp::GradNorm<Engine> norm;
+    if (settings_.grad_clip > 0) norm = fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip));
+    adamw_.step(static_cast<float>(learning_rate), norm);
     if (want_loss || !runs_ahead) return model_.read_loss();
     model_.discard_loss();
     return std::nullopt;

@@ -8,6 +8,7 @@
 #include "fsdp/engine.hpp"
 #include "fsdp/full_state.hpp"
 #include "fsdp/grad_clip.hpp"
+#include "fsdp/grad_norm.hpp"
 #include "fsdp/grad_scaler.hpp"
 #include "fsdp/memory_plan.hpp"
 #include "fsdp/mesh.hpp"

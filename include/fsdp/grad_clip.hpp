@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "fsdp/engine.hpp"
+#include "fsdp/grad_norm.hpp"
 #include "fsdp/norm_kernels.hpp"
 
 namespace fsdp {
@@ -23,29 +24,9 @@ struct ClipOptions {
   NonFinite non_finite = NonFinite::skip;
 };
 
-/// The norm of the last clip_grad_norm, in device memory until it is read.
-template <class E>
-class GradNorm {
- public:
-  explicit GradNorm(E& engine) : engine_(&engine) {}
-  /// The norm before clipping. @note Waits for compute.
-  double value() const { return read().norm; }
-  /// Optimizer steps skipped so far because of a norm that was not finite, with any optimizer and clip_grad_norm of the
-  /// engine. @note Waits for compute.
-  std::int64_t skipped() const { return read().skipped; }
-
- private:
-  ClipScalars read() const {
-    ClipScalars scalars{};
-    engine_->device().copy_async(engine_->compute(), &scalars, engine_->norm_state().result, sizeof scalars);
-    engine_->device().synchronize(engine_->compute());
-    return scalars;
-  }
-  E* engine_;
-};
-
-/// Scales the next optimizer step's gradients so that their global norm is at most `max_norm`. While a GradScaler
-/// lives, it also takes the loss scale out: the norm that is limited and reported is that of the unscaled gradients.
+/// Measures the gradients' global norm, for an optimizer's step to scale them so that it is at most `max_norm`:
+/// `adamw.step(lr, norm)`. While a GradScaler lives, it also takes the loss scale out: the norm that is limited and
+/// reported is that of the unscaled gradients.
 ///
 /// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; the
 /// one rank that answers for a slice sums it in double, in runs of 16,384 elements and these in turn, each in a fixed
@@ -54,8 +35,9 @@ class GradNorm {
 /// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
 /// the optimizer kernel reads the factor.
 ///
-/// Called again before the step, it goes on from what the first call has decided: a call with infinity then measures
-/// what the step will take. What was measured before another backward pass is void: step() refuses to clip by it.
+/// Called again before the step, it goes on from what the first call has decided, whose norm it replaces: a call with
+/// infinity then measures what the step will take. What was measured before another backward pass is void. A step that
+/// is not given the norm that was to be limited is refused, as one with a norm that is void, replaced or used.
 ///
 /// @param max_norm  positive; infinity measures without clipping
 /// @throws UsageError if max_norm is not positive, or gradients are missing or left half-way; Error if the norm is not
@@ -64,7 +46,7 @@ class GradNorm {
 /// NonFinite::raise.
 /// @note Collective: one all-reduce of W doubles.
 template <class E>
-GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
+[[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
   engine.step_gate().expect_reduced("clip_grad_norm");
   auto& norm = engine.norm_state();
@@ -103,9 +85,7 @@ GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) 
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
                        norm.loss_scale, norm.result, engine.step_gate().measured());
   span.end();
-  engine.step_gate().set_measured(max_norm < std::numeric_limits<float>::infinity());
-
-  GradNorm<E> result(engine);
+  GradNorm<E> const result(engine, engine.step_gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
   if (options.non_finite == NonFinite::raise) {
     auto const value = result.value();
     if (!math::is_finite(value)) fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);

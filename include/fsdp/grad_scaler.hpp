@@ -9,6 +9,7 @@
 #include "fsdp/engine.hpp"
 #include "fsdp/engine_text.hpp"
 #include "fsdp/grad_clip.hpp"
+#include "fsdp/grad_norm.hpp"
 #include "fsdp/norm_kernels.hpp"
 
 namespace fsdp {
@@ -26,8 +27,8 @@ struct GradScalerOptions {
 /// ```
 /// fsdp::GradScaler scaler(engine);
 /// // backward's first kernel: dy = (y - target) * *scaler.scale()
-/// fsdp::clip_grad_norm(engine, 1.0f);  // optional: the norm is that of the unscaled gradients
-/// scaler.step(adamw, lr);              // instead of adamw.step(lr)
+/// auto norm = fsdp::clip_grad_norm(engine, 1.0f);  // optional: the norm is that of the unscaled gradients
+/// scaler.step(adamw, lr, norm);                    // instead of adamw.step(lr, norm)
 /// ```
 ///
 /// A step whose gradients are not all finite changes no parameter and no moment on any rank, and multiplies the scale
@@ -72,14 +73,14 @@ class GradScaler {
   /// The scale. @note Waits for compute.
   float value() const { return state().scale; }
 
-  /// Measures whether gradients are finite unless clip_grad_norm did, steps `optimizer` with learning rate `lr` and
-  /// gradients unscaled, or skips, and adapts the scale.
+  /// Steps `optimizer` with learning rate `lr` and gradients unscaled, or skips, and adapts the scale.
+  /// @param measured  tells whether gradients are finite; none: that is measured
   /// @param optimizer  of this engine
   /// @throws UsageError as the optimizer's step does
   /// @note Stream: on compute. The calling thread waits for nothing.
-  /// @note Collective: one all-reduce of W doubles, unless clip_grad_norm was called.
+  /// @note Collective: one all-reduce of W doubles, unless a norm is given.
   template <class Optimizer>
-  void step(Optimizer& optimizer, float lr) {
+  void step(Optimizer& optimizer, float lr, GradNorm<E> measured = {}) {
     auto& norm = engine_->norm_state();
     if constexpr (requires { optimizer.engine(); })
       FSDP_EXPECTS(
@@ -88,8 +89,8 @@ class GradScaler {
           engine_->rank());
     auto& gate = engine_->step_gate();
     gate.expect_reduced("GradScaler::step");
-    gate.expect_current_norm();
-    if (!gate.measured()) clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
+    gate.expect_norm(measured.measurement());
+    if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
       bool& on;
       explicit Turn(bool& flag) : on(flag) { on = true; }
@@ -98,12 +99,19 @@ class GradScaler {
     };
     {
       Turn const turn(norm.scaler_steps);
-      optimizer.step(lr);
+      optimizer.step(lr, measured);
     }
     kernels::update_scale(engine_->device(), engine_->compute(), static_cast<ClipScalars const*>(norm.result),
                           options_.growth_factor, options_.backoff_factor, options_.growth_interval, on_device());
   }
 
+  /// Steps skipped so far, with any scaler of the engine. @note Waits for compute.
+  std::int64_t skipped() const {
+    ClipScalars now{};
+    engine_->device().copy_async(engine_->compute(), &now, engine_->norm_state().result, sizeof now);
+    engine_->device().synchronize(engine_->compute());
+    return now.skipped;
+  }
   /// Scale and steps taken since it last changed, for checkpoints. @note Waits for compute.
   LossScale state() const {
     LossScale now{};

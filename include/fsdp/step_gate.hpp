@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <utility>
 
 #include "fsdp/error.hpp"
 
@@ -37,42 +36,52 @@ class StepGate {
   }
 
   /// An optimizer step begins: nothing that was gathered before it is used again.
-  /// @return whether it multiplies gradients by the factor that clip_grad_norm has decided
-  /// @throws UsageError if gradients are missing, or not those that clip_grad_norm has measured
-  bool begin_step() {
+  /// @param measurement  of the norm whose factor it takes; 0: it takes none
+  /// @throws UsageError if gradients are missing, the norm is not that of these gradients, or one that was to be
+  /// limited is left out
+  void begin_step(std::uint64_t measurement) {
     expect_reduced("an optimizer step begins");
-    expect_current_norm();
+    expect_norm(measurement);
     passes_->abandon("an optimizer step begins");
-    return std::exchange(norm_, {}).of_pass == passes_->backward_passes();
+    forget_norm();
   }
 
-  /// clip_grad_norm has measured the gradients as they are: the next optimizer step takes the factor that it decided.
-  /// @param limits  the factor may be other than 1
-  void set_measured(bool limits) { norm_ = {passes_->backward_passes(), limits || (measured() && norm_.limits)}; }
+  /// clip_grad_norm has measured the gradients as they are. @return the measurement's number
+  std::uint64_t set_measured(bool limits) {
+    norm_ = {++measurements_, passes_->backward_passes(), limits || (measured() && norm_.limits)};
+    return measurements_;
+  }
   /// clip_grad_norm has measured the gradients, and they are still the same.
   bool measured() const { return norm_.of_pass == passes_->backward_passes(); }
+  bool is_last_measurement(std::uint64_t measurement) const { return measurement == measurements_; }
   void forget_norm() { norm_ = {}; }
-  /// @throws UsageError if gradients were to be clipped by a norm that was measured before another backward pass
-  void expect_current_norm() const {
-    FSDP_EXPECTS(
-        measured() || !norm_.limits,
-        "rank {}: an optimizer step begins, but the norm to clip by was measured before another backward pass: "
-        "call clip_grad_norm after the last one",
-        rank_);
+  /// @throws UsageError as begin_step does for its norm
+  void expect_norm(std::uint64_t measurement) const {
+    constexpr auto step = "an optimizer step begins";
+    FSDP_EXPECTS(measured() || norm_.measurement == 0 || (measurement == 0 && !norm_.limits),
+                 "rank {}: {}, but the norm to clip by was measured before another backward pass: call clip_grad_norm "
+                 "after the last one",
+                 rank_, step);
+    FSDP_EXPECTS(measurement != 0 || !norm_.limits,
+                 "rank {}: {} without the norm that clip_grad_norm was to limit: give it to the step", rank_, step);
+    FSDP_EXPECTS(measurement == 0 || measurement == norm_.measurement,
+                 "rank {}: {} with a norm that {}: clip_grad_norm measures the gradients as they are now", rank_, step,
+                 measurement == measurements_ ? "a step has taken already, or whose gradients were discarded"
+                                              : "another measurement has replaced");
   }
 
  private:
-  void expect_units() const {
-    FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules", rank_);
-  }
+  void expect_units() const { FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules", rank_); }
   struct Norm {
-    std::uint64_t of_pass = 0;  ///< the backward pass after which it was measured, counted from 1
+    std::uint64_t measurement = 0;  ///< 0: none
+    std::uint64_t of_pass = 0;      ///< the backward pass after which it was measured, counted from 1
     bool limits = false;
   };
 
   int rank_;
   Passes* passes_;
-  Norm norm_;
+  Norm norm_;  ///< for the next step
+  std::uint64_t measurements_ = 0;
 };
 
 }  // namespace fsdp

@@ -7,7 +7,7 @@
 
 using Engine = fsdp::Engine<compile_fail::Communicator>;
 #ifdef CONTROL
-void use(Engine& engine) { fsdp::clip_grad_norm(engine, 1.0f, {.norm = fsdp::NormKind::inf}); }
+void use(Engine& engine) { auto norm = fsdp::clip_grad_norm(engine, 1.0f, {.norm = fsdp::NormKind::inf}); }
 #else
-void use(Engine& engine) { fsdp::clip_grad_norm(engine, 1.0f, {.kind = fsdp::NormKind::inf}); }
+void use(Engine& engine) { auto norm = fsdp::clip_grad_norm(engine, 1.0f, {.kind = fsdp::NormKind::inf}); }
 #endif

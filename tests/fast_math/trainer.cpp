@@ -68,8 +68,7 @@ void train_subnormals(Engine& engine, Weights& weights, fsdp::AdoptedUnit<Engine
       // On a stream of its own the copy is enqueued, with its pointer as it is now.
       engine.compute().enqueue([gradient, to = weights.gradient] { trainer::copy(gradient.data(), to, elements); });
     }
-    fsdp::clip_grad_norm(engine, 0x1p-124f);
-    optimizer.step(lr);
+    optimizer.step(lr, fsdp::clip_grad_norm(engine, 0x1p-124f));
   }
   print_bits(engine, what);
 }
@@ -133,11 +132,11 @@ void training(Comm comm) {
   for (int step = 0; step < 20; ++step) {
     layer.forward(x.data(), out.data());
     layer.backward(out.data());
-    auto const norm = fsdp::clip_grad_norm(engine, 1.0f).value();
+    auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
     engine.synchronize();
     auto const mean = engine.mean_over_ranks({static_cast<double>(trainer::sum(out.data(), elements)) / elements})[0];
-    if (engine.rank() == 0) std::printf("value %d: %.9g %.9g\n", step, norm, mean);
-    adamw.step(1e-2f);
+    if (engine.rank() == 0) std::printf("value %d: %.9g %.9g\n", step, norm.value(), mean);
+    adamw.step(1e-2f, norm);
   }
   fsdp::export_full(engine, [&](fsdp::TensorInfo const&, std::span<float const> values) {
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -152,7 +151,7 @@ void training(Comm comm) {
   layer.backward(out.data());
   std::string refused = "no";
   try {
-    fsdp::clip_grad_norm(engine, 1.0f, {.non_finite = fsdp::NonFinite::raise});
+    static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f, {.non_finite = fsdp::NonFinite::raise}));
   } catch (fsdp::Error const&) {
     refused = "yes";
   }

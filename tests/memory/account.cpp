@@ -57,8 +57,8 @@ Measured measure(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run
           auto const waits = engine.no_sync(run.sync_last_only && micro + 1 < run.micro_steps);
           network.step(step);
         }
-        fsdp::clip_grad_norm(engine, 1.0f);
-        adamw.step();
+        auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+        adamw.step(norm);
       }
     };
     {

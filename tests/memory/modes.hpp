@@ -115,8 +115,8 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
             before(micro == 2);
             forward(), backward();
           }
-          fsdp::clip_grad_norm(engine, 1.0f);
-          adamw.step();
+          auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+          adamw.step(norm);
         }
       };
       steps(2);

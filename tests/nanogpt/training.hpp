@@ -78,8 +78,8 @@ Outcome train(fsdp::ShardingStrategy const& strategy, D const& device, TrainingR
         }
         model.forward_backward(tokens.data(), targets.data(), 1.0 / run.micro_steps);
       }
-      fsdp::clip_grad_norm(engine, 1.0f);
-      adamw.step(run.lr);
+      auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+      adamw.step(run.lr, norm);
       losses.push_back(model.read_loss());
       if (!run.interrupt) continue;
       model.evaluate(tokens.data(), targets.data());

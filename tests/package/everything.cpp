@@ -57,10 +57,10 @@ void use(fsdp::ShardingStrategy const& strategy, Comm comm) {
   { auto const scope = adopted.backward(); }
   for (auto& module : many) module.backward();
   one.backward();
-  fsdp::clip_grad_norm(engine, 1.0f, {.non_finite = fsdp::NonFinite::raise});
+  auto const norm = fsdp::clip_grad_norm(engine, 1.0f, {.non_finite = fsdp::NonFinite::raise});
   {
     fsdp::GradScaler scaler(engine);
-    scaler.step(adamw, 1e-3f);
+    scaler.step(adamw, 1e-3f, norm);
   }
   sgd.step();
   auto const traces = fsdp::gather_trace(engine.world(), engine.stop_trace());

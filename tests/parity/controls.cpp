@@ -42,8 +42,8 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOpt
         before(micro);
         network.step(step * 3 + micro, 1.0f / 3.0f);
       }
-      fsdp::clip_grad_norm(engine, 0.1f);
-      adamw.step();
+      auto const norm = fsdp::clip_grad_norm(engine, 0.1f);
+      adamw.step(norm);
     }
     auto parameters = toy::parameters(engine);
     if (first) result = std::move(parameters);

@@ -74,8 +74,12 @@ std::vector<Outcome> train(fsdp::ShardingStrategy const& strategy, int ranks, in
         auto const before = shard_bytes(engine);
         patches.step({.step = step, .scale = scaler.scale(), .size = 1e-3f},
                      plant && rank == ranks / 2 ? step % 3 : -1);
-        if (clip > 0.0f) mine.norms.push_back(fsdp::clip_grad_norm(engine, clip).value());
-        scaler.step(optimizer, 0.05f);
+        fsdp::GradNorm<std::remove_reference_t<decltype(engine)>> norm;
+        if (clip > 0.0f) {
+          norm = fsdp::clip_grad_norm(engine, clip);
+          mine.norms.push_back(norm.value());
+        }
+        scaler.step(optimizer, 0.05f, norm);
         auto const state = scaler.state();
         mine.scales.push_back(state.scale), mine.good_steps.push_back(state.good_steps);
         mine.shards.push_back(shard_bytes(engine));
@@ -90,7 +94,7 @@ std::vector<Outcome> train(fsdp::ShardingStrategy const& strategy, int ranks, in
       fsdp::AdamW optimizer(engine, {.weight_decay = 0.1f});
       loop(optimizer);
     }
-    mine.skipped = fsdp::GradNorm(engine).skipped();
+    mine.skipped = scaler.skipped();
     mine.parameters = toy::all_parameters(engine);
   });
   return outcomes;
@@ -151,7 +155,8 @@ TEST_CASE("with a scale, the norm is that of the unscaled gradients, and the ste
       if (scaled) scaler.emplace(engine);
       for (int step = 0; step < 3; ++step) {
         patches.step({.step = step, .scale = scaled ? scaler->scale() : nullptr});
-        seen.norm = fsdp::clip_grad_norm(engine, 0.5f, {.norm = kind}).value();
+        auto const norm = fsdp::clip_grad_norm(engine, 0.5f, {.norm = kind});
+        seen.norm = norm.value();
         seen.exact = 0.0;
         for (double const g : toy::all_gradients(engine)) {
           double const size = std::fabs(g) / (scaled ? 65536.0 : 1.0);
@@ -162,9 +167,9 @@ TEST_CASE("with a scale, the norm is that of the unscaled gradients, and the ste
         }
         if (kind == fsdp::NormKind::l2) seen.exact = std::sqrt(seen.exact);
         if (scaled)
-          scaler->step(adamw, 0.1f);
+          scaler->step(adamw, 0.1f, norm);
         else
-          adamw.step(0.1f);
+          adamw.step(0.1f, norm);
       }
       seen.parameters = toy::all_parameters(engine);
       return seen;
@@ -191,7 +196,7 @@ TEST_CASE("gradients that overflow by themselves bring the scale down until they
       patches.step({.step = step, .scale = scaler.scale()});
       scaler.step(adamw, 0.01f);
     }
-    return Seen{toy::all_parameters(engine), scaler.value(), fsdp::GradNorm(engine).skipped()};
+    return Seen{toy::all_parameters(engine), scaler.value(), scaler.skipped()};
   });
   // Gradients of 1 to 1.5, summed over four ranks, pass 65504 at 65536 and at 16384 still, but not at 8192.
   CHECK(seen.skipped >= 2);
@@ -223,8 +228,7 @@ TEST_CASE("clipping, unscaling, stepping and adapting the scale do not wait for 
     fsdp::GradScaler scaler(engine, {.growth_interval = 1});
     engine.device().launch(engine.compute(), std::int64_t{1}, Hold{}, &go);
     patches.step({.scale = scaler.scale(), .size = 1e-3f});
-    fsdp::clip_grad_norm(engine, 1.0f);
-    scaler.step(adamw, 0.1f);
+    scaler.step(adamw, 0.1f, fsdp::clip_grad_norm(engine, 1.0f));
     if (++enqueued == 2) go.store(true);  // a call that waited would never let this come
     scales[rank] = scaler.value();
   });

@@ -157,11 +157,11 @@ Outcome train(Comm comm, Row const& row) {
       network.step(step * micros + micro, 1.0f / static_cast<float>(micros), scaler ? scaler->scale() : nullptr);
     }
     if (step == 0) outcome.gradients = gradients(engine, scaler ? 1.0f / first_scale : 1.0f);
-    fsdp::clip_grad_norm(engine, static_cast<float>(optimizer.max_norm));
+    auto const norm = fsdp::clip_grad_norm(engine, static_cast<float>(optimizer.max_norm));
     if (scaler) {
-      scaler->step(sgd, static_cast<float>(optimizer.lr));
+      scaler->step(sgd, static_cast<float>(optimizer.lr), norm);
     } else {
-      sgd.step();
+      sgd.step(norm);
     }
   }
   if (scaler) outcome.loss_scale = scaler->value();

@@ -50,8 +50,8 @@ Exported train(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run const
     };
     for (int step = 0; step < run.steps; ++step) {
       passes(step);
-      fsdp::clip_grad_norm(engine, 0.05f);
-      adamw.step();
+      auto const norm = fsdp::clip_grad_norm(engine, 0.05f);
+      adamw.step(norm);
     }
     passes(run.steps);
     auto const norm = fsdp::clip_grad_norm(engine, 0.05f).value();

@@ -26,8 +26,8 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int 
     fsdp::AdamW adamw(engine, {.weight_decay = 0.1f});
     for (int step = 0; step < 4; ++step) {
       patches.step({.step = step});
-      fsdp::clip_grad_norm(engine, 1.0f);
-      adamw.step(0.02f);
+      auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+      adamw.step(0.02f, norm);
     }
     return toy::all_parameters(engine);
   });

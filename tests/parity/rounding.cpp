@@ -31,8 +31,9 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, Sett
         engine, {.weight_decay = 0.1f, .stochastic_rounding = settings.stochastic, .seed = settings.seed});
     for (int step = 0; step < settings.steps; ++step) {
       patches.step({.step = step, .alike = settings.alike});
-      if (settings.clip > 0.0f) fsdp::clip_grad_norm(engine, settings.clip);
-      adamw.step(settings.lr);
+      fsdp::GradNorm<std::remove_reference_t<decltype(engine)>> norm;
+      if (settings.clip > 0.0f) norm = fsdp::clip_grad_norm(engine, settings.clip);
+      adamw.step(settings.lr, norm);
     }
     return toy::all_parameters(engine);
   });

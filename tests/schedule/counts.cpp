@@ -64,8 +64,8 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
             throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
         flags.start = fsdp::left_by(flags.facts());
       }
-      fsdp::clip_grad_norm(engine, 1.0f);
-      adamw.step();
+      auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+      adamw.step(norm);
     }
     engine.synchronize();
     if (first) result = *tally;

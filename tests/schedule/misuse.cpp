@@ -128,7 +128,7 @@ TEST_CASE("stepping without gradients, or clipping them, is an error") {
   CHECK(contains(message_of(1,
                             [](int, Engine& engine, std::vector<Sharded>&) {
                               engine.attach_optimizer();
-                              fsdp::clip_grad_norm(engine, 1.0f);
+                              static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f));
                             }),
                  "unit 'layers.0' has no reduced gradients"));
 }
@@ -146,7 +146,8 @@ TEST_CASE("settings out of range are errors") {
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW adamw(engine, {.beta1 = 1.0f}); }),
       "betas must be in [0, 1)"));
-  CHECK(contains(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::clip_grad_norm(engine, 0.0f); }),
+  CHECK(contains(message_of(1, [](int, Engine& engine,
+                                  std::vector<Sharded>&) { static_cast<void>(fsdp::clip_grad_norm(engine, 0.0f)); }),
                  "must be positive, got 0"));
   CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }).empty());
   CHECK(contains(message_of(2, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }),

@@ -75,9 +75,10 @@ Outcome misbehave(fsdp::ShardingStrategy const& strategy, C comm, Fault fault, N
       auto const waits = engine.no_sync(fault == Fault::reduces_not && odd);
       backward();
     }
-    if (fault == Fault::clips_alone && odd) fsdp::clip_grad_norm(engine, 1.0f);
+    fsdp::GradNorm<fsdp::Engine<C>> norm;
+    if (fault == Fault::clips_alone && odd) norm = fsdp::clip_grad_norm(engine, 1.0f);
     if (next == Next::forward) {
-      if (fault == Fault::clips_alone) adamw.step();
+      if (fault == Fault::clips_alone) adamw.step(norm);
       forward();
     }
     if (next == Next::evaluation) {
@@ -104,11 +105,13 @@ Outcome drift(fsdp::ShardingStrategy const& strategy, C comm, Drift how) {
     for (int step = 0; step < 2; ++step) {
       for (auto& each : layers) each.forward(x, y, typename Layer::Saved{pre, act});
       for (std::size_t i = layers.size(); i-- > 0;) layers[i].backward(x, y, typename Layer::Saved{pre, act}, d1, d2);
-      auto const norm = how == Drift::norm && odd ? fsdp::NormKind::l1 : fsdp::NormKind::l2;
+      auto const kind = how == Drift::norm && odd ? fsdp::NormKind::l1 : fsdp::NormKind::l2;
+      fsdp::GradNorm<fsdp::Engine<C>> norm;
       if (how == Drift::limit || how == Drift::norm)
-        fsdp::clip_grad_norm(engine, how == Drift::limit && odd ? 2.0f : 1.0f, {.norm = norm});
+        norm = fsdp::clip_grad_norm(engine, how == Drift::limit && odd ? 2.0f : 1.0f, {.norm = kind});
       if (how == Drift::discard && odd) engine.discard_gradients();
-      if ((how != Drift::no_step && how != Drift::discard) || !odd) sgd.step(how == Drift::rate && odd ? 0.25f : 0.5f);
+      if ((how != Drift::no_step && how != Drift::discard) || !odd)
+        sgd.step(how == Drift::rate && odd ? 0.25f : 0.5f, norm);
     }
     engine.synchronize();
   });

@@ -95,9 +95,9 @@ TEST_CASE("a refused optimizer step changes nothing: the next one is the first")
         CHECK(contains(message_of([&] { adamw.step(-1.0f); }), "learning rate"));
       }
       pass(layers, 1.0f);
-      fsdp::clip_grad_norm(engine, 0.5f);
-      if (refused) CHECK(contains(message_of([&] { adamw.step(infinity); }), "learning rate"));
-      adamw.step();
+      auto const norm = fsdp::clip_grad_norm(engine, 0.5f);
+      if (refused) CHECK(contains(message_of([&] { adamw.step(infinity, norm); }), "learning rate"));
+      adamw.step(norm);
       CHECK(adamw.steps() == 1);
     });
     CHECK(weight == Approx(-0.01f));
@@ -109,8 +109,9 @@ TEST_CASE("the clip factor: a later call goes on from an earlier one, and anothe
     return weight_after([&](Engine& engine, Layers& layers) {
       fsdp::Sgd sgd(engine, {.lr = 1.0f});
       pass(layers, 1.0f);
-      for (float const limit : limits) fsdp::clip_grad_norm(engine, limit);
-      sgd.step();
+      fsdp::GradNorm<Engine> norm;
+      for (float const limit : limits) norm = fsdp::clip_grad_norm(engine, limit);
+      sgd.step(norm);
     });
   };
   float const once = clipped_by({0.01f});
@@ -124,7 +125,7 @@ TEST_CASE("the clip factor: a later call goes on from an earlier one, and anothe
   double reported = 0.0;
   weight_after([&](Engine& engine, Layers& layers) {
     pass(layers, 1.0f);
-    fsdp::clip_grad_norm(engine, 0.01f);
+    static_cast<void>(fsdp::clip_grad_norm(engine, 0.01f));
     reported = fsdp::clip_grad_norm(engine, infinity).value();
   });
   CHECK(reported == Approx(0.01).epsilon(1e-3));
@@ -133,18 +134,61 @@ TEST_CASE("the clip factor: a later call goes on from an earlier one, and anothe
   float const weight = weight_after([&](Engine& engine, Layers& layers) {
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     pass(layers, 1.0f);
-    fsdp::clip_grad_norm(engine, infinity);  // this one only measures
+    static_cast<void>(fsdp::clip_grad_norm(engine, infinity));  // this one only measures
     pass(layers, 1.0f);
     sgd.step();
     pass(layers, 1.0f);
-    fsdp::clip_grad_norm(engine, 0.01f);
+    auto const norm = fsdp::clip_grad_norm(engine, 0.01f);
     pass(layers, 1.0f);
+    CHECK(contains(message_of([&] { sgd.step(norm); }), "measured before another backward pass"));
     CHECK(contains(message_of([&] { sgd.step(); }), "measured before another backward pass"));
     engine.discard_gradients();
     pass(layers, 1.0f);
     sgd.step();
   });
   CHECK(weight == -3.0f);
+}
+
+TEST_CASE("a step takes the norm that was measured last, of its own gradients, once") {
+  float const weight = weight_after([&](Engine& engine, Layers& layers) {
+    fsdp::Sgd sgd(engine, {.lr = 1.0f});
+    pass(layers, 1.0f);
+    auto const first = fsdp::clip_grad_norm(engine, 1e6f);
+    CHECK(contains(message_of([&] { sgd.step(); }), "without the norm that clip_grad_norm was to limit"));
+    auto const second = fsdp::clip_grad_norm(engine, 1e6f);
+    CHECK(contains(message_of([&] { sgd.step(first); }), "a norm that another measurement has replaced"));
+    CHECK(contains(message_of([&] { static_cast<void>(first.value()); }), "after clip_grad_norm has measured another"));
+    sgd.step(second);
+    CHECK(second.value() > 0.0);  // still there
+    pass(layers, 1.0f);
+    CHECK(contains(message_of([&] { sgd.step(second); }), "a norm that a step has taken already"));
+    auto const third = fsdp::clip_grad_norm(engine, 1e6f);
+    engine.discard_gradients();
+    pass(layers, 1.0f);
+    CHECK(contains(message_of([&] { sgd.step(third); }), "or whose gradients were discarded"));
+    sgd.step();
+    pass(layers, 1.0f);
+    auto const measured = fsdp::clip_grad_norm(engine, infinity);
+    CHECK(measured.value() > 0.0);
+    sgd.step();  // nothing was to be limited
+    CHECK(contains(message_of([&] { static_cast<void>(fsdp::GradNorm<Engine>{}.value()); }), "has not measured"));
+  });
+  CHECK(weight == -3.0f);
+  CHECK(contains(on_engine(1,
+                           [](Engine& engine, Layers& layers) {
+                             pass(layers, 1.0f);
+                             auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+                             fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+                               fsdp::Mesh mesh(std::move(comm));
+                               Engine other(mesh, fsdp::FullShard{});
+                               auto layer = other.shard(Ramp<>{}, "layer");
+                               fsdp::Sgd sgd(other, {.lr = 1.0f});
+                               layer.forward();
+                               layer.backward(1.0f);
+                               sgd.step(norm);
+                             });
+                           }),
+                 "the norm is that of another engine's gradients"));
 }
 
 TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
@@ -215,7 +259,7 @@ TEST_CASE("an engine without modules has no gradients") {
     fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
       fsdp::Mesh mesh(std::move(comm));
       Engine engine(mesh, fsdp::FullShard{});
-      fsdp::clip_grad_norm(engine, 1.0f);
+      static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f));
     });
   });
   CHECK(contains(message, "the engine has no modules"));

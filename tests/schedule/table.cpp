@@ -238,8 +238,8 @@ class Rank {
         pass(Phase::backward);
         facts_ = left_by(facts_);
       }
-      fsdp::clip_grad_norm(engine_, 1.0f);
-      sgd_->step();
+      auto const norm = fsdp::clip_grad_norm(engine_, 1.0f);
+      sgd_->step(norm);
       facts_ = fsdp::left_by(fsdp::plain_step);
       watch_->live().reshard();
       watch_->expect_bytes("between steps");

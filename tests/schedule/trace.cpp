@@ -29,8 +29,8 @@ Spans two_steps(fsdp::ShardingStrategy const& strategy, int ranks, D const& devi
     engine.start_trace(1000, 7);
     for (int step = 0; step < 2; ++step) {
       network.step(step);
-      fsdp::clip_grad_norm(engine, 1.0f);
-      adamw.step();
+      auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+      adamw.step(norm);
     }
     auto mine = engine.stop_trace();
     network.step(2);

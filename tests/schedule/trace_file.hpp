@@ -25,8 +25,8 @@ std::string traced_run(Comm comm) {
   engine.start_trace(1000);
   for (int step = 0; step < 2; ++step) {
     network.step(step);
-    fsdp::clip_grad_norm(engine, 1.0f);
-    adamw.step();
+    auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
+    adamw.step(norm);
   }
   auto const ranks = fsdp::gather_trace(mesh.world(), engine.stop_trace());
   return ranks.empty() ? std::string() : fsdp::chrome_trace(ranks);

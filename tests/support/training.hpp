@@ -44,8 +44,9 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run 
         network.step(step * run.micro_steps + micro, 1.0f / static_cast<float>(run.micro_steps));
       }
       float const scale = run.relative_clip ? static_cast<float>(fsdp::clip_grad_norm(engine, 1e30f).value()) : 1.0f;
-      if (run.clip > 0.0f) fsdp::clip_grad_norm(engine, run.clip * scale);
-      optimizer.step(lr);
+      fsdp::GradNorm<fsdp::Engine<Comm>> norm;
+      if (run.clip > 0.0f) norm = fsdp::clip_grad_norm(engine, run.clip * scale);
+      optimizer.step(lr, norm);
     }
   };
   if (run.optimizer == Optimizer::adamw) {

@@ -43,16 +43,19 @@ class AdamW {
   AdamW(E&, ...) = delete;  // fsdp: not AdamWOptions: is a name misspelt, or out of order?
 
   void step() { step(options_.lr); }
+  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
 
-  /// One step over all units with learning rate `lr`, multiplying gradients by the factor of the last clip_grad_norm,
-  /// if any. A step that clipping skips changes nothing, nor the bias correction of later ones.
-  /// @throws UsageError if a unit has no reduced gradients, a backward pass is left half-way, the norm was measured
-  /// before another backward pass, or a GradScaler lives (call its step); a step that is refused changes nothing
+  /// One step over all units with learning rate `lr`.
+  /// @param norm  of clip_grad_norm: gradients are multiplied by the factor that it decided. A step that clipping skips
+  /// changes nothing, nor the bias correction of later ones
+  /// @throws UsageError if a unit has no reduced gradients, a backward pass is left half-way, the norm is not that of
+  /// these gradients or is left out (see clip_grad_norm), or a GradScaler lives (call its step); a step that is refused
+  /// changes nothing
   /// @note Stream: on compute; each unit's update waits for its own reduction only, and the next gather of a unit for
   /// its own update only.
   /// @note Collective: no.
-  void step(float lr) {
-    state_.step(lr, options_.beta1, options_.beta2, [this](auto& unit, auto const& part) {
+  void step(float lr, GradNorm<E> const& norm = {}) {
+    state_.step(lr, norm, options_.beta1, options_.beta2, [this](auto& unit, auto const& part) {
       if constexpr (State::narrow) {
         if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }

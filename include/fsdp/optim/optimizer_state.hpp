@@ -13,6 +13,7 @@
 
 #include "fsdp/engine.hpp"
 #include "fsdp/engine_text.hpp"
+#include "fsdp/grad_norm.hpp"
 #include "fsdp/init.hpp"
 #include "fsdp/optimizer_kernels.hpp"
 
@@ -79,19 +80,24 @@ class OptimizerState {
   }
 
   /// Calls `update(unit, Part)` for every unit, to enqueue its kernel on compute.
-  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, a norm measured before
-  /// another backward pass, or gradients that are scaled and not the scaler's to step with; nothing has changed then
+  /// @param clip  gradients are multiplied by the factor that it decided
+  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, a norm that is not that of
+  /// these gradients (see clip_grad_norm), or gradients that are scaled and not the scaler's to step with; nothing has
+  /// changed then
   template <class Update>
-  void step(float learning_rate, float beta1, float beta2, Update&& update) {
+  void step(float learning_rate, GradNorm<E> const& clip, float beta1, float beta2, Update&& update) {
     expect_learning_rate(name_, learning_rate);
     auto& norm = engine_->norm_state();
+    FSDP_EXPECTS(clip.engine() == nullptr || clip.engine() == engine_,
+                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), name_);
     FSDP_EXPECTS(norm.loss_scale == nullptr || norm.scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  name_);
-    bool const clips = engine_->step_gate().begin_step();
+    engine_->step_gate().begin_step(clip.measurement());
     engine_->history().add("step", learning_rate);
     auto& compute = engine_->compute();
-    kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2, clips ? norm.result : nullptr);
+    kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2,
+                        clip.engine() != nullptr ? norm.result : nullptr);
     for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
       auto& unit = engine_->unit(u);
       engine_->wait_for_reduce(unit);

@@ -37,10 +37,11 @@ class Sgd {
   Sgd(E&, ...) = delete;  // fsdp: not SgdOptions: is a name misspelt, or out of order?
 
   void step() { step(options_.lr); }
+  void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
 
   /// One step over all units; see AdamW::step for clipping, streams and errors.
-  void step(float lr) {
-    state_.step(lr, 0.0f, 0.0f, [this](auto& unit, auto const& part) {
+  void step(float lr, GradNorm<E> const& norm = {}) {
+    state_.step(lr, norm, 0.0f, 0.0f, [this](auto& unit, auto const& part) {
       if constexpr (State::narrow) {
         if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }

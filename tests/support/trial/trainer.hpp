@@ -243,15 +243,17 @@ class EngineTrainer final : public Trainer {
     if (keeps_) scopes_.keep_unsharded(!on);
   }
   void discard() override {
-    if constexpr (requires(Engine & engine) { engine.discard_gradients(); }) engine_.discard_gradients();
+    engine_.discard_gradients();
+    norm_ = {};
   }
   double clip(float most, fsdp::NormKind kind, bool reads) override {
-    auto const norm = fsdp::clip_grad_norm(engine_, most, {.norm = kind});
-    return reads ? norm.value() : 0.0;
+    norm_ = fsdp::clip_grad_norm(engine_, most, {.norm = kind});
+    return reads ? norm_.value() : 0.0;
   }
   void step(float rate) override {
-    if (adamw_) adamw_->step(rate);
-    if (sgd_) sgd_->step(rate);
+    auto const norm = std::exchange(norm_, {});
+    if (adamw_) adamw_->step(rate, norm);
+    if (sgd_) sgd_->step(rate, norm);
   }
   Tensors<float> export_parameters(Inside const& inside) override {
     Tensors<float> all;
@@ -302,6 +304,7 @@ class EngineTrainer final : public Trainer {
   fsdp::host::Stream stream_;
   Engine engine_;
   bool keeps_, momentum_;
+  fsdp::GradNorm<Engine> norm_;
   std::vector<Turn> parts_;
   fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
