@@ -50,7 +50,7 @@ class Regression {
     engine.device().copy_async(engine.compute(), x(0), &input(0), bytes);
     engine.device().copy_async(engine.compute(), target_.data(), &input(elements_), bytes);
   }
-  ~Regression() { engine_->drain_compute(); }
+  ~Regression() { engine_->drain(); }
   Regression(Regression&&) = delete;
 
   float* x(std::size_t layer) { return x_[layer].template as<float>(); }

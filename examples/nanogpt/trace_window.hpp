@@ -31,8 +31,8 @@ class TraceWindow {
 
   void before_step(std::int64_t iteration) {
     if (name_.empty() || iteration < first_ || iteration >= end_ || engine_.tracer() != nullptr) return;
-    auto const units = static_cast<std::int64_t>(engine_.unit_count()) + 2;
-    auto const buckets = static_cast<std::int64_t>(engine_.bucket_count());
+    auto const units = static_cast<std::int64_t>(engine_.shards().size()) + 2;
+    auto const buckets = static_cast<std::int64_t>(engine_.program().buckets.size());
     auto const a_step = micro_steps_ * (6 * units + buckets) + 2 * units;  // at most
     engine_.start_trace(static_cast<std::size_t>((end_ - iteration) * a_step), iteration);
   }

@@ -58,7 +58,7 @@ class AdoptedUnit {
                                            (other.gradient == nullptr || other.gradient != tensor.gradient)),
                      "rank {}: adopted tensors '{}' and '{}' are kept by the same pointer", engine.rank(), other.name,
                      tensor.name);
-      engine.unit(unit_).layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
+      engine.shards()[unit_].layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
                                       indices_);
     }
     use_ = engine.declare_use(unit_, name);

@@ -20,6 +20,7 @@
 #include "fsdp/engine/compile_program.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
+#include "fsdp/engine/shards.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/engine_text.hpp"
 #include "fsdp/error.hpp"
@@ -116,7 +117,7 @@ class Engine {
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
-    FSDP_EXPECTS(unit.index < unit_count(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
+    FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
     FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
@@ -181,7 +182,7 @@ class Engine {
     gather_.prepare(units(), program_);
     reduce_.prepare(units(), program_, storage_.direct_gradients());
     storage_.initialize(units(), options().seed, *compute_);
-    for (auto& unit : units()) mark_written(*unit);
+    for (auto& unit : units()) shards().mark_written(*unit);
     sealed_ = true;
   }
 
@@ -189,14 +190,6 @@ class Engine {
   MemoryPlanInput plan_input() const { return declared_.plan_input(); }
   /// What happens at each use, once the engine is sealed; to_text() prints it.
   Program const& program() const { return program_; }
-
-  std::size_t unit_count() const { return declared_.units().size(); }
-  Unit& unit(std::size_t index) { return *units()[index]; }
-  Unit& unit(UnitId id) { return unit(id.index); }
-  FlatLayout const& layout(std::size_t use) const {
-    return declared_.units()[declared_.schedule().unit(use)]->layout();
-  }
-  std::size_t bucket_count() const { return program_.buckets.size(); }
 
   using Backward = BackwardScope<Engine>;
   /// @return while it lives, gradients of backward passes that begin wait unreduced on each rank, until a backward pass
@@ -242,34 +235,9 @@ class Engine {
     gate_.forget_norm();
     if (some) history_.add("discard_gradients", 0.0f);
   }
-  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
-  /// @throws UsageError inside a use, or in the middle of a backward pass
-  /// @param what  forgets it, for the message
-  void abandon_pass(std::string_view what) { passes_.abandon(what); }
-
-  /// An optimizer will read the gradient shards: seals the engine.
-  void attach_optimizer() {
-    seal();
-    storage_.lease_gradients();
-  }
-  /// Makes compute wait until the unit's gradient shard is complete.
-  void wait_for_reduce(Unit& unit) { unit.reduced.await_pending(device_, *compute_, WaitSite::optimizer_reduced); }
-  /// The optimizer has enqueued the unit's update on compute: its next gather waits for this one only.
-  void mark_updated(Unit& unit) {
-    mark_written(unit);
-    unit.fresh = true;
-  }
-  /// Compute has enqueued a write of the unit's master shard.
-  void mark_written(Unit& unit) { unit.updated.signal(device_, *compute_); }
-
-  /// What optimizers, clip_grad_norm and exports ask before they begin.
-  StepGate<Passes<C, P>>& step_gate() { return gate_; }
-  /// What collectives compare beside themselves.
-  History& history() { return history_; }
-  NormState& norm_state() { return storage_.norm(); }
-  C& scalar_communicator() { return *scalar_comm_; }
+  /// What works on shards, between passes: optimizers, norms, exports, checkpoints.
+  fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
   C& world() { return mesh_->world(); }
-  Unsharder<C, P>& unsharder() { return gather_; }
 
   /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
   /// `capacity` spans. The first step gets the number `first_step`.
@@ -290,20 +258,13 @@ class Engine {
     return spans;
   }
   Tracer<Device>* tracer() { return tracer_.get(); }  ///< nullptr while nothing is traced
-  TraceHook<Device> const& trace() const { return trace_; }
-  /// For optimizers: the span of a unit's update, which begins on compute.
-  auto trace_update(Unit const& unit) {
-    return trace_.begin(*compute_, StreamKind::compute, unit.name(), "optimizer", "optimizer",
-                        unit.shard_numel() * static_cast<std::int64_t>(sizeof(typename P::Master)));
-  }
-
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
     return detail::mean_over_ranks(mesh_->world(), values);
   }
 
   /// For destructors: waits until compute has run dry, and reports instead of throwing.
-  void drain_compute() noexcept { drain(*compute_); }
+  void drain() noexcept { drain(*compute_); }
 
   /// Waits until all streams of this rank have run dry.
   void synchronize() {
@@ -317,6 +278,7 @@ class Engine {
   friend UseScope<Engine>;
   friend EvaluationScope<Engine>;
   friend BackwardScope<Engine>;
+  friend fsdp::Shards<Engine>;
 
   Engine(Mesh<C>& mesh, ShardingStrategy const& strategy, EngineOptions const& options, Stream* compute)
       : mesh_(&mesh),

@@ -17,9 +17,10 @@ namespace fsdp {
 template <class E>
 std::vector<TensorInfo> tensor_list(E& engine) {
   engine.seal();
+  auto const shards = engine.shards();
   std::vector<TensorInfo> list;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u)
-    for (auto const& tensor : engine.unit(u).layout().tensors()) list.push_back(tensor);
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    for (auto const& tensor : shards[u].layout().tensors()) list.push_back(tensor);
   return list;
 }
 
@@ -29,11 +30,12 @@ std::vector<TensorInfo> tensor_list(E& engine) {
 /// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
 template <class E, class ShardOf, class Visit>
 void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
-  using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.unit(std::size_t{})))>>;
+  using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
   engine.seal();
+  auto const shards = engine.shards();
   constexpr std::int64_t chunk_elements = 1 << 20;
   auto const rank = engine.rank();
-  auto& stream = engine.unsharder().stream();
+  auto& stream = shards.gather_stream();
   auto const& device = engine.device();
   AccountedMemory<typename E::Comm> staging(
       engine.world(), engine.account(), MemoryTag::workspace,
@@ -45,10 +47,10 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   std::vector<float> wide;
   Ticket last{};
   auto const wait_for_peers = [&] {
-    if (last.sequence != 0) engine.unsharder().communicator().wait_for_peers(stream, last, WaitSite::gather_peers_read);
+    if (last.sequence != 0) shards.gather_communicator().wait_for_peers(stream, last, WaitSite::gather_peers_read);
   };
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-    auto& unit = engine.unit(u);
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
     auto const& where = unit.placement();
     if (rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
     for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
@@ -57,8 +59,8 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
       auto* const own = all + where.shard * count;
       device.copy_async(stream, own, shard_of(unit) + begin, static_cast<std::size_t>(count) * sizeof(T));
       if (where.shards > 1)
-        last = engine.unsharder().communicator().all_gather(
-            stream, static_cast<T const*>(own), all, static_cast<std::size_t>(count), Label{unit.name(), "export"});
+        last = shards.gather_communicator().all_gather(stream, static_cast<T const*>(own), all,
+                                                       static_cast<std::size_t>(count), Label{unit.name(), "export"});
       for (int shard = 0; rank == 0 && shard < where.shards; ++shard)
         device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
                           static_cast<std::size_t>(count) * sizeof(T));
@@ -95,7 +97,7 @@ void export_full(E& engine, Visit&& visit) {
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
-  engine.step_gate().expect_readable("gradients are to be exported");
+  engine.shards().gate().expect_readable("gradients are to be exported");
   engine.synchronize();
   export_shards(
       engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);
@@ -108,13 +110,14 @@ void export_gradients(E& engine, Visit&& visit) {
 template <class E, class Read>
 void import_shard(E& engine, Read&& read) {
   engine.seal();
-  engine.abandon_pass("parameters are to be imported");
+  auto const shards = engine.shards();
+  shards.abandon_pass("parameters are to be imported");
   engine.synchronize();
   using Master = typename E::Master;
   std::vector<float> values;
   std::vector<Master> rounded;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-    auto& unit = engine.unit(u);
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
@@ -127,7 +130,7 @@ void import_shard(E& engine, Read&& read) {
       engine.device().copy_async(engine.compute(), unit.master + part.offset, from, values.size() * sizeof(Master));
       engine.device().synchronize(engine.compute());
     }
-    engine.mark_written(unit);
+    shards.mark_written(unit);
   }
 }
 

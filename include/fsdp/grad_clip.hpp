@@ -48,18 +48,19 @@ struct ClipOptions {
 template <class E>
 [[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
-  engine.step_gate().expect_reduced("clip_grad_norm");
-  auto& norm = engine.norm_state();
+  auto const shards = engine.shards();
+  shards.gate().expect_reduced("clip_grad_norm");
+  auto& norm = shards.norm();
   auto& compute = engine.compute();
   auto const& device = engine.device();
   auto const world = engine.world_size();
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) engine.wait_for_reduce(engine.unit(u));
-  if (world > 1) engine.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
-  auto span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
+  for (std::size_t u = 0; u < shards.size(); ++u) shards.await_reduced(shards[u]);
+  if (world > 1) shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
+  auto span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
   device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
   std::int64_t partials = 0;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-    auto& unit = engine.unit(u);
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
     auto const slice = unit.norm_slice();
     kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
                            options.norm, norm.partials + partials);
@@ -69,23 +70,23 @@ template <class E>
                         norm.slices + engine.placement().norm_slice());
   span.end();
   if (world > 1) {
-    span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
+    span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
                                 world * static_cast<std::int64_t>(sizeof(double)));
     std::array<char, 128> said{};
     auto const end = fmt::format_to_n(said.begin(), said.size(), "{} to {:g}, {}", name(options.norm), max_norm,
-                                      engine.history().text())
+                                      shards.history().text())
                          .out;
     std::string_view const since{said.data(), static_cast<std::size_t>(end - said.begin())};
-    norm.ticket = engine.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+    norm.ticket = shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
                                                           static_cast<std::size_t>(world),
                                                           Label{"gradient norm", "optimizer", since});
     span.end();
   }
-  span = engine.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
+  span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
   kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
-                       norm.loss_scale, norm.result, engine.step_gate().measured());
+                       norm.loss_scale, norm.result, shards.gate().measured());
   span.end();
-  GradNorm<E> const result(engine, engine.step_gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
+  GradNorm<E> const result(engine, shards.gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
   if (options.non_finite == NonFinite::raise) {
     auto const value = result.value();
     if (!math::is_finite(value)) fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);

@@ -34,10 +34,10 @@ class GradNorm {
  private:
   ClipScalars read() const {
     FSDP_EXPECTS(engine_ != nullptr, "a norm is read that clip_grad_norm has not measured");
-    FSDP_EXPECTS(engine_->step_gate().is_last_measurement(measurement_),
+    FSDP_EXPECTS(engine_->shards().gate().is_last_measurement(measurement_),
                  "rank {}: a norm is read after clip_grad_norm has measured another", engine_->rank());
     ClipScalars scalars{};
-    engine_->device().copy_async(engine_->compute(), &scalars, engine_->norm_state().result, sizeof scalars);
+    engine_->device().copy_async(engine_->compute(), &scalars, engine_->shards().norm().result, sizeof scalars);
     engine_->device().synchronize(engine_->compute());
     return scalars;
   }

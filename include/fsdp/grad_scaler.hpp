@@ -50,7 +50,7 @@ class GradScaler {
     FSDP_EXPECTS(options.growth_interval > 0, "GradScaler: the growth interval must be positive, got {}",
                  options.growth_interval);
     engine.seal();
-    FSDP_EXPECTS(engine.norm_state().loss_scale == nullptr, "rank {}: the engine has a GradScaler already",
+    FSDP_EXPECTS(engine.shards().norm().loss_scale == nullptr, "rank {}: the engine has a GradScaler already",
                  engine.rank());
     detail::expect_equal_texts(engine.world(),
                                fmt::format("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
@@ -58,14 +58,14 @@ class GradScaler {
                                "GradScaler options");
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, sizeof(LossScale)};
     load_state({options.init_scale, 0});
-    engine.norm_state().loss_scale = scale();
+    engine.shards().norm().loss_scale = scale();
   }
   GradScaler(GradScaler&&) = delete;
   template <class None = void>
   GradScaler(E&, ...) = delete;  // fsdp: not GradScalerOptions: is a name misspelt, or out of order?
   ~GradScaler() {
-    engine_->drain_compute();
-    if (memory_) engine_->norm_state().loss_scale = nullptr;
+    engine_->drain();
+    if (memory_) engine_->shards().norm().loss_scale = nullptr;
   }
 
   /// Where the scale is, in device memory. Work on compute may read it.
@@ -81,13 +81,13 @@ class GradScaler {
   /// @note Collective: one all-reduce of W doubles, unless a norm is given.
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr, GradNorm<E> measured = {}) {
-    auto& norm = engine_->norm_state();
+    auto& norm = engine_->shards().norm();
     if constexpr (requires { optimizer.engine(); })
       FSDP_EXPECTS(
           static_cast<void const*>(&optimizer.engine()) == engine_,
           "rank {}: GradScaler::step: the optimizer is of another engine, whose gradients are not scaled by this",
           engine_->rank());
-    auto& gate = engine_->step_gate();
+    auto& gate = engine_->shards().gate();
     gate.expect_reduced("GradScaler::step");
     gate.expect_norm(measured.measurement());
     if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
@@ -108,7 +108,7 @@ class GradScaler {
   /// Steps skipped so far, with any scaler of the engine. @note Waits for compute.
   std::int64_t skipped() const {
     ClipScalars now{};
-    engine_->device().copy_async(engine_->compute(), &now, engine_->norm_state().result, sizeof now);
+    engine_->device().copy_async(engine_->compute(), &now, engine_->shards().norm().result, sizeof now);
     engine_->device().synchronize(engine_->compute());
     return now.skipped;
   }

@@ -54,7 +54,7 @@ class [[nodiscard]] UseScope {
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
       auto const what = fsdp::name(pass);
-      span_ = engine.trace().begin(engine.compute(), StreamKind::compute, unit_->name(), what, what);
+      span_ = engine.trace_.begin(engine.compute(), StreamKind::compute, unit_->name(), what, what);
     } catch (...) {
       engine.passes_.interrupt();
       throw;

@@ -79,11 +79,11 @@ Measured measure(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run run
       mine.live_later = account.live_state();
       mine.total_constant = account.reserved_total() == total;
     }
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-      auto const bytes = engine.unit(u).full_numel() * 4;
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) {
+      auto const bytes = engine.shards()[u].full_numel() * 4;
       mine.P += bytes;
-      mine.S += engine.unit(u).shard_numel() * 4;
-      (engine.unit(u).name() == "root" ? mine.B : mine.U) = bytes;
+      mine.S += engine.shards()[u].shard_numel() * 4;
+      (engine.shards()[u].name() == "root" ? mine.B : mine.U) = bytes;
     }
     mine.plan = fsdp::memory_plan(engine.plan_input());
     if (first) m = mine;

@@ -142,7 +142,7 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     bytes.after = account.reserved_state() + plan.optimizer;
     if (!first) return;
     result = {bytes, plan, {}, engine.placement().shards};
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) result.units.push_back(engine.unit(u).full_numel());
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) result.units.push_back(engine.shards()[u].full_numel());
   });
   return result;
 }

@@ -78,8 +78,8 @@ Zeroed zeroed(fsdp::ShardingStrategy const& strategy, int ranks, Setting setting
       mine.in_a_step = device.counts->zeroed_bytes.load() - before;
       static_cast<void>(engine.world().exchange({}, "end"));
     }
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-      auto const& layout = engine.unit(u).layout();
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) {
+      auto const& layout = engine.shards()[u].layout();
       mine.padding += ranks * (layout.padded() - layout.numel()) * 4;
       mine.gradients += ranks * layout.padded() * 4;
     }

@@ -44,9 +44,9 @@ template <class E>
 std::string shard_bytes(E& engine) {
   engine.synchronize();
   std::string bytes;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u)
-    bytes.append(reinterpret_cast<char const*>(engine.unit(u).master),
-                 static_cast<std::size_t>(engine.unit(u).shard_numel()) * sizeof(float));
+  for (std::size_t u = 0; u < engine.shards().size(); ++u)
+    bytes.append(reinterpret_cast<char const*>(engine.shards()[u].master),
+                 static_cast<std::size_t>(engine.shards()[u].shard_numel()) * sizeof(float));
   return bytes;
 }
 

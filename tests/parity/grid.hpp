@@ -96,19 +96,19 @@ template <class E>
 std::vector<float> gradients(E& engine, float unscale) {
   engine.synchronize();
   std::string mine;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u)
-    mine.append(reinterpret_cast<char const*>(engine.unit(u).gradient),
-                static_cast<std::size_t>(engine.unit(u).shard_numel()) * sizeof(float));
+  for (std::size_t u = 0; u < engine.shards().size(); ++u)
+    mine.append(reinterpret_cast<char const*>(engine.shards()[u].gradient),
+                static_cast<std::size_t>(engine.shards()[u].shard_numel()) * sizeof(float));
   auto const texts = engine.world().exchange(mine, "gradients");
   std::vector<float> all;
   std::size_t offset = 0;
-  for (std::size_t u = 0; u < engine.unit_count(); ++u) {
-    auto const bytes = static_cast<std::size_t>(engine.unit(u).shard_numel()) * sizeof(float);
+  for (std::size_t u = 0; u < engine.shards().size(); ++u) {
+    auto const bytes = static_cast<std::size_t>(engine.shards()[u].shard_numel()) * sizeof(float);
     std::string full;
     for (int shard = 0; shard < engine.placement().shards; ++shard)
       full += texts[static_cast<std::size_t>(shard)].substr(offset, bytes);
     offset += bytes;
-    for (auto const& tensor : engine.unit(u).layout().tensors()) {
+    for (auto const& tensor : engine.shards()[u].layout().tensors()) {
       for (auto i = tensor.range().begin; i < tensor.range().end; ++i) {
         float value = 0.0f;
         std::memcpy(&value, full.data() + static_cast<std::size_t>(i) * sizeof(float), sizeof value);

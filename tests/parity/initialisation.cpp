@@ -91,7 +91,7 @@ TEST_CASE("under FullShard no rank allocates the whole model") {
     network.step(0);
     engine.synchronize();
     if (!first) return;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) model += engine.unit(u).full_numel() * 4;
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) model += engine.shards()[u].full_numel() * 4;
     for (auto const tag :
          {fsdp::MemoryTag::parameters, fsdp::MemoryTag::gradients, fsdp::MemoryTag::gather, fsdp::MemoryTag::reduce})
       largest = std::max(largest, engine.account().reserved(tag));

@@ -175,14 +175,14 @@ TEST_CASE("a norm that is not finite skips the step everywhere and is counted, o
     auto const before = exported(engine);
     network.step(0);
     engine.synchronize();
-    if (!first) engine.unit(2).gradient[0] = NAN;  // on one rank alone
+    if (!first) engine.shards()[2].gradient[0] = NAN;  // on one rank alone
     auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
     adamw.step(norm);
     auto const after = exported(engine);
     if (first) unchanged = before == after, skipped = norm.skipped();
     network.step(1);
     engine.synchronize();
-    if (!first) engine.unit(0).gradient[0] = INFINITY;
+    if (!first) engine.shards()[0].gradient[0] = INFINITY;
     try {
       static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f, {.non_finite = fsdp::NonFinite::raise}));
     } catch (fsdp::Error const&) {

@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("every precision reserves what the plan says", "[precision]",
       adamw.step();
       auto const plan = fsdp::memory_plan(engine.plan_input());
       std::int64_t shard = 0;
-      for (std::size_t u = 0; u < engine.unit_count(); ++u) shard += engine.unit(u).shard_numel();
+      for (std::size_t u = 0; u < engine.shards().size(); ++u) shard += engine.shards()[u].shard_numel();
       auto const& account = engine.account();
       using fsdp::MemoryTag;
       return account.reserved_state() == plan.reserved() && account.live_state() == plan.rest() &&

@@ -112,7 +112,7 @@ TEST_CASE("bf16 moments take half the memory, as the plan says") {
     input.moment_bytes = sizeof(bf16);
     auto const plan = fsdp::memory_plan(input);
     std::int64_t shard = 0;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) shard += engine.unit(u).shard_numel();
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) shard += engine.shards()[u].shard_numel();
     auto const& account = engine.account();
     return plan.optimizer == 4 * shard && account.reserved(fsdp::MemoryTag::optimizer) == plan.optimizer &&
            account.reserved_state() == plan.reserved() && account.live_state() == plan.rest();

@@ -127,7 +127,7 @@ TEST_CASE("stepping without gradients, or clipping them, is an error") {
                  "unit 'layers.0' has no reduced gradients"));
   CHECK(contains(message_of(1,
                             [](int, Engine& engine, std::vector<Sharded>&) {
-                              engine.attach_optimizer();
+                              engine.shards().attach_optimizer();
                               static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f));
                             }),
                  "unit 'layers.0' has no reduced gradients"));

@@ -93,7 +93,7 @@ class Patches {
       ++index;
     }
   }
-  ~Patches() { engine_->drain_compute(); }
+  ~Patches() { engine_->drain(); }
   /// Forward and backward. @param plant_in  the unit to plant an infinity in, -1: none
   void step(Push push, int plant_in = -1) {
     push.rank = push.alike ? 0 : engine_->rank();

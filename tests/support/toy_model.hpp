@@ -291,7 +291,7 @@ class Network {
       head_.emplace(
           engine.shard(Head<D>{device, rows_, shape_.inputs, shape_.width, sets(Setting::ends)}, "ends", root));
   }
-  ~Network() { engine_->drain_compute(); }
+  ~Network() { engine_->drain(); }
 
   /// Forward alone, on the data of micro-step `step`.
   void forward(std::int64_t step) {

@@ -53,12 +53,13 @@ class OptimizerState {
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
-    engine.attach_optimizer();
+    auto const shards = engine.shards();
+    shards.attach_optimizer();
     detail::expect_equal_texts(engine.world(),
                                fmt::format("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
                                "optimizer options");
     std::int64_t elements = 0;
-    for (std::size_t u = 0; u < engine.unit_count(); ++u) elements += engine.unit(u).shard_numel();
+    for (std::size_t u = 0; u < shards.size(); ++u) elements += shards[u].shard_numel();
     auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
     moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
     elements_ = elements;
@@ -69,7 +70,7 @@ class OptimizerState {
   }
   OptimizerState(OptimizerState&&) = delete;
   ~OptimizerState() {
-    engine_->drain_compute();
+    engine_->drain();
     engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
   }
 
@@ -87,24 +88,25 @@ class OptimizerState {
   template <class Update>
   void step(float learning_rate, GradNorm<E> const& clip, float beta1, float beta2, Update&& update) {
     expect_learning_rate(name_, learning_rate);
-    auto& norm = engine_->norm_state();
+    auto const shards = engine_->shards();
+    auto& norm = shards.norm();
     FSDP_EXPECTS(clip.engine() == nullptr || clip.engine() == engine_,
                  "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), name_);
     FSDP_EXPECTS(norm.loss_scale == nullptr || norm.scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  name_);
-    engine_->step_gate().begin_step(clip.measurement());
-    engine_->history().add("step", learning_rate);
+    shards.gate().begin_step(clip.measurement());
+    shards.history().add("step", learning_rate);
     auto& compute = engine_->compute();
     kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2,
                         clip.engine() != nullptr ? norm.result : nullptr);
-    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
-      auto& unit = engine_->unit(u);
-      engine_->wait_for_reduce(unit);
-      auto span = engine_->trace_update(unit);
+    for (std::size_t u = 0; u < shards.size(); ++u) {
+      auto& unit = shards[u];
+      shards.await_reduced(unit);
+      auto span = shards.trace_update(unit);
       update(unit, parts_[u]);
       span.end();
-      engine_->mark_updated(unit);
+      shards.mark_updated(unit);
     }
   }
 
@@ -124,10 +126,11 @@ class OptimizerState {
  private:
   /// Cuts the shards by tensor, each with its own weight decay.
   void cut(float weight_decay) {
+    auto const shards = engine_->shards();
     std::vector<OptimizerChunk> chunks;
     std::vector<std::size_t> ends;
-    for (std::size_t u = 0; u < engine_->unit_count(); ++u) {
-      auto const& unit = engine_->unit(u);
+    for (std::size_t u = 0; u < shards.size(); ++u) {
+      auto const& unit = shards[u];
       for (auto const& part : unit.layout().segments(unit.shard())) {
         auto const& tensor = unit.layout().tensors()[part.tensor];
         auto const hash = hash_name(tensor.name);
@@ -146,7 +149,7 @@ class OptimizerState {
     for (std::size_t u = 0, begin = 0; u < ends.size(); begin = ends[u++]) {
       parts_.push_back({reinterpret_cast<OptimizerChunk const*>(at) + begin, static_cast<std::int64_t>(ends[u] - begin),
                         step_, offset});
-      offset += engine_->unit(u).shard_numel();
+      offset += shards[u].shard_numel();
     }
     engine_->device().copy_async(engine_->compute(), at, chunks.data(), bytes);
     engine_->device().zero_async(engine_->compute(), step_, sizeof(OptimizerStep));

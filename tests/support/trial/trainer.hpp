@@ -219,7 +219,7 @@ class EngineTrainer final : public Trainer {
   }
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
-  fsdp::host::Stream& gather() override { return engine_.unsharder().stream(); }
+  fsdp::host::Stream& gather() override { return engine_.shards().gather_stream(); }
 
  private:
   void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {

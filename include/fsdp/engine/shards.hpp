@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second door of an engine: for what works on shards, between passes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "fsdp/engine/history.hpp"
+#include "fsdp/engine_options.hpp"
+#include "fsdp/trace.hpp"
+#include "fsdp/wait_site.hpp"
+
+namespace fsdp {
+
+/// What optimizers, norms, exports, checkpoints and the like need of an engine, and training loops do not. A handle:
+/// copied as a pointer is. docs/extending.md says who needs what.
+///
+/// Everything here is enqueued on the engine's compute stream unless a comment says otherwise, by the thread that calls
+/// the modules.
+template <class E>
+class Shards {
+ public:
+  using Unit = typename E::Unit;
+
+  explicit Shards(E& engine) : engine_(&engine) {}
+
+  /// Units in declared order. Their shards, layouts and slices are fixed once the engine is sealed.
+  std::size_t size() const { return engine_->units().size(); }
+  Unit& operator[](std::size_t index) const { return *engine_->units()[index]; }
+  Unit& operator[](UnitId id) const { return (*this)[id.index]; }
+
+  /// An optimizer will read the gradient shards: seals the engine. @note Collective: the first time.
+  void attach_optimizer() const {
+    engine_->seal();
+    engine_->storage_.lease_gradients();
+  }
+  /// Compute waits until the unit's gradient shard is complete.
+  void await_reduced(Unit& unit) const {
+    unit.reduced.await_pending(engine_->device(), engine_->compute(), WaitSite::optimizer_reduced);
+  }
+  /// Compute has been given a write of the unit's master shard: its next gather waits for this.
+  void mark_written(Unit& unit) const { unit.updated.signal(engine_->device(), engine_->compute()); }
+  /// The write was an optimizer's: the gradients are used, and the next backward pass begins their sums anew.
+  void mark_updated(Unit& unit) const {
+    mark_written(unit);
+    unit.fresh = true;
+  }
+
+  /// Whether gradients are what a step, a norm or an export takes them for.
+  auto& gate() const { return engine_->gate_; }
+  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// @throws UsageError inside a use, or in the middle of a backward pass
+  /// @param what  forgets it, for the message
+  void abandon_pass(std::string_view what) const { engine_->passes_.abandon(what); }
+  /// What all ranks must have done alike: collectives compare it.
+  History& history() const { return engine_->history_; }
+
+  /// The state of gradient norms, in device memory.
+  auto& norm() const { return engine_->storage_.norm(); }
+  /// All ranks; its collectives are enqueued on compute. @pre sealed
+  auto& scalar_communicator() const { return *engine_->scalar_comm_; }
+  /// The ranks that share units' shards; its collectives are enqueued on gather_stream(). @pre some unit has several
+  auto& gather_communicator() const { return engine_->gather_.communicator(); }
+  auto& gather_stream() const { return engine_->gather_.stream(); }
+
+  TraceHook<typename E::Device> const& trace() const { return engine_->trace_; }
+  /// The span of a unit's update, which begins on compute.
+  auto trace_update(Unit const& unit) const {
+    return trace().begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer", "optimizer",
+                         unit.shard_numel() * static_cast<std::int64_t>(sizeof(typename E::Master)));
+  }
+
+ private:
+  E* engine_;
+};
+
+}  // namespace fsdp
