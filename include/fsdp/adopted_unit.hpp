@@ -104,7 +104,7 @@ class AdoptedUnit {
   }
   E& engine() const { return *engine_.get("an adopted unit"); }
   void bind(Param* parameters, Reduce* gradients) {
-    auto const& layout = engine().unit(unit_).layout();
+    auto const& layout = engine().shards()[unit_].layout();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       auto const offset = layout.tensors()[indices_[i]].offset;
       *tensors_[i].weight = parameters + offset;
