@@ -297,7 +297,7 @@ class ProgramCompiler {
       }
       turns.push_back(std::move(turn));
     }
-    settle(turns.back(), lessees);
+    if (!turns.empty()) settle(turns.back(), lessees);  // before modules are declared, there are none
     return turns;
   }
   /// The unit's gradients wait in the slot that backward has written them to.
