@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/pairwise.hpp"
+#include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/host/device.hpp"
 #include "settings.hpp"
 

@@ -11,9 +11,9 @@
 
 #include "avx512.hpp"
 #include "examples/nanogpt/row_kernels.hpp"
-#include "fsdp/elementwise.hpp"
-#include "fsdp/norm_kernels.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/norms.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "examples/nanogpt/activations.hpp"
 #include "examples/nanogpt/attention.hpp"
 #include "examples/nanogpt/row_kernels.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 #include "report.hpp"
 #include "roof.hpp"
 #include "settings.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/trace.hpp"
+#include "fsdp/trace/trace.hpp"
 
 namespace bench {
 

@@ -16,8 +16,8 @@
 
 #include "examples/nanogpt/gemm.hpp"
 #include "examples/nanogpt/peak.hpp"
-#include "fsdp/elementwise.hpp"
-#include "fsdp/norm_kernels.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/norms.hpp"
 #include "marks.hpp"
 #include "settings.hpp"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "fsdp/fsdp.hpp"
-#include "fsdp/kernels.hpp"
-#include "fsdp/scalar_math.hpp"
+#include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels/math.hpp"
 
 namespace mlp {
 
@@ -15,8 +15,8 @@ namespace mlp {
 /// hidden = tanh(x up^T + bias); a block is a row.
 struct Hidden {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* x, float const* up, float const* bias, float* hidden,
-                          std::int64_t width) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t row, float const* x, float const* up, float const* bias,
+                          float* hidden, std::int64_t width) const {
     for (std::int64_t j = block.thread(); j < 4 * width; j += block.threads()) {
       float sum = bias[j];
       for (std::int64_t k = 0; k < width; ++k) sum += x[row * width + k] * up[j * width + k];
@@ -55,8 +55,8 @@ struct HiddenGradient {
 /// weight (outputs, inputs) += dout^T in, bias (outputs) += column sums of dout; a block is an output.
 struct WeightGradient {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t output, float const* dout, float const* in, float* weight, float* bias,
-                          std::int64_t rows, std::int64_t outputs, std::int64_t inputs) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t output, float const* dout, float const* in, float* weight,
+                          float* bias, std::int64_t rows, std::int64_t outputs, std::int64_t inputs) const {
     for (std::int64_t k = block.thread(); k < inputs; k += block.threads()) {
       float sum = 0.0f;
       for (std::int64_t row = 0; row < rows; ++row) sum += dout[row * outputs + output] * in[row * inputs + k];
@@ -102,9 +102,11 @@ struct Mlp {
     tensor("down.bias", p.down_bias, {width}, fsdp::no_decay);
   }
 
-  void forward(typename D::Stream& stream, Params<float const> const& w, float const* x, float* y, float* hidden) const {
+  void forward(typename D::Stream& stream, Params<float const> const& w, float const* x, float* y,
+               float* hidden) const {
     device.launch(stream, rows, Hidden{}, x, w.up.data, w.up_bias.data, hidden, width);
-    device.launch(stream, rows, Output{}, x, static_cast<float const*>(hidden), w.down.data, w.down_bias.data, y, width);
+    device.launch(stream, rows, Output{}, x, static_cast<float const*>(hidden), w.down.data, w.down_bias.data, y,
+                  width);
   }
 
   /// dy comes in as the gradient of y and leaves as that of x.
@@ -113,8 +115,8 @@ struct Mlp {
     float const* const dout = dy;
     device.launch(stream, rows, HiddenGradient{}, dout, hidden, w.down.data, dhidden, width);
     device.launch(stream, width, WeightGradient{}, dout, hidden, g.down.data, g.down_bias.data, rows, width, 4 * width);
-    device.launch(stream, 4 * width, WeightGradient{}, static_cast<float const*>(dhidden), x, g.up.data, g.up_bias.data, rows,
-                  4 * width, width);
+    device.launch(stream, 4 * width, WeightGradient{}, static_cast<float const*>(dhidden), x, g.up.data, g.up_bias.data,
+                  rows, 4 * width, width);
     device.launch(stream, rows, InputGradient{}, static_cast<float const*>(dhidden), w.up.data, dy, width);
   }
 };

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/full_state.hpp"
+#include "fsdp/checkpoint/full_state.hpp"
 
 namespace fsdp::checkpoint {
 class SafetensorsWriter;

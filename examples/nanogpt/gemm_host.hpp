@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "fsdp/host/device.hpp"
-#include "fsdp/kernels.hpp"
+#include "fsdp/kernels/block.hpp"
 #include "gemm.hpp"
 
 #if defined(__SANITIZE_THREAD__)

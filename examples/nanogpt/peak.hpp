@@ -14,7 +14,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "fsdp/elementwise.hpp"
+#include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/memory.hpp"
 #include "gemm.hpp"

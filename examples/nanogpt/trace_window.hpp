@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/trace_file.hpp"
-#include "fsdp/trace_report.hpp"
+#include "fsdp/trace/trace_file.hpp"
+#include "fsdp/trace/trace_report.hpp"
 #include "metrics.hpp"
 #include "settings.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <numeric>
 
-#include "fsdp/rounding.hpp"
+#include "fsdp/kernels/rounding.hpp"
 
 namespace nanogpt {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fsdp/engine.hpp"
-#include "fsdp/moved_pointer.hpp"
+#include "fsdp/engine/moved_pointer.hpp"
 
 namespace fsdp {
 
@@ -59,7 +59,7 @@ class AdoptedUnit {
                      "rank {}: adopted tensors '{}' and '{}' are kept by the same pointer", engine.rank(), other.name,
                      tensor.name);
       engine.shards()[unit_].layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
-                                      indices_);
+                                          indices_);
     }
     use_ = engine.declare_use(unit_, name);
   }

@@ -2,44 +2,25 @@
 // The owner above the units: mesh, streams, communicators, buffers, order, account.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/declaration.hpp"
-#include "fsdp/engine/compile_program.hpp"
-#include "fsdp/engine/history.hpp"
-#include "fsdp/engine/program.hpp"
+#include "fsdp/engine/core.hpp"
+#include "fsdp/engine/scopes.hpp"
 #include "fsdp/engine/shards.hpp"
 #include "fsdp/engine_options.hpp"
-#include "fsdp/engine_text.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/flat_param.hpp"
-#include "fsdp/memory.hpp"
-#include "fsdp/memory_plan.hpp"
 #include "fsdp/mesh.hpp"
-#include "fsdp/passes.hpp"
 #include "fsdp/precision.hpp"
-#include "fsdp/reducer.hpp"
-#include "fsdp/schedule.hpp"
-#include "fsdp/shard_storage.hpp"
 #include "fsdp/sharded_module.hpp"
-#include "fsdp/step_gate.hpp"
 #include "fsdp/strategy.hpp"
-#include "fsdp/trace.hpp"
-#include "fsdp/unsharder.hpp"
-#include "fsdp/use_scope.hpp"
-#include "fsdp/user_checks.hpp"
 
 namespace fsdp {
 
@@ -51,6 +32,8 @@ namespace fsdp {
 /// @note Collective: sealing, and everything that moves parameters or gradients.
 template <Communicator C, PrecisionPolicy P = Fp32>
 class Engine {
+  using Core = detail::EngineCore<C, P>;
+
  public:
   using Comm = C;
   using Precision = P;
@@ -64,43 +47,38 @@ class Engine {
   /// Computes on a stream of its own.
   /// @param strategy  of all units that are not given another
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options = {})
-      : Engine(mesh, strategy, options, nullptr) {}
+      : core_(mesh, strategy, options, nullptr) {}
   template <std::same_as<P> Policy>
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options = {})
-      : Engine(mesh, strategy, options, nullptr) {}
+      : core_(mesh, strategy, options, nullptr) {}
   /// Computes on the caller's stream, which must outlive the engine.
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, EngineOptions options, Stream& compute)
-      : Engine(mesh, strategy, options, &compute) {}
+      : core_(mesh, strategy, options, &compute) {}
   template <std::same_as<P> Policy>
   Engine(Mesh<C>& mesh, ShardingStrategy strategy, Policy, EngineOptions options, Stream& compute)
-      : Engine(mesh, strategy, options, &compute) {}
+      : core_(mesh, strategy, options, &compute) {}
 
   Engine(Engine&&) = delete;
   template <class None = void>
   Engine(Mesh<C>&, ...) = delete;  // fsdp: not (strategy, precision, options, stream): misspelt, or out of order?
-  ~Engine() {
-    for (auto* stream : {&gather_.stream(), compute_, &reduce_.stream()}) drain(*stream);
-    if (reduce_.replicate_stream()) drain(*reduce_.replicate_stream());
-  }
-
-  Device const& device() const { return device_; }
-  Stream& compute() { return *compute_; }
-  int rank() const { return where_.rank; }
-  int world_size() const { return where_.world; }
+  Device const& device() const { return core_.device; }
+  Stream& compute() { return *core_.compute; }
+  int rank() const { return core_.where.rank; }
+  int world_size() const { return core_.where.world; }
   /// Of the units that shard.
-  Placement const& placement() const { return where_; }
-  ShardingStrategy const& strategy() const { return declared_.strategy(); }
-  EngineOptions const& options() const { return declared_.options(); }
-  MemoryAccount& account() { return account_; }
-  bool sealed() const { return sealed_; }
+  Placement const& placement() const { return core_.where; }
+  ShardingStrategy const& strategy() const { return core_.declared.strategy(); }
+  EngineOptions const& options() const { return core_.declared.options(); }
+  MemoryAccount& account() { return core_.account; }
+  bool sealed() const { return core_.sealed; }
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.
   UnitId add_unit(std::string_view unit_name) { return add_unit(unit_name, strategy()); }
   /// @param strategy  of this unit: NoShard, or one that shards over the same ranks as the engine's
   /// @throws ConfigError if it shards over others
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
-    FSDP_EXPECTS(!sealed_, "rank {}: unit '{}' comes after the engine was sealed", rank(), unit_name);
-    return declared_.add_unit(device_, unit_name, strategy);
+    FSDP_EXPECTS(!core_.sealed, "rank {}: unit '{}' comes after the engine was sealed", rank(), unit_name);
+    return core_.declared.add_unit(core_.device, unit_name, strategy);
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
@@ -118,12 +96,12 @@ class Engine {
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
-    FSDP_EXPECTS(!sealed_, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
+    FSDP_EXPECTS(!core_.sealed, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
     detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
     user_module.describe(unbound, registrar);
-    declared_.claim_names(unit);
+    core_.declared.claim_names(unit);
     declare_gradients(unit, user_module);
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix))},
             std::move(tensors)};
@@ -154,7 +132,7 @@ class Engine {
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use
   UseId declare_use(UnitId unit, std::string_view module) {
     units()[unit.index]->sets_gradients = false;
-    declared_.claim_names(unit);
+    core_.declared.claim_names(unit);
     return {schedule().declare(unit.index, std::string(module))};
   }
 
@@ -167,58 +145,41 @@ class Engine {
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
   /// @note Collective: yes.
-  void seal() {
-    if (sealed_) return;
-    declared_.seal();
-    auto const plan = plan_input();
-    input_ = plan;
-    program_ = compile_program(input_);
-    expect_buffers(program_, input_, passes_.next_backward());
-    detail::expect_equal_texts(mesh_->world(), declared_.text(), "layouts");
-    split_communicators();
-    passes_.set_program(program_);
-    storage_.allocate(mesh_->world(), units(), program_, fsdp::memory_plan(program_, plan), gather_, reduce_);
-    storage_.place_shards(units(), program_);
-    gather_.prepare(units(), program_);
-    reduce_.prepare(units(), program_, storage_.direct_gradients());
-    storage_.initialize(units(), options().seed, *compute_);
-    for (auto& unit : units()) shards().mark_written(*unit);
-    sealed_ = true;
-  }
+  void seal() { core_.seal(); }
 
   /// What the program and the memory plan are made from: the layouts registered so far.
-  MemoryPlanInput plan_input() const { return declared_.plan_input(); }
+  MemoryPlanInput plan_input() const { return core_.declared.plan_input(); }
   /// What happens at each use, once the engine is sealed; to_text() prints it.
-  Program const& program() const { return program_; }
+  Program const& program() const { return core_.program; }
 
-  using Backward = BackwardScope<Engine>;
+  using Backward = BackwardScope<Core>;
   /// @return while it lives, gradients of backward passes that begin wait unreduced on each rank, until a backward pass
   /// that begins without it reduces them too
   /// @param on  false: the scope changes nothing, so that a loop may say `engine.no_sync(micro + 1 < micro_steps)`
   /// @throws UsageError without EngineOptions::no_sync, if some unit needs buffers for it: one that several ranks
   /// share, or whose gradients are narrower than fp32
-  Backward no_sync(bool on = true) { return Backward(*this, &BackwardFlags::gradient_sync, on); }
+  Backward no_sync(bool on = true) { return Backward(core_, &BackwardFlags::gradient_sync, on); }
   /// @return while it lives, backward passes that begin do not sum over replicas: HybridShard reduce-scatters within
   /// the shard group and adds up the result in a partial shard. NoShard has no groups to reduce within: there it is the
   /// same as no_sync
   /// @throws UsageError without the option for it, if there are replicas: EngineOptions::no_replica_sync for
   /// HybridShard, no_sync for NoShard with gradients narrower than fp32
-  Backward no_replica_sync(bool on = true) { return Backward(*this, &BackwardFlags::replica_sync, on); }
+  Backward no_replica_sync(bool on = true) { return Backward(core_, &BackwardFlags::replica_sync, on); }
   /// @return while it lives, backward passes that begin leave parameters unsharded, and the next micro-step's forward
   /// finds them. An optimizer step drops them in any case
   /// @throws UsageError without EngineOptions::keep_unsharded, if some unit shares its buffer with others: one that is
   /// dropped after forward
-  Backward keep_unsharded(bool on = true) { return Backward(*this, &BackwardFlags::reshard, on); }
+  Backward keep_unsharded(bool on = true) { return Backward(core_, &BackwardFlags::reshard, on); }
 
-  using Evaluation = EvaluationScope<Engine>;
-  using Scope = UseScope<Engine>;
+  using Evaluation = EvaluationScope<Core>;
+  using Scope = UseScope<Core>;
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
   /// @throws UsageError inside a use, or in the middle of a backward pass
-  Evaluation evaluation() { return Evaluation(*this); }
+  Evaluation evaluation() { return Evaluation(core_); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
   /// @throws UsageError if there is no such use; OrderError if another one comes next
-  Scope forward_scope(UseId use) { return Scope(*this, declared_.expect_use(use.index), Pass::forward); }
-  Scope backward_scope(UseId use) { return Scope(*this, declared_.expect_use(use.index), Pass::backward); }
+  Scope forward_scope(UseId use) { return Scope(core_, core_.declared.expect_use(use.index), Pass::forward); }
+  Scope backward_scope(UseId use) { return Scope(core_, core_.declared.expect_use(use.index), Pass::backward); }
 
   /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
   /// step does it by itself), and the way on after a pass that an exception has ended, or that is left half-way: the
@@ -228,119 +189,51 @@ class Engine {
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
   /// @note Collective: no; but all ranks discard at the same place of their passes, and the next collective compares
   /// it.
-  void discard_gradients() {
-    bool const some = std::any_of(units().begin(), units().end(),
-                                  [](auto const& unit) { return !unit->fresh || unit->has_unreduced(); });
-    passes_.discard();
-    gate_.forget_norm();
-    if (some) history_.add("discard_gradients", 0.0f);
-  }
+  void discard_gradients() { core_.discard_gradients(); }
   /// What works on shards, between passes: optimizers, norms, exports, checkpoints.
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
-  C& world() { return mesh_->world(); }
+  C& world() { return core_.mesh->world(); }
 
   /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
   /// `capacity` spans. The first step gets the number `first_step`.
   void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
     synchronize();
-    attach_tracer(std::make_unique<Tracer<Device>>(device_, account_, capacity, first_step));
+    core_.attach_tracer(std::make_unique<Tracer<Device>>(core_.device, core_.account, capacity, first_step));
   }
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
-    FSDP_EXPECTS(tracer_ != nullptr, "rank {}: no trace was started", rank());
+    FSDP_EXPECTS(core_.tracer != nullptr, "rank {}: no trace was started", rank());
     synchronize();
-    return tracer_->collect(*compute_);
+    return core_.tracer->collect(*core_.compute);
   }
   /// Collects for the last time: from now on a trace costs a branch per span again.
   std::vector<TraceSpan> stop_trace() {
     auto spans = collect_trace();
-    attach_tracer(nullptr);
+    core_.attach_tracer(nullptr);
     return spans;
   }
-  Tracer<Device>* tracer() { return tracer_.get(); }  ///< nullptr while nothing is traced
+  Tracer<Device>* tracer() { return core_.tracer.get(); }  ///< nullptr while nothing is traced
   /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
-    return detail::mean_over_ranks(mesh_->world(), values);
+    return detail::mean_over_ranks(core_.mesh->world(), values);
   }
 
   /// For destructors: waits until compute has run dry, and reports instead of throwing.
-  void drain() noexcept { drain(*compute_); }
+  void drain() noexcept { core_.drain(*core_.compute); }
 
   /// Waits until all streams of this rank have run dry.
-  void synchronize() {
-    device_.synchronize(gather_.stream());
-    device_.synchronize(*compute_);
-    device_.synchronize(reduce_.stream());
-    if (reduce_.replicate_stream()) device_.synchronize(*reduce_.replicate_stream());
-  }
+  void synchronize() { core_.synchronize(); }
 
  private:
-  friend UseScope<Engine>;
-  friend EvaluationScope<Engine>;
-  friend BackwardScope<Engine>;
   friend fsdp::Shards<Engine>;
 
-  Engine(Mesh<C>& mesh, ShardingStrategy const& strategy, EngineOptions const& options, Stream* compute)
-      : mesh_(&mesh),
-        device_(mesh.device()),
-        where_(place(mesh.rank(), mesh.size(), strategy)),
-        declared_(where_, strategy, options),
-        owned_compute_(compute == nullptr
-                           ? std::optional<Stream>(device_.make_stream("compute", StreamPriority::normal))
-                           : std::nullopt),
-        compute_(compute == nullptr ? &*owned_compute_ : compute) {
-    detail::expect_exact_arithmetic(where_.rank);
-  }
-
-  /// Groups of ranks, as far as units need them.
-  void split_communicators() {
-    auto& world = mesh_->world();
-    bool sharded = false, replicated_in_groups = false, replicated_over_world = false;
-    for (auto const& unit : units()) {
-      auto const& at = unit->placement();
-      sharded |= at.shards > 1;
-      if (at.replicas > 1) (at.replicas == at.world ? replicated_over_world : replicated_in_groups) = true;
-    }
-    scalar_comm_.emplace(world.split(0, where_.rank, "scalar"));
-    if (sharded) {
-      gather_.set_shard_group(world.split(where_.replica, where_.rank, "gather"));
-      reduce_.set_shard_group(world.split(where_.replica, where_.rank, "reduce"));
-    }
-    if (replicated_in_groups) reduce_.add_replicate_group(world.split(where_.shard, where_.rank, "replicate"));
-    if (replicated_over_world) reduce_.add_replicate_group(world.split(0, where_.rank, "replicate over the world"));
-    if (auto const ranks = options().reshard_ranks; ranks > 0)
-      gather_.set_kept_group(world.split(where_.rank / ranks, where_.rank, "kept group"), where_.rank % ranks);
-  }
-  typename Declaration<Device, P>::Units& units() { return declared_.units(); }
-  Schedule& schedule() { return declared_.schedule(); }
+  typename Declaration<Device, P>::Units& units() { return core_.declared.units(); }
+  Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
-    FSDP_EXPECTS(!sealed_, "rank {}: prefetch lists come after the engine was sealed", rank());
+    FSDP_EXPECTS(!core_.sealed, "rank {}: prefetch lists come after the engine was sealed", rank());
     std::vector<std::size_t> uses;
     for (auto const use : ahead) uses.push_back(use.index);
-    declared_.set_prefetch(pass, at.index, std::move(uses));
-  }
-  /// A scope of one of the flags begins.
-  /// @throws UsageError for want of buffers; nothing has changed then
-  void begin_backward_scope(bool BackwardFlags::*flag) {
-    auto flags = passes_.next_backward();
-    flags.*flag = false;
-    if (sealed_) {
-      expect_buffers(program_, input_, flags);
-    } else {
-      auto const input = plan_input();
-      expect_buffers(compile_program(input), input, flags);
-    }
-    passes_.add_scope(flag, 1);
-  }
-  void end_backward_scope(bool BackwardFlags::*flag) noexcept { passes_.add_scope(flag, -1); }
-  void expect_buffers(Program const& program, StepInput const& input, BackwardFlags flags) const {
-    auto const missing = missing_option(program, input, flags);
-    if (missing.option.empty()) return;
-    fail<UsageError>("rank {}: backward of unit '{}': {} only with EngineOptions::{}", rank(), missing.unit,
-                     missing.option == "keep_unsharded" ? "parameters can stay unsharded"
-                     : flags.gradient_sync              ? "gradients can wait for replicas"
-                                                        : "gradients can wait unreduced",
-                     missing.option);
+    core_.declared.set_prefetch(pass, at.index, std::move(uses));
   }
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>
@@ -350,53 +243,7 @@ class Engine {
     units()[unit.index]->sets_gradients = false;
   }
 
-  Unit& begin_forward(std::size_t use) {
-    seal();
-    return passes_.begin_forward(use);
-  }
-  Unit& begin_backward(std::size_t use) {
-    auto& unit = passes_.begin_backward(use);
-    storage_.lease_gradients();
-    return unit;
-  }
-
-  void attach_tracer(std::unique_ptr<Tracer<Device>> tracer) {
-    trace_.attach(tracer.get());
-    gather_.set_tracer(tracer.get());
-    reduce_.set_tracer(tracer.get());
-    tracer_ = std::move(tracer);
-  }
-
-  void drain(Stream& stream) noexcept {
-    try {
-      device_.synchronize(stream);
-    } catch (std::exception const& error) {
-      std::fprintf(stderr, "fsdp: rank %d: %s\n", rank(), error.what());
-    } catch (...) {
-      std::fprintf(stderr, "fsdp: rank %d: an exception that is no std::exception ended a stream\n", rank());
-    }
-  }
-
-  Mesh<C>* mesh_;
-  Device device_;
-  Placement where_;
-  MemoryAccount account_;
-  History history_;
-  Declaration<Device, P> declared_;
-  ShardStorage<C, P> storage_{device_, account_};
-  std::unique_ptr<Tracer<Device>> tracer_;
-  TraceHook<Device> trace_;
-  std::optional<C> scalar_comm_;
-  bool sealed_ = false;
-  StepInput input_;
-  Program program_;
-
-  std::optional<Stream> owned_compute_;
-  Stream* compute_;
-  Unsharder<C, P> gather_{device_, account_, history_};
-  Reducer<C, P> reduce_{device_, account_, history_};
-  Passes<C, P> passes_{device_, where_.rank, declared_, gather_, reduce_, *compute_};
-  StepGate<Passes<C, P>> gate_{where_.rank, passes_};
+  Core core_;
 };
 
 template <Communicator C, PrecisionPolicy P>

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/moved_pointer.hpp"
+#include "fsdp/engine/user_checks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/layout.hpp"
-#include "fsdp/moved_pointer.hpp"
-#include "fsdp/user_checks.hpp"
 
 namespace fsdp {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/bootstrap.hpp"
+#include "fsdp/comm/common/bootstrap.hpp"
 #include "fsdp/cuda/device.hpp"
 
 namespace fsdp::testing {

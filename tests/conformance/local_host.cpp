@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fsdp/comm/local.hpp"
-#include "fsdp/comm/mpi_sum.hpp"
+#include "fsdp/comm/mpi/sum.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/conformance/communicator_suite.hpp"
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/comm/bootstrap.hpp"
+#include "fsdp/comm/common/bootstrap.hpp"
 #include "tests/catch.hpp"
 
 using fsdp::bootstrap::Environment;

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "fsdp/comm/nccl_watch.hpp"
+#include "fsdp/comm/nccl/watch.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -4,7 +4,7 @@
 # the adopting guide do more, see pasted.sh.
 # timeout: 900
 #
-# A block that has #include or main() is a file of its own. Any other is preceded by a line
+# A block that has #include or main() is a file of its own; one with main() is run, and ends with 0. Any other is preceded by a line
 #   <!-- compile: prelude=NAME -->        it stands where tests/docs/preludes/NAME.cpp has its line `// BLOCK`
 #   <!-- no-compile: the reason -->       counted, and limited below
 # Arguments: the pages to look at instead of all.
@@ -16,7 +16,7 @@ least_compiled=8     # blocks: fewer means that this script no longer finds them
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-flags=(-std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
+flags=(-std=c++20 -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
 
 failed=0 compiled=0 not_compiled=0
@@ -82,8 +82,13 @@ for ((n = 1; n <= blocks; ++n)); do
     complain "$where: neither a file of its own nor '<!-- compile: prelude=NAME -->' in the line before"
     continue
   fi
-  if "$compiler" "${flags[@]}" "$source" >"$folder/log" 2>&1; then
+  mode=(-fsyntax-only)
+  if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
+  if "$compiler" "${flags[@]}" "${mode[@]}" "$source" >"$folder/log" 2>&1; then
     compiled=$((compiled + 1))
+    if [[ ${mode[0]} == -o ]]; then
+      timeout 120 "$folder/$n" >"$folder/log" 2>&1 || { complain "$where does not end well:"; tail -n 5 "$folder/log"; }
+    fi
   else
     complain "$where does not compile:"
     grep -E 'error|warning' "$folder/log" | head -n 10 || head -n 20 "$folder/log"

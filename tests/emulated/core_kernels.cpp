@@ -8,10 +8,10 @@
 #include <limits>
 #include <vector>
 
-#include "fsdp/comm/pairwise.hpp"
-#include "fsdp/elementwise.hpp"
-#include "fsdp/norm_kernels.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/comm/common/pairwise.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/norms.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 

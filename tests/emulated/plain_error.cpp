@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "examples/nanogpt/row_kernels.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 #include "tests/emulated/plain_formulas.hpp"

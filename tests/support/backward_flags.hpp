@@ -34,7 +34,7 @@ class BackwardScopes {
  private:
   E* engine_;
   BackwardFlags flags_;
-  std::optional<BackwardScope<E>> no_sync_, no_replica_sync_, keep_unsharded_;
+  std::optional<typename E::Backward> no_sync_, no_replica_sync_, keep_unsharded_;
 };
 
 }  // namespace fsdp::testing

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/memory_plan.hpp"
-#include "fsdp/schedule.hpp"
+#include "fsdp/engine/memory_plan.hpp"
+#include "fsdp/engine/schedule.hpp"
 
 namespace fsdp::testing {
 

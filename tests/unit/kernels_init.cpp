@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/elementwise.hpp"
 #include "fsdp/init.hpp"
+#include "fsdp/kernels/elementwise.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

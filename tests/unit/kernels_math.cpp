@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "fsdp/scalar_math.hpp"
+#include "fsdp/kernels/math.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -8,8 +8,8 @@
 #include <limits>
 #include <vector>
 
-#include "fsdp/norm_kernels.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/norms.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/bucket.hpp"
+#include "fsdp/engine/buckets.hpp"
+#include "fsdp/engine/memory_plan.hpp"
 #include "fsdp/layout.hpp"
-#include "fsdp/memory_plan.hpp"
 #include "tests/catch.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/memory_plan.hpp"
+#include "fsdp/engine/memory_plan.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_walk.hpp"
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/elementwise.hpp"
-#include "fsdp/kernels.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/block.hpp"
 
 namespace nanogpt {
 

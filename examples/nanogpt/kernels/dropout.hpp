@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "common.hpp"
-#include "fsdp/random.hpp"
+#include "fsdp/kernels/random.hpp"
 #include "packs.hpp"
 
 namespace nanogpt {

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "dropout.hpp"
-#include "fsdp/random.hpp"
-#include "fsdp/scalar_math.hpp"
-#include "fsdp/sync_site.hpp"
+#include "fsdp/kernels/random.hpp"
+#include "fsdp/kernels/math.hpp"
+#include "fsdp/kernels/sync_site.hpp"
 #include "tile.hpp"
 
 namespace nanogpt {

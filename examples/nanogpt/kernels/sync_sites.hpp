@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "fsdp/sync_site.hpp"
+#include "fsdp/kernels/sync_site.hpp"
 
 namespace nanogpt {
 

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/board.hpp"
-#include "fsdp/comm/pairwise.hpp"
-#include "fsdp/comm/seat.hpp"
+#include "fsdp/comm/common/pairwise.hpp"
+#include "fsdp/comm/local/board.hpp"
+#include "fsdp/comm/local/seat.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi_collectives.hpp"
-#include "fsdp/comm/mpi_environment.hpp"
-#include "fsdp/comm/mpi_family.hpp"
-#include "fsdp/comm/mpi_group.hpp"
+#include "fsdp/comm/mpi/collectives.hpp"
+#include "fsdp/comm/mpi/environment.hpp"
+#include "fsdp/comm/mpi/family.hpp"
+#include "fsdp/comm/mpi/group.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/host/device.hpp"
 

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/bootstrap.hpp"
-#include "fsdp/comm/nccl_state.hpp"
-#include "fsdp/comm/nccl_watch.hpp"
+#include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/comm/nccl/state.hpp"
+#include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"

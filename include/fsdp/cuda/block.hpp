@@ -9,8 +9,8 @@
 #include "fsdp/cuda/packs.hpp"
 #include "fsdp/cuda/reduction.hpp"
 #include "fsdp/cuda/unroll.hpp"
-#include "fsdp/kernels.hpp"
-#include "fsdp/sync_site.hpp"
+#include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels/sync_site.hpp"
 
 namespace fsdp::cuda {
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "fsdp/cuda/unroll.hpp"
-#include "fsdp/kernels.hpp"
+#include "fsdp/kernels/block.hpp"
 
 namespace fsdp::cuda::detail {
 

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "fsdp/kernels.hpp"
-#include "fsdp/sync_site.hpp"
+#include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels/sync_site.hpp"
 
 namespace fsdp::cuda::detail {
 

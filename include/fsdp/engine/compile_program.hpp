@@ -10,98 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/bucket.hpp"
+#include "fsdp/engine/buckets.hpp"
 #include "fsdp/engine/program.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "fsdp/engine/step_input.hpp"
+#include "fsdp/engine/unsharded_units.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/schedule.hpp"
 
 namespace fsdp {
 
-/// A unit, as far as a step depends on it.
-struct StepUnit {
-  std::int64_t elements = 0;           ///< padded
-  std::string name{};                  ///< for texts
-  bool shards = true;                  ///< false: every rank keeps it whole
-  bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
-};
-
-/// What a step is compiled from: what was declared, and sizes. Equal on all ranks.
-struct StepInput {
-  std::vector<StepUnit> units;
-  std::vector<std::size_t> uses;        ///< the unit of each use, in forward order; empty: each unit once, in order
-  std::vector<std::string> modules;     ///< of each use, for texts; empty: numbers
-  int shards = 1;                       ///< ranks per shard group of units that shard
-  int replicas = 1;                     ///< shard groups
-  bool keep_last = true;                ///< the last unit that would be dropped, because backward begins with it
-  bool keep_root = true;                ///< units of several uses, from the first forward use to the last backward use
-  PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth(1, 1)
-  std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
-  int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
-  bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
-  bool no_sync = false;                 ///< micro-steps need not reduce
-  bool no_replica_sync = false;         ///< micro-steps need not all-reduce over replicas of shards
-  std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
-  std::int64_t first_bucket_bytes = 0;  ///< and of the first one
-  std::size_t master_bytes = 4;         ///< size of a master weight
-  std::size_t param_bytes = 4;          ///< size of a parameter as forward reads it
-  std::size_t reduce_bytes = 4;         ///< size of a gradient as backward writes it
-  bool param_is_master = true;          ///< parameters have the master's type
-  bool reduce_is_master = true;         ///< gradients have the shard's type, fp32
-};
-
 namespace detail {
-
-/// Units while a step is walked through: which are unsharded, and in which slot.
-class UnshardedUnits {
- public:
-  struct State {
-    bool unsharded = false;
-    bool awaited = false;  ///< compute has waited for the gather
-    bool ahead = false;    ///< gathered ahead, and its use has not begun
-    std::uint32_t slot = Operation::no_slot;
-  };
-
-  /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
-  UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
-      : program_(&program), states_(program.units.size()), busy_(in_turn, false), own_slots_(own_slots) {}
-
-  State& operator[](std::size_t unit) { return states_[unit]; }
-  std::size_t most_in_turn() const { return most_in_turn_; }
-
-  /// A forward pass begins.
-  void restart(bool unsharded) {
-    for (std::size_t unit = 0; unit < states_.size(); ++unit) {
-      drop(unit);
-      if (!unsharded || program_->units[unit].reads_masters) continue;
-      gather(unit);
-      states_[unit].awaited = true;
-    }
-  }
-  void gather(std::size_t unit) {
-    auto const own = program_->units[unit].gather_slot;
-    states_[unit] = {true, false, false, own == Operation::no_slot ? take() : own};
-  }
-  void drop(std::size_t unit) {
-    auto& state = states_[unit];
-    if (state.unsharded && state.slot >= own_slots_) busy_[state.slot - own_slots_] = false;
-    state = {};
-  }
-
- private:
-  /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
-  std::uint32_t take() {
-    while (busy_[position_ % busy_.size()]) ++position_;
-    auto const slot = position_++ % busy_.size();
-    busy_[slot] = true;
-    most_in_turn_ = std::max(most_in_turn_, static_cast<std::size_t>(std::count(busy_.begin(), busy_.end(), true)));
-    return static_cast<std::uint32_t>(own_slots_ + slot);
-  }
-
-  Program const* program_;
-  std::vector<State> states_;
-  std::vector<bool> busy_;  ///< by shared slot
-  std::size_t own_slots_, position_ = 0, most_in_turn_ = 0;
-};
 
 class ProgramCompiler {
  public:
@@ -413,25 +331,5 @@ class ProgramCompiler {
 
 /// Compiles the step that runs as declared.
 inline Program compile_program(StepInput const& input) { return detail::ProgramCompiler(input).compile(); }
-
-/// What no buffers were declared for.
-/// @return the EngineOptions that a backward pass as `flags` say lacks, and the first unit that needs it; empty: none
-struct MissingOption {
-  std::string_view option{}, unit{};
-};
-inline MissingOption missing_option(Program const& program, StepInput const& input, BackwardFlags flags) {
-  for (std::size_t u = 0; u < program.units.size(); ++u) {
-    auto const& unit = program.units[u];
-    auto const& declared = input.units[u];
-    if (!flags.gradient_sync && !unit.writes_shards && !input.no_sync) return {"no_sync", unit.name};
-    if (!flags.replica_sync && !unit.writes_shards && unit.replicas > 1) {
-      if (declared.shards && !input.no_replica_sync) return {"no_replica_sync", unit.name};
-      if (!declared.shards && !input.no_sync) return {"no_sync", unit.name};
-    }
-    if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.keep_unsharded)
-      return {"keep_unsharded", unit.name};
-  }
-  return {};
-}
 
 }  // namespace fsdp

@@ -8,7 +8,7 @@
 
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine_options.hpp"
-#include "fsdp/trace.hpp"
+#include "fsdp/trace/trace.hpp"
 #include "fsdp/wait_site.hpp"
 
 namespace fsdp {
@@ -26,21 +26,21 @@ class Shards {
   explicit Shards(E& engine) : engine_(&engine) {}
 
   /// Units in declared order. Their shards, layouts and slices are fixed once the engine is sealed.
-  std::size_t size() const { return engine_->units().size(); }
-  Unit& operator[](std::size_t index) const { return *engine_->units()[index]; }
+  std::size_t size() const { return engine_->core_.declared.units().size(); }
+  Unit& operator[](std::size_t index) const { return *engine_->core_.declared.units()[index]; }
   Unit& operator[](UnitId id) const { return (*this)[id.index]; }
 
   /// An optimizer will read the gradient shards: seals the engine. @note Collective: the first time.
   void attach_optimizer() const {
     engine_->seal();
-    engine_->storage_.lease_gradients();
+    engine_->core_.storage.lease_gradients();
   }
   /// Compute waits until the unit's gradient shard is complete.
   void await_reduced(Unit& unit) const {
     unit.reduced.await_pending(engine_->device(), engine_->compute(), WaitSite::optimizer_reduced);
   }
   /// Compute has been given a write of the unit's master shard: its next gather waits for this.
-  void mark_written(Unit& unit) const { unit.updated.signal(engine_->device(), engine_->compute()); }
+  void mark_written(Unit& unit) const { engine_->core_.mark_written(unit); }
   /// The write was an optimizer's: the gradients are used, and the next backward pass begins their sums anew.
   void mark_updated(Unit& unit) const {
     mark_written(unit);
@@ -48,23 +48,23 @@ class Shards {
   }
 
   /// Whether gradients are what a step, a norm or an export takes them for.
-  auto& gate() const { return engine_->gate_; }
+  auto& gate() const { return engine_->core_.gate; }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   /// @param what  forgets it, for the message
-  void abandon_pass(std::string_view what) const { engine_->passes_.abandon(what); }
+  void abandon_pass(std::string_view what) const { engine_->core_.passes.abandon(what); }
   /// What all ranks must have done alike: collectives compare it.
-  History& history() const { return engine_->history_; }
+  History& history() const { return engine_->core_.history; }
 
   /// The state of gradient norms, in device memory.
-  auto& norm() const { return engine_->storage_.norm(); }
+  auto& norm() const { return engine_->core_.storage.norm(); }
   /// All ranks; its collectives are enqueued on compute. @pre sealed
-  auto& scalar_communicator() const { return *engine_->scalar_comm_; }
+  auto& scalar_communicator() const { return *engine_->core_.scalar_comm; }
   /// The ranks that share units' shards; its collectives are enqueued on gather_stream(). @pre some unit has several
-  auto& gather_communicator() const { return engine_->gather_.communicator(); }
-  auto& gather_stream() const { return engine_->gather_.stream(); }
+  auto& gather_communicator() const { return engine_->core_.gather.communicator(); }
+  auto& gather_stream() const { return engine_->core_.gather.stream(); }
 
-  TraceHook<typename E::Device> const& trace() const { return engine_->trace_; }
+  TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }
   /// The span of a unit's update, which begins on compute.
   auto trace_update(Unit const& unit) const {
     return trace().begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer", "optimizer",

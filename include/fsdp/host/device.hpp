@@ -12,7 +12,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/stream.hpp"
-#include "fsdp/kernels.hpp"
+#include "fsdp/kernels/block.hpp"
 
 namespace fsdp::host {
 

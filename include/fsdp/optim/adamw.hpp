@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "fsdp/engine.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/kernels/math.hpp"
 #include "fsdp/optim/optimizer_state.hpp"
-#include "fsdp/scalar_math.hpp"
 
 namespace fsdp {
 

@@ -11,11 +11,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "fsdp/engine.hpp"
-#include "fsdp/engine_text.hpp"
-#include "fsdp/grad_norm.hpp"
+#include "fsdp/engine/texts.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/init.hpp"
-#include "fsdp/optimizer_kernels.hpp"
+#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/optim/grad_norm.hpp"
 
 namespace fsdp {
 

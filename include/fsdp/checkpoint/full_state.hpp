@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Full parameters out of an engine as fp32, unit by unit, and back into its shards.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/kernels/block.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/memory.hpp"
+
+namespace fsdp {
+
+/// All tensors of the engine in declared order, sealing it if need be. @note Collective: the first time.
+template <class E>
+std::vector<TensorInfo> tensor_list(E& engine) {
+  engine.seal();
+  auto const shards = engine.shards();
+  std::vector<TensorInfo> list;
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    for (auto const& tensor : shards[u].layout().tensors()) list.push_back(tensor);
+  return list;
+}
+
+/// Calls `visit(TensorInfo const&, std::span<float const> values)` on rank 0 for every tensor in declared order.
+/// At most one unit is in host memory at a time, on rank 0 alone.
+/// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16
+/// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
+template <class E, class ShardOf, class Visit>
+void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
+  using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
+  engine.seal();
+  auto const shards = engine.shards();
+  constexpr std::int64_t chunk_elements = 1 << 20;
+  auto const rank = engine.rank();
+  auto& stream = shards.gather_stream();
+  auto const& device = engine.device();
+  AccountedMemory<typename E::Comm> staging(
+      engine.world(), engine.account(), MemoryTag::workspace,
+      static_cast<std::size_t>(chunk_elements * engine.placement().shards) * sizeof(T));
+  auto* const all = staging.template as<T>();
+
+  device.synchronize(engine.compute());  // the last update is complete
+  std::vector<T> values;
+  std::vector<float> wide;
+  Ticket last{};
+  auto const wait_for_peers = [&] {
+    if (last.sequence != 0) shards.gather_communicator().wait_for_peers(stream, last, WaitSite::gather_peers_read);
+  };
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
+    auto const& where = unit.placement();
+    if (rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
+    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
+      auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
+      wait_for_peers();
+      auto* const own = all + where.shard * count;
+      device.copy_async(stream, own, shard_of(unit) + begin, static_cast<std::size_t>(count) * sizeof(T));
+      if (where.shards > 1)
+        last = shards.gather_communicator().all_gather(stream, static_cast<T const*>(own), all,
+                                                       static_cast<std::size_t>(count), Label{unit.name(), "export"});
+      for (int shard = 0; rank == 0 && shard < where.shards; ++shard)
+        device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
+                          static_cast<std::size_t>(count) * sizeof(T));
+    }
+    device.synchronize(stream);
+    if (rank != 0) continue;
+    for (auto const& tensor : unit.layout().tensors()) {
+      auto const part = std::span<T const>(values).subspan(static_cast<std::size_t>(tensor.offset),
+                                                           static_cast<std::size_t>(tensor.numel));
+      if constexpr (std::is_same_v<T, float>) {
+        visit(tensor, part);
+      } else {
+        wide.resize(part.size());
+        for (std::size_t i = 0; i < part.size(); ++i) wide[i] = widen(part[i]);
+        visit(tensor, std::span<float const>(wide));
+      }
+    }
+  }
+  wait_for_peers();
+  device.synchronize(stream);
+}
+
+/// Exports the master weights; bf16 and fp16 come as the fp32 of the same value. See export_shards.
+/// @note Collective: yes; blocks the calling thread.
+template <class E, class Visit>
+void export_full(E& engine, Visit&& visit) {
+  export_shards(
+      engine, [](typename E::Unit& unit) { return unit.master; }, visit);
+}
+
+/// Exports the reduced gradients, averaged over the world: those of the last step once reductions are complete.
+/// @throws UsageError if there are none: before the first backward pass, after discard_gradients(), or while some wait
+/// unreduced
+/// @note Collective: yes; blocks the calling thread.
+template <class E, class Visit>
+void export_gradients(E& engine, Visit&& visit) {
+  engine.shards().gate().expect_readable("gradients are to be exported");
+  engine.synchronize();
+  export_shards(
+      engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);
+}
+
+/// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
+/// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower.
+/// @throws UsageError in the middle of a backward pass
+/// @note Collective: no (sealing is, the first time); blocks the calling thread.
+template <class E, class Read>
+void import_shard(E& engine, Read&& read) {
+  engine.seal();
+  auto const shards = engine.shards();
+  shards.abandon_pass("parameters are to be imported");
+  engine.synchronize();
+  using Master = typename E::Master;
+  std::vector<float> values;
+  std::vector<Master> rounded;
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
+    for (auto const& part : unit.layout().segments(unit.shard())) {
+      values.resize(static_cast<std::size_t>(part.count));
+      read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
+      void const* from = values.data();
+      if constexpr (!std::is_same_v<Master, float>) {
+        rounded.resize(values.size());
+        for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = narrow<Master>(values[i]);
+        from = rounded.data();
+      }
+      engine.device().copy_async(engine.compute(), unit.master + part.offset, from, values.size() * sizeof(Master));
+      engine.device().synchronize(engine.compute());
+    }
+    shards.mark_written(unit);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks of one process share: who has enqueued which collective, with which buffers and events.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/comm/common/text.hpp"
+#include "fsdp/comm/local/run.hpp"
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
+
+namespace fsdp::local::detail {
+
+enum class Operation : unsigned char { all_gather, reduce_scatter, all_reduce, broadcast };
+
+constexpr std::string_view name(Operation operation) {
+  constexpr std::array<std::string_view, 4> names{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  return names[static_cast<std::size_t>(operation)];
+}
+
+using comm::Text;
+
+/// What a rank says about a collective that it enqueues.
+struct Request {
+  Operation operation{};
+  DType dtype{};
+  std::size_t count = 0;
+  int root = 0;           // of a broadcast
+  bool in_place = false;  // of an all-reduce: the two forms run differently
+  void const* send = nullptr;
+  void* recv = nullptr;
+  Text unit;
+  Text pass;
+  Text since;
+
+  bool agrees(Request const& other) const {
+    return operation == other.operation && dtype == other.dtype && count == other.count && root == other.root &&
+           in_place == other.in_place && unit == other.unit && since == other.since;
+  }
+  std::string describe() const {
+    auto const form = operation == Operation::broadcast ? fmt::format(" from rank {}", root)
+                      : in_place                        ? std::string{" in place"}
+                                                        : std::string{};
+    return fmt::format("{}{} of {} {} for unit '{}' ({}){}", name(operation), form, count, fsdp::name(dtype),
+                       unit.view(), pass.view(), comm::after(since.view()));
+  }
+};
+
+/// What one rank publishes in one group. Only that rank writes it.
+/// [Note: Reuse of published entries] A rank that enqueues collective k has seen every peer publish k - 1, so every
+/// peer has left the enqueueing of k - 2: entries of the last two collectives are in use, older ones are read by nobody
+/// but wait_for_peers. That reads an entry's `done` event, which its owner records again only after a rendezvous that
+/// the reader takes part in, thus never while it reads. Hence a ring; its depth only decides how old a ticket may be
+/// before waiting for it means waiting for a later collective.
+template <class D>
+struct Lane {
+  static constexpr std::size_t depth = 16;
+  static constexpr std::uint64_t left_in_order = 1;
+  static constexpr std::uint64_t left_by_exception = 2;
+  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `reason` says why
+
+  struct Entry {
+    explicit Entry(D const& device)
+        : ready(device.make_event()), partial(device.make_event()), done(device.make_event()) {}
+    Request request;
+    typename D::Event ready;    // the input is complete
+    typename D::Event partial;  // this rank's share of an all-reduce is complete
+    typename D::Event done;     // this rank has read its peers' inputs
+  };
+
+  explicit Lane(D const& device) {
+    entries.reserve(depth);
+    for (std::size_t i = 0; i < depth; ++i) entries.emplace_back(device);
+  }
+  Entry& entry(std::uint64_t sequence) { return entries[sequence % depth]; }
+
+  /// Makes everything written so far visible to peers that see `value`, and wakes them.
+  void announce(std::atomic<std::uint64_t>& what, std::uint64_t value) {
+    what.store(value, std::memory_order_release);
+    changes.fetch_add(1, std::memory_order_relaxed);
+    host::wake_sleepers(changes, sleepers);
+  }
+
+  std::vector<Entry> entries;
+  // The latest collective whose request, partial event, done event is there; the latest exchange; whether and how the
+  // rank left.
+  alignas(64) std::atomic<std::uint64_t> published{0};
+  std::atomic<std::uint64_t> partial{0};
+  std::atomic<std::uint64_t> done{0};
+  std::atomic<std::uint64_t> exchanged{0};
+  std::atomic<std::uint64_t> left{0};
+  std::atomic<std::uint32_t> changes{0};
+  std::atomic<std::uint32_t> sleepers{0};
+  std::array<std::string, 2> texts;  // of the last two exchanges
+  std::array<Text, 2> whats;         // and what they are
+  std::string reason;                // why the rank failed
+  std::shared_ptr<void> child;       // the board of the group that this rank founds, during a split
+};
+
+/// One group of ranks.
+template <class D>
+class Board {
+ public:
+  Board(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
+      : run_(std::move(run)),
+        members_(std::move(members)),
+        lanes_(members_.size()),
+        id_(run_->next_group()),
+        name_(name) {}
+
+  int size() const { return static_cast<int>(members_.size()); }
+  /// The rank's number in the whole run, for messages.
+  int world_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  Run<D>& run() const { return *run_; }
+  std::shared_ptr<Run<D>> const& shared_run() const { return run_; }
+  Lane<D>& lane(int rank) const { return *lanes_[static_cast<std::size_t>(rank)]; }
+  std::string const& name() const { return name_; }
+
+  /// Announces a call of `rank`: what it has published before is there for peers that see `value` in `what`.
+  /// @return the call's number among all of the rank's
+  std::uint64_t announce_call(int rank, comm::CallNote const& note, std::atomic<std::uint64_t>& what,
+                              std::uint64_t value) {
+    auto& waits = run_->waits();
+    auto const number = waits.begin(world_rank(rank), note);
+    lane(rank).announce(what, value);
+    waits.announced(world_rank(rank), number);
+    return number;
+  }
+  comm::CallNote note_of(Request const& request) const {
+    return comm::CallNote::collective(id_, name_, detail::name(request.operation), request.unit.view(),
+                                      request.pass.view());
+  }
+  comm::CallNote note_of_exchange(std::string_view what) const { return comm::CallNote::control(id_, name_, what); }
+
+  /// Takes a seat; returns when all members have theirs.
+  void enter(int rank, D const& device) {
+    lanes_[static_cast<std::size_t>(rank)] = std::make_unique<Lane<D>>(device);
+    entered_.fetch_add(1, std::memory_order_acq_rel);
+    host::wake_sleepers(entered_, sleepers_);
+    host::Backoff backoff;
+    auto const all = static_cast<std::uint32_t>(size());
+    for (;;) {
+      auto const seen = entered_.load(std::memory_order_acquire);
+      if (seen == all) return;
+      throw_if_poisoned(rank);
+      backoff.pause(entered_, seen, sleepers_, [&] {
+        return fmt::format("rank {} has seen {} of {} ranks enter their group", world_rank(rank), seen, all);
+      });
+    }
+  }
+
+  using Counter = std::atomic<std::uint64_t> Lane<D>::*;
+
+  /// Waits until `peer` has announced `value` of `what`.
+  /// @param call  the number of the call that the peer is yet to join; 0: it has joined
+  /// @throws PeerError if a rank of the run fails first, or if the peer leaves the group without; OrderError if ranks
+  /// wait for each other
+  template <class Describe>
+  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Describe const& describe) {
+    auto& from = lane(peer);
+    host::Backoff backoff;
+    Link link{run_->waits(), world_rank(rank)};
+    for (int looks = 0;; ++looks) {
+      auto const seen = from.changes.load(std::memory_order_relaxed);
+      auto const left = from.left.load(std::memory_order_acquire);
+      if ((from.*what).load(std::memory_order_acquire) >= value) return;
+      throw_if_poisoned(rank);
+      if (call != 0 && looks > 64) expect_no_circle(link, rank, what, value, call, looks);
+      if (left == Lane<D>::failed) {
+        fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), world_rank(peer), from.reason);
+      }
+      if (left == Lane<D>::left_by_exception) await_reason(rank);
+      if (left != 0) {
+        fail<PeerError>("rank {}: {}, but rank {} has left the group{}", world_rank(rank), describe(), world_rank(peer),
+                        left == Lane<D>::left_by_exception ? " after an exception" : "");
+      }
+      backoff.pause(from.changes, seen, from.sleepers, [&] {
+        return fmt::format("rank {}: {}: rank {} does not come", world_rank(rank), describe(), world_rank(peer));
+      });
+    }
+  }
+
+  /// An exception is on its way through a peer's code: gives it a moment to be reported with its text.
+  void await_reason(int rank) const {
+    for (int round = 0; round < 200; ++round) {
+      throw_if_poisoned(rank);
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+  }
+
+  void throw_if_poisoned(int rank) const { run_->throw_if_poisoned(world_rank(rank)); }
+
+ private:
+  /// That a rank waits for others, for as long as it does.
+  struct Link {
+    WaitGraph& waits;
+    int rank;
+    bool made = false;
+
+    ~Link() {
+      if (made) waits.end_wait(rank);
+    }
+  };
+
+  /// Looks at each member that is yet to join, beginning with another one each time: the last is left for others to
+  /// see.
+  /// @throws OrderError if one of them waits for `rank`, directly or by way of others
+  void expect_no_circle(Link& link, int rank, Counter what, std::uint64_t value, std::uint64_t call, int first) {
+    for (int step = 0; step < size(); ++step) {
+      int const member = (first + step) % size();
+      auto const announced = link.waits.announced(world_rank(member));
+      if (member == rank || (lane(member).*what).load(std::memory_order_acquire) >= value) continue;
+      if (lane(member).left.load(std::memory_order_acquire) != 0) continue;  // whoever waits for it gets a PeerError
+      link.made = true;
+      auto const circle = link.waits.wait(link.rank, call, world_rank(member), announced);
+      if (circle.empty()) continue;
+      run_->disagree(link.rank, circle);
+      throw_if_poisoned(rank);
+    }
+  }
+
+  std::shared_ptr<Run<D>> run_;
+  std::vector<int> members_;
+  std::vector<std::unique_ptr<Lane<D>>> lanes_;
+  std::uint64_t id_;
+  std::string name_;
+  std::atomic<std::uint32_t> entered_{0};
+  std::atomic<std::uint32_t> sleepers_{0};
+};
+
+}  // namespace fsdp::local::detail

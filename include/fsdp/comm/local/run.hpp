@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all groups of a run of threads share: the first failure, who waits for whom, and memory that outlives a failure.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::local::detail {
+
+/// Who waits for whom, over all groups of a run.
+///
+/// [Note: Ranks that wait for each other] A rank enters its groups' calls one after another, and announces each to that
+/// call's group before it waits there. It counts its calls. Who waits long writes down: "in my call i I wait for rank
+/// p, which had announced j calls when the one that I need was not among them". That stays true: the rank leaves call i
+/// when p makes a call after its j-th, not before. If p in turn waits in its call j, and so on back to call i of the
+/// first, then none of them ever goes on. No clock and no consistent snapshot is needed for that: each link of the
+/// circle is a fact by itself, however old. And every deadlock of ranks is such a circle, since each waits for one
+/// rank.
+class WaitGraph {
+ public:
+  explicit WaitGraph(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+
+  /// `rank` is about to announce a call. @return its number
+  std::uint64_t begin(int rank, comm::CallNote const& note) {
+    auto& own = at(rank);
+    auto const number = own.announced.load(std::memory_order_relaxed) + 1;
+    own.notes.write(number, note);
+    return number;
+  }
+  /// Call `number` is announced to its group.
+  void announced(int rank, std::uint64_t number) { at(rank).announced.store(number, std::memory_order_release); }
+  /// How many calls `rank` has announced: those are visible now. For waits that last.
+  std::uint64_t announced(int rank) const { return at(rank).announced.load(std::memory_order_acquire); }
+
+  /// In its call, `rank` waits for `peer`, whose first `seen` calls do not have what it needs.
+  /// @return the circle that this closes, as a text; "" if there is none
+  std::string wait(int rank, std::uint64_t call, int peer, std::uint64_t seen) {
+    at(rank).link.store(pack(call, peer, seen), std::memory_order_relaxed);
+    std::vector<int> circle{rank};
+    while (peer != rank) {
+      auto const link = at(peer).link.load(std::memory_order_relaxed);
+      if (link == 0 || (link >> (peer_bits + count_bits)) != low(seen) || circle.size() == ranks_.size()) return {};
+      circle.push_back(peer);
+      peer = static_cast<int>(link & ((1u << peer_bits) - 1));
+      seen = link >> peer_bits & count_mask;
+    }
+    return low(seen) == low(call) ? text_of(std::move(circle)) : std::string{};
+  }
+  void end_wait(int rank) { at(rank).link.store(0, std::memory_order_relaxed); }
+
+ private:
+  // A link in one word: own call, calls of the peer that were seen (both modulo 2^27), the peer.
+  static constexpr int peer_bits = 10;
+  static constexpr int count_bits = 27;
+  static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
+
+  struct alignas(64) Caller {
+    std::atomic<std::uint64_t> announced{0};
+    std::atomic<std::uint64_t> link{0};  // 0: waits for nobody, or not for long
+    comm::NoteRing<comm::CallNote, 4> notes;
+  };
+
+  static std::uint64_t low(std::uint64_t count) { return count & count_mask; }
+  static std::uint64_t pack(std::uint64_t call, int peer, std::uint64_t seen) {
+    return low(call) << (peer_bits + count_bits) | low(seen) << peer_bits | static_cast<std::uint64_t>(peer);
+  }
+  Caller& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  Caller const& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  /// The same on whichever rank it is found: from the lowest rank on.
+  std::string text_of(std::vector<int> circle) const {
+    std::rotate(circle.begin(), std::min_element(circle.begin(), circle.end()), circle.end());
+    std::string text = "ranks disagree about the order of their calls: ";
+    for (std::size_t i = 0; i < circle.size(); ++i) {
+      auto const& caller = at(circle[i]);
+      auto const note = caller.notes.read(caller.announced.load(std::memory_order_relaxed));
+      text += fmt::format("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", circle[i],
+                          note ? note->text() : "another call", circle[(i + 1) % circle.size()]);
+    }
+    return text;
+  }
+
+  std::vector<Caller> ranks_;
+};
+
+/// What all groups of one run share: the first failure, who waits for whom, and memory that peers may have been reading
+/// when the failure came.
+template <class D>
+class Run {
+ public:
+  static constexpr int max_ranks = 1 << 10;  ///< what WaitGraph can name
+
+  explicit Run(int ranks) : ranks_(ranks), waits_(ranks) {}
+  Run(Run const&) = delete;
+  Run& operator=(Run const&) = delete;
+  ~Run() {
+    for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
+  }
+
+  int ranks() const { return ranks_; }
+  WaitGraph& waits() { return waits_; }
+  /// A number that no other group of the run has.
+  std::uint64_t next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Records that `rank` failed, unless another rank failed before.
+  void poison(int rank, std::string_view reason) noexcept { poison(rank, reason, false); }
+  /// Records that ranks cannot go on together, as `rank` has found out.
+  void disagree(int rank, std::string_view how) noexcept { poison(rank, how, true); }
+  bool poisoned() const { return failed_rank() >= 0; }
+  int failed_rank() const { return failed_rank_.load(std::memory_order_acquire); }
+  /// @throws PeerError or OrderError, for `rank`, if the run has failed
+  void throw_if_poisoned(int rank) const {
+    auto const failed = failed_rank();
+    if (failed < 0) return;
+    if (disagreement_) fail<OrderError>("rank {}: {}", rank, reason_);
+    fail<PeerError>("rank {}: rank {} failed: {}", rank, failed, reason_);
+  }
+
+  /// Keeps memory until every rank is gone.
+  void abandon(D const& device, void* data, std::size_t bytes) {
+    std::lock_guard const lock{mutex_};
+    abandoned_.push_back({device, data, bytes});
+  }
+
+ private:
+  struct Memory {
+    D device;
+    void* data;
+    std::size_t bytes;
+  };
+
+  void poison(int rank, std::string_view reason, bool disagreement) noexcept {
+    std::lock_guard const lock{mutex_};
+    if (failed_rank_.load(std::memory_order_relaxed) >= 0) return;
+    try {
+      reason_ = reason;
+    } catch (...) {
+      reason_.clear();
+    }
+    disagreement_ = disagreement;
+    failed_rank_.store(rank, std::memory_order_release);
+  }
+
+  int ranks_;
+  WaitGraph waits_;
+  std::atomic<int> failed_rank_{-1};
+  std::atomic<std::uint64_t> groups_{1};
+  std::mutex mutex_;
+  std::string reason_;
+  bool disagreement_ = false;
+  std::vector<Memory> abandoned_;
+};
+
+}  // namespace fsdp::local::detail

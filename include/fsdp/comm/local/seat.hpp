@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's place in a group of a local run: the rendezvous of a collective, and what a rank needs to leave in order.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/local/board.hpp"
+
+namespace fsdp::local::detail {
+
+/// What tells two streams of a device apart, also after moves where the device can tell.
+template <class Stream>
+std::uintptr_t identity(Stream const& stream) {
+  if constexpr (requires { stream.id(); }) {
+    return reinterpret_cast<std::uintptr_t>(stream.id());
+  } else if constexpr (requires { stream.get(); }) {
+    return reinterpret_cast<std::uintptr_t>(stream.get());
+  } else {
+    return reinterpret_cast<std::uintptr_t>(&stream);
+  }
+}
+
+/// A rank's place in one group. Used by the rank's host thread only.
+template <class D>
+class Seat {
+ public:
+  using Stream = typename D::Stream;
+  using Entry = typename Lane<D>::Entry;
+
+  Seat(std::shared_ptr<Board<D>> board, int rank, D const& device)
+      : board_(std::move(board)), rank_(rank), device_(device), unwinding_(std::uncaught_exceptions()) {
+    board_->enter(rank_, device_);
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return board_->size(); }
+  D const& device() const { return device_; }
+  Board<D>& board() const { return *board_; }
+
+  /// Runs a collective: publishes it, waits until every peer has published the same, and calls `enqueue(sequence)`. If
+  /// anything of that fails, the peers are told why.
+  /// @throws OrderError, PeerError, UsageError (a second stream), and what the device throws
+  template <class Enqueue>
+  Ticket collective(Stream& stream, Request const& request, Enqueue const& enqueue) {
+    bind(stream, request);
+    auto const sequence = ++sequence_;
+    try {
+      if (size() > 1) meet(stream, request, sequence);
+      enqueue(sequence);
+      if (size() > 1) {
+        device_.record(lane().entry(sequence).done, stream);
+        lane().announce(lane().done, sequence);
+      }
+    } catch (std::exception const& error) {
+      if (size() > 1) fail_peers(error.what());
+      throw;
+    }
+    return Ticket{sequence};
+  }
+
+  /// What a peer has published about a collective that has begun.
+  Entry const& peer_entry(int peer, std::uint64_t sequence) const { return board_->lane(peer).entry(sequence); }
+
+  void publish_partial(Stream& stream, std::uint64_t sequence) {
+    device_.record(lane().entry(sequence).partial, stream);
+    lane().announce(lane().partial, sequence);
+  }
+  Entry const& await_partial(int peer, std::uint64_t sequence) const {
+    await(peer, &Lane<D>::partial, sequence, 0);
+    return peer_entry(peer, sequence);
+  }
+
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) const {
+    FSDP_EXPECTS(ticket.sequence <= sequence_, "rank {}: a ticket for collective {}, but only {} were enqueued here",
+                 world_rank(), ticket.sequence, sequence_);
+    if (size() == 1 || ticket.sequence == 0) return;
+    // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
+    auto const latest = sequence_ - (sequence_ - ticket.sequence) % Lane<D>::depth;
+    for_peers([&](int peer) {
+      await(peer, &Lane<D>::done, latest, 0);
+      device_.wait(stream, peer_entry(peer, latest).done, site);
+    });
+  }
+
+  std::vector<std::string> exchange(std::string text, std::string_view what) {
+    auto const number = ++exchanges_;
+    // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
+    lane().texts[number % 2] = std::move(text);
+    lane().whats[number % 2].assign(what);
+    auto const call = board_->announce_call(rank_, board_->note_of_exchange(what), lane().exchanged, number);
+    std::vector<Text> whats(static_cast<std::size_t>(size()), lane().whats[number % 2]);
+    std::vector<std::string> texts(static_cast<std::size_t>(size()));
+    texts[static_cast<std::size_t>(rank_)] = lane().texts[number % 2];
+    for_peers([&](int peer) {
+      auto& from = board_->lane(peer);
+      board_->await(rank_, peer, &Lane<D>::exchanged, number, call,
+                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, board_->name()); });
+      texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
+      whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
+    });
+    comm::expect_same_exchange(
+        rank_, size(), [&](int rank) -> Text const& { return whats[static_cast<std::size_t>(rank)]; },
+        [&](int rank) { return board_->world_rank(rank); });
+    return texts;
+  }
+
+  /// Lets `stream` wait for all that peers do with this rank's buffers. False if a collective or the run has failed.
+  bool drain(Stream& stream) const {
+    if (broken_ || board_->run().poisoned()) return false;
+    wait_for_peers(stream, Ticket{sequence_}, WaitSite::none);
+    return true;
+  }
+  bool needs_drain() const { return size() > 1 && drained_ < sequence_; }
+  void drained() { drained_ = sequence_; }
+  bool has_left() const { return left_; }
+
+  /// Peers that wait for more from this rank get a PeerError.
+  void leave() noexcept {
+    left_ = true;
+    if (broken_) return;  // they know already
+    lane().announce(lane().left, unwinding() ? Lane<D>::left_by_exception : Lane<D>::left_in_order);
+  }
+  bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
+
+  /// Peers in rotating order, so that ranks do not all read the same peer first.
+  template <class Visit>
+  void for_peers(Visit const& visit) const {
+    for (int step = 1; step < size(); ++step) visit((rank_ + step) % size());
+  }
+
+ private:
+  void meet(Stream& stream, Request const& request, std::uint64_t sequence) {
+    auto& own = lane().entry(sequence);
+    own.request = request;
+    device_.record(own.ready, stream);
+    auto const call = board_->announce_call(rank_, board_->note_of(request), lane().published, sequence);
+    for_peers([&](int peer) { await(peer, &Lane<D>::published, sequence, call); });
+    for_peers([&](int peer) { check(request, peer, sequence); });
+  }
+  void fail_peers(std::string_view reason) {
+    if (std::exchange(broken_, true)) return;
+    lane().reason = reason;
+    lane().announce(lane().left, Lane<D>::failed);
+  }
+
+  Lane<D>& lane() const { return board_->lane(rank_); }
+  int world_rank() const { return board_->world_rank(rank_); }
+
+  void bind(Stream const& stream, Request const& request) {
+    auto const id = identity(stream);
+    if (stream_ == 0) stream_ = id;
+    FSDP_EXPECTS(!broken_, "rank {}: {} after a collective of this communicator has failed", world_rank(),
+                 request.describe());
+    FSDP_EXPECTS(stream_ == id, "rank {}: {} is on a second stream: a communicator is used by one stream", world_rank(),
+                 request.describe());
+  }
+  void await(int peer, std::atomic<std::uint64_t> Lane<D>::*what, std::uint64_t sequence, std::uint64_t call) const {
+    board_->await(rank_, peer, what, sequence, call, [&] {
+      return fmt::format("waits in collective {} of '{}', {}", sequence, board_->name(),
+                         board_->lane(rank_).entry(sequence).request.describe());
+    });
+  }
+  void check(Request const& request, int peer, std::uint64_t sequence) const {
+    auto const& theirs = peer_entry(peer, sequence).request;
+    if (request.agrees(theirs)) return;
+    fail<OrderError>("rank {}: collective {} is {} here, but {} on rank {}", world_rank(), sequence, request.describe(),
+                     theirs.describe(), board_->world_rank(peer));
+  }
+
+  std::shared_ptr<Board<D>> board_;
+  int rank_;
+  D device_;
+  int unwinding_;  // exceptions in flight when the rank sat down
+  std::uintptr_t stream_ = 0;
+  std::uint64_t sequence_ = 0;  // collectives enqueued
+  std::uint64_t exchanges_ = 0;
+  std::uint64_t drained_ = 0;  // collectives that peers are known to have finished
+  bool left_ = false;
+  bool broken_ = false;  // a collective has failed
+};
+
+/// What a rank's communicators share: the device, and all groups in which peers may read this rank's memory.
+template <class D>
+struct Household {
+  explicit Household(D const& on) : device(on) {}
+
+  std::shared_ptr<Seat<D>> sit(std::shared_ptr<void> board, int rank) {
+    seats.push_back(std::make_shared<Seat<D>>(std::static_pointer_cast<Board<D>>(std::move(board)), rank, device));
+    return seats.back();
+  }
+
+  /// Frees memory that collectives of this rank may have used.
+  void release(Run<D>& run, void* memory, std::size_t bytes) noexcept {
+    if (memory == nullptr) return;
+    bool quiet = false;
+    try {
+      quiet = drain(run);
+    } catch (...) {  // a failed run: nobody knows what peers still read
+    }
+    if (quiet) {
+      device.deallocate(memory, bytes);
+      return;
+    }
+    try {
+      run.abandon(device, memory, bytes);
+    } catch (...) {  // no memory to remember the memory: it stays
+    }
+  }
+
+  D device;
+  std::vector<std::shared_ptr<Seat<D>>> seats;
+
+ private:
+  bool drain(Run<D>& run) {
+    if (run.poisoned() || seats.front()->unwinding()) return false;
+    bool needed = false;
+    for (auto const& seat : seats) needed = needed || seat->needs_drain();
+    if (needed) {
+      auto stream = device.make_stream("drain", StreamPriority::normal);
+      for (auto const& seat : seats) {
+        if (seat->needs_drain() && !seat->drain(stream)) return false;
+      }
+      device.synchronize(stream);
+      for (auto const& seat : seats) seat->drained();
+    }
+    // Groups that were left are kept only as long as peers may read through them.
+    for (std::size_t i = seats.size(); i-- > 1;) {
+      if (seats[i]->has_left()) seats.erase(seats.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    return true;
+  }
+};
+
+}  // namespace fsdp::local::detail

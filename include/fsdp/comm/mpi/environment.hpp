@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start and end of MPI, the grouping of ranks into nodes, and what happens to a rank that fails.
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/mpi/header.hpp"
+#include "fsdp/comm/mpi/post.hpp"
+#include "fsdp/comm/mpi/wait.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
+
+namespace fsdp::mpi {
+
+namespace detail {
+
+/// A positive number from the environment.
+inline long setting(char const* name, long otherwise) {
+  char const* const text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return otherwise;
+  char* end = nullptr;
+  long const value = std::strtol(text, &end, 10);
+  if (*end != '\0' || value <= 0 || value > 1'000'000'000)
+    fail<ConfigError>("{}='{}': expected a positive number, at most 1,000,000,000", name, text);
+  return value;
+}
+
+inline std::chrono::milliseconds default_timeout() {
+  long const seconds = setting("FSDP_TIMEOUT", -1);
+  if (seconds > 0) return std::chrono::seconds(seconds);
+  return std::chrono::duration_cast<std::chrono::milliseconds>(host::wait_deadline());
+}
+
+/// The rank of this process in the world, or -1 without MPI.
+inline int world_rank() {
+  int initialized = 0;
+  int rank = -1;
+  MPI_Initialized(&initialized);
+  if (initialized != 0) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+/// Says once what ended this rank, then ends the run. Installed as the terminate handler: an exception that nothing
+/// catches gets here before any stack is unwound, so no destructor waits for peers that wait for this rank.
+[[noreturn]] inline void end_by_exception() {
+  std::string what = "terminated without an exception";
+  if (auto const error = std::current_exception()) {
+    try {
+      std::rethrow_exception(error);
+    } catch (std::exception const& e) {
+      what = e.what();
+    } catch (...) {
+      what = "an exception that is not a std::exception";
+    }
+  }
+  auto const prefix = fmt::format("rank {}: ", world_rank());
+  std::fflush(nullptr);
+  write_error(fmt::format("{}{}\n", what.starts_with(prefix) ? "" : prefix, what));
+  end_run(EXIT_FAILURE);
+}
+
+}  // namespace detail
+
+/// Settings of a communicator and of those split from it.
+struct Options {
+  /// How long a rank waits for its peers before it reports them and ends the run: by default FSDP_TIMEOUT (seconds)
+  /// where it is set, else host::wait_deadline(), ten minutes.
+  std::chrono::milliseconds timeout = detail::default_timeout();
+  /// Pretends that a machine is several nodes of this many ranks each, so that the path across nodes can be tried on
+  /// one machine; 0: nodes are what they are. FSDP_RANKS_PER_NODE sets the default.
+  int ranks_per_node = static_cast<int>(detail::setting("FSDP_RANKS_PER_NODE", 0));
+};
+
+/// MPI from its initialisation to its end. Exactly one per process; it must outlive every communicator.
+///
+/// [Note: Communicators are not freed] MPI_Comm_free is collective, and destructors of this library wait for nobody: a
+/// rank that unwinds must not wait for the others. MPI communicators therefore live until MPI_Finalize, which
+/// releases them. Each costs a few kilobytes, and a run makes a handful.
+class Environment {
+ public:
+  /// Initialises MPI for several threads, groups ranks by node, and takes over SIGTERM (unless the program handles it)
+  /// and std::terminate.
+  /// @throws ConfigError if MPI cannot serve several threads or a setting is malformed
+  /// @note Collective: yes, over MPI_COMM_WORLD.
+  Environment(int& argc, char**& argv) : unwinding_(std::uncaught_exceptions()) {
+    std::set_terminate(detail::end_by_exception);
+    int provided = 0;
+    detail::check(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    detail::process().initialized.store(true);
+    if (provided < MPI_THREAD_MULTIPLE) fail<ConfigError>("this MPI does not provide MPI_THREAD_MULTIPLE");
+    struct sigaction old {};
+    sigaction(SIGTERM, nullptr, &old);
+    if ((old.sa_flags & SA_SIGINFO) == 0 && old.sa_handler == SIG_DFL) {
+      struct sigaction action {};
+      action.sa_handler = detail::on_terminate;
+      sigemptyset(&action.sa_mask);
+      action.sa_flags = SA_RESTART;
+      sigaction(SIGTERM, &action, nullptr);
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    group_by_node();
+    post_ = std::make_unique<detail::Post>();
+  }
+  Environment(Environment const&) = delete;
+  Environment& operator=(Environment const&) = delete;
+
+  /// Waits for all ranks and finalises MPI; while an exception passes, ends the run instead, since peers could wait for
+  /// this rank for ever.
+  ~Environment() {
+    if (std::uncaught_exceptions() > unwinding_) detail::end_run(EXIT_FAILURE);
+    wait_for_all();
+    detail::process().initialized.store(false);
+    MPI_Finalize();
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  detail::Post& post() const { return *post_; }
+  /// For each world rank, the lowest world rank on its node.
+  /// @param ranks_per_node divides nodes into parts of this many ranks; 0: does not
+  std::vector<int> nodes(int ranks_per_node = 0) const {
+    if (ranks_per_node == 0) return nodes_;
+    std::vector<int> parts(nodes_.size());
+    std::map<int, std::vector<int>> members;
+    for (int rank = 0; rank < size_; ++rank) {
+      auto& node = members[nodes_[static_cast<std::size_t>(rank)]];
+      node.push_back(rank);
+      auto const place = static_cast<int>(node.size()) - 1;
+      parts[static_cast<std::size_t>(rank)] = node[static_cast<std::size_t>(place / ranks_per_node * ranks_per_node)];
+    }
+    return parts;
+  }
+
+ private:
+  /// Returns when all ranks have come to their end. Peers of a rank that ends too early abort the run; Open MPI's
+  /// launcher does not survive that in every case if a rank is in MPI_Finalize then.
+  void wait_for_all() const {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
+    detail::PollPause pause;
+    for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0;) pause();
+  }
+  void group_by_node() {
+    MPI_Comm node = MPI_COMM_NULL;
+    detail::check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
+                  "MPI_Comm_split_type");
+    int leader = rank_;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, node);
+    MPI_Comm_free(&node);
+    nodes_.resize(static_cast<std::size_t>(size_));
+    MPI_Allgather(&leader, 1, MPI_INT, nodes_.data(), 1, MPI_INT, MPI_COMM_WORLD);
+  }
+
+  int unwinding_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<int> nodes_;
+  std::unique_ptr<detail::Post> post_;
+};
+
+/// Runs `body(environment)` with MPI and returns its result, for main(). An exception that `body` does not catch is
+/// printed once, with the rank, and ends all ranks with a non-zero code.
+/// @note Do not call it inside a try block: with a handler above, the stack is unwound first, and a stream's destructor
+/// may then wait for work that waits for peers.
+template <class Body>
+int run(int argc, char** argv, Body&& body) {
+  Environment environment(argc, argv);
+  return std::forward<Body>(body)(environment);
+}
+
+}  // namespace fsdp::mpi

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// One communicator's control plane: how it is made and split, its texts, its memory.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/common/text.hpp"
+#include "fsdp/comm/mpi/calls.hpp"
+#include "fsdp/comm/mpi/control.hpp"
+#include "fsdp/comm/mpi/family.hpp"
+#include "fsdp/comm/mpi/header.hpp"
+#include "fsdp/comm/mpi/peers.hpp"
+#include "fsdp/comm/mpi/shared_arena.hpp"
+#include "fsdp/comm/mpi/wait.hpp"
+
+namespace fsdp::mpi::detail {
+
+/// One communicator's ranks and shared state. Constructed by all ranks together; destroyed by each on its own.
+class Group : public Peers {
+ public:
+  /// @param comm stays open until MPI ends ([Note: Communicators are not freed])
+  /// @param nodes for each world rank, the lowest world rank on its node
+  /// @param id equal on all ranks, and no other group's
+  /// @param lineage of the group that this one was split from
+  Group(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<Family> family, std::uint64_t id, std::string_view name,
+        std::vector<std::uint64_t> lineage, Options options)
+      : Peers(comm, std::move(nodes), std::move(family), id, name, options), lineage_(std::move(lineage)) {
+    static std::atomic<std::uint64_t> count{0};
+    lineage_.push_back(++count);
+    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (size_ > 1) meet();
+  }
+
+  /// All-gathers a text. Blocks the calling thread.
+  /// @throws OrderError on every rank if their `what` differ
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    if (size_ == 1) return {text};
+    if (has_control_) own().calls.publish(++calls_);
+    auto const note = comm::CallNote::control(id_, name_, what);
+    auto const call = family_->calls().enter(log_, note);
+    auto const scene = note.text();
+    Awaited awaited{{own_world_rank(), scene, {}, {}}, call.number, 0, calls_};
+    auto const ranks = static_cast<std::size_t>(size_);
+    // MPI may still write to what a failed exchange leaves behind: then it stays.
+    auto buffers = std::make_unique<Buffers>(text, call, what, ranks);
+    try {
+      auto& calls = buffers->calls;
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(MPI_Iallgather(&buffers->own, sizeof(Announcement), MPI_BYTE, calls.data(), sizeof(Announcement), MPI_BYTE,
+                           comm_, &request),
+            "MPI_Iallgather");
+      complete(request, awaited);
+      compare(calls);
+      auto& all = buffers->all;
+      std::int64_t total = 0;
+      for (auto const& theirs : calls) {
+        FSDP_EXPECTS(total + theirs.length <= INT_MAX, "rank {}: exchange of '{}': the texts of all ranks exceed 2 GiB",
+                     own_world_rank(), what);
+        buffers->counts.push_back(static_cast<int>(theirs.length));
+        buffers->offsets.push_back(static_cast<int>(total));
+        total += theirs.length;
+      }
+      all.resize(static_cast<std::size_t>(total));
+      check(MPI_Iallgatherv(buffers->text.data(), static_cast<int>(text.size()), MPI_CHAR, all.data(),
+                            buffers->counts.data(), buffers->offsets.data(), MPI_CHAR, comm_, &request),
+            "MPI_Iallgatherv");
+      complete(request, awaited);
+      std::vector<std::string> texts;
+      for (std::size_t r = 0; r < ranks; ++r)
+        texts.push_back(
+            all.substr(static_cast<std::size_t>(buffers->offsets[r]), static_cast<std::size_t>(buffers->counts[r])));
+      return texts;
+    } catch (...) {
+      family_->calls().stop();
+      static_cast<void>(buffers.release());
+      throw;
+    }
+  }
+
+  /// Divides the ranks by color, ordered by key, then by rank.
+  std::shared_ptr<Group> split(int color, int key, std::string_view name) {
+    FSDP_EXPECTS(color >= 0, "rank {}: split: a color must not be negative, got {}", own_world_rank(), color);
+    exchange({}, comm::split_of(name));  // a deadline for ranks that never come, which MPI_Comm_split has not
+    MPI_Comm part = MPI_COMM_NULL;
+    check(MPI_Comm_split(comm_, color, key, &part), "MPI_Comm_split");
+    auto const id = comm::hash_of(fmt::format("{} {} {}", id_, ++splits_, color));
+    return std::make_shared<Group>(part, nodes_, family_, id, name, lineage_, options_);
+  }
+
+  void* allocate(std::size_t bytes) {
+    auto segment =
+        size_ == 1 ? (bytes == 0 ? Segment{} : private_segment(bytes)) : shared_segment(on_node_, bytes, "allocate");
+    if (segment.own == nullptr) return nullptr;
+    segment.owner = lineage_.back();
+    void* const memory = segment.own;
+    family_->memory().add(std::move(segment));
+    return memory;
+  }
+  void deallocate(void* memory) noexcept {
+    if (memory != nullptr) family_->memory().remove(memory);
+  }
+  /// Messages to or from the family's memory may still be under way: it stays mapped from now on.
+  void keep_memory() noexcept { family_->memory().keep(); }
+  Place find(void const* data, std::size_t bytes) const {
+    if (bytes == 0 || on_node_.size() == 1) return {0, 0, true};
+    return family_->memory().find(data, bytes, lineage_);
+  }
+  std::byte* address(Place const& place, int peer) const {
+    auto* const memory = family_->memory().address(place);
+    if (memory == nullptr)
+      fail<UsageError>("rank {}: rank {} moves data in memory that this rank has deallocated", own_world_rank(),
+                       world_rank_of(peer));
+    return memory;
+  }
+
+ private:
+  struct Announcement {
+    std::int64_t length = 0;
+    comm::Text what;
+    CallRecord call;
+  };
+  /// What MPI reads and writes during an exchange.
+  struct Buffers {
+    Buffers(std::string const& mine, CallRecord const& call, std::string_view what, std::size_t ranks)
+        : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), call}, calls(ranks) {}
+    std::string text;
+    Announcement own;
+    std::vector<Announcement> calls;
+    std::vector<int> counts, offsets;
+    std::string all;
+  };
+
+  /// Learns who the ranks are, and makes what they share on each node.
+  void meet() {
+    auto const room = [](CallBook const& book) { return book.has_room() ? "room" : "full"; };
+    auto const texts =
+        exchange(fmt::format("{} {} {}", own_world_rank(), options_.ranks_per_node, room(family_->calls())),
+                 "ranks of a new group");
+    world_ranks_.clear();
+    bool all_have_room = true;
+    for (auto const& text : texts) {
+      std::size_t end = 0;
+      world_ranks_.push_back(std::stoi(text, &end));
+      if (auto const theirs = std::stoi(text.substr(end)); theirs != options_.ranks_per_node)
+        fail<ConfigError>("rank {}: ranks_per_node is {} here, but {} on rank {}", own_world_rank(),
+                          options_.ranks_per_node, theirs, world_ranks_.back());
+      all_have_room = all_have_room && text.ends_with("room");
+    }
+    for (int r = 0; r < size_; ++r) (node_of(r) == node_of(rank_) ? on_node_ : elsewhere_).push_back(r);
+    control_ =
+        ControlBlock(shared_segment(on_node_, ControlBlock::bytes_for(size_), "control block"), on_node_, rank_, size_);
+    auto members = world_ranks_;
+    std::sort(members.begin(), members.end());
+    CallLog* log = family_->calls().find(members);  // of all ranks, or of none
+    bool const first = family_->calls().is_empty();
+    if (log == nullptr && all_have_room) log = make_log(std::move(members));
+    if (first && log != nullptr) family_->share_failures(*log, world_ranks_elsewhere());
+    exchange({}, "control block");  // nobody uses the blocks before all parts of them are constructed
+    has_control_ = true;
+    log_ = log;
+  }
+  CallLog* make_log(std::vector<int> members) {
+    auto by_world_rank = on_node_;  // blocks lie in the order of world ranks
+    std::sort(by_world_rank.begin(), by_world_rank.end(),
+              [this](int a, int b) { return world_rank_of(a) < world_rank_of(b); });
+    auto segment = shared_segment(by_world_rank, sizeof(CallLog::Block), "calls");
+    std::vector<int> on_node;
+    for (auto const rank : by_world_rank) on_node.push_back(world_rank_of(rank));
+    return family_->calls().add(
+        std::make_unique<CallLog>(std::move(segment), std::move(members), std::move(on_node), own_world_rank()));
+  }
+  Segment shared_segment(std::vector<int> const& members, std::size_t bytes, std::string_view what) {
+    return make_segment([&](std::string const& text) { return exchange(text, what); }, rank_, members, bytes);
+  }
+
+  void compare(std::vector<Announcement> const& calls) {
+    auto const at = [&](int rank) -> Announcement const& { return calls[static_cast<std::size_t>(rank)]; };
+    if (!has_control_) return;
+    comm::expect_same_exchange(
+        rank_, size_, [&](int rank) -> auto const& { return at(rank).what; },
+        [this](int rank) { return world_rank_of(rank); });
+    for (int peer = 0; peer < size_; ++peer) expect_one_order(at(rank_).call, at(peer).call, peer);
+  }
+  void complete(MPI_Request& request, Awaited& awaited) {
+    PollPause pause;
+    wait_until(
+        awaited.scene, options_.timeout,
+        [&] {
+          int done = 0;
+          check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+          if (done == 0) family_->throw_if_failed();
+          return done != 0;
+        },
+        [&] {
+          look_around(awaited);
+          pause();
+        },
+        [&] { return has_control_ ? behind(&RankControl::calls, calls_) : std::vector<int>{}; });
+  }
+
+  std::vector<std::uint64_t> lineage_;  // this communicator, last, and those that it was split from
+  std::uint64_t splits_ = 0;
+};
+
+}  // namespace fsdp::mpi::detail

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of one communicator, as each other's waits need them: who is where, who has failed, left, or gone astray.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/comm/mpi/control.hpp"
+#include "fsdp/comm/mpi/environment.hpp"
+#include "fsdp/comm/mpi/family.hpp"
+#include "fsdp/comm/mpi/header.hpp"
+#include "fsdp/comm/mpi/wait.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::mpi::detail {
+
+/// What a rank waits for its peers to come to.
+struct Awaited {
+  using Time = std::chrono::steady_clock::time_point;
+
+  Scene scene;
+  std::uint32_t number = 0;       ///< of its call: CallNumbers::own
+  std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
+  std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
+  Time first_look{}, next_look{};
+  bool told = false;  ///< ranks on other nodes know of it
+};
+
+/// What this rank knows of the ranks of one communicator, and they of it: through shared memory on the node, by letters
+/// between nodes. Group makes it complete.
+class Peers {
+ public:
+  Peers(Peers const&) = delete;
+  Peers& operator=(Peers const&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int world_rank_of(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)]; }
+  int own_world_rank() const { return family_->world_rank(); }
+  std::vector<int> const& on_node() const { return on_node_; }      ///< this rank too
+  std::vector<int> const& elsewhere() const { return elsewhere_; }  ///< ranks on other nodes
+  bool is_on_node(int rank) const { return node_of(rank) == node_of(rank_); }
+  MPI_Comm comm() const { return comm_; }
+  Options const& options() const { return options_; }
+  ControlBlock& control() { return control_; }
+  RankControl& own() { return control_[rank_]; }
+
+  /// Writes down a collective for peers that wait elsewhere. Host thread only.
+  CallNumbers enter(std::string_view operation, std::string_view unit, std::string_view pass) {
+    return CallNumbers(family_->calls().enter(log_, comm::CallNote::collective(id_, name_, operation, unit, pass)));
+  }
+
+  /// Waits until the counter of each rank on the node has reached `target`.
+  void wait_for_node(SharedCounter RankControl::*counter, std::uint64_t target, Awaited& awaited) {
+    for (auto const peer : on_node_) {
+      if (peer == rank_) continue;
+      auto& theirs = control_[peer].*counter;
+      wait_until(
+          awaited.scene, options_.timeout,
+          [&] {
+            if (theirs.reached(target)) return true;
+            throw_if_failed();
+            return false;
+          },
+          [&] {
+            look_around(awaited);
+            theirs.sleep_below(target);
+          },
+          [&] { return behind(counter, target); });
+    }
+  }
+  void throw_if_failed() const {
+    family_->throw_if_failed();
+    if (has_control_ && control_.failure().failed()) family_->raise(control_.failure());
+  }
+
+  /// Ends every wait of this communicator's ranks.
+  void fail_all(std::string_view text) noexcept {
+    family_->calls().stop();
+    if (!has_control_ || !control_.failure().set(text, false)) return;
+    control_.wake_all();
+    Letter letter;
+    letter.kind = Letter::Kind::failed;
+    letter.subject = id_;
+    copy_text(letter.text, text);
+    family_->post().send(world_ranks_elsewhere(), letter);
+  }
+  void fail_order(std::string_view text) noexcept {
+    family_->calls().stop();
+    if (control_.failure().set(text, true)) control_.wake_all();  // ranks on other nodes find out by themselves
+  }
+  /// Ends the family if two ranks have made different calls before the one in which they meet, `note`.
+  void expect_one_order(comm::CallNote const& note, CallNumbers mine, CallNumbers theirs, int peer) {
+    if (log_ == nullptr || mine.agree(theirs)) return;
+    auto const& calls = family_->calls();
+    expect_one_order(calls.record_of(*log_, note, mine), calls.record_of(*log_, note, theirs), peer);
+  }
+  void expect_one_order(CallRecord const& own, CallRecord const& theirs, int peer) {
+    if (!CallBook::differ(own, theirs)) return;
+    auto const& calls = family_->calls();
+    auto const found = calls.earliest({own, theirs}, world_rank_of(peer));
+    auto text = found.text(own_world_rank(), world_rank_of(peer));
+    if (!is_on_node(peer)) text += fmt::format("; rank {} came before to {}", own_world_rank(), calls.before(own));
+    family_->fail_all(text, true);
+    family_->throw_if_failed();
+  }
+  comm::CallNote note_of(Scene const& scene) const {
+    return comm::CallNote::collective(id_, name_, scene.operation, scene.unit, scene.pass);
+  }
+  /// This rank makes no more calls: peers that wait for more are told. @param collectives  those it has enqueued
+  void leave(std::uint64_t collectives, bool by_exception) noexcept {
+    if (by_exception) family_->calls().stop();
+    if (!has_control_) return;
+    own().left.store(RankControl::departure(collectives, by_exception), std::memory_order_release);
+    control_.wake_all();
+    Letter letter;
+    letter.kind = Letter::Kind::left;
+    letter.flag = by_exception;
+    letter.subject = id_;
+    letter.collectives = collectives;
+    letter.calls = calls_;
+    family_->post().send(world_ranks_elsewhere(), letter);
+  }
+
+  /// What a thread does that waits, now and then: looks for peers that will never come.
+  /// @throws OrderError, PeerError
+  void look_around(Awaited& awaited) {
+    auto const now = std::chrono::steady_clock::now();
+    if (now < awaited.next_look || !has_control_) return;
+    if (awaited.first_look == Awaited::Time{}) awaited.first_look = now;
+    awaited.next_look = now + std::chrono::milliseconds(10);
+    auto const call = log_ == nullptr ? std::nullopt : log_->own().read(awaited.number);
+    for (auto const peer : on_node_) {
+      if (peer == rank_) continue;
+      auto const left = control_[peer].left.load(std::memory_order_acquire);
+      if (left != 0)
+        expect_enough(awaited, world_rank_of(peer), (left >> 1) - 1, control_[peer].calls.value.load(),
+                      (left & 1) != 0);
+      if (call) family_->expect_no_contradiction(*call, world_rank_of(peer));
+    }
+    if (!family_->spans_nodes()) return;
+    family_->post().collect();
+    family_->hear();
+    for (auto const& [from, letter] : family_->post().about(id_)) {
+      if (letter.kind == Letter::Kind::failed && control_.failure().set(letter.text, letter.flag)) control_.wake_all();
+      if (letter.kind == Letter::Kind::left)
+        expect_enough(awaited, from, letter.collectives, letter.calls, letter.flag);
+    }
+    if (awaited.told || !call || now - awaited.first_look < std::chrono::milliseconds(100)) return;
+    awaited.told = true;
+    family_->tell_waiting(world_ranks_elsewhere(), *call);
+  }
+
+ protected:
+  Peers(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<Family> family, std::uint64_t id, std::string_view name,
+        Options options)
+      : comm_(comm), options_(options), nodes_(std::move(nodes)), family_(std::move(family)), id_(id), name_(name) {
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    world_ranks_.push_back(family_->world_rank());
+    if (size_ == 1) on_node_.push_back(0);
+    family_->post().open(id_);
+  }
+  ~Peers() { family_->post().close(id_); }
+
+  std::string text_of(Scene const& scene) const {
+    return scene.unit.empty() ? std::string(scene.operation) : note_of(scene).text();
+  }
+  int node_of(int rank) const { return nodes_[static_cast<std::size_t>(world_rank_of(rank))]; }
+  std::vector<int> world_ranks_elsewhere() const {
+    std::vector<int> ranks;
+    for (auto const rank : elsewhere_) ranks.push_back(world_rank_of(rank));
+    return ranks;
+  }
+  std::vector<int> behind(SharedCounter RankControl::*counter, std::uint64_t target) {
+    std::vector<int> ranks;
+    for (auto const peer : on_node_)
+      if (peer != rank_ && !(control_[peer].*counter).reached(target)) ranks.push_back(world_rank_of(peer));
+    return ranks;
+  }
+
+  /// @throws PeerError unless a rank that has left has made the calls that this rank waits for
+  void expect_enough(Awaited const& awaited, int left, std::uint64_t collectives, std::uint64_t controls,
+                     bool by_exception) const {
+    if (collectives >= awaited.collectives && controls >= awaited.controls) return;
+    throw_if_failed();  // who left because of a failure had noted it before
+    family_->calls().stop();
+    fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", own_world_rank(), text_of(awaited.scene),
+                    left, by_exception ? " after an exception" : "");
+  }
+  MPI_Comm comm_;
+  Options options_;
+  std::vector<int> nodes_;  // for each world rank, the lowest world rank on its node
+  std::shared_ptr<Family> family_;
+  std::uint64_t id_;
+  std::string name_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<int> world_ranks_, on_node_, elsewhere_;
+  ControlBlock control_;
+  bool has_control_ = false;
+  CallLog* log_ = nullptr;   // of the calls of these ranks; nullptr: they are not followed
+  std::uint64_t calls_ = 0;  // of the control plane
+};
+
+}  // namespace fsdp::mpi::detail

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an NCCL communicator owns: how it is made, how it ends, its control plane and its registered memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/comm/common/text.hpp"
+#include "fsdp/comm/nccl/watch.hpp"
+#include "fsdp/cuda/device.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::nccl {
+
+/// Settings of a communicator and of those split from it. What NCCL, as compiled and as loaded, cannot honour is an
+/// error.
+struct Options {
+  /// How long a collective, a blocking call or a rank's arrival may take before this rank reports it and ends the run.
+  std::chrono::milliseconds timeout = bootstrap::default_timeout();
+  /// Compares every collective over the ranks before it is enqueued. For debugging: each one then blocks the host.
+  bool check_order = false;
+  /// `allocate` gives memory from NCCL, registered as a symmetric window (NCCL 2.27 or newer). Then all ranks must
+  /// allocate equal sizes.
+  bool symmetric_memory = false;
+  /// All-gathers within one node may run on copy engines instead of multiprocessors (NCCL 2.28 or newer, with
+  /// symmetric_memory).
+  bool copy_engines = false;
+  int max_ctas = 0;  ///< most thread blocks that a collective takes from compute; 0: NCCL decides
+};
+
+/// Version of the NCCL that is loaded, as 22809 for 2.28.9. May differ from NCCL_VERSION_CODE, which was compiled
+/// against.
+inline int runtime_version() {
+  int version = 0;
+  FSDP_NCCL_CHECK(nullptr, ncclGetVersion(&version));
+  return version;
+}
+
+namespace detail {
+
+template <class T>
+constexpr ncclDataType_t type_of() {
+  switch (dtype_of<T>) {
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::f16: return ncclFloat16;
+    case DType::f64: return ncclFloat64;
+    case DType::i64: return ncclInt64;
+  }
+  return ncclFloat32;
+}
+
+/// @throws ConfigError if the options need more than this NCCL has
+inline void check_options(Options const& options) {
+  auto const loaded = runtime_version();
+  auto const require = [&](std::string_view option, int version) {
+    if (loaded < version || NCCL_VERSION_CODE < version)
+      fail<ConfigError>("nccl::Options::{} needs NCCL {}.{}; compiled against {}, loaded {}", option, version / 10000,
+                        version / 100 % 100, NCCL_VERSION_CODE, loaded);
+  };
+  if (loaded < 21900) fail<ConfigError>("NCCL 2.19 or newer is needed; loaded {}", loaded);
+  if (options.symmetric_memory) require("symmetric_memory", 22700);
+  if (options.copy_engines) require("copy_engines", 22800);
+  if (options.copy_engines && !options.symmetric_memory)
+    fail<ConfigError>("nccl::Options::copy_engines needs symmetric_memory");
+}
+
+inline ncclConfig_t make_config(Options const& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+#if defined(NCCL_CTA_POLICY_ZERO)
+  if (options.copy_engines) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+  return config;
+}
+
+/// What a communicator owns: NCCL's handle, the watch over it, the control plane.
+struct State {
+  State(cuda::Device where, int place, int ranks, Options const& settings)
+      : device(where), rank(place), size(ranks), options(settings), exceptions(std::uncaught_exceptions()) {
+    if (size > 1)
+      watch = std::make_unique<Watch>(fmt::format("rank {} of {} (cuda:{})", rank, size, device.ordinal()),
+                                      device.ordinal(), options.timeout);
+  }
+  State(State const&) = delete;
+  State& operator=(State const&) = delete;
+
+  /// While an exception passes, peers may be lost: the communicator is aborted instead of being brought to an end.
+  ~State() {
+    try {
+      auto const waiting = phase("the end of a communicator");
+      device.make_current();
+      while (!windows.empty()) free_symmetric(windows.begin()->first);
+      if (watch) watch->attach(nullptr);
+      if (owned && std::uncaught_exceptions() > exceptions) {
+        static_cast<void>(ncclCommAbort(owned.release()));
+      } else {
+        owned = UniqueComm();
+      }
+      device.deallocate(scratch, scratch_bytes);
+    } catch (std::exception const& error) {
+      cuda::detail::log_failure("the end of an NCCL communicator", error.what());
+    }
+  }
+
+  void use(ncclComm_t made) {
+    comm = made;
+    if (watch) watch->attach(made);
+  }
+  Watch::Phase phase(std::string_view operation) { return {watch.get(), {operation}}; }
+
+  /// Makes the communicator; `exchange` passes the identifier on. A group of one rank needs none.
+  template <class Exchange>
+  void connect(Exchange const& exchange_texts) {
+    detail::check_options(options);
+    if (size == 1) return;
+    device.make_current();
+    ncclUniqueId id{};
+    if (rank == 0) FSDP_NCCL_CHECK(nullptr, ncclGetUniqueId(&id));
+    auto const texts =
+        exchange_texts(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(), "NCCL identifier");
+    if (texts.empty() || texts.front().size() != sizeof(id.internal))
+      fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
+    std::memcpy(id.internal, texts.front().data(), sizeof(id.internal));
+    auto config = detail::make_config(options);
+    ncclComm_t made = nullptr;
+    {
+      auto const waiting = phase("ncclCommInitRankConfig");
+      FSDP_NCCL_CHECK(nullptr, ncclCommInitRankConfig(&made, size, id, rank, &config));
+    }
+    owned = UniqueComm(made);
+    use(made);
+  }
+
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    if (control) return control->exchange(text, what);
+    device.make_current();
+    auto const waiting = phase("exchange");
+    auto const ranks = static_cast<std::size_t>(size);
+    struct Announcement {
+      std::uint64_t bytes = 0;
+      comm::Text what;
+    };
+    Announcement const mine{text.size(), comm::Text(what)};
+    std::vector<Announcement> calls(ranks);
+    gather(&mine, calls.data(), sizeof(mine));
+    comm::expect_same_exchange(
+        rank, size, [&](int peer) -> auto const& { return calls[static_cast<std::size_t>(peer)].what; },
+        [](int peer) { return peer; });
+    std::size_t longest = 0;
+    for (auto const& call : calls) longest = std::max(longest, static_cast<std::size_t>(call.bytes));
+    std::string own = text;
+    own.resize(longest);
+    std::string all(longest * ranks, '\0');
+    if (longest > 0) gather(own.data(), all.data(), longest);
+    std::vector<std::string> texts;
+    for (std::size_t peer = 0; peer < ranks; ++peer)
+      texts.push_back(all.substr(peer * longest, static_cast<std::size_t>(calls[peer].bytes)));
+    return texts;
+  }
+
+  /// All-gathers `bytes` of host memory from each rank, on a stream of its own.
+  void gather(void const* send, void* recv, std::size_t bytes) {
+    if (!control_stream) control_stream.emplace(device.make_stream("fsdp exchange"));
+    auto const total = bytes * static_cast<std::size_t>(size);
+    if (total > scratch_bytes) {
+      device.deallocate(std::exchange(scratch, nullptr), std::exchange(scratch_bytes, 0));
+      scratch = device.allocate(total);
+      scratch_bytes = total;
+    }
+    auto* const own = static_cast<std::byte*>(scratch) + static_cast<std::size_t>(rank) * bytes;
+    device.copy_async(*control_stream, own, send, bytes);
+    FSDP_NCCL_CHECK(comm, ncclAllGather(own, scratch, bytes, ncclUint8, comm, control_stream->get()));
+    device.synchronize(*control_stream);
+    device.copy_async(*control_stream, recv, scratch, total);
+    device.synchronize(*control_stream);
+  }
+
+  void* allocate_symmetric(std::size_t bytes) {
+    for (auto const& theirs : exchange(std::to_string(bytes), "allocate"))
+      if (theirs != std::to_string(bytes))
+        fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {} bytes here, {} on a peer", rank,
+                          bytes, theirs);
+    if (bytes == 0) return nullptr;
+#if NCCL_VERSION_CODE >= 22700
+    device.make_current();
+    constexpr std::size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
+    auto const rounded = (bytes + page - 1) / page * page;
+    void* memory = nullptr;
+    if (auto const status = ncclMemAlloc(&memory, rounded); status != ncclSuccess) {
+      static_cast<void>(cudaGetLastError());
+      device.fail_allocation("ncclMemAlloc", rounded, ncclGetErrorString(status));
+    }
+    ncclWindow_t window = nullptr;
+    auto const waiting = phase("ncclCommWindowRegister");
+    auto const status =
+        detail::settle(ncclCommWindowRegister(comm, memory, rounded, &window, NCCL_WIN_COLL_SYMMETRIC), comm);
+    if (status != ncclSuccess || window == nullptr) {
+      static_cast<void>(ncclMemFree(memory));
+      fail<ConfigError>("rank {}: NCCL cannot register symmetric memory here ({}): turn Options::symmetric_memory off",
+                        rank, status == ncclSuccess ? "not supported between these GPUs" : ncclGetErrorString(status));
+    }
+    windows.emplace(memory, window);
+    return memory;
+#else
+    fail<ConfigError>("nccl::Options::symmetric_memory needs NCCL 2.27 or newer");
+#endif
+  }
+
+  /// False if `memory` is not a window of this communicator.
+  bool free_symmetric(void* memory) noexcept {
+#if NCCL_VERSION_CODE >= 22700
+    auto const entry = windows.find(memory);
+    if (entry == windows.end()) return false;
+    auto status = ncclCommWindowDeregister(comm, entry->second);
+    if (status != ncclSuccess) cuda::detail::log_failure("ncclCommWindowDeregister", ncclGetErrorString(status));
+    status = ncclMemFree(memory);
+    if (status != ncclSuccess) cuda::detail::log_failure("ncclMemFree", ncclGetErrorString(status));
+    windows.erase(entry);
+    return true;
+#else
+    static_cast<void>(memory);
+    return false;
+#endif
+  }
+
+  cuda::Device device;
+  int rank;
+  int size;
+  Options options;
+  int exceptions;                // in flight when this began
+  std::unique_ptr<Watch> watch;  // none in a group of one rank
+  std::optional<bootstrap::TcpGroup> control;
+  UniqueComm owned;           // empty if adopted
+  ncclComm_t comm = nullptr;  // owned or adopted
+  std::optional<cudaStream_t> bound;
+  std::uint64_t sequence = 0;
+#if NCCL_VERSION_CODE >= 22700
+  std::map<void*, ncclWindow_t> windows;
+#else
+  std::map<void*, void*> windows;
+#endif
+  std::optional<cuda::Stream> control_stream;
+  void* scratch = nullptr;
+  std::size_t scratch_bytes = 0;
+};
+
+}  // namespace detail
+
+}  // namespace fsdp::nccl

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of an engine, how they are put together when it is sealed, and what its scopes and its second door reach.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/declaration.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/history.hpp"
+#include "fsdp/engine/memory_plan.hpp"
+#include "fsdp/engine/passes.hpp"
+#include "fsdp/engine/program.hpp"
+#include "fsdp/engine/reducer.hpp"
+#include "fsdp/engine/step_gate.hpp"
+#include "fsdp/engine/storage.hpp"
+#include "fsdp/engine/texts.hpp"
+#include "fsdp/engine/unsharder.hpp"
+#include "fsdp/engine/user_checks.hpp"
+#include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/mesh.hpp"
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp::detail {
+
+/// What an Engine consists of. Its users are Engine, the scopes, and Shards.
+template <Communicator C, class P>
+struct EngineCore {
+  using Device = typename C::Device;
+  using Stream = typename Device::Stream;
+  using Unit = FlatParam<Device, P>;
+  using Param = typename P::Param;
+  using Reduce = typename P::Reduce;
+
+  /// @param caller  computes; nullptr: a stream of the engine's own
+  EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options, Stream* caller)
+      : mesh(&over),
+        device(over.device()),
+        where(place(over.rank(), over.size(), strategy)),
+        declared(where, strategy, options),
+        owned_compute(caller == nullptr ? std::optional<Stream>(device.make_stream("compute", StreamPriority::normal))
+                                        : std::nullopt),
+        compute(caller == nullptr ? &*owned_compute : caller) {
+    expect_exact_arithmetic(where.rank);
+  }
+  EngineCore(EngineCore&&) = delete;
+  ~EngineCore() {
+    for (auto* stream : {&gather.stream(), compute, &reduce.stream()}) drain(*stream);
+    if (reduce.replicate_stream()) drain(*reduce.replicate_stream());
+  }
+
+  /// See Engine.
+  void seal() {
+    if (sealed) return;
+    declared.seal();
+    input = declared.plan_input();
+    program = compile_program(input);
+    expect_buffers(program, input, passes.next_backward());
+    expect_equal_texts(mesh->world(), declared.text(), "layouts");
+    split_communicators();
+    passes.set_program(program);
+    storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input), gather, reduce);
+    storage.place_shards(declared.units(), program);
+    gather.prepare(declared.units(), program);
+    reduce.prepare(declared.units(), program, storage.direct_gradients());
+    storage.initialize(declared.units(), declared.options().seed, *compute);
+    for (auto& unit : declared.units()) mark_written(*unit);
+    sealed = true;
+  }
+
+  /// Groups of ranks, as far as units need them.
+  void split_communicators() {
+    auto& world = mesh->world();
+    bool sharded = false, replicated_in_groups = false, replicated_over_world = false;
+    for (auto const& unit : declared.units()) {
+      auto const& at = unit->placement();
+      sharded |= at.shards > 1;
+      if (at.replicas > 1) (at.replicas == at.world ? replicated_over_world : replicated_in_groups) = true;
+    }
+    scalar_comm.emplace(world.split(0, where.rank, "scalar"));
+    if (sharded) {
+      gather.set_shard_group(world.split(where.replica, where.rank, "gather"));
+      reduce.set_shard_group(world.split(where.replica, where.rank, "reduce"));
+    }
+    if (replicated_in_groups) reduce.add_replicate_group(world.split(where.shard, where.rank, "replicate"));
+    if (replicated_over_world) reduce.add_replicate_group(world.split(0, where.rank, "replicate over the world"));
+    if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
+      gather.set_kept_group(world.split(where.rank / ranks, where.rank, "kept group"), where.rank % ranks);
+  }
+  void discard_gradients() {
+    bool const some = std::any_of(declared.units().begin(), declared.units().end(),
+                                  [](auto const& unit) { return !unit->fresh || unit->has_unreduced(); });
+    passes.discard();
+    gate.forget_norm();
+    if (some) history.add("discard_gradients", 0.0f);
+  }
+  /// Compute has been given a write of the unit's master shard.
+  void mark_written(Unit& unit) { unit.updated.signal(device, *compute); }
+
+  /// A scope of one of the flags begins.
+  /// @throws UsageError for want of buffers; nothing has changed then
+  void begin_backward_scope(bool BackwardFlags::*flag) {
+    auto flags = passes.next_backward();
+    flags.*flag = false;
+    if (sealed) {
+      expect_buffers(program, input, flags);
+    } else {
+      auto const so_far = declared.plan_input();
+      expect_buffers(compile_program(so_far), so_far, flags);
+    }
+    passes.add_scope(flag, 1);
+  }
+  void end_backward_scope(bool BackwardFlags::*flag) noexcept { passes.add_scope(flag, -1); }
+  void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
+    auto const missing = missing_option(of, from, flags);
+    if (missing.option.empty()) return;
+    fail<UsageError>("rank {}: backward of unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,
+                     missing.option == "keep_unsharded" ? "parameters can stay unsharded"
+                     : flags.gradient_sync              ? "gradients can wait for replicas"
+                                                        : "gradients can wait unreduced",
+                     missing.option);
+  }
+  Unit& begin_forward(std::size_t use) {
+    seal();
+    return passes.begin_forward(use);
+  }
+  Unit& begin_backward(std::size_t use) {
+    auto& unit = passes.begin_backward(use);
+    storage.lease_gradients();
+    return unit;
+  }
+
+  void attach_tracer(std::unique_ptr<Tracer<Device>> next) {
+    trace.attach(next.get());
+    gather.set_tracer(next.get());
+    reduce.set_tracer(next.get());
+    tracer = std::move(next);
+  }
+
+  void drain(Stream& stream) noexcept {
+    try {
+      device.synchronize(stream);
+    } catch (std::exception const& error) {
+      std::fprintf(stderr, "fsdp: rank %d: %s\n", where.rank, error.what());
+    } catch (...) {
+      std::fprintf(stderr, "fsdp: rank %d: an exception that is no std::exception ended a stream\n", where.rank);
+    }
+  }
+
+  /// Waits until all streams of this rank have run dry.
+  void synchronize() {
+    device.synchronize(gather.stream());
+    device.synchronize(*compute);
+    device.synchronize(reduce.stream());
+    if (reduce.replicate_stream()) device.synchronize(*reduce.replicate_stream());
+  }
+
+  Mesh<C>* mesh;
+  Device device;
+  Placement where;  ///< of the units that shard
+  MemoryAccount account;
+  History history;
+  Declaration<Device, P> declared;
+  ShardStorage<C, P> storage{device, account};
+  std::unique_ptr<Tracer<Device>> tracer;
+  TraceHook<Device> trace;
+  std::optional<C> scalar_comm;  ///< all ranks, for norms
+  bool sealed = false;
+  MemoryPlanInput input;  ///< what `program` was compiled from
+  Program program;
+
+  std::optional<Stream> owned_compute;
+  Stream* compute;
+  Unsharder<C, P> gather{device, account, history};
+  Reducer<C, P> reduce{device, account, history};
+  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute};
+  StepGate<Passes<C, P>> gate{where.rank, passes};
+};
+
+}  // namespace fsdp::detail

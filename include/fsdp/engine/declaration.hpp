@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the user has declared to an engine: units, the order of their uses, what is gathered ahead.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/memory_plan.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "fsdp/engine/texts.hpp"
+#include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/strategy.hpp"
+
+namespace fsdp {
+
+/// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
+template <Device D, class P>
+class Declaration {
+ public:
+  using Unit = FlatParam<D, P>;
+  using Units = std::vector<std::unique_ptr<Unit>>;
+
+  /// @param where  under `strategy`
+  /// @throws ConfigError if an option is out of range, or means nothing under this strategy
+  Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
+      : where_(where), strategy_(strategy), options_(options), schedule_(where.rank) {
+    auto const rank = where.rank;
+    if (options.prefetch < 0 || backward_prefetch() < 0)
+      fail<ConfigError>("rank {}: prefetch must not be negative, got {} and {} in backward", rank, options.prefetch,
+                        backward_prefetch());
+    if (options.max_ahead_bytes < 0)
+      fail<ConfigError>("rank {}: max_ahead_bytes must not be negative, got {}", rank, options.max_ahead_bytes);
+    if (options.passes_ahead < 1)
+      fail<ConfigError>("rank {}: passes_ahead must be at least 1, got {}", rank, options.passes_ahead);
+    if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
+      fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
+                        options.first_bucket_bytes);
+    if (options.no_replica_sync && !strategy.grouped)
+      fail<ConfigError>("rank {}: no_replica_sync is for HybridShard: {} has no replicas of shards", rank,
+                        strategy.name);
+    if (options.reshard_ranks == 0) return;
+    if (!strategy.reshards_after_forward)
+      fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
+                        strategy.name);
+    if (options.reshard_ranks <= 1 || options.reshard_ranks >= where.shards ||
+        where.shards % options.reshard_ranks != 0)
+      fail<ConfigError>(
+          "rank {}: reshard_ranks must be more than 1, fewer than the {} ranks of the shard group, and divide it; "
+          "got {}",
+          rank, where.shards, options.reshard_ranks);
+    if (options.keep_unsharded) fail<ConfigError>("rank {}: reshard_ranks and keep_unsharded exclude each other", rank);
+  }
+
+  Units& units() { return units_; }
+  Units const& units() const { return units_; }
+  Schedule& schedule() { return schedule_; }
+  Schedule const& schedule() const { return schedule_; }
+  EngineOptions const& options() const { return options_; }
+  ShardingStrategy const& strategy() const { return strategy_; }
+
+  /// @throws ConfigError if the unit shards otherwise than the engine
+  UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
+    bool const as_engine = strategy.grouped == strategy_.grouped && strategy.group == strategy_.group;
+    if (strategy.shards && !(strategy_.shards && as_engine))
+      fail<ConfigError>(
+          "rank {}: unit '{}' is {}, and its engine {}: units shard over the same ranks as their engine, or "
+          "not at all",
+          where_.rank, unit_name, described(strategy), described(strategy_));
+    for (auto const& unit : units_)
+      FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", where_.rank, unit_name);
+    units_.push_back(std::make_unique<Unit>(device, std::string(unit_name), strategy));
+    return {units_.size() - 1};
+  }
+
+  /// A module has named tensors of the unit.
+  /// @throws UsageError if another unit has one of them
+  void claim_names(UnitId id) {
+    for (auto const& tensor : units_[id.index]->layout().tensors()) {
+      auto const owner = owners_.emplace(tensor.name, id.index).first->second;
+      FSDP_EXPECTS(owner == id.index,
+                   "rank {}: units '{}' and '{}' both have a tensor '{}': its name is what it is saved by, and modules "
+                   "that share it share a unit",
+                   where_.rank, units_[owner]->name(), units_[id.index]->name(), tensor.name);
+    }
+  }
+
+  /// @return `use`
+  /// @throws UsageError if there is no such use
+  std::size_t expect_use(std::size_t use) const {
+    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there are {} uses, no use {}", where_.rank, schedule_.size(), use);
+    return use;
+  }
+
+  /// Replaces what the depth says for one use of one pass.
+  void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
+    expect_use(use);
+    for (auto const next : ahead) {
+      expect_use(next);
+      FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use, "rank {}: '{}' does not come after '{}' in {}",
+                   where_.rank, schedule_.module_name(next), schedule_.module_name(use), name(pass));
+    }
+    lists_.push_back({pass, use, std::move(ahead)});
+  }
+
+  /// Pads the layouts and checks that nothing is left without a use.
+  void seal() {
+    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", where_.rank);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u]->seal(where_);
+      FSDP_EXPECTS(schedule_.used(u), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
+    }
+  }
+
+  /// What must be equal on all ranks, a line each.
+  std::string text() const {
+    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
+                             strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
+                             fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
+    lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
+                         options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
+                         options_.keep_root);
+    lines += fmt::format("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
+                         options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
+    lines += fmt::format("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
+                         options_.bucket_bytes, options_.seed, options_.passes_ahead);
+    for (auto const& unit : units_) {
+      lines += detail::text_of(unit->name(), unit->layout());
+      if (unit->strategy() != strategy_)
+        lines += fmt::format("strategy of unit '{}': {}\n", unit->name(), described(unit->strategy()));
+    }
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
+                           schedule_.module_name(use));
+    for (auto const& list : lists_)
+      lines += fmt::format("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
+                           listed(list.ahead));
+    return lines;
+  }
+
+  MemoryPlanInput plan_input() const {
+    MemoryPlanInput input;
+    for (auto const& unit : units_) {
+      auto const& tensors = unit->layout().tensors();
+      auto const end = tensors.empty() ? 0 : tensors.back().range().end;
+      auto const& strategy = unit->strategy();
+      input.units.push_back({align_up(end, layout_alignment * where_.world), unit->name(), strategy.shards,
+                             strategy.reshards_after_forward});
+    }
+    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+      input.uses.push_back(schedule_.unit(use));
+      input.modules.emplace_back(schedule_.module_name(use));
+    }
+    input.shards = where_.shards;
+    input.replicas = where_.replicas;
+    input.bucket_bytes = options_.bucket_bytes;
+    input.first_bucket_bytes = options_.first_bucket_bytes;
+    input.keep_last = options_.keep_last;
+    input.keep_root = options_.keep_root;
+    input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
+    for (auto const& list : lists_)
+      (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
+    input.max_ahead_bytes = options_.max_ahead_bytes;
+    input.reshard_ranks = options_.reshard_ranks;
+    input.keep_unsharded = options_.keep_unsharded;
+    input.no_sync = options_.no_sync;
+    input.master_bytes = sizeof(typename P::Master);
+    input.param_bytes = sizeof(typename P::Param);
+    input.reduce_bytes = sizeof(typename P::Reduce);
+    input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
+    input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
+    input.no_replica_sync = options_.no_replica_sync;
+    return input;
+  }
+
+ private:
+  struct List {
+    Pass pass;
+    std::size_t use;
+    std::vector<std::size_t> ahead;
+  };
+  static std::string described(ShardingStrategy const& strategy) {
+    return strategy.grouped ? fmt::format("{} with groups of {}", strategy.name, strategy.group)
+                            : std::string(strategy.name);
+  }
+  int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
+
+  Placement where_;
+  ShardingStrategy strategy_;
+  EngineOptions options_;
+  Schedule schedule_;
+  Units units_;
+  std::unordered_map<std::string, std::size_t> owners_;  ///< of tensor names: their unit
+  std::vector<List> lists_;
+};
+
+}  // namespace fsdp

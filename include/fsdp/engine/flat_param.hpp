@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// One unit: its tensors laid flat, the shard that this rank keeps, and the state of its full parameters.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/fence.hpp"
+#include "fsdp/engine/slots.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/placement.hpp"
+#include "fsdp/strategy.hpp"
+
+namespace fsdp {
+
+enum class UnitState : unsigned char { sharded, unsharding, unsharded };
+
+constexpr std::string_view name(UnitState state) {
+  switch (state) {
+    case UnitState::sharded: return "sharded";
+    case UnitState::unsharding: return "unsharding";
+    case UnitState::unsharded: return "unsharded";
+  }
+  return "?";
+}
+
+/// A unit's flat parameter: layout, shard, and the buffers that it leases while unsharded.
+/// @tparam D  the device
+/// @tparam P  the precision policy
+template <Device D, class P>
+class FlatParam {
+ public:
+  using Param = typename P::Param;
+  using Master = typename P::Master;
+  using Reduce = typename P::Reduce;
+
+  FlatParam(D const& device, std::string unit_name, ShardingStrategy const& strategy)
+      : gathered(device),
+        gradients_ready(device),
+        reduced(device),
+        partial_read(device),
+        updated(device),
+        name_(std::move(unit_name)),
+        strategy_(strategy) {}
+
+  std::string const& name() const { return name_; }
+  ShardingStrategy const& strategy() const { return strategy_; }
+  /// Where this rank stands as to this unit. @pre sealed
+  Placement const& placement() const { return placement_; }
+  FlatLayout& layout() { return layout_; }
+  FlatLayout const& layout() const { return layout_; }
+
+  /// Pads the layout for `where.world` ranks and fixes this rank's slice.
+  /// @param where  of the engine's units that shard
+  void seal(Placement const& where) {
+    FSDP_EXPECTS(layout_.numel() > 0, "rank {}: unit '{}' has no parameters", where.rank, name_);
+    placement_ = strategy_.shards ? where : where.replicated();
+    layout_.seal(where.world);
+    shard_ = shard_range(layout_.padded(), placement_.shards, placement_.shard);
+    // The engine's in every unit: norms add up the same slices of all.
+    auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
+    norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
+    padding_ = layout_.padding();
+    begun_.assign(layout_.tensors().size(), true);
+  }
+
+  std::vector<Range> const& padding() const { return padding_; }  ///< of the full parameters: what no tensor covers
+
+  /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
+  void begin_gradients() { begun_.assign(begun_.size(), !sets_gradients); }
+  /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
+  bool begin_gradient(std::size_t index) {
+    bool const begins = !begun_[index];
+    begun_[index] = true;
+    return begins;
+  }
+
+  Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
+  Range norm_slice() const { return norm_slice_; }  ///< this rank's world slice, in elements of the shard
+  std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
+  std::int64_t shard_numel() const { return shard_.size(); }
+
+  Master* master = nullptr;         ///< (shard_numel) master weights
+  float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
+  Param* full = nullptr;            ///< (full_numel) full parameters while not sharded
+  Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
+  float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
+  float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
+  Slot<D>* gather_slot = nullptr;   ///< of `full`; stays nullptr where that is `master`
+  Slot<D>* kept_slot = nullptr;     ///< while a slice stays after forward, for a backward gather among fewer ranks
+  Slot<D>* reduce_slot = nullptr;   ///< of `full_gradient`; stays nullptr where that is `gradient`
+
+  // What streams say of this unit, in the order of a step.
+  Fence<D> gathered;         ///< gather: the full parameters are there
+  Fence<D> gradients_ready;  ///< compute: backward has written the gradients
+  Fence<D> reduced;          ///< reduce or replicate: the gradient shard is complete
+  Fence<D> partial_read;     ///< replicate: the partial gradient shard may be written again
+  Fence<D> updated;          ///< compute: the optimizer (or initialisation) has written the shard
+
+  UnitState state = UnitState::sharded;
+  bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up
+  bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
+  bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
+  bool reduced_once = false;     ///< the gradient shard holds, or will hold, the gradients of a backward pass
+  bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
+
+  /// Gradients of earlier micro-steps still wait for a reduction.
+  bool has_unreduced() const { return full_gradient != nullptr || accumulated || partial_pending; }
+
+  /// @throws UsageError unless the full parameters are there
+  void expect_unsharded(int rank) const {
+    FSDP_EXPECTS(state == UnitState::unsharded, "rank {}: unit '{}': expected unsharded parameters, but they are {}",
+                 rank, name_, fsdp::name(state));
+  }
+
+ private:
+  std::string name_;
+  ShardingStrategy strategy_;
+  Placement placement_;
+  FlatLayout layout_;
+  Range shard_;
+  Range norm_slice_;
+  std::vector<Range> padding_;
+  std::vector<bool> begun_;  ///< by tensor: the sum in the gradient buffer has begun
+};
+
+}  // namespace fsdp

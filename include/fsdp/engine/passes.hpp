@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward passes over the declared uses: what each gathers, keeps, drops and reduces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/declaration.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/program.hpp"
+#include "fsdp/engine/reducer.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "fsdp/engine/unsharder.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+/// The state of an engine's passes. Everything it refers to belongs to the engine.
+template <Communicator C, class P>
+class Passes {
+ public:
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+  using Unit = FlatParam<D, P>;
+
+  Passes(D const& device, int rank, Declaration<D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
+         Stream& compute)
+      : device_(device), rank_(rank), declared_(&declared), gather_(&gather), reduce_(&reduce), compute_(&compute) {
+    for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
+  }
+
+  /// What is done at each use, which the engine compiles when it is sealed.
+  void set_program(Program const& program) { program_ = &program; }
+  /// Flags of the next backward pass to begin.
+  BackwardFlags next_backward() const { return {no_sync_ == 0, no_replica_sync_ == 0, keep_unsharded_ == 0}; }
+  /// A scope that clears a flag begins (1) or ends (-1).
+  void add_scope(bool BackwardFlags::*flag, int change) {
+    (flag == &BackwardFlags::gradient_sync  ? no_sync_
+     : flag == &BackwardFlags::replica_sync ? no_replica_sync_
+                                            : keep_unsharded_) += change;
+  }
+  /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
+  void begin_evaluation() {
+    abandon("an evaluation begins");
+    ++evaluations_;
+  }
+  void end_evaluation() noexcept {
+    interrupt();
+    --evaluations_;
+  }
+
+  /// A use begins. @throws what ends the pass: see interrupt()
+  Unit& begin_forward(std::size_t use) {
+    if (schedule().in_backward())
+      expect_whole_gradients(fmt::format("forward of '{}' begins", schedule().module_name(use)));
+    bool const starts = schedule().begin_forward(use);
+    return or_interrupt([&]() -> Unit& {
+      if (starts) {
+        bound_ahead();
+        bool const kept = std::exchange(kept_after_backward_, false);
+        if (!kept) reshard_all();
+        facts_ = (kept ? starts_unsharded : starts_sharded) | waiting_;
+        phase_ = evaluating() ? Phase::evaluation : Phase::forward;
+      }
+      run(program_->turn(phase_, use).before, "forward");
+      return unit_of(use);
+    });
+  }
+
+  void end_forward(std::size_t use) {
+    or_interrupt([&] {
+      run(program_->turn(phase_, use).after, "forward");
+      schedule().end_forward(use);
+    });
+  }
+
+  Unit& begin_backward(std::size_t use) {
+    FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation", rank_, schedule().module_name(use));
+    if (schedule().backward_broken())
+      expect_whole_gradients(fmt::format("backward of '{}' begins", schedule().module_name(use)));
+    bool const starts = schedule().begin_backward(use);
+    return or_interrupt([&]() -> Unit& {
+      if (starts) {
+        bound_ahead();
+        facts_ = next_backward().facts() | waiting_;
+        phase_ = Phase::backward;
+        ++backward_passes_;
+      }
+      run(program_->turn(phase_, use).before, "backward");
+      return unit_of(use);
+    });
+  }
+
+  void end_backward(std::size_t use) {
+    or_interrupt([&] {
+      run(program_->turn(phase_, use).after, "backward");
+      if (!schedule().end_backward(use)) return;
+      auto const left = left_by(facts_);
+      kept_after_backward_ = (left & starts_unsharded) != 0;
+      waiting_ = left & waiting_answers;
+    });
+  }
+
+  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// @throws UsageError inside a use, or in the middle of a backward pass
+  /// @param what  forgets it, for the message
+  void abandon(std::string_view what) {
+    expect_whole_gradients(what);
+    schedule().expect_closed(what);
+    drop_pass();
+  }
+  /// Ends the pass under way after an exception: every unit is dropped as far as streams still take work. Gradients of
+  /// a backward pass are then left half-way: all but discard() is refused.
+  void interrupt() noexcept {
+    schedule().interrupt();
+    kept_after_backward_ = false;
+    for (auto& unit : declared_->units()) {
+      try {
+        gather_->reshard(*unit, *compute_);
+      } catch (...) {  // of a stream that has failed: nothing that it was given will run
+      }
+    }
+  }
+  /// Forgets all gradients, and a pass that is left half-way. Gradients of earlier passes may be discarded inside a
+  /// forward use, and between a forward pass and its backward: these go on.
+  void discard() {
+    bool const in_backward = schedule().in_backward();
+    if (in_backward) schedule().expect_closed("gradients are discarded");
+    reduce_->discard(declared_->units(), *compute_);
+    waiting_ = nothing_waits;
+    if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
+  }
+
+  typename Declaration<D, P>::Units const& units() const { return declared_->units(); }
+  /// Backward passes begun so far: tells gradients apart.
+  std::uint64_t backward_passes() const { return backward_passes_; }
+
+  /// @throws UsageError if a backward pass is left half-way, naming its units
+  /// @param what  does not go with it, for the message
+  void expect_whole_gradients(std::string_view what) const {
+    auto const& schedule = declared_->schedule();
+    if (!schedule.in_backward()) return;
+    schedule.expect_closed(what);
+    std::string done, missing;
+    for (auto use = schedule.size(); use-- > 0;) {
+      if (!schedule.first_use_of_unit(use)) continue;
+      auto& list = schedule.backward_done(use) ? done : missing;
+      list += fmt::format("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
+    }
+    fail<UsageError>(
+        "rank {}: {}, but {}: units with its gradients: {}; without: {}. {}discard_gradients()", rank_, what,
+        schedule.backward_broken() ? "an exception has ended a backward pass" : "a backward pass is left half-way",
+        done.empty() ? "none" : done, missing.empty() ? "none" : missing,
+        schedule.backward_broken() ? "Call " : "Complete it, or call ");
+  }
+
+ private:
+  Schedule& schedule() { return declared_->schedule(); }
+  bool evaluating() const { return evaluations_ > 0; }
+
+  /// Calls `act`; an exception ends the pass under way.
+  template <class Act>
+  decltype(auto) or_interrupt(Act const& act) {
+    try {
+      return act();
+    } catch (...) {
+      interrupt();
+      throw;
+    }
+  }
+
+  /// [Note: How far the host runs ahead] A pass begins: waits until all passes but the latest `passes_ahead` are
+  /// complete, so that what is enqueued and not yet done stays bounded, evaluation without any optimizer step included.
+  /// Other streams are bounded with compute, which waits for what they gather, and for the slots that they reduce.
+  void bound_ahead() {
+    auto& begun = begun_[passes_ % begun_.size()];
+    if (passes_ >= begun_.size()) device_.synchronize(begun);
+    ++passes_;
+    device_.record(begun, *compute_);
+  }
+  Unit& unit_of(std::size_t use) { return *declared_->units()[schedule().unit(use)]; }
+
+  /// Does what the program says.
+  void run(std::vector<Operation> const& operations, std::string_view pass) {
+    for (auto const& operation : operations)
+      if (operation.runs(facts_)) run(operation, pass);
+  }
+  void run(Operation const& operation, std::string_view pass) {
+    auto& unit = *declared_->units()[operation.unit];
+    switch (operation.action) {
+      case Action::gather: return gather_->unshard(unit, gather_->pool()[operation.slot], pass);
+      case Action::gather_slices: return gather_->unshard_slices(unit, gather_->pool()[operation.slot], pass);
+      case Action::await: return gather_->wait_for_unshard(unit, *compute_);
+      case Action::keep_slice: return gather_->keep_slice(unit, gather_->kept_pool()[operation.slot], *compute_);
+      case Action::drop: return gather_->drop(unit, *compute_);
+      case Action::drop_slice: return gather_->drop_slice(unit);
+      case Action::lease:
+        if (operation.slot == Operation::no_slot) return reduce_->lease_direct(unit, *compute_);
+        return reduce_->lease(unit, reduce_->pool()[operation.slot], *compute_);
+      case Action::hold: return reduce_->hold(unit, *compute_);
+      case Action::add_held: return reduce_->add_held(unit, *compute_);
+      case Action::reduce_group: return reduce_->reduce(unit, *compute_, false);
+      case Action::reduce: return reduce_->reduce(unit, *compute_, true);
+      case Action::end_gradients: return reduce_->end_direct(unit, *compute_);
+      case Action::await_gradients: return reduce_->await_direct(unit);
+      case Action::all_reduce: return reduce_->all_reduce(unit, program_->buckets[operation.slot]);
+      case Action::complete: return reduce_->complete_direct(unit);
+      case Action::settle:
+        if (operation.slot == Operation::no_slot) return reduce_->settle_accumulator(unit);
+        return reduce_->settle(reduce_->pool()[operation.slot]);
+    }
+  }
+  void drop_pass() {
+    schedule().reset();
+    reshard_all();
+  }
+  void reshard_all() {
+    for (auto& unit : declared_->units()) gather_->reshard(*unit, *compute_);
+    kept_after_backward_ = false;
+  }
+
+  D device_;
+  int rank_;
+  Declaration<D, P>* declared_;
+  Unsharder<C, P>* gather_;
+  Reducer<C, P>* reduce_;
+  Stream* compute_;
+  Program const* program_ = nullptr;
+  int no_sync_ = 0, no_replica_sync_ = 0, keep_unsharded_ = 0;  ///< scopes that are open
+  Phase phase_ = Phase::forward;                                ///< of the pass under way
+  Facts facts_ = plain_step;                                    ///< and of it
+  Facts waiting_ = nothing_waits;                               ///< of whole passes before it
+  int evaluations_ = 0;                                         ///< scopes that are open
+  std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
+  std::size_t passes_ = 0;
+  std::uint64_t backward_passes_ = 0;
+  bool kept_after_backward_ = false;  ///< the last backward pass left the parameters unsharded
+};
+
+}  // namespace fsdp

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases the buffers that backward writes gradients into, and reduces them into the gradient shards.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/history.hpp"
+#include "fsdp/engine/program.hpp"
+#include "fsdp/engine/slots.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp {
+
+/// Owns the reduce and replicate streams, their communicators and the gradient slots.
+///
+/// [Note: Ways to reduce] Where several ranks share a unit, backward writes into a slot: reduce-scatter in place,
+/// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
+/// slot for its next lease, unless modules begin their sums themselves. Where replicas may wait
+/// (EngineOptions::no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
+/// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
+/// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
+/// (*direct*), and buckets of it are all-reduced in place.
+template <Communicator C, class P>
+class Reducer {
+ public:
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+  using Unit = FlatParam<D, P>;
+  using Reduce = typename P::Reduce;
+
+  Reducer(D const& device, MemoryAccount& account, History const& history)
+      : device_(device),
+        account_(&account),
+        history_(&history),
+        scattered_(device),
+        reduce_(device.make_stream("reduce", StreamPriority::high)) {}
+
+  /// Units that several ranks share are reduced within `group`.
+  void set_shard_group(C group) { shard_comm_.emplace(std::move(group)); }
+  /// Units that have as many replicas as `group` has ranks are summed over it. There may be two such groups: the
+  /// replicas of shards, and the world, for what every rank keeps whole.
+  void add_replicate_group(C group) {
+    if (!replicate_) replicate_.emplace(device_.make_stream("replicate", StreamPriority::high));
+    replicate_comms_.push_back(std::move(group));
+  }
+
+  BufferPool<D>& pool() { return pool_; }
+  Stream& stream() { return reduce_; }
+  std::optional<Stream>& replicate_stream() { return replicate_; }
+  void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
+
+  /// Zeroes all slots: once, after they were placed, and the units were declared.
+  /// @param gradients  all gradient shards, in completion order
+  template <class Units>
+  void prepare(Units const& units, Program const& program, float* gradients) {
+    gradients_ = gradients;
+    incomplete_.reserve(units.size());
+    program.for_each(Phase::backward, plain_step, [&](Operation const& operation) {
+      if (operation.action == Action::lease && operation.slot != Operation::no_slot)
+        pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
+    });
+    for (auto& slot : pool_) {
+      zero(slot, reduce_);
+      slot.free.signal(device_, reduce_);
+    }
+  }
+
+  /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves.
+  /// @note Stream: compute waits until the slot is free.
+  void lease(Unit& unit, Slot<D>& slot, Stream& compute) {
+    auto const bytes = unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce));
+    account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
+    unit.reduce_slot = &slot;
+    unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
+    slot.free.await(device_, compute, WaitSite::compute_gradient_slot);
+    unit.begin_gradients();
+    if (!slot.zeroed) zero_padding(unit, unit.full_gradient, compute);
+  }
+  /// The same where the gradient shard is what backward writes.
+  /// @note Stream: compute waits until an all-reduce of an earlier micro-step is done with it.
+  void lease_direct(Unit& unit, Stream& compute) {
+    if constexpr (std::is_same_v<Reduce, float>) unit.full_gradient = unit.gradient;
+    unit.reduced.await_pending(device_, compute, WaitSite::compute_gradient_slot);
+    if (!std::exchange(unit.fresh, false)) return;
+    unit.begin_gradients();
+    if (unit.sets_gradients) {
+      zero_padding(unit, unit.gradient, compute);
+    } else {
+      device_.zero_async(compute, unit.gradient, static_cast<std::size_t>(unit.shard_numel()) * sizeof(float));
+    }
+  }
+
+  /// Adds what `compute` has written into the unit's gradients to its accumulator, for a later reduce().
+  ///
+  /// [Note: Gradients that wait] Gradients in the shard's type wait in their slot, which backward adds to. Narrower
+  /// ones are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
+  /// @note Stream: reduce waits for compute, where there is an accumulator.
+  void hold(Unit& unit, Stream& compute) {
+    unit.gradients_ready.signal(device_, compute);
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.full_numel());
+    kernels::accumulate(device_, reduce_, static_cast<Reduce const*>(unit.full_gradient), unit.accumulator,
+                        unit.full_numel(), 1.0f, !unit.accumulated);
+    span.end();
+    if (!std::exchange(unit.accumulated, true)) lease_accumulator(unit, 1);
+    recycle(unit, reduce_);
+  }
+  /// Adds what the accumulator holds to what `compute` has written, for the reduce() that follows.
+  /// @note Stream: reduce waits for compute.
+  void add_held(Unit& unit, Stream& compute) {
+    unit.gradients_ready.signal(device_, compute);
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
+    kernels::add(device_, reduce_, static_cast<float const*>(unit.accumulator), unit.full_gradient, unit.full_numel());
+    unit.accumulated = false;
+  }
+
+  /// Reduces what `compute` has written into the unit's gradients so far.
+  /// @param over_replicas  false: within the shard group only; the result waits in the partial shard
+  /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is
+  /// complete.
+  /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
+  /// elements.
+  void reduce(Unit& unit, Stream& compute, bool over_replicas) {
+    unit.gradients_ready.signal(device_, compute);
+    auto* const slice = unit.full_gradient + unit.shard().begin;
+    auto const count = static_cast<std::size_t>(unit.shard_numel());
+    unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
+    Ticket scattered{}, replicated{};
+    bool const several = unit.placement().shards > 1, replicated_too = unit.placement().replicas > 1;
+    auto span =
+        begin_span(reduce_, StreamKind::reduce, unit, several ? "reduce-scatter" : "accumulate", unit.full_numel());
+    if (several)
+      scattered = shard_comm_->reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
+                                              history_->label(unit.name(), "backward"));
+    if (unit.partial != nullptr) {
+      span.end();
+      add_to_partial(unit, static_cast<Reduce const*>(slice));
+      if (several) shard_comm_->wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
+      recycle(unit, reduce_);
+      if (over_replicas) replicate_partial(unit);
+      return;
+    }
+    auto* stream = &reduce_;
+    if (replicated_too) {
+      span.end();
+      scattered_.signal(device_, reduce_);
+      stream = &*replicate_;
+      scattered_.await(device_, *stream, WaitSite::replicate_scattered);
+      span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
+      replicated = replicas_of(unit).all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
+                                                history_->label(unit.name(), "backward"));
+    }
+    add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
+    span.end();
+    if (several)
+      shard_comm_->wait_for_peers(*stream, scattered,
+                                  replicated_too ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
+    if (replicated_too) replicas_of(unit).wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
+    recycle(unit, *stream);
+  }
+
+  /// Backward has written the unit's gradient shard itself.
+  void end_direct(Unit& unit, Stream& compute) {
+    unit.gradients_ready.signal(device_, compute);
+    unit.full_gradient = nullptr;
+    unit.reduced_once = true;
+    if (unit.placement().replicas > 1) incomplete_.push_back(&unit);
+  }
+  /// @note Stream: replicate waits for what compute has written until then, other units' included.
+  void await_direct(Unit& unit) { unit.gradients_ready.await(device_, *replicate_, WaitSite::reduce_gradients); }
+  /// Sums a bucket over replicas, in place, and makes it a mean.
+  /// @param unit  completes it
+  /// @note Collective: one all-reduce.
+  void all_reduce(Unit& unit, Range bucket) {
+    float* const begin = gradients_ + bucket.begin;
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
+    auto& world = replicas_of(unit);
+    auto const reduced =
+        world.all_reduce(*replicate_, static_cast<float const*>(begin), begin, static_cast<std::size_t>(bucket.size()),
+                         history_->label(unit.name(), "backward"));
+    world.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
+    kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum(unit));
+    span.end();
+  }
+  /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.
+  void complete_direct(Unit& unit) {
+    std::erase(incomplete_, &unit);
+    mark_reduced(unit, *replicate_);
+  }
+
+  /// The backward pass is complete: what it has reduced counts as returned.
+  void settle(Slot<D>& slot) { account_->lease(MemoryTag::reduce, -std::exchange(slot.counted, 0)); }
+  void settle_accumulator(Unit const& unit) { lease_accumulator(unit, -1); }
+
+  /// Forgets the gradients of all units, whether they are whole, left half-way, or wait for a reduction: the next
+  /// backward pass begins their sums anew. Reductions under way are not forgotten: what is written next waits for them
+  /// as always.
+  /// @note Stream: slots that were leased and not reduced are zeroed on compute.
+  template <class Units>
+  void discard(Units const& units, Stream& compute) {
+    for (auto& unit : units) {
+      if (unit->full_gradient != nullptr && unit->reduce_slot != nullptr) recycle(*unit, compute);
+      unit->accumulated = false;
+      unit->full_gradient = nullptr;
+      unit->partial_pending = unit->reduced_once = false;
+      unit->fresh = true;
+    }
+    // A bucket may have taken a part of a unit whose other part waits for the next bucket.
+    for (auto* unit : incomplete_) mark_reduced(*unit, *replicate_);
+    incomplete_.clear();
+    for (auto& slot : pool_) settle(slot);
+    account_->lease(MemoryTag::reduce, -std::exchange(accumulator_bytes_, 0));
+  }
+
+ private:
+  [[nodiscard]] auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what,
+                                std::int64_t elements, std::size_t element = sizeof(Reduce)) {
+    return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
+  }
+  void zero(Slot<D>& slot, Stream& stream) { device_.zero_async(stream, slot.data, slot.bytes); }
+  /// No module writes padding, but norms and sums read it.
+  template <class T>
+  void zero_padding(Unit const& unit, T* gradients, Stream& compute) {
+    for (auto const gap : unit.padding())
+      device_.zero_async(compute, gradients + gap.begin, static_cast<std::size_t>(gap.size()) * sizeof(T));
+  }
+
+  /// The unit's slot may be leased again, after what `stream` has been given to do with it.
+  void recycle(Unit& unit, Stream& stream) {
+    auto& slot = *unit.reduce_slot;
+    if (slot.zeroed) zero(slot, stream);
+    slot.free.signal(device_, stream);
+    unit.full_gradient = nullptr;
+  }
+  void lease_accumulator(Unit const& unit, std::int64_t sign) {
+    auto const bytes = sign * unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
+    account_->lease(MemoryTag::reduce, bytes);
+    accumulator_bytes_ += bytes;
+  }
+
+  /// A sum over all ranks becomes a mean: here, and in all_reduce for direct gradients.
+  static float mean_of_sum(Unit const& unit) { return 1.0f / static_cast<float>(unit.placement().world); }
+  C& replicas_of(Unit const& unit) {
+    auto& first = replicate_comms_.front();
+    return first.size() == unit.placement().replicas ? first : replicate_comms_.back();
+  }
+  template <class Sum>
+  void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
+    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(unit), unit.fresh);
+    unit.fresh = false;
+    unit.reduced_once = true;
+    mark_reduced(unit, stream);
+  }
+  void mark_reduced(Unit& unit, Stream& stream) { unit.reduced.signal(device_, stream); }
+  void add_to_partial(Unit& unit, Reduce const* sum) {
+    unit.partial_read.await_pending(device_, reduce_, WaitSite::reduce_partial_read);
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.shard_numel());
+    kernels::accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
+    span.end();
+    unit.partial_pending = true;
+  }
+  void replicate_partial(Unit& unit) {
+    scattered_.signal(device_, reduce_);
+    scattered_.await(device_, *replicate_, WaitSite::replicate_scattered);
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
+    auto& replicas = replicas_of(unit);
+    auto const replicated =
+        replicas.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
+                            static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), "backward"));
+    add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
+    span.end();
+    replicas.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
+    unit.partial_read.signal(device_, *replicate_);
+    unit.partial_pending = false;
+  }
+
+  D device_;
+  std::optional<C> shard_comm_;
+  std::vector<C> replicate_comms_;
+  MemoryAccount* account_;
+  History const* history_;
+  TraceHook<D> trace_;
+  BufferPool<D> pool_;
+  std::int64_t accumulator_bytes_ = 0;  ///< of accumulators that count as in use
+
+  // Direct gradients.
+  float* gradients_ = nullptr;
+  std::vector<Unit*> incomplete_;  ///< written, and some of their buckets are not under way
+
+  Fence<D> scattered_;
+  Stream reduce_;  // streams last: joined before what their work uses is destroyed
+  std::optional<Stream> replicate_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is true of an engine for a while: a unit in use, an evaluation, gradients that wait.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "fsdp/engine/program.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp {
+
+/// While it lives, forward passes keep nothing for a backward pass. Ends a forward pass under way at both ends; nests.
+/// @tparam E  detail::EngineCore
+template <class E>
+class [[nodiscard]] EvaluationScope {
+ public:
+  /// @throws UsageError in the middle of a backward pass
+  explicit EvaluationScope(E& engine) : engine_(&engine) { engine.passes.begin_evaluation(); }
+  EvaluationScope(EvaluationScope const&) = delete;
+  ~EvaluationScope() { engine_->passes.end_evaluation(); }
+
+ private:
+  E* engine_;
+};
+
+/// While it lives, backward passes that begin do not do what a flag says. Nests; a pass under way goes on as it began.
+/// @tparam E  detail::EngineCore
+template <class E>
+class [[nodiscard]] BackwardScope {
+ public:
+  /// @param on  false: the scope changes nothing
+  BackwardScope(E& engine, bool BackwardFlags::*flag, bool on) : engine_(on ? &engine : nullptr), flag_(flag) {
+    if (on) engine.begin_backward_scope(flag);
+  }
+  BackwardScope(BackwardScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), flag_(other.flag_) {}
+  BackwardScope& operator=(BackwardScope&&) = delete;
+  ~BackwardScope() {
+    if (engine_ != nullptr) engine_->end_backward_scope(flag_);
+  }
+
+ private:
+  E* engine_;
+  bool BackwardFlags::*flag_;
+};
+
+/// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that
+/// passes through it ends the pass; its destructor throws what goes wrong otherwise, an earlier task's exception too.
+/// @tparam E  detail::EngineCore
+template <class E>
+class [[nodiscard]] UseScope {
+ public:
+  UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
+    unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
+    try {
+      auto const what = fsdp::name(pass);
+      span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what, what);
+    } catch (...) {
+      engine.passes.interrupt();
+      throw;
+    }
+  }
+  UseScope(UseScope const&) = delete;
+  ~UseScope() noexcept(false) {
+    auto& passes = engine_->passes;
+    if (std::uncaught_exceptions() > exceptions_) {
+      passes.interrupt();
+      return;
+    }
+    try {
+      span_.end();
+    } catch (...) {
+      passes.interrupt();
+      throw;
+    }
+    if (pass_ == Pass::forward) {
+      passes.end_forward(use_);
+    } else {
+      passes.end_backward(use_);
+    }
+  }
+
+  typename E::Param const* parameters() const { return unit_->full; }     ///< (full_numel)
+  typename E::Reduce* gradients() const { return unit_->full_gradient; }  ///< (full_numel); nullptr in forward
+  FlatLayout const& layout() const { return unit_->layout(); }
+  /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
+  bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }
+
+ private:
+  E* engine_;
+  typename E::Unit* unit_ = nullptr;
+  std::size_t use_;
+  Pass pass_;
+  typename TraceHook<typename E::Device>::Scope span_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace fsdp

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Global gradient norm, and clipping by it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/user_checks.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/kernels/norms.hpp"
+#include "fsdp/optim/grad_norm.hpp"
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp {
+
+enum class NonFinite : unsigned char {
+  skip,   ///< the optimizer step changes nothing; counted in GradNorm::skipped()
+  raise,  ///< clip_grad_norm waits for the norm and throws
+};
+
+struct ClipOptions {
+  NormKind norm = NormKind::l2;
+  NonFinite non_finite = NonFinite::skip;
+};
+
+/// Measures the gradients' global norm, for an optimizer's step to scale them so that it is at most `max_norm`:
+/// `adamw.step(lr, norm)`. While a GradScaler lives, it also takes the loss scale out: the norm that is limited and
+/// reported is that of the unscaled gradients.
+///
+/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; the
+/// one rank that answers for a slice sums it in double, in runs of 16,384 elements and these in turn, each in a fixed
+/// order; the slices meet in a W-vector that
+/// is zero elsewhere, so its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero,
+/// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
+/// the optimizer kernel reads the factor.
+///
+/// Called again before the step, it goes on from what the first call has decided, whose norm it replaces: a call with
+/// infinity then measures what the step will take. What was measured before another backward pass is void. A step that
+/// is not given the norm that was to be limited is refused, as one with a norm that is void, replaced or used.
+///
+/// @param max_norm  positive; infinity measures without clipping
+/// @throws UsageError if max_norm is not positive, or gradients are missing or left half-way; Error if the norm is not
+/// finite and must not be
+/// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under
+/// NonFinite::raise.
+/// @note Collective: one all-reduce of W doubles.
+template <class E>
+[[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
+  FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
+  auto const shards = engine.shards();
+  shards.gate().expect_reduced("clip_grad_norm");
+  auto& norm = shards.norm();
+  auto& compute = engine.compute();
+  auto const& device = engine.device();
+  auto const world = engine.world_size();
+  for (std::size_t u = 0; u < shards.size(); ++u) shards.await_reduced(shards[u]);
+  if (world > 1) shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
+  auto span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
+  device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
+  std::int64_t partials = 0;
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
+    auto const slice = unit.norm_slice();
+    kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
+                           options.norm, norm.partials + partials);
+    partials += kernels::norm_partial_count(slice.size());
+  }
+  kernels::norm_combine(device, compute, static_cast<double const*>(norm.partials), partials, options.norm,
+                        norm.slices + engine.placement().norm_slice());
+  span.end();
+  if (world > 1) {
+    span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
+                                world * static_cast<std::int64_t>(sizeof(double)));
+    std::array<char, 128> said{};
+    auto const end = fmt::format_to_n(said.begin(), said.size(), "{} to {:g}, {}", name(options.norm), max_norm,
+                                      shards.history().text())
+                         .out;
+    std::string_view const since{said.data(), static_cast<std::size_t>(end - said.begin())};
+    norm.ticket = shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+                                                          static_cast<std::size_t>(world),
+                                                          Label{"gradient norm", "optimizer", since});
+    span.end();
+  }
+  span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
+  kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
+                       norm.loss_scale, norm.result, shards.gate().measured());
+  span.end();
+  GradNorm<E> const result(engine, shards.gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
+  if (options.non_finite == NonFinite::raise) {
+    auto const value = result.value();
+    if (!math::is_finite(value)) fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);
+  }
+  return result;
+}
+void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: not ClipOptions: is a name misspelt, or out of order?
+
+}  // namespace fsdp

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What clip_grad_norm has measured, and optimizers clip by.
+#pragma once
+
+#include <cstdint>
+
+#include "fsdp/error.hpp"
+#include "fsdp/kernels/norms.hpp"
+
+namespace fsdp {
+
+/// A norm that clip_grad_norm has measured, and the factor that it has decided: a value with an identity, whose numbers
+/// stay in device memory until they are read. An optimizer's step takes it once. By default it is none: a step that is
+/// given that clips nothing.
+template <class E>
+class GradNorm {
+ public:
+  GradNorm() = default;
+  GradNorm(E& engine, std::uint64_t measurement) : engine_(&engine), measurement_(measurement) {}
+
+  /// The norm before clipping, until the next clip_grad_norm of the engine.
+  /// @throws UsageError after that, and if this is no norm
+  /// @note Waits for compute.
+  double value() const { return read().norm; }
+  /// Optimizer steps skipped so far because of a norm that was not finite, with any optimizer and norm of the engine.
+  /// @throws UsageError as value() does
+  /// @note Waits for compute.
+  std::int64_t skipped() const { return read().skipped; }
+
+  E const* engine() const { return engine_; }  ///< nullptr: this is no norm
+  /// Numbers the engine's measurements, from 1.
+  std::uint64_t measurement() const { return measurement_; }
+
+ private:
+  ClipScalars read() const {
+    FSDP_EXPECTS(engine_ != nullptr, "a norm is read that clip_grad_norm has not measured");
+    FSDP_EXPECTS(engine_->shards().gate().is_last_measurement(measurement_),
+                 "rank {}: a norm is read after clip_grad_norm has measured another", engine_->rank());
+    ClipScalars scalars{};
+    engine_->device().copy_async(engine_->compute(), &scalars, engine_->shards().norm().result, sizeof scalars);
+    engine_->device().synchronize(engine_->compute());
+    return scalars;
+  }
+  E* engine_ = nullptr;
+  std::uint64_t measurement_ = 0;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much of the communication compute hides: interval arithmetic over one rank's spans, and a table of it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp {
+
+/// Seconds of a set of spans.
+struct OverlapTimes {
+  double communication = 0.0;  ///< t_comm: at least one of the set's collectives runs
+  double compute = 0.0;        ///< t_comp: the set computes
+  double exposed = 0.0;        ///< the set communicates and no unit computes
+  double slowdown = 0.0;       ///< t_comp a step against the reference's; 0: no reference
+
+  /// t_overlapped: what the set takes with overlap; exposed = t_overlapped - t_comp.
+  double overlapped() const { return compute + exposed; }
+  double exposed_share() const { return communication > 0.0 ? exposed / communication : 0.0; }
+};
+
+/// One rank's spans in figures. Its own times are those of all spans.
+struct OverlapReport : OverlapTimes {
+  struct Row : OverlapTimes {
+    std::string name;
+  };
+  double wall = 0.0;  ///< of each step from its first begin to its last end; what several steps share counts once
+  /// What of `exposed` runs behind the last backward of its pass, where nothing is left to compute: the root's own
+  /// reduction (and the last bucket of NoShard).
+  double final_reduction = 0.0;
+  std::int64_t steps = 0;  ///< different values of TraceSpan::step
+
+  std::vector<Row> passes;  ///< in order of appearance
+  /// By unit, in order of appearance. Units that are exposed at the same time both count it, so the rows' sum may
+  /// exceed the total.
+  std::vector<Row> units;
+
+  /// Nothing computes or communicates: the host is late, or prepares data, or a stream does local work.
+  double idle() const { return wall - overlapped(); }
+};
+
+namespace detail {
+
+using Interval = std::pair<std::int64_t, std::int64_t>;
+
+/// Sorts and joins intervals.
+inline std::vector<Interval> united(std::vector<Interval> intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  std::vector<Interval> joined;
+  for (auto const& interval : intervals) {
+    if (!joined.empty() && interval.first <= joined.back().second) {
+      joined.back().second = std::max(joined.back().second, interval.second);
+    } else {
+      joined.push_back(interval);
+    }
+  }
+  return joined;
+}
+inline std::int64_t length(std::vector<Interval> const& joined) {
+  std::int64_t sum = 0;
+  for (auto const& interval : joined) sum += interval.second - interval.first;
+  return sum;
+}
+/// The length of what is in `intervals` and not in `joined`.
+inline std::int64_t length_outside(std::vector<Interval> const& joined, std::vector<Interval> intervals) {
+  intervals.insert(intervals.end(), joined.begin(), joined.end());
+  return length(united(std::move(intervals))) - length(joined);
+}
+
+inline double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+/// For each span, in the order of enqueueing: it reduces gradients, and no backward compute follows it in its pass.
+inline std::vector<bool> final_reductions(std::vector<TraceSpan> const& spans) {
+  std::vector<bool> found(spans.size(), false);
+  std::vector<std::size_t> pending;
+  auto const confirm = [&] {
+    for (auto const i : pending) found[i] = true;
+    pending.clear();
+  };
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    auto const& span = spans[i];
+    if (span.pass != "backward") {
+      confirm();
+    } else if (span.kind == StreamKind::compute) {
+      pending.clear();
+    } else if (span.kind != StreamKind::gather) {
+      pending.push_back(i);
+    }
+  }
+  confirm();
+  return found;
+}
+
+/// Intervals of one set of spans.
+struct Intervals {
+  std::vector<Interval> compute, communication;
+  void add(TraceSpan const& span) {
+    if (span.communicates()) communication.emplace_back(span.begin_ns, span.end_ns);
+    if (span.computes()) compute.emplace_back(span.begin_ns, span.end_ns);
+  }
+  /// @param all_compute  joined
+  void times(OverlapTimes& to, std::vector<Interval> const& all_compute) const {
+    to.communication = seconds(length(united(communication)));
+    to.compute = seconds(length(united(compute)));
+    to.exposed = seconds(length_outside(all_compute, communication));
+  }
+};
+
+template <class Key>
+std::vector<OverlapReport::Row> overlap_rows(std::vector<TraceSpan> const& spans,
+                                             std::vector<Interval> const& all_compute, Key const& key) {
+  std::vector<OverlapReport::Row> rows;
+  std::vector<Intervals> intervals;
+  for (auto const& span : spans) {
+    std::size_t at = 0;
+    while (at < rows.size() && rows[at].name != key(span)) ++at;
+    if (at == rows.size()) {
+      rows.emplace_back().name = key(span);
+      intervals.emplace_back();
+    }
+    intervals[at].add(span);
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) intervals[i].times(rows[i], all_compute);
+  return rows;
+}
+
+}  // namespace detail
+
+/// Communication that compute does not hide, from unions of intervals: in all, by pass and by unit.
+/// @param spans      one rank's, in the order in which they were enqueued
+/// @param reference  a run of the same units without communication beside compute; nullptr: no slowdown is reported
+inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, OverlapReport const* reference = nullptr) {
+  OverlapReport report;
+  if (spans.empty()) return report;
+  detail::Intervals all;
+  std::vector<detail::Interval> others;  // communication but the final reductions
+  std::map<std::int64_t, detail::Interval> steps;
+  auto const last = detail::final_reductions(spans);
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    all.add(spans[i]);
+    if (spans[i].communicates() && !last[i]) others.emplace_back(spans[i].begin_ns, spans[i].end_ns);
+    auto& step = steps.try_emplace(spans[i].step, spans[i].begin_ns, spans[i].end_ns).first->second;
+    step = {std::min(step.first, spans[i].begin_ns), std::max(step.second, spans[i].end_ns)};
+  }
+  auto const compute = detail::united(all.compute);
+  all.times(report, compute);
+  std::vector<detail::Interval> hulls;
+  for (auto const& step : steps) hulls.push_back(step.second);
+  report.wall = detail::seconds(detail::length(detail::united(std::move(hulls))));
+  report.final_reduction = report.exposed - detail::seconds(detail::length_outside(compute, std::move(others)));
+  report.steps = static_cast<std::int64_t>(steps.size());
+  report.passes = detail::overlap_rows(spans, compute, [](TraceSpan const& span) { return span.pass; });
+  report.units = detail::overlap_rows(spans, compute, [](TraceSpan const& span) { return span.unit; });
+  if (reference == nullptr) return report;
+
+  auto const compare = [&](OverlapTimes& mine, OverlapTimes const& theirs) {
+    if (theirs.compute > 0.0)
+      mine.slowdown =
+          mine.compute / static_cast<double>(report.steps) / (theirs.compute / static_cast<double>(reference->steps));
+  };
+  compare(report, *reference);
+  auto const compare_rows = [&](std::vector<OverlapReport::Row>& mine, std::vector<OverlapReport::Row> const& theirs) {
+    for (auto& row : mine)
+      for (auto const& other : theirs)
+        if (other.name == row.name) compare(row, other);
+  };
+  compare_rows(report.passes, reference->passes);
+  compare_rows(report.units, reference->units);
+  return report;
+}
+
+/// The report in a line, in milliseconds a step.
+inline std::string summary(OverlapReport const& report) {
+  double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
+  auto const rest = report.exposed - report.final_reduction;
+  return fmt::format(
+      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %), of which the last "
+      "reductions of backward, which nothing can hide, {:.3f} and the rest {:.3f} ({:.1f} %)",
+      report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.communication * scale,
+      report.compute * scale, report.idle() * scale, report.exposed * scale, report.exposed_share() * 100.0,
+      report.final_reduction * scale, rest * scale,
+      report.communication > 0.0 ? rest / report.communication * 100.0 : 0.0);
+}
+
+/// The report as a table, in milliseconds a step.
+inline std::string text(OverlapReport const& report) {
+  std::size_t widest = 9;
+  for (auto const& row : report.units) widest = std::max(widest, row.name.size());
+  double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
+  auto const line = [&](std::string_view label, OverlapTimes const& times) {
+    return fmt::format("{:<{}} {:>10.3f} {:>10.3f} {:>12.3f} {:>10.3f} {:>9.1f} {:>9}\n", label, widest,
+                       times.communication * scale, times.compute * scale, times.overlapped() * scale,
+                       times.exposed * scale, times.exposed_share() * 100.0,
+                       times.slowdown > 0.0 ? fmt::format("{:.3f}", times.slowdown) : "-");
+  };
+  auto table = fmt::format("{:<{}} {:>10} {:>10} {:>12} {:>10} {:>9} {:>9}\n", "ms a step", widest, "t_comm", "t_comp",
+                           "t_overlapped", "exposed", "exposed %", "slowdown");
+  for (auto const& row : report.units) table += line(row.name, row);
+  for (auto const& row : report.passes) table += line(row.name, row);
+  table += line("total", report);
+  return table + summary(report) + '\n';
+}
+
+}  // namespace fsdp
