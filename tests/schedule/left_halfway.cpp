@@ -217,7 +217,7 @@ TEST_CASE("a step after a forward pass that was left half-way waits for what was
       for (auto i = layers.size(); i-- > 0;) layers[i].backward(1.0f);
       {
         std::optional<decltype(engine.evaluation())> scope;
-        if (evaluates) scope.emplace(engine);
+        if (evaluates) scope.emplace(engine.evaluation());
         layers[0].forward();
       }
       sgd.step();

@@ -20,8 +20,11 @@ class [[nodiscard]] EvaluationScope {
  public:
   /// @throws UsageError in the middle of a backward pass
   explicit EvaluationScope(E& engine) : engine_(&engine) { engine.passes.begin_evaluation(); }
-  EvaluationScope(EvaluationScope const&) = delete;
-  ~EvaluationScope() { engine_->passes.end_evaluation(); }
+  EvaluationScope(EvaluationScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
+  EvaluationScope& operator=(EvaluationScope&&) = delete;
+  ~EvaluationScope() {
+    if (engine_ != nullptr) engine_->passes.end_evaluation();
+  }
 
  private:
   E* engine_;
