@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "fsdp/comm/common/pairwise.hpp"
-#include "fsdp/comm/local/board.hpp"
-#include "fsdp/comm/local/seat.hpp"
+#include "fsdp/comm/local/group.hpp"
+#include "fsdp/comm/local/member.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 
@@ -40,24 +40,25 @@ class Communicator {
   static constexpr std::string_view name = "local";
 
   /// Used by run(): takes `rank`'s place in a group. @note Collective: yes
-  Communicator(std::shared_ptr<detail::Board<D>> board, int rank, D const& device)
-      : household_(std::make_shared<detail::Household<D>>(device)), seat_(household_->sit(std::move(board), rank)) {}
+  Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
+      : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
+        member_(rank_groups_->join(std::move(group), rank)) {}
 
   Communicator(Communicator&&) noexcept = default;
   Communicator& operator=(Communicator&& other) noexcept {
     if (this == &other) return *this;
     leave();
-    household_ = std::move(other.household_);
-    seat_ = std::move(other.seat_);
+    rank_groups_ = std::move(other.rank_groups_);
+    member_ = std::move(other.member_);
     return *this;
   }
   /// Peers that still wait for this rank get a PeerError. A communicator that was moved from can be destroyed, assigned
   /// to, and nothing else: calls throw a UsageError.
   ~Communicator() { leave(); }
 
-  int rank() const { return seat().rank(); }
-  int size() const { return seat().size(); }
-  D const& device() const { return seat().device(); }
+  int rank() const { return member().rank(); }
+  int size() const { return member().size(); }
+  D const& device() const { return member().device(); }
 
   /// Groups the ranks that pass the same color, numbered by key, then by rank.
   /// @param what the name of the new groups, for messages: equal on all ranks
@@ -74,18 +75,18 @@ class Communicator {
     }
     std::stable_sort(members.begin(), members.end());
     int const founder = members.front().second;
-    auto& board = seat().board();
+    auto& group = member().group();
     if (rank() == founder) {
       std::vector<int> world;
-      for (auto const& member : members) world.push_back(board.world_rank(member.second));
-      board.lane(rank()).child = std::make_shared<detail::Board<D>>(board.shared_run(), std::move(world), what);
+      for (auto const& member : members) world.push_back(group.world_rank(member.second));
+      group.published(rank()).child = std::make_shared<detail::Group<D>>(group.shared_run(), std::move(world), what);
     }
     exchange("founded", label);
-    auto child = board.lane(founder).child;
+    auto child = group.published(founder).child;
     exchange("joined", label);
-    if (rank() == founder) board.lane(rank()).child.reset();
+    if (rank() == founder) group.published(rank()).child.reset();
     auto const mine = std::find_if(members.begin(), members.end(), [&](auto const& m) { return m.second == rank(); });
-    return Communicator(household_, household_->sit(std::move(child), static_cast<int>(mine - members.begin())));
+    return Communicator(rank_groups_, rank_groups_->join(std::move(child), static_cast<int>(mine - members.begin())));
   }
 
   /// Device memory.
@@ -95,18 +96,18 @@ class Communicator {
   /// After a failure in the run the memory is kept until all ranks are gone.
   /// @note Collective: no; may block until the device work of peers' enqueued collectives is done
   void deallocate(void* memory, std::size_t bytes) noexcept {
-    if (household_ != nullptr) household_->release(seat_->board().run(), memory, bytes);
+    if (rank_groups_ != nullptr) rank_groups_->release(member_->group().run(), memory, bytes);
   }
 
   /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     auto const request = make_request<T>(detail::Operation::all_gather, send, recv, count, 0, label);
-    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+    return member().collective(stream, request, [&](std::uint64_t sequence) {
       auto* const own = recv + static_cast<std::size_t>(rank()) * count;
       if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
-      seat_->for_peers([&](int peer) {
-        auto const& entry = seat_->peer_entry(peer, sequence);
+      member_->for_peers([&](int peer) {
+        auto const& entry = member_->peer_entry(peer, sequence);
         if (count == 0) return;
         device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
         device().copy_async(stream, recv + static_cast<std::size_t>(peer) * count, entry.request.send,
@@ -120,7 +121,7 @@ class Communicator {
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     auto const request = make_request<T>(detail::Operation::reduce_scatter, send, recv, count, 0, label);
-    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+    return member().collective(stream, request, [&](std::uint64_t sequence) {
       wait_for_inputs(stream, sequence, count);
       sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
     });
@@ -133,7 +134,7 @@ class Communicator {
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     auto const request = make_request<T>(detail::Operation::all_reduce, send, recv, count, 0, label);
-    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+    return member().collective(stream, request, [&](std::uint64_t sequence) {
       wait_for_inputs(stream, sequence, count);
       if (send != recv || size() == 1) {
         sum(stream, sequence, send, 0, recv, count);
@@ -150,9 +151,9 @@ class Communicator {
     FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
                  root, size());
     auto const request = make_request<T>(detail::Operation::broadcast, data, data, count, root, label);
-    return seat().collective(stream, request, [&](std::uint64_t sequence) {
+    return member().collective(stream, request, [&](std::uint64_t sequence) {
       if (rank() == root || count == 0) return;
-      auto const& entry = seat_->peer_entry(root, sequence);
+      auto const& entry = member_->peer_entry(root, sequence);
       device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
       device().copy_async(stream, data, entry.request.send, count * sizeof(T));
     });
@@ -161,27 +162,27 @@ class Communicator {
   /// Later work of `stream` waits until every peer has finished its part of the collective, so that this rank's input
   /// may be overwritten. Any stream of the device. With a ticket more than 15 collectives old, waits for a later one.
   /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
-  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { seat().wait_for_peers(stream, ticket, site); }
+  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { member().wait_for_peers(stream, ticket, site); }
 
   /// Every rank's text, in rank order.
   /// @param what the texts are, in a word or two: equal on all ranks
   /// @throws OrderError on every rank if their `what` differ
   /// @note Collective: yes; blocks
   std::vector<std::string> exchange(std::string text, std::string_view what) {
-    return seat().exchange(std::move(text), what);
+    return member().exchange(std::move(text), what);
   }
 
  private:
-  Communicator(std::shared_ptr<detail::Household<D>> household, std::shared_ptr<detail::Seat<D>> seat)
-      : household_(std::move(household)), seat_(std::move(seat)) {}
+  Communicator(std::shared_ptr<detail::RankGroups<D>> rank_groups, std::shared_ptr<detail::Member<D>> member)
+      : rank_groups_(std::move(rank_groups)), member_(std::move(member)) {}
 
   void leave() noexcept {
-    if (seat_ != nullptr) seat_->leave();
+    if (member_ != nullptr) member_->leave();
   }
 
-  detail::Seat<D>& seat() const {
-    FSDP_EXPECTS(seat_ != nullptr, "a call of a communicator that was moved from");
-    return *seat_;
+  detail::Member<D>& member() const {
+    FSDP_EXPECTS(member_ != nullptr, "a call of a communicator that was moved from");
+    return *member_;
   }
 
   template <class T>
@@ -202,9 +203,9 @@ class Communicator {
   void all_reduce_in_place(Stream& stream, std::uint64_t sequence, T* data, std::size_t count) {
     auto const [first, last] = segment(rank(), count);
     sum(stream, sequence, data, first, data + first, last - first);
-    seat_->publish_partial(stream, sequence);
-    seat_->for_peers([&](int peer) {
-      auto const& entry = seat_->await_partial(peer, sequence);
+    member_->publish_partial(stream, sequence);
+    member_->for_peers([&](int peer) {
+      auto const& entry = member_->await_partial(peer, sequence);
       auto const [begin, end] = segment(peer, count);
       if (begin == end) return;
       device().wait(stream, entry.partial, WaitSite::collective_peer_partial);
@@ -215,8 +216,8 @@ class Communicator {
 
   void wait_for_inputs(Stream& stream, std::uint64_t sequence, std::size_t count) {
     if (count == 0) return;
-    seat_->for_peers([&](int peer) {
-      device().wait(stream, seat_->peer_entry(peer, sequence).ready, WaitSite::collective_peer_ready);
+    member_->for_peers([&](int peer) {
+      device().wait(stream, member_->peer_entry(peer, sequence).ready, WaitSite::collective_peer_ready);
     });
   }
 
@@ -230,8 +231,8 @@ class Communicator {
     }
     std::array<T const*, pairwise::max_ranks> from{};
     from[static_cast<std::size_t>(rank())] = own + offset;
-    seat_->for_peers([&](int peer) {
-      auto const& entry = seat_->peer_entry(peer, sequence);
+    member_->for_peers([&](int peer) {
+      auto const& entry = member_->peer_entry(peer, sequence);
       from[static_cast<std::size_t>(peer)] = static_cast<T const*>(entry.request.send) + offset;
     });
     pairwise::launch_sum(device(), stream, from.data(), size(), to, static_cast<std::int64_t>(count));
@@ -245,8 +246,8 @@ class Communicator {
     return {std::min(count, index * share), std::min(count, (index + 1) * share)};
   }
 
-  std::shared_ptr<detail::Household<D>> household_;
-  std::shared_ptr<detail::Seat<D>> seat_;
+  std::shared_ptr<detail::RankGroups<D>> rank_groups_;
+  std::shared_ptr<detail::Member<D>> member_;
 };
 
 namespace detail {
@@ -279,7 +280,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   auto const shared = std::make_shared<Run<D>>(ranks);
   std::vector<int> world;
   for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
-  auto board = std::make_shared<Board<D>>(shared, world, "world");
+  auto group = std::make_shared<Group<D>>(shared, world, "world");
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   auto const live = [&](int rank) {
     auto const failed = [&](std::string_view reason) {
@@ -287,7 +288,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
       shared->poison(rank, reason);
     };
     try {
-      Communicator<D> communicator(board, rank, device_of(rank));
+      Communicator<D> communicator(group, rank, device_of(rank));
       try {
         if constexpr (std::is_invocable_v<Body&, Communicator<D>>) {
           body(std::move(communicator));

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/local/board.hpp"
+#include "fsdp/comm/local/group.hpp"
 
 namespace fsdp::local::detail {
 
@@ -28,20 +28,20 @@ std::uintptr_t identity(Stream const& stream) {
 
 /// A rank's place in one group. Used by the rank's host thread only.
 template <class D>
-class Seat {
+class Member {
  public:
   using Stream = typename D::Stream;
-  using Entry = typename Lane<D>::Entry;
+  using Entry = typename Published<D>::Entry;
 
-  Seat(std::shared_ptr<Board<D>> board, int rank, D const& device)
-      : board_(std::move(board)), rank_(rank), device_(device), unwinding_(std::uncaught_exceptions()) {
-    board_->enter(rank_, device_);
+  Member(std::shared_ptr<Group<D>> group, int rank, D const& device)
+      : group_(std::move(group)), rank_(rank), device_(device), unwinding_(std::uncaught_exceptions()) {
+    group_->enter(rank_, device_);
   }
 
   int rank() const { return rank_; }
-  int size() const { return board_->size(); }
+  int size() const { return group_->size(); }
   D const& device() const { return device_; }
-  Board<D>& board() const { return *board_; }
+  Group<D>& group() const { return *group_; }
 
   /// Runs a collective: publishes it, waits until every peer has published the same, and calls `enqueue(sequence)`. If
   /// anything of that fails, the peers are told why.
@@ -54,8 +54,8 @@ class Seat {
       if (size() > 1) meet(stream, request, sequence);
       enqueue(sequence);
       if (size() > 1) {
-        device_.record(lane().entry(sequence).done, stream);
-        lane().announce(lane().done, sequence);
+        device_.record(published().entry(sequence).done, stream);
+        published().announce(published().done, sequence);
       }
     } catch (std::exception const& error) {
       if (size() > 1) fail_peers(error.what());
@@ -65,14 +65,14 @@ class Seat {
   }
 
   /// What a peer has published about a collective that has begun.
-  Entry const& peer_entry(int peer, std::uint64_t sequence) const { return board_->lane(peer).entry(sequence); }
+  Entry const& peer_entry(int peer, std::uint64_t sequence) const { return group_->published(peer).entry(sequence); }
 
   void publish_partial(Stream& stream, std::uint64_t sequence) {
-    device_.record(lane().entry(sequence).partial, stream);
-    lane().announce(lane().partial, sequence);
+    device_.record(published().entry(sequence).partial, stream);
+    published().announce(published().partial, sequence);
   }
   Entry const& await_partial(int peer, std::uint64_t sequence) const {
-    await(peer, &Lane<D>::partial, sequence, 0);
+    await(peer, &Published<D>::partial, sequence, 0);
     return peer_entry(peer, sequence);
   }
 
@@ -81,9 +81,9 @@ class Seat {
                  world_rank(), ticket.sequence, sequence_);
     if (size() == 1 || ticket.sequence == 0) return;
     // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
-    auto const latest = sequence_ - (sequence_ - ticket.sequence) % Lane<D>::depth;
+    auto const latest = sequence_ - (sequence_ - ticket.sequence) % Published<D>::depth;
     for_peers([&](int peer) {
-      await(peer, &Lane<D>::done, latest, 0);
+      await(peer, &Published<D>::done, latest, 0);
       device_.wait(stream, peer_entry(peer, latest).done, site);
     });
   }
@@ -91,28 +91,28 @@ class Seat {
   std::vector<std::string> exchange(std::string text, std::string_view what) {
     auto const number = ++exchanges_;
     // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
-    lane().texts[number % 2] = std::move(text);
-    lane().whats[number % 2].assign(what);
-    auto const call = board_->announce_call(rank_, board_->note_of_exchange(what), lane().exchanged, number);
-    std::vector<Text> whats(static_cast<std::size_t>(size()), lane().whats[number % 2]);
+    published().texts[number % 2] = std::move(text);
+    published().whats[number % 2].assign(what);
+    auto const call = group_->announce_call(rank_, group_->note_of_exchange(what), published().exchanged, number);
+    std::vector<Text> whats(static_cast<std::size_t>(size()), published().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
-    texts[static_cast<std::size_t>(rank_)] = lane().texts[number % 2];
+    texts[static_cast<std::size_t>(rank_)] = published().texts[number % 2];
     for_peers([&](int peer) {
-      auto& from = board_->lane(peer);
-      board_->await(rank_, peer, &Lane<D>::exchanged, number, call,
-                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, board_->name()); });
+      auto& from = group_->published(peer);
+      group_->await(rank_, peer, &Published<D>::exchanged, number, call,
+                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, group_->name()); });
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
       whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
     comm::expect_same_exchange(
         rank_, size(), [&](int rank) -> Text const& { return whats[static_cast<std::size_t>(rank)]; },
-        [&](int rank) { return board_->world_rank(rank); });
+        [&](int rank) { return group_->world_rank(rank); });
     return texts;
   }
 
   /// Lets `stream` wait for all that peers do with this rank's buffers. False if a collective or the run has failed.
   bool drain(Stream& stream) const {
-    if (broken_ || board_->run().poisoned()) return false;
+    if (broken_ || group_->run().poisoned()) return false;
     wait_for_peers(stream, Ticket{sequence_}, WaitSite::none);
     return true;
   }
@@ -124,7 +124,7 @@ class Seat {
   void leave() noexcept {
     left_ = true;
     if (broken_) return;  // they know already
-    lane().announce(lane().left, unwinding() ? Lane<D>::left_by_exception : Lane<D>::left_in_order);
+    published().announce(published().left, unwinding() ? Published<D>::left_by_exception : Published<D>::left_in_order);
   }
   bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
 
@@ -136,21 +136,21 @@ class Seat {
 
  private:
   void meet(Stream& stream, Request const& request, std::uint64_t sequence) {
-    auto& own = lane().entry(sequence);
+    auto& own = published().entry(sequence);
     own.request = request;
     device_.record(own.ready, stream);
-    auto const call = board_->announce_call(rank_, board_->note_of(request), lane().published, sequence);
-    for_peers([&](int peer) { await(peer, &Lane<D>::published, sequence, call); });
+    auto const call = group_->announce_call(rank_, group_->note_of(request), published().published, sequence);
+    for_peers([&](int peer) { await(peer, &Published<D>::published, sequence, call); });
     for_peers([&](int peer) { check(request, peer, sequence); });
   }
   void fail_peers(std::string_view reason) {
     if (std::exchange(broken_, true)) return;
-    lane().reason = reason;
-    lane().announce(lane().left, Lane<D>::failed);
+    published().reason = reason;
+    published().announce(published().left, Published<D>::failed);
   }
 
-  Lane<D>& lane() const { return board_->lane(rank_); }
-  int world_rank() const { return board_->world_rank(rank_); }
+  Published<D>& published() const { return group_->published(rank_); }
+  int world_rank() const { return group_->world_rank(rank_); }
 
   void bind(Stream const& stream, Request const& request) {
     auto const id = identity(stream);
@@ -160,20 +160,21 @@ class Seat {
     FSDP_EXPECTS(stream_ == id, "rank {}: {} is on a second stream: a communicator is used by one stream", world_rank(),
                  request.describe());
   }
-  void await(int peer, std::atomic<std::uint64_t> Lane<D>::*what, std::uint64_t sequence, std::uint64_t call) const {
-    board_->await(rank_, peer, what, sequence, call, [&] {
-      return fmt::format("waits in collective {} of '{}', {}", sequence, board_->name(),
-                         board_->lane(rank_).entry(sequence).request.describe());
+  void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
+             std::uint64_t call) const {
+    group_->await(rank_, peer, what, sequence, call, [&] {
+      return fmt::format("waits in collective {} of '{}', {}", sequence, group_->name(),
+                         group_->published(rank_).entry(sequence).request.describe());
     });
   }
   void check(Request const& request, int peer, std::uint64_t sequence) const {
     auto const& theirs = peer_entry(peer, sequence).request;
     if (request.agrees(theirs)) return;
     fail<OrderError>("rank {}: collective {} is {} here, but {} on rank {}", world_rank(), sequence, request.describe(),
-                     theirs.describe(), board_->world_rank(peer));
+                     theirs.describe(), group_->world_rank(peer));
   }
 
-  std::shared_ptr<Board<D>> board_;
+  std::shared_ptr<Group<D>> group_;
   int rank_;
   D device_;
   int unwinding_;  // exceptions in flight when the rank sat down
@@ -187,12 +188,12 @@ class Seat {
 
 /// What a rank's communicators share: the device, and all groups in which peers may read this rank's memory.
 template <class D>
-struct Household {
-  explicit Household(D const& on) : device(on) {}
+struct RankGroups {
+  explicit RankGroups(D const& on) : device(on) {}
 
-  std::shared_ptr<Seat<D>> sit(std::shared_ptr<void> board, int rank) {
-    seats.push_back(std::make_shared<Seat<D>>(std::static_pointer_cast<Board<D>>(std::move(board)), rank, device));
-    return seats.back();
+  std::shared_ptr<Member<D>> join(std::shared_ptr<void> group, int rank) {
+    members.push_back(std::make_shared<Member<D>>(std::static_pointer_cast<Group<D>>(std::move(group)), rank, device));
+    return members.back();
   }
 
   /// Frees memory that collectives of this rank may have used.
@@ -214,24 +215,24 @@ struct Household {
   }
 
   D device;
-  std::vector<std::shared_ptr<Seat<D>>> seats;
+  std::vector<std::shared_ptr<Member<D>>> members;
 
  private:
   bool drain(Run<D>& run) {
-    if (run.poisoned() || seats.front()->unwinding()) return false;
+    if (run.poisoned() || members.front()->unwinding()) return false;
     bool needed = false;
-    for (auto const& seat : seats) needed = needed || seat->needs_drain();
+    for (auto const& member : members) needed = needed || member->needs_drain();
     if (needed) {
       auto stream = device.make_stream("drain", StreamPriority::normal);
-      for (auto const& seat : seats) {
-        if (seat->needs_drain() && !seat->drain(stream)) return false;
+      for (auto const& member : members) {
+        if (member->needs_drain() && !member->drain(stream)) return false;
       }
       device.synchronize(stream);
-      for (auto const& seat : seats) seat->drained();
+      for (auto const& member : members) member->drained();
     }
     // Groups that were left are kept only as long as peers may read through them.
-    for (std::size_t i = seats.size(); i-- > 1;) {
-      if (seats[i]->has_left()) seats.erase(seats.begin() + static_cast<std::ptrdiff_t>(i));
+    for (std::size_t i = members.size(); i-- > 1;) {
+      if (members[i]->has_left()) members.erase(members.begin() + static_cast<std::ptrdiff_t>(i));
     }
     return true;
   }

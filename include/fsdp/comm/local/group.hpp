@@ -66,7 +66,7 @@ struct Request {
 /// the reader takes part in, thus never while it reads. Hence a ring; its depth only decides how old a ticket may be
 /// before waiting for it means waiting for a later collective.
 template <class D>
-struct Lane {
+struct Published {
   static constexpr std::size_t depth = 16;
   static constexpr std::uint64_t left_in_order = 1;
   static constexpr std::uint64_t left_by_exception = 2;
@@ -81,7 +81,7 @@ struct Lane {
     typename D::Event done;     // this rank has read its peers' inputs
   };
 
-  explicit Lane(D const& device) {
+  explicit Published(D const& device) {
     entries.reserve(depth);
     for (std::size_t i = 0; i < depth; ++i) entries.emplace_back(device);
   }
@@ -107,17 +107,17 @@ struct Lane {
   std::array<std::string, 2> texts;  // of the last two exchanges
   std::array<Text, 2> whats;         // and what they are
   std::string reason;                // why the rank failed
-  std::shared_ptr<void> child;       // the board of the group that this rank founds, during a split
+  std::shared_ptr<void> child;       // the group that this rank founds, during a split
 };
 
 /// One group of ranks.
 template <class D>
-class Board {
+class Group {
  public:
-  Board(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
+  Group(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
       : run_(std::move(run)),
         members_(std::move(members)),
-        lanes_(members_.size()),
+        published_(members_.size()),
         id_(run_->next_group()),
         name_(name) {}
 
@@ -126,7 +126,7 @@ class Board {
   int world_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   Run<D>& run() const { return *run_; }
   std::shared_ptr<Run<D>> const& shared_run() const { return run_; }
-  Lane<D>& lane(int rank) const { return *lanes_[static_cast<std::size_t>(rank)]; }
+  Published<D>& published(int rank) const { return *published_[static_cast<std::size_t>(rank)]; }
   std::string const& name() const { return name_; }
 
   /// Announces a call of `rank`: what it has published before is there for peers that see `value` in `what`.
@@ -135,7 +135,7 @@ class Board {
                               std::uint64_t value) {
     auto& waits = run_->waits();
     auto const number = waits.begin(world_rank(rank), note);
-    lane(rank).announce(what, value);
+    published(rank).announce(what, value);
     waits.announced(world_rank(rank), number);
     return number;
   }
@@ -145,9 +145,9 @@ class Board {
   }
   comm::CallNote note_of_exchange(std::string_view what) const { return comm::CallNote::control(id_, name_, what); }
 
-  /// Takes a seat; returns when all members have theirs.
+  /// Enters; returns when all members have.
   void enter(int rank, D const& device) {
-    lanes_[static_cast<std::size_t>(rank)] = std::make_unique<Lane<D>>(device);
+    published_[static_cast<std::size_t>(rank)] = std::make_unique<Published<D>>(device);
     entered_.fetch_add(1, std::memory_order_acq_rel);
     host::wake_sleepers(entered_, sleepers_);
     host::Backoff backoff;
@@ -162,7 +162,7 @@ class Board {
     }
   }
 
-  using Counter = std::atomic<std::uint64_t> Lane<D>::*;
+  using Counter = std::atomic<std::uint64_t> Published<D>::*;
 
   /// Waits until `peer` has announced `value` of `what`.
   /// @param call  the number of the call that the peer is yet to join; 0: it has joined
@@ -170,7 +170,7 @@ class Board {
   /// wait for each other
   template <class Describe>
   void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Describe const& describe) {
-    auto& from = lane(peer);
+    auto& from = published(peer);
     host::Backoff backoff;
     Link link{run_->waits(), world_rank(rank)};
     for (int looks = 0;; ++looks) {
@@ -179,13 +179,13 @@ class Board {
       if ((from.*what).load(std::memory_order_acquire) >= value) return;
       throw_if_poisoned(rank);
       if (call != 0 && looks > 64) expect_no_circle(link, rank, what, value, call, looks);
-      if (left == Lane<D>::failed) {
+      if (left == Published<D>::failed) {
         fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), world_rank(peer), from.reason);
       }
-      if (left == Lane<D>::left_by_exception) await_reason(rank);
+      if (left == Published<D>::left_by_exception) await_reason(rank);
       if (left != 0) {
         fail<PeerError>("rank {}: {}, but rank {} has left the group{}", world_rank(rank), describe(), world_rank(peer),
-                        left == Lane<D>::left_by_exception ? " after an exception" : "");
+                        left == Published<D>::left_by_exception ? " after an exception" : "");
       }
       backoff.pause(from.changes, seen, from.sleepers, [&] {
         return fmt::format("rank {}: {}: rank {} does not come", world_rank(rank), describe(), world_rank(peer));
@@ -222,8 +222,9 @@ class Board {
     for (int step = 0; step < size(); ++step) {
       int const member = (first + step) % size();
       auto const announced = link.waits.announced(world_rank(member));
-      if (member == rank || (lane(member).*what).load(std::memory_order_acquire) >= value) continue;
-      if (lane(member).left.load(std::memory_order_acquire) != 0) continue;  // whoever waits for it gets a PeerError
+      if (member == rank || (published(member).*what).load(std::memory_order_acquire) >= value) continue;
+      if (published(member).left.load(std::memory_order_acquire) != 0)
+        continue;  // whoever waits for it gets a PeerError
       link.made = true;
       auto const circle = link.waits.wait(link.rank, call, world_rank(member), announced);
       if (circle.empty()) continue;
@@ -234,7 +235,7 @@ class Board {
 
   std::shared_ptr<Run<D>> run_;
   std::vector<int> members_;
-  std::vector<std::unique_ptr<Lane<D>>> lanes_;
+  std::vector<std::unique_ptr<Published<D>>> published_;
   std::uint64_t id_;
   std::string name_;
   std::atomic<std::uint32_t> entered_{0};
