@@ -2,8 +2,6 @@
 // Matrix products on CUDA: cuBLASLt, with a plan kept for every shape and one workspace.
 #pragma once
 
-#include <cublasLt.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -15,7 +13,7 @@
 #include <type_traits>
 #include <unordered_map>
 
-#include "fsdp/cuda/cublas.hpp"
+#include "cublas.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
@@ -51,8 +49,8 @@ class Gemm<fsdp::cuda::Device> {
         workspace_(device.allocate(workspace_bytes), Free{device, workspace_bytes}) {
     device_.make_current();
     cublasLtHandle_t handle = nullptr;
-    FSDP_CUBLAS_CHECK(cublasLtCreate(&handle));
-    handle_ = fsdp::cuda::UniqueCublasLt(handle);
+    NANOGPT_CUBLAS_CHECK(cublasLtCreate(&handle));
+    handle_ = UniqueCublasLt(handle);
   }
 
   template <class T, class Out>
@@ -149,7 +147,7 @@ class Gemm<fsdp::cuda::Device> {
     FSDP_EXPECTS(*bound_ == handle, "a Gemm serves one stream: make another for the second");
     Plan& plan = plan_for(problem, bias);
     if (bias != nullptr) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void const*>(bias));
-    FSDP_CUBLAS_CHECK(cublasLtMatmul(handle_.get(), &plan.product, &alpha, b, &plan.first, a, &plan.second, &beta, c,
+    NANOGPT_CUBLAS_CHECK(cublasLtMatmul(handle_.get(), &plan.product, &alpha, b, &plan.first, a, &plan.second, &beta, c,
                                      &plan.result, c, &plan.result, &plan.algorithm, workspace_.get(), workspace_bytes_,
                                      handle));
   }
@@ -170,7 +168,7 @@ class Gemm<fsdp::cuda::Device> {
     // Row-major C is column-major C^T = op_b(B)^T op_a(A)^T, and a row-major operand read by columns is its transpose:
     // swapping the operands is all there is to do.
     bool const wide = p.type == CUDA_R_64F;
-    FSDP_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+    NANOGPT_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                              wide ? CUDA_R_64F : CUDA_R_32F));
     set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{p.transposed_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
     set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, std::int32_t{p.transposed_a != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
@@ -185,7 +183,7 @@ class Gemm<fsdp::cuda::Device> {
     lay_out(plan.result, p.out, p.n, p.m, p.ldc, p.batch, p.stride_c);
 
     cublasLtMatmulPreferenceOpaque_t wish{};
-    FSDP_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
+    NANOGPT_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
     set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
     set(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(p.align_b));
@@ -213,7 +211,7 @@ class Gemm<fsdp::cuda::Device> {
 
   static void lay_out(cublasLtMatrixLayoutOpaque_t& layout, std::int64_t type, std::int64_t rows, std::int64_t columns,
                       std::int64_t leading, std::int64_t batch, std::int64_t stride) {
-    FSDP_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, static_cast<cudaDataType>(type),
+    NANOGPT_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, static_cast<cudaDataType>(type),
                                                static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
                                                leading));
     if (batch == 1) return;
@@ -223,22 +221,22 @@ class Gemm<fsdp::cuda::Device> {
 
   template <class Value>
   static void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t attribute, Value const& value) {
-    FSDP_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value));
+    NANOGPT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&product, attribute, &value, sizeof value));
   }
   template <class Value>
   static void set(cublasLtMatrixLayoutOpaque_t& layout, cublasLtMatrixLayoutAttribute_t attribute, Value const& value) {
-    FSDP_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, attribute, &value, sizeof value));
+    NANOGPT_CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, attribute, &value, sizeof value));
   }
   template <class Value>
   static void set(cublasLtMatmulPreferenceOpaque_t& wish, cublasLtMatmulPreferenceAttributes_t attribute,
                   Value const& value) {
-    FSDP_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, attribute, &value, sizeof value));
+    NANOGPT_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, attribute, &value, sizeof value));
   }
 
   fsdp::cuda::Device device_;
   std::size_t workspace_bytes_;
   std::unique_ptr<void, Free> workspace_;
-  fsdp::cuda::UniqueCublasLt handle_;
+  UniqueCublasLt handle_;
   std::unordered_map<Problem, Plan, Hash> plans_;
   std::optional<cudaStream_t> bound_;
 };

@@ -15,6 +15,7 @@
 #include "config.hpp"
 #include "embedding.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
 #include "head.hpp"
@@ -328,10 +329,10 @@ class Gpt {
   fsdp::AccountedMemory<Device const> scalars_;  // training loss, evaluation loss
   fsdp::AccountedMemory<Device const> sampled_;  // (V)
   Staging<Device, double> taken_;
-  decltype(std::declval<E&>().add_unit("")) root_;
-  decltype(std::declval<E&>().shard(std::declval<Embedding<Device, T>>(), "")) embedding_;
-  decltype(std::declval<E&>().shard(std::declval<std::vector<Block<Device, T>>>(), "")) blocks_;
-  decltype(std::declval<E&>().shard(std::declval<Head<Device, T>>(), "")) head_;
+  fsdp::UnitId root_;
+  typename E::template Sharded<Embedding<Device, T>> embedding_;
+  std::vector<typename E::template Sharded<Block<Device, T>>> blocks_;
+  typename E::template Sharded<Head<Device, T>> head_;
   std::uint64_t mask_step_ = 0;
   std::int64_t mask_sequence_ = 0;
   std::int64_t evaluations_ = 0;

@@ -40,6 +40,8 @@ class Engine {
   using Device = typename C::Device;
   using Stream = typename Device::Stream;
   using Unit = FlatParam<Device, P>;
+  template <class M>
+  using Sharded = ShardedModule<M, Engine>;  ///< what shard() makes of a module
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
   using Master = typename P::Master;

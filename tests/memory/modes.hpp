@@ -96,25 +96,23 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     bytes.baseline = account.reserved_total();
     engine.seal();
     bytes.before_adam = account.live_state();
-    auto const before = [&](bool last) {
-      auto const waits = engine.no_sync(setup.mode == Mode::unsynced && !last);
-      auto const sums_wait = engine.no_replica_sync(setup.mode == Mode::replica && !last);
-    };
     auto const forward = [&] {
       for (auto& part : modules) part.forward();
     };
     auto const backward = [&] {
       for (auto i = modules.size(); i-- > 0;) modules[i].backward();
     };
+    auto const micro_step = [&](bool last) {
+      auto const waits = engine.no_sync(setup.mode == Mode::unsynced && !last);
+      auto const sums_wait = engine.no_replica_sync(setup.mode == Mode::replica && !last);
+      forward(), backward();
+    };
     {
       fsdp::AdamW adamw(engine);
       bytes.rest = account.live_state();
       auto const steps = [&](int count) {
         for (int step = 0; step < count; ++step) {
-          for (int micro = 0; micro < 3; ++micro) {
-            before(micro == 2);
-            forward(), backward();
-          }
+          for (int micro = 0; micro < 3; ++micro) micro_step(micro == 2);
           auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
           adamw.step(norm);
         }
@@ -123,14 +121,13 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
       bytes.reserved = account.reserved_state();
       auto const total = account.reserved_total();
       // A backward pass with nothing waiting that reduces, then a step of micro-steps.
-      before(true);
       account.reset_peak(), forward(), bytes.forward = account.peak_live_state();
       account.reset_peak(), backward(), bytes.backward = account.peak_live_state();
       adamw.step();
-      before(false), forward(), backward();
+      micro_step(false);
       account.reset_peak();
-      before(false), forward(), backward();
-      before(true), forward(), backward();
+      micro_step(false);
+      micro_step(true);
       bytes.accumulated = account.peak_live_state();
       adamw.step();
       steps(more_steps);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine_options.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/memory.hpp"
@@ -145,13 +146,15 @@ class DirectEngine {
   Store<T>& store() { return store_; }
   int rank() const { return 0; }
   int world_size() const { return 1; }
-  std::size_t add_unit(std::string_view) { return units_++; }
+  template <class M>
+  using Sharded = DirectModule<M, DirectEngine>;
+  fsdp::UnitId add_unit(std::string_view) { return {units_++}; }
   template <class M>
   DirectModule<M, DirectEngine> shard(M module, std::string_view prefix) {
     return {*this, module, std::string(prefix)};
   }
   template <class M>
-  DirectModule<M, DirectEngine> shard(M module, std::string_view prefix, std::size_t) {
+  DirectModule<M, DirectEngine> shard(M module, std::string_view prefix, fsdp::UnitId) {
     return {*this, module, std::string(prefix)};
   }
   template <class M>

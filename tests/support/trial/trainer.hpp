@@ -251,9 +251,9 @@ class EngineTrainer final : public Trainer {
     return reads ? norm_.value() : 0.0;
   }
   void step(float rate) override {
-    auto const norm = std::exchange(norm_, {});
-    if (adamw_) adamw_->step(rate, norm);
-    if (sgd_) sgd_->step(rate, norm);
+    if (adamw_) adamw_->step(rate, norm_);
+    if (sgd_) sgd_->step(rate, norm_);
+    norm_ = {};
   }
   Tensors<float> export_parameters(Inside const& inside) override {
     Tensors<float> all;
