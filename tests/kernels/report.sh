@@ -32,8 +32,8 @@ cat >"$library" <<'EOF'
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
-template int nanogpt::run_rank<fsdp::FullShard, fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
-template int nanogpt::run_rank<fsdp::FullShard, fsdp::Bf16>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
+template int nanogpt::run_rank<fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
+template int nanogpt::run_rank<fsdp::Bf16>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
 EOF
 sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
 for architecture in "${architectures[@]}"; do
