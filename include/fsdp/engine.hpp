@@ -215,9 +215,11 @@ class Engine {
     return spans;
   }
   Tracer<Device>* tracer() { return core_.tracer.get(); }  ///< nullptr while nothing is traced
-  /// Every rank's mean of `values`, in a fixed order. @note Collective: yes; blocks the calling thread.
+  /// Every rank's mean of `values`, in a fixed order.
+  /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise
+  /// @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
-    return detail::mean_over_ranks(core_.mesh->world(), values);
+    return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text());
   }
 
   /// For destructors: waits until compute has run dry, and reports instead of throwing.

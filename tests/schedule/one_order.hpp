@@ -119,7 +119,7 @@ Outcome drift(fsdp::ShardingStrategy const& strategy, C comm, Drift how) {
 /// "" if a rank of drift() ended in an error that says how it came there, else what is wrong.
 inline std::string verdict(Drift how, int rank, Outcome const& got) {
   constexpr std::string_view said[] = {"after step 0.5, history", "after step 0.5, history",
-                                       "after discard_gradients 0, history", "after l2 to 1, ", "after l1 to 1, "};
+                                       "after discard_gradients 0, history", "after l2 to 1", "after l1 to 1"};
   auto const part = said[static_cast<int>(how)];
   if (got.kind == "order" && got.text.find(part) != std::string::npos) return {};
   return fmt::format("drift {}: rank {} ended {}: {}, expected \"{}\"\n", static_cast<int>(how), rank, got.kind,

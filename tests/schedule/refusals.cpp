@@ -274,6 +274,40 @@ TEST_CASE("without replicas nothing waits for them, in a world of one too") {
         }).empty());
 }
 
+TEST_CASE("ranks that have stepped otherwise neither export nor average together") {
+  auto const after = [](auto const& act) {
+    return on_engine(2, [&](Engine& engine, Layers& layers) {
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      pass(layers, 1.0f);
+      sgd.step(engine.rank() == 0 ? 0.5f : 0.25f);
+      act(engine);
+    });
+  };
+  CHECK(contains(after([](Engine& engine) { fsdp::export_full(engine, [](auto&&...) {}); }),
+                 "rank 0 has \"exports after step 0.5"));
+  CHECK(contains(after([](Engine& engine) { static_cast<void>(engine.mean_over_ranks({1.0})); }),
+                 "averages 1 values after step"));
+}
+
+TEST_CASE("ranks compare the strategy of each unit, by its answers") {
+  auto const sealed = [](fsdp::ShardingStrategy const& first, fsdp::ShardingStrategy const& second) {
+    return message_of([&] {
+      fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+        fsdp::Mesh mesh(std::move(comm));
+        Engine engine(mesh, fsdp::FullShard{});
+        auto const a = engine.shard(Ramp<>{}, "a");
+        auto const b = engine.shard(Ramp<>{}, "b", engine.rank() == 0 ? first : second);
+        engine.seal();
+      });
+    });
+  };
+  auto stays = fsdp::ShardingStrategy(fsdp::FullShard{});
+  stays.reshards_after_forward = false;  // under the same name
+  CHECK(sealed(fsdp::FullShard{}, fsdp::FullShard{}).empty());
+  CHECK(contains(sealed(fsdp::FullShard{}, fsdp::NoShard{}), "rank 0 has \"unit 'b' is full_shard"));
+  CHECK(contains(sealed(fsdp::FullShard{}, stays), "unit 'b' is full_shard, which shards and stays after forward"));
+}
+
 TEST_CASE("ranks compare what initial parameters and optimizers depend on") {
   CHECK(contains(on_engine(2,
                            [](Engine& engine, Layers&) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/layout.hpp"
@@ -30,6 +31,7 @@ std::vector<TensorInfo> tensor_list(E& engine) {
 /// Calls `visit(TensorInfo const&, std::span<float const> values)` on rank 0 for every tensor in declared order.
 /// At most one unit is in host memory at a time, on rank 0 alone.
 /// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16
+/// @throws OrderError on every rank if ranks have stepped or discarded otherwise
 /// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
 template <class E, class ShardOf, class Visit>
 void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
@@ -38,6 +40,8 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   auto const shards = engine.shards();
   constexpr std::int64_t chunk_elements = 1 << 20;
   auto const rank = engine.rank();
+  detail::expect_equal_texts<OrderError>(engine.world(), fmt::format("exports after {}", shards.history().text()),
+                                         "what is exported");
   auto& stream = shards.gather_stream();
   auto const& device = engine.device();
   AccountedMemory<typename E::Comm> staging(

@@ -92,7 +92,7 @@ struct EngineCore {
       reduce.set_shard_group(world.split(where.replica, where.rank, "reduce"));
     }
     if (replicated_in_groups) reduce.add_replicate_group(world.split(where.shard, where.rank, "replicate"));
-    if (replicated_over_world) reduce.add_replicate_group(world.split(0, where.rank, "replicate over the world"));
+    if (replicated_over_world) reduce.add_replicate_group(world.split(0, where.rank, "replicate all"));
     if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
       gather.set_kept_group(world.split(where.rank / ranks, where.rank, "kept group"), where.rank % ranks);
   }
@@ -123,7 +123,7 @@ struct EngineCore {
   void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
     auto const missing = missing_option(of, from, flags);
     if (missing.option.empty()) return;
-    fail<UsageError>("rank {}: backward of unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,
+    fail<UsageError>("rank {}: unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,
                      missing.option == "keep_unsharded" ? "parameters can stay unsharded"
                      : flags.gradient_sync              ? "gradients can wait for replicas"
                                                         : "gradients can wait unreduced",

@@ -69,7 +69,8 @@ class Declaration {
 
   /// @throws ConfigError if the unit shards otherwise than the engine
   UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
-    bool const as_engine = strategy.grouped == strategy_.grouped && strategy.group == strategy_.group;
+    bool const as_engine =
+        strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
     if (strategy.shards && !(strategy_.shards && as_engine))
       fail<ConfigError>(
           "rank {}: unit '{}' is {}, and its engine {}: units shard over the same ranks as their engine, or "
@@ -134,8 +135,9 @@ class Declaration {
                          options_.bucket_bytes, options_.seed, options_.passes_ahead);
     for (auto const& unit : units_) {
       lines += detail::text_of(unit->name(), unit->layout());
-      if (unit->strategy() != strategy_)
-        lines += fmt::format("strategy of unit '{}': {}\n", unit->name(), described(unit->strategy()));
+      lines += fmt::format("unit '{}' is {}, which {} and {} after forward\n", unit->name(),
+                           described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
+                           unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),

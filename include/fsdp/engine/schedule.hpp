@@ -114,9 +114,14 @@ class Schedule {
   bool begin_backward(std::size_t use) {
     expect_next(Pass::backward, use);
     bool const starts = pass_ == Pass::forward;
-    if (pass_ == Pass::idle || (starts && next_ != size()))
+    if (pass_ == Pass::idle)
+      fail<OrderError>(
+          "rank {}: backward of '{}' without a forward pass: none has begun since the last backward, or an evaluation, "
+          "an optimizer step, an import or an exception has ended it",
+          rank_, module_name(use));
+    if (starts && next_ != size())
       fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_,
-                       module_name(use), module_name(pass_ == Pass::idle ? 0 : next_));
+                       module_name(use), module_name(next_));
     auto const expected = starts ? size() - 1 : next_ - 1;
     expect(use == expected, Pass::backward, expected, use);
     pass_ = Pass::backward;

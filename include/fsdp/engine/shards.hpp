@@ -8,6 +8,7 @@
 
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/trace/trace.hpp"
 #include "fsdp/wait_site.hpp"
 
@@ -47,7 +48,27 @@ class Shards {
     unit.fresh = true;
   }
 
-  /// Whether gradients are what a step, a norm or an export takes them for.
+  /// An optimizer's step begins.
+  /// @param given  a GradNorm, whose factor the step applies; without: none
+  /// @throws UsageError if gradients are missing or left half-way, the norm is not theirs or is left out (see
+  /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
+  template <class... Norm>
+  void begin_step(std::string_view optimizer, float learning_rate, Norm const&... given) const {
+    static_assert(sizeof...(Norm) <= 1, "fsdp: a step takes one norm");
+    std::uint64_t measurement = 0;
+    auto const take = [&](auto const& one) {
+      FSDP_EXPECTS(one.engine() == nullptr || one.engine() == engine_,
+                   "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), optimizer);
+      measurement = one.measurement();
+    };
+    (take(given), ...);
+    FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
+                 "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
+                 optimizer);
+    gate().begin_step(measurement);
+    history().add("step", learning_rate);
+  }
+  /// Whether gradients are what a norm or an export takes them for.
   auto& gate() const { return engine_->core_.gate; }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
   /// @throws UsageError inside a use, or in the middle of a backward pass

@@ -23,9 +23,9 @@ inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
 }
 
 /// @param what the texts are: see Communicator::exchange
-/// @throws ConfigError on every rank if any two ranks' texts differ, naming the first line that does
+/// @throws Failure on every rank if any two ranks' texts differ, naming the first line that does
 /// @note Collective: yes.
-template <class C>
+template <class Failure = ConfigError, class C>
 void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
   auto const texts = world.exchange(mine, what);
   auto const line = [](std::string const& text, std::size_t& at) {
@@ -40,24 +40,31 @@ void expect_equal_texts(C& world, std::string const& mine, std::string_view what
     while (a < texts[0].size() || b < texts[other].size()) {
       auto const ours = line(texts[0], a), theirs = line(texts[other], b);
       if (ours != theirs)
-        fail<ConfigError>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other,
-                          theirs);
+        fail<Failure>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other,
+                      theirs);
     }
   }
 }
 
+/// @param history  what ranks have done: must be equal
+/// @throws OrderError on every rank if it is not
 /// @note Collective: yes; blocks.
 template <class C>
-std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values) {
-  std::string mine(values.size() * sizeof(double), '\0');
-  if (!values.empty()) std::memcpy(mine.data(), values.data(), mine.size());
+std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values, std::string_view history) {
+  auto const bytes = values.size() * sizeof(double);
+  std::string mine(bytes, '\0');
+  if (!values.empty()) std::memcpy(mine.data(), values.data(), bytes);
+  mine += fmt::format("\n{} values", values.size());
+  if (!history.empty()) mine += fmt::format(" after {}", history);
   std::vector<double> mean(values.size(), 0.0);
   std::vector<double> theirs(values.size());
   auto const texts = world.exchange(mine, "values to average");
+  auto const said = [](std::string const& text) { return std::string_view(text).substr(text.rfind('\n') + 1); };
   for (auto const& text : texts) {
-    FSDP_EXPECTS(text.size() == mine.size(), "mean_over_ranks: rank {} has {} values, rank {} has {}", world.rank(),
-                 values.size(), &text - texts.data(), text.size() / sizeof(double));
-    if (!values.empty()) std::memcpy(theirs.data(), text.data(), text.size());
+    if (said(text) != said(mine))
+      fail<OrderError>("rank {}: ranks disagree: this one averages {}, rank {} averages {}", world.rank(), said(mine),
+                       &text - texts.data(), said(text));
+    if (!values.empty()) std::memcpy(theirs.data(), text.data(), bytes);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];
   }
   for (auto& value : mean) value /= static_cast<double>(texts.size());

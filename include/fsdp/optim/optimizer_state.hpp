@@ -90,17 +90,10 @@ class OptimizerState {
   void step(float learning_rate, GradNorm<E> const& clip, float beta1, float beta2, Update&& update) {
     expect_learning_rate(name_, learning_rate);
     auto const shards = engine_->shards();
-    auto& norm = shards.norm();
-    FSDP_EXPECTS(clip.engine() == nullptr || clip.engine() == engine_,
-                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), name_);
-    FSDP_EXPECTS(norm.loss_scale == nullptr || norm.scaler_steps,
-                 "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
-                 name_);
-    shards.gate().begin_step(clip.measurement());
-    shards.history().add("step", learning_rate);
+    shards.begin_step(name_, learning_rate, clip);
     auto& compute = engine_->compute();
     kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2,
-                        clip.engine() != nullptr ? norm.result : nullptr);
+                        clip.engine() != nullptr ? shards.norm().result : nullptr);
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto& unit = shards[u];
       shards.await_reduced(unit);
