@@ -26,20 +26,6 @@ struct Flags : fsdp::testing::BackwardScopes<E> {
   fsdp::Facts facts() const { return start | this->flags().facts(); }
 };
 
-/// What went through the communicator from entry `first` on, as a program counts it.
-fsdp::Counts counts_of(toy::Tally const& tally, std::size_t first, std::string const& pass) {
-  fsdp::Counts counts;
-  for (; first < tally.entries.size(); ++first) {
-    auto const& entry = tally.entries[first];
-    if (entry.pass != pass) continue;
-    auto const elements = static_cast<std::int64_t>(entry.count);
-    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks);
-    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements);
-    if (entry.operation == "all_reduce") counts.all_reduce.add(elements);
-  }
-  return counts;
-}
-
 /// Rank 0's tally of one training step after a first one. `before(flags, last)` is called before each micro-step. What
 /// the program counts must be what was counted, on every rank and in every pass.
 template <class Before>
@@ -60,7 +46,8 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
         auto const from = tally->entries.size();
         network.step(step);
         for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward})
-          if (!(count(engine.program(), phase, flags.facts()) == counts_of(*tally, from, std::string(name(phase)))))
+          if (!(count(engine.program(), phase, flags.facts()) ==
+                toy::counts_of(*tally, from, std::string(name(phase)))))
             throw std::logic_error("the program of\n" + to_text(engine.program()) + "counts something else");
         flags.start = fsdp::left_by(flags.facts());
       }

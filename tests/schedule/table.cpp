@@ -189,18 +189,6 @@ struct Probe {
   }
 };
 
-/// What went through the communicator, as a program counts it.
-fsdp::Counts counts_of(toy::Tally const& tally) {
-  fsdp::Counts counts;
-  for (auto const& entry : tally.entries) {
-    auto const elements = static_cast<std::int64_t>(entry.count);
-    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks);
-    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements);
-    if (entry.operation == "all_reduce") counts.all_reduce.add(elements);
-  }
-  return counts;
-}
-
 /// One rank of a row.
 template <class P>
 class Rank {
@@ -284,7 +272,7 @@ class Rank {
     tally_->entries.clear();
     for (std::size_t i = 0; i < modules_.size(); ++i)
       use(phase, phase == Phase::backward ? modules_.size() - 1 - i : i);
-    if (!(counts_of(*tally_) == count(engine_.program(), phase, facts_)))
+    if (!(toy::counts_of(*tally_) == count(engine_.program(), phase, facts_)))
       wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(phase), to_text(engine_.program())));
   }
   /// An evaluation, after a forward pass that it ends or after none.

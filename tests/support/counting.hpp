@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/program.hpp"
 
 namespace toy {
 
@@ -36,6 +38,21 @@ struct Tally {
     return list;
   }
 };
+
+/// What went through the communicator from entry `first` on, as a program counts it.
+/// @param pass  "forward" or "backward"; empty: both
+inline fsdp::Counts counts_of(Tally const& tally, std::size_t first = 0, std::string const& pass = {}) {
+  fsdp::Counts counts;
+  for (; first < tally.entries.size(); ++first) {
+    auto const& entry = tally.entries[first];
+    if (!pass.empty() && entry.pass != pass) continue;
+    auto const elements = static_cast<std::int64_t>(entry.count);
+    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks);
+    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements);
+    if (entry.operation == "all_reduce") counts.all_reduce.add(elements);
+  }
+  return counts;
+}
 
 template <class C>
 class Counting {

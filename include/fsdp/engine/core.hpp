@@ -106,20 +106,20 @@ struct EngineCore {
   /// Compute has been given a write of the unit's master shard.
   void mark_written(Unit& unit) { unit.updated.signal(device, *compute); }
 
-  /// A scope of one of the flags begins.
+  /// A scope begins.
   /// @throws UsageError for want of buffers; nothing has changed then
-  void begin_backward_scope(bool BackwardFlags::*flag) {
-    auto flags = passes.next_backward();
-    flags.*flag = false;
-    if (sealed) {
-      expect_buffers(program, input, flags);
-    } else {
+  void begin_backward_scope(BackwardChange change) {
+    passes.add_scope(change, 1);
+    try {
+      if (sealed) return expect_buffers(program, input, passes.next_backward());
       auto const so_far = declared.plan_input();
-      expect_buffers(compile_program(so_far), so_far, flags);
+      expect_buffers(compile_program(so_far), so_far, passes.next_backward());
+    } catch (...) {
+      passes.add_scope(change, -1);
+      throw;
     }
-    passes.add_scope(flag, 1);
   }
-  void end_backward_scope(bool BackwardFlags::*flag) noexcept { passes.add_scope(flag, -1); }
+  void end_backward_scope(BackwardChange change) noexcept { passes.add_scope(change, -1); }
   void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
     auto const missing = missing_option(of, from, flags);
     if (missing.option.empty()) return;

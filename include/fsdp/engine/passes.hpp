@@ -2,6 +2,7 @@
 // Forward and backward passes over the declared uses: what each gathers, keeps, drops and reduces.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -37,13 +38,9 @@ class Passes {
   /// What is done at each use, which the engine compiles when it is sealed.
   void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
-  BackwardFlags next_backward() const { return {no_sync_ == 0, no_replica_sync_ == 0, keep_unsharded_ == 0}; }
-  /// A scope that clears a flag begins (1) or ends (-1).
-  void add_scope(bool BackwardFlags::*flag, int change) {
-    (flag == &BackwardFlags::gradient_sync  ? no_sync_
-     : flag == &BackwardFlags::replica_sync ? no_replica_sync_
-                                            : keep_unsharded_) += change;
-  }
+  BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
+  /// A scope begins (1) or ends (-1).
+  void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
   void begin_evaluation() {
     abandon("an evaluation begins");
@@ -231,11 +228,11 @@ class Passes {
   Reducer<C, P>* reduce_;
   Stream* compute_;
   Program const* program_ = nullptr;
-  int no_sync_ = 0, no_replica_sync_ = 0, keep_unsharded_ = 0;  ///< scopes that are open
-  Phase phase_ = Phase::forward;                                ///< of the pass under way
-  Facts facts_ = plain_step;                                    ///< and of it
-  Facts waiting_ = nothing_waits;                               ///< of whole passes before it
-  int evaluations_ = 0;                                         ///< scopes that are open
+  std::array<int, 3> open_{};             ///< scopes by BackwardChange
+  Phase phase_ = Phase::forward;          ///< of the pass under way
+  Facts facts_ = plain_step;              ///< and of it
+  Facts waiting_ = nothing_waits;         ///< of whole passes before it
+  int evaluations_ = 0;                   ///< scopes that are open
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;
   std::uint64_t backward_passes_ = 0;

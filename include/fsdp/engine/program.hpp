@@ -82,7 +82,10 @@ constexpr Facts left_by(Facts facts) {
                                                                                                     : nothing_waits);
 }
 
-/// What a backward pass does when it ends with a unit, as it is set before.
+/// What clears one of the flags that follow, while a scope of it is open.
+enum class BackwardChange : unsigned char { no_sync, no_replica_sync, keep_unsharded };
+
+/// What a backward pass does when it ends with a unit, as scopes say when it begins.
 struct BackwardFlags {
   bool gradient_sync = true;  ///< reduces
   bool replica_sync = true;   ///< and sums over replicas

@@ -30,24 +30,25 @@ class [[nodiscard]] EvaluationScope {
   E* engine_;
 };
 
-/// While it lives, backward passes that begin do not do what a flag says. Nests; a pass under way goes on as it began.
+/// While it lives, backward passes that begin are changed. Nests; a pass under way goes on as it began.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] BackwardScope {
  public:
   /// @param on  false: the scope changes nothing
-  BackwardScope(E& engine, bool BackwardFlags::*flag, bool on) : engine_(on ? &engine : nullptr), flag_(flag) {
-    if (on) engine.begin_backward_scope(flag);
+  BackwardScope(E& engine, BackwardChange change, bool on) : engine_(on ? &engine : nullptr), change_(change) {
+    if (on) engine.begin_backward_scope(change);
   }
-  BackwardScope(BackwardScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), flag_(other.flag_) {}
+  BackwardScope(BackwardScope&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)), change_(other.change_) {}
   BackwardScope& operator=(BackwardScope&&) = delete;
   ~BackwardScope() {
-    if (engine_ != nullptr) engine_->end_backward_scope(flag_);
+    if (engine_ != nullptr) engine_->end_backward_scope(change_);
   }
 
  private:
   E* engine_;
-  bool BackwardFlags::*flag_;
+  BackwardChange change_;
 };
 
 /// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that
