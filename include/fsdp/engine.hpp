@@ -63,6 +63,7 @@ class Engine {
   Engine(Engine&&) = delete;
   template <class None = void>
   Engine(Mesh<C>&, ...) = delete;  // fsdp: not (strategy, precision, options, stream): misspelt, or out of order?
+
   Device const& device() const { return core_.device; }
   Stream& compute() { return *core_.compute; }
   int rank() const { return core_.where.rank; }
@@ -215,6 +216,7 @@ class Engine {
     return spans;
   }
   Tracer<Device>* tracer() { return core_.tracer.get(); }  ///< nullptr while nothing is traced
+
   /// Every rank's mean of `values`, in a fixed order.
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise
   /// @note Collective: yes; blocks the calling thread.

@@ -59,7 +59,7 @@ class Reducer {
   void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
 
   /// Zeroes all slots: once, after they were placed, and the units were declared.
-  /// @param gradients  all gradient shards, in completion order
+  /// @param gradients  the gradient shards that backward writes itself, as Program::gradient_order says
   template <class Units>
   void prepare(Units const& units, Program const& program, float* gradients) {
     gradients_ = gradients;

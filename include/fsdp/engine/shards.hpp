@@ -14,6 +14,14 @@
 
 namespace fsdp {
 
+namespace detail {
+/// In the place of a GradNorm.
+struct NoNorm {
+  static constexpr void const* engine() { return nullptr; }
+  static constexpr std::uint64_t measurement() { return 0; }
+};
+}  // namespace detail
+
 /// What optimizers, norms, exports, checkpoints and the like need of an engine, and training loops do not. A handle:
 /// copied as a pointer is. docs/extending.md says who needs what.
 ///
@@ -49,23 +57,17 @@ class Shards {
   }
 
   /// An optimizer's step begins.
-  /// @param given  a GradNorm, whose factor the step applies; without: none
+  /// @param given  a GradNorm, whose factor the step applies
   /// @throws UsageError if gradients are missing or left half-way, the norm is not theirs or is left out (see
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
-  template <class... Norm>
-  void begin_step(std::string_view optimizer, float learning_rate, Norm const&... given) const {
-    static_assert(sizeof...(Norm) <= 1, "fsdp: a step takes one norm");
-    std::uint64_t measurement = 0;
-    auto const take = [&](auto const& one) {
-      FSDP_EXPECTS(one.engine() == nullptr || one.engine() == engine_,
-                   "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), optimizer);
-      measurement = one.measurement();
-    };
-    (take(given), ...);
+  template <class Norm = detail::NoNorm>
+  void begin_step(std::string_view optimizer, float learning_rate, Norm const& given = {}) const {
+    FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
+                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), optimizer);
     FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  optimizer);
-    gate().begin_step(measurement);
+    gate().begin_step(given.measurement());
     history().add("step", learning_rate);
   }
   /// Whether gradients are what a norm or an export takes them for.
