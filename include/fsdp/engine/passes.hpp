@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "fsdp/concepts.hpp"
@@ -59,9 +58,9 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        bool const kept = std::exchange(kept_after_backward_, false);
-        if (!kept) reshard_all();
-        facts_ = (kept ? starts_unsharded : starts_sharded) | waiting_;
+        facts_ = left_;
+        if ((facts_ & starts_sharded) != 0) reshard_all();
+        forget_parameters();
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
       }
       run(program_->turn(phase_, use).before, "forward");
@@ -84,7 +83,7 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        facts_ = next_backward().facts() | waiting_;
+        facts_ = next_backward().facts() | (left_ & waiting_answers);
         phase_ = Phase::backward;
         ++backward_passes_;
       }
@@ -96,10 +95,7 @@ class Passes {
   void end_backward(std::size_t use) {
     or_interrupt([&] {
       run(program_->turn(phase_, use).after, "backward");
-      if (!schedule().end_backward(use)) return;
-      auto const left = left_by(facts_);
-      kept_after_backward_ = (left & starts_unsharded) != 0;
-      waiting_ = left & waiting_answers;
+      if (schedule().end_backward(use)) left_ = left_by(facts_);
     });
   }
 
@@ -115,7 +111,7 @@ class Passes {
   /// a backward pass are then left half-way: all but discard() is refused.
   void interrupt() noexcept {
     schedule().interrupt();
-    kept_after_backward_ = false;
+    forget_parameters();
     for (auto& unit : declared_->units()) {
       try {
         gather_->reshard(*unit, *compute_);
@@ -129,7 +125,7 @@ class Passes {
     bool const in_backward = schedule().in_backward();
     if (in_backward) schedule().expect_closed("gradients are discarded");
     reduce_->discard(declared_->units(), *compute_);
-    waiting_ = nothing_waits;
+    left_ = (left_ & start_answers) | nothing_waits;
     if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
   }
 
@@ -212,13 +208,15 @@ class Passes {
         return reduce_->settle(reduce_->pool()[operation.slot]);
     }
   }
+  /// The next forward pass finds no parameters of an earlier backward.
+  void forget_parameters() noexcept { left_ = starts_sharded | (left_ & waiting_answers); }
   void drop_pass() {
     schedule().reset();
     reshard_all();
   }
   void reshard_all() {
     for (auto& unit : declared_->units()) gather_->reshard(*unit, *compute_);
-    kept_after_backward_ = false;
+    forget_parameters();
   }
 
   D device_;
@@ -231,12 +229,11 @@ class Passes {
   std::array<int, 3> open_{};             ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;          ///< of the pass under way
   Facts facts_ = plain_step;              ///< and of it
-  Facts waiting_ = nothing_waits;         ///< of whole passes before it
+  Facts left_ = left_by(plain_step);      ///< by whole passes before it
   int evaluations_ = 0;                   ///< scopes that are open
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;
   std::uint64_t backward_passes_ = 0;
-  bool kept_after_backward_ = false;  ///< the last backward pass left the parameters unsharded
 };
 
 }  // namespace fsdp
