@@ -11,29 +11,28 @@
 
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
-#include "host_world.hpp"
 #include "train.hpp"
+#include "world.hpp"
 
 namespace nanogpt {
 
-/// The host computes in fp32 alone.
-template <class C>
-int dispatch(C world, Job const& job) {
-  if constexpr (std::is_same_v<typename C::Device, fsdp::host::Device>) {
-    return run_rank<fsdp::Fp32>(HostWorld::of(std::move(world)), job);
-  } else {
+/// Runs this rank in the type that the job names; the host computes in fp32 alone. @return as run_rank
+/// @note Collective: yes.
+template <class Device>
+int dispatch(World<Device> world, Job const& job) {
+  if constexpr (!std::is_same_v<Device, fsdp::host::Device>) {
     if (job.dtype == "bfloat16") return run_rank<fsdp::Bf16>(std::move(world), job);
-    return run_rank<fsdp::Fp32>(std::move(world), job);
   }
+  return run_rank<fsdp::Fp32>(std::move(world), job);
 }
 
 /// Runs the job's ranks as threads of this process, all on `device`. @return the highest exit code
 template <class Device>
 int run_threads(Job const& job, Device const& device) {
   std::vector<int> codes(static_cast<std::size_t>(job.settings.ranks), EXIT_FAILURE);
-  fsdp::local::run(static_cast<int>(job.settings.ranks), device, [&](fsdp::local::Communicator<Device> world) {
-    auto& code = codes[static_cast<std::size_t>(world.rank())];
-    code = dispatch(std::move(world), job);
+  fsdp::local::run(static_cast<int>(job.settings.ranks), device, [&](fsdp::local::Communicator<Device> ranks) {
+    auto& code = codes[static_cast<std::size_t>(ranks.rank())];
+    code = dispatch(World<Device>::of(std::move(ranks)), job);
   });
   return *std::max_element(codes.begin(), codes.end());
 }

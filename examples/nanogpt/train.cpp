@@ -150,7 +150,7 @@ int run_training(Settings const& settings, Command command, CommandLine line) {
       options.timeout = std::max(std::chrono::milliseconds(1),
                                  std::chrono::duration_cast<std::chrono::milliseconds>(fsdp::host::wait_deadline()));
       job.world_kind = fmt::format("{} processes (MPI)", environment.size());
-      return dispatch(fsdp::mpi::Communicator(environment, {}, options), job);
+      return dispatch(World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, {}, options)), job);
     });
   }
 #else

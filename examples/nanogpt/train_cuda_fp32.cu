@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on a GPU, in fp32.
-#include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
+#include "world.hpp"
 
 namespace nanogpt {
 
-template int run_rank<fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, Job const&);
+template int run_rank<fsdp::Fp32>(World<fsdp::cuda::Device>, Job const&);
 
 }  // namespace nanogpt

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // run_rank on the host.
-#include "host_world.hpp"
 #include "layers_host.hpp"
 #include "run_rank.hpp"
+#include "world.hpp"
 
 namespace nanogpt {
 
-template int run_rank<fsdp::Fp32>(HostWorld, Job const&);
+template int run_rank<fsdp::Fp32>(World<fsdp::host::Device>, Job const&);
 
 }  // namespace nanogpt

@@ -32,8 +32,11 @@ cat >"$library" <<'EOF'
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
-template int nanogpt::run_rank<fsdp::Fp32>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
-template int nanogpt::run_rank<fsdp::Bf16>(fsdp::local::Communicator<fsdp::cuda::Device>, nanogpt::Job const&);
+#include "world.hpp"
+using World = nanogpt::World<fsdp::cuda::Device>;
+template int nanogpt::run_rank<fsdp::Fp32>(World, nanogpt::Job const&);
+template int nanogpt::run_rank<fsdp::Bf16>(World, nanogpt::Job const&);
+template World World::of(fsdp::local::Communicator<fsdp::cuda::Device>);
 EOF
 sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
 for architecture in "${architectures[@]}"; do

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on the host, be they threads or processes, behind one type.
+// The ranks of a run on one kind of device, be they threads or processes, behind one type.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,37 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace nanogpt {
 
-/// A communicator that hands every call on to another one, chosen at run time: engines and trainers are compiled once for
-/// both kinds. What an fp32 engine asks for is there; the contracts are the other one's.
-class HostWorld {
+/// A communicator that hands every call on to another one of the same device, chosen at run time: engines and trainers
+/// are compiled once for all of them. It has what engines in fp32 and in bf16 with fp32 reduction ask for. The
+/// contracts (who may read what when, what blocks, what is collective, what is thrown) are the other one's.
+template <fsdp::Device D>
+class World {
  public:
-  using Device = fsdp::host::Device;
-  using Stream = Device::Stream;
+  using Device = D;
+  using Stream = typename D::Stream;
   using Label = fsdp::Label;
   using Ticket = fsdp::Ticket;
 
-  template <class C>
-  static HostWorld of(C world) {
-    return HostWorld(std::make_unique<Holder<C>>(std::move(world)));
+  /// The ranks of `communicator`, which it takes over.
+  template <fsdp::Communicator C>
+  static World of(C communicator) {
+    return World(std::make_unique<Holder<C>>(std::move(communicator)));
   }
 
   int rank() const { return held_->rank(); }
   int size() const { return held_->size(); }
   Device const& device() const { return held_->device(); }
-  HostWorld split(int color, int key, std::string_view what) { return HostWorld(held_->split(color, key, what)); }
+  World split(int color, int key, std::string_view what) { return World(held_->split(color, key, what)); }
   void* allocate(std::size_t bytes) { return held_->allocate(bytes); }
   void deallocate(void* memory, std::size_t bytes) noexcept { held_->deallocate(memory, bytes); }
   Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return held_->all_gather(stream, send, receive, count, label);
+  }
+  Ticket all_gather(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count, Label label) {
     return held_->all_gather(stream, send, receive, count, label);
   }
   Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
@@ -49,8 +56,12 @@ class HostWorld {
   Ticket broadcast(Stream& stream, float* data, std::size_t count, int root, Label label) {
     return held_->broadcast(stream, data, count, root, label);
   }
-  void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) { held_->wait_for_peers(stream, ticket, site); }
-  std::vector<std::string> exchange(std::string const& text, std::string_view what) { return held_->exchange(text, what); }
+  void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) {
+    held_->wait_for_peers(stream, ticket, site);
+  }
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    return held_->exchange(text, what);
+  }
 
  private:
   struct Held {
@@ -65,6 +76,7 @@ class HostWorld {
     virtual void* allocate(std::size_t bytes) = 0;
     virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
     virtual Ticket all_gather(Stream&, float const*, float*, std::size_t, Label) = 0;
+    virtual Ticket all_gather(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
     virtual Ticket reduce_scatter(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, double const*, double*, std::size_t, Label) = 0;
@@ -85,6 +97,10 @@ class HostWorld {
     void* allocate(std::size_t bytes) override { return world.allocate(bytes); }
     void deallocate(void* memory, std::size_t bytes) noexcept override { world.deallocate(memory, bytes); }
     Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
+      return world.all_gather(stream, send, receive, count, label);
+    }
+    Ticket all_gather(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count,
+                      Label label) override {
       return world.all_gather(stream, send, receive, count, label);
     }
     Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
@@ -108,11 +124,11 @@ class HostWorld {
     C world;
   };
 
-  explicit HostWorld(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+  explicit World(std::unique_ptr<Held> held) : held_(std::move(held)) {}
 
   std::unique_ptr<Held> held_;
 };
 
-static_assert(fsdp::Communicator<HostWorld>);
+static_assert(fsdp::Communicator<World<fsdp::host::Device>>);
 
 }  // namespace nanogpt
