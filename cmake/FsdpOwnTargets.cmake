@@ -14,6 +14,7 @@ target_compile_options(fsdp_own INTERFACE
   "$<${cxx}:-fno-math-errno;-fno-trapping-math>"
   "$<${cuda}:-std=c++20>"  # CMake 3.25 does not know CUDA_STANDARD 20
   "$<${cuda}:-Xcompiler=-Wall,-Wextra,-fno-math-errno,-fno-trapping-math>")
+target_compile_definitions(fsdp_own INTERFACE "$<${cuda}:FMT_USE_CONSTEXPR=1>")  # fmt 9, whichever header comes first
 # A false alarm of g++ 12 at -O3: "text" + std::string. The library's headers do without it (package_optimised).
 target_compile_options(fsdp_own INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>"
                                           "$<${cuda}:-Xcompiler=-Wno-restrict>")

@@ -13,7 +13,7 @@
 #include "fsdp/memory.hpp"
 #include "metrics.hpp"
 #include "peak.hpp"
-#include "train.hpp"
+#include "job.hpp"
 
 namespace nanogpt {
 

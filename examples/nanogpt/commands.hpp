@@ -26,17 +26,6 @@ int run_sample(Settings const& settings);
 /// under MPI must end the run before stacks are unwound.
 int run_training(Settings const& settings, Command command, CommandLine line);
 
-/// The device to compute on: the setting, or what the build and the machine offer.
-/// @throws fsdp::ConfigError if the build or the machine lacks the device that is asked for
-std::string choose_device(Settings const& settings);
-/// The element type to compute in on `device`: the setting, or bfloat16 on cuda and float32 on cpu.
-/// @throws fsdp::ConfigError unless the device computes in the type that is asked for
-std::string choose_dtype(Settings const& settings, std::string const& device);
-
-/// Gives OpenBLAS this process's part of the cores, unless OPENBLAS_NUM_THREADS says otherwise.
-/// @param ranks_here  ranks that share this machine
-void divide_cores(int ranks_here);
-
 /// Prints "nanogpt: error: ..." to stderr in one piece.
 void report_error(std::string const& text);
 

@@ -11,7 +11,7 @@
 
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
-#include "train.hpp"
+#include "job.hpp"
 #include "world.hpp"
 
 namespace nanogpt {

@@ -106,8 +106,11 @@ template <class T, class C>
 Peak measure_peak(C& world) {
   auto const& device = world.device();
   auto owner = fmt::format("rank {}", world.rank());
-  if constexpr (requires { device.ordinal(); })
-    owner = fmt::format("process {}, device {}", ::getpid(), device.ordinal());
+  if constexpr (requires { device.ordinal(); }) {
+    std::array<char, 256> host{};
+    static_cast<void>(::gethostname(host.data(), host.size() - 1));
+    owner = fmt::format("machine {}, process {}, device {}", host.data(), ::getpid(), device.ordinal());
+  }
   auto const owners = world.exchange(owner, "owners of devices");
   auto const first = std::find(owners.begin(), owners.end(), owner) - owners.begin();
   Peak peak;

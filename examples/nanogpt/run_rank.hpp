@@ -21,7 +21,7 @@
 #include "progress.hpp"
 #include "saved_model.hpp"
 #include "trace_window.hpp"
-#include "train.hpp"
+#include "job.hpp"
 #include "trainer.hpp"
 
 namespace nanogpt {

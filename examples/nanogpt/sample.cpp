@@ -17,6 +17,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "gpt.hpp"
+#include "launcher.hpp"
 #include "layers_host.hpp"
 #include "saved_model.hpp"
 

@@ -42,7 +42,7 @@ sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
 for architecture in "${architectures[@]}"; do
   for source in "${sources[@]}"; do
     ptx=$work/$(basename "$source" .cu).$architecture.ptx
-    "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DNANOGPT_HAVE_MPI=0 -arch="compute_$architecture" -I"$root/include" \
+    "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
       -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
     "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
     # Widths out of the PTX, then figures of ptxas, by mangled name.

@@ -116,6 +116,28 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "setting 'ranks'" "${mpirun[@]}" "$nanogpt" train "${small[@]}" --ranks=2
 fi
 
+# --- launchers: which of them, and whether they know each other -------------------------------------------------------------
+named() { env "RANK=$1" "WORLD_SIZE=$2" LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "${@:3}"; }
+export -f named
+train=("$nanogpt" train "${small[@]}" --device=cpu)
+refuses "RANK and WORLD_SIZE say rank 1 of 2, but processes on the host are started by mpirun" \
+  bash -c 'named 1 2 "$@"' named "${train[@]}"
+refuses "WORLD_SIZE is not set" env RANK=0 "${train[@]}"
+refuses "WORLD_SIZE='two': expected" bash -c 'named 0 two "$@"' named "${train[@]}"
+timeout 60 bash -c 'named 0 1 "$@"' named "${train[@]}" --out_dir=alone > output 2>&1 || fail "one rank of torchrun: $(tail -n 3 output)"
+grep -q '^one process, ' output || fail "one rank of torchrun is not one process"
+# A step of srun with several tasks, of which MPI knows nothing, and a batch script, which is no task.
+refuses "$([[ -n ${mpirun[*]-} ]] && echo "srun has started 2 processes, but MPI finds 1" || echo "built without MPI")" \
+  env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 "${train[@]}"
+timeout 60 env SLURM_PROCID=0 SLURM_NTASKS=2 "${train[@]}" --out_dir=alone > output 2>&1 || fail "a batch script: $(tail -n 3 output)"
+if [[ -n ${mpirun[*]-} ]]; then
+  refuses "and mpirun says rank" "${mpirun[@]}" env RANK=0 WORLD_SIZE=3 "${train[@]}"
+  refuses "mpirun has started 2 processes, but MPI finds 1" env PMI_RANK=0 PMI_SIZE=2 "${train[@]}"
+  timeout 60 "${mpirun[@]}" "${train[@]}" --out_dir=alone > output 2>&1 || fail "under mpirun: $(tail -n 3 output)"
+  grep -q '^2 processes (MPI), ' output || fail "does not say that there are 2 processes"
+fi
+rm -rf alone
+
 # --- what breaks once training has begun ------------------------------------------------------------------------------------
 # breaks_off LAST MESSAGE COMMAND...: a line that begins with LAST is printed; then the run ends with MESSAGE, not with 0.
 breaks_off() {

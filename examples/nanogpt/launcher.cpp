@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt train and bench: chooses the device, how ranks come about, and the strategy.
-#include "train.hpp"
+// nanogpt train and bench: chooses the device and how ranks come about, and starts them; signals and cores of the
+// process.
+#include "launcher.hpp"
 
 #include <cblas.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,35 +16,24 @@
 #include <cstring>
 #include <thread>
 #include <utility>
-#include <vector>
 
+#include "agreement.hpp"
 #include "commands.hpp"
 #include "dispatch.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
+#include "job.hpp"
+#include "launch.hpp"
+#include "world.hpp"
 #if NANOGPT_HAVE_MPI
 #include "fsdp/comm/mpi.hpp"
 #endif
 #if NANOGPT_HAVE_CUDA
-#include "train_cuda.hpp"
+#include "gpu_ranks.hpp"
 #endif
 
 namespace nanogpt {
 namespace {
-
-constexpr std::array<char const*, 3> launcher_variables{"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
-
-/// Whether mpirun or srun started this process as one of a run's ranks.
-bool under_launcher() {
-  return std::any_of(launcher_variables.begin(), launcher_variables.end(),
-                     [](char const* variable) { return std::getenv(variable) != nullptr; });
-}
-
-int number_from_environment(char const* variable, int otherwise) {
-  char const* const text = std::getenv(variable);
-  int const value = text == nullptr ? 0 : std::atoi(text);
-  return value > 0 ? value : otherwise;
-}
 
 /// Says that the run is asked to stop, and lets every wait of the library end the process.
 extern "C" void on_sigterm(int) {
@@ -75,21 +66,15 @@ void handle_sigterm() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-int run_local(Job const& job) {
-#if NANOGPT_HAVE_CUDA
-  if (job.device == "cuda") return run_cuda_threads(job);
-#endif
-  return run_threads(job, fsdp::host::Device{});
-}
-
-}  // namespace
-
+/// The device to compute on: the setting, or what the build and the machine offer.
+/// @throws fsdp::ConfigError if the build or the machine lacks the device that is asked for
 std::string choose_device(Settings const& settings) {
 #if NANOGPT_HAVE_CUDA
   bool const present = cuda_device_count() > 0;
   if (settings.device.empty()) return present ? "cuda" : "cpu";
   if (settings.device == "cuda" && !present)
-    fsdp::fail<fsdp::ConfigError>("setting 'device': expected a machine with a CUDA GPU for cuda, found none; use --device=cpu");
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'device': expected a machine with a CUDA GPU for cuda, found none; use --device=cpu");
 #else
   if (settings.device == "cuda")
     fsdp::fail<fsdp::ConfigError>("setting 'device': this program was built without CUDA: expected cpu, got cuda");
@@ -97,6 +82,8 @@ std::string choose_device(Settings const& settings) {
   return settings.device.empty() ? "cpu" : settings.device;
 }
 
+/// The element type to compute in on `device`: the setting, or bfloat16 on cuda and float32 on cpu.
+/// @throws fsdp::ConfigError unless the device computes in the type that is asked for
 std::string choose_dtype(Settings const& settings, std::string const& device) {
   bool const host = device == "cpu";
   if (settings.dtype.empty()) return host ? "float32" : "bfloat16";
@@ -110,6 +97,46 @@ std::string choose_dtype(Settings const& settings, std::string const& device) {
   return settings.dtype;
 }
 
+constexpr Build build{NANOGPT_HAVE_MPI != 0, NANOGPT_HAVE_NCCL != 0};
+
+int run_as_threads(Job const& job) {
+#if NANOGPT_HAVE_CUDA
+  if (job.device == "cuda") return run_gpu_threads(job);
+#endif
+  return run_threads(job, fsdp::host::Device{});
+}
+
+#if NANOGPT_HAVE_MPI
+/// This process as a rank of MPI's world.
+int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine line) {
+  return fsdp::mpi::run(line.argc, line.argv, [&](fsdp::mpi::Environment const& environment) {
+    int const refused = guarded([&] {
+      expect_mpi_size(launch, environment.size());
+      return EXIT_SUCCESS;
+    });
+    if (refused != EXIT_SUCCESS) return refused;
+    job.world_kind = describe(kind, environment.size());
+    auto const here = local_place(environment.nodes(), environment.rank());
+    divide_cores(here.size);
+    fsdp::mpi::Options options;
+    options.timeout = collective_timeout(job.settings);
+    auto world = World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, {}, options));
+    try {
+      expect_same_device(world, job);
+    } catch (AgreedError const& error) {
+      if (world.rank() == 0) report_error(error.what());
+      return usage_error;
+    }
+#if NANOGPT_HAVE_NCCL
+    if (kind == WorldKind::nccl_by_mpi) return run_gpu_process(world, here, job);
+#endif
+    return dispatch(std::move(world), job);
+  });
+}
+#endif
+
+}  // namespace
+
 void divide_cores(int ranks_here) {
   if (std::getenv("OPENBLAS_NUM_THREADS") != nullptr) return;
   auto const cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -122,47 +149,39 @@ void report_error(std::string const& text) {
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
+std::chrono::milliseconds collective_timeout(Settings const& settings) {
+  std::chrono::duration<double> const seconds(std::min(settings.collective_timeout, 1e8));
+  return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
+}
+
 int run_training(Settings const& settings, Command command, CommandLine line) {
   Job job{settings, command, {}, {}, {}};
-  bool const launched = under_launcher();
-  try {
+  Launch launch;
+  WorldKind kind{};
+  int const refused = guarded([&] {
     job.device = choose_device(settings);
     job.dtype = choose_dtype(settings, job.device);
-    if (launched && settings.ranks > 1)
-      fsdp::fail<fsdp::ConfigError>("setting 'ranks': expected 1 under mpirun, which starts the ranks itself, got {}", settings.ranks);
-#if !NANOGPT_HAVE_MPI
-    if (number_from_environment("OMPI_COMM_WORLD_SIZE", 1) > 1 || number_from_environment("PMI_SIZE", 1) > 1)
-      fsdp::fail<fsdp::ConfigError>("this program was built without MPI and cannot be one of several ranks; --ranks=N runs threads");
-#endif
-    auto const seconds = std::chrono::duration<double>(std::min(settings.collective_timeout, 1e8));
-    fsdp::host::set_wait_deadline(
-        std::max(std::chrono::nanoseconds(1), std::chrono::duration_cast<std::chrono::nanoseconds>(seconds)));
-  } catch (std::exception const& error) {
-    report_error(error.what());
-    return usage_error;
-  }
+    launch = read_launch(launch_variables());
+    kind = choose_world(launch, build, job.device, settings.ranks);
+    fsdp::host::set_wait_deadline(collective_timeout(settings));
+    return EXIT_SUCCESS;
+  });
+  if (refused != EXIT_SUCCESS) return refused;
   handle_sigterm();
 #if NANOGPT_HAVE_MPI
-  if (launched && job.device == "cpu") {
-    divide_cores(number_from_environment("OMPI_COMM_WORLD_LOCAL_SIZE", number_from_environment("PMI_SIZE", 1)));
-    return fsdp::mpi::run(line.argc, line.argv, [&](fsdp::mpi::Environment const& environment) {
-      fsdp::mpi::Options options;
-      options.timeout = std::max(std::chrono::milliseconds(1),
-                                 std::chrono::duration_cast<std::chrono::milliseconds>(fsdp::host::wait_deadline()));
-      job.world_kind = fmt::format("{} processes (MPI)", environment.size());
-      return dispatch(World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, {}, options)), job);
-    });
-  }
+  if (kind == WorldKind::mpi || kind == WorldKind::nccl_by_mpi) return run_under_mpi(job, kind, launch, line);
 #else
   static_cast<void>(line);
 #endif
-  if (job.device == "cuda" && launched && number_from_environment("OMPI_COMM_WORLD_SIZE", 1) > 1) {
-    report_error("setting 'device': this version runs several ranks on GPUs as threads only (--ranks=N without mpirun)");
-    return usage_error;
+#if NANOGPT_HAVE_NCCL
+  if (kind == WorldKind::nccl_by_variables) {
+    job.world_kind = describe(kind, launch.named->size);
+    return guarded([&] { return run_gpu_process_by_variables(job); });
   }
+#endif
   divide_cores(static_cast<int>(settings.ranks));
-  job.world_kind = settings.ranks == 1 ? "one process" : fmt::format("{} threads of one process", settings.ranks);
-  return guarded([&] { return run_local(job); });
+  job.world_kind = describe(kind, settings.ranks);
+  return guarded([&] { return run_as_threads(job); });
 }
 
 }  // namespace nanogpt

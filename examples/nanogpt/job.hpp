@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of `train` or `bench`: declared here, instantiated in train_host.cpp and train_cuda_*.cu.
+// One rank of `train` or `bench`: declared here, instantiated in run_rank_*.
 #pragma once
 
 #include <atomic>

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are threads of one process and share a GPU.
+#include "dispatch.hpp"
+#include "fsdp/cuda/device.hpp"
+#include "gpu_ranks.hpp"
+
+namespace nanogpt {
+
+int cuda_device_count() { return fsdp::cuda::device_count(); }
+
+int run_gpu_threads(Job const& job) { return run_threads(job, fsdp::cuda::Device{}); }
+
+}  // namespace nanogpt

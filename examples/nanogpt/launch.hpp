@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// How this process was started, and how the run's ranks come about: values and functions of values, which need neither
+// MPI nor a GPU.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nanogpt {
+
+/// Variables of an environment. One that is not there and one that is empty are the same.
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+/// Those of this process that read_launch() looks at.
+Variables launch_variables();
+
+/// A process's place in a run, as far as its launcher says.
+struct Place {
+  int rank = -1;  ///< -1: not said
+  int size = 0;   ///< 0: not said
+};
+
+/// What launchers have left in a process's environment. There may be several: mpirun inside a job step, say.
+struct Launch {
+  std::optional<Place> mpi;    ///< of mpirun, or of srun with an MPI plugin: OMPI_COMM_WORLD_*, PMI_*, PMIX_RANK
+  std::optional<Place> named;  ///< RANK and WORLD_SIZE, as torchrun sets them
+  std::optional<Place> step;   ///< a task of srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS
+
+  /// Whether this process may be one of several.
+  bool several() const;
+};
+
+/// @throws fsdp::ConfigError if a variable is malformed, one of RANK and WORLD_SIZE is missing, or they contradict
+/// MPI's
+Launch read_launch(Variables const& variables);
+
+/// What a program was built with that starts several processes.
+struct Build {
+  bool mpi = false;
+  bool nccl = false;
+};
+
+/// How the ranks of a run come about.
+enum class WorldKind {
+  threads,            ///< of this process, on the host or on one GPU; a run of one rank too
+  mpi,                ///< processes on the host, over MPI
+  nccl_by_mpi,        ///< processes with a GPU each, over NCCL; they find each other by MPI
+  nccl_by_variables,  ///< the same; they find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+};
+
+/// @param device  "cpu" or "cuda"
+/// @param ranks   the setting: threads that this process is to run
+/// @throws fsdp::ConfigError saying what to do where such ranks cannot work together
+WorldKind choose_world(Launch const& launch, Build build, std::string_view device, std::int64_t ranks);
+
+/// How ranks came about, in words.
+/// @param size  ranks
+std::string describe(WorldKind kind, std::int64_t size);
+
+/// @param size  the ranks that MPI has found
+/// @throws fsdp::ConfigError if the launcher has started another number of processes
+void expect_mpi_size(Launch const& launch, int size);
+
+/// A process's place among the ranks of its machine.
+struct LocalPlace {
+  int rank = -1;  ///< -1: not said
+  int size = 0;   ///< 0: not said
+};
+
+/// @param nodes  for each rank, something that ranks of one machine have in common
+LocalPlace local_place(std::vector<int> const& nodes, int rank);
+
+/// The ordinal of a rank's GPU: its place on its machine, or 0 where it sees one GPU, which may be another than its
+/// neighbours' (CUDA_VISIBLE_DEVICES; expect_own_gpus finds out).
+/// @param gpus  that this process sees
+/// @throws fsdp::ConfigError if there is none for this rank, or no saying which
+int choose_gpu(Place rank, LocalPlace here, int gpus);
+
+/// @param gpus  every rank's GPU, by a name that no other GPU has
+/// @throws fsdp::ConfigError naming the first two ranks that have one GPU
+void expect_own_gpus(std::vector<std::string> const& gpus);
+
+}  // namespace nanogpt
