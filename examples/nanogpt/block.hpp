@@ -18,6 +18,7 @@ template <class D, class T>
 class Block {
  public:
   using Stream = typename D::Stream;
+  using Gradient = fsdp::Gradient<Compute<T>>;
   static constexpr bool sets_gradients = true;
 
   template <class E>
@@ -66,8 +67,7 @@ class Block {
   /// that of a.input.
   /// @pre forward of the same pass has filled `a` and the biases are in a.hidden; a.hidden is overwritten
   /// @note Stream: uses the workspace's wide, narrow, narrow_2, scores and partials.
-  template <class G>
-  void backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass,
+  void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass,
                 BlockActivations<T> const& a, T* gradient) const;
 
  private:
@@ -134,12 +134,12 @@ class Block {
 
   /// Backward of a linear layer on normalised rows: `wide` (rows, out) holds the gradient of its result; adds to that
   /// of the rows before the norm. The normalised rows are computed again.
-  template <class G>
   void linear_backward(Stream& stream, std::int64_t rows, std::int64_t in, std::int64_t out, T const* x,
                        NormStatistics<Compute<T>> const& norm, fsdp::Tensor<T const, 1> norm_weight,
                        fsdp::Tensor<T const, 1> norm_bias, fsdp::Tensor<T const, 2> weight,
-                       fsdp::Tensor<G, 1> norm_weight_gradient, fsdp::Tensor<G, 1> norm_bias_gradient,
-                       fsdp::Tensor<G, 2> weight_gradient, fsdp::Tensor<G, 1> bias_gradient, T* gradient) const {
+                       fsdp::Tensor<Gradient, 1> norm_weight_gradient, fsdp::Tensor<Gradient, 1> norm_bias_gradient,
+                       fsdp::Tensor<Gradient, 2> weight_gradient, fsdp::Tensor<Gradient, 1> bias_gradient,
+                       T* gradient) const {
     auto const& work = context_->workspace;
     auto const& device = context_->device;
     auto& gemm = *context_->gemm;
@@ -172,8 +172,7 @@ void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& 
 }
 
 template <class D, class T>
-template <class G>
-void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass,
+void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass,
                            BlockActivations<T> const& a, T* gradient) const {
   auto const& work = context_->workspace;
   auto const& device = context_->device;

@@ -15,6 +15,7 @@ template <class D, class T>
 class Embedding {
  public:
   using Stream = typename D::Stream;
+  using Gradient = fsdp::Gradient<Compute<T>>;
   static constexpr bool sets_gradients = true;
 
   template <class E>
@@ -39,13 +40,11 @@ class Embedding {
   /// Adds to the gradients of both tables, which have rows that no token and no position names: fresh ones are zeroed
   /// first. wte's is not fresh where the head comes before. out_gradient (B, n, C) is overwritten.
   /// @pre pass.position == 0
-  template <class G>
-  void backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
+  void backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                 std::int32_t const* tokens, T* out_gradient) const;
 
  private:
-  template <class G>
-  void zero(Stream& stream, fsdp::Tensor<G, 2> const& table) const {
+  void zero(Stream& stream, fsdp::Tensor<Gradient, 2> const& table) const {
     context_->device.zero_async(stream, table.data, static_cast<std::size_t>(table.numel()) * sizeof *table.data);
   }
   void drop(Stream& stream, Pass const& pass, T* values) const {
@@ -68,8 +67,7 @@ void Embedding<D, T>::forward(Stream& stream, Params<T const> const& w, Pass con
 }
 
 template <class D, class T>
-template <class G>
-void Embedding<D, T>::backward(Stream& stream, Params<T const> const&, Params<G> const& g, Pass const& pass,
+void Embedding<D, T>::backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                                std::int32_t const* tokens, T* out_gradient) const {
   drop(stream, pass, out_gradient);
   if (g.tokens.fresh) zero(stream, g.tokens);

@@ -37,6 +37,7 @@ template <class D, class T>
 class Head {
  public:
   using Stream = typename D::Stream;
+  using Gradient = fsdp::Gradient<Compute<T>>;
   static constexpr bool sets_gradients = true;
 
   template <class E>
@@ -68,8 +69,7 @@ class Head {
   /// *loss += loss_weight * mean cross-entropy; g += its gradients times gradient_scale;
   /// gradient (B n, C) = that of `rows`, times gradient_scale.
   /// @pre forward(..., Normalise) of the same pass, and nothing since that uses the workspace
-  template <class G>
-  void backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass, T const* rows,
+  void backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass, T const* rows,
                 NormStatistics<Compute<T>> const& norm, Evaluate const& to, double loss_weight, double gradient_scale,
                 T* gradient) const;
 
@@ -124,9 +124,8 @@ void Head<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& p
 }
 
 template <class D, class T>
-template <class G>
-void Head<D, T>::backward(Stream& stream, Params<T const> const& w, Params<G> const& g, Pass const& pass, T const* rows,
-                          NormStatistics<Compute<T>> const& norm, Evaluate const& to, double loss_weight,
+void Head<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Gradient> const& g, Pass const& pass,
+                          T const* rows, NormStatistics<Compute<T>> const& norm, Evaluate const& to, double loss_weight,
                           double gradient_scale, T* gradient) const {
   auto const& config = context_->config;
   auto const& work = context_->workspace;

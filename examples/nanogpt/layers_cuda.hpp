@@ -8,7 +8,14 @@
 
 namespace nanogpt {
 
-NANOGPT_LAYERS(extern template, fsdp::cuda::Device, float, fsdp::Gradient<float>)
-NANOGPT_LAYERS(extern template, fsdp::cuda::Device, fsdp::bf16, fsdp::Gradient<float>)
+extern template class Embedding<fsdp::cuda::Device, float>;
+extern template class CausalAttention<fsdp::cuda::Device, float>;
+extern template class Block<fsdp::cuda::Device, float>;
+extern template class Head<fsdp::cuda::Device, float>;
+
+extern template class Embedding<fsdp::cuda::Device, fsdp::bf16>;
+extern template class CausalAttention<fsdp::cuda::Device, fsdp::bf16>;
+extern template class Block<fsdp::cuda::Device, fsdp::bf16>;
+extern template class Head<fsdp::cuda::Device, fsdp::bf16>;
 
 }  // namespace nanogpt

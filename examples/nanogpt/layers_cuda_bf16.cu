@@ -4,6 +4,9 @@
 
 namespace nanogpt {
 
-NANOGPT_LAYERS(template, fsdp::cuda::Device, fsdp::bf16, fsdp::Gradient<float>)
+template class Embedding<fsdp::cuda::Device, fsdp::bf16>;
+template class CausalAttention<fsdp::cuda::Device, fsdp::bf16>;
+template class Block<fsdp::cuda::Device, fsdp::bf16>;
+template class Head<fsdp::cuda::Device, fsdp::bf16>;
 
 }  // namespace nanogpt

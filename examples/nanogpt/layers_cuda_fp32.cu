@@ -4,6 +4,9 @@
 
 namespace nanogpt {
 
-NANOGPT_LAYERS(template, fsdp::cuda::Device, float, fsdp::Gradient<float>)
+template class Embedding<fsdp::cuda::Device, float>;
+template class CausalAttention<fsdp::cuda::Device, float>;
+template class Block<fsdp::cuda::Device, float>;
+template class Head<fsdp::cuda::Device, float>;
 
 }  // namespace nanogpt

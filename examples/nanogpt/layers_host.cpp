@@ -4,6 +4,9 @@
 
 namespace nanogpt {
 
-NANOGPT_LAYERS(template, fsdp::host::Device, float, fsdp::Gradient<float>)
+template class Embedding<fsdp::host::Device, float>;
+template class CausalAttention<fsdp::host::Device, float>;
+template class Block<fsdp::host::Device, float>;
+template class Head<fsdp::host::Device, float>;
 
 }  // namespace nanogpt

@@ -8,6 +8,9 @@
 
 namespace nanogpt {
 
-NANOGPT_LAYERS(extern template, fsdp::host::Device, float, fsdp::Gradient<float>)
+extern template class Embedding<fsdp::host::Device, float>;
+extern template class CausalAttention<fsdp::host::Device, float>;
+extern template class Block<fsdp::host::Device, float>;
+extern template class Head<fsdp::host::Device, float>;
 
 }  // namespace nanogpt
