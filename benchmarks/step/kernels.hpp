@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "examples/nanogpt/activations.hpp"
 #include "examples/nanogpt/attention.hpp"
+#include "examples/nanogpt/pass.hpp"
 #include "examples/nanogpt/row_kernels.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "report.hpp"

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "classes.hpp"
-#include "examples/nanogpt/config.hpp"
+#include "examples/nanogpt/gpt_config.hpp"
 #include "roof.hpp"
 
 namespace bench {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "activations.hpp"
 #include "gemm.hpp"
+#include "pass.hpp"
 #include "row_kernels.hpp"
 
 namespace nanogpt {

@@ -2,6 +2,8 @@
 // nanogpt bench: time of a training step, utilisation, memory, and what of communication is not hidden.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -11,9 +13,9 @@
 #include <vector>
 
 #include "fsdp/memory.hpp"
+#include "job.hpp"
 #include "metrics.hpp"
 #include "peak.hpp"
-#include "job.hpp"
 
 namespace nanogpt {
 
@@ -38,7 +40,8 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
   auto const mean = engine.mean_over_ranks({mine, exposed_mine, loss});
   double const seconds = mean[0], exposed = mean[1];
   std::int64_t largest_pss = 0;
-  for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()), "memory")) largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
+  for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()), "memory"))
+    largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
   if (engine.rank() != 0) return;
 
   double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
@@ -76,9 +79,9 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
       R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
       R"("mem_bytes":{{{}"total":{}}}}})",
-      engine.strategy().name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu,
-      peak.flops / ranks, T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes,
-      mean[2], by_tag, total));
+      engine.strategy().name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
+      T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes, mean[2], by_tag,
+      total));
 }
 
 }  // namespace nanogpt

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "activations.hpp"
 #include "attention.hpp"
 #include "fsdp/layout.hpp"
 #include "gemm.hpp"
+#include "pass.hpp"
 #include "row_kernels.hpp"
 
 namespace nanogpt {

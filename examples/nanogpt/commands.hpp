@@ -2,6 +2,9 @@
 // The subcommands, and what they share.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -27,7 +30,11 @@ int run_sample(Settings const& settings);
 int run_training(Settings const& settings, Command command, CommandLine line);
 
 /// Prints "nanogpt: error: ..." to stderr in one piece.
-void report_error(std::string const& text);
+inline void report_error(std::string const& text) {
+  auto const line = fmt::format("nanogpt: error: {}\n", text);
+  std::fflush(stdout);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
 
 /// Exit code of what the user can mend by other settings.
 inline constexpr int usage_error = 2;

@@ -3,6 +3,7 @@
 #include "data.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,7 +65,9 @@ void write_file(fs::path const& path, std::string_view bytes) {
   }
   std::error_code error;
   fs::rename(temporary, path, error);
-  if (error) fsdp::fail<fsdp::ConfigError>("'{}' cannot be renamed to '{}': {}", temporary.string(), path.string(), error.message());
+  if (error)
+    fsdp::fail<fsdp::ConfigError>("'{}' cannot be renamed to '{}': {}", temporary.string(), path.string(),
+                                  error.message());
 }
 
 template <class Id>
@@ -87,7 +90,8 @@ MappedFile::MappedFile(fs::path const& path) {
   if (::fstat(descriptor, &status) != 0) error = errno;
   if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
   if (error == 0 && status.st_size > 0) {
-    void* const address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
+    void* const address =
+        ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
     if (address == MAP_FAILED) {
       error = errno;
     } else {
@@ -121,7 +125,8 @@ std::string encode_utf8(char32_t character) {
   auto const byte = [](std::uint32_t value) { return static_cast<char>(static_cast<unsigned char>(value)); };
   if (code < 0x80) return {byte(code)};
   if (code < 0x800) return {byte(0xc0u | (code >> 6)), byte(0x80u | (code & 0x3fu))};
-  if (code < 0x10000) return {byte(0xe0u | (code >> 12)), byte(0x80u | ((code >> 6) & 0x3fu)), byte(0x80u | (code & 0x3fu))};
+  if (code < 0x10000)
+    return {byte(0xe0u | (code >> 12)), byte(0x80u | ((code >> 6) & 0x3fu)), byte(0x80u | (code & 0x3fu))};
   return {byte(0xf0u | (code >> 18)), byte(0x80u | ((code >> 12) & 0x3fu)), byte(0x80u | ((code >> 6) & 0x3fu)),
           byte(0x80u | (code & 0x3fu))};
 }
@@ -153,13 +158,13 @@ Meta read_meta(fs::path const& path) {
   if (!fs::exists(path, error)) return meta;
   MappedFile const file(path);
   auto const json = Json::parse(as_text(file.bytes()), nullptr, false);
-  auto const wrong = [&](std::string_view what) {
-    fsdp::fail<fsdp::ConfigError>("'{}': {}", path.string(), what);
-  };
+  auto const wrong = [&](std::string_view what) { fsdp::fail<fsdp::ConfigError>("'{}': {}", path.string(), what); };
   if (!json.is_object()) wrong("expected a JSON object");
-  if (!json.contains("vocab_size") || !json["vocab_size"].is_number_integer()) wrong("expected a whole number 'vocab_size'");
+  if (!json.contains("vocab_size") || !json["vocab_size"].is_number_integer())
+    wrong("expected a whole number 'vocab_size'");
   meta.vocab_size = json["vocab_size"].get<std::int64_t>();
-  if (meta.vocab_size < 1 || meta.vocab_size > 100'000'000) wrong(fmt::format("vocab_size {} is out of range", meta.vocab_size));
+  if (meta.vocab_size < 1 || meta.vocab_size > 100'000'000)
+    wrong(fmt::format("vocab_size {} is out of range", meta.vocab_size));
   std::string dtype = "uint16";
   if (json.contains("dtype")) dtype = json["dtype"].is_string() ? json["dtype"].get<std::string>() : "?";
   if (dtype != "uint16" && dtype != "uint32") wrong(fmt::format("dtype: expected uint16 or uint32, got '{}'", dtype));
@@ -172,7 +177,8 @@ Meta read_meta(fs::path const& path) {
       if (!symbol.is_string()) wrong("expected texts in 'itos'");
       auto const id = meta.vocabulary.size();
       meta.vocabulary.itos.push_back(symbol.get<std::string>());
-      if (!meta.vocabulary.stoi.emplace(meta.vocabulary.itos.back(), id).second) wrong("a symbol stands twice in 'itos'");
+      if (!meta.vocabulary.stoi.emplace(meta.vocabulary.itos.back(), id).second)
+        wrong("a symbol stands twice in 'itos'");
     }
   }
   meta.path = path;
@@ -182,13 +188,15 @@ Meta read_meta(fs::path const& path) {
 TokenFile::TokenFile(fs::path const& path, std::size_t token_bytes) : path_(path), token_bytes_(token_bytes) {
   std::error_code error;
   if (!fs::exists(path, error))
-    fsdp::fail<fsdp::ConfigError>("data: '{}' is missing (nanogpt prepare --dataset=NAME --data=FILE writes it)", path.string());
+    fsdp::fail<fsdp::ConfigError>("data: '{}' is missing (nanogpt prepare --dataset=NAME --data=FILE writes it)",
+                                  path.string());
   file_ = MappedFile(path);
   auto const bytes = file_.bytes().size();
   if (bytes == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", path.string());
   if (bytes % token_bytes != 0)
-    fsdp::fail<fsdp::ConfigError>("data: '{}' has {} bytes, which is not a multiple of {}: it is truncated or not a token file",
-                                  path.string(), bytes, token_bytes);
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}' has {} bytes, which is not a multiple of {}: it is truncated or not a token file", path.string(),
+        bytes, token_bytes);
   size_ = static_cast<std::int64_t>(bytes / token_bytes);
 }
 
@@ -209,8 +217,8 @@ void TokenFile::check_ids_as(std::int64_t vocab_size, std::int64_t first, std::i
   auto const* const ids = reinterpret_cast<Id const*>(file_.bytes().data());
   for (auto index = first; index < last; ++index)
     if (static_cast<std::int64_t>(ids[index]) >= vocab_size)
-      fsdp::fail<fsdp::ConfigError>("data: '{}' has token {} at position {}, outside the vocabulary of {}", path_.string(),
-                                    ids[index], index, vocab_size);
+      fsdp::fail<fsdp::ConfigError>("data: '{}' has token {} at position {}, outside the vocabulary of {}",
+                                    path_.string(), ids[index], index, vocab_size);
 }
 
 void TokenFile::check_ids(std::int64_t vocab_size, std::int64_t first, std::int64_t last) const {
@@ -222,14 +230,16 @@ Dataset open_dataset(std::string const& name) {
   auto const folder = fs::path("data") / name;
   std::error_code error;
   if (!fs::is_directory(folder, error))
-    fsdp::fail<fsdp::ConfigError>("data: there is no folder '{}' for dataset '{}' (nanogpt prepare --dataset={} --data=FILE makes it)",
-                                  folder.string(), name, name);
+    fsdp::fail<fsdp::ConfigError>(
+        "data: there is no folder '{}' for dataset '{}' (nanogpt prepare --dataset={} --data=FILE makes it)",
+        folder.string(), name, name);
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;
   return {std::move(meta), TokenFile(folder / "train.bin", token_bytes), TokenFile(folder / "val.bin", token_bytes)};
 }
 
-std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence, std::int64_t choices) {
+std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,
+                         std::int64_t choices) {
   auto const word = mix(mix(mix(mix(seed) ^ static_cast<std::uint64_t>(draw)) ^ batch) ^ sequence);
   return static_cast<std::int64_t>(word % static_cast<std::uint64_t>(choices));  // bias below choices / 2^64
 }
@@ -260,7 +270,8 @@ PreparedText prepare_text(fs::path const& text_file, fs::path const& folder) {
   std::vector<std::uint32_t> tokens;
   tokens.reserve(characters.size());
   for (char32_t const character : characters)
-    tokens.push_back(static_cast<std::uint32_t>(std::lower_bound(symbols.begin(), symbols.end(), character) - symbols.begin()));
+    tokens.push_back(
+        static_cast<std::uint32_t>(std::lower_bound(symbols.begin(), symbols.end(), character) - symbols.begin()));
 
   auto itos = Json::array();
   auto stoi = Json::object();
@@ -269,7 +280,8 @@ PreparedText prepare_text(fs::path const& text_file, fs::path const& folder) {
     stoi[encode_utf8(symbols[id])] = id;
   }
   bool const narrow = symbols.size() <= 65535;
-  Json const meta{{"vocab_size", symbols.size()}, {"itos", itos}, {"stoi", stoi}, {"dtype", narrow ? "uint16" : "uint32"}};
+  Json const meta{
+      {"vocab_size", symbols.size()}, {"itos", itos}, {"stoi", stoi}, {"dtype", narrow ? "uint16" : "uint32"}};
 
   std::error_code error;
   fs::create_directories(folder, error);

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "activations.hpp"
 #include "fsdp/layout.hpp"
+#include "pass.hpp"
 #include "row_kernels.hpp"
 
 namespace nanogpt {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "activations.hpp"
 #include "fsdp/layout.hpp"
 #include "gemm.hpp"
+#include "pass.hpp"
 #include "row_kernels.hpp"
 
 namespace nanogpt {

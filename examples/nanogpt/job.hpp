@@ -2,8 +2,6 @@
 // One rank of `train` or `bench`: declared here, instantiated in run_rank_*.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <string>
 
 #include "fsdp/concepts.hpp"
@@ -27,8 +25,5 @@ struct Job {
 /// @note Collective: yes.
 template <class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job);
-
-/// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.
-inline std::atomic<std::int64_t> current_iteration{-1};
 
 }  // namespace nanogpt

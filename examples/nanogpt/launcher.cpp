@@ -143,12 +143,6 @@ void divide_cores(int ranks_here) {
   openblas_set_num_threads(std::max(1, cores / std::max(1, ranks_here)));
 }
 
-void report_error(std::string const& text) {
-  auto const line = fmt::format("nanogpt: error: {}\n", text);
-  std::fflush(stdout);
-  std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
 std::chrono::milliseconds collective_timeout(Settings const& settings) {
   std::chrono::duration<double> const seconds(std::min(settings.collective_timeout, 1e8));
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));

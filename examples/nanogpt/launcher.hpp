@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process settles before it computes: its cores, its deadline.
+// What a process has of its own, and its ranks share: cores, deadline, signals.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 #include "settings.hpp"
 
@@ -14,5 +16,8 @@ void divide_cores(int ranks_here);
 
 /// How long a rank waits for its peers: the setting of that name, at least 1 ms.
 std::chrono::milliseconds collective_timeout(Settings const& settings);
+
+/// The iteration that training has come to, for the message that SIGTERM leaves behind; -1 before.
+inline std::atomic<std::int64_t> current_iteration{-1};
 
 }  // namespace nanogpt

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt: prepare a text, train a GPT sharded over ranks, sample from it, measure it.
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -36,11 +38,13 @@ void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string co
   sub.app = app.add_subcommand(name, help);
   sub.app->allow_extras();
   if (sub.command != Command::prepare)
-    sub.app->add_option("config", sub.configs, "config files, or shipped configs: " + shipped_names())->type_name("FILE");
+    sub.app->add_option("config", sub.configs, "config files, or shipped configs: " + shipped_names())
+        ->type_name("FILE");
   for (auto const& setting : all_settings()) {
     if (!setting.exists_in(sub.command)) continue;
     auto help_text = std::string(setting.help);
-    if (auto const otherwise = setting.text_of(defaults(sub.command)); !otherwise.empty()) help_text += fmt::format(" [{}]", otherwise);
+    if (auto const otherwise = setting.text_of(defaults(sub.command)); !otherwise.empty())
+      help_text += fmt::format(" [{}]", otherwise);
     sub.app->add_option(fmt::format("--{}", setting.name), sub.values[std::string(setting.name)], help_text)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
         ->type_name(setting.expected());
@@ -61,7 +65,8 @@ void reject_empty_values(int argc, char** argv) {
 
 Settings read_settings(Subcommand const& sub) {
   for (auto const& extra : sub.app->remaining()) {
-    auto const name = extra.substr(extra.find_first_not_of('-') == std::string::npos ? 0 : extra.find_first_not_of('-'));
+    auto const name =
+        extra.substr(extra.find_first_not_of('-') == std::string::npos ? 0 : extra.find_first_not_of('-'));
     fsdp::fail<fsdp::ConfigError>("'{}': expected a setting of '{}' (see nanogpt {} --help), got '{}'",
                                   name.substr(0, name.find('=')), sub.app->get_name(), sub.app->get_name(), extra);
   }
@@ -84,7 +89,8 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   add(app, subs[3], "bench", "measure training speed and memory");
   reject_empty_values(argc, argv);
   if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got nothing");
-  bool const known = std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
+  bool const known =
+      std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
   if (argv[1][0] != '-' && !known)
     fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got '{}'", argv[1]);
   try {

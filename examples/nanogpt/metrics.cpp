@@ -3,6 +3,7 @@
 #include "metrics.hpp"
 
 #include <cblas.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,9 +41,10 @@ double learning_rate(Settings const& s, std::int64_t iteration) {
 }
 
 std::string line(IterationReport const& r) {
-  return fmt::format("iter {}: loss {:.4f}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
-                     r.iteration, r.loss, r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
-                     with_commas(std::llround(r.tokens_per_second)), static_cast<double>(r.memory_bytes) / 1e9);
+  return fmt::format(
+      "iter {}: loss {:.4f}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
+      r.iteration, r.loss, r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
+      with_commas(std::llround(r.tokens_per_second)), static_cast<double>(r.memory_bytes) / 1e9);
 }
 
 std::string line(EvaluationReport const& r) {
@@ -52,20 +54,22 @@ std::string line(EvaluationReport const& r) {
 std::string json(IterationReport const& r) {
   return fmt::format(
       R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{},"total_time_s":{},"tokens_per_s":{},"mfu":{},"mem_bytes":{}}})",
-      r.iteration, json_number(r.loss), json_number(r.learning_rate), json_number(r.seconds * 1e3), json_number(r.total_seconds),
-      json_number(r.tokens_per_second), json_number(r.mfu), r.memory_bytes);
+      r.iteration, json_number(r.loss), json_number(r.learning_rate), json_number(r.seconds * 1e3),
+      json_number(r.total_seconds), json_number(r.tokens_per_second), json_number(r.mfu), r.memory_bytes);
 }
 
 std::string json(EvaluationReport const& r) {
   return fmt::format(R"({{"kind":"eval","iter":{},"train_loss":{},"val_loss":{},"lr":{},"mfu":{}}})", r.iteration,
-                     json_number(r.train_loss), json_number(r.val_loss), json_number(r.learning_rate), json_number(r.mfu));
+                     json_number(r.train_loss), json_number(r.val_loss), json_number(r.learning_rate),
+                     json_number(r.mfu));
 }
 
 JsonLog::JsonLog(std::string_view setting, std::string const& file) : name_(file) {
   if (file.empty()) return;
   file_ = std::fopen(file.c_str(), "w");
   if (file_ == nullptr)
-    fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' cannot be written: {}", setting, file, std::generic_category().message(errno));
+    fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' cannot be written: {}", setting, file,
+                                  std::generic_category().message(errno));
 }
 
 JsonLog::~JsonLog() {

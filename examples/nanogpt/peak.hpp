@@ -2,6 +2,7 @@
 // What model FLOP utilisation is relative to: the peak of the devices in the type that is computed in.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/memory.hpp"
 #include "gemm.hpp"
 #include "metrics.hpp"

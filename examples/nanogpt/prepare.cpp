@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt prepare: a text file becomes token files and a vocabulary.
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "commands.hpp"

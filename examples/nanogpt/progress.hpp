@@ -2,6 +2,7 @@
 // Log lines, with a progress bar below them where they go to a terminal.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,10 +40,11 @@ class Progress {
     if (now - drawn_ < std::chrono::milliseconds(100) && done < total_) return;
     drawn_ = now;
     if (done > first_ && first_ < 0) first_ = done, began_ = now;
-    double const share = std::min(1.0, static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(total_, 1)));
+    double const share =
+        std::min(1.0, static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(total_, 1)));
     auto const full = static_cast<std::size_t>(share * width);
-    fmt::print("\r\x1b[K[{}{}] {:3.0f}% {}/{} loss {:.4f}{}", std::string(full, '='), std::string(width - full, ' '), share * 100, done,
-               total_, loss, remaining(done, now));
+    fmt::print("\r\x1b[K[{}{}] {:3.0f}% {}/{} loss {:.4f}{}", std::string(full, '='), std::string(width - full, ' '),
+               share * 100, done, total_, loss, remaining(done, now));
     std::fflush(stdout);
     drawn_once_ = true;
   }
@@ -51,15 +53,18 @@ class Progress {
   using Clock = std::chrono::steady_clock;
   static constexpr std::size_t width = 30;
 
-  /// mpirun gives its ranks terminals of their own, wherever their output goes: below it, NANOGPT_PROGRESS=1 asks for the bar.
+  /// mpirun gives its ranks terminals of their own, wherever their output goes: below it, NANOGPT_PROGRESS=1 asks for
+  /// the bar.
   static bool wants_bar() {
     if (char const* const wish = std::getenv("NANOGPT_PROGRESS"); wish != nullptr) return std::string_view(wish) == "1";
-    return ::isatty(STDOUT_FILENO) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr && std::getenv("PMI_SIZE") == nullptr;
+    return ::isatty(STDOUT_FILENO) == 1 && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr &&
+           std::getenv("PMI_SIZE") == nullptr;
   }
   std::string remaining(std::int64_t done, Clock::time_point now) const {
     if (done <= first_) return "";
     double const each = std::chrono::duration<double>(now - began_).count() / static_cast<double>(done - first_);
-    auto const seconds = static_cast<std::int64_t>(each * static_cast<double>(std::max<std::int64_t>(total_ - done, 0)));
+    auto const seconds =
+        static_cast<std::int64_t>(each * static_cast<double>(std::max<std::int64_t>(total_ - done, 0)));
     return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);
   }
   void clear() {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt sample: lets a trained model continue a text.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint.hpp"
 #include "commands.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
@@ -20,6 +21,7 @@
 #include "launcher.hpp"
 #include "layers_host.hpp"
 #include "saved_model.hpp"
+#include "weights_file.hpp"
 
 namespace nanogpt {
 namespace {
@@ -61,7 +63,8 @@ std::int32_t draw(std::vector<float> const& logits, double temperature, std::int
 
 /// One sample. When the text has outgrown the block size, the model reads the last block_size / 2 tokens again and goes
 /// on from there, so that its cache serves most steps.
-std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int64_t> text, Settings const& s, std::mt19937_64& random) {
+std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int64_t> text, Settings const& s,
+                                        std::mt19937_64& random) {
   std::vector<std::int32_t> fresh;
   auto const read_again = [&](std::int64_t count) {
     model.restart();
@@ -80,7 +83,8 @@ std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int
   return text;
 }
 
-void sample_rank(World world, Settings const& settings, SavedModel const& saved, std::vector<std::int64_t> const& start) {
+void sample_rank(World world, Settings const& settings, SavedModel const& saved,
+                 std::vector<std::int64_t> const& start) {
   fsdp::Mesh<World> mesh(std::move(world));
   Engine engine(mesh, fsdp::NoShard{});
   GptOptions options;
@@ -104,12 +108,15 @@ int run_sample(Settings const& settings) {
   auto const saved = open_saved_model(settings.out_dir);
   if (saved.meta.vocabulary.size() == 0)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos'): there are no characters to print",
+        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos'): there are no "
+        "characters to print",
         settings.out_dir);
   auto const start = saved.meta.vocabulary.encode(start_text(settings.start));
-  if (settings.device == "cuda") fsdp::fail<fsdp::ConfigError>("setting 'device': sample computes on cpu in this version, got cuda");
+  if (settings.device == "cuda")
+    fsdp::fail<fsdp::ConfigError>("setting 'device': sample computes on cpu in this version, got cuda");
   divide_cores(1);
-  fsdp::local::run(1, fsdp::host::Device{}, [&](World world) { sample_rank(std::move(world), settings, saved, start); });
+  fsdp::local::run(1, fsdp::host::Device{},
+                   [&](World world) { sample_rank(std::move(world), settings, saved, start); });
   return 0;
 }
 

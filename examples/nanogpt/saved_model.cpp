@@ -2,6 +2,7 @@
 // The folder of a trained model.
 #include "saved_model.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -60,7 +61,8 @@ class Fields {
 void prepare_out_dir(fs::path const& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' cannot be made: {}", folder.string(), error.message());
+  if (error)
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' cannot be made: {}", folder.string(), error.message());
   auto const probe = folder / fmt::format(".probe.{}", ::getpid());
   errno = 0;
   std::ofstream stream(probe);
@@ -89,8 +91,8 @@ void replace_file(fs::path const& path, std::string_view text) {
   fsdp::fail<fsdp::ResourceError>("'{}' cannot be written: {}", path.string(), reason);
 }
 
-void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state, Settings const& settings,
-                       Meta const& meta) {
+void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
+                       Settings const& settings, Meta const& meta) {
   Json json{{"model_args",
              {{"n_layer", config.n_layer},
               {"n_head", config.n_head},
@@ -105,7 +107,8 @@ void save_model_config(fs::path const& folder, GptConfig const& config, ModelSta
             {"best_val_loss", number(state.best_val_loss)},
             {"meta", nullptr}};
   for (auto const& setting : all_settings())
-    if (setting.exists_in(Command::train)) json["config"][std::string(setting.name)] = std::visit(AsJson{settings}, setting.member);
+    if (setting.exists_in(Command::train))
+      json["config"][std::string(setting.name)] = std::visit(AsJson{settings}, setting.member);
   if (!meta.path.empty()) {
     MappedFile const vocabulary(meta.path);
     auto const bytes = vocabulary.bytes();
@@ -122,8 +125,9 @@ SavedModel open_saved_model(fs::path const& folder) {
   std::error_code error;
   for (auto const& needed : {path, model.weights})
     if (!fs::is_regular_file(needed, error))
-      fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' holds no trained model: '{}' is missing (nanogpt train --out_dir={})",
-                                    folder.string(), needed.string(), folder.string());
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'out_dir': '{}' holds no trained model: '{}' is missing (nanogpt train --out_dir={})",
+          folder.string(), needed.string(), folder.string());
   std::ifstream stream(path, std::ios::binary);
   auto const json = Json::parse(std::string(std::istreambuf_iterator<char>(stream), {}), nullptr, false);
   if (!json.is_object() || !json.contains("model_args") || !json["model_args"].is_object())

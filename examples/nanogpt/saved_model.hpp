@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "config.hpp"
 #include "data.hpp"
+#include "gpt_config.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {

@@ -2,6 +2,8 @@
 // The table of settings, and the reading of their values.
 #include "settings.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -80,8 +82,10 @@ std::vector<Setting> make_table() {
   t.count("log_interval", &S::log_interval, train, "iterations between log lines");
   t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each split");
   t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
-  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train, "save at every evaluation, not only at a better one");
-  t.text("init_from", &S::init_from, train | sample, "where the weights come from: train from scratch, sample from resume");
+  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train,
+         "save at every evaluation, not only at a better one");
+  t.text("init_from", &S::init_from, train | sample,
+         "where the weights come from: train from scratch, sample from resume");
   t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
   t.text("data", &S::data, prepare, "the text file to prepare");
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
@@ -103,7 +107,8 @@ std::vector<Setting> make_table() {
   t.count("warmup_iters", &S::warmup_iters, train, "iterations of linear warm-up", 0);
   t.count("lr_decay_iters", &S::lr_decay_iters, train, "iteration at which the learning rate reaches min_lr");
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
-  t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)", {"cpu", "cuda"});
+  t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
+           {"cpu", "cuda"});
   t.choice("dtype", &S::dtype, training, "element type of the computation (default: bfloat16 on cuda, float32 on cpu)",
            {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
@@ -131,7 +136,8 @@ std::vector<Setting> make_table() {
 std::string number_text(double value) { return fmt::format("{}", value); }
 
 [[noreturn]] void reject(Setting const& setting, std::string_view text, std::string_view origin) {
-  fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got '{}' ({})", setting.name, setting.expected(), text, origin);
+  fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got '{}' ({})", setting.name, setting.expected(), text,
+                                origin);
 }
 
 bool in_range(Setting const& setting, double value) {
@@ -169,7 +175,8 @@ struct Reader {
   }
   void operator()(std::string Settings::*member) const {
     if (text.empty() && !setting.may_be_empty) reject(setting, text, origin);
-    if (!setting.choices.empty() && std::find(setting.choices.begin(), setting.choices.end(), text) == setting.choices.end())
+    if (!setting.choices.empty() &&
+        std::find(setting.choices.begin(), setting.choices.end(), text) == setting.choices.end())
       reject(setting, text, origin);
     settings.*member = std::string(text);
   }
@@ -198,9 +205,11 @@ std::string_view line_value(std::string_view text, std::string_view where) {
   text = trim(text);
   if (!text.empty() && (text.front() == '\'' || text.front() == '"')) {
     auto const close = text.find(text.front(), 1);
-    if (close == std::string_view::npos) fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
+    if (close == std::string_view::npos)
+      fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
     auto const rest = trim(text.substr(close + 1));
-    if (!rest.empty() && rest.front() != '#') fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
+    if (!rest.empty() && rest.front() != '#')
+      fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
     return text.substr(1, close - 1);
   }
   return trim(text.substr(0, text.find('#')));
@@ -216,9 +225,11 @@ std::string Setting::expected() const {
   bool const whole = std::holds_alternative<std::int64_t Settings::*>(member);
   std::string words = whole ? "a whole number" : "a finite number";
   if (std::isfinite(low))
-    words += low_excluded ? fmt::format(" above {}", number_text(low)) : fmt::format(" of at least {}", number_text(low));
+    words +=
+        low_excluded ? fmt::format(" above {}", number_text(low)) : fmt::format(" of at least {}", number_text(low));
   if (std::isfinite(high) && (!whole || high < 1e9))
-    words += high_excluded ? fmt::format(" and below {}", number_text(high)) : fmt::format(" and at most {}", number_text(high));
+    words += high_excluded ? fmt::format(" and below {}", number_text(high))
+                           : fmt::format(" and at most {}", number_text(high));
   return words;
 }
 
@@ -258,7 +269,8 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
       fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, line);
     auto const name = trim(line.substr(0, equals));
     auto const* setting = find_setting(name);
-    if (setting == nullptr) fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}' (see nanogpt train --help)", where, name);
+    if (setting == nullptr)
+      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}' (see nanogpt train --help)", where, name);
     assign(settings, *setting, line_value(line.substr(equals + 1), where), where);
   }
 }
@@ -284,31 +296,37 @@ void apply_config_file(Settings& settings, std::string const& file) {
 
 void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (command == Command::prepare) {
-    if (s.data.empty()) fsdp::fail<fsdp::ConfigError>("setting 'data': expected the text file to prepare (--data=FILE), got nothing");
+    if (s.data.empty())
+      fsdp::fail<fsdp::ConfigError>("setting 'data': expected the text file to prepare (--data=FILE), got nothing");
     return;
   }
   if (command == Command::sample) {
     if (s.init_from != "resume")
-      fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected resume (a model from out_dir)",
-                                    s.init_from);
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'init_from': '{}' is not supported by this version; expected resume (a model from out_dir)",
+          s.init_from);
     return;
   }
   if (s.init_from != "scratch")
-    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected scratch", s.init_from);
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected scratch",
+                                  s.init_from);
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got {}", ranks,
-        s.gradient_accumulation_steps);
+        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
+        "{}",
+        ranks, s.gradient_accumulation_steps);
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   if (s.strategy == "hybrid_shard") {
     if (s.shard_group == 0)
-      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
     if (ranks % s.shard_group != 0)
-      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks, s.shard_group);
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
+                                    s.shard_group);
   } else if (s.shard_group != 0) {
-    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}", s.shard_group,
-                                  s.strategy);
+    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}",
+                                  s.shard_group, s.strategy);
   }
 }
 

@@ -2,6 +2,8 @@
 // nanogpt train --trace=FILE: a few steps of training as a trace of all ranks, and as a table.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

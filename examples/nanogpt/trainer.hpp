@@ -15,29 +15,14 @@
 #include <vector>
 
 #include "batch_source.hpp"
-#include "checkpoint.hpp"
-#include "config.hpp"
 #include "data.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "gpt.hpp"
+#include "gpt_config.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
-
-/// The model that the settings describe. @throws fsdp::ConfigError if there is none
-inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size) {
-  GptConfig config;
-  config.n_layer = settings.n_layer;
-  config.n_head = settings.n_head;
-  config.n_embd = settings.n_embd;
-  config.block_size = settings.block_size;
-  config.vocab_size = vocab_size;
-  config.dropout = static_cast<float>(settings.dropout);
-  config.bias = settings.bias;
-  config.validate();
-  return config;
-}
 
 /// The strategy that the settings name.
 /// @pre check_together() has accepted them

@@ -6,9 +6,9 @@
 #include <set>
 #include <string>
 
-#include "config.hpp"
 #include "gemm_host.hpp"
 #include "gpt.hpp"
+#include "gpt_config.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 

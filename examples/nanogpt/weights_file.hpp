@@ -19,8 +19,8 @@ class SafetensorsFile;
 
 namespace nanogpt {
 
-/// The file that a model's weights are written to. It is compiled apart from the engines, like WeightsReader: what reads
-/// and writes JSON takes long.
+/// The file that a model's weights are written to. It is compiled apart from the engines, like WeightsReader: what
+/// reads and writes JSON takes long.
 class WeightsWriter {
  public:
   /// @param tensors  what will be written
@@ -58,7 +58,8 @@ template <class E>
 void save_weights(E& engine, std::filesystem::path const& path) {
   std::optional<WeightsWriter> writer;
   if (engine.rank() == 0) writer.emplace(path, fsdp::tensor_list(engine));
-  fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) { writer->write(tensor, values); });
+  fsdp::export_full(
+      engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) { writer->write(tensor, values); });
   if (writer) writer->finish();
 }
 

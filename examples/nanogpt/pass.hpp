@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the modules of a model are given: the pass that they are in, and what they share.
+#pragma once
+
+#include <cstdint>
+
+#include "activations.hpp"
+#include "gemm.hpp"
+#include "gpt_config.hpp"
+#include "row_kernels.hpp"
+
+namespace nanogpt {
+
+/// One micro-step as the modules see it.
+struct Pass {
+  std::int64_t batch = 1;     ///< B: sequences
+  std::int64_t length = 1;    ///< n: rows per sequence that this pass computes
+  std::int64_t position = 0;  ///< position of the first of them; the keys of earlier ones are there already
+  std::int64_t capacity = 1;  ///< rows between two sequences in qkv; at least position + length
+  std::int64_t sequence = 0;  ///< number of the first sequence, as masks count them
+  DropoutMask mask{};         ///< equal in forward and backward of a micro-step; probability 0 outside training
+
+  std::int64_t rows() const { return batch * length; }
+  /// Number of the first row, as masks count them.
+  std::int64_t first_row() const { return sequence * length; }
+  /// The mask of one place: layer -1 is the embedding; places of a layer are 0 to 3.
+  DropoutMask mask_at(std::int64_t layer, std::uint32_t place) const {
+    DropoutMask at = mask;
+    at.site = static_cast<std::uint32_t>(layer + 1) * 4 + place;
+    return at;
+  }
+};
+
+/// What all modules of a model share. It must outlive them and stay in its place.
+template <class D, class T>
+struct Context {
+  D device;
+  Gemm<D>* gemm = nullptr;
+  GptConfig config;
+  ActivationPlan plan;
+  Workspace<T> workspace;
+};
+
+}  // namespace nanogpt

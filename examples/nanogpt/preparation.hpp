@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks of a run agree on before anything is trained: settings, data, the model's shape, the devices' peak.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "agreement.hpp"
+#include "batch_source.hpp"
+#include "data.hpp"
+#include "fsdp/error.hpp"
+#include "gpt_config.hpp"
+#include "job.hpp"
+#include "peak.hpp"
+#include "saved_model.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// The model that the settings describe. @throws fsdp::ConfigError if there is none
+inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size) {
+  GptConfig config;
+  config.n_layer = settings.n_layer;
+  config.n_head = settings.n_head;
+  config.n_embd = settings.n_embd;
+  config.block_size = settings.block_size;
+  config.vocab_size = vocab_size;
+  config.dropout = static_cast<float>(settings.dropout);
+  config.bias = settings.bias;
+  config.validate();
+  return config;
+}
+
+/// What the ranks have agreed on before anything is trained.
+struct Preparation {
+  std::optional<Dataset> dataset;
+  GptConfig config;
+  Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
+};
+
+/// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
+/// @tparam T  what the run computes in
+template <class T, class C>
+Preparation prepare(C& world, Job const& job) {
+  Preparation ready;
+  auto const& settings = job.settings;
+  bool const training = job.command == Command::train;
+  agree(world, [&] {
+    check_together(settings, job.command, world.size());
+    std::error_code ignored;
+    if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
+      ready.dataset.emplace(open_dataset(settings.dataset));
+    ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
+    if (!ready.dataset) return;
+    for (auto const split : {Split::train, Split::val}) {
+      auto const& tokens = ready.dataset->split(split);
+      if (tokens.size() <= settings.block_size)
+        fsdp::fail<fsdp::ConfigError>(
+            "setting 'block_size': {} is too long for '{}' with {} tokens: expected at most {}", settings.block_size,
+            tokens.path().string(), tokens.size(), tokens.size() - 1);
+      // Each rank checks its part of the ids.
+      auto const bound = [&](int rank) {
+        return tokens.size() / world.size() * rank + tokens.size() % world.size() * rank / world.size();
+      };
+      tokens.check_ids(ready.config.vocab_size, bound(world.rank()), bound(world.rank() + 1));
+    }
+    if (training && world.rank() == 0) prepare_out_dir(settings.out_dir);
+  });
+  agree(world, [&] { expect_same_settings(world, settings); });
+  ready.peak = measure_peak<T>(world);
+  return ready;
+}
+
+inline BatchSource batch_source(Settings const& settings, Preparation const& ready, int rank, int ranks) {
+  BatchSource source;
+  source.dataset = ready.dataset ? &*ready.dataset : nullptr;
+  source.vocab_size = ready.config.vocab_size;
+  source.seed = static_cast<std::uint64_t>(settings.seed);
+  source.rank = rank;
+  source.ranks = ranks;
+  source.batch_size = settings.batch_size;
+  source.micro_steps = settings.gradient_accumulation_steps / ranks;
+  source.block_size = settings.block_size;
+  return source;
+}
+
+}  // namespace nanogpt
