@@ -171,8 +171,8 @@ TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", f
     auto const x = random_values<A>(n, 11, 3.0), dy = random_values<A>(n, 12);
     Doubles gelu, slope, sum;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      gelu.push_back(fsdp::math::gelu(as_double(x[i])));
-      slope.push_back(as_double(dy[i]) * fsdp::math::gelu_derivative(as_double(x[i])));
+      gelu.push_back(nanogpt::gelu(as_double(x[i])));
+      slope.push_back(as_double(dy[i]) * nanogpt::gelu_derivative(as_double(x[i])));
       sum.push_back(as_double(x[i]) + as_double(dy[i]));
     }
     auto const got = everywhere([&](Device const& device, std::size_t skip) {
@@ -194,7 +194,7 @@ TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", f
     Doubles sum, gelu, whole, column(size(s.columns), 2.0);
     for (std::size_t i = 0; i < x.size(); ++i) {
       sum.push_back(as_double(x[i]) + as_double(bias[i % size(s.columns)]));
-      gelu.push_back(fsdp::math::gelu(sum.back()));
+      gelu.push_back(nanogpt::gelu(sum.back()));
       whole.push_back(as_double(residual[i]) + sum.back());
       column[i % size(s.columns)] += as_double(x[i]);
     }

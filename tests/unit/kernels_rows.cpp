@@ -182,8 +182,8 @@ TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]",
     nanogpt::gelu_backward(device, stream, x.data(), static_cast<TestType const*>(dx.data()), dx.data(), n);
     Doubles exact, slope;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      exact.push_back(fsdp::math::gelu(as_double(x[i])));
-      slope.push_back(as_double(dy[i]) * fsdp::math::gelu_derivative(as_double(x[i])));
+      exact.push_back(nanogpt::gelu(as_double(x[i])));
+      slope.push_back(as_double(dy[i]) * nanogpt::gelu_derivative(as_double(x[i])));
     }
     check_close(y, exact, 1.1, std::is_same_v<T, double> ? 1.0 : (std::is_same_v<TestType, bf16> ? 1e-3 : 128.0));
     check_close(dx, slope, 4.0, std::is_same_v<TestType, bf16> ? 1e-3 : 32.0);
@@ -195,7 +195,7 @@ TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]",
     for (std::size_t i = 0; i < x.size(); ++i) {
       double const b = as_double(bias[i % size(s.columns)]);
       sum.push_back(as_double(x[i]) + b);
-      gelu.push_back(fsdp::math::gelu(sum.back()));
+      gelu.push_back(nanogpt::gelu(sum.back()));
       whole.push_back(as_double(residual[i]) + sum.back());
       column[i % size(s.columns)] += as_double(x[i]);
     }

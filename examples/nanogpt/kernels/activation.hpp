@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.hpp"
+#include "gelu.hpp"
 
 namespace nanogpt {
 
@@ -15,7 +16,7 @@ struct Gelu {
   FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A* y, std::int64_t n) const {
     std::int64_t const begin = index * chunk_elements;
     block.each(
-        chunk_length(n, index), y + begin, [](Compute<A> v) { return fsdp::math::gelu(v); }, x + begin);
+        chunk_length(n, index), y + begin, [](Compute<A> v) { return nanogpt::gelu(v); }, x + begin);
   }
 };
 
@@ -26,7 +27,7 @@ struct GeluBackward {
     using T = Compute<A>;
     std::int64_t const begin = index * chunk_elements;
     block.each(
-        chunk_length(n, index), dx + begin, [](T v, T g) { return g * fsdp::math::gelu_derivative(v); }, x + begin,
+        chunk_length(n, index), dx + begin, [](T v, T g) { return g * nanogpt::gelu_derivative(v); }, x + begin,
         dy + begin);
   }
 };
@@ -59,7 +60,7 @@ struct BiasGelu {
         columns,
         [](T& v, T& out, Compute<W> b) {
           v += static_cast<T>(b);
-          out = fsdp::math::gelu(v);
+          out = nanogpt::gelu(v);
         },
         x + row * columns, y + row * columns, bias);
   }

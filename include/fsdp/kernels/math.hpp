@@ -12,8 +12,7 @@
 ///
 /// The fp32 forms have no branches and no tables, so that a loop over them vectorises. NaN gives NaN. Largest errors
 /// over all fp32 inputs against fp64, in units in the last place of the exact result (checked by tests):
-/// exp 1.5, log 1.5, tanh 3, erf 4, sine and cosine of turns 2 (of 1.0 near their zeros), gelu of x >= 0 3.
-/// gelu 1.6e-7 and gelu_derivative 2e-7 absolute, times max(1, |x|).
+/// exp 1.5, log 1.5, tanh 3, sine and cosine of turns 2 (of 1.0 near their zeros).
 /// Coefficients are minimax fits of this project (iteratively reweighted least squares).
 namespace fsdp::math {
 
@@ -155,56 +154,6 @@ FSDP_HD inline float log(float x) {
 }
 FSDP_HD inline double log(double x) { return ::log(x); }
 
-/// [Note: Normal distribution function]
-/// Phi(x) = 1/2 + x p(x^2): p is entire and falls from 0.4 to 0.09 over |x| <= 5.5, where Phi reaches 1 to fp32. A
-/// polynomial of degree 16 in w = x^2 - 16.34375, near the middle, neither cancels nor divides. Fitted by weighted
-/// least squares in double against 40 digits, weights raised where the relative error is largest until it is level
-/// (Lawson), coefficients rounded to fp32 one after another and the others fitted again: 4.6e-9 of p. The centre is
-/// where p is nearly a number of fp32. Beyond 5.5 the polynomial leads x p past 1/2, and results are bounded.
-
-/// p in two parts, since 1/2 + x p keeps only what p has beyond fp32 where x is negative.
-struct CenteredNormal {
-  float high, low;
-};
-FSDP_HD inline CenteredNormal centered_normal(float w) {
-  float const first = 0.123671949f;
-  float const v = w * w;
-  // Even and odd powers: one chain of dependent steps would be twice as long.
-  float const even = horner(v, -0.00378001528f, -8.65686616e-06f, -2.27348949e-08f, -5.33249001e-11f, -9.98557858e-14f,
-                            -1.58528331e-16f, -1.26934355e-19f, -2.90360388e-22f);
-  float const odd = horner(v, 0.000172599379f, 4.45534198e-07f, 1.12438292e-09f, 2.41285724e-12f, 3.71576329e-15f,
-                           7.08124259e-18f, -7.40333868e-22f, 1.40931547e-23f);
-  float const rest = mul_add(w, odd, even);
-  float const high = mul_add(w, rest, first);
-  return {high, mul_add(w, rest, first - high)};
-}
-
-/// x^2 - 16.34375, bounded where Phi is 1: `scaled` is a multiple of x.
-FSDP_HD inline float centered_square(float scaled, float x) {
-  return at_most(mul_add(scaled, x, -16.34375f), 14.45875f);
-}
-
-/// The standard normal distribution function of a finite x.
-FSDP_HD inline float normal_cdf(float x) {
-  auto const p = centered_normal(centered_square(x, x));
-  float const sum = at_most(mul_add(x, p.low, mul_add(x, p.high, 0.5f)), 1.0f);
-  auto const bits = detail::bit_cast<std::int32_t>(sum);
-  return detail::bit_cast<float>(bits < 0 ? 0 : bits);
-}
-
-/// Error function: 2 Phi(sqrt(2) x) - 1, and for |x| < 0.9 a polynomial of its own, x + x r(x^2), fitted likewise:
-/// 1e-9.
-FSDP_HD inline float erf(float x) {
-  float const bounded = at_most(at_least(x, -4.0f), 4.0f);
-  auto const p = centered_normal(centered_square(2.0f * bounded, bounded));
-  float const scaled = 2.82842712f * bounded;
-  float const large = at_most(at_least(mul_add(scaled, p.high, scaled * p.low), -1.0f), 1.0f);
-  float const tail = horner(bounded * bounded, 0.128379166f, -0.376126289f, 0.112836257f, -0.0268557277f,
-                            0.00519237714f, -0.000804917479f, 7.99281042e-05f);
-  return unless_nan(x, abs(x) < 0.9f ? mul_add(bounded, tail, bounded) : large);
-}
-FSDP_HD inline double erf(double x) { return ::erf(x); }
-
 /// Hyperbolic tangent.
 FSDP_HD inline float tanh(float x) {
   float const size = abs(x);
@@ -236,23 +185,6 @@ FSDP_HD inline SinCos sin_cos_turns(float u) {
     return detail::bit_cast<float>(detail::bit_cast<std::uint32_t>(value) ^ (sign << 30 & 0x80000000u));
   };
   return {flip(first, quarter), flip(second, quarter + 1u)};
-}
-
-/// x times the standard normal distribution function of x: the exact GELU (Hendrycks and Gimpel, arXiv:1606.08415).
-FSDP_HD inline float gelu(float x) {
-  float const bounded = -6.0f > x ? -6.0f : x;  // NaN stays
-  return bounded * normal_cdf(at_most(bounded, 6.0f));
-}
-FSDP_HD inline double gelu(double x) { return 0.5 * x * ::erfc(-0.70710678118654752 * x); }
-
-/// Derivative of gelu.
-FSDP_HD inline float gelu_derivative(float x) {
-  float const bounded = copy_sign(at_most(abs(x), 13.0f), x);
-  float const density = exp_in_range(-0.5f * bounded * bounded) * 0.398942280f;
-  return unless_nan(x, mul_add(bounded, density, normal_cdf(bounded)));
-}
-FSDP_HD inline double gelu_derivative(double x) {
-  return 0.5 * ::erfc(-0.70710678118654752 * x) + x * 0.39894228040143268 * ::exp(-0.5 * x * x);
 }
 
 }  // namespace fsdp::math
