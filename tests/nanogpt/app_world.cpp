@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// World hands every call on to the communicator that it holds, as it came, and gives back what that one gave.
+// skip-tsan
+#include "world.hpp"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/host/device.hpp"
+#include "fsdp/tensor.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using fsdp::Label;
+using fsdp::Ticket;
+using World = nanogpt::World<fsdp::host::Device>;
+
+template <class T>
+constexpr std::string_view type_name = fsdp::name(fsdp::dtype_of<T>);
+
+/// Notes what it is asked. Its answers differ from call to call.
+class Noted {
+ public:
+  using Device = fsdp::host::Device;
+  using Stream = Device::Stream;
+
+  Noted(std::vector<std::string>& notes, std::string name) : notes_(&notes), name_(std::move(name)) {}
+
+  int rank() const { return 5; }
+  int size() const { return 7; }
+  Device const& device() const { return device_; }
+  Noted split(int color, int key, std::string_view what) {
+    note("split {} {} {}", color, key, what);
+    return {*notes_, std::string(what)};
+  }
+  void* allocate(std::size_t bytes) {
+    note("allocate {}", bytes);
+    return &memory_;
+  }
+  void deallocate(void* memory, std::size_t bytes) noexcept { note("deallocate {} {}", memory == &memory_, bytes); }
+  template <class T>
+  Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    return collective<T>("all_gather", stream, send, receive, count, label);
+  }
+  template <class T>
+  Ticket reduce_scatter(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    return collective<T>("reduce_scatter", stream, send, receive, count, label);
+  }
+  template <class T>
+  Ticket all_reduce(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    return collective<T>("all_reduce", stream, send, receive, count, label);
+  }
+  template <class T>
+  Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
+    return collective<T>(fmt::format("broadcast from {}", root), stream, data, data, count, label);
+  }
+  void wait_for_peers(Stream& stream, Ticket ticket, fsdp::WaitSite site) {
+    note("wait {} {} {}", stream.name(), ticket.sequence, fsdp::name(site));
+  }
+  std::vector<std::string> exchange(std::string const& text, std::string_view what) {
+    note("exchange {} {}", text, what);
+    return {"mine", text};
+  }
+
+ private:
+  template <class... Args>
+  void note(fmt::format_string<Args...> form, Args&&... args) {
+    notes_->push_back(name_ + ": " + fmt::format(form, std::forward<Args>(args)...));
+  }
+  template <class T>
+  Ticket collective(std::string_view what, Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
+    note("{} of {} {} on {}, {} to {}, {} {} {}", what, count, type_name<T>, stream.name(), fmt::ptr(send),
+         fmt::ptr(receive), label.unit, label.pass, label.since);
+    return {notes_->size()};
+  }
+
+  std::vector<std::string>* notes_;
+  std::string name_;
+  Device device_;
+  int memory_ = 0;
+};
+
+static_assert(fsdp::Communicator<World>);
+
+}  // namespace
+
+TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]") {
+  std::vector<std::string> notes;
+  auto world = World::of(Noted(notes, "whole"));
+  auto stream = world.device().make_stream("s", fsdp::StreamPriority::normal);
+  Label const label{"unit", "pass", "since"};
+  CHECK(world.rank() == 5);
+  CHECK(world.size() == 7);
+
+  float const send{};
+  float receive{};
+  fsdp::bf16 const narrow_send{};
+  fsdp::bf16 narrow_receive{};
+  double const wide_send{};
+  double wide_receive{};
+  std::vector<std::string> expected;
+  auto const expect = [&](std::string_view what, std::size_t count, std::string_view type, void const* from, void* to,
+                          Ticket ticket) {
+    expected.push_back(fmt::format("whole: {} of {} {} on s, {} to {}, unit pass since", what, count, type,
+                                   fmt::ptr(from), fmt::ptr(to)));
+    CHECK(ticket.sequence == expected.size());
+  };
+  auto ticket = world.all_gather(stream, &send, &receive, 1, label);
+  expect("all_gather", 1, type_name<float>, &send, &receive, ticket);
+  ticket = world.all_gather(stream, &narrow_send, &narrow_receive, 2, label);
+  expect("all_gather", 2, type_name<fsdp::bf16>, &narrow_send, &narrow_receive, ticket);
+  ticket = world.reduce_scatter(stream, &send, &receive, 3, label);
+  expect("reduce_scatter", 3, type_name<float>, &send, &receive, ticket);
+  ticket = world.all_reduce(stream, &send, &receive, 4, label);
+  expect("all_reduce", 4, type_name<float>, &send, &receive, ticket);
+  ticket = world.all_reduce(stream, &wide_send, &wide_receive, 5, label);
+  expect("all_reduce", 5, type_name<double>, &wide_send, &wide_receive, ticket);
+  ticket = world.broadcast(stream, &receive, 6, 3, label);
+  expect("broadcast from 3", 6, type_name<float>, &receive, &receive, ticket);
+
+  world.wait_for_peers(stream, {9}, fsdp::WaitSite::collective_peer_ready);
+  expected.push_back(fmt::format("whole: wait s 9 {}", fsdp::name(fsdp::WaitSite::collective_peer_ready)));
+  CHECK(world.exchange("text", "what") == std::vector<std::string>{"mine", "text"});
+  expected.push_back("whole: exchange text what");
+  void* const memory = world.allocate(11);
+  expected.push_back("whole: allocate 11");
+  world.deallocate(memory, 12);
+  expected.push_back("whole: deallocate true 12");
+
+  auto part = world.split(1, 2, "part");
+  expected.push_back("whole: split 1 2 part");
+  part.exchange("t", "w");
+  expected.push_back("part: exchange t w");
+  auto moved = std::move(part);
+  moved.exchange("t", "v");
+  expected.push_back("part: exchange t v");
+  CHECK(notes == expected);
+}
