@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "agreement.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 
@@ -43,6 +44,12 @@ void check_place(std::optional<Place> const& place, int rank, int size) {
   CHECK(place->rank == rank);
   CHECK(place->size == size);
 }
+
+/// The world of a rank whose peers say these texts.
+struct Peers {
+  std::vector<std::string> texts;
+  std::vector<std::string> exchange(std::string const&, std::string_view) const { return texts; }
+};
 
 }  // namespace
 
@@ -209,6 +216,25 @@ TEST_CASE("ranks that were shown one GPU notice it") {
   CHECK(what([] { expect_own_gpus({"a", "b", "c"}); }) == "nothing was thrown");
   CHECK(has(what([] { expect_own_gpus({"a", "b", "c", "b"}); }), "ranks 1 and 3 have the same one (b)"));
   CHECK(has(what([] { expect_own_gpus({"a", "a"}); }), "ranks 0 and 1"));
+}
+
+TEST_CASE("ranks that would compute on different devices end alike") {
+  Job job;
+  job.device = "cuda";
+  job.dtype = "bfloat16";
+  Peers alike{{"cuda in bfloat16", "cuda in bfloat16"}};
+  CHECK(what([&] { expect_same_device(alike, job); }) == "nothing was thrown");
+  Peers mixed{{"cuda in bfloat16", "cuda in bfloat16", "cpu in float32", "cpu in float32"}};
+  CHECK(has(what([&] { expect_same_device(mixed, job); }), "rank 0 on cuda in bfloat16, rank 2 on cpu in float32"));
+  CHECK_THROWS_AS(expect_same_device(mixed, job), AgreedError);
+}
+
+TEST_CASE("what one rank finds wrong ends all of them with its text") {
+  Peers fine{{"", ""}};
+  CHECK_NOTHROW(agree(fine, [] {}));
+  Peers one{{"", "no GPU here", "nor here"}};
+  CHECK(what([&] { agree(one, [] {}); }) == "no GPU here");
+  CHECK_THROWS_AS(agree(one, [] {}), AgreedError);
 }
 
 TEST_CASE("variables are read from this process's environment") {
