@@ -45,8 +45,8 @@ void expect_same_device(C& world, Job const& job) {
   for (std::size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0])
       fsdp::fail<AgreedError>(
-          "ranks compute on different devices: rank 0 on {}, rank {} on {}; expected --device=cpu, or a "
-          "GPU for every rank",
+          "ranks compute on different devices: rank 0 on {}, rank {} on {}; expected --device=cpu, or a GPU for every "
+          "rank",
           texts[0], rank, texts[rank]);
 }
 
