@@ -33,10 +33,12 @@ cat >"$library" <<'EOF'
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
 #include "world.hpp"
-using World = nanogpt::World<fsdp::cuda::Device>;
-template int nanogpt::run_rank<fsdp::Fp32>(World, nanogpt::Job const&);
-template int nanogpt::run_rank<fsdp::Bf16>(World, nanogpt::Job const&);
-template World World::of(fsdp::local::Communicator<fsdp::cuda::Device>);
+namespace nanogpt {
+using Gpu = fsdp::cuda::Device;
+template int run_rank<fsdp::Fp32>(World<Gpu>, Job const&);
+template int run_rank<fsdp::Bf16>(World<Gpu>, Job const&);
+template World<Gpu> World<Gpu>::of(fsdp::local::Communicator<Gpu>);
+}  // namespace nanogpt
 EOF
 sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
 for architecture in "${architectures[@]}"; do
