@@ -2,6 +2,8 @@
 // Matrix products to communicate beside.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>

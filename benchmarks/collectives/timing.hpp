@@ -2,6 +2,7 @@
 // Timed blocks: all ranks begin at one moment, and the slowest counts.
 #pragma once
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <time.h>
 

@@ -35,17 +35,24 @@ if [[ -n $against ]]; then trees+=("$against"); fi
 source_of() {
   case $2 in
     fmt | umbrella) echo "$work/$2.cpp" ;;
-    forty) echo "$1/benchmarks/compile/forty_lines.cpp" ;;
-    mlp) echo "$1/examples/mlp/main.cpp" ;;
-    adopt) echo "$1/examples/adopt_raw_pointers/after.cpp" ;;
+    forty*) echo "$1/benchmarks/compile/forty_lines.cpp" ;;
+    mlp*) echo "$1/examples/mlp/main.cpp" ;;
+    adopt*) echo "$1/examples/adopt_raw_pointers/after.cpp" ;;
   esac
 }
+# *_lib: by a program that links fsdp::compiled; compared with another checkout's headers.
+kinds=(fmt umbrella forty forty_lib mlp mlp_lib adopt adopt_lib)
 declare -A seconds=() memory=()
 measure() { # measure TREE CASE COMPILER LEVEL
   local tree=$1 key="$1 $2 $3 $4" file used kib=0
   file=$(source_of "$tree" "$2")
   [[ -e $file ]] || return 0
-  local command=("$3" -std=c++20 "$4" -I"$tree/include" -I"$tree/examples/mlp" -DFSDP_FMT_LIBRARY=1 -c "$file" -o "$work/out.o")
+  local defines=()
+  if [[ $2 == *_lib ]]; then
+    [[ -e $tree/include/fsdp/compiled.hpp ]] || return 0
+    defines=(-DFSDP_COMPILED=1)
+  fi
+  local command=("$3" -std=c++20 "$4" -I"$tree/include" -I"$tree/examples/mlp" -DFSDP_FMT_LIBRARY=1 "${defines[@]}" -c "$file" -o "$work/out.o")
   if [[ -x /usr/bin/time ]]; then
     /usr/bin/time -o "$work/time" -f '%U %S %M' "${command[@]}" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
     read -r user system kib < <(tail -n 1 "$work/time")
@@ -62,7 +69,7 @@ measure() { # measure TREE CASE COMPILER LEVEL
 for ((round = 0; round < rounds; ++round)); do
   for compiler in "${compilers[@]}"; do
     for level in -O0 -O2; do
-      for kind in fmt umbrella forty mlp adopt; do
+      for kind in "${kinds[@]}"; do
         for tree in "${trees[@]}"; do measure "$tree" $kind "$compiler" $level; done
       done
     done
@@ -73,11 +80,11 @@ if [[ -n $against ]]; then printf ' %10s %7s' "other" "ratio"; fi
 echo
 for compiler in "${compilers[@]}"; do
   for level in -O0 -O2; do
-    for kind in fmt umbrella forty mlp adopt; do
+    for kind in "${kinds[@]}"; do
       key="$PWD $kind $compiler $level" base="$PWD fmt $compiler $level"
       printf '%-9s %-4s %-9s %8.2f %6d %8.1f' "$compiler" $level $kind "${seconds[$key]}" "${memory[$key]}" \
         "$(awk "BEGIN { print ${seconds[$key]} / ${seconds[$base]} }")"
-      other=${seconds["$against $kind $compiler $level"]:-}
+      other=${seconds["$against ${kind%_lib} $compiler $level"]:-}
       if [[ -n $other ]]; then printf ' %10.2f %7.2f' "$other" "$(awk "BEGIN { print ${seconds[$key]} / $other }")"; fi
       echo
     done

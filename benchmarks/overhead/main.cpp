@@ -7,6 +7,8 @@
 // stream with a worker. With one rank, fp32 parameters are used where they are; bf16 ones are cast on the gather
 // stream. "host" is what the calling thread spends in the phase; "done" adds the wait until every stream has run dry,
 // so it is what the phase takes on its own. Medians over the steps, of rank 0.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step, and its kernels, on the host.
+#include <fmt/format.h>
+
 #include <fstream>
 #include <string>
 

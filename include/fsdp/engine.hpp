@@ -120,7 +120,7 @@ class Engine {
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
     for (std::size_t i = 0; i < modules.size(); ++i)
-      sharded.push_back(shard(std::move(modules[i]), fmt::format("{}.{}", prefix, i), strategy));
+      sharded.push_back(shard(std::move(modules[i]), formatted("{}.{}", prefix, i), strategy));
     return sharded;
   }
   template <Module M, class Other>

@@ -2,18 +2,10 @@
 // Exceptions that carry the scene: which rank, which unit, what was expected, what came.
 #pragma once
 
-// fmt as headers alone, unless the program links fmt's library: files then compile faster.
-#if !defined(FMT_HEADER_ONLY) && !defined(FSDP_FMT_LIBRARY)
-#define FMT_HEADER_ONLY 1
-#endif
-#if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
-#define FMT_USE_CONSTEXPR 1  // fmt 9 under nvcc's front end
-#endif
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
-#include <utility>
+
+#include "fsdp/format.hpp"
 
 namespace fsdp {
 
@@ -54,18 +46,18 @@ struct PeerError : Error {
 
 /// Throws `E` with a formatted message.
 template <class E, class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
-  throw E(fmt::format(text, std::forward<Args>(args)...));
+[[noreturn, gnu::noinline, gnu::cold]] void fail(detail::FormatTextOf<Args...> text, Args const&... args) {
+  FormatArgument const arguments[]{args..., 0};
+  throw E(detail::format_arguments(text.view(), arguments));
 }
 
-/// "2, 3, 4", for messages. Not fmt::join: where -O3 inlines fmt 9, g++ 12 warns of a write past the end of a format
-/// specification that is not there.
+/// "2, 3, 4", for messages.
 template <class Values>
 std::string listed(Values const& values) {
   std::string text;
   for (auto const& value : values) {
     if (!text.empty()) text += ", ";
-    text += fmt::to_string(value);
+    text += formatted("{}", value);
   }
   return text;
 }

@@ -18,5 +18,3 @@
 #include "fsdp/sharded_module.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
-#include "fsdp/trace/trace_file.hpp"
-#include "fsdp/trace/trace_report.hpp"

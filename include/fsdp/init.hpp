@@ -25,9 +25,9 @@ struct Init {
 inline std::string to_text(Init const& init) {
   switch (init.kind) {
     case Init::Kind::zeros: return "zeros";
-    case Init::Kind::constant: return fmt::format("constant({})", init.first);
-    case Init::Kind::normal: return fmt::format("normal({}, {})", init.first, init.second);
-    case Init::Kind::uniform: return fmt::format("uniform({}, {})", init.first, init.second);
+    case Init::Kind::constant: return formatted("constant({})", init.first);
+    case Init::Kind::normal: return formatted("normal({}, {})", init.first, init.second);
+    case Init::Kind::uniform: return formatted("uniform({}, {})", init.first, init.second);
   }
   return "?";
 }

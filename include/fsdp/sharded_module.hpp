@@ -28,7 +28,7 @@ struct Registrar {
 
   template <class T, std::size_t Rank>
   void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents, TensorOptions options = {}) const {
-    auto full_name = prefix.empty() ? std::string(tensor) : fmt::format("{}.{}", prefix, tensor);
+    auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
     layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}, *tensors);
   }
 };
@@ -52,7 +52,7 @@ struct NamedTensors {
     fail<UsageError>(
         "a module's describe names '{}' ({}), where it named {} when it was registered: it must name the "
         "same tensors each time, and for every element type",
-        tensor, listed(extents), next == end ? "no more" : fmt::format("'{}'", layout->tensors()[*next].name));
+        tensor, listed(extents), next == end ? "no more" : formatted("'{}'", layout->tensors()[*next].name));
   }
   /// @throws UsageError if it named more
   void expect_all() const {

@@ -2,6 +2,8 @@
 // What every communicator must do: one suite, instantiated per model by FSDP_COMMUNICATOR_SUITE.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <string>
 #include <thread>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi::Communicator when ranks leave, fail or are moved from: peers learn of it at once, and destructors survive.
 // ranks: 3
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>

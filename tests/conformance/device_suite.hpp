@@ -2,6 +2,8 @@
 // What every device must do: one suite, instantiated per model by FSDP_DEVICE_SUITE.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <cstdint>
 #include <limits>

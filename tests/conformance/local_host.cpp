@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // local::Communicator over the host device.
 // long
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <string>

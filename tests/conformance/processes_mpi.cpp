@@ -3,6 +3,7 @@
 // ranks: 2 3 4
 // sanitizer-ranks: 3
 #include <dirent.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bootstrap of ranks over TCP: ranks are threads here, connected through the loopback.
+#include <fmt/format.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdlib>

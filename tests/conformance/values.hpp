@@ -2,6 +2,8 @@
 // Values, buffers and checks that the conformance suites share. Works on any device.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -6,6 +6,8 @@
 // timeout: 1800
 // skip-sanitizers
 // long
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

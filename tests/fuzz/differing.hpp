@@ -2,6 +2,8 @@
 // Scenarios of ranks that declare or do different things.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <string>
 #include <utility>

@@ -5,6 +5,7 @@
 // full-run: --runs=10000 --memory
 // timeout: 3600
 // skip-sanitizers
+#include <fmt/format.h>
 #include <malloc.h>
 
 #include <chrono>

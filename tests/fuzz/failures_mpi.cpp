@@ -4,6 +4,8 @@
 // skip-sanitizers
 // Over processes of one node and of pretended ones: what all ranks catch, or what is refused, is forgotten, and
 // training goes on as in the reference.
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>

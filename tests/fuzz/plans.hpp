@@ -2,6 +2,8 @@
 // What scenarios are made from: a training run without a fault, places in it, and ways to change it.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <string>

@@ -2,6 +2,8 @@
 // What may go wrong in a run, as data: the calls of each rank, the tricks among them, and how the run must end.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstddef>
 #include <string>

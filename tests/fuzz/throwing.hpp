@@ -2,6 +2,8 @@
 // Scenarios of exceptions: in modules, tasks, readers, callers; caught or not.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <vector>
 

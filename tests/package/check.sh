@@ -17,6 +17,24 @@ build_and_run() {
   "$CMAKE" --build "$work/build"
   "$work/build/consumer" | tee "$work/output"
   grep -qx 'sum 6' "$work/output"
+  # With fsdp::compiled a program does the same, and its own files compile nothing of the engine.
+  "$work/build/engine_headers" | tee "$work/weights"
+  grep -q '^vector.w: 0x1' "$work/weights"
+  diff "$work/weights" <("$work/build/engine_compiled")
+  if [[ -x $work/build/engine_compiled_mpi ]]; then diff "$work/weights" <("$work/build/engine_compiled_mpi"); fi
+  local way objects
+  for way in headers compiled compiled_mpi; do
+    objects=("$work/build/CMakeFiles/engine_$way.dir"/*.o)
+    [[ -e ${objects[0]} ]] || continue
+    nm -C --defined-only "${objects[@]}" >"$work/symbols"
+    local found=no expected=no
+    if grep -qE ' fsdp::(Passes|Reducer|detail::EngineCore|detail::FormatOutput)' "$work/symbols"; then found=yes; fi
+    if [[ $way == headers ]]; then expected=yes; fi
+    if [[ $found != "$expected" ]]; then
+      echo "engine_$way: its file compiles the engine: expected $expected, got $found"
+      exit 1
+    fi
+  done
 }
 
 case $way in
@@ -53,8 +71,7 @@ case $way in
       exit 1
     fi
     build_and_run -DCMAKE_PREFIX_PATH="$work/prefix"
-    installed=$(cd "$work/prefix/include" && find . -name '*.hpp' | sort)
-    diff <(cd "$FSDP_SOURCE/include" && find . -name '*.hpp' | sort) <(echo "$installed")
+    diff <(cd "$FSDP_SOURCE/include" && find . -name '*.[ch]pp' | sort) <(cd "$work/prefix/include" && find . -type f | sort)
     # An unknown component, and one whose dependency is missing, are errors that say so.
     refuse() {
       if "${configure[@]}" -DCMAKE_PREFIX_PATH="$work/prefix" -S "$consumer" -B "$work/refused_$1" "${@:3}" >"$work/refused_$1.log" 2>&1; then

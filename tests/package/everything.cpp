@@ -9,6 +9,8 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/trace/trace_file.hpp"
+#include "fsdp/trace/trace_report.hpp"
 #ifdef WITH_MPI
 #include "fsdp/comm/mpi.hpp"
 #endif

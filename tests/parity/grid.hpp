@@ -3,6 +3,8 @@
 // and kept units, with seeded delays, against the same run undelayed, one rank on the whole batch, and fp64.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

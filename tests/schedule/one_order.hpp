@@ -3,6 +3,8 @@
 // for every communicator whose ranks see each other.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string>
 #include <string_view>
 #include <utility>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The literal order in which a step's gathers, computations and reductions are enqueued.
 // skip-sanitizers
+#include <fmt/format.h>
+
 #include <memory>
 #include <string>
 #include <utility>

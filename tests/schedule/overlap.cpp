@@ -4,6 +4,8 @@
 // timeout: 120
 // labels: slow
 // skip-tsan
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>

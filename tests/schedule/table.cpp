@@ -5,6 +5,8 @@
 // skip-asan
 // full-run: [table]
 // timeout: 3600
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>

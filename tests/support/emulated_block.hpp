@@ -2,6 +2,8 @@
 // Runs CUDA thread blocks on the host, a block at a time: threads are fibers, and a schedule says which runs next.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>

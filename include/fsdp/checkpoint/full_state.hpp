@@ -40,7 +40,7 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   auto const shards = engine.shards();
   constexpr std::int64_t chunk_elements = 1 << 20;
   auto const rank = engine.rank();
-  detail::expect_equal_texts<OrderError>(engine.world(), fmt::format("exports after {}", shards.history().text()),
+  detail::expect_equal_texts<OrderError>(engine.world(), formatted("exports after {}", shards.history().text()),
                                          "what is exported");
   auto& stream = shards.gather_stream();
   auto const& device = engine.device();

@@ -200,8 +200,8 @@ class SafetensorsFile {
 
  private:
   template <class... Args>
-  [[noreturn]] void wrong(fmt::format_string<Args...> text, Args&&... args) const {
-    fail<ConfigError>("'{}': {}", path_.string(), fmt::format(text, std::forward<Args>(args)...));
+  [[noreturn]] void wrong(fsdp::detail::FormatTextOf<Args...> text, Args const&... args) const {
+    fail<ConfigError>("'{}': {}", path_.string(), formatted<Args...>(text, args...));
   }
   template <class T>
   static void widen(std::byte const* from, std::span<float> out) {

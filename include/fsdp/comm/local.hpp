@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -66,26 +65,29 @@ class Communicator {
   /// @note Collective: yes; blocks
   Communicator split(int color, int key, std::string_view what) {
     auto const label = comm::split_of(what);
-    auto const requests = exchange(fmt::format("{} {}", color, key), label);
-    std::vector<std::pair<long, int>> members;  // (key, rank)
+    auto const requests = exchange(formatted("{} {}", color, key), label);
+    std::vector<int> members, keys;  // of the new group
     for (int peer = 0; peer < size(); ++peer) {
       char* rest = nullptr;
       long const its_color = std::strtol(requests[static_cast<std::size_t>(peer)].c_str(), &rest, 10);
-      if (its_color == color) members.emplace_back(std::strtol(rest, nullptr, 10), peer);
+      if (its_color != color) continue;
+      auto const its_key = static_cast<int>(std::strtol(rest, nullptr, 10));
+      auto const after = std::upper_bound(keys.begin(), keys.end(), its_key) - keys.begin();
+      keys.insert(keys.begin() + after, its_key);
+      members.insert(members.begin() + after, peer);
     }
-    std::stable_sort(members.begin(), members.end());
-    int const founder = members.front().second;
+    int const founder = members.front();
     auto& group = member().group();
     if (rank() == founder) {
       std::vector<int> world;
-      for (auto const& member : members) world.push_back(group.world_rank(member.second));
+      for (auto const& member : members) world.push_back(group.world_rank(member));
       group.published(rank()).child = std::make_shared<detail::Group<D>>(group.shared_run(), std::move(world), what);
     }
     exchange("founded", label);
     auto child = group.published(founder).child;
     exchange("joined", label);
     if (rank() == founder) group.published(rank()).child.reset();
-    auto const mine = std::find_if(members.begin(), members.end(), [&](auto const& m) { return m.second == rank(); });
+    auto const mine = std::find(members.begin(), members.end(), rank());
     return Communicator(rank_groups_, rank_groups_->join(std::move(child), static_cast<int>(mine - members.begin())));
   }
 
@@ -310,7 +312,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   } catch (std::exception const& error) {
     auto const missing = static_cast<int>(threads.size());
     errors[threads.size()] = std::make_exception_ptr(
-        ResourceError(fmt::format("cannot start the thread of rank {}: {}", missing, error.what())));
+        ResourceError(formatted("cannot start the thread of rank {}: {}", missing, error.what())));
     shared->poison(missing, "its thread could not be started");
   }
   for (auto& thread : threads) thread.join();
@@ -336,3 +338,7 @@ void run(int ranks, DeviceOrFactory const& device, Body&& body) {
 }
 
 }  // namespace fsdp::local
+
+#if FSDP_COMPILED
+#include "fsdp/compiled/local.hpp"
+#endif

@@ -180,7 +180,7 @@ class BasicCommunicator {
     auto const id = ++worlds;
     auto family = std::make_shared<detail::Family>(environment.post(), id, environment.rank());
     return std::make_shared<detail::Group>(world, environment.nodes(options.ranks_per_node), std::move(family),
-                                           detail::hash_of(fmt::format("world {}", id)), "world",
+                                           detail::hash_of(formatted("world {}", id)), "world",
                                            std::vector<std::uint64_t>{}, options);
   }
   State& state() const {
@@ -237,3 +237,7 @@ using Communicator = BasicCommunicator<>;
 static_assert(fsdp::Communicator<Communicator>);
 
 }  // namespace fsdp::mpi
+
+#if FSDP_COMPILED_MPI
+#include "fsdp/compiled/mpi.hpp"
+#endif

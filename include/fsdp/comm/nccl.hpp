@@ -234,8 +234,8 @@ class Communicator {
 
   /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run
   void check_order(std::string_view operation, Label label, std::size_t count, std::string_view type, int root) {
-    auto const mine = fmt::format("{} of {} {} elements of unit '{}' ({}){}", operation, count, type, label.unit,
-                                  label.pass, root < 0 ? "" : fmt::format(" from rank {}", root));
+    auto const mine = formatted("{} of {} {} elements of unit '{}' ({}){}", operation, count, type, label.unit,
+                                  label.pass, root < 0 ? "" : formatted(" from rank {}", root));
     auto const texts = exchange(mine, "order check");
     for (std::size_t peer = 0; peer < texts.size(); ++peer) {
       auto const& first = texts.front() == mine ? texts[peer] : texts.front();

@@ -34,7 +34,7 @@ inline std::string unavailable_reason() {
   if (cudaDriverGetVersion(&driver) != cudaSuccess) static_cast<void>(cudaGetLastError());
   if (driver == 0) return "no CUDA device: no NVIDIA driver is installed";
   if (status == cudaSuccess || status == cudaErrorNoDevice) return "no CUDA device: the driver sees no GPU";
-  return fmt::format("no CUDA device: {}", cudaGetErrorString(status));
+  return formatted("no CUDA device: {}", cudaGetErrorString(status));
 }
 
 /// Number of usable CUDA devices; 0 without a driver.
@@ -309,7 +309,7 @@ class Device {
   std::string description() const {
     cudaDeviceProp properties{};
     FSDP_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal_));
-    return fmt::format("cuda:{} {} (compute {}.{}, {:.1f} GiB)", ordinal_, properties.name, properties.major,
+    return formatted("cuda:{} {} (compute {}.{}, {:.1f} GiB)", ordinal_, properties.name, properties.major,
                        properties.minor, static_cast<double>(properties.totalGlobalMem) / (1024.0 * 1024.0 * 1024.0));
   }
 

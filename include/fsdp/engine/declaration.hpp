@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -85,13 +84,15 @@ class Declaration {
   /// A module has named tensors of the unit.
   /// @throws UsageError if another unit has one of them
   void claim_names(UnitId id) {
-    for (auto const& tensor : units_[id.index]->layout().tensors()) {
-      auto const owner = owners_.emplace(tensor.name, id.index).first->second;
-      FSDP_EXPECTS(owner == id.index,
+    for (auto const other : named_) {
+      if (other == id.index) continue;
+      auto const* const shared = first_shared_name(units_[other]->layout(), units_[id.index]->layout());
+      FSDP_EXPECTS(shared == nullptr,
                    "rank {}: units '{}' and '{}' both have a tensor '{}': its name is what it is saved by, and modules "
                    "that share it share a unit",
-                   where_.rank, units_[owner]->name(), units_[id.index]->name(), tensor.name);
+                   where_.rank, units_[other]->name(), units_[id.index]->name(), *shared);
     }
+    named_.push_back(id.index);
   }
 
   /// @return `use`
@@ -123,27 +124,27 @@ class Declaration {
 
   /// What must be equal on all ranks, a line each.
   std::string text() const {
-    auto lines = fmt::format("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
+    auto lines = formatted("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
                              strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
                              fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
-    lines += fmt::format("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
+    lines += formatted("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
                          options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
                          options_.keep_root);
-    lines += fmt::format("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
+    lines += formatted("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
                          options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
-    lines += fmt::format("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
+    lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
                          options_.bucket_bytes, options_.seed, options_.passes_ahead);
     for (auto const& unit : units_) {
       lines += detail::text_of(unit->name(), unit->layout());
-      lines += fmt::format("unit '{}' is {}, which {} and {} after forward\n", unit->name(),
+      lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(),
                            described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
                            unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
-      lines += fmt::format("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
+      lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
                            schedule_.module_name(use));
     for (auto const& list : lists_)
-      lines += fmt::format("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
+      lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                            listed(list.ahead));
     return lines;
   }
@@ -190,8 +191,15 @@ class Declaration {
     std::vector<std::size_t> ahead;
   };
   static std::string described(ShardingStrategy const& strategy) {
-    return strategy.grouped ? fmt::format("{} with groups of {}", strategy.name, strategy.group)
+    return strategy.grouped ? formatted("{} with groups of {}", strategy.name, strategy.group)
                             : std::string(strategy.name);
+  }
+  /// A name that tensors of both have, or nullptr.
+  static std::string const* first_shared_name(FlatLayout const& one, FlatLayout const& other) {
+    for (auto const& tensor : other.tensors())
+      for (auto const& earlier : one.tensors())
+        if (tensor.name == earlier.name) return &tensor.name;
+    return nullptr;
   }
   int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
 
@@ -200,7 +208,7 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
-  std::unordered_map<std::string, std::size_t> owners_;  ///< of tensor names: their unit
+  std::vector<std::size_t> named_;  ///< units whose tensors' names are claimed; twice where modules share one
   std::vector<List> lists_;
 };
 

@@ -2,7 +2,6 @@
 // What a rank has done that no collective sees, so that the next collective can compare it.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -10,7 +9,7 @@
 #include <string_view>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/error.hpp"
+#include "fsdp/format.hpp"
 #include "fsdp/init.hpp"
 
 namespace fsdp {
@@ -23,8 +22,7 @@ class History {
   void add(std::string_view what, float value) {
     for (auto const more : {hash_name(what), std::uint64_t{std::bit_cast<std::uint32_t>(value)}})
       hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
-    auto const end = fmt::format_to_n(text_.begin(), text_.size(), "{} {:g}, history {:x}", what, value, hash_).out;
-    size_ = static_cast<std::size_t>(end - text_.begin());
+    size_ = formatted_to(text_, "{} {:g}, history {:x}", what, value, hash_).size();
   }
   /// The last of them, and all; nothing at first. Until the next add().
   std::string_view text() const { return {text_.data(), size_}; }

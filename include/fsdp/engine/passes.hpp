@@ -53,7 +53,7 @@ class Passes {
   /// A use begins. @throws what ends the pass: see interrupt()
   Unit& begin_forward(std::size_t use) {
     if (schedule().in_backward())
-      expect_whole_gradients(fmt::format("forward of '{}' begins", schedule().module_name(use)));
+      expect_whole_gradients(formatted("forward of '{}' begins", schedule().module_name(use)));
     bool const starts = schedule().begin_forward(use);
     return or_interrupt([&]() -> Unit& {
       if (starts) {
@@ -78,7 +78,7 @@ class Passes {
   Unit& begin_backward(std::size_t use) {
     FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation", rank_, schedule().module_name(use));
     if (schedule().backward_broken())
-      expect_whole_gradients(fmt::format("backward of '{}' begins", schedule().module_name(use)));
+      expect_whole_gradients(formatted("backward of '{}' begins", schedule().module_name(use)));
     bool const starts = schedule().begin_backward(use);
     return or_interrupt([&]() -> Unit& {
       if (starts) {
@@ -143,7 +143,7 @@ class Passes {
     for (auto use = schedule.size(); use-- > 0;) {
       if (!schedule.first_use_of_unit(use)) continue;
       auto& list = schedule.backward_done(use) ? done : missing;
-      list += fmt::format("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
+      list += formatted("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
     }
     fail<UsageError>(
         "rank {}: {}, but {}: units with its gradients: {}; without: {}. {}discard_gradients()", rank_, what,

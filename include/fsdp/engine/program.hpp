@@ -205,7 +205,7 @@ inline std::string slot_of(Program const& program, Operation const& operation) {
     case Action::settle:
       if (operation.slot == Operation::no_slot) return {};
       return "->" + slot_name(program.gradient_slots, operation.slot, 'x', 'z');
-    case Action::all_reduce: return fmt::format(" bucket {}", operation.slot);
+    case Action::all_reduce: return formatted(" bucket {}", operation.slot);
     default: return {};
   }
 }
@@ -221,7 +221,7 @@ inline std::string conditions_of(Facts when) {
     bool several = false;
     for (std::size_t bit = 0; bit < names.size(); ++bit) {
       if ((unsigned{when} & question & (1u << bit)) == 0) continue;
-      text += fmt::format("{}{}", several ? " or " : "", names[bit]);
+      text += formatted("{}{}", several ? " or " : "", names[bit]);
       several = true;
     }
   }
@@ -241,7 +241,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
     std::string_view separator = " ";
     for (auto const& operation : operations) {
       if (operation.action == Action::settle || (facts != any_facts && !operation.runs(facts))) continue;
-      text += fmt::format("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
+      text += formatted("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
       text += detail::slot_of(program, operation);
       if (facts == any_facts) text += detail::conditions_of(operation.when);
       separator = ", ";
@@ -249,7 +249,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
   };
   for (auto const phase : phases) {
     for (auto const& turn : program.turns(phase)) {
-      text += fmt::format("{:<10} {:<{}} |", name(phase), program.modules[turn.use], width);
+      text += formatted("{:<10} {:<{}} |", name(phase), program.modules[turn.use], width);
       add(turn.before);
       text += " |";
       add(turn.after);

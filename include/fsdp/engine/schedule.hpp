@@ -164,7 +164,7 @@ class Schedule {
                        name(pass), module_name(expected), name(pass), module_name(got));
   }
   void expect_next(Pass pass, std::size_t use) const {
-    if (open_) expect_closed(fmt::format("{} of '{}' begins", name(pass), module_name(use)));
+    if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));
   }
   void enter(std::size_t use) {
     open_ = true;

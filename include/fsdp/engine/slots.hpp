@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <vector>
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/fence.hpp"
@@ -29,6 +29,8 @@ struct Slot {
 template <Device D>
 class BufferPool {
  public:
+  /// As many buffers as there will be: their addresses stay.
+  void reserve(std::size_t count) { slots_.reserve(count); }
   void add(D const& device, std::size_t bytes) { slots_.emplace_back(device, bytes); }
   Slot<D>& operator[](std::size_t index) { return slots_[index]; }
 
@@ -49,7 +51,7 @@ class BufferPool {
   auto end() { return slots_.end(); }
 
  private:
-  std::deque<Slot<D>> slots_;  // deque: addresses stay
+  std::vector<Slot<D>> slots_;
 };
 
 }  // namespace fsdp

@@ -126,6 +126,7 @@ class ShardStorage {
 
  private:
   void add_slots(BufferPool<D>& pool, std::vector<BufferPlan> const& slots, std::size_t element_bytes) {
+    pool.reserve(slots.size());
     for (auto const& slot : slots)
       pool.add(device_, static_cast<std::size_t>(slot_bytes(slot.elements, element_bytes)));
   }

@@ -15,9 +15,9 @@ namespace fsdp::detail {
 
 /// A unit's layout, a line per tensor.
 inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
-  auto lines = fmt::format("unit '{}' of {} elements\n", unit, layout.padded());
+  auto lines = formatted("unit '{}' of {} elements\n", unit, layout.padded());
   for (auto const& tensor : layout.tensors())
-    lines += fmt::format("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
+    lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
                          listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init));
   return lines;
 }
@@ -54,8 +54,8 @@ std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values,
   auto const bytes = values.size() * sizeof(double);
   std::string mine(bytes, '\0');
   if (!values.empty()) std::memcpy(mine.data(), values.data(), bytes);
-  mine += fmt::format("\n{} values", values.size());
-  if (!history.empty()) mine += fmt::format(" after {}", history);
+  mine += formatted("\n{} values", values.size());
+  if (!history.empty()) mine += formatted(" after {}", history);
   std::vector<double> mean(values.size(), 0.0);
   std::vector<double> theirs(values.size());
   auto const texts = world.exchange(mine, "values to average");

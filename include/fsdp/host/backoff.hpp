@@ -89,7 +89,7 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
       std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
   std::tm utc{};
   ::gmtime_r(&since, &utc);
-  auto const line = fmt::format("fsdp: {}: {}; waiting for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z\n",
+  auto const line = formatted("fsdp: {}: {}; waiting for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z\n",
                                 terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what, seconds,
                                 utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
   std::fputs(line.c_str(), stderr);

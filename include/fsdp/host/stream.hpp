@@ -7,11 +7,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -30,26 +31,35 @@ namespace detail {
 
 struct StreamCore;
 
-/// A node of the queue. The producer allocates it, the worker frees it.
+/// A node of the queue. The producer makes it, the worker frees it. Two functions instead of a vtable: a program has a
+/// task for every kernel that it launches, and each would be compiled with a class's table and destructors.
 struct Task {
-  std::atomic<Task*> next{nullptr};
+  using Run = void (*)(Task&, StreamCore&);
+  using Free = void (*)(Task*) noexcept;
 
-  Task() = default;
+  Task(Run how, Free end) : run(how), free(end) {}
   Task(Task const&) = delete;
   Task& operator=(Task const&) = delete;
-  virtual ~Task() = default;
-  virtual void run(StreamCore&) {}
+
+  std::atomic<Task*> next{nullptr};
+  Run run;
+  Free free;
 };
+
+template <class T>
+void free_task(Task* task) noexcept {
+  delete static_cast<T*>(task);
+}
 
 /// An unbounded queue with one producer and one consumer, one way: the producer releases and the consumer acquires; the
 /// producer learns nothing back (see [Note: Events are the only order]).
 class TaskQueue {
  public:
-  TaskQueue() : head_(new Task), tail_(head_) {}
+  TaskQueue() : head_(new Task(nullptr, free_task<Task>)), tail_(head_) {}
   TaskQueue(TaskQueue const&) = delete;
   TaskQueue& operator=(TaskQueue const&) = delete;
   ~TaskQueue() {
-    while (head_ != nullptr) delete std::exchange(head_, head_->next.load(std::memory_order_relaxed));
+    while (head_ != nullptr) drop_head(head_->next.load(std::memory_order_relaxed));
   }
 
   void push(Task* task) {
@@ -64,7 +74,7 @@ class TaskQueue {
     for (;;) {
       auto const seen = pushed_.load(std::memory_order_relaxed);
       if (Task* const next = head_->next.load(std::memory_order_acquire); next != nullptr) {
-        delete std::exchange(head_, next);
+        drop_head(next);
         return next;
       }
       backoff.pause(pushed_, seen, sleepers_, [] { return std::string{}; });
@@ -72,6 +82,12 @@ class TaskQueue {
   }
 
  private:
+  void drop_head(Task* next) {
+    auto* const done = head_;
+    head_ = next;
+    done->free(done);
+  }
+
   alignas(64) Task* head_;  // the worker's: the task that ran last
   alignas(64) Task* tail_;  // the producer's
   alignas(64) std::atomic<std::uint32_t> pushed_{0};
@@ -95,7 +111,7 @@ struct StreamCore {
     if (!state.reached(ticket, std::memory_order_relaxed)) {
       auto const start = std::chrono::steady_clock::now();
       state.await(ticket, Backoff{}, [&] {
-        return fmt::format("stream '{}' waits at site '{}' for an event of another stream", name, fsdp::name(site));
+        return formatted("stream '{}' waits at site '{}' for an event of another stream", name, fsdp::name(site));
       });
       auto const waited = std::chrono::nanoseconds{std::chrono::steady_clock::now() - start}.count();
       blocked_ns[static_cast<std::size_t>(site)].fetch_add(static_cast<std::uint64_t>(waited),
@@ -115,48 +131,89 @@ struct StreamCore {
   std::thread worker;     // none: an inline stream
 };
 
-template <class F>
-struct CallTask final : Task {
-  explicit CallTask(F&& call) : function(std::move(call)) {}
-  explicit CallTask(F const& call) : function(call) {}
-  void run(StreamCore& core) override {
-    if (!core.failed.load(std::memory_order_relaxed)) {
-      try {
-        IeeeArithmetic const arithmetic;
-        (*function)();
-      } catch (...) {
-        core.poison(std::current_exception());
-      }
-    }
-    function.reset();
+/// Runs `call(callable)` unless the stream has failed; what it throws poisons the stream.
+inline void run_call(StreamCore& core, void (*call)(void*), void* callable) {
+  if (core.failed.load(std::memory_order_relaxed)) return;
+  try {
+    IeeeArithmetic const arithmetic;
+    call(callable);
+  } catch (...) {
+    core.poison(std::current_exception());
   }
-  std::optional<F> function;
+}
+template <class F>
+void call_as(void* callable) {
+  (*static_cast<F*>(callable))();
+}
+
+/// A callable that may be copied as bytes, as kernels with their arguments are. They lie behind the node.
+struct alignas(std::max_align_t) BytesTask final : Task {
+  explicit BytesTask(void (*function)(void*)) : Task(run_bytes, free_bytes), call(function) {}
+
+  static Task* make(void (*function)(void*), void const* callable, std::size_t bytes) {
+    void* const memory = ::operator new(sizeof(BytesTask) + bytes);
+    std::memcpy(static_cast<std::byte*>(memory) + sizeof(BytesTask), callable, bytes);
+    return ::new (memory) BytesTask(function);
+  }
+  static void run_bytes(Task& task, StreamCore& core) {
+    auto& bytes = static_cast<BytesTask&>(task);
+    run_call(core, bytes.call, &bytes + 1);
+  }
+  static void free_bytes(Task* task) noexcept { ::operator delete(static_cast<BytesTask*>(task)); }
+
+  void (*call)(void*);
 };
 
+/// Any other callable, in memory that it leaves right after it ran or was skipped; the node stays until the queue moves
+/// on.
+template <class F>
+struct CallTask final : Task {
+  template <class G>
+  explicit CallTask(G&& call) : Task(run_and_destroy, free_task<CallTask>), function(std::forward<G>(call)) {}
+  ~CallTask() {}
+
+  static void run_and_destroy(Task& task, StreamCore& core) {
+    auto& function = static_cast<CallTask&>(task).function;
+    run_call(core, call_as<F>, &function);
+    function.~F();
+  }
+
+  union {
+    F function;
+  };
+};
+
+template <class F>
+inline constexpr bool is_bytes = std::is_trivially_copyable_v<F> && alignof(F) <= alignof(std::max_align_t);
+
 struct RecordTask final : Task {
-  RecordTask(EventState& event, std::uint32_t number) : state(event), ticket(number) {}
-  void run(StreamCore&) override {
-    state.complete(ticket);
-    state.leave();
+  RecordTask(EventState& event, std::uint32_t number)
+      : Task(reach, free_task<RecordTask>), state(event), ticket(number) {}
+  static void reach(Task& task, StreamCore&) {
+    auto& record = static_cast<RecordTask&>(task);
+    record.state.complete(record.ticket);
+    record.state.leave();
   }
   EventState& state;
   std::uint32_t ticket;
 };
 
 struct WaitTask final : Task {
-  WaitTask(EventState& event, std::uint32_t number, WaitSite where) : state(event), ticket(number), site(where) {}
-  void run(StreamCore& core) override {
-    core.await(state, ticket, site);
-    state.leave();
+  WaitTask(EventState& event, std::uint32_t number, WaitSite where)
+      : Task(await, free_task<WaitTask>), state(event), ticket(number), site(where) {}
+  static void await(Task& task, StreamCore& core) {
+    auto& wait = static_cast<WaitTask&>(task);
+    core.await(wait.state, wait.ticket, wait.site);
+    wait.state.leave();
   }
   EventState& state;
   std::uint32_t ticket;
   WaitSite site;
 };
 
-struct StopTask final : Task {
-  void run(StreamCore& core) override { core.stopping = true; }
-};
+inline Task* stop_task() {
+  return new Task([](Task&, StreamCore& core) { core.stopping = true; }, free_task<Task>);
+}
 
 }  // namespace detail
 
@@ -187,7 +244,7 @@ class Stream {
   }
   ~Stream() {
     if (core_ == nullptr || !core_->worker.joinable()) return;
-    core_->queue.push(new detail::StopTask);
+    core_->queue.push(detail::stop_task());
     core_->worker.join();
   }
 
@@ -202,7 +259,12 @@ class Stream {
       return;
     }
     core_->rethrow();
-    core_->queue.push(new detail::CallTask<std::remove_cvref_t<F>>(std::forward<F>(task)));
+    using Callable = std::remove_cvref_t<F>;
+    if constexpr (detail::is_bytes<Callable>) {
+      core_->queue.push(detail::BytesTask::make(detail::call_as<Callable>, &task, sizeof(Callable)));
+    } else {
+      core_->queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
+    }
   }
 
   /// Lets `event` stand for all work enqueued so far.
@@ -234,7 +296,7 @@ class Stream {
     Event& done = core_->finished;
     push_record(done);
     done.state_->await(done.ticket_, Backoff{Backoff::Limit::termination},
-                       [&] { return fmt::format("the host waits for stream '{}'", name()); });
+                       [&] { return formatted("the host waits for stream '{}'", name()); });
     core_->rethrow();
   }
 
@@ -259,7 +321,10 @@ class Stream {
 
   static void work(detail::StreamCore& core) {
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());
-    while (!core.stopping) core.queue.pop()->run(core);
+    while (!core.stopping) {
+      auto& task = *core.queue.pop();
+      task.run(task, core);
+    }
   }
   void push_record(Event& event) {
     auto const ticket = event.next_ticket(core_.get());

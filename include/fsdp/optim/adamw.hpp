@@ -82,7 +82,7 @@ class AdamW {
     return options;
   }
   static std::string text(AdamWOptions const& options) {
-    return fmt::format("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+    return formatted("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
                        options.beta1, options.beta2, options.eps, options.weight_decay, options.stochastic_rounding,
                        options.seed);
   }

@@ -76,10 +76,9 @@ template <class E>
     span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
                                 world * static_cast<std::int64_t>(sizeof(double)));
     std::array<char, 128> said{};
-    auto const end = fmt::format_to_n(said.begin(), said.size(), "{} to {:g}{}{}", name(options.norm), max_norm,
-                                      shards.history().text().empty() ? "" : ", ", shards.history().text())
-                         .out;
-    std::string_view const since{said.data(), static_cast<std::size_t>(end - said.begin())};
+    auto const history = shards.history().text();
+    auto const since =
+        formatted_to(said, "{} to {:g}{}{}", name(options.norm), max_norm, history.empty() ? "" : ", ", history);
     norm.ticket = shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
                                                           static_cast<std::size_t>(world),
                                                           Label{"gradient norm", "optimizer", since});

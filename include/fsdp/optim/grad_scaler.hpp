@@ -54,7 +54,7 @@ class GradScaler {
     FSDP_EXPECTS(engine.shards().norm().loss_scale == nullptr, "rank {}: the engine has a GradScaler already",
                  engine.rank());
     detail::expect_equal_texts(engine.world(),
-                               fmt::format("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
+                               formatted("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
                                            options.backoff_factor, options.growth_interval),
                                "GradScaler options");
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, sizeof(LossScale)};
@@ -130,7 +130,7 @@ class GradScaler {
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);
     detail::expect_equal_texts(engine_->world(),
-                               fmt::format("GradScaler: scale {}, {} good steps", state.scale, state.good_steps),
+                               formatted("GradScaler: scale {}, {} good steps", state.scale, state.good_steps),
                                "GradScaler state");
     engine_->device().copy_async(engine_->compute(), on_device(), &state, sizeof state);
     engine_->device().synchronize(engine_->compute());

@@ -57,7 +57,7 @@ class OptimizerState {
     auto const shards = engine.shards();
     shards.attach_optimizer();
     detail::expect_equal_texts(engine.world(),
-                               fmt::format("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
+                               formatted("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
                                "optimizer options");
     std::int64_t elements = 0;
     for (std::size_t u = 0; u < shards.size(); ++u) elements += shards[u].shard_numel();

@@ -65,7 +65,7 @@ class Sgd {
     return options;
   }
   static std::string text(SgdOptions const& options) {
-    return fmt::format("lr {}, momentum {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+    return formatted("lr {}, momentum {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
                        options.momentum, options.weight_decay, options.stochastic_rounding, options.seed);
   }
 

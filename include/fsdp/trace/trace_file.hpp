@@ -46,7 +46,7 @@ class Unpacker {
 inline std::string pack(std::vector<TraceSpan> const& spans) {
   std::string text;
   for (auto const& s : spans)
-    text += fmt::format("{} {} {} {} {} {} {}{} {}{} {}", static_cast<int>(s.kind), s.bytes, s.step, s.begin_ns,
+    text += formatted("{} {} {} {} {} {} {}{} {}{} {}", static_cast<int>(s.kind), s.bytes, s.step, s.begin_ns,
                         s.end_ns, s.unit.size(), s.unit, s.what.size(), s.what, s.pass.size(), s.pass);
   return text;
 }
@@ -93,7 +93,7 @@ std::vector<std::int64_t> clock_offsets(C& world) {
   for (int round = 0; round < rounds; ++round) {
     auto const before = steady_ns();
     static_cast<void>(world.exchange(std::string{}, "clocks"));
-    seen += fmt::format("{} {} ", before, steady_ns());
+    seen += formatted("{} {} ", before, steady_ns());
   }
   auto const texts = world.exchange(seen, "clocks");
   std::vector<std::int64_t> offsets(ranks, 0);
@@ -108,7 +108,7 @@ inline std::string json_text(std::string_view text) {
       quoted += '\\';
       quoted += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      quoted += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+      quoted += formatted("\\u{:04x}", static_cast<unsigned>(c));
     } else {
       quoted += c;
     }
@@ -118,7 +118,7 @@ inline std::string json_text(std::string_view text) {
 /// Nanoseconds as microseconds.
 inline std::string json_us(std::int64_t ns) {
   auto const size = ns < 0 ? -ns : ns;
-  return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", size / 1000, size % 1000);
+  return formatted("{}{}.{:03}", ns < 0 ? "-" : "", size / 1000, size % 1000);
 }
 
 }  // namespace detail
@@ -144,19 +144,19 @@ inline std::string chrome_trace(std::vector<std::vector<TraceSpan>> const& ranks
   std::string events;
   auto const add = [&](std::string const& event) { events += (events.empty() ? "\n" : ",\n") + event; };
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    add(fmt::format(R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":"rank {0}"}}}})", rank));
-    add(fmt::format(R"({{"name":"process_sort_index","ph":"M","pid":{0},"args":{{"sort_index":{0}}}}})", rank));
+    add(formatted(R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":"rank {}"}}}})", rank, rank));
+    add(formatted(R"({{"name":"process_sort_index","ph":"M","pid":{},"args":{{"sort_index":{}}}}})", rank, rank));
     std::array<bool, stream_names.size()> used{};
     for (auto const& span : ranks[rank]) used[static_cast<std::size_t>(span.kind)] = true;
     for (std::size_t kind = 0; kind < used.size(); ++kind) {
       if (!used[kind]) continue;
-      add(fmt::format(R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", rank, kind,
+      add(formatted(R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", rank, kind,
                       stream_names[kind]));
-      add(fmt::format(R"({{"name":"thread_sort_index","ph":"M","pid":{0},"tid":{1},"args":{{"sort_index":{1}}}}})",
-                      rank, kind));
+      add(formatted(R"({{"name":"thread_sort_index","ph":"M","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
+                      rank, kind, kind));
     }
     for (auto const& span : ranks[rank])
-      add(fmt::format(
+      add(formatted(
           R"({{"name":{},"cat":"{}","ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"unit":{},"pass":{},"step":{},"bytes":{}}}}})",
           detail::json_text(span.what + " " + span.unit),
           span.communicates() ? "communication"

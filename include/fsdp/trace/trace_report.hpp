@@ -180,7 +180,7 @@ inline OverlapReport overlap_report(std::vector<TraceSpan> const& spans, Overlap
 inline std::string summary(OverlapReport const& report) {
   double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
   auto const rest = report.exposed - report.final_reduction;
-  return fmt::format(
+  return formatted(
       "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %), of which the last "
       "reductions of backward, which nothing can hide, {:.3f} and the rest {:.3f} ({:.1f} %)",
       report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.communication * scale,
@@ -195,12 +195,12 @@ inline std::string text(OverlapReport const& report) {
   for (auto const& row : report.units) widest = std::max(widest, row.name.size());
   double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
   auto const line = [&](std::string_view label, OverlapTimes const& times) {
-    return fmt::format("{:<{}} {:>10.3f} {:>10.3f} {:>12.3f} {:>10.3f} {:>9.1f} {:>9}\n", label, widest,
+    return formatted("{:<{}} {:>10.3f} {:>10.3f} {:>12.3f} {:>10.3f} {:>9.1f} {:>9}\n", label, widest,
                        times.communication * scale, times.compute * scale, times.overlapped() * scale,
                        times.exposed * scale, times.exposed_share() * 100.0,
-                       times.slowdown > 0.0 ? fmt::format("{:.3f}", times.slowdown) : "-");
+                       times.slowdown > 0.0 ? formatted("{:.3f}", times.slowdown) : "-");
   };
-  auto table = fmt::format("{:<{}} {:>10} {:>10} {:>12} {:>10} {:>9} {:>9}\n", "ms a step", widest, "t_comm", "t_comp",
+  auto table = formatted("{:<{}} {:>10} {:>10} {:>12} {:>10} {:>9} {:>9}\n", "ms a step", widest, "t_comm", "t_comp",
                            "t_overlapped", "exposed", "exposed %", "slowdown");
   for (auto const& row : report.units) table += line(row.name, row);
   for (auto const& row : report.passes) table += line(row.name, row);

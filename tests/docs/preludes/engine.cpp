@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine with layers, an optimizer and a batch; statements stand inside a function.
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -10,6 +12,8 @@
 #include "examples/mlp/regression.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/trace/trace_file.hpp"
+#include "fsdp/trace/trace_report.hpp"
 
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;

@@ -2,6 +2,8 @@
 // Runs a trial under several settings: to the last bit alike where that is promised, and close to the reference.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <optional>

@@ -2,6 +2,8 @@
 // One rank of a trial over an engine. Drivers see Trainer alone, whatever the strategy: engines are compiled once.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -125,7 +125,7 @@ class TcpGroup {
   TcpGroup split(int color, int key, std::string_view name) {
     auto const own_host = reachable_address();
     auto const what = comm::split_of(name);
-    auto const wishes = exchange(fmt::format("{} {} {}", color, key, own_host), what);
+    auto const wishes = exchange(formatted("{} {} {}", color, key, own_host), what);
     std::vector<std::pair<int, int>> members;  // key, rank
     for (int rank = 0; rank < size_; ++rank) {
       auto const wish = words(wishes[static_cast<std::size_t>(rank)]);
@@ -139,7 +139,7 @@ class TcpGroup {
     std::string const host = is_loopback(own_host) ? words(wishes[0])[2] : own_host;
     Socket const listener = hosts ? listen_on(host, 0) : Socket();
     std::uint64_t const token = hosts ? std::random_device{}() + std::uint64_t{1} : 0;
-    auto const doors = exchange(hosts ? fmt::format("{} {} {}", listener.local_port(), token, host) : "", what);
+    auto const doors = exchange(hosts ? formatted("{} {} {}", listener.local_port(), token, host) : "", what);
     if (group.size_ == 1) return group;
     if (hosts) {
       group.gather_peers(listener, token);
@@ -188,7 +188,7 @@ class TcpGroup {
     }
     return address;
   }
-  static std::string rank_name(int rank) { return fmt::format("rank {}", rank); }
+  static std::string rank_name(int rank) { return formatted("rank {}", rank); }
   Socket& peer(int rank) { return peers_[static_cast<std::size_t>(rank - 1)]; }
 
   /// Rank 0: waits for every other rank, then tells all of them that the group stands, or why it does not.
@@ -201,7 +201,7 @@ class TcpGroup {
       if (!socket) {
         std::string missing;
         for (int rank = 1; rank < size_; ++rank)
-          if (!peer(rank)) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
+          if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
         fail<PeerError>("rank 0 of {}: these ranks did not arrive in {} s: {}", size_,
                         std::chrono::duration<double>(timeout_).count(), missing);
       }
@@ -215,10 +215,10 @@ class TcpGroup {
       }
       if (!hello.same_kind(expected)) continue;
       if (hello.size != size_ || hello.rank < 1 || hello.rank >= size_) {
-        verdict = fmt::format("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_,
+        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_,
                               hello.rank, hello.size);
       } else if (peer(hello.rank)) {
-        verdict = fmt::format("two processes say that they are rank {} of {}", hello.rank, size_);
+        verdict = formatted("two processes say that they are rank {} of {}", hello.rank, size_);
       } else {
         peer(hello.rank) = std::move(socket);
         ++arrived;

@@ -44,9 +44,9 @@ struct CallNote {
 
   std::string text() const {
     std::string_view const in_pass = pass.data();
-    if ((place & 1) != 0) return fmt::format("exchange of '{}' on '{}'", unit.data(), communicator.data());
-    return fmt::format("{} of unit '{}'{} on '{}'", operation.data(), unit.data(),
-                       in_pass.empty() ? "" : fmt::format(" ({})", in_pass), communicator.data());
+    if ((place & 1) != 0) return formatted("exchange of '{}' on '{}'", unit.data(), communicator.data());
+    return formatted("{} of unit '{}'{} on '{}'", operation.data(), unit.data(),
+                       in_pass.empty() ? "" : formatted(" ({})", in_pass), communicator.data());
   }
 };
 

@@ -46,11 +46,11 @@ static_assert(std::is_trivially_copyable_v<Text> && sizeof(Text) == 64);
 
 /// " after WHAT", for messages, where a label says so.
 inline std::string after(std::string_view what) {
-  return what.empty() ? std::string{} : fmt::format(" after {}", what);
+  return what.empty() ? std::string{} : formatted(" after {}", what);
 }
 
 /// What a split exchanges, for the comparison: the name of the groups that it makes.
-inline std::string split_of(std::string_view name) { return fmt::format("split '{}'", name); }
+inline std::string split_of(std::string_view name) { return formatted("split '{}'", name); }
 
 /// Compares what ranks exchange. All ranks see the same labels, so all throw or none.
 /// @param what_of  the label of a rank's exchange, as Text; `name_of` the number that messages give the rank

@@ -51,10 +51,10 @@ struct Request {
            in_place == other.in_place && unit == other.unit && since == other.since;
   }
   std::string describe() const {
-    auto const form = operation == Operation::broadcast ? fmt::format(" from rank {}", root)
+    auto const form = operation == Operation::broadcast ? formatted(" from rank {}", root)
                       : in_place                        ? std::string{" in place"}
                                                         : std::string{};
-    return fmt::format("{}{} of {} {} for unit '{}' ({}){}", name(operation), form, count, fsdp::name(dtype),
+    return formatted("{}{} of {} {} for unit '{}' ({}){}", name(operation), form, count, fsdp::name(dtype),
                        unit.view(), pass.view(), comm::after(since.view()));
   }
 };
@@ -157,7 +157,7 @@ class Group {
       if (seen == all) return;
       throw_if_poisoned(rank);
       backoff.pause(entered_, seen, sleepers_, [&] {
-        return fmt::format("rank {} has seen {} of {} ranks enter their group", world_rank(rank), seen, all);
+        return formatted("rank {} has seen {} of {} ranks enter their group", world_rank(rank), seen, all);
       });
     }
   }
@@ -188,7 +188,7 @@ class Group {
                         left == Published<D>::left_by_exception ? " after an exception" : "");
       }
       backoff.pause(from.changes, seen, from.sleepers, [&] {
-        return fmt::format("rank {}: {}: rank {} does not come", world_rank(rank), describe(), world_rank(peer));
+        return formatted("rank {}: {}: rank {} does not come", world_rank(rank), describe(), world_rank(peer));
       });
     }
   }

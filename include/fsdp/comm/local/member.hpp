@@ -100,7 +100,7 @@ class Member {
     for_peers([&](int peer) {
       auto& from = group_->published(peer);
       group_->await(rank_, peer, &Published<D>::exchanged, number, call,
-                    [&] { return fmt::format("waits in the exchange of '{}' on '{}'", what, group_->name()); });
+                    [&] { return formatted("waits in the exchange of '{}' on '{}'", what, group_->name()); });
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
       whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
@@ -163,7 +163,7 @@ class Member {
   void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
              std::uint64_t call) const {
     group_->await(rank_, peer, what, sequence, call, [&] {
-      return fmt::format("waits in collective {} of '{}', {}", sequence, group_->name(),
+      return formatted("waits in collective {} of '{}', {}", sequence, group_->name(),
                          group_->published(rank_).entry(sequence).request.describe());
     });
   }

@@ -83,7 +83,7 @@ class WaitGraph {
     for (std::size_t i = 0; i < circle.size(); ++i) {
       auto const& caller = at(circle[i]);
       auto const note = caller.notes.read(caller.announced.load(std::memory_order_relaxed));
-      text += fmt::format("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", circle[i],
+      text += formatted("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", circle[i],
                           note ? note->text() : "another call", circle[(i + 1) % circle.size()]);
     }
     return text;

@@ -71,7 +71,7 @@ class CallLog {
 
   static std::uint32_t id_of(std::vector<int> const& world_ranks) {
     std::string text;
-    for (auto const rank : world_ranks) text += fmt::format("{} ", rank);
+    for (auto const rank : world_ranks) text += formatted("{} ", rank);
     return static_cast<std::uint32_t>(comm::hash_of(text) >> 32) | 1;
   }
 
@@ -114,14 +114,14 @@ struct Contradiction {
   std::string text(int rank, int peer) const {
     if (peer < rank) return Contradiction{theirs, mine}.text(peer, rank);
     if (mine.note.place != theirs.note.place)
-      return fmt::format("ranks disagree about the order of their calls: rank {} comes to {}, rank {} to {}", rank,
+      return formatted("ranks disagree about the order of their calls: rank {} comes to {}, rank {} to {}", rank,
                          mine.note.text(), peer, theirs.note.text());
     auto ours = mine.number, others = theirs.number;
     for (auto const& count : mine.counts) {
       auto const their_count = theirs.calls_of(count.set).value_or(count.calls);
       if (count.set != 0 && count.calls != their_count) ours = count.calls, others = their_count;
     }
-    return fmt::format(
+    return formatted(
         "ranks disagree about the order of their calls: rank {} comes to {} after {} calls among ranks that both "
         "belong "
         "to, rank {} after {}: one of them has made a call that the other has not",
@@ -223,7 +223,7 @@ class CallBook {
       if (log->id() != call.set) continue;
       for (auto number = call.number - std::min<std::uint32_t>(call.number, 6); ++number < call.number;)
         if (auto const earlier = log->own().read(number))
-          text += fmt::format("{}{}", text.empty() ? "" : ", ", earlier->note.text());
+          text += formatted("{}{}", text.empty() ? "" : ", ", earlier->note.text());
     }
     return text;
   }

@@ -62,7 +62,7 @@ class Collectives {
   /// The call will not be run, because its stream has failed: peers are told.
   void drop(Call const& call) noexcept {
     try {
-      group_.fail_all(fmt::format("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
+      group_.fail_all(formatted("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
                                   call.header.text()));
     } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
     }
@@ -127,7 +127,7 @@ class Collectives {
         group_.expect_one_order(group_.note_of(awaited_.scene), call.header.numbers, other.numbers, rank);
         continue;
       }
-      auto const text = fmt::format("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence,
+      auto const text = formatted("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence,
                                     group_.world_rank_of(0), first.text(), group_.world_rank_of(rank), other.text());
       group_.fail_order(text);
       fail<OrderError>("rank {}: {}", group_.own_world_rank(), text);

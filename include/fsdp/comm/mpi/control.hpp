@@ -52,8 +52,8 @@ struct Header {
            since_hash == other.since_hash && root == other.root && operation == other.operation && type == other.type;
   }
   std::string text() const {
-    auto const to = operation == Operation::broadcast ? fmt::format(" from rank {}", root) : std::string{};
-    return fmt::format("{} of unit '{}' ({}, {} x {}{}){}", name(operation), static_cast<char const*>(unit),
+    auto const to = operation == Operation::broadcast ? formatted(" from rank {}", root) : std::string{};
+    return formatted("{} of unit '{}' ({}, {} x {}{}){}", name(operation), static_cast<char const*>(unit),
                        static_cast<char const*>(pass), count, fsdp::name(type), to, comm::after(since));
   }
 };

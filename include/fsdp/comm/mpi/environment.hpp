@@ -62,9 +62,9 @@ inline int world_rank() {
       what = "an exception that is not a std::exception";
     }
   }
-  auto const prefix = fmt::format("rank {}: ", world_rank());
+  auto const prefix = formatted("rank {}: ", world_rank());
   std::fflush(nullptr);
-  write_error(fmt::format("{}{}\n", what.starts_with(prefix) ? "" : prefix, what));
+  write_error(formatted("{}{}\n", what.starts_with(prefix) ? "" : prefix, what));
   end_run(EXIT_FAILURE);
 }
 

@@ -92,7 +92,7 @@ class Group : public Peers {
     exchange({}, comm::split_of(name));  // a deadline for ranks that never come, which MPI_Comm_split has not
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(comm_, color, key, &part), "MPI_Comm_split");
-    auto const id = comm::hash_of(fmt::format("{} {} {}", id_, ++splits_, color));
+    auto const id = comm::hash_of(formatted("{} {} {}", id_, ++splits_, color));
     return std::make_shared<Group>(part, nodes_, family_, id, name, lineage_, options_);
   }
 
@@ -143,7 +143,7 @@ class Group : public Peers {
   void meet() {
     auto const room = [](CallBook const& book) { return book.has_room() ? "room" : "full"; };
     auto const texts =
-        exchange(fmt::format("{} {} {}", own_world_rank(), options_.ranks_per_node, room(family_->calls())),
+        exchange(formatted("{} {} {}", own_world_rank(), options_.ranks_per_node, room(family_->calls())),
                  "ranks of a new group");
     world_ranks_.clear();
     bool all_have_room = true;

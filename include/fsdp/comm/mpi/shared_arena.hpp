@@ -193,10 +193,10 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   bool const leader = place == 0;
   auto const id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
   std::string const directory = shared_directory();
-  std::string path = fmt::format("{}/fsdp-{:x}-{:08x}", directory, id, std::random_device{}());
+  std::string path = formatted("{}/fsdp-{:x}-{:08x}", directory, id, std::random_device{}());
   SharedFile file;
   int error = leader && members.size() > 1 ? file.create(path) : 0;
-  std::vector<std::string> const offers = exchange(fmt::format("{} {} {}", bytes, id, path));
+  std::vector<std::string> const offers = exchange(formatted("{} {} {}", bytes, id, path));
   auto const offered_bytes = [&](int member) {
     return static_cast<std::size_t>(std::strtoull(offers[static_cast<std::size_t>(member)].c_str(), nullptr, 10));
   };

@@ -84,7 +84,7 @@ inline void write_error(std::string_view text) {
 inline std::string list_of(std::vector<int> const& ranks) {
   if (ranks.empty()) return "unknown";
   std::string text;
-  for (auto const rank : ranks) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
+  for (auto const rank : ranks) text += formatted("{}{}", text.empty() ? "" : ", ", rank);
   return text;
 }
 
@@ -126,9 +126,9 @@ void wait_until(Scene const& scene, std::chrono::milliseconds timeout, Done&& do
     bool const terminated = host::termination_requested();
     auto const elapsed = std::chrono::steady_clock::now() - since;
     if (terminated || elapsed > timeout) {
-      std::string const unit = scene.unit.empty() ? "" : fmt::format(" of unit {}", scene.unit);
-      std::string const pass = scene.pass.empty() ? "" : fmt::format(" ({})", scene.pass);
-      write_error(fmt::format("rank {}: waiting in {}{}{} since {:.1f} s; missing ranks: {}; {}\n", scene.rank,
+      std::string const unit = scene.unit.empty() ? "" : formatted(" of unit {}", scene.unit);
+      std::string const pass = scene.pass.empty() ? "" : formatted(" ({})", scene.pass);
+      write_error(formatted("rank {}: waiting in {}{}{} since {:.1f} s; missing ranks: {}; {}\n", scene.rank,
                               scene.operation, unit, pass, std::chrono::duration<double>(elapsed).count(),
                               list_of(missing()), terminated ? "asked to terminate" : "giving up"));
       end_run(exit_missing_peer);

@@ -95,7 +95,7 @@ struct State {
   State(cuda::Device where, int place, int ranks, Options const& settings)
       : device(where), rank(place), size(ranks), options(settings), exceptions(std::uncaught_exceptions()) {
     if (size > 1)
-      watch = std::make_unique<Watch>(fmt::format("rank {} of {} (cuda:{})", rank, size, device.ordinal()),
+      watch = std::make_unique<Watch>(formatted("rank {} of {} (cuda:{})", rank, size, device.ordinal()),
                                       device.ordinal(), options.timeout);
   }
   State(State const&) = delete;

@@ -195,19 +195,19 @@ class Watch {
   }
 
   std::string describe(Scene const& scene, Clock::duration waited) const {
-    auto text = fmt::format("{}: waiting in {}", who_, scene.operation);
-    if (scene.sequence != 0) text += fmt::format(" {}", scene.sequence);
-    if (!scene.label.unit.empty()) text += fmt::format(" of unit '{}'", scene.label.unit);
-    if (!scene.label.pass.empty()) text += fmt::format(" ({})", scene.label.pass);
-    if (!scene.type.empty()) text += fmt::format(", {} {} elements", scene.count, scene.type);
+    auto text = formatted("{}: waiting in {}", who_, scene.operation);
+    if (scene.sequence != 0) text += formatted(" {}", scene.sequence);
+    if (!scene.label.unit.empty()) text += formatted(" of unit '{}'", scene.label.unit);
+    if (!scene.label.pass.empty()) text += formatted(" ({})", scene.label.pass);
+    if (!scene.type.empty()) text += formatted(", {} {} elements", scene.count, scene.type);
     auto const seconds = std::chrono::duration<double>(waited).count();
     auto const since = std::chrono::system_clock::to_time_t(
         std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
     std::tm utc{};
     ::gmtime_r(&since, &utc);
-    text += fmt::format(", for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", seconds, utc.tm_year + 1900,
+    text += formatted(", for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", seconds, utc.tm_year + 1900,
                         utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
-    if (pending_.size() > 1) text += fmt::format("; {} collectives are enqueued", pending_.size());
+    if (pending_.size() > 1) text += formatted("; {} collectives are enqueued", pending_.size());
     return text;
   }
 
@@ -220,7 +220,7 @@ class Watch {
       char const* const last = ncclGetLastError(comm_);
       auto const where =
           pending_.empty() ? who_ : describe(pending_.front().scene, Clock::now() - pending_.front().since);
-      return fmt::format("{}: NCCL reports: {}; {}", where, ncclGetErrorString(error), last == nullptr ? "" : last);
+      return formatted("{}: NCCL reports: {}; {}", where, ncclGetErrorString(error), last == nullptr ? "" : last);
     }
     bool const sigterm = host::termination_requested();
     auto const now = Clock::now();

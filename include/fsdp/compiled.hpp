@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the program links fsdp::compiled, which has compiled much of the library: see [Note: Compiled once].
+#pragma once
+
+// Set by CMake's targets, to the same in all files of a program.
+#if !defined(FSDP_COMPILED)
+#define FSDP_COMPILED 0  ///< 1: the program links fsdp::compiled
+#endif
+#if !defined(FSDP_COMPILED_MPI)
+#define FSDP_COMPILED_MPI 0  ///< 1: and fsdp::compiled_mpi
+#endif
+
+/// Before the definition of a function that fsdp::compiled has, and that headers define for everybody else.
+#if FSDP_COMPILED
+#define FSDP_BODY
+#else
+#define FSDP_BODY inline
+#endif

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fsdp::compiled has compiled: of a communicator, and of the engines over it.
+//
+// [Note: Compiled once] Every file that includes the engine compiles it for itself. In a program that links
+// fsdp::compiled they see `extern template` instead for what the library has: ranks as threads or as MPI processes on
+// the host, in fp32. Other combinations are compiled as without it. Modules are the user's, and what depends on their
+// types stays in their files.
+#pragma once
+
+#include <cstddef>
+
+#include "fsdp/fsdp.hpp"
+
+/// A communicator and its collectives of what an fp32 engine sends.
+/// @param how  `extern template` or `template`
+/// @param C    the communicator
+#define FSDP_COMMUNICATOR_INSTANCES(how, C)                                                \
+  how class C;                                                                             \
+  how ::fsdp::Ticket C::all_gather(Stream&, float const*, float*, std::size_t, Label);     \
+  how ::fsdp::Ticket C::reduce_scatter(Stream&, float const*, float*, std::size_t, Label); \
+  how ::fsdp::Ticket C::all_reduce(Stream&, float const*, float*, std::size_t, Label);     \
+  how ::fsdp::Ticket C::all_reduce(Stream&, double const*, double*, std::size_t, Label);   \
+  how ::fsdp::Ticket C::broadcast(Stream&, float*, std::size_t, int, Label);
+
+/// What engines on a device consist of, whatever moves their data.
+/// @param D  the device
+/// @param P  the precision
+#define FSDP_DEVICE_INSTANCES(how, D, P) \
+  how class FlatParam<D, P>;             \
+  how class Declaration<D, P>;           \
+  how class TraceHook<D>;                \
+  how class Tracer<D>;                   \
+  how class BufferPool<D>;
+
+/// Engines over a communicator, and their optimizers.
+#define FSDP_ENGINE_INSTANCES(how, C, P)                                        \
+  how class Mesh<C>;                                                            \
+  how class ShardStorage<C, P>;                                                 \
+  how class Unsharder<C, P>;                                                    \
+  how class Reducer<C, P>;                                                      \
+  how class Passes<C, P>;                                                       \
+  how struct detail::EngineCore<C, P>;                                          \
+  how class Engine<C, P>;                                                       \
+  how class Shards<Engine<C, P>>;                                               \
+  how class AdoptedUnit<Engine<C, P>>;                                          \
+  how class GradNorm<Engine<C, P>>;                                             \
+  how GradNorm<Engine<C, P>> clip_grad_norm(Engine<C, P>&, float, ClipOptions); \
+  how class OptimizerState<Engine<C, P>, float>;                                \
+  how class AdamW<Engine<C, P>, float>;                                         \
+  how class Sgd<Engine<C, P>>;

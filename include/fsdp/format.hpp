@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Texts of messages: fmt's replacement fields, behind two functions whose bodies are compiled once.
+//
+// fmt's own functions are templates over all types of a call, and a file that includes the engine has a hundred calls.
+// Here arguments become values of one type first. Fields are checked against the arguments when they are compiled.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "fsdp/compiled.hpp"
+
+namespace fsdp {
+
+/// An argument of a message: a text, a character, a number or a bool. Refers to a text; lives as long as the call.
+class FormatArgument {
+ public:
+  enum class Kind : unsigned char { text, character, whole, natural, single_precision, double_precision, truth };
+
+  FormatArgument(std::string_view value) : kind_(Kind::text), text_(value) {}
+  FormatArgument(std::string const& value) : FormatArgument(std::string_view(value)) {}
+  FormatArgument(char const* value) : FormatArgument(std::string_view(value)) {}
+  FormatArgument(int value) : FormatArgument(static_cast<long long>(value)) {}
+  FormatArgument(long value) : FormatArgument(static_cast<long long>(value)) {}
+  FormatArgument(long long value) : kind_(Kind::whole), whole_(value) {}
+  FormatArgument(unsigned value) : FormatArgument(static_cast<unsigned long long>(value)) {}
+  FormatArgument(unsigned long value) : FormatArgument(static_cast<unsigned long long>(value)) {}
+  FormatArgument(unsigned long long value) : kind_(Kind::natural), natural_(value) {}
+  FormatArgument(float value) : kind_(Kind::single_precision), single_(value) {}
+  FormatArgument(double value) : kind_(Kind::double_precision), double_(value) {}
+  FormatArgument(bool value) : kind_(Kind::truth), truth_(value) {}
+  FormatArgument(char value) : kind_(Kind::character), character_(value) {}
+  FormatArgument(void const*) = delete;
+
+  Kind kind() const { return kind_; }
+  std::string_view text() const { return text_; }
+  char character() const { return character_; }
+  long long whole() const { return kind_ == Kind::natural ? static_cast<long long>(natural_) : whole_; }
+  unsigned long long natural() const { return natural_; }
+  float single() const { return single_; }
+  double real() const { return double_; }
+  bool truth() const { return truth_; }
+
+ private:
+  Kind kind_;
+  union {
+    std::string_view text_;
+    char character_;
+    long long whole_;
+    unsigned long long natural_;
+    float single_;
+    double double_;
+    bool truth_;
+  };
+};
+
+namespace detail {
+
+/// What a field's specification may ask of an argument.
+enum class FormatKind : unsigned char { text, whole, real, truth };
+
+/// The kinds of up to 32 arguments, two bits each.
+using FormatKinds = std::uint64_t;
+
+template <class T>
+constexpr FormatKind format_kind() {
+  if constexpr (std::is_same_v<T, bool>) return FormatKind::truth;
+  else if constexpr (std::is_floating_point_v<T>) return FormatKind::real;
+  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, char>) return FormatKind::whole;
+  else return FormatKind::text;
+}
+template <class... T>
+constexpr FormatKinds format_kinds() {
+  FormatKinds kinds = 0;
+  unsigned shift = 0;
+  ((kinds |= static_cast<FormatKinds>(format_kind<T>()) << shift, shift += 2), ...);
+  return kinds;
+}
+
+// Not constant expressions: where a text and its arguments do not fit, the compiler's error names one of them.
+void format_text_has_a_stray_brace();
+void format_text_and_arguments_differ_in_number();
+void format_field_does_not_suit_its_argument();
+
+/// Checks the fields of `text`, {} or {:specification}, against `count` arguments. A width may be a field itself.
+constexpr void check_format(std::string_view text, std::size_t count, FormatKinds kinds) {
+  std::size_t taken = 0;
+  auto const take = [&] { return static_cast<FormatKind>(kinds >> (2 * taken++) & 3); };
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] != '{' && text[at] != '}') continue;
+    if (at + 1 < text.size() && text[at + 1] == text[at]) {
+      ++at;
+      continue;
+    }
+    auto const kind = take();
+    if (text[at++] == '}' || at == text.size() || (text[at] != '}' && text[at] != ':')) format_text_has_a_stray_brace();
+    char type = ':';
+    for (; at < text.size() && text[at] != '}'; ++at) {
+      type = text[at];
+      if (type != '{') continue;
+      if (take() != FormatKind::whole) format_field_does_not_suit_its_argument();
+      ++at;
+    }
+    if (at >= text.size()) format_text_has_a_stray_brace();
+    bool const real = type == 'e' || type == 'f' || type == 'g';
+    bool const whole = type == 'd' || type == 'x';
+    if ((real && kind != FormatKind::real) || (whole && kind != FormatKind::whole))
+      format_field_does_not_suit_its_argument();
+  }
+  if (taken != count) format_text_and_arguments_differ_in_number();
+}
+
+/// The text of a message, checked against the arguments of its call.
+template <std::size_t count, FormatKinds kinds>
+class FormatText {
+ public:
+  consteval FormatText(char const* text) : text_(text) { check_format(text_, count, kinds); }
+  std::string_view view() const { return text_; }
+
+ private:
+  std::string_view text_;
+};
+template <class... Args>
+using FormatTextOf = std::type_identity_t<FormatText<sizeof...(Args), format_kinds<Args...>()>>;
+
+/// formatted() and formatted_to(); the latter returns the length of the whole text.
+std::string format_arguments(std::string_view text, FormatArgument const* arguments);
+std::size_t format_arguments_to(std::span<char> out, std::string_view text, FormatArgument const* arguments);
+
+}  // namespace detail
+
+/// `text` with its fields {} and {:specification} replaced by the arguments; specifications are fmt's.
+template <class... Args>
+std::string formatted(detail::FormatTextOf<Args...> text, Args const&... args) {
+  FormatArgument const arguments[]{args..., 0};
+  return detail::format_arguments(text.view(), arguments);
+}
+
+/// The same, without allocation, cut to the room in `out`. @return what was written there
+template <class... Args>
+std::string_view formatted_to(std::span<char> out, detail::FormatTextOf<Args...> text, Args const&... args) {
+  FormatArgument const arguments[]{args..., 0};
+  auto const size = detail::format_arguments_to(out, text.view(), arguments);
+  return {out.data(), size < out.size() ? size : out.size()};
+}
+
+}  // namespace fsdp
+
+#if !FSDP_COMPILED
+#include "fsdp/format_body.hpp"
+#endif

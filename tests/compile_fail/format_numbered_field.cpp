@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fields take the arguments in order.
+// expect: format_text_has_a_stray_brace
+#include "fsdp/format.hpp"
+
+#ifdef CONTROL
+std::string text() { return fsdp::formatted("{} {{}}", 1); }
+#else
+std::string text() { return fsdp::formatted("{0}", 1); }
+#endif
