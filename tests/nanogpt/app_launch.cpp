@@ -3,6 +3,8 @@
 // skip-tsan
 #include "launch.cpp"  // NOLINT: tests what the program is made of
 
+#include <fmt/format.h>
+
 #include <string>
 #include <utility>
 #include <vector>

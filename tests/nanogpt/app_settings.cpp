@@ -5,9 +5,10 @@
 
 #include "metrics.cpp"  // NOLINT
 
-#include <unistd.h>
+#include <fmt/format.h>
 #include <regex>
 #include <string>
+#include <unistd.h>
 
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
