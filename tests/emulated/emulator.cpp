@@ -22,7 +22,7 @@ using Tile = nanogpt::tile::Tile<emulated::Lanes>;
 
 namespace {
 
-constexpr SyncSite first{2000}, second{2001}, unused{2999};
+constexpr SyncSite first{"first", 1}, second{"second", 2}, unused{"unused", 3};
 
 /// Text of the Failure that a launch ends with; "" where it does not.
 template <class Kernel, class... Args>
@@ -103,6 +103,48 @@ TEST_CASE("a missing trailing barrier is caught by the greedy schedules alone", 
     bool const greedy = schedule == Schedule::greedy_forward || schedule == Schedule::greedy_reverse;
     if (schedule != Schedule::shuffled) CHECK((out != right) == greedy);
   }
+}
+
+namespace {
+
+template <class Block>
+void wait_for_caller(Block const& block, SyncSite site) {
+  block.sync_warp(site);
+}
+
+/// Barriers at places of their own, a function that has its caller's, and two reductions.
+struct Places {
+  static constexpr int line = __LINE__;
+  template <class Block>
+  void operator()(Block const& block, std::int64_t, float const* x) const {
+    for (int i = 0; i < 3; ++i) block.sync();
+    block.sync_warp();
+    wait_for_caller(block, SyncSite::here());
+    wait_for_caller(block, SyncSite::here());
+    for (int i = 0; i < 2; ++i) {
+      static_cast<void>(block.sum(
+          1, [](float v) { return v; }, x));
+    }
+    static_cast<void>(block.max(
+        1, [](float v) { return v; }, x));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a barrier has the place of its call, or of its caller's", "[emulated]") {
+  emulated::Sites met;
+  float const x = 1.0f;
+  emulated::launch<Places>(Options{.met = &met}, 2, &x);
+  std::vector<int> own, of_library;
+  for (auto const& site : met) {
+    bool const here = contains(site.file, "emulated/emulator.cpp");
+    if (!here) CHECK(contains(site.file, "fsdp/cuda/reduction.hpp"));
+    (here ? own : of_library).push_back(site.line);
+  }
+  int const line = Places::line;
+  CHECK(own == std::vector<int>{line + 3, line + 4, line + 5, line + 6});
+  CHECK(of_library.size() == 2);
 }
 
 namespace {
@@ -245,6 +287,13 @@ struct TwoBarriers {
     block.sync(block.thread() < 32 ? first : second);
   }
 };
+struct TwoWarpBarriers {
+  static constexpr int threads = 32;
+  template <class Block>
+  void operator()(Block const& block, std::int64_t) const {
+    block.sync_warp(block.thread() < 7 ? SyncSite{"first", 1} : SyncSite{"second", 1});
+  }
+};
 struct HalfShuffle {
   static constexpr int threads = 32;
   template <class Block>
@@ -286,14 +335,17 @@ TEST_CASE("what cannot go on ends with words, and leaves the emulator usable", "
     CAPTURE(emulated::name(schedule));
     int out = 0;
     auto const half = failure<HalfBarrier>(schedule);
-    CHECK(contains(half, "40 threads at barrier 2000"));
+    CHECK(contains(half, "40 threads at barrier first:1"));
     CHECK(contains(half, "24 threads done"));
     auto const two = failure<TwoBarriers>(schedule);
-    CHECK(contains(two, "2000"));
-    CHECK(contains(two, "2001"));
+    CHECK(contains(two, "first:1"));
+    CHECK(contains(two, "second:2"));
+    auto const warp = failure<TwoWarpBarriers>(schedule);
+    CHECK(contains(warp, "sync_warp (first:1)"));
+    CHECK(contains(warp, "sync_warp (second:1)"));
     CHECK(contains(failure<HalfShuffle>(schedule, &out), "16 threads in shuffle_xor"));
     CHECK(contains(failure<MixedShuffles>(schedule, &out), "shuffle_xor (1)"));
-    CHECK(contains(failure<ShuffleAndBarrier>(schedule, &out), "1 threads at barrier 2000"));
+    CHECK(contains(failure<ShuffleAndBarrier>(schedule, &out), "1 threads at barrier first:1"));
     CHECK_THROWS_WITH(emulated::launch<Throws>(Options{.schedule = schedule}, 1), "thread 77");
     std::vector<int> good(128);
     emulated::launch<Rotate>(Options{.schedule = schedule}, 1, 1, good.data());

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every numbered barrier is needed: a kernel that runs without it gives another result, or cannot go on.
+// Every barrier is needed: a kernel that runs without it gives another result, or cannot go on.
 // skip-sanitizers
+#include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "examples/nanogpt/row_kernels.hpp"
@@ -39,7 +47,10 @@ Doubles layer_norm_gradient(Device const& device) {
   nanogpt::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
                                static_cast<float const*>(nullptr), dx.data(), weight_gradient.data(),
                                bias_gradient.data(), rows, columns, partials.data());
-  return Doubles(dx.begin(), dx.end());
+  Doubles all(dx.begin(), dx.end());
+  all.insert(all.end(), weight_gradient.begin(), weight_gradient.end());
+  all.insert(all.end(), bias_gradient.begin(), bias_gradient.end());
+  return all;
 }
 
 Doubles bias_gradient(Device const& device) {
@@ -82,92 +93,167 @@ Doubles flash_attention(Device const& device) {
   return all;
 }
 
-/// What runs without a barrier to show that it is needed.
-struct Entry {
-  SyncSite site;
-  std::function<Doubles(Device const&)> run;
+/// Kernels that pass barriers, and what they compute.
+struct Run {
+  std::string_view name;
+  std::function<Doubles(Device const&)> results;
 };
-std::vector<Entry> const entries{
-    {SyncSite::reduction_slots_free, layer_norm},
-    {SyncSite::reduction_slots_written, layer_norm},
-    {nanogpt::site::partials_exchanged, bias_gradient},
-    {nanogpt::site::logits_gradient_written, cross_entropy},
-    {nanogpt::site::layer_norm_sums, layer_norm_gradient},
-    {nanogpt::site::flash_forward_first, flash_attention<64>},
-    {nanogpt::site::flash_forward_next, flash_attention<64>},
-    {nanogpt::site::flash_forward_staged, flash_attention<64>},
-    {nanogpt::site::flash_queries_first, flash_attention<64>},
-    {nanogpt::site::flash_queries_next, flash_attention<64>},
-    {nanogpt::site::flash_queries_staged, flash_attention<64>},
-    {nanogpt::site::flash_keys_first, flash_attention<64>},
-    {nanogpt::site::flash_keys_next, flash_attention<64>},
-    {nanogpt::site::flash_keys_staged, flash_attention<64>},
-    {nanogpt::site::flash_values_staged, flash_attention<64>},
-    {nanogpt::site::flash_forward_first, flash_attention<128>},
-    {nanogpt::site::flash_forward_next, flash_attention<128>},
-    {nanogpt::site::flash_forward_staged, flash_attention<128>},
-    {nanogpt::site::flash_queries_first, flash_attention<128>},
-    {nanogpt::site::flash_queries_next, flash_attention<128>},
-    {nanogpt::site::flash_queries_staged, flash_attention<128>},
-    {nanogpt::site::flash_keys_first, flash_attention<128>},
-    {nanogpt::site::flash_keys_next, flash_attention<128>},
-    {nanogpt::site::flash_keys_staged, flash_attention<128>},
-    {nanogpt::site::flash_values_staged, flash_attention<128>},
+std::vector<Run> const runs{
+    {"layer_norm", layer_norm},
+    {"layer_norm_gradient", layer_norm_gradient},
+    {"bias_gradient", bias_gradient},
+    {"cross_entropy", cross_entropy},
+    {"flash_attention<64>", flash_attention<64>},
+    {"flash_attention<128>", flash_attention<128>},
 };
 
 bool same(Doubles const& a, Doubles const& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-std::vector<fsdp::NamedSyncSite> all_sites() {
-  std::vector<fsdp::NamedSyncSite> sites(fsdp::sync_sites.begin(), fsdp::sync_sites.end());
-  sites.insert(sites.end(), nanogpt::sync_sites.begin(), nanogpt::sync_sites.end());
-  return sites;
+/// Places of the barriers that a run comes to, and those that it does as well without.
+struct Outcome {
+  Sites met, not_missed;
+};
+
+/// Drops the barriers of each place that a run comes to, one place at a time, under every schedule until it is missed.
+Outcome drop_each(Run const& run) {
+  constexpr std::array order{Schedule::greedy_forward, Schedule::greedy_reverse, Schedule::forward, Schedule::reverse,
+                             Schedule::shuffled};
+  static_assert(order.size() == schedules.size());
+  Outcome outcome;
+  auto const right = run.results(Device{});
+  for (auto const schedule : order) {
+    CAPTURE(run.name, name(schedule));
+    Device device;
+    device.options.schedule = schedule;
+    device.options.met = &outcome.met;
+    REQUIRE(same(run.results(device), right));
+  }
+  for (auto const& site : outcome.met) {
+    CAPTURE(run.name, text(site));
+    bool missed = false;
+    for (auto const schedule : order) {
+      Device device;
+      device.options.schedule = schedule;
+      device.options.drop = site;
+      std::int64_t dropped = 0;
+      device.options.dropped = &dropped;
+      try {
+        missed = !same(run.results(device), right);
+      } catch (Failure const&) {
+        missed = true;
+      }
+      CHECK(dropped > 0);
+      if (missed) break;
+    }
+    if (!missed) outcome.not_missed.insert(site);
+  }
+  return outcome;
 }
+
+/// Barriers in a line of a source: calls without an argument, and callers that pass their own place on. A place that is
+/// a default argument, or a parameter that is passed on, is none.
+std::int64_t barriers_in(std::string_view line) {
+  line = line.substr(0, line.find("//"));
+  std::int64_t count = 0;
+  for (std::string_view const call : {"sync()", "sync_warp()", "SyncSite::here()"}) {
+    for (auto at = line.find(call); at != line.npos; at = line.find(call, at + 1)) {
+      auto before = line.substr(0, at);
+      if (before.ends_with("fsdp::")) before.remove_suffix(6);
+      bool const other_name = !before.empty() && (std::isalnum(before.back()) != 0 || before.back() == '_');
+      if (!other_name && !before.ends_with("= ")) ++count;
+    }
+  }
+  return count;
+}
+
+/// Barriers in every source of the library and of the examples that has any; a path begins below include/ or examples/.
+std::map<std::string, std::int64_t> barriers_in_sources() {
+  namespace fs = std::filesystem;
+  auto const root = fs::absolute(fs::path(__FILE__)).parent_path().parent_path().parent_path();
+  std::map<std::string, std::int64_t> barriers;
+  for (char const* const folder : {"include", "examples"}) {
+    for (auto const& entry : fs::recursive_directory_iterator(root / folder)) {
+      std::string const type = entry.path().extension().string();
+      if (type != ".hpp" && type != ".cpp" && type != ".cu" && type != ".cuh") continue;
+      std::ifstream source(entry.path());
+      std::int64_t count = 0;
+      for (std::string line; std::getline(source, line);) count += barriers_in(line);
+      if (count > 0) barriers[entry.path().lexically_relative(root / folder).generic_string()] = count;
+    }
+  }
+  return barriers;
+}
+
+/// One barrier that is needed, and one behind it that is not.
+struct OneTooMany {
+  static constexpr int threads = 64;
+  static constexpr std::size_t shared_bytes = 64 * sizeof(double);
+  static constexpr int needed = __LINE__ + 6;
+  template <class Block>
+  void operator()(Block const& block, std::int64_t, double* out) const {
+    auto* const shared = reinterpret_cast<double*>(block.shared());
+    shared[block.thread()] = block.thread();
+    // The line that `needed` names:
+    block.sync();
+    out[block.thread()] = shared[63 - block.thread()];
+    block.sync();
+  }
+};
 
 }  // namespace
 
-TEST_CASE("barriers have numbers and names of their own", "[emulated][sites]") {
-  auto const sites = all_sites();
-  for (std::size_t i = 0; i < sites.size(); ++i) {
-    CHECK(sites[i].site != SyncSite::none);
-    for (std::size_t j = 0; j < i; ++j) {
-      CHECK(sites[i].site != sites[j].site);
-      CHECK(sites[i].name != sites[j].name);
-    }
-  }
-  for (auto const& program : nanogpt::sync_sites) CHECK(program.site >= SyncSite::first_of_programs);
-  for (auto const& library : fsdp::sync_sites) CHECK(fsdp::name(library.site) == library.name);
+TEST_CASE("a barrier that is not needed is found", "[emulated][sites]") {
+  auto const [met, not_missed] = drop_each({"one too many", [](Device const& device) {
+                                              std::vector<double> out(64);
+                                              device.launch(stream, 1, OneTooMany{}, out.data());
+                                              return out;
+                                            }});
+  REQUIRE(met.size() == 2);
+  CHECK(met.begin()->line == OneTooMany::needed);
+  REQUIRE(not_missed.size() == 1);
+  CHECK(not_missed.begin()->line == OneTooMany::needed + 2);
 }
 
+TEST_CASE("barriers are found in the sources", "[emulated][sites]") {
+  CHECK(barriers_in("    block.sync();  // as block.sync() does") == 1);
+  CHECK(barriers_in("  Lanes::sync(SyncSite::here());") == 1);
+  CHECK(barriers_in("  if (a) block.sync(); else block.sync_warp();") == 2);
+  CHECK(barriers_in("    store(block, fsdp::SyncSite::here(), 1);") == 1);
+  CHECK(barriers_in("  void sync(SyncSite site = SyncSite::here()) const { Lanes::sync(site); }") == 0);
+  CHECK(barriers_in("  auto f(Block const& block, fsdp::SyncSite site = fsdp::SyncSite::here());") == 0);
+  CHECK(barriers_in("  auto const waits = engine.no_sync();") == 0);
+}
+
+// The library's barriers may serve one kernel and be idle in another; a kernel's own are needed wherever it runs.
 TEST_CASE("a dropped barrier is missed, whichever it is", "[emulated][sites]") {
-  for (auto const& [site, site_name] : all_sites()) {
-    CAPTURE(site_name);
-    bool found = false;
-    for (auto const& entry : entries) {
-      if (entry.site != site) continue;
-      found = true;
-      auto const right = entry.run(Device{});
-      bool missed = false;
-      for (auto const schedule : {Schedule::greedy_forward, Schedule::greedy_reverse, Schedule::forward,
-                                  Schedule::reverse, Schedule::shuffled}) {
-        CAPTURE(name(schedule));
-        Device device;
-        device.options.schedule = schedule;
-        REQUIRE(same(entry.run(device), right));
-        std::int64_t dropped = 0;
-        device.options.drop = site;
-        device.options.dropped = &dropped;
-        try {
-          missed = !same(entry.run(device), right);
-        } catch (Failure const&) {
-          missed = true;
-        }
-        CHECK(dropped > 0);
-        if (missed) break;
-      }
-      CHECK(missed);
+  Sites met, missed;
+  for (auto const& run : runs) {
+    auto const outcome = drop_each(run);
+    for (auto const& site : outcome.met) {
+      CAPTURE(run.name, text(site));
+      bool const noticed = outcome.not_missed.count(site) == 0;
+      bool const of_library = std::string_view(site.file).ends_with("fsdp/cuda/reduction.hpp");
+      if (!of_library) CHECK(noticed);
+      met.insert(site);
+      if (noticed) missed.insert(site);
     }
-    if (!found) FAIL("no run is listed for barrier " << site_name);
   }
+  auto const sources = barriers_in_sources();
+  std::map<std::string, std::int64_t> passed;
+  for (auto const& site : met) {
+    CAPTURE(text(site));
+    CHECK(missed.count(site) == 1);
+    auto const source = std::find_if(sources.begin(), sources.end(), [&](auto const& entry) {
+      return std::string_view(site.file).ends_with("/" + entry.first);
+    });
+    if (source == sources.end()) FAIL("a barrier that is not found in the sources");
+    ++passed[source->first];
+  }
+  for (auto const& [source, barriers] : sources) {
+    CAPTURE(source);
+    CHECK(passed[source] == barriers);  // else no run passes one of them, or two stand in one line
+  }
+  CHECK(met.size() >= 15);  // as many as there were when this was written
 }

@@ -15,7 +15,9 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,11 +49,27 @@ constexpr std::string_view name(Schedule schedule) {
   return names[static_cast<std::size_t>(schedule)];
 }
 
+/// Places of barriers, in order.
+struct SiteOrder {
+  bool operator()(fsdp::SyncSite const& a, fsdp::SyncSite const& b) const {
+    int const files = a.file == b.file ? 0 : std::strcmp(a.file, b.file);
+    return files != 0 ? files < 0 : a.line < b.line;
+  }
+};
+using Sites = std::set<fsdp::SyncSite, SiteOrder>;
+inline bool same(fsdp::SyncSite const& a, fsdp::SyncSite const& b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
+inline std::string text(fsdp::SyncSite const& site) {
+  return *site.file == 0 ? std::to_string(site.line) : fmt::format("{}:{}", site.file, site.line);
+}
+
 struct Options {
   Schedule schedule = Schedule::forward;
-  std::uint64_t seed = 1;                      ///< of `shuffled`
-  fsdp::SyncSite drop = fsdp::SyncSite::none;  ///< barriers of this site do nothing
-  std::int64_t* dropped = nullptr;             ///< counts the threads that passed a dropped barrier
+  std::uint64_t seed = 1;                   ///< of `shuffled`
+  std::optional<fsdp::SyncSite> drop = {};  ///< barriers of this place do nothing
+  std::int64_t* dropped = nullptr;          ///< counts the threads that passed a dropped barrier
+  Sites* met = nullptr;                     ///< gets the place of every barrier that a thread comes to
 };
 
 class Machine;
@@ -96,7 +114,7 @@ class Machine {
 
   void sync(fsdp::SyncSite site) {
     if (dropped(site)) return;
-    if (arrived_ > 0 && site != site_) {
+    if (arrived_ > 0 && !same(site, site_)) {
       fail<Failure>("thread {} reaches barrier {} while others wait at {}", running_, text(site), text(site_));
     }
     site_ = site;
@@ -111,19 +129,22 @@ class Machine {
   }
   void sync_warp(fsdp::SyncSite site) {
     int nothing = 0;
-    if (!dropped(site)) collective("sync_warp", static_cast<int>(site), nothing, [](auto&) {});
+    if (!dropped(site))
+      collective(
+          "sync_warp", site.line, nothing, [](auto&) {}, site.file);
   }
 
   /// An operation that all lanes of a warp reach together: the last one runs `complete` on everybody's data.
+  /// @param file  of a barrier, whose line is the argument
   template <class Data, class Complete>
-  void collective(char const* operation, int argument, Data& data, Complete complete) {
+  void collective(char const* operation, int argument, Data& data, Complete complete, char const* file = "") {
     auto& warp = warps_[running_ / 32];
     if (warp.arrived == 0) {
       warp.operation = operation;
-      warp.argument = argument;
-    } else if (warp.argument != argument || std::strcmp(warp.operation, operation) != 0) {
-      fail<Failure>("thread {} reaches {} ({}) while its warp waits at {} ({})", running_, operation, argument,
-                    warp.operation, warp.argument);
+      warp.argument = {file, argument};
+    } else if (!same(warp.argument, {file, argument}) || std::strcmp(warp.operation, operation) != 0) {
+      fail<Failure>("thread {} reaches {} ({}) while its warp waits at {} ({})", running_, operation,
+                    text({file, argument}), warp.operation, text(warp.argument));
     }
     warp.data[running_ % 32] = &data;
     if (++warp.arrived < 32) {
@@ -182,7 +203,7 @@ class Machine {
   struct Warp {
     int arrived = 0;  ///< at the collective that its lanes wait in
     char const* operation = nullptr;
-    int argument = 0;
+    fsdp::SyncSite argument;  ///< a number alone has no file
     std::array<void*, 32> data{};
   };
   struct Free {
@@ -191,11 +212,9 @@ class Machine {
 
   bool is(Schedule schedule) const { return options_.schedule == schedule; }
   Thread& self() { return threads_[running_]; }
-  static std::string text(fsdp::SyncSite site) {
-    return fmt::format("{} ({})", static_cast<int>(site), fsdp::name(site));
-  }
-  bool dropped(fsdp::SyncSite site) const {
-    if (site == fsdp::SyncSite::none || site != options_.drop) return false;
+  bool dropped(fsdp::SyncSite const& site) const {
+    if (options_.met != nullptr) options_.met->insert(site);
+    if (!options_.drop || !same(site, *options_.drop)) return false;
     if (options_.dropped != nullptr) ++*options_.dropped;
     return true;
   }

@@ -7,7 +7,6 @@
 
 #include "common.hpp"
 #include "packs.hpp"
-#include "sync_sites.hpp"
 
 namespace nanogpt {
 
@@ -133,7 +132,7 @@ struct AddPartialRows {
       for (std::int64_t chunk = warp; chunk < chunks; chunk += warps) sum += partials[chunk * stride + column];
     }
     sums[block.thread()] = sum;
-    block.sync(site::partials_exchanged);
+    block.sync();  // every warp's part of a sum is in its slot
     if (warp != 0 || column >= columns) return;
     T total = 0;
     FSDP_UNROLL

@@ -79,7 +79,7 @@ struct CrossEntropyRows {
     block.each(
         vocabulary, out, [=](T v) { return fsdp::math::exp_to_zero(v - top) * factor; }, in);
     block.each(padded - vocabulary, out + vocabulary, zero, fsdp::Indices{});
-    block.sync(site::logits_gradient_written);
+    block.sync();  // the row is written, before its target changes
     // From the exact value, not from the rounded one: p - 1 cancels where the model is sure.
     if (block.thread() == 0)
       out[target] = fsdp::narrow<A>((fsdp::math::exp_to_zero(chosen - top) / sum - T(1)) * scale);

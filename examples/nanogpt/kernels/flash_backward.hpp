@@ -3,7 +3,6 @@
 #pragma once
 
 #include "flash_common.hpp"
-#include "sync_sites.hpp"
 
 namespace nanogpt::flash {
 
@@ -86,7 +85,7 @@ struct BackwardQueries : Backward<Size> {
     tile::copy_rows<tile_rows, threads>(block, gradients, up + first * s.width, s.width, s.length - first);
     fetch(0);
     Tile::template wait<0>();
-    block.sync(site::flash_queries_first);
+    block.sync();  // the queries and the first keys are there
 
     // Statistics of the lane's two rows. A row's product is also the sum of its probabilities times their slopes: the
     // first rows, whose few keys weigh much, have it from there, without the rounding of the result.
@@ -134,12 +133,12 @@ struct BackwardQueries : Backward<Size> {
       add_product<Lanes>(out, slopes, key_rows(t), 0, lane);
       if (t < query_tile) {
         Tile::template wait<0>();
-        block.sync(site::flash_queries_next);
+        block.sync();  // the next keys are there and the last are read
       }
     }
 
     auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
-    store_rows<Size>(block, site::flash_queries_staged, out[0], s.scale, s.scale, queries, row,
+    store_rows<Size>(block, fsdp::SyncSite::here(), out[0], s.scale, s.scale, queries, row,
                      to.query + (first + row) * to.stride, to.stride, s.length - first - row, lane);
   }
 
@@ -209,7 +208,7 @@ struct BackwardKeys : Backward<Size> {
     tile::copy_rows<tile_rows, threads>(block, values, from.value + first * from.stride, from.stride, s.length - first);
     fetch(key_tile);
     Tile::template wait<0>();
-    block.sync(site::flash_keys_first);
+    block.sync();  // the keys and the first queries are there
 
     float const factor = s.scale * log2_e;
     float key_gradient[1][blocks::extent(Size / 8)][4] = {}, value_gradient[1][blocks::extent(Size / 8)][4] = {};
@@ -250,15 +249,15 @@ struct BackwardKeys : Backward<Size> {
       }
       if (t + 1 < tiles) {
         Tile::template wait<0>();
-        block.sync(site::flash_keys_next);
+        block.sync();  // the next queries are there and the last are read
       }
     }
 
     auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
     std::int64_t const valid = s.length - first - row, offset = (first + row) * to.stride;
-    store_rows<Size>(block, site::flash_keys_staged, key_gradient[0], s.scale, s.scale, keys, row, to.key + offset,
+    store_rows<Size>(block, fsdp::SyncSite::here(), key_gradient[0], s.scale, s.scale, keys, row, to.key + offset,
                      to.stride, valid, lane);
-    store_rows<Size>(block, site::flash_values_staged, value_gradient[0], 1.0f, 1.0f, values, row, to.value + offset,
+    store_rows<Size>(block, fsdp::SyncSite::here(), value_gradient[0], 1.0f, 1.0f, values, row, to.value + offset,
                      to.stride, valid, lane);
   }
 };

@@ -5,9 +5,8 @@
 #include <cstdint>
 
 #include "dropout.hpp"
-#include "fsdp/kernels/random.hpp"
 #include "fsdp/kernels/math.hpp"
-#include "fsdp/kernels/sync_site.hpp"
+#include "fsdp/kernels/random.hpp"
 #include "tile.hpp"
 
 namespace nanogpt {
@@ -200,6 +199,7 @@ FSDP_HD inline void add_product(float (&d)[Stripes][blocks::extent(Width / 8)][4
 
 /// Writes a warp's 16 rows, times a factor for each half, to global memory, by way of 16 rows of shared memory that no
 /// other warp uses any more.
+/// @param site   of the caller, whose barrier this has
 /// @param row    first of the shared rows
 /// @param valid  rows that are there; the others are not written
 template <int Width, class Block>
@@ -214,7 +214,7 @@ FSDP_HD inline void store_rows(Block const& block, fsdp::SyncSite site, float co
     reinterpret_cast<std::uint32_t*>(staging.at(row + g, column))[q] = tile::pack(t[0] * upper, t[1] * upper);
     reinterpret_cast<std::uint32_t*>(staging.at(row + g + 8, column))[q] = tile::pack(t[2] * lower, t[3] * lower);
   }
-  block.sync_warp(site);
+  block.sync_warp(site);  // the warp's rows are in shared memory
   FSDP_UNROLL
   for (int i = lane; i < 16 * chunks; i += 32) {
     int const r = i / chunks, chunk = i % chunks;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "flash_common.hpp"
-#include "sync_sites.hpp"
 
 namespace nanogpt::flash {
 
@@ -54,7 +53,7 @@ struct Forward {
                                    s.length - first);
     fetch(0);
     Tile::template wait<0>();
-    block.sync(site::flash_forward_first);
+    block.sync();  // the queries and the first keys are there
 
     int const row = 16 * stripes * warp;  // the warp's first, in the tile
     float out[blocks::extent(stripes)][blocks::extent(Size / 8)][4] = {};
@@ -85,7 +84,7 @@ struct Forward {
       }
       if (t + 1 < key_tiles) {
         Tile::template wait<0>();
-        block.sync(site::flash_forward_next);
+        block.sync();  // the next keys are there and the last are read
       }
     }
 
@@ -100,7 +99,7 @@ struct Forward {
         if (begin + g < pitch) at[0] = largest[m][0] * factor + Tile::log2(upper);
         if (begin + g + 8 < pitch) at[8] = largest[m][1] * factor + Tile::log2(lower);
       }
-      store_rows<Size>(block, site::flash_forward_staged, out[m], 1.0f / upper, 1.0f / lower, queries, row + 16 * m,
+      store_rows<Size>(block, fsdp::SyncSite::here(), out[m], 1.0f / upper, 1.0f / lower, queries, row + 16 * m,
                        to + begin * s.width, s.width, s.length - begin, lane);
     }
   }

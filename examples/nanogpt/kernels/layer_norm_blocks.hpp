@@ -8,7 +8,6 @@
 #include "column_sums.hpp"
 #include "common.hpp"
 #include "packs.hpp"
-#include "sync_sites.hpp"
 
 namespace nanogpt::blocks {
 
@@ -173,7 +172,7 @@ struct LayerNormRowsBackward {
         FSDP_UNROLL
         for (int r = 0; r < together; ++r) now[r * warps + warp] = sums[r];
       }
-      block.sync(site::layer_norm_sums);
+      block.sync();  // the warps' sums of these rows are in their slots
       FSDP_UNROLL
       for (int r = 0; r < together; ++r) {
         Pair<T> total{T(0), T(0)};

@@ -10,7 +10,6 @@
 #include "fsdp/cuda/reduction.hpp"
 #include "fsdp/cuda/unroll.hpp"
 #include "fsdp/kernels/block.hpp"
-#include "fsdp/kernels/sync_site.hpp"
 
 namespace fsdp::cuda {
 
@@ -55,8 +54,8 @@ struct ThreadBlock {
 
   FSDP_HD int thread() const { return Lanes::thread(); }
   FSDP_HD int threads() const { return Lanes::threads(); }
-  FSDP_HD void sync(SyncSite site) const { Lanes::sync(site); }
-  FSDP_HD void sync_warp(SyncSite site) const { Lanes::sync_warp(site); }
+  FSDP_HD void sync(SyncSite site = SyncSite::here()) const { Lanes::sync(site); }
+  FSDP_HD void sync_warp(SyncSite site = SyncSite::here()) const { Lanes::sync_warp(site); }
   template <class T>
   FSDP_HD T shuffle_xor(T value, int mask) const {
     return Lanes::shuffle_xor(value, mask);

@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "fsdp/kernels/block.hpp"
-#include "fsdp/kernels/sync_site.hpp"
 
 namespace fsdp::cuda::detail {
 
@@ -60,9 +59,9 @@ FSDP_HD inline T reduce(T value, T identity, Combine combine) {
   int const lane = Lanes::thread() % 32;
   // A butterfly adds the same two numbers on both sides of each exchange: all lanes agree bitwise.
   for (int mask = 16; mask > 0; mask /= 2) value = combine(value, exchange<Lanes>(value, mask));
-  Lanes::sync(SyncSite::reduction_slots_free);
+  Lanes::sync(SyncSite::here());  // an earlier reduction has read the slots
   if (lane == 0) slots[Lanes::thread() / 32] = value;
-  Lanes::sync(SyncSite::reduction_slots_written);
+  Lanes::sync(SyncSite::here());  // every warp has written its slot
   T total = lane < Lanes::threads() / 32 ? slots[lane] : identity;
   for (int mask = 16; mask > 0; mask /= 2) total = combine(total, exchange<Lanes>(total, mask));
   return total;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "fsdp/kernels/math.hpp"
-#include "fsdp/kernels/sync_site.hpp"
 #include "fsdp/tensor.hpp"
 
 // The loop that follows has no dependence between iterations: views are equal or disjoint.
@@ -38,7 +37,7 @@ namespace fsdp {
 /// - `block.each_sum(n, out, f, in...)`    each, and the sum of the values before they are rounded to `out`
 /// - `block.max(n, f, in...)`              largest f(in[i]...), ignoring NaN; the lowest value of the type when n = 0
 /// - `block.thread()`, `block.threads()`   for plain strided loops
-/// - `block.sync(site)`                    earlier writes of the block are visible to the whole block; see SyncSite
+/// - `block.sync()`                        earlier writes of the block are visible to the whole block; see SyncSite
 ///
 /// Reductions give every thread the result and are also a `sync`. Which thread handles element i depends on i, n and
 /// the size of the smallest element among the views (and `out`) alone, neither on the operation nor on how views are
@@ -46,6 +45,18 @@ namespace fsdp {
 /// index: a thread then meets only what it wrote itself. One is needed, or a reduction, wherever else an operation or a
 /// plain access reads what an earlier one wrote, or writes what an earlier one read or wrote.
 /// Sums run in an order that depends on n, element sizes and the model of Block alone, so results repeat bitwise.
+
+/// Where a barrier stands: the default argument of `sync`, which devices ignore. Tests that run thread blocks on the
+/// host leave out the barriers of one place at a time: each must be missed. A function with a barrier for several
+/// kernels may take the place of its caller, who passes `SyncSite::here()`, and give it to `sync`.
+struct SyncSite {
+  char const* file = "";
+  int line = 0;
+  /// The place of the call, or of the call that has this as its default argument.
+  FSDP_HD static constexpr SyncSite here(char const* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
 
 /// Whether a device runs kernels as thread blocks (fsdp/cuda/block.hpp), so that kernels written for those alone may be
 /// launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
@@ -160,7 +171,7 @@ struct HostBlock {
 
   FSDP_HD constexpr int thread() const { return 0; }
   FSDP_HD constexpr int threads() const { return 1; }
-  FSDP_HD void sync(SyncSite) const {}
+  FSDP_HD void sync(SyncSite = SyncSite::here()) const {}
 
   template <class Out, class F, class... Views>
   [[gnu::always_inline]] FSDP_HD void each(std::int64_t n, Out* out, F f, Views... in) const {
