@@ -6,7 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
+#include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "tests/conformance/device_suite.hpp"
 
@@ -118,6 +122,82 @@ TEST_CASE("host: a callable is destroyed before the next task runs", "[device]")
     stream.synchronize();
   }
   CHECK(seen == 0);
+}
+
+namespace {
+
+int calls_of_a_function = 0;
+void a_function() { ++calls_of_a_function; }
+
+/// Runs `enqueue(stream)` on a stream with a worker and on one without.
+template <class Enqueue>
+void on_both(Enqueue const& enqueue) {
+  host::Stream worker{"worker"};
+  enqueue(worker);
+  worker.synchronize();
+  auto at_once = host::Stream::inline_stream("inline");
+  enqueue(at_once);
+}
+
+}  // namespace
+
+TEST_CASE("host: a stream takes callables of any shape", "[device]") {
+  int ran = 0;
+  on_both([&](host::Stream& stream) { stream.enqueue([] { a_function(); }); });
+  on_both([&](host::Stream& stream) { stream.enqueue(a_function); });
+  on_both([&](host::Stream& stream) { stream.enqueue(&a_function); });
+  CHECK(calls_of_a_function == 6);
+
+  struct alignas(128) Wide {
+    double values[64] = {};
+  };
+  Wide wide;
+  wide.values[63] = 1.5;
+  double sum = 0.0;
+  bool aligned = true;
+  on_both([&](host::Stream& stream) {
+    stream.enqueue([wide, &sum, &aligned] {
+      sum += wide.values[63];
+      aligned = aligned && reinterpret_cast<std::uintptr_t>(&wide) % alignof(Wide) == 0;
+    });
+  });
+  CHECK(sum == 3.0);
+  CHECK(aligned);
+
+  std::array<char, 100'000> large{};
+  large.back() = 'x';
+  on_both([&](host::Stream& stream) { stream.enqueue([large, &ran] { ran += large.back() == 'x' ? 1 : 0; }); });
+  CHECK(ran == 2);
+
+  on_both([&](host::Stream& stream) { stream.enqueue([owned = std::make_unique<int>(4), &ran] { ran += *owned; }); });
+  CHECK(ran == 10);
+
+  // A callable is copied: what it changes of itself is its own.
+  int last = 0;
+  auto counts = [count = 0, &last]() mutable { last = ++count; };
+  for (int i = 0; i < 2; ++i)
+    on_both([&](host::Stream& stream) {
+      stream.enqueue(counts);
+      CHECK((stream.synchronize(), last) == 1);
+    });
+}
+
+TEST_CASE("host: a callable that is skipped is destroyed, and not called", "[device]") {
+  auto const kept = std::make_shared<int>(0);
+  int called = 0;
+  {
+    host::Stream stream{"skips"};
+    stream.enqueue([] { throw fsdp::Error("the first"); });
+    for (int i = 0; i < 3; ++i) {
+      try {
+        stream.enqueue([kept, &called] { ++called; });
+        stream.enqueue([&called] { ++called; });
+      } catch (fsdp::Error const&) {
+      }
+    }
+  }
+  CHECK(called == 0);
+  CHECK(kept.use_count() == 1);
 }
 
 namespace {

@@ -253,16 +253,16 @@ class Stream {
   /// @throws what an earlier task threw
   template <class F>
   void enqueue(F&& task) {
-    if (runs_inline()) {
-      IeeeArithmetic const arithmetic;
-      std::forward<F>(task)();
-      return;
-    }
-    core_->rethrow();
-    using Callable = std::remove_cvref_t<F>;
+    using Callable = std::decay_t<F>;
     if constexpr (detail::is_bytes<Callable>) {
-      core_->queue.push(detail::BytesTask::make(detail::call_as<Callable>, &task, sizeof(Callable)));
+      Callable bytes(std::forward<F>(task));
+      enqueue_bytes(detail::call_as<Callable>, &bytes, sizeof bytes);
+    } else if (runs_inline()) {
+      Callable callable(std::forward<F>(task));
+      IeeeArithmetic const arithmetic;
+      callable();
     } else {
+      core_->rethrow();
       core_->queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
     }
   }
@@ -319,6 +319,16 @@ class Stream {
  private:
   explicit Stream(std::unique_ptr<detail::StreamCore> core) : core_(std::move(core)) {}
 
+  /// A callable that may be copied as bytes, by the function that calls it.
+  void enqueue_bytes(void (*call)(void*), void* callable, std::size_t bytes) {
+    if (runs_inline()) {
+      IeeeArithmetic const arithmetic;
+      call(callable);
+      return;
+    }
+    core_->rethrow();
+    core_->queue.push(detail::BytesTask::make(call, callable, bytes));
+  }
   static void work(detail::StreamCore& core) {
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());
     while (!core.stopping) {
