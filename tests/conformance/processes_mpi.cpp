@@ -155,8 +155,9 @@ TEST_CASE("all ranks get the OrderError, and other communicators go on") {
     INFO(text);
     CHECK(text.rfind(fmt::format("rank {}: ", world.rank()), 0) == 0);
     CHECK(text.find("collective 2") != std::string::npos);
-    CHECK(text.find("rank 0 runs all_gather of unit 'block.1' (forward, 8 x fp32)") != std::string::npos);
-    CHECK(text.find(fmt::format("rank {} runs all_gather of unit 'block.2'", world.size() - 1)) != std::string::npos);
+    CHECK(text.find("rank 0 runs all_gather of 8 fp32 for unit 'block.1' (forward)") != std::string::npos);
+    CHECK(text.find(fmt::format("rank {} runs all_gather of 0 fp32 for unit 'block.2' (forward)", world.size() - 1)) !=
+          std::string::npos);
     CHECK_THROWS_AS(part.all_gather(stream, data.data(), data.data(), 8, label), fsdp::OrderError);
 
     auto other = world.split(0, world.rank(), "other");

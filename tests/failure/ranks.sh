@@ -15,6 +15,7 @@ work=$(mktemp -d)
 mounted=""
 trap '[ -n "$mounted" ] && umount "$mounted"; rm -rf "$work"' EXIT
 failures=0
+date='[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z'  # as a regular expression
 
 fail() {
   echo "FAILED: $*"
@@ -45,11 +46,11 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
   nothing_left "without a fault"
   expect "a rank is killed $nodes" 20 'signal 9' $nodes -np 3 "$program" killed
   expect "a rank never comes $nodes" 20 \
-    'rank [01]: waiting in all_gather of unit block.1 \(forward\) since [2-9]\.[0-9] s; missing ranks: 2;' \
+    "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for [2-9]\.[0-9] s, since $date; missing ranks: 2; giving up" \
     -x FSDP_TIMEOUT=2 $nodes -np 3 "$program" absent
   expect "a rank throws out of main $nodes" 20 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
   expect "a rank returns early $nodes" 20 \
-    "rank [01]: waits in all_gather of unit 'block.1' \(forward\) on 'world', but rank 2 has left the group" \
+    "rank [01]: waits in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', but rank 2 has left the group" \
     $nodes -np 3 "$program" returns
   # Everyone catches it and ends in order: so does the run.
   for how in returns throws; do
@@ -60,12 +61,12 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
     nothing_left "a rank $how, and all catch it"
   done
   expect "ranks run different collectives $nodes" 20 \
-    "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of unit 'block.1' \(forward, 4096 x fp32\), rank 2 runs reduce_scatter of unit 'block.0' \(backward, 4096 x fp32\)" \
+    "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs reduce_scatter of 4096 fp32 for unit 'block.0' \(backward\)" \
     $nodes -np 3 "$program" order
-  expect "ranks pass different counts $nodes" 20 "4096 x fp32\), rank 2 runs all_gather of unit 'block.1' \(forward, 4032 x" \
+  expect "ranks pass different counts $nodes" 20 "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
     $nodes -np 3 "$program" count
 done
-expect "a rank misses a control call" 20 "rank [01]: waiting in exchange of 'test' on 'world' since [2-9].*missing ranks: 2;" \
+expect "a rank misses a control call" 20 "rank [01]: waiting in exchange of 'test' on 'world', for [2-9]\.[0-9] s, since $date; missing ranks: 2; giving up" \
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 
 # SIGTERM to a waiting rank.
@@ -87,7 +88,7 @@ if kill -0 "$launcher" 2> /dev/null; then
   kill -KILL "$launcher"
 fi
 wait "$launcher" && fail "SIGTERM while waiting: the run claims success"
-grep -Eq 'rank [01]: waiting in all_gather of unit block.1 \(forward\) since .* missing ranks: 2; asked to terminate' \
+grep -Eq "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for .* s, since $date; missing ranks: 2; asked to terminate" \
   "$work/log" || fail "SIGTERM while waiting: no message"
 nothing_left "SIGTERM while waiting"
 

@@ -88,10 +88,10 @@ TEST_CASE("ranks that wait in a circle, no two of them for each other, all get a
   });
   INFO(texts);
   CHECK(errors == 4);
-  for (auto const* part : {"rank 0 is in all_reduce of unit 'unit' (test) on 'row' and waits for rank 1",
-                           "rank 1 is in all_reduce of unit 'unit' (test) on 'column' and waits for rank 3",
-                           "rank 2 is in all_reduce of unit 'unit' (test) on 'column' and waits for rank 0",
-                           "rank 3 is in all_reduce of unit 'unit' (test) on 'row' and waits for rank 2"})
+  for (auto const* part : {"rank 0 is in all_reduce for unit 'unit' (test) on 'row' and waits for rank 1",
+                           "rank 1 is in all_reduce for unit 'unit' (test) on 'column' and waits for rank 3",
+                           "rank 2 is in all_reduce for unit 'unit' (test) on 'column' and waits for rank 0",
+                           "rank 3 is in all_reduce for unit 'unit' (test) on 'row' and waits for rank 2"})
     CHECK(texts.find(part) != std::string::npos);
 }
 

@@ -140,8 +140,8 @@ inline std::string verdict(Fault fault, Next next, int rank, int size, Outcome c
     if (got.kind != "order") return wrong("in an OrderError");
     std::vector<std::string> parts{fmt::format("rank {}: ranks disagree", rank), fmt::format("rank {} ", size - 1)};
     if (named) {
-      parts.emplace_back(fault == Fault::reduces_not ? "reduce_scatter of unit 'layers.1' (backward) on 'reduce'"
-                                                     : "all_reduce of unit 'gradient norm' (optimizer) on 'scalar'");
+      parts.emplace_back(fault == Fault::reduces_not ? "reduce_scatter for unit 'layers.1' (backward) on 'reduce'"
+                                                     : "all_reduce for unit 'gradient norm' (optimizer) on 'scalar'");
       parts.emplace_back(next == Next::mean ? "exchange of 'values to average'" : "(forward) on 'gather'");
     }
     for (auto const& part : parts)

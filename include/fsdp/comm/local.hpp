@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/comm/local/group.hpp"
 #include "fsdp/comm/local/member.hpp"
@@ -104,7 +105,7 @@ class Communicator {
   /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(detail::Operation::all_gather, send, recv, count, 0, label);
+    auto const request = make_request<T>(comm::Collective::all_gather, send, recv, count, 0, label);
     return member().collective(stream, request, [&](std::uint64_t sequence) {
       auto* const own = recv + static_cast<std::size_t>(rank()) * count;
       if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
@@ -122,7 +123,7 @@ class Communicator {
   /// count`.
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(detail::Operation::reduce_scatter, send, recv, count, 0, label);
+    auto const request = make_request<T>(comm::Collective::reduce_scatter, send, recv, count, 0, label);
     return member().collective(stream, request, [&](std::uint64_t sequence) {
       wait_for_inputs(stream, sequence, count);
       sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
@@ -135,7 +136,7 @@ class Communicator {
   /// everything into `recv`, because peers may still read a rank's input, but never its result, after its collective.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(detail::Operation::all_reduce, send, recv, count, 0, label);
+    auto const request = make_request<T>(comm::Collective::all_reduce, send, recv, count, 0, label);
     return member().collective(stream, request, [&](std::uint64_t sequence) {
       wait_for_inputs(stream, sequence, count);
       if (send != recv || size() == 1) {
@@ -150,9 +151,7 @@ class Communicator {
   /// @throws UsageError if there is no rank `root`
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
-    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
-                 root, size());
-    auto const request = make_request<T>(detail::Operation::broadcast, data, data, count, root, label);
+    auto const request = make_request<T>(comm::Collective::broadcast, data, data, count, root, label);
     return member().collective(stream, request, [&](std::uint64_t sequence) {
       if (rank() == root || count == 0) return;
       auto const& entry = member_->peer_entry(root, sequence);
@@ -188,18 +187,18 @@ class Communicator {
   }
 
   template <class T>
-  detail::Request make_request(detail::Operation operation, T const* send, T* recv, std::size_t count, int root,
+  detail::Request make_request(comm::Collective collective, T const* send, T* recv, std::size_t count, int root,
                                Label label) const {
-    FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
-                 rank(), name_of(operation), label.unit);
-    bool const in_place = operation == detail::Operation::all_reduce && send == recv;
-    detail::Request request{operation, dtype_of<T>, count, root, in_place, send, recv, {}, {}, {}};
+    auto const operation = comm::Operation::collective(collective, count, dtype_of<T>, root, label);
+    if (collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
+    comm::expect_buffers(member().world_rank(), operation, send, recv);
+    bool const in_place = collective == comm::Collective::all_reduce && send == recv;
+    detail::Request request{collective, dtype_of<T>, count, root, in_place, send, recv, {}, {}, {}};
     request.unit.assign(label.unit);
     request.pass.assign(label.pass);
     request.since.assign(label.since);
     return request;
   }
-  static std::string_view name_of(detail::Operation operation) { return detail::name(operation); }
 
   template <class T>
   void all_reduce_in_place(Stream& stream, std::uint64_t sequence, T* data, std::size_t count) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/collectives.hpp"
 #include "fsdp/comm/mpi/environment.hpp"
 #include "fsdp/comm/mpi/family.hpp"
@@ -87,7 +88,7 @@ class BasicCommunicator {
   /// @note Collective: yes; each rank reads (size() - 1) * count elements of its peers.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
-    return enqueue(stream, detail::Operation::all_gather, send, receive, {count, count, 0}, 0, label);
+    return enqueue(stream, comm::Collective::all_gather, send, receive, {count, count, 0}, 0, label);
   }
 
   /// Sums rank slices: this rank gets the sum over ranks of slice rank() of their `send` (size() * count elements).
@@ -97,7 +98,7 @@ class BasicCommunicator {
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
     auto const ranks = static_cast<std::size_t>(size());
-    return enqueue(stream, detail::Operation::reduce_scatter, send, receive, {count, count * ranks, 0}, 0, label);
+    return enqueue(stream, comm::Collective::reduce_scatter, send, receive, {count, count * ranks, 0}, 0, label);
   }
 
   /// Sums `count` elements over all ranks; every rank gets the sum.
@@ -106,7 +107,7 @@ class BasicCommunicator {
   /// @note Collective: yes; a reduce-scatter and an all-gather of the parts, or one step up to 16 KiB.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
-    return enqueue(stream, detail::Operation::all_reduce, send, receive, {count, count, count}, 0, label);
+    return enqueue(stream, comm::Collective::all_reduce, send, receive, {count, count, count}, 0, label);
   }
 
   /// Copies `count` elements of rank `root` to all ranks, in place.
@@ -114,9 +115,7 @@ class BasicCommunicator {
   /// @note Collective: yes.
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
-    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}': no rank {} among {}", world_rank(),
-                 label.unit, root, size());
-    return enqueue(stream, detail::Operation::broadcast, static_cast<T const*>(data), data, {count, count, 0}, root,
+    return enqueue(stream, comm::Collective::broadcast, static_cast<T const*>(data), data, {count, count, 0}, root,
                    label);
   }
 
@@ -193,18 +192,15 @@ class BasicCommunicator {
   int world_rank() const { return state().group->own_world_rank(); }
 
   template <class T>
-  Ticket enqueue(Stream& stream, detail::Operation operation, T const* send, T* receive, Extent extent, int root,
+  Ticket enqueue(Stream& stream, comm::Collective collective, T const* send, T* receive, Extent extent, int root,
                  Label label) {
     auto& own = state();
-    FSDP_EXPECTS(extent.count == 0 || (send != nullptr && receive != nullptr),
-                 "rank {}: {} of unit '{}': a null pointer", world_rank(), name(operation), label.unit);
+    auto const operation = comm::Operation::collective(collective, extent.count, dtype_of<T>, root, label);
+    if (collective == comm::Collective::broadcast) comm::expect_root(world_rank(), size(), operation);
+    comm::expect_buffers(world_rank(), operation, send, receive);
     if (own.stream == nullptr) own.stream = stream.id();
-    FSDP_EXPECTS(
-        own.stream == stream.id(),
-        "rank {}: {} of unit '{}' on stream '{}': a communicator is used by one stream, and this one has another",
-        world_rank(), name(operation), label.unit, stream.name());
+    comm::expect_bound_stream(world_rank(), operation, own.stream == stream.id(), stream.name());
     detail::Call call;
-    call.label = label;
     call.send = reinterpret_cast<std::byte const*>(send);
     call.receive = reinterpret_cast<std::byte*>(receive);
     auto& header = call.header;
@@ -213,12 +209,12 @@ class BasicCommunicator {
     header.unit_hash = detail::hash_of(label.unit);
     header.since_hash = detail::hash_of(label.since);
     header.root = root;
-    header.operation = operation;
+    header.collective = collective;
     header.type = dtype_of<T>;
     if (size() > 1) {
       header.send = own.group->find(send, extent.sent * sizeof(T));
       header.receive = own.group->find(receive, extent.received * sizeof(T));
-      header.numbers = own.group->enter(name(operation), label.unit, label.pass);
+      header.numbers = own.group->enter(operation);
       detail::copy_text(header.unit, label.unit);
       detail::copy_text(header.pass, label.pass);
       detail::copy_text(header.since, label.since);

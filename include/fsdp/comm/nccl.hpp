@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/nccl/state.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/concepts.hpp"
@@ -113,7 +114,7 @@ class Communicator {
     auto config = detail::make_config(parent.options);
     ncclComm_t made = nullptr;
     {
-      auto const phase = parent.phase("ncclCommSplit");
+      auto const phase = parent.phase({.call = "ncclCommSplit"});
       FSDP_NCCL_CHECK(parent.comm, ncclCommSplit(parent.comm, color, key, &made, &config));
     }
     UniqueComm owned(made);
@@ -146,7 +147,7 @@ class Communicator {
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     auto const offset = static_cast<std::size_t>(rank()) * count;
-    return enqueue<T>(stream, "all_gather", send, recv, recv + offset, count, -1, label, [&](cudaStream_t handle) {
+    return enqueue<T>(stream, Collective::all_gather, send, recv, recv + offset, count, 0, label, [&](auto handle) {
       FSDP_NCCL_CHECK(get(), ncclAllGather(send, recv, count, detail::type_of<T>(), get(), handle));
     });
   }
@@ -155,7 +156,7 @@ class Communicator {
   /// @note Collective: yes; each rank sends (size() - 1) * count elements.
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    return enqueue<T>(stream, "reduce_scatter", send, recv, recv, count, -1, label, [&](cudaStream_t handle) {
+    return enqueue<T>(stream, Collective::reduce_scatter, send, recv, recv, count, 0, label, [&](auto handle) {
       FSDP_NCCL_CHECK(get(), ncclReduceScatter(send, recv, count, detail::type_of<T>(), ncclSum, get(), handle));
     });
   }
@@ -163,7 +164,7 @@ class Communicator {
   /// @note Collective: yes.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    return enqueue<T>(stream, "all_reduce", send, recv, recv, count, -1, label, [&](cudaStream_t handle) {
+    return enqueue<T>(stream, Collective::all_reduce, send, recv, recv, count, 0, label, [&](auto handle) {
       FSDP_NCCL_CHECK(get(), ncclAllReduce(send, recv, count, detail::type_of<T>(), ncclSum, get(), handle));
     });
   }
@@ -171,9 +172,7 @@ class Communicator {
   /// @note Collective: yes.
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
-    FSDP_EXPECTS(root >= 0 && root < size(), "rank {}: broadcast of unit '{}' from rank {} of {}", rank(), label.unit,
-                 root, size());
-    return enqueue<T>(stream, "broadcast", data, data, data, count, root, label, [&](cudaStream_t handle) {
+    return enqueue<T>(stream, Collective::broadcast, data, data, data, count, root, label, [&](auto handle) {
       FSDP_NCCL_CHECK(get(), ncclBroadcast(data, data, count, detail::type_of<T>(), root, get(), handle));
     });
   }
@@ -198,6 +197,7 @@ class Communicator {
 
  private:
   using State = detail::State;
+  using Collective = comm::Collective;
 
   explicit Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
@@ -208,40 +208,40 @@ class Communicator {
 
   /// @param own where this rank's input goes in a group of one
   template <class T, class Call>
-  Ticket enqueue(Stream& stream, std::string_view operation, T const* send, T* recv, T* own, std::size_t count,
-                 int root, Label label, Call const& call) {
+  Ticket enqueue(Stream& stream, Collective collective, T const* send, T* recv, T* own, std::size_t count, int root,
+                 Label label, Call const& call) {
     auto& group = state();
-    FSDP_EXPECTS(count == 0 || (send != nullptr && recv != nullptr), "rank {}: {} of unit '{}' without a buffer",
-                 group.rank, operation, label.unit);
+    auto const operation = comm::Operation::collective(collective, count, dtype_of<T>, root, label);
+    if (collective == Collective::broadcast) comm::expect_root(group.rank, group.size, operation);
+    comm::expect_buffers(group.rank, operation, send, recv);
     auto const handle = stream.get();
     if (!group.bound) group.bound = handle;
-    FSDP_EXPECTS(*group.bound == handle, "rank {}: {} of unit '{}': this communicator already runs on another stream",
-                 group.rank, operation, label.unit);
+    comm::expect_bound_stream(group.rank, operation, *group.bound == handle);
     ++group.sequence;
-    auto const type = fsdp::name(dtype_of<T>);
-    if (group.options.check_order) check_order(operation, label, count, type, root);
+    if (group.options.check_order) check_order(operation);
     if (group.size == 1) {
       group.device.copy_async(stream, own, send, count * sizeof(T));
       return {group.sequence};
     }
     if (count == 0) return {group.sequence};
-    cuda::NvtxRange const range(label.unit, label.pass, operation);
+    cuda::NvtxRange const range(label.unit, label.pass, operation.call);
     group.device.make_current();
     call(handle);
-    group.watch->enqueued(handle, {operation, label, group.sequence, count, type});
+    group.watch->enqueued(handle, operation.numbered(group.sequence));
     return {group.sequence};
   }
 
   /// @throws OrderError on every rank, naming what this rank and the first that differs are about to run
-  void check_order(std::string_view operation, Label label, std::size_t count, std::string_view type, int root) {
-    auto const mine = formatted("{} of {} {} elements of unit '{}' ({}){}", operation, count, type, label.unit,
-                                  label.pass, root < 0 ? "" : formatted(" from rank {}", root));
+  void check_order(comm::Operation operation) {
+    operation.label.since = {};
+    auto const mine = operation.describe();
     auto const texts = exchange(mine, "order check");
     for (std::size_t peer = 0; peer < texts.size(); ++peer) {
       auto const& first = texts.front() == mine ? texts[peer] : texts.front();
       if (first != mine)
-        fail<OrderError>("rank {}: collective {} is {} here, but {} on rank {}", rank(), state_->sequence, mine, first,
-                         texts.front() == mine ? peer : 0);
+        fail<OrderError>("rank {}: {}", rank(),
+                         comm::disagreement_text(state_->sequence, rank(), mine,
+                                                 texts.front() == mine ? static_cast<int>(peer) : 0, first));
     }
   }
 

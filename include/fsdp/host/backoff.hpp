@@ -26,6 +26,17 @@ namespace fsdp::host {
 inline constexpr int wait_expired_exit_code = 70;      ///< the process ended because a wait missed its deadline
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
 
+/// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z".
+inline std::string elapsed_text(std::chrono::steady_clock::duration waited) {
+  auto const since = std::chrono::system_clock::to_time_t(
+      std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
+  std::tm utc{};
+  ::gmtime_r(&since, &utc);
+  return formatted("for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+                   std::chrono::duration<double>(waited).count(), utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                   utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
 namespace detail {
 inline std::atomic<std::int64_t> wait_deadline_ns{600'000'000'000};
 inline std::atomic<bool> terminate_requested{false};
@@ -84,14 +95,9 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 
 /// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs.
 [[noreturn]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited, bool terminated) {
-  auto const seconds = std::chrono::duration<double>(waited).count();
-  auto const since = std::chrono::system_clock::to_time_t(
-      std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
-  std::tm utc{};
-  ::gmtime_r(&since, &utc);
-  auto const line = formatted("fsdp: {}: {}; waiting for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z\n",
-                                terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what, seconds,
-                                utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+  auto const line =
+      formatted("fsdp: {}: {}; waiting {}\n", terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what,
+                elapsed_text(waited));
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
   bool const first = !giving_up.exchange(true, std::memory_order_relaxed);

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "fsdp/error.hpp"
+#include "fsdp/comm/common/operation.hpp"
 
 namespace fsdp::comm {
 
@@ -29,24 +29,23 @@ constexpr std::array<char, N> cut(std::string_view text) {
 /// One call of a rank: a collective, or a call of the control plane.
 struct CallNote {
   std::uint64_t place = 0;  ///< the communicator's number, equal on its ranks, times two; 1 more: control plane
-  std::array<char, 16> operation{};
+  std::array<char, 16> call{};
   std::array<char, 56> unit{};  ///< of the control plane: what is exchanged
   std::array<char, 16> pass{};
   std::array<char, 24> communicator{};
 
-  static CallNote collective(std::uint64_t id, std::string_view communicator, std::string_view operation,
-                             std::string_view unit, std::string_view pass) {
-    return {id << 1, cut<16>(operation), cut<56>(unit), cut<16>(pass), cut<24>(communicator)};
+  static CallNote collective(std::uint64_t id, std::string_view communicator, Operation const& operation) {
+    return {id << 1, cut<16>(operation.call), cut<56>(operation.label.unit), cut<16>(operation.label.pass),
+            cut<24>(communicator)};
   }
   static CallNote control(std::uint64_t id, std::string_view communicator, std::string_view what) {
     return {id << 1 | 1, cut<16>("exchange"), cut<56>(what), {}, cut<24>(communicator)};
   }
 
   std::string text() const {
-    std::string_view const in_pass = pass.data();
-    if ((place & 1) != 0) return formatted("exchange of '{}' on '{}'", unit.data(), communicator.data());
-    return formatted("{} of unit '{}'{} on '{}'", operation.data(), unit.data(),
-                       in_pass.empty() ? "" : formatted(" ({})", in_pass), communicator.data());
+    if ((place & 1) != 0) return Operation::exchange(unit.data(), communicator.data()).describe();
+    return Operation{.call = call.data(), .label = {unit.data(), pass.data()}, .communicator = communicator.data()}
+        .describe();
   }
 };
 

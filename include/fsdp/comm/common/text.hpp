@@ -44,11 +44,6 @@ class Text {
 };
 static_assert(std::is_trivially_copyable_v<Text> && sizeof(Text) == 64);
 
-/// " after WHAT", for messages, where a label says so.
-inline std::string after(std::string_view what) {
-  return what.empty() ? std::string{} : formatted(" after {}", what);
-}
-
 /// What a split exchanges, for the comparison: the name of the groups that it makes.
 inline std::string split_of(std::string_view name) { return formatted("split '{}'", name); }
 

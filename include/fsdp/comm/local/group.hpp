@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/comm/local/run.hpp"
 #include "fsdp/concepts.hpp"
@@ -24,18 +25,13 @@
 
 namespace fsdp::local::detail {
 
-enum class Operation : unsigned char { all_gather, reduce_scatter, all_reduce, broadcast };
-
-constexpr std::string_view name(Operation operation) {
-  constexpr std::array<std::string_view, 4> names{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
-  return names[static_cast<std::size_t>(operation)];
-}
-
+using comm::Collective;
+using comm::Operation;
 using comm::Text;
 
 /// What a rank says about a collective that it enqueues.
 struct Request {
-  Operation operation{};
+  Collective collective{};
   DType dtype{};
   std::size_t count = 0;
   int root = 0;           // of a broadcast
@@ -47,15 +43,14 @@ struct Request {
   Text since;
 
   bool agrees(Request const& other) const {
-    return operation == other.operation && dtype == other.dtype && count == other.count && root == other.root &&
+    return collective == other.collective && dtype == other.dtype && count == other.count && root == other.root &&
            in_place == other.in_place && unit == other.unit && since == other.since;
   }
-  std::string describe() const {
-    auto const form = operation == Operation::broadcast ? formatted(" from rank {}", root)
-                      : in_place                        ? std::string{" in place"}
-                                                        : std::string{};
-    return formatted("{}{} of {} {} for unit '{}' ({}){}", name(operation), form, count, fsdp::name(dtype),
-                       unit.view(), pass.view(), comm::after(since.view()));
+  /// Refers to the texts of this.
+  Operation operation() const {
+    auto operation = Operation::collective(collective, count, dtype, root, {unit.view(), pass.view(), since.view()});
+    operation.in_place = in_place;
+    return operation;
   }
 };
 
@@ -140,8 +135,7 @@ class Group {
     return number;
   }
   comm::CallNote note_of(Request const& request) const {
-    return comm::CallNote::collective(id_, name_, detail::name(request.operation), request.unit.view(),
-                                      request.pass.view());
+    return comm::CallNote::collective(id_, name_, request.operation());
   }
   comm::CallNote note_of_exchange(std::string_view what) const { return comm::CallNote::control(id_, name_, what); }
 
@@ -166,10 +160,10 @@ class Group {
 
   /// Waits until `peer` has announced `value` of `what`.
   /// @param call  the number of the call that the peer is yet to join; 0: it has joined
+  /// @param operation  in which `rank` waits, for messages
   /// @throws PeerError if a rank of the run fails first, or if the peer leaves the group without; OrderError if ranks
   /// wait for each other
-  template <class Describe>
-  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Describe const& describe) {
+  void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Operation const& operation) {
     auto& from = published(peer);
     host::Backoff backoff;
     Link link{run_->waits(), world_rank(rank)};
@@ -184,11 +178,11 @@ class Group {
       }
       if (left == Published<D>::left_by_exception) await_reason(rank);
       if (left != 0) {
-        fail<PeerError>("rank {}: {}, but rank {} has left the group{}", world_rank(rank), describe(), world_rank(peer),
-                        left == Published<D>::left_by_exception ? " after an exception" : "");
+        comm::throw_peer_left(world_rank(rank), operation, world_rank(peer), left == Published<D>::left_by_exception);
       }
       backoff.pause(from.changes, seen, from.sleepers, [&] {
-        return formatted("rank {}: {}: rank {} does not come", world_rank(rank), describe(), world_rank(peer));
+        return formatted("rank {}: waits in {}: rank {} does not come", world_rank(rank), operation.describe(),
+                         world_rank(peer));
       });
     }
   }

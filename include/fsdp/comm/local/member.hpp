@@ -40,6 +40,7 @@ class Member {
 
   int rank() const { return rank_; }
   int size() const { return group_->size(); }
+  int world_rank() const { return group_->world_rank(rank_); }  ///< in the whole run, for messages
   D const& device() const { return device_; }
   Group<D>& group() const { return *group_; }
 
@@ -97,10 +98,10 @@ class Member {
     std::vector<Text> whats(static_cast<std::size_t>(size()), published().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = published().texts[number % 2];
+    auto const operation = Operation::exchange(what, group_->name());
     for_peers([&](int peer) {
       auto& from = group_->published(peer);
-      group_->await(rank_, peer, &Published<D>::exchanged, number, call,
-                    [&] { return formatted("waits in the exchange of '{}' on '{}'", what, group_->name()); });
+      group_->await(rank_, peer, &Published<D>::exchanged, number, call, operation);
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
       whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
@@ -150,28 +151,25 @@ class Member {
   }
 
   Published<D>& published() const { return group_->published(rank_); }
-  int world_rank() const { return group_->world_rank(rank_); }
 
   void bind(Stream const& stream, Request const& request) {
     auto const id = identity(stream);
     if (stream_ == 0) stream_ = id;
     FSDP_EXPECTS(!broken_, "rank {}: {} after a collective of this communicator has failed", world_rank(),
-                 request.describe());
-    FSDP_EXPECTS(stream_ == id, "rank {}: {} is on a second stream: a communicator is used by one stream", world_rank(),
-                 request.describe());
+                 request.operation().describe());
+    comm::expect_bound_stream(world_rank(), request.operation(), stream_ == id);
   }
   void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
              std::uint64_t call) const {
-    group_->await(rank_, peer, what, sequence, call, [&] {
-      return formatted("waits in collective {} of '{}', {}", sequence, group_->name(),
-                         group_->published(rank_).entry(sequence).request.describe());
-    });
+    auto const operation = published().entry(sequence).request.operation();
+    group_->await(rank_, peer, what, sequence, call, operation.numbered(sequence, group_->name()));
   }
   void check(Request const& request, int peer, std::uint64_t sequence) const {
     auto const& theirs = peer_entry(peer, sequence).request;
     if (request.agrees(theirs)) return;
-    fail<OrderError>("rank {}: collective {} is {} here, but {} on rank {}", world_rank(), sequence, request.describe(),
-                     theirs.describe(), group_->world_rank(peer));
+    fail<OrderError>("rank {}: {}", world_rank(),
+                     comm::disagreement_text(sequence, world_rank(), request.operation().describe(),
+                                             group_->world_rank(peer), theirs.operation().describe()));
   }
 
   std::shared_ptr<Group<D>> group_;

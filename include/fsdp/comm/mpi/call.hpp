@@ -6,14 +6,12 @@
 #include <cstddef>
 
 #include "fsdp/comm/mpi/control.hpp"
-#include "fsdp/concepts.hpp"
 
 namespace fsdp::mpi::detail {
 
 /// One enqueued collective.
 struct Call {
   Header header;
-  Label label;
   std::byte const* send = nullptr;
   std::byte* receive = nullptr;
 

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/call.hpp"
 #include "fsdp/comm/mpi/control.hpp"
 #include "fsdp/comm/mpi/group.hpp"
@@ -33,16 +33,16 @@ class Collectives {
 
   void run(Call const& call) {
     if (group_.size() == 1) return run_alone(call);
-    Scene const scene{group_.own_world_rank(), name(call.header.operation), call.label.unit, call.label.pass};
-    awaited_ = {scene, call.header.numbers.own, call.header.sequence};
+    auto const sequence = call.header.sequence;
+    awaited_ = {call.header.operation().numbered(sequence, group_.name()), call.header.numbers.own, sequence};
     try {
       group_.throw_if_failed();
       meet(call);
-      switch (call.header.operation) {
-        case Operation::all_gather: all_gather(call); break;
-        case Operation::reduce_scatter: reduce_scatter(call); break;
-        case Operation::all_reduce: all_reduce(call); break;
-        case Operation::broadcast: broadcast(call); break;
+      switch (call.header.collective) {
+        case Collective::all_gather: all_gather(call); break;
+        case Collective::reduce_scatter: reduce_scatter(call); break;
+        case Collective::all_reduce: all_reduce(call); break;
+        case Collective::broadcast: broadcast(call); break;
       }
     } catch (OrderError const&) {
       abandon();
@@ -52,18 +52,18 @@ class Collectives {
       group_.fail_all(error.what());
       throw;
     }
-    group_.own().done.publish(call.header.sequence);
+    group_.own().done.publish(sequence);
     // Peers read this rank's result in the second half of an all_reduce. In place, that is the input, which is the
     // caller's to guard; otherwise the result must be the caller's alone when the collective completes.
-    if (call.header.operation == Operation::all_reduce && call.send != call.receive)
-      group_.wait_for_node(&RankControl::done, call.header.sequence, awaited_);
+    if (call.header.collective == Collective::all_reduce && call.send != call.receive)
+      group_.wait_for_node(&RankControl::done, sequence, awaited_);
   }
 
   /// The call will not be run, because its stream has failed: peers are told.
   void drop(Call const& call) noexcept {
     try {
       group_.fail_all(formatted("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
-                                  call.header.text()));
+                                call.header.operation().numbered(call.header.sequence, group_.name()).describe()));
     } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
     }
   }
@@ -71,7 +71,8 @@ class Collectives {
   /// Returns when all peers on the node have completed the collective; messages to others leave nothing to wait for.
   void wait_for_peers(Ticket ticket, WaitSite site) {
     if (group_.size() == 1) return;
-    Awaited awaited{{group_.own_world_rank(), "wait_for_peers", {}, fsdp::name(site)}, 0, ticket.sequence};
+    Operation const waiting{.call = "wait_for_peers", .label = {{}, fsdp::name(site)}, .communicator = group_.name()};
+    Awaited awaited{waiting, 0, ticket.sequence};
     group_.wait_for_node(&RankControl::done, ticket.sequence, awaited);
   }
 
@@ -82,13 +83,13 @@ class Collectives {
     if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
   }
   static void run_alone(Call const& call) {
-    if (call.header.operation != Operation::broadcast)
+    if (call.header.collective != Collective::broadcast)
       copy(call.receive, call.send, call.header.count * call.element());
   }
   auto waiter() {
     return [this](auto&& done, auto&& pause, auto&& missing) {
       wait_until(
-          awaited_.scene, group_.options().timeout,
+          group_.own_world_rank(), awaited_.operation, group_.options().timeout,
           [&] {
             if (done()) return true;
             group_.throw_if_failed();
@@ -124,11 +125,11 @@ class Collectives {
       auto const& first = headers_.front();
       auto const& other = headers_[static_cast<std::size_t>(rank)];
       if (first.agrees(other)) {
-        group_.expect_one_order(group_.note_of(awaited_.scene), call.header.numbers, other.numbers, rank);
+        group_.expect_one_order(group_.note_of(awaited_.operation), call.header.numbers, other.numbers, rank);
         continue;
       }
-      auto const text = formatted("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence,
-                                    group_.world_rank_of(0), first.text(), group_.world_rank_of(rank), other.text());
+      auto const text = comm::disagreement_text(sequence, group_.world_rank_of(0), first.operation().describe(),
+                                                group_.world_rank_of(rank), other.operation().describe());
       group_.fail_order(text);
       fail<OrderError>("rank {}: {}", group_.own_world_rank(), text);
     }

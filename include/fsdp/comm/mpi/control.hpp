@@ -8,29 +8,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/comm/mpi/calls.hpp"
 #include "fsdp/comm/mpi/failure.hpp"
 #include "fsdp/comm/mpi/shared_arena.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
-#include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp::mpi::detail {
 
-enum class Operation : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast };
-
-constexpr std::string_view name(Operation operation) {
-  constexpr std::array<std::string_view, 4> names{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
-  return names[static_cast<std::size_t>(operation)];
-}
-
+using comm::Collective;
 using comm::hash_of;
+using comm::Operation;
 
 /// What a rank is about to do, and where its data are. Read by node peers in place, sent to ranks on other nodes.
 struct Header {
@@ -39,7 +32,7 @@ struct Header {
   std::uint64_t unit_hash = 0;
   std::uint64_t since_hash = 0;
   std::int32_t root = 0;
-  Operation operation{};
+  Collective collective{};
   DType type{};
   Place send, receive;
   CallNumbers numbers;
@@ -49,13 +42,10 @@ struct Header {
 
   bool agrees(Header const& other) const {
     return sequence == other.sequence && count == other.count && unit_hash == other.unit_hash &&
-           since_hash == other.since_hash && root == other.root && operation == other.operation && type == other.type;
+           since_hash == other.since_hash && root == other.root && collective == other.collective && type == other.type;
   }
-  std::string text() const {
-    auto const to = operation == Operation::broadcast ? formatted(" from rank {}", root) : std::string{};
-    return formatted("{} of unit '{}' ({}, {} x {}{}){}", name(operation), static_cast<char const*>(unit),
-                       static_cast<char const*>(pass), count, fsdp::name(type), to, comm::after(since));
-  }
+  /// Refers to the texts of this.
+  Operation operation() const { return Operation::collective(collective, count, type, root, {unit, pass, since}); }
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 

@@ -45,10 +45,8 @@ class Group : public Peers {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (size_ == 1) return {text};
     if (has_control_) own().calls.publish(++calls_);
-    auto const note = comm::CallNote::control(id_, name_, what);
-    auto const call = family_->calls().enter(log_, note);
-    auto const scene = note.text();
-    Awaited awaited{{own_world_rank(), scene, {}, {}}, call.number, 0, calls_};
+    auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
+    Awaited awaited{Operation::exchange(what, name_), call.number, 0, calls_};
     auto const ranks = static_cast<std::size_t>(size_);
     // MPI may still write to what a failed exchange leaves behind: then it stays.
     auto buffers = std::make_unique<Buffers>(text, call, what, ranks);
@@ -193,7 +191,7 @@ class Group : public Peers {
   void complete(MPI_Request& request, Awaited& awaited) {
     PollPause pause;
     wait_until(
-        awaited.scene, options_.timeout,
+        own_world_rank(), awaited.operation, options_.timeout,
         [&] {
           int done = 0;
           check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/control.hpp"
 #include "fsdp/comm/mpi/environment.hpp"
 #include "fsdp/comm/mpi/family.hpp"
@@ -28,7 +29,7 @@ namespace fsdp::mpi::detail {
 struct Awaited {
   using Time = std::chrono::steady_clock::time_point;
 
-  Scene scene;
+  comm::Operation operation;      ///< in which it waits; its texts live as long as this
   std::uint32_t number = 0;       ///< of its call: CallNumbers::own
   std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
   std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
@@ -51,13 +52,14 @@ class Peers {
   std::vector<int> const& elsewhere() const { return elsewhere_; }  ///< ranks on other nodes
   bool is_on_node(int rank) const { return node_of(rank) == node_of(rank_); }
   MPI_Comm comm() const { return comm_; }
+  std::string_view name() const { return name_; }
   Options const& options() const { return options_; }
   ControlBlock& control() { return control_; }
   RankControl& own() { return control_[rank_]; }
 
   /// Writes down a collective for peers that wait elsewhere. Host thread only.
-  CallNumbers enter(std::string_view operation, std::string_view unit, std::string_view pass) {
-    return CallNumbers(family_->calls().enter(log_, comm::CallNote::collective(id_, name_, operation, unit, pass)));
+  CallNumbers enter(comm::Operation const& operation) {
+    return CallNumbers(family_->calls().enter(log_, note_of(operation)));
   }
 
   /// Waits until the counter of each rank on the node has reached `target`.
@@ -66,7 +68,7 @@ class Peers {
       if (peer == rank_) continue;
       auto& theirs = control_[peer].*counter;
       wait_until(
-          awaited.scene, options_.timeout,
+          own_world_rank(), awaited.operation, options_.timeout,
           [&] {
             if (theirs.reached(target)) return true;
             throw_if_failed();
@@ -114,8 +116,8 @@ class Peers {
     family_->fail_all(text, true);
     family_->throw_if_failed();
   }
-  comm::CallNote note_of(Scene const& scene) const {
-    return comm::CallNote::collective(id_, name_, scene.operation, scene.unit, scene.pass);
+  comm::CallNote note_of(comm::Operation const& collective) const {
+    return comm::CallNote::collective(id_, name_, collective);
   }
   /// This rank makes no more calls: peers that wait for more are told. @param collectives  those it has enqueued
   void leave(std::uint64_t collectives, bool by_exception) noexcept {
@@ -173,9 +175,6 @@ class Peers {
   }
   ~Peers() { family_->post().close(id_); }
 
-  std::string text_of(Scene const& scene) const {
-    return scene.unit.empty() ? std::string(scene.operation) : note_of(scene).text();
-  }
   int node_of(int rank) const { return nodes_[static_cast<std::size_t>(world_rank_of(rank))]; }
   std::vector<int> world_ranks_elsewhere() const {
     std::vector<int> ranks;
@@ -195,8 +194,7 @@ class Peers {
     if (collectives >= awaited.collectives && controls >= awaited.controls) return;
     throw_if_failed();  // who left because of a failure had noted it before
     family_->calls().stop();
-    fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", own_world_rank(), text_of(awaited.scene),
-                    left, by_exception ? " after an exception" : "");
+    comm::throw_peer_left(own_world_rank(), awaited.operation, left, by_exception);
   }
   MPI_Comm comm_;
   Options options_;

@@ -14,11 +14,11 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
-#include <ctime>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
@@ -29,14 +29,6 @@ namespace fsdp::mpi {
 inline constexpr int exit_missing_peer = 75;
 
 namespace detail {
-
-/// What a rank is doing, for messages.
-struct Scene {
-  int rank = 0;  ///< in the world
-  std::string_view operation;
-  std::string_view unit;
-  std::string_view pass;
-};
 
 /// Process-wide state that the signal handler and the last words of a rank need.
 struct Process {
@@ -105,10 +97,12 @@ class PollPause {
 };
 
 /// Waits until `done()`. Past the timeout, or on SIGTERM, prints what this rank waits for and ends the run.
+/// @param rank this rank in the world    @param operation in which it waits, for the message
 /// @param pause called between looks; returns within about 100 ms
 /// @param missing world ranks that have not arrived, for the message
 template <class Done, class Pause, class Missing>
-void wait_until(Scene const& scene, std::chrono::milliseconds timeout, Done&& done, Pause&& pause, Missing&& missing) {
+void wait_until(int rank, comm::Operation const& operation, std::chrono::milliseconds timeout, Done&& done,
+                Pause&& pause, Missing&& missing) {
   for (int spin = 0; spin < 64; ++spin) {
     if (done()) return;
     host::detail::relax();
@@ -126,11 +120,9 @@ void wait_until(Scene const& scene, std::chrono::milliseconds timeout, Done&& do
     bool const terminated = host::termination_requested();
     auto const elapsed = std::chrono::steady_clock::now() - since;
     if (terminated || elapsed > timeout) {
-      std::string const unit = scene.unit.empty() ? "" : formatted(" of unit {}", scene.unit);
-      std::string const pass = scene.pass.empty() ? "" : formatted(" ({})", scene.pass);
-      write_error(formatted("rank {}: waiting in {}{}{} since {:.1f} s; missing ranks: {}; {}\n", scene.rank,
-                              scene.operation, unit, pass, std::chrono::duration<double>(elapsed).count(),
-                              list_of(missing()), terminated ? "asked to terminate" : "giving up"));
+      write_error(formatted("{}; missing ranks: {}; {}\n",
+                            comm::waiting_text(formatted("rank {}", rank), operation, elapsed), list_of(missing()),
+                            comm::reason_to_end(terminated)));
       end_run(exit_missing_peer);
     }
     pause();

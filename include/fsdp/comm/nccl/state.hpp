@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/cuda/device.hpp"
@@ -104,7 +105,7 @@ struct State {
   /// While an exception passes, peers may be lost: the communicator is aborted instead of being brought to an end.
   ~State() {
     try {
-      auto const waiting = phase("the end of a communicator");
+      auto const waiting = phase({.call = "the end of a communicator"});
       device.make_current();
       while (!windows.empty()) free_symmetric(windows.begin()->first);
       if (watch) watch->attach(nullptr);
@@ -123,7 +124,8 @@ struct State {
     comm = made;
     if (watch) watch->attach(made);
   }
-  Watch::Phase phase(std::string_view operation) { return {watch.get(), {operation}}; }
+  /// The calling thread blocks in `operation` until the result ends.
+  Watch::Phase phase(comm::Operation const& operation) { return {watch.get(), operation}; }
 
   /// Makes the communicator; `exchange` passes the identifier on. A group of one rank needs none.
   template <class Exchange>
@@ -141,7 +143,7 @@ struct State {
     auto config = detail::make_config(options);
     ncclComm_t made = nullptr;
     {
-      auto const waiting = phase("ncclCommInitRankConfig");
+      auto const waiting = phase({.call = "ncclCommInitRankConfig"});
       FSDP_NCCL_CHECK(nullptr, ncclCommInitRankConfig(&made, size, id, rank, &config));
     }
     owned = UniqueComm(made);
@@ -151,7 +153,7 @@ struct State {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (control) return control->exchange(text, what);
     device.make_current();
-    auto const waiting = phase("exchange");
+    auto const waiting = phase(comm::Operation::exchange(what));
     auto const ranks = static_cast<std::size_t>(size);
     struct Announcement {
       std::uint64_t bytes = 0;
@@ -208,7 +210,7 @@ struct State {
       device.fail_allocation("ncclMemAlloc", rounded, ncclGetErrorString(status));
     }
     ncclWindow_t window = nullptr;
-    auto const waiting = phase("ncclCommWindowRegister");
+    auto const waiting = phase({.call = "ncclCommWindowRegister"});
     auto const status =
         detail::settle(ncclCommWindowRegister(comm, memory, rounded, &window, NCCL_WIN_COLL_SYMMETRIC), comm);
     if (status != ncclSuccess || window == nullptr) {

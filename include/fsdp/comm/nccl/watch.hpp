@@ -8,20 +8,16 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <deque>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "fsdp/concepts.hpp"
+#include "fsdp/comm/common/operation.hpp"
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
@@ -66,15 +62,6 @@ class Watch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// What a rank waits in. The texts live as long as the wait.
-  struct Scene {
-    std::string_view operation;
-    Label label{};
-    std::uint64_t sequence = 0;  ///< 0: not a numbered collective
-    std::size_t count = 0;       ///< elements per rank
-    std::string_view type{};
-  };
-
   /// @param who "rank 2 of 8 (cuda:2)"
   Watch(std::string who, int device, std::chrono::milliseconds timeout)
       : who_(std::move(who)), device_(device), timeout_(timeout), thread_([this] { run(); }) {}
@@ -95,14 +82,14 @@ class Watch {
     comm_ = comm;
   }
 
-  /// The calling thread is about to block in `scene.operation`, until the object ends.
+  /// The calling thread is about to block in `operation`, until the object ends. The texts live as long.
   class Phase {
    public:
     /// @param watch may be null: then nothing is watched
-    Phase(Watch* watch, Scene scene) : watch_(watch) {
+    Phase(Watch* watch, comm::Operation const& operation) : watch_(watch) {
       if (watch_ == nullptr) return;
       auto const lock = watch_->enter();
-      watch_->phases_.push_back({scene, Clock::now()});
+      watch_->phases_.push_back({operation, Clock::now()});
     }
     Phase(Phase const&) = delete;
     Phase& operator=(Phase const&) = delete;
@@ -116,9 +103,10 @@ class Watch {
     Watch* watch_;
   };
 
-  /// The collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a graph.
+  /// The collective was enqueued on `stream`. Nothing is tracked while the stream is captured into a graph. The texts
+  /// live until it is done; `since` is dropped, as it need not.
   /// @pre the stream's device is current
-  void enqueued(cudaStream_t stream, Scene scene) {
+  void enqueued(cudaStream_t stream, comm::Operation operation) {
     auto capture = cudaStreamCaptureStatusNone;
     FSDP_CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
     if (capture != cudaStreamCaptureStatusNone) return;
@@ -133,7 +121,8 @@ class Watch {
       spare_.pop_back();
     }
     FSDP_CUDA_CHECK(cudaEventRecord(event.get(), stream));
-    pending_.push_back({scene, Clock::now(), std::move(event)});
+    operation.label.since = {};
+    pending_.push_back({operation, Clock::now(), std::move(event)});
   }
 
   /// Blocks until every collective that was enqueued is done.
@@ -152,18 +141,18 @@ class Watch {
   std::string pending() {
     auto const lock = enter();
     static_cast<void>(forget_completed());
-    if (!phases_.empty()) return describe(phases_.back().scene, Clock::now() - phases_.back().since);
-    if (!pending_.empty()) return describe(pending_.front().scene, Clock::now() - pending_.front().since);
+    if (!phases_.empty()) return describe(phases_.back().operation, Clock::now() - phases_.back().since);
+    if (!pending_.empty()) return describe(pending_.front().operation, Clock::now() - pending_.front().since);
     return {};
   }
 
  private:
   struct Blocked {
-    Scene scene;
+    comm::Operation operation;
     Clock::time_point since;
   };
   struct Enqueued {
-    Scene scene;
+    comm::Operation operation;
     Clock::time_point since;  // when it was enqueued, or the one before it was seen to be done
     cuda::UniqueEvent done;
   };
@@ -194,19 +183,8 @@ class Watch {
     return cudaSuccess;
   }
 
-  std::string describe(Scene const& scene, Clock::duration waited) const {
-    auto text = formatted("{}: waiting in {}", who_, scene.operation);
-    if (scene.sequence != 0) text += formatted(" {}", scene.sequence);
-    if (!scene.label.unit.empty()) text += formatted(" of unit '{}'", scene.label.unit);
-    if (!scene.label.pass.empty()) text += formatted(" ({})", scene.label.pass);
-    if (!scene.type.empty()) text += formatted(", {} {} elements", scene.count, scene.type);
-    auto const seconds = std::chrono::duration<double>(waited).count();
-    auto const since = std::chrono::system_clock::to_time_t(
-        std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
-    std::tm utc{};
-    ::gmtime_r(&since, &utc);
-    text += formatted(", for {:.1f} s, since {:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", seconds, utc.tm_year + 1900,
-                        utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec);
+  std::string describe(comm::Operation const& operation, Clock::duration waited) const {
+    auto text = comm::waiting_text(who_, operation, waited);
     if (pending_.size() > 1) text += formatted("; {} collectives are enqueued", pending_.size());
     return text;
   }
@@ -219,20 +197,20 @@ class Watch {
         error != ncclInProgress) {
       char const* const last = ncclGetLastError(comm_);
       auto const where =
-          pending_.empty() ? who_ : describe(pending_.front().scene, Clock::now() - pending_.front().since);
+          pending_.empty() ? who_ : describe(pending_.front().operation, Clock::now() - pending_.front().since);
       return formatted("{}: NCCL reports: {}; {}", where, ncclGetErrorString(error), last == nullptr ? "" : last);
     }
     bool const sigterm = host::termination_requested();
     auto const now = Clock::now();
-    auto const check = [&](Scene const& scene, Clock::time_point since) -> std::string {
+    auto const check = [&](comm::Operation const& operation, Clock::time_point since) -> std::string {
       if (!sigterm && now - since <= timeout_) return {};
       terminated = sigterm;
-      return describe(scene, now - since) + (sigterm ? "; asked to terminate" : "; giving up");
+      return formatted("{}; {}", describe(operation, now - since), comm::reason_to_end(sigterm));
     };
     if (!phases_.empty()) {
-      if (auto text = check(phases_.back().scene, phases_.back().since); !text.empty()) return text;
+      if (auto text = check(phases_.back().operation, phases_.back().since); !text.empty()) return text;
     }
-    if (!pending_.empty()) return check(pending_.front().scene, pending_.front().since);
+    if (!pending_.empty()) return check(pending_.front().operation, pending_.front().since);
     return {};
   }
 

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank does, and the messages about it: the same words for every communicator.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::comm {
+
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast };
+
+constexpr std::string_view name(Collective collective) {
+  constexpr std::array<std::string_view, 4> names{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  return names[static_cast<std::size_t>(collective)];
+}
+
+/// A collective, or another call in which a rank waits. For messages: refers to its texts, and is made without
+/// allocation. What is empty is not said.
+struct Operation {
+  std::string_view call;            ///< name(Collective), "exchange", "ncclCommSplit", ...
+  std::string_view what{};          ///< that an exchange passes on
+  std::uint64_t sequence = 0;       ///< a collective's number in its communicator; 0: none
+  std::size_t count = 0;            ///< elements, as the caller gave them
+  std::string_view type{};          ///< of the elements; empty: how many there are is not known either
+  int root = -1;                    ///< of a broadcast; -1: it has none
+  bool in_place = false;            ///< where that is a form of its own
+  Label label{};                    ///< unit, pass, since
+  std::string_view communicator{};  ///< its name
+
+  static Operation collective(Collective kind, std::size_t count, DType type, int root, Label label) {
+    return {.call = name(kind),
+            .count = count,
+            .type = fsdp::name(type),
+            .root = kind == Collective::broadcast ? root : -1,
+            .label = label};
+  }
+  static Operation exchange(std::string_view what, std::string_view communicator = {}) {
+    return {.call = "exchange", .what = what, .communicator = communicator};
+  }
+
+  /// The same, as collective `number` of the communicator `on`.
+  Operation numbered(std::uint64_t number, std::string_view on = {}) const {
+    auto copy = *this;
+    copy.sequence = number;
+    copy.communicator = on;
+    return copy;
+  }
+
+  /// "all_gather 57 of 1024 bf16 for unit 'block.3' (backward) on 'gather' after step 0.5".
+  std::string describe() const {
+    std::string text{call};
+    if (sequence != 0) text += formatted(" {}", sequence);
+    if (!what.empty()) text += formatted(" of '{}'", what);
+    if (!type.empty()) text += formatted(" of {} {}", count, type);
+    if (in_place) text += " in place";
+    if (root >= 0) text += formatted(" from rank {}", root);
+    if (!label.unit.empty()) text += formatted(" for unit '{}'", label.unit);
+    if (!label.pass.empty()) text += formatted(" ({})", label.pass);
+    if (!communicator.empty()) text += formatted(" on '{}'", communicator);
+    if (!label.since.empty()) text += formatted(" after {}", label.since);
+    return text;
+  }
+};
+
+/// @param who  "rank 2": this rank    @param waited  until now
+inline std::string waiting_text(std::string_view who, Operation const& operation,
+                                std::chrono::steady_clock::duration waited) {
+  return formatted("{}: waiting in {}, {}", who, operation.describe(), host::elapsed_text(waited));
+}
+
+/// How the report of a wait that ends the process ends.
+constexpr std::string_view reason_to_end(bool terminated) { return terminated ? "asked to terminate" : "giving up"; }
+
+/// Ranks' collectives number `sequence` differ. `first` and `second` describe them.
+inline std::string disagreement_text(std::uint64_t sequence, int first_rank, std::string_view first, int second_rank,
+                                     std::string_view second) {
+  return formatted("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence, first_rank, first,
+                   second_rank, second);
+}
+
+/// @throws PeerError: `rank` waits for `peer`, which makes no more calls
+[[noreturn]] inline void throw_peer_left(int rank, Operation const& operation, int peer, bool by_exception) {
+  fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", rank, operation.describe(), peer,
+                  by_exception ? " after an exception" : "");
+}
+
+/// What communicators ask of every collective. `rank` is the number that messages give the calling rank.
+/// @throws UsageError
+inline void expect_buffers(int rank, Operation const& operation, void const* send, void const* receive) {
+  FSDP_EXPECTS(operation.count == 0 || (send != nullptr && receive != nullptr), "rank {}: {} without a buffer", rank,
+               operation.describe());
+}
+inline void expect_root(int rank, int ranks, Operation const& operation) {
+  FSDP_EXPECTS(operation.root >= 0 && operation.root < ranks, "rank {}: {}: no rank {} among {}", rank,
+               operation.describe(), operation.root, ranks);
+}
+/// @param stream  the name of the operation's stream, where it has one
+inline void expect_bound_stream(int rank, Operation const& operation, bool is_bound, std::string_view stream = {}) {
+  FSDP_EXPECTS(is_bound, "rank {}: {} is on a second stream{}: a communicator is used by one stream", rank,
+               operation.describe(), stream.empty() ? "" : formatted(", '{}'", stream));
+}
+
+}  // namespace fsdp::comm
