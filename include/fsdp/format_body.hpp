@@ -6,6 +6,9 @@
 #if !defined(FMT_HEADER_ONLY) && !defined(FSDP_FMT_LIBRARY)
 #define FMT_HEADER_ONLY 1
 #endif
+#if defined(__CUDACC__) && !defined(FMT_USE_CONSTEXPR)
+#define FMT_USE_CONSTEXPR 1  // fmt 9 under nvcc's front end
+#endif
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -11,6 +11,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/values.hpp"
+#include "tests/support/in_child.hpp"
 
 namespace {
 
@@ -147,4 +148,25 @@ TEST_CASE("local: a communicator that was moved from says so, and can be destroy
     expect_throws<fsdp::UsageError>("a call after that", [&] { static_cast<void>(empty.rank()); });
     comm.exchange({}, "done");
   });
+}
+
+TEST_CASE("local: a wait that misses its deadline names the collective, the unit and the rank that does not come",
+          "[communicator][fork]") {
+  auto const outcome = fsdp::testing::in_child([] {
+    fsdp::host::set_wait_deadline(std::chrono::milliseconds(300));
+    fsdp::local::run(2, Device{}, [&](Comm comm) {
+      auto stream = comm.device().make_stream("collectives", fsdp::StreamPriority::high);
+      float values[3] = {1, 2, 3};
+      comm.broadcast(stream, values, 1, 0, label);
+      if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::minutes(5));
+      comm.broadcast(stream, values, 3, 1, label);
+    });
+  });
+  INFO(outcome.text);
+  CHECK(outcome.code == fsdp::host::wait_expired_exit_code);
+  for (auto const* part :
+       {"rank 0: waits in broadcast 2 of 3 fp32 from rank 1 for unit 'unit' (test) on 'world': rank 1 "
+        "does not come; waiting for ",
+        " s, since 2"})
+    CHECK(outcome.text.find(part) != std::string::npos);
 }

@@ -3,7 +3,6 @@
 // stream promises beyond the concept.
 #include "fsdp/host/device.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "tests/conformance/device_suite.hpp"
+#include "tests/support/in_child.hpp"
 
 namespace {
 
@@ -202,33 +202,7 @@ TEST_CASE("host: a callable that is skipped is destroyed, and not called", "[dev
 
 namespace {
 
-struct Outcome {
-  int status = 0;
-  std::string text;
-};
-
-/// Runs `action` in a child process and returns how it ended and what it wrote to stderr.
-template <class Action>
-Outcome in_child(Action const& action) {
-  int ends[2];
-  REQUIRE(::pipe(ends) == 0);
-  auto const child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    ::close(ends[0]);
-    ::dup2(ends[1], STDERR_FILENO);
-    action();
-    std::_Exit(0);
-  }
-  ::close(ends[1]);
-  Outcome outcome;
-  char part[512];
-  for (ssize_t got = 0; (got = ::read(ends[0], part, sizeof part)) > 0;)
-    outcome.text.append(part, static_cast<std::size_t>(got));
-  ::close(ends[0]);
-  ::waitpid(child, &outcome.status, 0);
-  return outcome;
-}
+using fsdp::testing::in_child;
 
 /// A stream that waits for ever.
 void wait_in_vain() {
@@ -247,8 +221,7 @@ TEST_CASE("host: a wait that misses its deadline is reported and ends the proces
     host::set_wait_deadline(std::chrono::milliseconds{50});
     wait_in_vain();
   });
-  REQUIRE(WIFEXITED(outcome.status));
-  CHECK(WEXITSTATUS(outcome.status) == host::wait_expired_exit_code);
+  CHECK(outcome.code == host::wait_expired_exit_code);
   CHECK(outcome.text.find("stuck stream") != std::string::npos);
   CHECK(outcome.text.find("gather_slot_read") != std::string::npos);
   CHECK(outcome.text.find("since 2") != std::string::npos);
@@ -260,8 +233,7 @@ TEST_CASE("host: SIGTERM during a wait is reported and ends the process", "[devi
     ::kill(::getpid(), SIGTERM);
     wait_in_vain();
   });
-  REQUIRE(WIFEXITED(outcome.status));
-  CHECK(WEXITSTATUS(outcome.status) == host::wait_terminated_exit_code);
+  CHECK(outcome.code == host::wait_terminated_exit_code);
   CHECK(outcome.text.find("gather_slot_read") != std::string::npos);
 }
 
