@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 
 #include "fsdp/error.hpp"
 
@@ -27,7 +28,8 @@ int number(Variables const& variables, std::string_view name, int least, int oth
   int value = 0;
   auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < least)
-    fsdp::fail<fsdp::ConfigError>("{}='{}': expected a whole number of at least {}", name, text, least);
+    fsdp::fail<fsdp::ConfigError>("{}='{}': expected a whole number from {} to {}", name, text, least,
+                                  std::numeric_limits<int>::max());
   return value;
 }
 
@@ -126,9 +128,11 @@ std::string describe(WorldKind kind, std::int64_t size) {
 }
 
 void expect_mpi_size(Launch const& launch, int size) {
-  int const started = launch.mpi ? launch.mpi->size : launch.step ? launch.step->size : 0;
-  if (started == 0 || started == size) return;
-  if (launch.mpi)
+  bool const said_by_mpi = launch.mpi && launch.mpi->size > 0;  // PMIx says the rank alone
+  int const started = said_by_mpi ? launch.mpi->size : launch.step ? launch.step->size : 0;
+  bool const own_launcher = launch.mpi && !said_by_mpi && size > 1;  // inside a step, of as many ranks as it likes
+  if (started == 0 || started == size || own_launcher) return;
+  if (said_by_mpi)
     fsdp::fail<fsdp::ConfigError>(
         "mpirun has started {} processes, but MPI finds {}: expected the mpirun of the MPI that this program was built "
         "with",

@@ -55,8 +55,10 @@ template <class E, class... Args>
 template <class Values>
 std::string listed(Values const& values) {
   std::string text;
+  bool first = true;
   for (auto const& value : values) {
-    if (!text.empty()) text += ", ";
+    if (!first) text += ", ";
+    first = false;
     text += formatted("{}", value);
   }
   return text;

@@ -23,7 +23,7 @@ class FormatArgument {
 
   FormatArgument(std::string_view value) : kind_(Kind::text), text_(value) {}
   FormatArgument(std::string const& value) : FormatArgument(std::string_view(value)) {}
-  FormatArgument(char const* value) : FormatArgument(std::string_view(value)) {}
+  FormatArgument(char const* value) : FormatArgument(std::string_view(value == nullptr ? "(null)" : value)) {}
   FormatArgument(int value) : FormatArgument(static_cast<long long>(value)) {}
   FormatArgument(long value) : FormatArgument(static_cast<long long>(value)) {}
   FormatArgument(long long value) : kind_(Kind::whole), whole_(value) {}
@@ -68,13 +68,18 @@ using FormatKinds = std::uint64_t;
 
 template <class T>
 constexpr FormatKind format_kind() {
-  if constexpr (std::is_same_v<T, bool>) return FormatKind::truth;
-  else if constexpr (std::is_floating_point_v<T>) return FormatKind::real;
-  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, char>) return FormatKind::whole;
-  else return FormatKind::text;
+  if constexpr (std::is_same_v<T, bool>)
+    return FormatKind::truth;
+  else if constexpr (std::is_floating_point_v<T>)
+    return FormatKind::real;
+  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, char>)
+    return FormatKind::whole;
+  else
+    return FormatKind::text;
 }
 template <class... T>
 constexpr FormatKinds format_kinds() {
+  static_assert(sizeof...(T) <= 32, "a message has at most 32 arguments");
   FormatKinds kinds = 0;
   unsigned shift = 0;
   ((kinds |= static_cast<FormatKinds>(format_kind<T>()) << shift, shift += 2), ...);
@@ -83,33 +88,69 @@ constexpr FormatKinds format_kinds() {
 
 // Not constant expressions: where a text and its arguments do not fit, the compiler's error names one of them.
 void format_text_has_a_stray_brace();
+void format_fields_are_not_numbered_or_named();
 void format_text_and_arguments_differ_in_number();
 void format_field_does_not_suit_its_argument();
 
-/// Checks the fields of `text`, {} or {:specification}, against `count` arguments. A width may be a field itself.
+/// A specification behind its colon: [[fill]align][0][width][.precision][type], where the width may be a field, {}.
+struct FormatSpecification {
+  bool width_is_field = false;
+  bool precision = false;
+  char type = 0;      ///< 0: none
+  std::size_t end{};  ///< where it ends in the text, and a brace should close it
+};
+constexpr FormatSpecification read_specification(std::string_view text, std::size_t at) {
+  FormatSpecification read;
+  auto const next = [&](std::size_t ahead = 0) { return at + ahead < text.size() ? text[at + ahead] : char{}; };
+  auto const is_align = [](char c) { return c == '<' || c == '>' || c == '^'; };
+  auto const digits = [&] {
+    while (next() >= '0' && next() <= '9') ++at;
+  };
+  if (next() != '{' && is_align(next(1)))
+    at += 2;
+  else if (is_align(next()))
+    ++at;
+  digits();
+  if (next() == '{' && next(1) == '}') {
+    read.width_is_field = true;
+    at += 2;
+  }
+  if (next() == '.') {
+    read.precision = true;
+    ++at;
+    digits();
+  }
+  if (next() != '}' && next() != 0) read.type = text[at++];
+  read.end = at;
+  return read;
+}
+constexpr bool suits(FormatSpecification const& specification, FormatKind kind) {
+  std::string_view types = "s";
+  if (kind == FormatKind::whole) types = "dx";
+  if (kind == FormatKind::real) types = "efg";
+  if (kind == FormatKind::truth) types = "";
+  if (specification.precision && kind != FormatKind::real) return false;
+  return specification.type == 0 || types.find(specification.type) != types.npos;
+}
+
+/// Checks the fields of `text`, {} or {:specification}, against `count` arguments.
 constexpr void check_format(std::string_view text, std::size_t count, FormatKinds kinds) {
   std::size_t taken = 0;
-  auto const take = [&] { return static_cast<FormatKind>(kinds >> (2 * taken++) & 3); };
+  auto const take = [&] { return static_cast<FormatKind>(taken < 32 ? kinds >> (2 * taken++) & 3 : 0); };
   for (std::size_t at = 0; at < text.size(); ++at) {
     if (text[at] != '{' && text[at] != '}') continue;
     if (at + 1 < text.size() && text[at + 1] == text[at]) {
       ++at;
       continue;
     }
+    if (text[at] == '}' || at + 1 == text.size()) format_text_has_a_stray_brace();
     auto const kind = take();
-    if (text[at++] == '}' || at == text.size() || (text[at] != '}' && text[at] != ':')) format_text_has_a_stray_brace();
-    char type = ':';
-    for (; at < text.size() && text[at] != '}'; ++at) {
-      type = text[at];
-      if (type != '{') continue;
-      if (take() != FormatKind::whole) format_field_does_not_suit_its_argument();
-      ++at;
-    }
-    if (at >= text.size()) format_text_has_a_stray_brace();
-    bool const real = type == 'e' || type == 'f' || type == 'g';
-    bool const whole = type == 'd' || type == 'x';
-    if ((real && kind != FormatKind::real) || (whole && kind != FormatKind::whole))
-      format_field_does_not_suit_its_argument();
+    if (text[++at] == '}') continue;
+    if (text[at] != ':') format_fields_are_not_numbered_or_named();
+    auto const specification = read_specification(text, at + 1);
+    at = specification.end;
+    if (specification.width_is_field && take() != FormatKind::whole) format_field_does_not_suit_its_argument();
+    if (at >= text.size() || text[at] != '}' || !suits(specification, kind)) format_field_does_not_suit_its_argument();
   }
   if (taken != count) format_text_and_arguments_differ_in_number();
 }
@@ -133,7 +174,9 @@ std::size_t format_arguments_to(std::span<char> out, std::string_view text, Form
 
 }  // namespace detail
 
-/// `text` with its fields {} and {:specification} replaced by the arguments; specifications are fmt's.
+/// `text` with its fields replaced by the arguments in order, as fmt would do it. A field is {} or {:specification},
+/// [[fill]align][0][width][.precision][type] with a type of d, x (whole numbers), e, f, g (real ones), s (texts); the
+/// width may be a field.
 template <class... Args>
 std::string formatted(detail::FormatTextOf<Args...> text, Args const&... args) {
   FormatArgument const arguments[]{args..., 0};

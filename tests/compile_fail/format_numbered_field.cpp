@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fields take the arguments in order.
-// expect: format_text_has_a_stray_brace
+// expect: format_fields_are_not_numbered_or_named
 #include "fsdp/format.hpp"
 
 #ifdef CONTROL

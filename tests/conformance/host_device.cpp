@@ -182,6 +182,16 @@ TEST_CASE("host: a stream takes callables of any shape", "[device]") {
     });
 }
 
+TEST_CASE("host: a stream that was moved from says so", "[device]") {
+  host::Stream stream{"moved"};
+  auto const other = std::move(stream);
+  CHECK_THROWS_AS(stream.enqueue([] {}), fsdp::UsageError);
+  CHECK_THROWS_AS(stream.enqueue([p = std::make_unique<int>()] {}), fsdp::UsageError);
+  CHECK_THROWS_AS(stream.synchronize(), fsdp::UsageError);
+  host::Event event;
+  CHECK_THROWS_AS(stream.record(event), fsdp::UsageError);
+}
+
 TEST_CASE("host: a callable that is skipped is destroyed, and not called", "[device]") {
   auto const kept = std::make_shared<int>(0);
   int called = 0;

@@ -81,7 +81,7 @@ TEST_CASE("variables that are malformed, half there or contradict each other are
   CHECK(has(what([] {
               read_launch({{"WORLD_SIZE", "four"}, {"RANK", "0"}});
             }),
-            "WORLD_SIZE='four': expected a whole number of at least 1"));
+            "WORLD_SIZE='four': expected a whole number from 1 to 2147483647"));
   CHECK(has(what([] { read_launch({{"WORLD_SIZE", "0"}, {"RANK", "0"}}); }), "WORLD_SIZE='0'"));
   CHECK(has(what([] { read_launch({{"WORLD_SIZE", "2x"}, {"RANK", "0"}}); }), "WORLD_SIZE='2x'"));
   CHECK(has(what([] { read_launch({{"WORLD_SIZE", "2"}, {"RANK", "-1"}}); }), "RANK='-1'"));
@@ -178,6 +178,7 @@ TEST_CASE("a launcher and an MPI that do not know each other are noticed") {
   CHECK(problem(pmix + srun, 7) == "nothing was thrown");  // a launcher of its own inside a step
   CHECK(problem(open_mpi + srun, 4) == "nothing was thrown");
   CHECK(has(problem(pmi, 1), "mpirun has started 4 processes, but MPI finds 1"));
+  CHECK(has(problem(pmix + srun, 1), "srun has started 4 processes, but MPI finds 1"));
   CHECK(has(problem(srun, 1), "srun has started 4 processes, but MPI finds 1: expected an MPI plugin"));
 }
 

@@ -81,6 +81,7 @@ case $way in
       tr -s ' \n' ' ' <"$work/refused_$1.log" | grep -q "$2" || { cat "$work/refused_$1.log"; exit 1; }
     }
     refuse unknown "no component 'tpu'" -DEXTRA_COMPONENT=tpu
+    refuse missing_mpi "component .compiled_mpi. needs MPI" -DEXTRA_COMPONENT=compiled_mpi -DWITH_MPI=OFF -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
     refuse missing "component 'cuda' needs CUDAToolkit" -DEXTRA_COMPONENT=cuda -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
     ;;
 esac

@@ -28,15 +28,19 @@ TEST_CASE("Fields are replaced by arguments of all kinds", "[format]") {
   CHECK(formatted("{}{}{}", true, -1, 2u) == "true-12");
   CHECK(formatted("{} {} {}", size, lowest, std::uint8_t{255}) == fmt::format("{} {} {}", size, lowest, 255));
   CHECK(formatted("{} {} {}", 0.1f, 0.1, 1e300) == "0.1 0.1 1e+300");
+  CHECK(formatted("{}", static_cast<char const*>(nullptr)) == "(null)");
   CHECK(formatted("{{}} {{{}}} }}{{", 7) == "{} {7} }{");
 }
 
 TEST_CASE("Specifications are fmt's", "[format]") {
-  CHECK(formatted("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5) == fmt::format("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5));
+  CHECK(formatted("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5) ==
+        fmt::format("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5));
   CHECK(formatted("{:x}|{:04x}|{:>6}|{:<6}|{:03}", 255u, 10u, 42, 42, 7) == "ff|000a|    42|42    |007");
   CHECK(formatted("{:>6}|{:<6}|{:^6}|", "text", "text", "text") == "  text|text  | text |");
   std::size_t const width = 9;
   CHECK(formatted("{:<{}}|{:>{}}|{}", "text", width, 1.5, 5, 3) == "text     |  1.5|3");
+  CHECK(formatted("{:*^7}|{:s}|{:d}|{:08.3f}", 42, "text", 7, -1.5) ==
+        fmt::format("{:*^7}|{:s}|{:d}|{:08.3f}", 42, "text", 7, -1.5));
   CHECK(formatted("{:x}", -255) == fmt::format("{:x}", -255));
 }
 
@@ -66,4 +70,5 @@ TEST_CASE("fail throws what it is asked for, with the text", "[format]") {
 TEST_CASE("Lists are joined by commas", "[format]") {
   CHECK(fsdp::listed(std::array<int, 0>{}) == "");
   CHECK(fsdp::listed(std::array{2, 3, 4}) == "2, 3, 4");
+  CHECK(fsdp::listed(std::array{"", "a", ""}) == ", a, ");
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library fsdp::compiled.
+// What fsdp::compiled adds to a target that links it.
 #include "fsdp/compiled/local.hpp"
 #include "fsdp/format_body.hpp"
 
 #if !FSDP_COMPILED
-#error "fsdp::compiled is compiled with FSDP_COMPILED=1, as the files of the program that links it are"
+#error "this file is compiled with FSDP_COMPILED=1, as the other files of the target are"
 #endif
 
 namespace fsdp {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library fsdp::compiled_mpi, which needs fsdp::compiled.
+// What fsdp::compiled_mpi adds to a target that links it, beside what fsdp::compiled adds.
 #include "fsdp/compiled/mpi.hpp"
 
 #if !FSDP_COMPILED || !FSDP_COMPILED_MPI
-#error "fsdp::compiled_mpi is compiled with FSDP_COMPILED=1 and FSDP_COMPILED_MPI=1, as the program's files are"
+#error "this file is compiled with FSDP_COMPILED=1 and FSDP_COMPILED_MPI=1, as the other files of the target are"
 #endif
 
 namespace fsdp {

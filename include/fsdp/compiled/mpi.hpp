@@ -15,5 +15,5 @@
 namespace fsdp {
 FSDP_DEVICE_INSTANCES(extern template, host::Device, Fp32)
 FSDP_MPI_INSTANCES(extern template)
-}
+}  // namespace fsdp
 #endif

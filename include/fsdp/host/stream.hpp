@@ -184,7 +184,9 @@ class Stream {
     core_->worker.join();
   }
 
-  /// Appends a callable. It is moved into the queue and destroyed on the worker right after it ran or was skipped.
+  /// Appends a callable, as a copy of its own, or moved. The worker destroys it right after it ran or was skipped;
+  /// without a worker it runs and is destroyed before this returns. Its destructor must not throw, and it must not
+  /// enqueue on its own stream.
   /// It computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
   /// @throws what an earlier task threw
   template <class F>
@@ -192,20 +194,20 @@ class Stream {
     using Callable = std::decay_t<F>;
     if constexpr (detail::is_bytes<Callable>) {
       Callable bytes(std::forward<F>(task));
-      enqueue_bytes(detail::call_as<Callable>, &bytes, sizeof bytes);
+      enqueue_bytes(detail::call_as<Callable>, std::addressof(bytes), sizeof bytes);
     } else if (runs_inline()) {
       Callable callable(std::forward<F>(task));
       IeeeArithmetic const arithmetic;
       callable();
     } else {
-      core_->rethrow();
-      core_->queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
+      core().rethrow();
+      core().queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
     }
   }
 
   /// Lets `event` stand for all work enqueued so far.
   void record(Event& event) {
-    core_->rethrow();
+    core().rethrow();
     push_record(event);
   }
 
@@ -214,26 +216,26 @@ class Stream {
   void wait(Event const& event, WaitSite site = WaitSite::none) {
     FSDP_EXPECTS(event.recorded(), "stream '{}' is to wait at site '{}' for an event that was never recorded", name(),
                  fsdp::name(site));
-    core_->rethrow();
+    core().rethrow();
     if (runs_inline()) {
-      core_->await(*event.state_, event.ticket_, site);
+      core().await(*event.state_, event.ticket_, site);
       return;
     }
     event.state_->enter();
-    core_->queue.push(new detail::WaitTask(*event.state_, event.ticket_, site));
+    core().queue.push(new detail::WaitTask(*event.state_, event.ticket_, site));
   }
 
   /// Blocks the calling thread until all enqueued work is done.
   /// @throws what a task threw; UsageError from inside a task of this stream
   void synchronize() {
     if (runs_inline()) return;
-    FSDP_EXPECTS(std::this_thread::get_id() != core_->worker.get_id(),
+    FSDP_EXPECTS(std::this_thread::get_id() != core().worker.get_id(),
                  "stream '{}': a task cannot synchronize its own stream", name());
-    Event& done = core_->finished;
+    Event& done = core().finished;
     push_record(done);
     done.state_->await(done.ticket_, Backoff{Backoff::Limit::termination},
                        [&] { return formatted("the host waits for stream '{}'", name()); });
-    core_->rethrow();
+    core().rethrow();
   }
 
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
@@ -248,12 +250,17 @@ class Stream {
     return core_->blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
   }
   std::string_view name() const { return core_->name; }
-  bool runs_inline() const { return !core_->worker.joinable(); }
+  bool runs_inline() const { return !core().worker.joinable(); }
   /// Identifies the stream; unchanged by moves.
   void const* id() const { return core_.get(); }
 
  private:
   explicit Stream(std::unique_ptr<detail::StreamCore> core) : core_(std::move(core)) {}
+
+  detail::StreamCore& core() const {
+    FSDP_EXPECTS(core_ != nullptr, "a call of a stream that was moved from");
+    return *core_;
+  }
 
   /// A callable that may be copied as bytes, by the function that calls it.
   void enqueue_bytes(void (*call)(void*), void* callable, std::size_t bytes) {
@@ -262,8 +269,8 @@ class Stream {
       call(callable);
       return;
     }
-    core_->rethrow();
-    core_->queue.push(detail::BytesTask::make(call, callable, bytes));
+    core().rethrow();
+    core().queue.push(detail::BytesTask::make(call, callable, bytes));
   }
   static void work(detail::StreamCore& core) {
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());

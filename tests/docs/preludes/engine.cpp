@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine with layers, an optimizer and a batch; statements stand inside a function.
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <iostream>
 #include <utility>
 #include <vector>
 
