@@ -61,18 +61,18 @@ class FormatArgument {
 namespace detail {
 
 /// What a field's specification may ask of an argument.
-enum class FormatKind : unsigned char { text, whole, real, truth };
+enum class FormatKind : unsigned char { text, whole, real, plain };  // plain: no type may be asked for
 
 /// The kinds of up to 32 arguments, two bits each.
 using FormatKinds = std::uint64_t;
 
 template <class T>
 constexpr FormatKind format_kind() {
-  if constexpr (std::is_same_v<T, bool>)
-    return FormatKind::truth;
+  if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, char>)
+    return FormatKind::plain;
   else if constexpr (std::is_floating_point_v<T>)
     return FormatKind::real;
-  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, char>)
+  else if constexpr (std::is_integral_v<T>)
     return FormatKind::whole;
   else
     return FormatKind::text;
@@ -126,9 +126,9 @@ constexpr FormatSpecification read_specification(std::string_view text, std::siz
 }
 constexpr bool suits(FormatSpecification const& specification, FormatKind kind) {
   std::string_view types = "s";
-  if (kind == FormatKind::whole) types = "dx";
+  if (kind == FormatKind::whole) types = "dxX";
   if (kind == FormatKind::real) types = "efg";
-  if (kind == FormatKind::truth) types = "";
+  if (kind == FormatKind::plain) types = "";
   if (specification.precision && kind != FormatKind::real) return false;
   return specification.type == 0 || types.find(specification.type) != types.npos;
 }
@@ -175,7 +175,7 @@ std::size_t format_arguments_to(std::span<char> out, std::string_view text, Form
 }  // namespace detail
 
 /// `text` with its fields replaced by the arguments in order, as fmt would do it. A field is {} or {:specification},
-/// [[fill]align][0][width][.precision][type] with a type of d, x (whole numbers), e, f, g (real ones), s (texts); the
+/// [[fill]align][0][width][.precision][type] with a type of d, x, X (whole numbers), e, f, g (real ones), s (texts); the
 /// width may be a field.
 template <class... Args>
 std::string formatted(detail::FormatTextOf<Args...> text, Args const&... args) {

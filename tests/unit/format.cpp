@@ -35,7 +35,7 @@ TEST_CASE("Fields are replaced by arguments of all kinds", "[format]") {
 TEST_CASE("Specifications are fmt's", "[format]") {
   CHECK(formatted("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5) ==
         fmt::format("{:.3f}|{:g}|{:e}", 2.0 / 3.0, 1e-9f, 12.5));
-  CHECK(formatted("{:x}|{:04x}|{:>6}|{:<6}|{:03}", 255u, 10u, 42, 42, 7) == "ff|000a|    42|42    |007");
+  CHECK(formatted("{:x}|{:04x}|{:X}|{:>6}|{:<6}|{:03}", 255u, 10u, 255u, 42, 42, 7) == "ff|000a|FF|    42|42    |007");
   CHECK(formatted("{:>6}|{:<6}|{:^6}|", "text", "text", "text") == "  text|text  | text |");
   std::size_t const width = 9;
   CHECK(formatted("{:<{}}|{:>{}}|{}", "text", width, 1.5, 5, 3) == "text     |  1.5|3");

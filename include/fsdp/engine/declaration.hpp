@@ -84,7 +84,9 @@ class Declaration {
   /// A module has named tensors of the unit.
   /// @throws UsageError if another unit has one of them
   void claim_names(UnitId id) {
+    bool again = false;
     for (auto const other : named_) {
+      again = again || other == id.index;
       if (other == id.index) continue;
       auto const* const shared = first_shared_name(units_[other]->layout(), units_[id.index]->layout());
       FSDP_EXPECTS(shared == nullptr,
@@ -92,7 +94,7 @@ class Declaration {
                    "that share it share a unit",
                    where_.rank, units_[other]->name(), units_[id.index]->name(), *shared);
     }
-    named_.push_back(id.index);
+    if (!again) named_.push_back(id.index);
   }
 
   /// @return `use`
@@ -208,7 +210,7 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
-  std::vector<std::size_t> named_;  ///< units whose tensors' names are claimed; twice where modules share one
+  std::vector<std::size_t> named_;  ///< units whose tensors' names are claimed
   std::vector<List> lists_;
 };
 
