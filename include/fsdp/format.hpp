@@ -175,8 +175,8 @@ std::size_t format_arguments_to(std::span<char> out, std::string_view text, Form
 }  // namespace detail
 
 /// `text` with its fields replaced by the arguments in order, as fmt would do it. A field is {} or {:specification},
-/// [[fill]align][0][width][.precision][type] with a type of d, x, X (whole numbers), e, f, g (real ones), s (texts); the
-/// width may be a field.
+/// [[fill]align][0][width][.precision][type] with a type of d, x, X (whole numbers), e, f, g (real ones), s (texts);
+/// the width may be a field.
 template <class... Args>
 std::string formatted(detail::FormatTextOf<Args...> text, Args const&... args) {
   FormatArgument const arguments[]{args..., 0};

@@ -188,6 +188,8 @@ TEST_CASE("host: a stream that was moved from says so", "[device]") {
   CHECK_THROWS_AS(stream.enqueue([] {}), fsdp::UsageError);
   CHECK_THROWS_AS(stream.enqueue([p = std::make_unique<int>()] {}), fsdp::UsageError);
   CHECK_THROWS_AS(stream.synchronize(), fsdp::UsageError);
+  CHECK_THROWS_AS(stream.name(), fsdp::UsageError);
+  CHECK_THROWS_AS(stream.blocked_ns(fsdp::WaitSite::none), fsdp::UsageError);
   host::Event event;
   CHECK_THROWS_AS(stream.record(event), fsdp::UsageError);
 }

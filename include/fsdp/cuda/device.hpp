@@ -310,7 +310,7 @@ class Device {
     cudaDeviceProp properties{};
     FSDP_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal_));
     return formatted("cuda:{} {} (compute {}.{}, {:.1f} GiB)", ordinal_, properties.name, properties.major,
-                       properties.minor, static_cast<double>(properties.totalGlobalMem) / (1024.0 * 1024.0 * 1024.0));
+                     properties.minor, static_cast<double>(properties.totalGlobalMem) / (1024.0 * 1024.0 * 1024.0));
   }
 
   [[noreturn]] void fail_allocation(std::string_view call, std::size_t bytes, std::string_view reason) const {

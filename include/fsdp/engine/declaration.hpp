@@ -127,27 +127,27 @@ class Declaration {
   /// What must be equal on all ranks, a line each.
   std::string text() const {
     auto lines = formatted("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
-                             strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
-                             fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
+                           strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
+                           fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
     lines += formatted("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
-                         options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
-                         options_.keep_root);
+                       options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
+                       options_.keep_root);
     lines += formatted("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
-                         options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
+                       options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
-                         options_.bucket_bytes, options_.seed, options_.passes_ahead);
+                       options_.bucket_bytes, options_.seed, options_.passes_ahead);
     for (auto const& unit : units_) {
       lines += detail::text_of(unit->name(), unit->layout());
-      lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(),
-                           described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
-                           unit->strategy().reshards_after_forward ? "reshards" : "stays");
+      lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(), described(unit->strategy()),
+                         unit->strategy().shards ? "shards" : "does not shard",
+                         unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
-                           schedule_.module_name(use));
+                         schedule_.module_name(use));
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
-                           listed(list.ahead));
+                         listed(list.ahead));
     return lines;
   }
 

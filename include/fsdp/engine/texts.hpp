@@ -18,7 +18,7 @@ inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
   auto lines = formatted("unit '{}' of {} elements\n", unit, layout.padded());
   for (auto const& tensor : layout.tensors())
     lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
-                         listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init));
+                       listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init));
   return lines;
 }
 

@@ -247,9 +247,9 @@ class Stream {
 
   /// Nanoseconds that the stream has spent blocked at `site`, so far.
   std::uint64_t blocked_ns(WaitSite site) const {
-    return core_->blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
+    return core().blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
   }
-  std::string_view name() const { return core_->name; }
+  std::string_view name() const { return core().name; }
   bool runs_inline() const { return !core().worker.joinable(); }
   /// Identifies the stream; unchanged by moves.
   void const* id() const { return core_.get(); }
@@ -264,13 +264,14 @@ class Stream {
 
   /// A callable that may be copied as bytes, by the function that calls it.
   void enqueue_bytes(void (*call)(void*), void* callable, std::size_t bytes) {
-    if (runs_inline()) {
+    auto& own = core();
+    if (!own.worker.joinable()) {
       IeeeArithmetic const arithmetic;
       call(callable);
       return;
     }
-    core().rethrow();
-    core().queue.push(detail::BytesTask::make(call, callable, bytes));
+    own.rethrow();
+    own.queue.push(detail::BytesTask::make(call, callable, bytes));
   }
   static void work(detail::StreamCore& core) {
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());

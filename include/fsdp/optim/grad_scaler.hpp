@@ -55,7 +55,7 @@ class GradScaler {
                  engine.rank());
     detail::expect_equal_texts(engine.world(),
                                formatted("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
-                                           options.backoff_factor, options.growth_interval),
+                                         options.backoff_factor, options.growth_interval),
                                "GradScaler options");
     memory_ = {engine.device(), engine.account(), MemoryTag::scalars, sizeof(LossScale)};
     load_state({options.init_scale, 0});

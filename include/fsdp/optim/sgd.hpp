@@ -66,7 +66,7 @@ class Sgd {
   }
   static std::string text(SgdOptions const& options) {
     return formatted("lr {}, momentum {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
-                       options.momentum, options.weight_decay, options.stochastic_rounding, options.seed);
+                     options.momentum, options.weight_decay, options.stochastic_rounding, options.seed);
   }
 
   template <bool Stochastic>

@@ -46,8 +46,8 @@ class Unpacker {
 inline std::string pack(std::vector<TraceSpan> const& spans) {
   std::string text;
   for (auto const& s : spans)
-    text += formatted("{} {} {} {} {} {} {}{} {}{} {}", static_cast<int>(s.kind), s.bytes, s.step, s.begin_ns,
-                        s.end_ns, s.unit.size(), s.unit, s.what.size(), s.what, s.pass.size(), s.pass);
+    text += formatted("{} {} {} {} {} {} {}{} {}{} {}", static_cast<int>(s.kind), s.bytes, s.step, s.begin_ns, s.end_ns,
+                      s.unit.size(), s.unit, s.what.size(), s.what, s.pass.size(), s.pass);
   return text;
 }
 /// @param shift  nanoseconds that are added to the times
@@ -151,9 +151,9 @@ inline std::string chrome_trace(std::vector<std::vector<TraceSpan>> const& ranks
     for (std::size_t kind = 0; kind < used.size(); ++kind) {
       if (!used[kind]) continue;
       add(formatted(R"({{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", rank, kind,
-                      stream_names[kind]));
-      add(formatted(R"({{"name":"thread_sort_index","ph":"M","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
-                      rank, kind, kind));
+                    stream_names[kind]));
+      add(formatted(R"({{"name":"thread_sort_index","ph":"M","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", rank,
+                    kind, kind));
     }
     for (auto const& span : ranks[rank])
       add(formatted(

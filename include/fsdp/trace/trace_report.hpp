@@ -196,12 +196,12 @@ inline std::string text(OverlapReport const& report) {
   double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
   auto const line = [&](std::string_view label, OverlapTimes const& times) {
     return formatted("{:<{}} {:>10.3f} {:>10.3f} {:>12.3f} {:>10.3f} {:>9.1f} {:>9}\n", label, widest,
-                       times.communication * scale, times.compute * scale, times.overlapped() * scale,
-                       times.exposed * scale, times.exposed_share() * 100.0,
-                       times.slowdown > 0.0 ? formatted("{:.3f}", times.slowdown) : "-");
+                     times.communication * scale, times.compute * scale, times.overlapped() * scale,
+                     times.exposed * scale, times.exposed_share() * 100.0,
+                     times.slowdown > 0.0 ? formatted("{:.3f}", times.slowdown) : "-");
   };
   auto table = formatted("{:<{}} {:>10} {:>10} {:>12} {:>10} {:>9} {:>9}\n", "ms a step", widest, "t_comm", "t_comp",
-                           "t_overlapped", "exposed", "exposed %", "slowdown");
+                         "t_overlapped", "exposed", "exposed %", "slowdown");
   for (auto const& row : report.units) table += line(row.name, row);
   for (auto const& row : report.passes) table += line(row.name, row);
   table += line("total", report);

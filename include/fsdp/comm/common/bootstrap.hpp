@@ -215,8 +215,8 @@ class TcpGroup {
       }
       if (!hello.same_kind(expected)) continue;
       if (hello.size != size_ || hello.rank < 1 || hello.rank >= size_) {
-        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_,
-                              hello.rank, hello.size);
+        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_, hello.rank,
+                            hello.size);
       } else if (peer(hello.rank)) {
         verdict = formatted("two processes say that they are rank {} of {}", hello.rank, size_);
       } else {

@@ -84,7 +84,7 @@ class WaitGraph {
       auto const& caller = at(circle[i]);
       auto const note = caller.notes.read(caller.announced.load(std::memory_order_relaxed));
       text += formatted("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", circle[i],
-                          note ? note->text() : "another call", circle[(i + 1) % circle.size()]);
+                        note ? note->text() : "another call", circle[(i + 1) % circle.size()]);
     }
     return text;
   }

@@ -115,7 +115,7 @@ struct Contradiction {
     if (peer < rank) return Contradiction{theirs, mine}.text(peer, rank);
     if (mine.note.place != theirs.note.place)
       return formatted("ranks disagree about the order of their calls: rank {} comes to {}, rank {} to {}", rank,
-                         mine.note.text(), peer, theirs.note.text());
+                       mine.note.text(), peer, theirs.note.text());
     auto ours = mine.number, others = theirs.number;
     for (auto const& count : mine.counts) {
       auto const their_count = theirs.calls_of(count.set).value_or(count.calls);

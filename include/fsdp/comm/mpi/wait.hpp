@@ -74,10 +74,7 @@ inline void write_error(std::string_view text) {
 }
 
 inline std::string list_of(std::vector<int> const& ranks) {
-  if (ranks.empty()) return "unknown";
-  std::string text;
-  for (auto const rank : ranks) text += formatted("{}{}", text.empty() ? "" : ", ", rank);
-  return text;
+  return ranks.empty() ? "unknown" : listed(ranks);
 }
 
 /// Sleeps until the next look: yields at first, then sleeps for up to 200 microseconds.
