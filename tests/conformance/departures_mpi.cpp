@@ -5,9 +5,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -132,6 +136,45 @@ TEST_CASE("mpi: a rank whose stream has failed is named, though it lives on") {
                fmt::format("rank {}: its stream had failed", last));
     }
     world.exchange({}, "all have seen it");
+  }
+}
+
+// A rank can fail in collective 2 while a peer is still in 1: both have what 1 needs of them, the peer has not looked.
+// Here the news comes first, by hand.
+TEST_CASE("mpi: a failure in a collective leaves those before it to peers that are still in them") {
+  using fsdp::mpi::detail::Collectives;
+  for (int const ranks_per_node : {0, 1, 2}) {
+    auto const& environment = test_environment();
+    auto const id = 4711u + static_cast<unsigned>(ranks_per_node);  // nobody else's
+    auto family = std::make_shared<fsdp::mpi::detail::Family>(environment.post(), id, environment.rank());
+    MPI_Comm world = MPI_COMM_NULL;
+    MPI_Comm_dup(MPI_COMM_WORLD, &world);
+    fsdp::mpi::Options options;
+    options.ranks_per_node = ranks_per_node;
+    fsdp::mpi::detail::Group group(world, environment.nodes(ranks_per_node), family, id + 100, "world", {}, options);
+    Collectives collectives(group);
+    int const last = group.size() - 1;
+    double value = 1;
+    auto const all_reduce = [&](std::uint64_t sequence) {
+      fsdp::mpi::detail::Call call;
+      call.header.sequence = sequence;
+      call.header.count = 1;
+      call.header.collective = fsdp::comm::Collective::all_reduce;
+      call.header.type = fsdp::DType::f64;
+      call.send = call.receive = reinterpret_cast<std::byte*>(&value);
+      collectives.run(call);
+    };
+    if (group.rank() == last) {
+      group.fail_all("it fails in collective 2", 2);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // peers wait for this rank, and hear of it
+    }
+    all_reduce(1);
+    CHECK(value == group.size());
+    contains(expect_throws<fsdp::PeerError>("a collective that a peer fails in", [&] { all_reduce(2); }),
+             "a peer failed: it fails in collective 2");
+    CHECK_NOTHROW(group.exchange({}, "all have seen it"));
+    group.fail_all("another fails in 1", 1);
+    CHECK_THROWS_AS(group.throw_if_failed(1), fsdp::PeerError);
   }
 }
 

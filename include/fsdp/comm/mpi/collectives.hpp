@@ -36,7 +36,7 @@ class Collectives {
     auto const sequence = call.header.sequence;
     awaited_ = {call.header.operation().numbered(sequence, group_.name()), call.header.numbers.own, sequence};
     try {
-      group_.throw_if_failed();
+      group_.throw_if_failed(sequence);
       meet(call);
       switch (call.header.collective) {
         case Collective::all_gather: all_gather(call); break;
@@ -49,7 +49,7 @@ class Collectives {
       throw;  // noted by who found it
     } catch (std::exception const& error) {
       abandon();
-      group_.fail_all(error.what());
+      group_.fail_all(error.what(), sequence);
       throw;
     }
     group_.own().done.publish(sequence);
@@ -63,7 +63,8 @@ class Collectives {
   void drop(Call const& call) noexcept {
     try {
       group_.fail_all(formatted("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
-                                call.header.operation().numbered(call.header.sequence, group_.name()).describe()));
+                                call.header.operation().numbered(call.header.sequence, group_.name()).describe()),
+                      call.header.sequence);
     } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
     }
   }
@@ -92,7 +93,7 @@ class Collectives {
           group_.own_world_rank(), awaited_.operation, group_.options().timeout,
           [&] {
             if (done()) return true;
-            group_.throw_if_failed();
+            group_.throw_if_failed(awaited_.collectives);
             return false;
           },
           [&] {
@@ -130,7 +131,7 @@ class Collectives {
       }
       auto const text = comm::disagreement_text(sequence, group_.world_rank_of(0), first.operation().describe(),
                                                 group_.world_rank_of(rank), other.operation().describe());
-      group_.fail_order(text);
+      group_.fail_order(text, sequence);
       fail<OrderError>("rank {}: {}", group_.own_world_rank(), text);
     }
   }

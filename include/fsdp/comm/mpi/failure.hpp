@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -20,23 +21,36 @@ void copy_text(char (&to)[N], std::string_view text) {
   to[length] = '\0';
 }
 
-/// In shared memory. Zeroed memory is a note without a failure.
+/// In shared memory: the first text counts, and the earliest collective. A rank that fails in one has done its part of
+/// those before: peers that are still in them wait on, for what is under way. Zeroed memory is a note without a
+/// failure.
 struct FailureNote {
   static constexpr std::size_t most_text = 1024;
+  static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();  ///< collectives that can fail
+  static constexpr std::uint64_t any = none - 1;                                    ///< of a wait that is in none
 
-  std::atomic<std::uint32_t> state{0};  ///< 0: none, 1: being written, 2: set
+  std::atomic<std::uint64_t> since{none};  ///< collectives from this number on are not run any more
+  std::atomic<std::uint32_t> state{0};     ///< of the text. 0: none, 1: being written, 2: set
   std::uint32_t is_order_error = 0;
   char text[most_text] = {};
 
-  bool failed() const { return state.load(std::memory_order_acquire) == 2; }
-  /// @return false if another failure came first: that one counts
-  bool set(std::string_view what, bool order_error) {
-    std::uint32_t none = 0;
-    if (!state.compare_exchange_strong(none, 1)) return false;
-    is_order_error = order_error ? 1 : 0;
-    copy_text(text, what);
-    state.store(2, std::memory_order_release);
-    return true;
+  /// @param collective  number of the one that waits: its peers' failures in later ones do not concern it
+  bool failed(std::uint64_t collective = any) const {
+    return since.load(std::memory_order_acquire) <= collective && state.load(std::memory_order_acquire) == 2;
+  }
+  /// @param collective  in which the rank failed; 0: all are concerned
+  /// @return whether that ends more waits than before
+  bool set(std::string_view what, bool order_error, std::uint64_t collective = 0) {
+    std::uint32_t empty = 0;
+    if (state.compare_exchange_strong(empty, 1)) {
+      is_order_error = order_error ? 1 : 0;
+      copy_text(text, what);
+      state.store(2, std::memory_order_release);
+    }
+    auto earliest = since.load();
+    while (collective < earliest)
+      if (since.compare_exchange_weak(earliest, collective)) return true;
+    return false;
   }
   /// @pre failed()
   [[noreturn]] void raise(int world_rank) const {

@@ -71,7 +71,7 @@ class Peers {
           own_world_rank(), awaited.operation, options_.timeout,
           [&] {
             if (theirs.reached(target)) return true;
-            throw_if_failed();
+            throw_if_failed(awaited.collectives);
             return false;
           },
           [&] {
@@ -81,25 +81,28 @@ class Peers {
           [&] { return behind(counter, target); });
     }
   }
-  void throw_if_failed() const {
+  /// @param collective  in which the caller is
+  void throw_if_failed(std::uint64_t collective = FailureNote::any) const {
     family_->throw_if_failed();
-    if (has_control_ && control_.failure().failed()) family_->raise(control_.failure());
+    if (has_control_ && control_.failure().failed(collective)) family_->raise(control_.failure());
   }
 
-  /// Ends every wait of this communicator's ranks.
-  void fail_all(std::string_view text) noexcept {
+  /// Ends every wait of this communicator's ranks in `collective` and after it: this rank has done its part before.
+  void fail_all(std::string_view text, std::uint64_t collective) noexcept {
     family_->calls().stop();
-    if (!has_control_ || !control_.failure().set(text, false)) return;
+    if (!has_control_ || !control_.failure().set(text, false, collective)) return;
     control_.wake_all();
     Letter letter;
     letter.kind = Letter::Kind::failed;
     letter.subject = id_;
+    letter.collectives = collective;
     copy_text(letter.text, text);
     family_->post().send(world_ranks_elsewhere(), letter);
   }
-  void fail_order(std::string_view text) noexcept {
+  void fail_order(std::string_view text, std::uint64_t collective) noexcept {
     family_->calls().stop();
-    if (control_.failure().set(text, true)) control_.wake_all();  // ranks on other nodes find out by themselves
+    if (control_.failure().set(text, true, collective))
+      control_.wake_all();  // ranks on other nodes find out by themselves
   }
   /// Ends the family if two ranks have made different calls before the one in which they meet, `note`.
   void expect_one_order(comm::CallNote const& note, CallNumbers mine, CallNumbers theirs, int peer) {
@@ -154,7 +157,8 @@ class Peers {
     family_->post().collect();
     family_->hear();
     for (auto const& [from, letter] : family_->post().about(id_)) {
-      if (letter.kind == Letter::Kind::failed && control_.failure().set(letter.text, letter.flag)) control_.wake_all();
+      if (letter.kind == Letter::Kind::failed && control_.failure().set(letter.text, letter.flag, letter.collectives))
+        control_.wake_all();
       if (letter.kind == Letter::Kind::left)
         expect_enough(awaited, from, letter.collectives, letter.calls, letter.flag);
     }

@@ -26,7 +26,7 @@ struct Letter {
   Kind kind{};
   bool flag = false;              ///< left: by an exception; failed: ranks disagree
   std::uint64_t subject = 0;      ///< of left and of some failures: the communicator; else the family
-  std::uint64_t collectives = 0;  ///< left: how many were enqueued
+  std::uint64_t collectives = 0;  ///< left: how many were enqueued; failed: in which, 0 in all
   std::uint64_t calls = 0;        ///< left: how many of the control plane were made
   CallRecord record;              ///< waits: the call
   char text[FailureNote::most_text] = {};
