@@ -9,6 +9,7 @@ endforeach()
 find_package(OpenBLAS QUIET)
 find_package(CLI11 QUIET)
 find_package(nlohmann_json QUIET)
+find_package(xxHash QUIET)
 
 if(NOT OpenBLAS_FOUND)
   set(what OpenBLAS)
@@ -25,6 +26,10 @@ foreach(who IN ITEMS nanogpt benchmarks)
     fsdp_missing(${who} nlohmann-json nlohmann-json3-dev)
   endif()
 endforeach()
+
+if(NOT xxHash_FOUND)
+  fsdp_missing(nanogpt xxHash libxxhash-dev)
+endif()
 
 if(FSDP_BUILD_TESTS)
   find_package(Catch2 QUIET)

@@ -18,7 +18,7 @@
 #include "gpt_config.hpp"
 #include "head.hpp"
 #include "pass.hpp"
-#include "staging.hpp"
+#include "fsdp/staging.hpp"
 #include "token_feed.hpp"
 
 namespace nanogpt {
@@ -251,7 +251,7 @@ class Gpt {
   TokenFeed<Device> feed_;
   fsdp::AccountedMemory<Device const> scalars_;  // training loss, evaluation loss
   fsdp::AccountedMemory<Device const> sampled_;  // (V)
-  Staging<Device, double> taken_;
+  fsdp::Staging<Device, double> taken_;
   fsdp::UnitId root_;
   typename E::template Sharded<Embedding<Device, T>> embedding_;
   std::vector<typename E::template Sharded<Block<Device, T>>> blocks_;

@@ -21,11 +21,12 @@ enum class MemoryTag : unsigned char {
   activations,  ///< the application's activation arena
   workspace,    ///< the application's scratch
   scalars,      ///< norms, clip factors, losses
+  snapshot,     ///< host memory that a checkpoint is written from while training goes on
   count_
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(MemoryTag::count_)> memory_tag_names{
-    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars"};
+    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars", "snapshot"};
 
 constexpr std::string_view name(MemoryTag tag) { return memory_tag_names[static_cast<std::size_t>(tag)]; }
 

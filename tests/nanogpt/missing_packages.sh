@@ -32,6 +32,7 @@ hide() {
 hide libopenblas-dev OpenBLAS
 hide libcli11-dev CLI11
 hide nlohmann-json3-dev nlohmann_json
+hide libxxhash-dev xxHash
 hide libfmt-dev fmt
 hide libopenmpi-dev MPI
 hide catch2 Catch2
@@ -85,7 +86,7 @@ builds
 check "asked for packages again" test -z "$(grep -E '^(apt-get|sudo)' calls)"
 
 # All that is missing, at once; what only the tests need is not asked for.
-all=(libfmt-dev libopenmpi-dev openmpi-bin libopenblas-dev libcli11-dev nlohmann-json3-dev)
+all=(libfmt-dev libopenmpi-dev openmpi-bin libopenblas-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
 packages "${all[@]}" catch2
 run $script
 builds

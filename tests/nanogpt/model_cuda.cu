@@ -19,7 +19,7 @@ using model_test::Outcome;
 
 bool const ready = fsdp::testing::need_gpu();
 
-static_assert(nanogpt::PinsMemory<fsdp::cuda::Device>, "batches and losses cross in page-locked memory");
+static_assert(fsdp::PinsMemory<fsdp::cuda::Device>, "batches and losses cross in page-locked memory");
 
 template <class P>
 Outcome on_gpu() {

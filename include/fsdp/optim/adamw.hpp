@@ -2,8 +2,11 @@
 // AdamW on flat shards.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
@@ -67,6 +70,13 @@ class AdamW {
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
   AdamWOptions const& options() const { return options_; }
+
+  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  static constexpr std::string_view name() { return "AdamW"; }
+  static std::vector<std::string_view> state_names() { return {"exp_avg", "exp_avg_sq"}; }
+  Moment* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  /// Continues as after `steps` steps. @note Waits for compute.
+  void set_steps(std::int64_t steps) { state_.set_steps(steps); }
 
  private:
   using State = OptimizerState<E, Moment>;

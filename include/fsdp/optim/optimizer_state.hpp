@@ -105,8 +105,11 @@ class OptimizerState {
   }
 
   /// A unit's shard of moment `which`; nullptr if there are none.
-  Moment* moment(int which, Part const& part) const {
+  Moment* moment(std::int64_t which, Part const& part) const {
     return moments_ ? moments_.template as<Moment>() + which * elements_ + part.offset : nullptr;
+  }
+  Moment* moment(std::size_t which, std::size_t unit) const {
+    return moment(static_cast<std::int64_t>(which), parts_[unit]);
   }
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
@@ -115,6 +118,13 @@ class OptimizerState {
     engine_->device().copy_async(engine_->compute(), &now, step_, sizeof now);
     engine_->device().synchronize(engine_->compute());
     return now.taken;
+  }
+  /// Continues as after `steps` steps. @throws UsageError if they are negative @note Waits for compute.
+  void set_steps(std::int64_t steps) {
+    FSDP_EXPECTS(steps >= 0, "rank {}: {}: {} steps", engine_->rank(), name_, steps);
+    OptimizerStep const now{.taken = steps};
+    engine_->device().copy_async(engine_->compute(), step_, &now, sizeof now);
+    engine_->device().synchronize(engine_->compute());
   }
 
  private:

@@ -2,8 +2,11 @@
 // Stochastic gradient descent on flat shards.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
@@ -52,6 +55,16 @@ class Sgd {
   E const& engine() const { return *engine_; }
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
+
+  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  static constexpr std::string_view name() { return "Sgd"; }
+  std::vector<std::string_view> state_names() const {
+    if (options_.momentum > 0.0f) return {"momentum_buffer"};
+    return {};
+  }
+  float* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  /// Continues as after `steps` steps. @note Waits for compute.
+  void set_steps(std::int64_t steps) { state_.set_steps(steps); }
 
  private:
   using State = OptimizerState<E, float>;

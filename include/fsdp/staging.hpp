@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace nanogpt {
+namespace fsdp {
 
 /// A device with page-locked host memory of its own: copies to and from other memory may block the caller there.
 template <class D>
@@ -39,11 +39,11 @@ class Staging {
       return static_cast<T*>(device.allocate_pinned(count * sizeof(T)));
     } else {
       static_cast<void>(device);
-      return new T[count]();
+      return new T[count];  // not zeroed
     }
   }
 
   std::unique_ptr<T[], Free> memory_;
 };
 
-}  // namespace nanogpt
+}  // namespace fsdp

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saving a run while it goes on: a copy in host memory, which a thread writes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/agreement.hpp"
+#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/staging.hpp"
+
+namespace fsdp {
+
+/// save() that blocks training for a copy to host memory alone. One save is under way at a time; the next waits for it.
+///
+/// The checkpoint is there when all ranks have written their files, which rank 0's thread waits for: nobody need call
+/// anything for that. The copy stays allocated, in the engine's account as MemoryTag::snapshot. The engine and the
+/// optimizers must outlive the saver.
+template <class E>
+class BackgroundSaver {
+ public:
+  explicit BackgroundSaver(E& engine) : engine_(&engine) {}
+  BackgroundSaver(BackgroundSaver&&) = delete;
+  /// Waits for this rank's thread: on rank 0 until all ranks have written, unless one could not. Reports a failure that
+  /// nobody has asked for.
+  ~BackgroundSaver() {
+    stop_waiting_ = std::uncaught_exceptions() > exceptions_;  // peers may never come
+    if (thread_.joinable()) thread_.join();
+    if (!failure_.empty()) std::fprintf(stderr, "fsdp: a checkpoint was not saved: %s\n", failure_.c_str());
+    account(-reserved_);
+  }
+
+  /// Waits for the last save, copies the state, and returns; a thread writes it. See fsdp::save().
+  /// @throws the last save's failure, on every rank, and then nothing is saved; else as fsdp::save() does for what
+  /// precedes writing
+  /// @note Collective: yes; blocks the calling thread until the state is in host memory.
+  template <checkpoint::Checkpointable O>
+  void save(O& optimizer, std::filesystem::path const& folder, nlohmann::ordered_json extra = nullptr,
+            SaveOptions const& options = {}) {
+    wait();
+    auto now = std::make_shared<checkpoint::Save<E, O>>(*engine_, optimizer, folder, std::move(extra), options);
+    reserve(now->bytes());
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < now->slices().size(); ++i) {
+      auto const bytes = now->slices()[i].bytes();
+      now->copy(i, 0, bytes, snapshot_->data() + offset);
+      offset += bytes;
+    }
+    engine_->device().synchronize(engine_->compute());
+    failure_.clear();
+    folder_.clear();
+    stop_waiting_ = false;
+    under_way_ = true;
+    thread_ = std::thread([this, now = std::move(now)] { run(*now); });
+  }
+
+  /// Waits until the last save is on the disk.
+  /// @return its folder; empty if there was none since the last call
+  /// @throws ResourceError or ConfigError on every rank if it could not be saved on one
+  /// @note Collective: yes; blocks the calling thread.
+  std::filesystem::path wait() {
+    if (!under_way_) return {};
+    under_way_ = false;
+    auto& world = engine_->world();
+    if (world.rank() != 0) thread_.join();
+    try {
+      // Rank 0's thread waits for the others' files: it learns here that some will not come.
+      checkpoint::agreed(world, "a checkpoint's files", [&] {
+        if (world.rank() != 0 && !failure_.empty()) throw ResourceError(std::exchange(failure_, {}));
+        return "";
+      });
+    } catch (...) {
+      stop_waiting_ = true;
+      if (thread_.joinable()) thread_.join();
+      failure_.clear();
+      throw;
+    }
+    if (thread_.joinable()) thread_.join();
+    return checkpoint::agreed(world, "a checkpoint's end", [&] {
+      if (!failure_.empty()) throw ResourceError(std::exchange(failure_, {}));
+      return folder_;
+    })[0];
+  }
+
+ private:
+  template <class S>
+  void run(S const& now) noexcept {
+    try {
+      std::int64_t begun = 0;
+      std::size_t current = 0;
+      now.write([&](std::size_t slice, std::int64_t begin, std::int64_t bytes) {
+        for (; current < slice; ++current) begun += now.slices()[current].bytes();
+        return std::span<std::byte const>(snapshot_->data() + begun + begin, static_cast<std::size_t>(bytes));
+      });
+      if (!now.is_first()) return;
+      while (!now.complete()) {
+        if (stop_waiting_) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      folder_ = now.commit();
+    } catch (std::exception const& error) {
+      try {
+        failure_ = error.what();
+        now.give_up(failure_);
+      } catch (...) {
+        if (failure_.empty()) failure_ = "no memory";
+      }
+    }
+  }
+
+  void reserve(std::int64_t bytes) {
+    if (snapshot_ && bytes <= reserved_) return;
+    account(-reserved_);
+    snapshot_.reset();
+    reserved_ = 0;
+    snapshot_.emplace(engine_->device(), static_cast<std::size_t>(bytes));
+    reserved_ = bytes;
+    account(bytes);
+  }
+  void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
+
+  E* engine_;
+  std::optional<Staging<std::remove_cvref_t<typename E::Device>, std::byte>> snapshot_;
+  std::int64_t reserved_ = 0;
+  std::thread thread_;
+  std::atomic<bool> stop_waiting_{false};
+  bool under_way_ = false;
+  int exceptions_ = std::uncaught_exceptions();
+  // The thread's until it is joined:
+  std::string failure_, folder_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folder of a run's checkpoints: one appears whole or not at all, and pointers name the one to go on from.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+struct SaveOptions {
+  std::int64_t step = -1;                       ///< in the name, "step-N"; -1: the steps that the optimizer has taken
+  std::vector<std::string> pointers{"latest"};  ///< files of the folder that name the checkpoint from now on
+  int keep_last = 2;  ///< checkpoints that stay, this one too; besides those that a pointer names. 0: all
+};
+
+namespace checkpoint {
+
+/// [Note: What a crash leaves] Files are written, and synchronised, in a hidden folder; then the manifest; then that
+/// folder gets its name; then the pointers do, one by one, each by renaming a file. Every step is on the disk before
+/// the next begins. So a pointer names a whole checkpoint at every moment, and what a crash leaves behind is hidden:
+/// the next save removes it.
+
+/// A checkpoint's name: "step-12", or "step-12.2" if that was there already.
+struct CheckpointName {
+  std::int64_t step = 0, attempt = 1;
+
+  static std::optional<CheckpointName> parse(std::string_view text) {
+    constexpr std::string_view prefix = "step-";
+    if (!text.starts_with(prefix)) return std::nullopt;
+    auto const* at = text.data() + prefix.size();
+    auto const* const end = text.data() + text.size();
+    CheckpointName name;
+    auto read = [&](std::int64_t& number) {
+      auto const [stop, error] = std::from_chars(at, end, number);
+      bool const digits = stop != at && *at != '-';
+      at = stop;
+      return error == std::errc{} && digits;
+    };
+    if (!read(name.step)) return std::nullopt;
+    if (at != end && (*at++ != '.' || !read(name.attempt))) return std::nullopt;
+    return at == end ? std::optional(name) : std::nullopt;
+  }
+  std::string text() const {
+    return attempt == 1 ? formatted("step-{}", step) : formatted("step-{}.{}", step, attempt);
+  }
+  friend auto operator<=>(CheckpointName const&, CheckpointName const&) = default;
+};
+
+/// What a pointer file says. @return nullopt if there is none
+/// @throws ConfigError if it names no checkpoint
+inline std::optional<std::string> read_pointer(std::filesystem::path const& pointer) {
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(pointer, error))) return std::nullopt;
+  auto text = read_text_file(pointer, 4096);
+  if (text.ends_with('\n')) text.pop_back();
+  if (!CheckpointName::parse(text))
+    fail<ConfigError>("'{}': expected the name of a checkpoint, step-N, got '{}'", pointer.string(),
+                      text.substr(0, 80));
+  return text;
+}
+
+/// The checkpoints of a folder, oldest first, and what else is there.
+struct CheckpointList {
+  std::vector<CheckpointName> checkpoints;
+  std::vector<std::string> named;      ///< by pointers
+  std::vector<std::string> leftovers;  ///< of saves that did not come to an end
+
+  explicit CheckpointList(std::filesystem::path const& folder) {
+    std::error_code error;
+    for (auto const& entry : std::filesystem::directory_iterator(folder, error)) {
+      auto const name = entry.path().filename().string();
+      if (auto const checkpoint = CheckpointName::parse(name); checkpoint && entry.is_directory(error))
+        checkpoints.push_back(*checkpoint);
+      if (name.starts_with(".step-")) leftovers.push_back(name);
+      if (!entry.is_regular_file(error) || entry.file_size(error) > 64 || name.find('.') != std::string::npos) continue;
+      auto text = read_text_file(entry.path(), 64);
+      if (text.ends_with('\n')) text.pop_back();
+      if (CheckpointName::parse(text)) named.push_back(text);
+    }
+    if (error) detail::throw_file_error(folder, "listed", error.value());
+    std::sort(checkpoints.begin(), checkpoints.end());
+  }
+};
+
+/// Rank 0, first: makes the hidden folder. @return its name @throws ResourceError
+inline std::string begin_checkpoint(std::filesystem::path const& folder, std::int64_t step) {
+  make_folders(folder);
+  for (auto const& name : CheckpointList(folder).leftovers) remove_folder(folder / name);
+  auto name = formatted(".step-{}.partial", step);
+  make_folders(folder / name);
+  return name;
+}
+
+/// Rank 0, when all ranks' files are there: makes it a checkpoint, and removes what is not kept.
+/// @return its folder
+/// @throws ConfigError if this rank does not see a rank's file; ResourceError
+inline std::filesystem::path commit_checkpoint(std::filesystem::path const& folder, std::string const& partial,
+                                               Manifest manifest, SaveOptions const& options) {
+  auto const hidden = folder / partial;
+  std::error_code error;
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    auto const name = rank_file_name(rank, manifest.world_size);
+    auto const description = hidden / description_name(name);
+    if (!std::filesystem::exists(description, error))
+      fail<ConfigError>(
+          "rank {} has written '{}', but rank 0 does not see it: checkpoints need a folder that all nodes share", rank,
+          description.string());
+    manifest.files.emplace_back(name, checksum_of(read_text_file(description)));
+  }
+  OutputFile file(hidden / manifest_name);
+  file.write(to_json_text(manifest));
+  file.finish();
+  sync_folder(hidden);
+
+  CheckpointName name{manifest.step, 1};
+  while (std::filesystem::exists(folder / name.text(), error)) ++name.attempt;
+  auto const final_folder = folder / name.text();
+  rename_durably(hidden, final_folder);
+  for (auto const& pointer : options.pointers) replace_text_file(folder / pointer, name.text() + "\n");
+  return final_folder;
+}
+
+/// Rank 0, last: removes checkpoints that are not kept. @throws ResourceError
+inline void prune_checkpoints(std::filesystem::path const& folder, int keep_last) {
+  if (keep_last <= 0) return;
+  CheckpointList const list(folder);
+  auto const size = static_cast<std::ptrdiff_t>(list.checkpoints.size());
+  for (std::ptrdiff_t i = 0; i < size - keep_last; ++i) {
+    auto const name = list.checkpoints[static_cast<std::size_t>(i)].text();
+    if (std::find(list.named.begin(), list.named.end(), name) != list.named.end()) continue;
+    auto const hidden = folder / ("." + name + ".old");  // never half of one under its name
+    rename_durably(folder / name, hidden);
+    remove_folder(hidden);
+  }
+}
+
+}  // namespace checkpoint
+}  // namespace fsdp

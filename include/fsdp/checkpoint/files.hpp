@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files as a checkpoint needs them: what was written is on the disk, or the call has failed and says why.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::checkpoint {
+
+namespace detail {
+
+inline std::string system_text(int error) { return std::generic_category().message(error); }
+
+/// @throws ResourceError: `path` cannot be `what`, and why
+[[noreturn]] inline void throw_file_error(std::filesystem::path const& path, std::string_view what, int error) {
+  fail<ResourceError>("'{}' cannot be {}: {}", path.string(), what, system_text(error));
+}
+
+/// Calls a system call again for as long as a signal interrupts it.
+template <class Call>
+auto retried(Call&& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+}  // namespace detail
+
+/// A file that is written from its beginning to its end. What was not synchronised may be lost.
+class OutputFile {
+ public:
+  /// Makes the file, or empties it.
+  /// @throws ResourceError
+  explicit OutputFile(std::filesystem::path path) : path_(std::move(path)) {
+    file_ = detail::retried([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
+    if (file_ < 0) detail::throw_file_error(path_, "created", errno);
+  }
+  OutputFile(OutputFile const&) = delete;
+  OutputFile& operator=(OutputFile const&) = delete;
+  ~OutputFile() {
+    if (file_ >= 0) ::close(file_);
+  }
+
+  /// @throws ResourceError
+  void write(std::span<std::byte const> bytes) {
+    while (!bytes.empty()) {
+      auto const written = detail::retried([&] { return ::write(file_, bytes.data(), bytes.size()); });
+      if (written < 0) detail::throw_file_error(path_, "written", errno);
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+      size_ += written;
+    }
+  }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Waits until everything is on the disk, and closes the file.
+  /// @throws ResourceError
+  void finish() {
+    if (detail::retried([&] { return ::fsync(file_); }) != 0) detail::throw_file_error(path_, "written", errno);
+    if (::close(std::exchange(file_, -1)) != 0) detail::throw_file_error(path_, "written", errno);
+  }
+
+  std::int64_t size() const { return size_; }
+  std::filesystem::path const& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+  std::int64_t size_ = 0;
+};
+
+/// A file that is read at any place. No mapping: a file that is cut short under way gives an error, not a signal.
+class InputFile {
+ public:
+  /// @throws ConfigError if it cannot be opened or is no regular file
+  explicit InputFile(std::filesystem::path path) : path_(std::move(path)) {
+    file_ = detail::retried([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
+    if (file_ < 0) fail<ConfigError>("'{}' cannot be opened: {}", path_.string(), detail::system_text(errno));
+    struct stat status {};
+    int const error = ::fstat(file_, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
+    size_ = status.st_size;
+    if (error == 0) return;
+    ::close(file_);
+    fail<ConfigError>("'{}' cannot be read: {}", path_.string(),
+                      S_ISDIR(status.st_mode) ? "it is a folder" : detail::system_text(error));
+  }
+  InputFile(InputFile const&) = delete;
+  InputFile& operator=(InputFile const&) = delete;
+  ~InputFile() { ::close(file_); }
+
+  /// Reads out.size() bytes from byte `first` on.
+  /// @throws ConfigError if the file ends before
+  void read(std::int64_t first, std::span<std::byte> out) const {
+    while (!out.empty()) {
+      auto const got = detail::retried([&] { return ::pread(file_, out.data(), out.size(), first); });
+      if (got < 0) fail<ConfigError>("'{}' cannot be read: {}", path_.string(), detail::system_text(errno));
+      if (got == 0)
+        fail<ConfigError>("'{}' is cut short: {} bytes from {} on are missing", path_.string(), out.size(), first);
+      out = out.subspan(static_cast<std::size_t>(got));
+      first += got;
+    }
+  }
+
+  std::int64_t size() const { return size_; }
+  std::filesystem::path const& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+  std::int64_t size_ = 0;
+};
+
+/// The whole file. @param most  bytes that it may have
+/// @throws ConfigError if it cannot be read or is longer
+inline std::string read_text_file(std::filesystem::path const& path, std::int64_t most = 1 << 28) {
+  InputFile const file(path);
+  if (file.size() > most) fail<ConfigError>("'{}' has {} bytes: more than {}", path.string(), file.size(), most);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// Waits until the folder's entries are on the disk: files made, renamed and removed in it.
+/// @throws ResourceError
+inline void sync_folder(std::filesystem::path const& folder) {
+  int const file = detail::retried([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (file < 0) detail::throw_file_error(folder, "opened", errno);
+  int const failed = detail::retried([&] { return ::fsync(file); });
+  int const error = errno;
+  ::close(file);
+  // Some file systems cannot synchronise folders, and need not.
+  if (failed != 0 && error != EINVAL && error != ENOTSUP) detail::throw_file_error(folder, "synchronised", error);
+}
+
+/// The folder that holds it: "." where the path names none.
+inline std::filesystem::path folder_of(std::filesystem::path const& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+/// Gives a file or folder its final name, on the disk too. @throws ResourceError
+inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
+  if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "put in its place", errno);
+  sync_folder(folder_of(to));
+}
+
+/// Replaces a file: whoever reads it finds the old text or the new one, after a crash too.
+/// @throws ResourceError
+inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
+  auto const temporary = std::filesystem::path(path.string() + ".tmp");
+  OutputFile file(temporary);
+  file.write(text);
+  file.finish();
+  rename_durably(temporary, path);
+}
+
+/// Makes a folder and those above it, on the disk too. @throws ResourceError
+inline void make_folders(std::filesystem::path const& folder) {
+  std::error_code error;
+  if (folder.empty() || std::filesystem::is_directory(folder, error)) return;
+  if (folder.has_parent_path() && folder.parent_path() != folder) make_folders(folder.parent_path());
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
+  if (!std::filesystem::is_directory(folder, error)) detail::throw_file_error(folder, "made", ENOTDIR);
+  sync_folder(folder_of(folder));
+}
+
+/// Removes a folder and all that is in it; one that is not there is no error. @throws ResourceError
+inline void remove_folder(std::filesystem::path const& folder) {
+  std::error_code error;
+  std::filesystem::remove_all(folder, error);
+  if (error) detail::throw_file_error(folder, "removed", error.value());
+}
+
+}  // namespace fsdp::checkpoint

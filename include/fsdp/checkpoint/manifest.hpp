@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a sharded checkpoint says of itself: which tensors and arrays, whose slices lie in which file, with checksums.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::checkpoint {
+
+inline constexpr std::string_view manifest_name = "checkpoint.json";
+inline constexpr std::string_view parameters_array = "parameters";  ///< the array of the master weights
+
+/// What is kept for every element of every tensor: the parameters, an optimizer's moments.
+struct ArrayEntry {
+  std::string name;
+  DType dtype = DType::f32;
+
+  friend bool operator==(ArrayEntry const&, ArrayEntry const&) = default;
+};
+
+/// A run of one tensor's elements in one array, in one rank's file.
+struct Slice {
+  std::string array, tensor;
+  DType dtype = DType::f32;
+  std::int64_t first = 0, count = 0;     ///< elements of the tensor
+  std::int64_t offset = 0;               ///< of its first byte in the file
+  std::vector<std::uint64_t> checksums;  ///< of its blocks of block_bytes
+
+  std::int64_t bytes() const { return count * static_cast<std::int64_t>(size_of(dtype)); }
+  /// The tensor's name in the file: parameters keep theirs.
+  std::string key() const { return array == parameters_array ? tensor : array + "/" + tensor; }
+};
+
+/// One rank's file. It lies beside its description, `name` + ".json".
+struct RankFile {
+  std::string name;
+  std::int64_t bytes = 0;
+  std::int64_t header_bytes = 0;  ///< before the first slice
+  std::uint64_t header_checksum = 0;
+  std::vector<Slice> slices;  ///< end to end behind the header
+};
+
+/// The whole: written last, so that a folder with one is a whole checkpoint.
+struct Manifest {
+  std::int64_t step = 0;
+  int world_size = 1;
+  std::string strategy;                                      ///< of the engine that saved, for people
+  std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
+  std::vector<ArrayEntry> arrays;                            ///< the parameters first
+  std::string optimizer;                                     ///< its name
+  std::int64_t steps_taken = 0;                              ///< by the optimizer
+  std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description
+  Json extra;                                                ///< the user's
+};
+
+inline std::string rank_file_name(int rank, int ranks) {
+  return formatted("rank-{:05d}-of-{:05d}.safetensors", rank, ranks);
+}
+
+/// The name of a rank file's description: it appears when both are whole and on the disk.
+inline std::string description_name(std::string const& file) { return file + ".json"; }
+
+inline DType dtype_named(std::string_view text, Fields const& fields, char const* field) {
+  for (auto const type : {DType::f32, DType::bf16, DType::f16})
+    if (text == name(type)) return type;
+  fields.wrong(field, "fp32, bf16 or fp16");
+}
+
+inline std::string to_json_text(RankFile const& file) {
+  Json json{{"file", file.name},
+            {"bytes", file.bytes},
+            {"header_bytes", file.header_bytes},
+            {"header_xxh64", checksum_text(file.header_checksum)},
+            {"block_bytes", block_bytes}};
+  auto slices = Json::array();
+  for (auto const& slice : file.slices) {
+    auto sums = Json::array();
+    for (auto const sum : slice.checksums) sums.push_back(checksum_text(sum));
+    slices.push_back({{"array", slice.array},
+                      {"tensor", slice.tensor},
+                      {"dtype", name(slice.dtype)},
+                      {"first", slice.first},
+                      {"count", slice.count},
+                      {"xxh64", std::move(sums)}});
+  }
+  json["slices"] = std::move(slices);
+  return json.dump(1) + "\n";
+}
+
+/// @throws ConfigError if it says nonsense
+inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max() / 16;
+  auto const json = parse_object(text, what);
+  Fields const fields(json, what);
+  RankFile file;
+  file.name = fields.text("file");
+  if (file.name.find('/') != std::string::npos) fields.wrong("file", "a name without a folder");
+  file.bytes = fields.whole("bytes", 0, most);
+  file.header_bytes = fields.whole("header_bytes", 8, most);
+  file.header_checksum = fields.checksum("header_xxh64");
+  fields.whole("block_bytes", block_bytes, block_bytes);
+  auto offset = file.header_bytes;
+  for (auto const& item : fields.array("slices")) {
+    Fields const each(item, what);
+    Slice slice;
+    slice.array = each.text("array");
+    slice.tensor = each.text("tensor");
+    slice.dtype = dtype_named(each.text("dtype"), each, "dtype");
+    slice.first = each.whole("first", 0, largest_numel);
+    slice.count = each.whole("count", 0, largest_numel);
+    slice.offset = offset;
+    for (auto const& sum : each.array("xxh64"))
+      slice.checksums.push_back(each.checksum_from(sum.is_string() ? sum.get<std::string>() : "", "xxh64"));
+    if (static_cast<std::int64_t>(slice.checksums.size()) != block_count(slice.bytes()))
+      each.wrong("xxh64", formatted("{} checksums", block_count(slice.bytes())));
+    if (__builtin_add_overflow(offset, slice.bytes(), &offset)) each.wrong("count", "no more than a file holds");
+    file.slices.push_back(std::move(slice));
+  }
+  if (offset != file.bytes) fields.wrong("bytes", formatted("{}, the header's and the slices'", offset));
+  return file;
+}
+
+inline std::string to_json_text(Manifest const& manifest) {
+  Json json{{"format", "fsdp sharded checkpoint"},
+            {"version", 1},
+            {"step", manifest.step},
+            {"world_size", manifest.world_size},
+            {"strategy", manifest.strategy}};
+  auto tensors = Json::array(), arrays = Json::array(), files = Json::array();
+  for (auto const& tensor : manifest.tensors) tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}});
+  for (auto const& array : manifest.arrays) arrays.push_back({{"name", array.name}, {"dtype", name(array.dtype)}});
+  for (auto const& [file, checksum] : manifest.files)
+    files.push_back({{"name", file}, {"description_xxh64", checksum_text(checksum)}});
+  json["tensors"] = std::move(tensors);
+  json["arrays"] = std::move(arrays);
+  json["optimizer"] = {{"name", manifest.optimizer}, {"steps", manifest.steps_taken}};
+  json["files"] = std::move(files);
+  json["extra"] = manifest.extra;
+  json["xxh64"] = checksum_text(checksum_of(json.dump()));
+  return json.dump(1) + "\n";
+}
+
+/// @throws ConfigError if it says nonsense, or is not as it was written
+inline Manifest parse_manifest(std::string_view text, std::string_view what) {
+  auto json = parse_object(text, what);
+  Fields const fields(json, what);
+  if (fields.text("format") != "fsdp sharded checkpoint") fields.wrong("format", "\"fsdp sharded checkpoint\"");
+  fields.whole("version", 1, 1);
+  auto const checksum = fields.checksum("xxh64");
+  json.erase("xxh64");
+  if (checksum_of(json.dump(-1, ' ', false, Json::error_handler_t::replace)) != checksum)
+    fail<ConfigError>("{} is damaged: its checksum is another", what);
+
+  Manifest manifest;
+  manifest.step = fields.whole("step", 0, std::numeric_limits<std::int64_t>::max());
+  manifest.world_size = static_cast<int>(fields.whole("world_size", 1, 1 << 24));
+  manifest.strategy = fields.text("strategy");
+  for (auto const& item : fields.array("tensors")) {
+    Fields const each(item, what);
+    TensorInfo tensor;
+    tensor.name = each.text("name");
+    for (auto const& extent : each.array("shape")) {
+      if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > std::uint64_t{largest_numel})
+        each.wrong("shape", "whole numbers");
+      tensor.shape.push_back(extent.get<std::int64_t>());
+    }
+    tensor.numel = 1;
+    for (auto const extent : tensor.shape)
+      if (__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) || tensor.numel > largest_numel)
+        each.wrong("shape", "as many elements as fit");
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  for (auto const& item : fields.array("arrays")) {
+    Fields const each(item, what);
+    manifest.arrays.push_back({each.text("name"), dtype_named(each.text("dtype"), each, "dtype")});
+  }
+  if (manifest.arrays.empty() || manifest.arrays.front().name != parameters_array)
+    fields.wrong("arrays", "the parameters first");
+  Fields const optimizer(fields.object("optimizer"), what);
+  manifest.optimizer = optimizer.text("name");
+  manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max());
+  for (auto const& item : fields.array("files")) {
+    Fields const each(item, what);
+    auto name = each.text("name");
+    if (name.find('/') != std::string::npos) each.wrong("name", "a name without a folder");
+    manifest.files.emplace_back(std::move(name), each.checksum("description_xxh64"));
+  }
+  manifest.extra = fields.at("extra");
+  return manifest;
+}
+
+}  // namespace fsdp::checkpoint

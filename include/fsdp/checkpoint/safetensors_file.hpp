@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// The safetensors file format: a reader that maps and trusts nothing.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint/safetensors_header.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::checkpoint {
+
+/// A safetensors file, mapped and checked: header length, JSON, names, types, extents, and that the tensors' bytes
+/// cover the data exactly, without gap or overlap.
+class SafetensorsFile {
+ public:
+  /// @throws ConfigError naming the file and what is wrong with it
+  explicit SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
+    map();
+    try {
+      parse();
+    } catch (...) {
+      unmap();
+      throw;
+    }
+  }
+  SafetensorsFile(SafetensorsFile const&) = delete;
+  SafetensorsFile& operator=(SafetensorsFile const&) = delete;
+  ~SafetensorsFile() { unmap(); }
+
+  /// In the order of their bytes.
+  std::vector<TensorEntry> const& entries() const { return entries_; }
+  std::map<std::string, std::string> const& metadata() const { return metadata_; }
+  bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
+  /// @throws ConfigError if there is no such tensor
+  TensorEntry const& entry(std::string_view name) const { return entries_[find(name)]; }
+
+  /// Reads elements [first, first + out.size()) of an F32, BF16 or F16 tensor, as fp32.
+  /// @param shape  the extents that the tensor must have
+  /// @throws ConfigError if the tensor is missing or has another shape or type; UsageError if the range lies outside it
+  void read(std::string_view name, std::span<std::int64_t const> shape, std::int64_t first,
+            std::span<float> out) const {
+    auto const index = find(name);
+    auto const& entry = entries_[index];
+    if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
+      wrong("tensor '{}': expected shape ({}), got ({})", name, listed(shape), listed(entry.shape));
+    FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
+                 "'{}': elements {} to {} of tensor '{}' with {}", path_.string(), first,
+                 first + static_cast<std::int64_t>(out.size()), name, entry.numel());
+    if (out.empty()) return;
+    auto const* const from = data_ + begins_[index] + static_cast<std::size_t>(first) * size_of(entry.dtype);
+    switch (entry.dtype) {
+      case DType::f32: std::memcpy(out.data(), from, out.size_bytes()); return;
+      case DType::bf16: return widen<bf16>(from, out);
+      case DType::f16: return widen<fp16>(from, out);
+      case DType::f64:
+      case DType::i64: break;
+    }
+    wrong("tensor '{}': expected dtype F32, BF16 or F16, got {}", name, detail::format_name(entry.dtype));
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void wrong(fsdp::detail::FormatTextOf<Args...> text, Args const&... args) const {
+    fail<ConfigError>("'{}': {}", path_.string(), formatted<Args...>(text, args...));
+  }
+  template <class T>
+  static void widen(std::byte const* from, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      T value;
+      std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+      out[i] = static_cast<float>(value);
+    }
+  }
+  std::size_t find(std::string_view name) const {
+    auto const found = index_.find(name);
+    if (found == index_.end()) wrong("there is no tensor '{}'", name);
+    return found->second;
+  }
+
+  void map() {
+    int const descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) wrong("cannot be opened: {}", detail::system_text(errno));
+    struct stat status {};
+    int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+    if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    if (error == 0) {
+      bytes_ = static_cast<std::size_t>(status.st_size);
+      if (bytes_ > 0) {
+        void* const address = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, descriptor, 0);
+        if (address == MAP_FAILED) error = errno;
+        if (address != MAP_FAILED) base_ = static_cast<std::byte const*>(address);
+      }
+    }
+    ::close(descriptor);
+    if (error != 0) wrong("cannot be read: {}", detail::system_text(error));
+  }
+  void unmap() {
+    if (base_ != nullptr) ::munmap(const_cast<std::byte*>(std::exchange(base_, nullptr)), bytes_);
+  }
+
+  void parse() {
+    if (bytes_ < detail::length_bytes) wrong("{} bytes are too few for a safetensors file", bytes_);
+    std::uint64_t length = 0;
+    for (std::size_t i = 0; i < detail::length_bytes; ++i) length |= static_cast<std::uint64_t>(base_[i]) << (8 * i);
+    if (length > detail::longest_header || length > bytes_ - detail::length_bytes)
+      wrong("a header of {} bytes does not fit a file of {}", length, bytes_);
+    auto const data_bytes = bytes_ - detail::length_bytes - length;
+    data_ = base_ + detail::length_bytes + length;
+
+    std::string_view const text(reinterpret_cast<char const*>(base_) + detail::length_bytes, length);
+    auto const header = parse_object(text, formatted("the header of '{}'", path_.string()));
+    struct Placed {
+      std::uint64_t begin, end;
+      TensorEntry entry;
+    };
+    std::vector<Placed> placed;
+    for (auto const& item : header.items()) {
+      if (item.key() == "__metadata__") {
+        read_metadata(item.value());
+        continue;
+      }
+      auto entry = read_entry(item.key(), item.value());
+      auto const& offsets = item.value()["data_offsets"];
+      if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+          !offsets[1].is_number_unsigned())
+        wrong("tensor '{}': expected two 'data_offsets'", item.key());
+      auto const begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
+      if (begin > end || end > data_bytes)
+        wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
+      if (end - begin != static_cast<std::uint64_t>(entry.numel()) * size_of(entry.dtype))
+        wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), listed(entry.shape),
+              detail::format_name(entry.dtype), end - begin);
+      placed.push_back({begin, end, std::move(entry)});
+    }
+    std::sort(placed.begin(), placed.end(),
+              [](Placed const& a, Placed const& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+    std::uint64_t covered = 0;
+    for (auto& tensor : placed) {
+      if (tensor.begin != covered)
+        wrong("tensor '{}' begins at byte {} of the data, {} was expected ({})", tensor.entry.name, tensor.begin,
+              covered, tensor.begin < covered ? "an overlap" : "a gap");
+      covered = tensor.end;
+      begins_.push_back(static_cast<std::size_t>(tensor.begin));
+      index_.emplace(tensor.entry.name, entries_.size());
+      entries_.push_back(std::move(tensor.entry));
+    }
+    if (covered != data_bytes) wrong("its tensors take {} bytes, the data have {}", covered, data_bytes);
+  }
+
+  void read_metadata(Json const& value) {
+    if (!value.is_object()) wrong("expected an object '__metadata__'");
+    for (auto const& item : value.items()) {
+      if (!item.value().is_string()) wrong("expected a text for '{}' in '__metadata__'", item.key());
+      metadata_.emplace(item.key(), item.value().get<std::string>());
+    }
+  }
+  TensorEntry read_entry(std::string const& name, Json const& value) const {
+    if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
+      wrong("tensor '{}': expected 'dtype', 'shape' and 'data_offsets'", name);
+    TensorEntry entry{name, DType::f32, {}};
+    auto const type = value["dtype"].is_string() ? value["dtype"].get<std::string>() : value["dtype"].dump();
+    bool known = false;
+    for (auto const candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64})
+      if (type == detail::format_name(candidate)) entry.dtype = candidate, known = true;
+    if (!known) wrong("tensor '{}': expected dtype F32, BF16, F16, F64 or I64, got {}", name, type);
+    if (!value["shape"].is_array()) wrong("tensor '{}': expected an array 'shape'", name);
+    std::uint64_t product = 1;
+    for (auto const& extent : value["shape"]) {
+      constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max() / 8;
+      if (!extent.is_number_unsigned()) wrong("tensor '{}': extent {} is not a whole number", name, extent.dump());
+      auto const count = extent.get<std::uint64_t>();
+      if (count > most || (count != 0 && product > most / count)) wrong("tensor '{}': its shape is too large", name);
+      product *= count;
+      entry.shape.push_back(static_cast<std::int64_t>(count));
+    }
+    return entry;
+  }
+
+  std::filesystem::path path_;
+  std::byte const* base_ = nullptr;
+  std::byte const* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::vector<TensorEntry> entries_;
+  std::vector<std::size_t> begins_;
+  std::map<std::string, std::size_t, std::less<>> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saving a run: parameters, optimizer state and what the user adds, so that it can go on from there on any ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/agreement.hpp"
+#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint/rank_file.hpp"
+#include "fsdp/checkpoint/training_state.hpp"
+#include "fsdp/engine/texts.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+namespace checkpoint {
+
+/// A save that has begun: all ranks have agreed on it, and its hidden folder is there.
+template <class E, Checkpointable O>
+class Save {
+ public:
+  /// @throws OrderError on every rank if ranks save different things, or have stepped or discarded otherwise;
+  /// ResourceError on every rank if the folder cannot be made; ConfigError on every rank if `extra` is no JSON
+  /// @note Collective: yes.
+  Save(E& engine, O& optimizer, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
+      : engine_(&engine), optimizer_(&optimizer), folder_(folder), options_(options) {
+    engine.seal();
+    auto const arrays = array_list(engine, optimizer);
+    manifest_.steps_taken = optimizer.steps();
+    manifest_.step = options.step < 0 ? manifest_.steps_taken : options.step;
+    manifest_.world_size = engine.world_size();
+    manifest_.strategy = std::string(engine.strategy().name);
+    manifest_.tensors = tensor_list(engine);
+    manifest_.arrays = arrays;
+    manifest_.optimizer = std::string(optimizer.name());
+    manifest_.extra = std::move(extra);
+    fsdp::detail::expect_equal_texts<OrderError>(
+        engine.world(),
+        formatted("step {} to '{}' with {} of {} steps after {}", manifest_.step, folder.string(), manifest_.optimizer,
+                  manifest_.steps_taken, engine.shards().history().text()),
+        "what is saved");
+    own_ = own_slices(engine, arrays);
+    partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
+      static_cast<void>(to_json_text(manifest_));  // what is no JSON is found before anything is written
+      return is_first() ? begin_checkpoint(folder, manifest_.step) : std::string();
+    })[0];
+  }
+
+  /// Bytes that this rank writes, without the header.
+  std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (auto const& slice : own_.slices) sum += slice.bytes();
+    return sum;
+  }
+  std::vector<Slice> const& slices() const { return own_.slices; }
+  /// Enqueues a copy of bytes [begin, begin + bytes) of a slice to host memory, on compute.
+  void copy(std::size_t slice, std::int64_t begin, std::int64_t bytes, std::byte* to) const {
+    auto const& place = own_.places[slice];
+    auto const first = place.offset * static_cast<std::int64_t>(size_of(own_.slices[slice].dtype)) + begin;
+    engine_->device().copy_async(engine_->compute(), to,
+                                 array_of(*engine_, *optimizer_, place.array, place.unit) + first,
+                                 static_cast<std::size_t>(bytes));
+  }
+
+  // Of files alone: any one thread.
+
+  /// Writes this rank's file. @param block  see write_rank_file @throws ResourceError
+  template <class Block>
+  void write(Block&& block) const {
+    write_rank_file(folder_ / partial_, rank_file_name(engine_->rank(), manifest_.world_size), own_.slices,
+                    std::forward<Block>(block));
+  }
+  bool is_first() const { return engine_->rank() == 0; }
+  /// This rank could not write its file: rank 0 sees it there.
+  void give_up(std::string_view why) const {
+    auto const name = rank_file_name(engine_->rank(), manifest_.world_size);
+    std::error_code ignored;
+    std::filesystem::remove(folder_ / partial_ / name, ignored);  // the disk may be full
+    replace_text_file(folder_ / partial_ / (name + ".failed"), why);
+  }
+  /// Whether all ranks' files are there. Rank 0.
+  /// @throws ResourceError if a rank has given up
+  bool complete() const {
+    for (int rank = 0; rank < manifest_.world_size; ++rank) {
+      std::error_code error;
+      auto const name = rank_file_name(rank, manifest_.world_size);
+      auto const failed = folder_ / partial_ / (name + ".failed");
+      if (std::filesystem::exists(failed, error)) fail<ResourceError>("rank {}: {}", rank, read_text_file(failed));
+      if (error) detail::throw_file_error(failed, "looked for", error.value());
+      if (!std::filesystem::exists(folder_ / partial_ / description_name(name), error)) return false;
+    }
+    return true;
+  }
+  /// Rank 0 gives the checkpoint its name, and removes those that are not kept. @return its folder; "" on other ranks
+  /// @throws ConfigError, ResourceError
+  std::string commit() const {
+    if (!is_first()) return {};
+    auto const place = commit_checkpoint(folder_, partial_, manifest_, options_);
+    prune_checkpoints(folder_, options_.keep_last);
+    return place.string();
+  }
+
+ private:
+  E* engine_;
+  O* optimizer_;
+  std::filesystem::path folder_;
+  SaveOptions options_;
+  Manifest manifest_;
+  OwnSlices own_;
+  std::string partial_;
+};
+
+}  // namespace checkpoint
+
+/// Saves the run as `folder`/step-N, sharded: each rank writes its slices of the parameters and of the optimizer's
+/// state, in the types that they are kept in. Whatever happens under way, `folder`/latest names a whole checkpoint
+/// before and after. load() and load_latest() read it, on any number of ranks and with any strategy and precision.
+///
+/// Gradients are not saved: between optimizer steps there are none. A GradScaler's state() belongs in `extra`.
+/// @param folder  all ranks reach it; it is made if need be
+/// @param extra  what the caller needs to go on, as JSON: rank 0's is kept
+/// @return the checkpoint's folder
+/// @throws ResourceError on every rank if a file cannot be written: what was saved before is as it was; OrderError if
+/// ranks save different things; UsageError in the middle of a pass
+/// @note Collective: yes; blocks the calling thread until everything is on the disk. One block of a MiB of host memory.
+template <class E, checkpoint::Checkpointable O>
+std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const& folder,
+                           nlohmann::ordered_json extra = nullptr, SaveOptions const& options = {}) {
+  using namespace checkpoint;
+  Save<E, O> const now(engine, optimizer, folder, std::move(extra), options);
+  auto& world = engine.world();
+  agreed(world, "a checkpoint's files", [&] {
+    std::vector<std::byte> staging(block_bytes);
+    now.write([&](std::size_t slice, std::int64_t begin, std::int64_t bytes) {
+      now.copy(slice, begin, bytes, staging.data());
+      engine.device().synchronize(engine.compute());
+      return std::span<std::byte const>(staging).first(static_cast<std::size_t>(bytes));
+    });
+    return "";
+  });
+  return agreed(world, "a checkpoint's end", [&] { return now.commit(); })[0];
+}
+
+/// Saves the parameters alone.
+template <class E>
+std::filesystem::path save(E& engine, std::filesystem::path const& folder, nlohmann::ordered_json extra = nullptr,
+                           SaveOptions const& options = {}) {
+  checkpoint::NoOptimizer none;
+  return save(engine, none, folder, std::move(extra), options);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sharded checkpoint that is read: any part of any tensor, whatever ranks wrote it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint/rank_file.hpp"
+#include "fsdp/error.hpp"
+
+namespace fsdp::checkpoint {
+
+/// Opens the files that hold what is asked for, and no others. Used by one thread.
+class ShardedReader {
+ public:
+  /// @param manifest  of the folder
+  /// @throws ConfigError if a description is missing, is not the one that was written, or slices do not cover every
+  /// tensor of every array exactly
+  ShardedReader(std::filesystem::path folder, Manifest manifest)
+      : folder_(std::move(folder)), manifest_(std::move(manifest)) {
+    for (auto const& [name, checksum] : manifest_.files) {
+      auto const path = folder_ / description_name(name);
+      auto const text = read_text_file(path);
+      auto const what = formatted("'{}'", path.string());
+      if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: its checksum is another", what);
+      descriptions_.push_back(parse_rank_file(text, what));
+      if (descriptions_.back().name != name) fail<ConfigError>("{} is of another file", what);
+    }
+    readers_.resize(descriptions_.size());
+    place_slices();
+  }
+
+  Manifest const& manifest() const { return manifest_; }
+
+  /// Visits elements [first, first + count) of a tensor, in order, in pieces; every byte has been checked.
+  /// @param visit  called as visit(DType, std::span<std::byte const>, element of the tensor that the piece begins with)
+  /// @throws ConfigError
+  template <class Visit>
+  void read(std::string_view array, std::string_view tensor, std::int64_t first, std::int64_t count, Visit&& visit) {
+    auto const& parts = parts_.at({std::string(array), std::string(tensor)});
+    auto part = std::upper_bound(parts.begin(), parts.end(), first,
+                                 [](std::int64_t at, Part const& each) { return at < each.end(); });
+    for (auto const end = first + count; first < end; ++part) {
+      auto const& slice = *part->slice;
+      auto const stop = std::min(end, part->end());
+      reader(part->file).read(slice, first - slice.first, stop - first, [&](auto bytes, std::int64_t at) {
+        visit(slice.dtype, bytes, slice.first + at);
+      });
+      first = stop;
+    }
+  }
+  /// The same as fp32.
+  void read(std::string_view array, std::string_view tensor, std::int64_t first, std::span<float> out) {
+    read(array, tensor, first, static_cast<std::int64_t>(out.size()),
+         [&](DType type, std::span<std::byte const> bytes, std::int64_t at) {
+           auto* const to = out.data() + (at - first);
+           if (type == DType::f32) std::memcpy(to, bytes.data(), bytes.size());
+           if (type == DType::bf16) widen<bf16>(bytes, to);
+           if (type == DType::f16) widen<fp16>(bytes, to);
+         });
+  }
+
+ private:
+  struct Part {
+    Slice const* slice;
+    std::size_t file;
+    std::int64_t end() const { return slice->first + slice->count; }
+  };
+
+  template <class T>
+  static void widen(std::span<std::byte const> bytes, float* to) {
+    for (std::size_t i = 0; i < bytes.size() / sizeof(T); ++i) {
+      T value;
+      std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+      to[i] = static_cast<float>(value);
+    }
+  }
+
+  void place_slices() {
+    for (auto const& array : manifest_.arrays)
+      for (auto const& tensor : manifest_.tensors)
+        if (!parts_.try_emplace({array.name, tensor.name}).second) wrong(array.name, tensor.name, "is listed twice");
+    for (std::size_t file = 0; file < descriptions_.size(); ++file) {
+      for (auto const& slice : descriptions_[file].slices) {
+        auto const found = parts_.find({slice.array, slice.tensor});
+        if (found == parts_.end()) wrong(slice.array, slice.tensor, "has slices, but the checkpoint does not list it");
+        if (slice.count > 0) found->second.push_back({&slice, file});
+      }
+    }
+    for (auto const& array : manifest_.arrays) {
+      for (auto const& tensor : manifest_.tensors) {
+        auto& parts = parts_.at({array.name, tensor.name});
+        std::sort(parts.begin(), parts.end(),
+                  [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
+        std::int64_t covered = 0;
+        for (auto const& part : parts) {
+          if (part.slice->dtype != array.dtype) wrong(array.name, tensor.name, "has a slice of another type");
+          if (part.slice->first != covered) wrong(array.name, tensor.name, "has slices that overlap or leave a gap");
+          covered = part.end();
+        }
+        if (covered != tensor.numel) wrong(array.name, tensor.name, "is not covered by its slices");
+      }
+    }
+  }
+  [[noreturn]] void wrong(std::string_view array, std::string_view tensor, std::string_view how) const {
+    fail<ConfigError>("'{}': {} of tensor '{}' {}", folder_.string(), array, tensor, how);
+  }
+  RankFileReader& reader(std::size_t file) {
+    if (readers_[file] == nullptr) readers_[file] = std::make_unique<RankFileReader>(folder_, descriptions_[file]);
+    return *readers_[file];
+  }
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  std::vector<RankFile> descriptions_;
+  std::vector<std::unique_ptr<RankFileReader>> readers_;                    // of files that were needed
+  std::map<std::pair<std::string, std::string>, std::vector<Part>> parts_;  // by array and tensor, in order
+};
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints that are damaged, incomplete, or not this model's are refused on every rank, and nothing has changed
+// then. skip-tsan
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/background_saver.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/save.hpp"
+#include "tests/catch.hpp"
+#include "tests/checkpoint/support.hpp"
+#include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace fsdp::testing;
+using Folder = TemporaryFolder;
+
+auto const make_adamw = [](auto& engine) {
+  return std::make_unique<fsdp::AdamW<std::remove_reference_t<decltype(engine)>>>(engine);
+};
+toy::Shape tiny() {
+  toy::Shape shape;
+  shape.inputs = 3;
+  shape.width = 2;
+  shape.hidden = {3};
+  return shape;
+}
+
+std::string bytes_of(fs::path const& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+void write_bytes(fs::path const& path, std::string const& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+/// One rank, with a checkpoint of two ranks to load.
+struct Victim {
+  Folder folder;
+  fs::path place;
+  State saved;
+
+  Victim() {
+    run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
+      train(network, adamw, 0, 2);
+      auto const path = fsdp::save(engine, adamw, folder.path, {{"text", "some"}});
+      auto state = state_of(engine, adamw);
+      if (engine.rank() == 0) saved = std::move(state), place = path;
+    });
+  }
+  /// @return the message with which load() refuses; "" if it loads the right thing, "wrong" if it loads anything else
+  template <class E, class O>
+  std::string load_into(E& engine, O& optimizer, State const& before) const {
+    std::string message;
+    try {
+      fsdp::load(engine, optimizer, place);
+    } catch (fsdp::ConfigError const& error) {
+      message = error.what();
+    }
+    auto const now = state_of(engine, optimizer);
+    if (message.empty()) return now == saved ? "" : "wrong";
+    return now == before ? message : "changed: " + message;
+  }
+  template <class Body>
+  void with_engine(Body&& body) const {
+    run<fsdp::Fp32>({1, fsdp::NoShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+      auto const before = state_of(engine, adamw);
+      body([&] {
+        auto text = load_into(engine, adamw, before);
+        if (text.empty()) restore(engine, adamw, before);
+        return text;
+      });
+    });
+  }
+
+ private:
+  template <class E, class O>
+  static void restore(E& engine, O& optimizer, State const& before) {
+    fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) {
+      auto const& values = before.arrays.at("parameters of " + tensor.name);
+      std::copy_n(values.begin() + first, out.size(), out.begin());
+    });
+    auto const shards = engine.shards();
+    for (std::size_t i = 0; i < 2; ++i)
+      for (std::size_t u = 0; u < shards.size(); ++u) std::fill_n(optimizer.state(i, u), shards[u].shard_numel(), 0.0f);
+    optimizer.set_steps(0);
+  }
+};
+
+std::vector<fs::path> files_of(fs::path const& folder) {
+  std::vector<fs::path> files;
+  for (auto const& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// A manifest or a description with another text in it, and the checksums that it needs to be believed.
+void rewrite(fs::path const& place, std::string const& file, std::string const& from, std::string const& to) {
+  using namespace fsdp::checkpoint;
+  auto text = bytes_of(place / file);
+  auto const at = text.find(from);
+  REQUIRE(at != std::string::npos);
+  text.replace(at, from.size(), to);
+  write_bytes(place / file, text);
+  auto manifest = Json::parse(bytes_of(place / manifest_name));
+  for (auto& each : manifest["files"]) {
+    auto const name = description_name(each["name"].get<std::string>());
+    if (name == file) each["description_xxh64"] = checksum_text(checksum_of(text));
+  }
+  manifest.erase("xxh64");
+  manifest["xxh64"] = checksum_text(checksum_of(manifest.dump()));
+  write_bytes(place / manifest_name, manifest.dump(1));
+}
+
+}  // namespace
+
+TEST_CASE("every byte counts: one that is flipped is noticed, or changes nothing") {
+  Victim const victim;
+  victim.with_engine([&](auto const& load) {
+    REQUIRE(load().empty());
+    for (auto const& path : files_of(victim.place)) {
+      auto const whole = bytes_of(path);
+      int noticed = 0, harmless = 0;
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        auto bytes = whole;
+        bytes[i] = static_cast<char>(bytes[i] ^ (1 << (i % 7)));
+        write_bytes(path, bytes);
+        auto const text = load();
+        if (text.starts_with("changed") || text == "wrong") FAIL(path << ", byte " << i << ": " << text);
+        ++(text.empty() ? harmless : noticed);
+      }
+      write_bytes(path, whole);
+      INFO(path);
+      if (path.filename() != fsdp::checkpoint::manifest_name) CHECK(harmless == 0);
+      CHECK(noticed > harmless);  // blanks between a manifest's fields
+    }
+  });
+}
+
+TEST_CASE("every byte is needed: files that are cut short, or gone, are noticed") {
+  Victim const victim;
+  victim.with_engine([&](auto const& load) {
+    for (auto const& path : files_of(victim.place)) {
+      auto const whole = bytes_of(path);
+      for (std::size_t length = 0; length < whole.size(); length += 1 + whole.size() / 97) {
+        write_bytes(path, whole.substr(0, length));
+        auto const text = load();
+        INFO(path << " cut to " << length << ": " << text);
+        CHECK(has(text, path.filename().string()));
+        CHECK_FALSE(text.starts_with("changed"));
+      }
+      write_bytes(path, whole + "x");
+      CHECK(has(load(), path.filename().string()));
+      fs::remove(path);
+      CHECK(has(load(), path.filename().string() + "' cannot be opened"));
+      fs::create_directory(path);
+      CHECK(has(load(), path.filename().string()));
+      fs::remove(path);
+      write_bytes(path, whole);
+    }
+    CHECK(load().empty());
+  });
+}
+
+TEST_CASE("what checksums cannot find: nonsense that was written so") {
+  struct Case {
+    char const* file;
+    char const* from;
+    char const* to;
+    char const* message;
+  };
+  std::string const first = "rank-00000-of-00002.safetensors.json";
+  std::vector<Case> const cases{
+      {"checkpoint.json", "\"version\": 1", "\"version\": 2", "'version': expected a whole number from 1 to 1, got 2"},
+      {"checkpoint.json", "\"fsdp sharded checkpoint\"", "\"something\"", "'format'"},
+      {"checkpoint.json", "\"step\": 2", "\"step\": 18446744073709551615", "'step'"},
+      {"checkpoint.json", "\"step\": 2", "\"step\": -1", "'step'"},
+      {"checkpoint.json", "\"ends.gain\"", "\"ends.other\"", "has no tensor 'ends.gain'"},
+      {"checkpoint.json", "\"ends.gain\"", "\"ends.table\"", "has no tensor 'ends.gain'"},
+      {"checkpoint.json", "\"exp_avg\"", "\"exp_max\"", "has the state of 'AdamW' (parameters, exp_max, "},
+      {"checkpoint.json", "\"name\": \"parameters\",\n   \"dtype\": \"fp32\"",
+       "\"name\": \"parameters\",\n   \"dtype\": \"fp16\"", "has a slice of another type"},
+      {"checkpoint.json", "\"dtype\": \"fp32\"", "\"dtype\": \"fp8\"", "expected fp32, bf16 or fp16, got \"fp8\""},
+      {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"../rank-00000-of-00002",
+       "a name without a folder"},
+      {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"rank-00001-of-00002", ""},
+      {first.c_str(), "\"count\": ", "\"count\": 1", ""},
+      {first.c_str(), "\"count\": ", "\"count\": 9223372036854775807", "'count': expected a whole number"},
+      {first.c_str(), "\"first\": 0", "\"first\": 1", "overlap or leave a gap"},
+      {first.c_str(), "\"bytes\": ", "\"bytes\": 1", "'bytes'"},
+      {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 1", "'bytes'"},
+      {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "is of another file"},
+  };
+  for (auto const& each : cases) {
+    Victim const victim;
+    rewrite(victim.place, each.file, each.from, each.to);
+    victim.with_engine([&](auto const& load) {
+      auto const text = load();
+      INFO(each.file << ": " << each.from << " becomes " << each.to << ": " << text);
+      CHECK(has(text, each.message));
+      CHECK(has(text, victim.folder.path.string()));
+      CHECK_FALSE(text.starts_with("changed"));
+    });
+  }
+}
+
+TEST_CASE("one rank's trouble is every rank's error") {
+  Victim const victim;
+  auto const path = victim.place / "rank-00001-of-00002.safetensors";
+  auto bytes = bytes_of(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_bytes(path, bytes);
+  run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    auto const text = what([&] { fsdp::load(engine, adamw, victim.place); });
+    CHECK(has(text, "rank 1: "));
+    CHECK(has(text, "is damaged"));
+  });
+  for (auto const* pointer : {"step-2\nstep-3\n", "../step-2", "", "step-", "step-2.", "step-2x", "step--2"}) {
+    write_bytes(victim.folder.path / "latest", pointer);
+    run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+      CHECK(has(what([&] { fsdp::load_latest(engine, adamw, victim.folder.path); }),
+                "expected the name of a checkpoint"));
+    });
+  }
+}
+
+TEST_CASE("a save that cannot be written is every rank's error, and leaves what was there") {
+  Victim const victim;
+  write_bytes(victim.folder.path / "file", "");
+  run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    auto const below = victim.folder.path / "file" / "below";
+    CHECK(has(what([&] { fsdp::save(engine, adamw, below); }), "cannot be made: Not a directory"));
+    fsdp::BackgroundSaver saver(engine);
+    CHECK(has(what([&] { saver.save(adamw, below); }), "cannot be made"));
+    CHECK(has(what([&] { fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}}); }), "UTF-8"));
+    CHECK(fsdp::load_latest(engine, adamw, victim.folder.path)->step == 2);
+    // Ranks that mean different things.
+    auto const apart = victim.folder.path / std::to_string(engine.rank());
+    CHECK(has(what([&] { fsdp::save(engine, adamw, apart); }), "ranks disagree"));
+    CHECK(has(what([&] { fsdp::load(engine, adamw, apart); }), "'/"));
+  });
+}
