@@ -12,10 +12,12 @@
 #include "agreement.hpp"
 #include "batch_source.hpp"
 #include "data.hpp"
+#include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "gpt_config.hpp"
 #include "job.hpp"
 #include "peak.hpp"
+#include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
 
@@ -37,8 +39,10 @@ inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size)
 
 /// What the ranks have agreed on before anything is trained.
 struct Preparation {
+  Settings settings;  ///< the job's, and what a run that is resumed says of the model
   std::optional<Dataset> dataset;
   GptConfig config;
+  std::optional<RunState> resumed;
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
 
@@ -47,14 +51,26 @@ struct Preparation {
 template <class T, class C>
 Preparation prepare(C& world, Job const& job) {
   Preparation ready;
-  auto const& settings = job.settings;
+  auto& settings = ready.settings;
+  settings = job.settings;
   bool const training = job.command == Command::train;
   agree(world, [&] {
+    if (training && settings.init_from != "scratch") {
+      ready.resumed = find_run(settings.out_dir);
+      if (!ready.resumed && settings.init_from == "resume")
+        fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
+                                      settings.out_dir);
+      if (ready.resumed) adopt_model(settings, *ready.resumed);
+    }
     check_together(settings, job.command, world.size());
     std::error_code ignored;
     if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset(settings.dataset));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
+    if (ready.resumed && ready.resumed->model.vocab_size != ready.config.vocab_size)
+      fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, the model in '{}' one of {}",
+                                    settings.dataset, ready.config.vocab_size, ready.resumed->checkpoint.string(),
+                                    ready.resumed->model.vocab_size);
     if (!ready.dataset) return;
     for (auto const split : {Split::train, Split::val}) {
       auto const& tokens = ready.dataset->split(split);
@@ -71,6 +87,10 @@ Preparation prepare(C& world, Job const& job) {
     if (training && world.rank() == 0) prepare_out_dir(settings.out_dir);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
+  agree(world, [&] {
+    auto const from = ready.resumed ? ready.resumed->checkpoint.string() : "no checkpoint";
+    fsdp::detail::expect_equal_texts(world, from, "where training starts");
+  });
   ready.peak = measure_peak<T>(world);
   return ready;
 }

@@ -81,14 +81,16 @@ int run_rank(C world, Job const& job) {
     return usage_error;
   }
   int const ranks = world.size();
-  auto const source = batch_source(job.settings, ready, world.rank(), ranks);
+  Job resolved = job;
+  resolved.settings = ready.settings;
+  auto const source = batch_source(resolved.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world));
-  Trainer<C, P> trainer(mesh, job.settings, ready.config, source);
-  if (first) introduce(trainer, job, ready, ranks);
+  Trainer<C, P> trainer(mesh, resolved.settings, ready.config, source);
+  if (first) introduce(trainer, resolved, ready, ranks);
   if (job.command == Command::bench) {
-    bench(trainer, job, ready.peak, ranks, *log);
+    bench(trainer, resolved, ready.peak, ranks, *log);
   } else {
-    TrainingLoop(trainer, job, ready, *log, *trace).run();
+    TrainingLoop(trainer, resolved, ready, *log, *trace).run();
   }
   return 0;
 }

@@ -84,8 +84,14 @@ std::vector<Setting> make_table() {
   t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
   t.flag("always_save_checkpoint", &S::always_save_checkpoint, train,
          "save at every evaluation, not only at a better one");
+  t.count("checkpoint_interval", &S::checkpoint_interval, train,
+          "iterations between checkpoints to resume from; 0: eval_interval", 0);
+  t.count("keep_last", &S::keep_last, train, "checkpoints that stay, besides the best", 1, 1'000'000);
+  t.flag("async_checkpoint", &S::async_checkpoint, train,
+         "write checkpoints from a copy in host memory while training goes on");
   t.text("init_from", &S::init_from, train | sample,
-         "where the weights come from: train from scratch, sample from resume");
+         "where training starts: scratch, resume (from out_dir), auto (resume if there is something, else scratch); "
+         "sample: resume");
   t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
   t.text("data", &S::data, prepare, "the text file to prepare");
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
@@ -254,6 +260,7 @@ Setting const* find_setting(std::string_view name) {
 
 void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin) {
   std::visit(Reader{settings, setting, text, origin}, setting.member);
+  if (!settings.was_given(setting.name)) settings.given.emplace_back(setting.name);
 }
 
 void apply_config_text(Settings& settings, std::string_view text, std::string_view label) {
@@ -307,9 +314,9 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
           s.init_from);
     return;
   }
-  if (s.init_from != "scratch")
-    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected scratch",
-                                  s.init_from);
+  if (s.init_from != "scratch" && (command == Command::bench || (s.init_from != "resume" && s.init_from != "auto")))
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected {}",
+                                  s.init_from, command == Command::bench ? "scratch" : "scratch, resume or auto");
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "

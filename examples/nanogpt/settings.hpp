@@ -2,6 +2,7 @@
 // Every setting of the trainer: its name, its default, what it may be, and where its value came from.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -23,6 +24,9 @@ struct Settings {
   std::int64_t eval_iters = 200;
   bool eval_only = false;
   bool always_save_checkpoint = true;
+  std::int64_t checkpoint_interval = 0;  ///< iterations between checkpoints; 0: eval_interval
+  std::int64_t keep_last = 2;
+  bool async_checkpoint = true;
   std::string init_from = "scratch";
   std::string log_json;
   std::string trace;  ///< empty: no trace
@@ -71,6 +75,9 @@ struct Settings {
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;
   std::string json;
+
+  std::vector<std::string> given;  ///< settings that a config file or the command line has set
+  bool was_given(std::string_view name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
 };
 
 /// One row of the table of settings.
@@ -85,8 +92,8 @@ struct Setting {
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   bool high_excluded = false;
-  bool may_be_empty = false;                    ///< texts only
-  std::vector<std::string_view> choices;        ///< texts only: the values allowed
+  bool may_be_empty = false;              ///< texts only
+  std::vector<std::string_view> choices;  ///< texts only: the values allowed
 
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   /// What a value must be, in words.

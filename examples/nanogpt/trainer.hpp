@@ -116,6 +116,7 @@ class Trainer {
   }
 
   Engine& engine() { return engine_; }
+  fsdp::AdamW<Engine>& optimizer() { return adamw_; }
   GptConfig const& config() const { return config_; }
 
   /// Nanoseconds that compute has waited for communication so far. Where the device counts them.

@@ -12,6 +12,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "fsdp/checkpoint/background_saver.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/save.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "job.hpp"
@@ -19,6 +22,7 @@
 #include "metrics.hpp"
 #include "preparation.hpp"
 #include "progress.hpp"
+#include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
 #include "trace_window.hpp"
@@ -41,19 +45,28 @@ class TrainingLoop {
         meter_(tokens_ * ready.config.flop_per_token(), ready.peak.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
-        trace_(trainer, settings_, trace) {}
+        trace_(trainer, settings_, trace),
+        saver_(trainer.engine()) {
+    run_.model = ready.config;
+  }
 
   void run() {
+    if (ready_.resumed) resume();
+    auto const first = run_.iteration;
     auto const began = Clock::now();
-    for (std::int64_t iteration = 0; iteration <= settings_.max_iters; ++iteration) {
+    for (std::int64_t iteration = first; iteration <= settings_.max_iters; ++iteration) {
       current_iteration.store(iteration, std::memory_order_relaxed);
       stop_if_asked();
+      run_.iteration = iteration;
       double const rate = learning_rate(settings_, iteration);
-      if (iteration % settings_.eval_interval == 0) {
+      bool better = false;
+      if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
-        evaluate(iteration, rate);
-        if (iteration == 0 && settings_.eval_only) return;
+        better = evaluate(iteration, rate);
+        if (settings_.eval_only) return;
       }
+      bool const due = iteration > first && iteration % checkpoint_interval() == 0;
+      if (due || (better && iteration > 0)) save_checkpoint(better);
       trace_.before_step(iteration);
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
@@ -67,13 +80,17 @@ class TrainingLoop {
       if (loss) {
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
         last_loss_ = *loss;
-        if (iteration % settings_.log_interval == 0) report(iteration, *loss, rate, each, seconds(began, end));
+        if (iteration % settings_.log_interval == 0) report(iteration, first, *loss, rate, each, seconds(began, end));
       }
       if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty())
         progress_.say(table);
       progress_.advance(iteration, last_loss_);
     }
-    if (saved_ < 0 || (settings_.always_save_checkpoint && saved_ != trained_)) save(trained_);
+    if (trained_ == 0) return progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
+    run_.iteration = trained_;
+    save_checkpoint(false);
+    if (exported_ < 0 || (settings_.always_save_checkpoint && exported_ != trained_)) export_weights(trained_);
+    saver_.wait();
   }
 
  private:
@@ -86,7 +103,10 @@ class TrainingLoop {
   /// what is logged, timed and saved there has all steps behind it.
   bool wants_loss(std::int64_t iteration) const {
     return iteration % settings_.log_interval == 0 || (iteration + 1) % settings_.eval_interval == 0 ||
-           iteration == settings_.max_iters;
+           (iteration + 1) % checkpoint_interval() == 0 || iteration == settings_.max_iters;
+  }
+  std::int64_t checkpoint_interval() const {
+    return settings_.checkpoint_interval > 0 ? settings_.checkpoint_interval : settings_.eval_interval;
   }
   void stop_if_asked() const {
     if (!fsdp::host::termination_requested()) return;
@@ -94,37 +114,59 @@ class TrainingLoop {
     std::_Exit(fsdp::host::wait_terminated_exit_code);
   }
 
-  void evaluate(std::int64_t iteration, double rate) {
+  /// @return whether it is the best so far
+  bool evaluate(std::int64_t iteration, double rate) {
     auto const [train_loss, val_loss] = trainer_.evaluate(iteration);
-    state_.iteration = iteration;
-    state_.train_loss = train_loss;
-    state_.val_loss = val_loss;
+    run_.evaluated = iteration;
+    run_.train_loss = train_loss;
+    run_.val_loss = val_loss;
     EvaluationReport const report{iteration, train_loss, val_loss, rate, meter_.value()};
     progress_.say(line(report));
     log_.write(json(report));
-    bool const better = val_loss < best_;
-    if (better) best_ = val_loss;
-    if ((better || settings_.always_save_checkpoint) && iteration > 0) save(iteration);
+    bool const better = val_loss < run_.best_val_loss;
+    if (better) run_.best_val_loss = val_loss;
+    if ((better || settings_.always_save_checkpoint) && iteration > 0) export_weights(iteration);
+    return better;
   }
 
-  void report(std::int64_t iteration, double loss, double rate, double time, double total) {
+  void report(std::int64_t iteration, std::int64_t first, double loss, double rate, double time, double total) {
     double const mean = trainer_.engine().mean_over_ranks({loss})[0];
-    meter_.add(iteration, time);
+    meter_.add(iteration - first, time);
     IterationReport const report{iteration, mean,  time,           meter_.value(),
                                  rate,      total, tokens_ / time, trainer_.engine().account().reserved_total()};
     progress_.say(line(report));
     log_.write(json(report));
   }
 
-  void save(std::int64_t iteration) {
+  /// Goes on from the checkpoint that the ranks have agreed on.
+  void resume() {
+    run_ = *ready_.resumed;
+    run_.model = ready_.config;
+    fsdp::load(trainer_.engine(), trainer_.optimizer(), run_.checkpoint);
+    trained_ = 0;
+    progress_.say(fmt::format("resuming from {} at iteration {}", run_.checkpoint.string(), run_.iteration));
+  }
+
+  /// What a run goes on from: before iteration run_.iteration.
+  void save_checkpoint(bool best) {
+    fsdp::SaveOptions options;
+    options.step = run_.iteration;
+    options.keep_last = static_cast<int>(settings_.keep_last);
+    if (best) options.pointers.emplace_back("best");
+    auto const run = run_state_json(run_, settings_);
+    if (settings_.async_checkpoint) return saver_.save(trainer_.optimizer(), settings_.out_dir, run, options);
+    fsdp::save(trainer_.engine(), trainer_.optimizer(), settings_.out_dir, run, options);
+  }
+
+  /// The whole weights, for `sample` and for others' programs.
+  void export_weights(std::int64_t iteration) {
     progress_.say(fmt::format("saving checkpoint to {}", settings_.out_dir));
     std::filesystem::path const folder(settings_.out_dir);
     save_weights(trainer_.engine(), folder / weights_name);
-    saved_ = iteration;
+    exported_ = iteration;
     if (!first_rank_) return;
-    state_.iteration = iteration;
-    state_.best_val_loss = best_;
-    save_model_config(folder, ready_.config, state_, settings_, ready_.dataset->meta);
+    ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
+    save_model_config(folder, ready_.config, state, settings_, ready_.dataset->meta);
   }
 
   T& trainer_;
@@ -136,13 +178,13 @@ class TrainingLoop {
   Progress progress_;
   JsonLog& log_;
   TraceWindow<T> trace_;
-  ModelState state_;
+  RunState run_;
+  fsdp::BackgroundSaver<typename T::Engine> saver_;
   double span_ = 0;           ///< seconds that iterations have taken since a loss was read
   std::int64_t spanned_ = 0;  ///< how many
   double last_loss_ = 0;
-  double best_ = 1e9;
-  std::int64_t saved_ = -1;   ///< iteration of the last checkpoint
-  std::int64_t trained_ = 0;  ///< optimizer steps done
+  std::int64_t exported_ = -1;  ///< iteration of the last export
+  std::int64_t trained_ = 0;    ///< optimizer steps of the run, once this process has done one
 };
 
 }  // namespace nanogpt

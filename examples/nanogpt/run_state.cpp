@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_state.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/error.hpp"
+
+namespace nanogpt {
+namespace {
+
+using fsdp::checkpoint::Json;
+
+/// JSON has no infinities.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+double number_from(fsdp::checkpoint::Fields const& fields, char const* name) {
+  auto const& value = fields.at(name);
+  if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+  if (!value.is_number()) fields.wrong(name, "a number");
+  return value.get<double>();
+}
+bool flag_from(fsdp::checkpoint::Fields const& fields, char const* name) {
+  if (!fields.at(name).is_boolean()) fields.wrong(name, "true or false");
+  return fields.at(name).get<bool>();
+}
+
+}  // namespace
+
+nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings) {
+  Json config;
+  for (auto const& setting : all_settings())
+    if (setting.exists_in(Command::train)) config[std::string(setting.name)] = setting.text_of(settings);
+  return {{"program", "nanogpt"},
+          {"iteration", run.iteration},
+          {"evaluated", run.evaluated},
+          {"train_loss", number(run.train_loss)},
+          {"val_loss", number(run.val_loss)},
+          {"best_val_loss", number(run.best_val_loss)},
+          {"model",
+           {{"n_layer", run.model.n_layer},
+            {"n_head", run.model.n_head},
+            {"n_embd", run.model.n_embd},
+            {"block_size", run.model.block_size},
+            {"vocab_size", run.model.vocab_size},
+            {"bias", run.model.bias}}},
+          {"settings", config}};
+}
+
+std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
+  namespace ckpt = fsdp::checkpoint;
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  auto const name = ckpt::read_pointer(out_dir / "latest");
+  if (!name) return std::nullopt;
+  RunState run;
+  run.checkpoint = out_dir / *name;
+  auto const path = run.checkpoint / ckpt::manifest_name;
+  auto const what = fsdp::formatted("'{}'", path.string());
+  auto const manifest = ckpt::parse_manifest(ckpt::read_text_file(path), what);
+  ckpt::Fields const fields(manifest.extra, what);
+  if (fields.text("program") != "nanogpt") fields.wrong("program", "\"nanogpt\"");
+  run.iteration = fields.whole("iteration", 0, most);
+  run.evaluated = fields.whole("evaluated", -1, most);
+  run.train_loss = number_from(fields, "train_loss");
+  run.val_loss = number_from(fields, "val_loss");
+  run.best_val_loss = number_from(fields, "best_val_loss");
+  ckpt::Fields const model(fields.object("model"), what);
+  run.model.n_layer = model.whole("n_layer", 1, most);
+  run.model.n_head = model.whole("n_head", 1, most);
+  run.model.n_embd = model.whole("n_embd", 1, most);
+  run.model.block_size = model.whole("block_size", 1, most);
+  run.model.vocab_size = model.whole("vocab_size", 1, most);
+  run.model.bias = flag_from(model, "bias");
+  return run;
+}
+
+void adopt_model(Settings& settings, RunState const& run) {
+  auto const adopt = [&](std::string_view name, auto& setting, auto const& saved) {
+    if (settings.was_given(name) && setting != saved)
+      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts the checkpoint '{}', whose model has {}", name,
+                                    setting, run.checkpoint.string(), saved);
+    setting = saved;
+  };
+  adopt("n_layer", settings.n_layer, run.model.n_layer);
+  adopt("n_head", settings.n_head, run.model.n_head);
+  adopt("n_embd", settings.n_embd, run.model.n_embd);
+  adopt("block_size", settings.block_size, run.model.block_size);
+  adopt("bias", settings.bias, run.model.bias);
+}
+
+}  // namespace nanogpt

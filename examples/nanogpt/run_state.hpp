@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run's checkpoints say beside weights and optimizer state, so that it goes on as if it had not stopped.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "gpt_config.hpp"
+#include "saved_model.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// A run before one of its iterations. Batches, dropout and learning rate follow from the iteration and the settings.
+struct RunState {
+  GptConfig model;
+  std::int64_t iteration = 0;   ///< the next: so many optimizer steps have been taken
+  std::int64_t evaluated = -1;  ///< iteration of the last evaluation
+  double train_loss = 0, val_loss = 0;
+  double best_val_loss = 1e9;
+  std::filesystem::path checkpoint;  ///< its folder
+};
+
+/// What goes into a checkpoint. @param settings  kept for people
+nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings);
+
+/// The run that `out_dir`/latest names. @return nullopt if there is no such file
+/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
+std::optional<RunState> find_run(std::filesystem::path const& out_dir);
+
+/// Takes the model's shape from a run.
+/// @throws fsdp::ConfigError if the command line or a config file has asked for another
+void adopt_model(Settings& settings, RunState const& run);
+
+}  // namespace nanogpt
