@@ -23,6 +23,7 @@
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
+#include "stop_vote.hpp"
 #include "world.hpp"
 #if NANOGPT_HAVE_MPI
 #include "fsdp/comm/mpi.hpp"
@@ -57,12 +58,19 @@ extern "C" void on_sigterm(int) {
   fsdp::host::request_termination();
 }
 
-void handle_sigterm() {
+/// The first asks training to save and stop after a step; the next stop it at once, as SIGTERM does.
+extern "C" void on_sigusr1(int) {
+  if (stop_requested.exchange(true)) ::raise(SIGTERM);
+}
+
+void handle_signals() {
   struct sigaction action {};
-  action.sa_handler = on_sigterm;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
+  action.sa_handler = on_sigterm;
   ::sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = on_sigusr1;
+  ::sigaction(SIGUSR1, &action, nullptr);
 }
 
 /// The device to compute on: the setting, or what the build and the machine offer.
@@ -160,7 +168,7 @@ int run_training(Settings const& settings, Command command, CommandLine line) {
     return EXIT_SUCCESS;
   });
   if (refused != EXIT_SUCCESS) return refused;
-  handle_sigterm();
+  handle_signals();
 #if NANOGPT_HAVE_MPI
   if (kind == WorldKind::mpi || kind == WorldKind::nccl_by_mpi) return run_under_mpi(job, kind, launch, line);
 #else

@@ -90,7 +90,7 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::bench) {
     bench(trainer, resolved, ready.peak, ranks, *log);
   } else {
-    TrainingLoop(trainer, resolved, ready, *log, *trace).run();
+    return TrainingLoop(trainer, resolved, ready, *log, *trace).run();
   }
   return 0;
 }

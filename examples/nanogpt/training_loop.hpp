@@ -25,6 +25,7 @@
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
+#include "stop_vote.hpp"
 #include "trace_window.hpp"
 #include "weights_file.hpp"
 
@@ -50,7 +51,8 @@ class TrainingLoop {
     run_.model = ready.config;
   }
 
-  void run() {
+  /// @return the exit code: saved_and_stopped if a rank was asked to
+  int run() {
     if (ready_.resumed) resume();
     auto const first = run_.iteration;
     auto const began = Clock::now();
@@ -63,7 +65,7 @@ class TrainingLoop {
       if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
         better = evaluate(iteration, rate);
-        if (settings_.eval_only) return;
+        if (settings_.eval_only) return EXIT_SUCCESS;
       }
       bool const due = iteration > first && iteration % checkpoint_interval() == 0;
       if (due || (better && iteration > 0)) save_checkpoint(better);
@@ -85,12 +87,17 @@ class TrainingLoop {
       if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty())
         progress_.say(table);
       progress_.advance(iteration, last_loss_);
+      if (iteration < settings_.max_iters && vote_.stops(trainer_.engine())) return stop();
     }
-    if (trained_ == 0) return progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
+    if (trained_ == 0) {
+      progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
+      return EXIT_SUCCESS;
+    }
     run_.iteration = trained_;
     save_checkpoint(false);
     if (exported_ < 0 || (settings_.always_save_checkpoint && exported_ != trained_)) export_weights(trained_);
     saver_.wait();
+    return EXIT_SUCCESS;
   }
 
  private:
@@ -158,6 +165,16 @@ class TrainingLoop {
     fsdp::save(trainer_.engine(), trainer_.optimizer(), settings_.out_dir, run, options);
   }
 
+  /// After an iteration: whoever starts the run again goes on from here.
+  int stop() {
+    run_.iteration = trained_;
+    save_checkpoint(false);
+    saver_.wait();
+    progress_.say(fmt::format("asked to stop: saved in {} before iteration {}; --init_from=resume goes on",
+                              settings_.out_dir, trained_));
+    return saved_and_stopped;
+  }
+
   /// The whole weights, for `sample` and for others' programs.
   void export_weights(std::int64_t iteration) {
     progress_.say(fmt::format("saving checkpoint to {}", settings_.out_dir));
@@ -179,6 +196,7 @@ class TrainingLoop {
   JsonLog& log_;
   TraceWindow<T> trace_;
   RunState run_;
+  StopVote vote_;
   fsdp::BackgroundSaver<typename T::Engine> saver_;
   double span_ = 0;           ///< seconds that iterations have taken since a loss was read
   std::int64_t spanned_ = 0;  ///< how many
