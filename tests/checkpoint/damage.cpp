@@ -222,14 +222,15 @@ TEST_CASE("one rank's trouble is every rank's error") {
   write_bytes(path, bytes);
   run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
     auto const text = what([&] { fsdp::load(engine, adamw, victim.place); });
+    if (engine.rank() != 0) return;
     CHECK(has(text, "rank 1: "));
     CHECK(has(text, "is damaged"));
   });
   for (auto const* pointer : {"step-2\nstep-3\n", "../step-2", "", "step-", "step-2.", "step-2x", "step--2"}) {
     write_bytes(victim.folder.path / "latest", pointer);
     run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
-      CHECK(has(what([&] { fsdp::load_latest(engine, adamw, victim.folder.path); }),
-                "expected the name of a checkpoint"));
+      auto const text = what([&] { fsdp::load_latest(engine, adamw, victim.folder.path); });
+      if (engine.rank() == 0) CHECK(has(text, "expected the name of a checkpoint"));
     });
   }
 }
@@ -238,15 +239,20 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
   Victim const victim;
   write_bytes(victim.folder.path / "file", "");
   run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    auto const expect = [&](std::string const& words, auto const& act) {
+      auto const text = what(act);
+      if (engine.rank() == 0) CHECK(has(text, words));
+    };
     auto const below = victim.folder.path / "file" / "below";
-    CHECK(has(what([&] { fsdp::save(engine, adamw, below); }), "cannot be made: Not a directory"));
+    expect("cannot be made: Not a directory", [&] { fsdp::save(engine, adamw, below); });
     fsdp::BackgroundSaver saver(engine);
-    CHECK(has(what([&] { saver.save(adamw, below); }), "cannot be made"));
-    CHECK(has(what([&] { fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}}); }), "UTF-8"));
-    CHECK(fsdp::load_latest(engine, adamw, victim.folder.path)->step == 2);
+    expect("cannot be made", [&] { saver.save(adamw, below); });
+    expect("UTF-8", [&] { fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}}); });
+    auto const loaded = fsdp::load_latest(engine, adamw, victim.folder.path);
+    if (engine.rank() == 0) CHECK(loaded->step == 2);
     // Ranks that mean different things.
     auto const apart = victim.folder.path / std::to_string(engine.rank());
-    CHECK(has(what([&] { fsdp::save(engine, adamw, apart); }), "ranks disagree"));
-    CHECK(has(what([&] { fsdp::load(engine, adamw, apart); }), "'/"));
+    expect("ranks disagree", [&] { fsdp::save(engine, adamw, apart); });
+    expect("rank 0: '/", [&] { fsdp::load(engine, adamw, apart); });
   });
 }

@@ -51,7 +51,7 @@ std::pair<State, State> save_and_go_on(Trial const& trial, fs::path const& folde
   run<P>(trial, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
     train(network, adamw, 0, 3);
     auto const place = fsdp::save(engine, adamw, folder, {{"iteration", 3}, {"of", trial.ranks}});
-    CHECK(place == folder / "step-3");
+    if (engine.rank() == 0) CHECK(place == folder / "step-3");
     auto saved = state_of(engine, adamw);
     train(network, adamw, 3, 8);
     auto after = state_of(engine, adamw);
@@ -68,10 +68,12 @@ std::pair<State, State> load_and_go_on(Trial const& trial, fs::path const& folde
     train(network, adamw, 100, 101);
     network.forward(7);  // and what it has gathered is of other parameters
     auto const loaded = fsdp::load_latest(engine, adamw, folder);
-    REQUIRE(loaded);
-    CHECK(loaded->step == 3);
-    CHECK(loaded->world_size == saved_by);
-    CHECK(loaded->extra["of"] == saved_by);
+    if (engine.rank() == 0) {
+      REQUIRE(loaded);
+      CHECK(loaded->step == 3);
+      CHECK(loaded->world_size == saved_by);
+      CHECK(loaded->extra["of"] == saved_by);
+    }
     auto at_once = state_of(engine, adamw);
     train(network, adamw, 3, 8);
     auto after = state_of(engine, adamw);
@@ -173,13 +175,14 @@ TEST_CASE("Sgd with momentum and without; the parameters alone; another optimize
     run<fsdp::Fp32>(trial, make_adamw, [&](auto& engine, auto&, auto& adamw) {
       auto const before = state_of(engine, adamw);
       auto const text = what([&] { fsdp::load_latest(engine, adamw, folder.path); });
-      CHECK(has(text, "has the state of 'Sgd'"));
-      CHECK(has(text, "the optimizer is 'AdamW' (parameters, exp_avg, exp_avg_sq)"));
-      CHECK(state_of(engine, adamw) == before);
+      auto const after = state_of(engine, adamw);
       fsdp::load(engine, folder.path / "step-2");  // the parameters alone
       auto const state = state_of(engine, adamw);
-      if (engine.rank() == 0)
-        CHECK(state.arrays.at("parameters of ends.table") == saved.arrays.at("parameters of ends.table"));
+      if (engine.rank() != 0) return;
+      CHECK(has(text, "has the state of 'Sgd'"));
+      CHECK(has(text, "the optimizer is 'AdamW' (parameters, exp_avg, exp_avg_sq)"));
+      CHECK(after == before);
+      CHECK(state.arrays.at("parameters of ends.table") == saved.arrays.at("parameters of ends.table"));
     });
   }
 }
@@ -191,23 +194,29 @@ TEST_CASE("in the background: the copy is that of the call, whatever is trained 
     Trial const trial{ranks, fsdp::FullShard{}, shape_for_any_world()};
     run<fsdp::Fp32>(trial, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
       fsdp::BackgroundSaver saver(engine);
-      CHECK(saver.wait().empty());
+      bool const nothing = saver.wait().empty();
       for (int i = 0; i < 4; ++i) {
         train(network, adamw, i, i + 1);
         saver.save(adamw, folder.path, {{"i", i}}, {.keep_last = 0});
         auto state = state_of(engine, adamw);
         if (engine.rank() == 0) saved.push_back(std::move(state));
       }
-      CHECK(saver.wait() == folder.path / "step-4");
-      CHECK(saver.wait().empty());
+      auto const last = saver.wait();
+      auto const again = saver.wait();
+      if (engine.rank() != 0) return;
+      CHECK(nothing);
+      CHECK(last == folder.path / "step-4");
+      CHECK(again.empty());
       CHECK(engine.account().reserved(fsdp::MemoryTag::snapshot) > 0);
     });
     run<fsdp::Fp32>(trial, make_adamw, [&](auto& engine, auto&, auto& adamw) {
       for (int i = 0; i < 4; ++i) {
         auto const name = "step-" + std::to_string(i + 1);
-        CHECK(fsdp::load(engine, adamw, folder.path / name).extra["i"] == i);
+        auto const extra = fsdp::load(engine, adamw, folder.path / name).extra;
         auto state = state_of(engine, adamw);
-        if (engine.rank() == 0) loaded.push_back(std::move(state));
+        if (engine.rank() != 0) continue;
+        CHECK(extra["i"] == i);
+        loaded.push_back(std::move(state));
       }
     });
     CHECK(loaded == saved);

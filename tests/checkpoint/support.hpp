@@ -73,7 +73,7 @@ void train(toy::Network<E>& network, O& optimizer, std::int64_t first, std::int6
   }
 }
 
-/// Calls `body(engine, network, optimizer)` on every rank.
+/// Calls `body(engine, network, optimizer)` on every rank. Catch2 is for one thread: rank 0 alone may assert.
 template <class P, class MakeOptimizer, class Body>
 void run(Trial const& trial, MakeOptimizer&& make, Body&& body) {
   local::run(trial.ranks, host::Device{}, [&](Comm comm) {

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A run that is resumed ends in the bytes of one that never stopped: after its end, after SIGUSR1 to one rank, and after
+# SIGKILL at random moments, five or $FSDP_KILLS of them. What contradicts its checkpoint is refused.
+# programs: nanogpt
+# timeout: 1200
+# skip-sanitizers
+#
+#   app_resume.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
+  --dropout=0.2 --eval_interval=5 --eval_iters=2 --warmup_iters=3 --lr_decay_iters=40 --log_interval=1)
+train() { timeout 300 "$nanogpt" train "${small[@]}" "$@" >output 2>&1; }
+# same A B: their last weights, their losses of equal iterations
+same() { check "$1 and $2 have other weights" cmp "$1/model.safetensors" "$2/model.safetensors"; }
+losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }
+
+# Stopped by max_iters, between checkpoints; go on with and without the background.
+train --ranks=2 --max_iters=20 --out_dir=whole || fail "whole"
+losses output >whole.losses
+for mode in true false; do
+  train --ranks=2 --max_iters=7 --checkpoint_interval=3 --async_checkpoint=$mode --out_dir=parts_$mode || fail "first part"
+  cp output part1
+  train --ranks=2 --max_iters=20 --async_checkpoint=$mode --out_dir=parts_$mode --init_from=resume || fail "second part"
+  grep -q "^resuming from parts_$mode/step-8 at iteration 8$" output || fail "did not resume at 8"
+  same whole "parts_$mode"
+  check "the losses differ" diff whole.losses <(losses part1 output)
+done
+for pointer in latest best; do
+  check "$pointer names no checkpoint" test -e "parts_true/$(cat parts_true/$pointer)/checkpoint.json"
+done
+# Another policy and another world go on too.
+cp -r parts_true other
+train --ranks=4 --strategy=no_shard --max_iters=22 --out_dir=other --init_from=resume || fail "another world"
+grep -q "at iteration 21$" output || fail "another world began elsewhere"
+
+# What cannot be resumed.
+ends_in_error "$nanogpt" train "${small[@]}" --out_dir=nothing --init_from=resume
+grep -q "there is no checkpoint in 'nothing' to resume from" output || fail "resumed from nothing"
+ends_in_error "$nanogpt" train "${small[@]}" --out_dir=parts_true --init_from=resume --n_layer=3
+grep -q "setting 'n_layer': 3 contradicts the checkpoint 'parts_true/step-21', whose model has 2" output ||
+  fail "took another model"
+train --ranks=1 --max_iters=2 --out_dir=fresh --init_from=auto || fail "auto from scratch"
+
+mpi=()
+if command -v mpirun >/dev/null && ldd "$nanogpt" | grep -q libmpi; then
+  mpi=(mpirun --oversubscribe --bind-to none -n 2)
+else
+  small+=(--ranks=2)
+fi
+# begin DIR FLAG...: starts a run; $run is mpirun, or the run itself
+begin() {
+  : >output
+  "${mpi[@]}" "$nanogpt" train "${small[@]}" --out_dir="$1" "${@:2}" >output 2>&1 &
+  run=$!
+}
+ranks() { if ((${#mpi[@]})); then pgrep -P "$run" -x nanogpt; else echo "$run"; fi; }
+# One rank is asked to stop.
+begin asked --max_iters=1000000
+for _ in $(seq 600); do
+  if grep -q '^iter 6:' output; then break; fi
+  sleep 0.1
+done
+kill -USR1 "$(ranks | tail -n 1)"
+wait "$run"
+check "asked to stop, it ended with $?" test $? -eq 85
+stopped=$(sed -n 's/^asked to stop: saved in asked before iteration \([0-9]*\); .*/\1/p' output)
+check "did not say where it stopped" test -n "$stopped"
+begin asked --init_from=resume --max_iters=$((stopped + 4))
+wait "$run" || fail "did not go on after SIGUSR1"
+begin unasked --max_iters=$((stopped + 4))
+wait "$run" || fail "unasked"
+same asked unasked
+
+# Killed at random moments, saving all the time.
+RANDOM=${FSDP_SEED:-7}
+for kill in $(seq "${FSDP_KILLS:-5}"); do
+  begin killed --init_from=auto --checkpoint_interval=1 --keep_last=1 --max_iters=1000000
+  sleep "0.$((RANDOM % 90 + 10))"
+  victim=$(ranks | shuf -n 1 --random-source=<(yes "$kill"))
+  if [[ -n $victim ]]; then kill -KILL "$victim"; else kill -KILL "$run"; fi
+  wait "$run" 2>/dev/null
+  if grep -q 'error:' output; then fail "kill $kill: could not go on"; fi
+done
+last=3
+if [[ -e killed/latest ]]; then last=$(($(sed 's/^step-\([0-9]*\).*/\1/' killed/latest) + 3)); fi
+begin killed --init_from=auto --max_iters=$last
+wait "$run" || fail "did not go on after $kill kills"
+grep '^resuming' output
+begin unkilled --max_iters=$last
+wait "$run" || fail "unkilled"
+same killed unkilled
+((failures == 0)) && echo "$checks checks passed"
+exit $((failures > 0))
