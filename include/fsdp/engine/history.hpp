@@ -19,20 +19,29 @@ namespace fsdp {
 /// refuse.
 class History {
  public:
+  /// @param what  a literal
   void add(std::string_view what, float value) {
     for (auto const more : {hash_name(what), std::uint64_t{std::bit_cast<std::uint32_t>(value)}})
       hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
-    size_ = formatted_to(text_, "{} {:g}, history {:x}", what, value, hash_).size();
+    what_ = what;
+    value_ = value;
+    size_ = 0;
   }
-  /// The last of them, and all; nothing at first. Until the next add().
-  std::string_view text() const { return {text_.data(), size_}; }
+  /// The last of them, and all; nothing at first. Until the next add(). Made when somebody reads it.
+  std::string_view text() const {
+    if (size_ == 0 && !what_.empty())
+      size_ = formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_).size();
+    return {text_.data(), size_};
+  }
   /// The label of a collective that is enqueued now.
   Label label(std::string_view unit, std::string_view pass) const { return {unit, pass, text()}; }
 
  private:
   std::uint64_t hash_ = 0;
-  std::array<char, 64> text_{};
-  std::size_t size_ = 0;
+  std::string_view what_;
+  float value_ = 0;
+  mutable std::array<char, 64> text_{};
+  mutable std::size_t size_ = 0;
 };
 
 }  // namespace fsdp
