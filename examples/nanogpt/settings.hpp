@@ -29,7 +29,11 @@ struct Settings {
   std::int64_t trace_steps = 3;
   // data
   std::string dataset = "openwebtext";
-  std::string data;  ///< prepare: the text file
+  std::string data;  ///< prepare: the text file, or the folder of documents
+  std::string tokenizer = "char";
+  std::string encoder_json, vocab_bpe;  ///< empty: none
+  double val_fraction = 0.1;
+  std::int64_t threads = 0;  ///< 0: one per core
   std::int64_t gradient_accumulation_steps = 40;
   std::int64_t batch_size = 12;
   std::int64_t block_size = 1024;
@@ -85,8 +89,8 @@ struct Setting {
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   bool high_excluded = false;
-  bool may_be_empty = false;                    ///< texts only
-  std::vector<std::string_view> choices;        ///< texts only: the values allowed
+  bool may_be_empty = false;              ///< texts only
+  std::vector<std::string_view> choices;  ///< texts only: the values allowed
 
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   /// What a value must be, in words.
