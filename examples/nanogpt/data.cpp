@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files and vocabularies on disk, and the sequences read from them.
+// Token files on disk with what made them, and the sequences read from them.
 #include "data.hpp"
 
 #include <fcntl.h>
@@ -9,13 +9,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "tokenizer/byte_pair.hpp"
+#include "tokenizer/characters.hpp"
 #include "window_order.hpp"
 
 namespace nanogpt {
@@ -30,55 +33,21 @@ std::string_view as_text(std::span<std::byte const> bytes) {
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
 
-/// Length of the UTF-8 sequence that `lead` begins; 0 if none does.
-std::size_t sequence_length(unsigned char lead) {
-  if (lead < 0x80) return 1;
-  if (lead >= 0xc2 && lead <= 0xdf) return 2;
-  if (lead >= 0xe0 && lead <= 0xef) return 3;
-  if (lead >= 0xf0 && lead <= 0xf4) return 4;
-  return 0;
+/// Whether `name` is that of a file beside meta.json, which cannot lead out of its folder.
+bool is_plain_name(std::string const& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
 }
 
-/// Decodes the sequence at `offset`; false if it is cut off, overlong, a surrogate or beyond U+10FFFF.
-bool decode_one(std::string_view text, std::size_t offset, std::size_t& length, char32_t& character) {
-  auto const lead = static_cast<unsigned char>(text[offset]);
-  length = sequence_length(lead);
-  if (length == 0 || offset + length > text.size()) return false;
-  constexpr std::array<unsigned, 5> masks{0, 0x7f, 0x1f, 0x0f, 0x07};
-  character = lead & masks[length];
-  for (std::size_t index = 1; index < length; ++index) {
-    auto const next = static_cast<unsigned char>(text[offset + index]);
-    if ((next & 0xc0u) != 0x80u) return false;
-    character = (character << 6) | (next & 0x3fu);
-  }
-  constexpr std::array<char32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
-  return character >= least[length] && character <= 0x10ffff && !(character >= 0xd800 && character <= 0xdfff);
-}
-
-void write_file(fs::path const& path, std::string_view bytes) {
-  auto const temporary = fs::path(path) += ".tmp";
-  {
-    std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-    stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    stream.flush();
-    if (!stream) fsdp::fail<fsdp::ConfigError>("'{}' cannot be written: {}", temporary.string(), system_text(errno));
-  }
-  std::error_code error;
-  fs::rename(temporary, path, error);
-  if (error)
-    fsdp::fail<fsdp::ConfigError>("'{}' cannot be renamed to '{}': {}", temporary.string(), path.string(),
-                                  error.message());
-}
-
-template <class Id>
-std::string pack_tokens(std::span<std::uint32_t const> tokens) {
-  std::string bytes(tokens.size() * sizeof(Id), '\0');
-  for (std::size_t index = 0; index < tokens.size(); ++index) {
-    auto const id = static_cast<Id>(tokens[index]);
-    std::memcpy(bytes.data() + index * sizeof(Id), &id, sizeof(Id));
-  }
-  return bytes;
-}
+/// [Note: Headers of tokens]
+/// llm.c's files begin with 256 int32 (dev/data/data_common.py): magic, version, number of tokens, zeros. A file
+/// without a header cannot begin like this by chance: as uint16 ids both magics begin with one above GPT-2's last,
+/// 50256.
+struct HeaderKind {
+  std::int32_t magic, version;
+  std::size_t token_bytes;
+};
+constexpr HeaderKind header_kinds[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+constexpr std::size_t header_words = 256;
 
 }  // namespace
 
@@ -107,51 +76,6 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-std::vector<char32_t> decode_utf8(std::string_view text, std::string_view origin) {
-  std::vector<char32_t> characters;
-  characters.reserve(text.size());
-  for (std::size_t offset = 0, length = 0; offset < text.size(); offset += length) {
-    char32_t character{};
-    if (!decode_one(text, offset, length, character))
-      fsdp::fail<fsdp::ConfigError>("{}: byte {} (0x{:02x}) begins no valid UTF-8 character", origin, offset,
-                                    static_cast<unsigned>(static_cast<unsigned char>(text[offset])));
-    characters.push_back(character);
-  }
-  return characters;
-}
-
-std::string encode_utf8(char32_t character) {
-  auto const code = static_cast<std::uint32_t>(character);
-  auto const byte = [](std::uint32_t value) { return static_cast<char>(static_cast<unsigned char>(value)); };
-  if (code < 0x80) return {byte(code)};
-  if (code < 0x800) return {byte(0xc0u | (code >> 6)), byte(0x80u | (code & 0x3fu))};
-  if (code < 0x10000)
-    return {byte(0xe0u | (code >> 12)), byte(0x80u | ((code >> 6) & 0x3fu)), byte(0x80u | (code & 0x3fu))};
-  return {byte(0xf0u | (code >> 18)), byte(0x80u | ((code >> 12) & 0x3fu)), byte(0x80u | ((code >> 6) & 0x3fu)),
-          byte(0x80u | (code & 0x3fu))};
-}
-
-std::vector<std::int64_t> Vocabulary::encode(std::string_view text) const {
-  std::vector<std::int64_t> ids;
-  for (char32_t const character : decode_utf8(text, "text")) {
-    auto const found = stoi.find(encode_utf8(character));
-    if (found == stoi.end())
-      fsdp::fail<fsdp::ConfigError>("text: character '{}' (U+{:04X}) is not among the {} of the vocabulary",
-                                    encode_utf8(character), static_cast<std::uint32_t>(character), size());
-    ids.push_back(found->second);
-  }
-  return ids;
-}
-
-std::string Vocabulary::decode(std::span<std::int64_t const> ids) const {
-  std::string text;
-  for (auto const id : ids) {
-    if (id < 0 || id >= size()) fsdp::fail<fsdp::ConfigError>("token {} lies outside the vocabulary of {}", id, size());
-    text += itos[static_cast<std::size_t>(id)];
-  }
-  return text;
-}
-
 Meta read_meta(fs::path const& path) {
   Meta meta;
   std::error_code error;
@@ -169,20 +93,47 @@ Meta read_meta(fs::path const& path) {
   if (json.contains("dtype")) dtype = json["dtype"].is_string() ? json["dtype"].get<std::string>() : "?";
   if (dtype != "uint16" && dtype != "uint32") wrong(fmt::format("dtype: expected uint16 or uint32, got '{}'", dtype));
   meta.token_bytes = dtype == "uint16" ? 2 : 4;
+  meta.path = path;
   if (json.contains("itos")) {
     auto const& itos = json["itos"];
     if (!itos.is_array() || static_cast<std::int64_t>(itos.size()) != meta.vocab_size)
       wrong(fmt::format("expected an array 'itos' of vocab_size = {} texts", meta.vocab_size));
+    std::vector<std::string> symbols;
     for (auto const& symbol : itos) {
       if (!symbol.is_string()) wrong("expected texts in 'itos'");
-      auto const id = meta.vocabulary.size();
-      meta.vocabulary.itos.push_back(symbol.get<std::string>());
-      if (!meta.vocabulary.stoi.emplace(meta.vocabulary.itos.back(), id).second)
-        wrong("a symbol stands twice in 'itos'");
+      symbols.push_back(symbol.get<std::string>());
+    }
+    try {
+      meta.characters = std::make_shared<Characters>(std::move(symbols));
+    } catch (fsdp::ConfigError const& twice) {
+      wrong(twice.what());
     }
   }
-  meta.path = path;
+  if (!json.contains("tokenizer") || json["tokenizer"] == "char") return meta;
+  if (json["tokenizer"] != "gpt2")
+    wrong(fmt::format("tokenizer: expected \"char\" or \"gpt2\", got {}", json["tokenizer"].dump()));
+  for (auto const* const key : {"encoder_json", "vocab_bpe"}) {
+    auto const name = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : std::string();
+    if (!is_plain_name(name)) wrong(fmt::format("{}: expected the name of a file beside meta.json", key));
+    if (!fs::is_regular_file(path.parent_path() / name, error))
+      wrong(fmt::format("{}: '{}' is missing", key, (path.parent_path() / name).string()));
+    meta.tokenizer_files.push_back(name);
+  }
   return meta;
+}
+
+std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta) {
+  if (meta.tokenizer_files.empty()) return meta.characters;
+  auto const encoder_path = meta.path.parent_path() / meta.tokenizer_files.at(0);
+  auto const merges_path = meta.path.parent_path() / meta.tokenizer_files.at(1);
+  MappedFile const encoder(encoder_path), merges(merges_path);
+  auto const encoder_name = encoder_path.string(), merges_name = merges_path.string();
+  auto const tokenizer = std::make_shared<BytePair>(
+      BytePairFiles{as_text(encoder.bytes()), as_text(merges.bytes()), encoder_name, merges_name});
+  if (tokenizer->size() != meta.vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but '{}' says vocab_size {}", encoder_name, tokenizer->size(),
+                                  meta.path.string(), meta.vocab_size);
+  return tokenizer;
 }
 
 TokenFile::TokenFile(fs::path const& path, std::size_t token_bytes) : path_(path), token_bytes_(token_bytes) {
@@ -191,17 +142,41 @@ TokenFile::TokenFile(fs::path const& path, std::size_t token_bytes) : path_(path
     fsdp::fail<fsdp::ConfigError>("data: '{}' is missing (nanogpt prepare --dataset=NAME --data=FILE writes it)",
                                   path.string());
   file_ = MappedFile(path);
-  auto const bytes = file_.bytes().size();
-  if (bytes == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", path.string());
-  if (bytes % token_bytes != 0)
+  if (file_.bytes().empty()) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", path.string());
+  read_header();
+  auto const bytes = tokens().size();
+  if (bytes % token_bytes_ != 0)
     fsdp::fail<fsdp::ConfigError>(
         "data: '{}' has {} bytes, which is not a multiple of {}: it is truncated or not a token file", path.string(),
-        bytes, token_bytes);
-  size_ = static_cast<std::int64_t>(bytes / token_bytes);
+        bytes, token_bytes_);
+  size_ = static_cast<std::int64_t>(bytes / token_bytes_);
+}
+
+void TokenFile::read_header() {
+  std::array<std::int32_t, 3> words{};  // magic, version, number of tokens
+  auto const bytes = file_.bytes();
+  if (bytes.size() < sizeof words[0]) return;
+  std::memcpy(words.data(), bytes.data(), std::min(sizeof words, bytes.size()));
+  auto const* const kind = std::find_if(std::begin(header_kinds), std::end(header_kinds),
+                                        [&](HeaderKind const& known) { return known.magic == words[0]; });
+  if (kind == std::end(header_kinds)) return;
+  header_bytes_ = header_words * sizeof words[0];
+  if (bytes.size() < header_bytes_)
+    fsdp::fail<fsdp::ConfigError>("data: '{}' begins as llm.c's token files do, whose header has {} bytes, but has {}",
+                                  path_.string(), header_bytes_, bytes.size());
+  if (words[1] != kind->version)
+    fsdp::fail<fsdp::ConfigError>("data: '{}' has llm.c's header {} in version {}, expected version {}", path_.string(),
+                                  kind->magic, words[1], kind->version);
+  token_bytes_ = kind->token_bytes;
+  auto const expected = static_cast<std::uint64_t>(std::max(words[2], 0)) * token_bytes_;
+  if (words[2] <= 0 || tokens().size() != expected)
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}': its header says {} tokens of {} bytes, but {} bytes follow: it is truncated or not a token file",
+        path_.string(), words[2], token_bytes_, tokens().size());
 }
 
 std::int64_t TokenFile::at(std::int64_t index) const {
-  auto const* const from = file_.bytes().data() + static_cast<std::size_t>(index) * token_bytes_;
+  auto const* const from = tokens().data() + static_cast<std::size_t>(index) * token_bytes_;
   if (token_bytes_ == 2) {
     std::uint16_t id{};
     std::memcpy(&id, from, sizeof id);
@@ -214,7 +189,7 @@ std::int64_t TokenFile::at(std::int64_t index) const {
 
 template <class Id>
 void TokenFile::check_ids_as(std::int64_t vocab_size, std::int64_t first, std::int64_t last) const {
-  auto const* const ids = reinterpret_cast<Id const*>(file_.bytes().data());
+  auto const* const ids = reinterpret_cast<Id const*>(tokens().data());
   for (auto index = first; index < last; ++index)
     if (static_cast<std::int64_t>(ids[index]) >= vocab_size)
       fsdp::fail<fsdp::ConfigError>("data: '{}' has token {} at position {}, outside the vocabulary of {}",
@@ -257,43 +232,6 @@ void fill_sequence(TokenFile const& tokens, std::int64_t start, std::span<std::i
     inputs[position] = static_cast<std::int32_t>(tokens.at(index));
     targets[position] = static_cast<std::int32_t>(tokens.at(index + 1));
   }
-}
-
-PreparedText prepare_text(fs::path const& text_file, fs::path const& folder) {
-  MappedFile const file(text_file);
-  auto const characters = decode_utf8(as_text(file.bytes()), fmt::format("data: '{}'", text_file.string()));
-  if (characters.empty()) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", text_file.string());
-  auto symbols = characters;
-  std::sort(symbols.begin(), symbols.end());
-  symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
-
-  std::vector<std::uint32_t> tokens;
-  tokens.reserve(characters.size());
-  for (char32_t const character : characters)
-    tokens.push_back(
-        static_cast<std::uint32_t>(std::lower_bound(symbols.begin(), symbols.end(), character) - symbols.begin()));
-
-  auto itos = Json::array();
-  auto stoi = Json::object();
-  for (std::size_t id = 0; id < symbols.size(); ++id) {
-    itos.push_back(encode_utf8(symbols[id]));
-    stoi[encode_utf8(symbols[id])] = id;
-  }
-  bool const narrow = symbols.size() <= 65535;
-  Json const meta{
-      {"vocab_size", symbols.size()}, {"itos", itos}, {"stoi", stoi}, {"dtype", narrow ? "uint16" : "uint32"}};
-
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", folder.string(), error.message());
-  auto const train_size = tokens.size() / 10 * 9 + tokens.size() % 10 * 9 / 10;  // floor(0.9 n), without overflow
-  auto const all = std::span<std::uint32_t const>(tokens);
-  auto const pack = narrow ? &pack_tokens<std::uint16_t> : &pack_tokens<std::uint32_t>;
-  write_file(folder / "train.bin", pack(all.first(train_size)));
-  write_file(folder / "val.bin", pack(all.subspan(train_size)));
-  write_file(folder / "meta.json", meta.dump(1) + "\n");
-  return {static_cast<std::int64_t>(tokens.size()), static_cast<std::int64_t>(symbols.size()),
-          static_cast<std::int64_t>(train_size), static_cast<std::int64_t>(tokens.size() - train_size)};
 }
 
 }  // namespace nanogpt

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files and vocabularies on disk, and the sequences read from them.
+// Token files on disk with what made them, and the sequences read from them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include "tokenizer/tokenizer.hpp"
 
 namespace nanogpt {
 
@@ -37,38 +40,28 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-/// The characters of a text: ids are positions in `itos`, which is sorted by code point.
-struct Vocabulary {
-  std::vector<std::string> itos;                      ///< id to character, in UTF-8
-  std::unordered_map<std::string, std::int64_t> stoi;  ///< character to id
-
-  std::int64_t size() const { return static_cast<std::int64_t>(itos.size()); }
-  /// @throws fsdp::ConfigError naming the first character that the vocabulary lacks, or the byte that is not UTF-8
-  std::vector<std::int64_t> encode(std::string_view text) const;
-  std::string decode(std::span<std::int64_t const> ids) const;
-};
-
-/// Unicode scalar values of a UTF-8 text.
-/// @param origin what messages call the text
-/// @throws fsdp::ConfigError with the offset of the first byte that is not UTF-8
-std::vector<char32_t> decode_utf8(std::string_view text, std::string_view origin);
-std::string encode_utf8(char32_t character);
-
 /// What meta.json says of a pair of token files.
 struct Meta {
-  std::int64_t vocab_size = 50304;  ///< GPT-2's 50257 rounded up to 128: for token files without meta.json
-  std::size_t token_bytes = 2;      ///< 2 (uint16) or 4 (uint32)
-  Vocabulary vocabulary;            ///< empty without meta.json
-  std::filesystem::path path;       ///< empty without meta.json
+  std::int64_t vocab_size = 50304;              ///< GPT-2's 50257 rounded up to 128: for token files without meta.json
+  std::size_t token_bytes = 2;                  ///< 2 (uint16) or 4 (uint32)
+  std::filesystem::path path;                   ///< empty without meta.json
+  std::shared_ptr<Tokenizer const> characters;  ///< null unless the tokens are characters
+  std::vector<std::string> tokenizer_files;     ///< encoder.json and vocab.bpe, beside meta.json, of GPT-2's tokens
 };
 
 /// @throws fsdp::ConfigError if the file is there but says nonsense; a missing file gives the defaults
 Meta read_meta(std::filesystem::path const& path);
 
-/// A headless file of token ids.
+/// What the tokens were made with; null if meta.json does not say.
+/// @throws fsdp::ConfigError if its files cannot be read, or make another vocabulary than meta.json says
+std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta);
+
+/// A file of token ids: without a header, as nanoGPT writes them, or with that of llm.c (see [Note: Headers of
+/// tokens]).
 class TokenFile {
  public:
-  /// @throws fsdp::ConfigError if the file is missing, empty, or not a whole number of tokens
+  /// @param token_bytes  2 or 4; of a file with a header, the header says
+  /// @throws fsdp::ConfigError if the file is missing, empty, not a whole number of tokens, or not what its header says
   TokenFile(std::filesystem::path const& path, std::size_t token_bytes);
 
   std::int64_t size() const { return size_; }
@@ -80,9 +73,12 @@ class TokenFile {
  private:
   template <class Id>
   void check_ids_as(std::int64_t vocab_size, std::int64_t first, std::int64_t last) const;
+  void read_header();
+  std::span<std::byte const> tokens() const { return file_.bytes().subspan(header_bytes_); }
 
   std::filesystem::path path_;
   MappedFile file_;
+  std::size_t header_bytes_ = 0;
   std::size_t token_bytes_;
   std::int64_t size_ = 0;
 };
@@ -106,7 +102,8 @@ enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2 };
 
 /// A number in [0, choices), uniform. Counter-based: it depends on the arguments alone, so that a run can be continued
 /// anywhere and evaluations disturb nothing.
-std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence, std::int64_t choices);
+std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,
+                         std::int64_t choices);
 
 /// Reads a sequence; targets are the inputs one token later.
 /// @param start  token that the sequence begins with
@@ -114,15 +111,5 @@ std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std
 /// @pre start + block size < tokens.size()
 void fill_sequence(TokenFile const& tokens, std::int64_t start, std::span<std::int32_t> inputs,
                    std::span<std::int32_t> targets);
-
-/// What `prepare` did.
-struct PreparedText {
-  std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
-};
-
-/// Writes train.bin (the first 90 % of the characters), val.bin and meta.json into `folder`, each under a temporary
-/// name first. uint16 ids, uint32 for more than 65,535 symbols.
-/// @throws fsdp::ConfigError if the text is empty or not UTF-8, or the folder cannot be written
-PreparedText prepare_text(std::filesystem::path const& text_file, std::filesystem::path const& folder);
 
 }  // namespace nanogpt

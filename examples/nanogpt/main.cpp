@@ -83,7 +83,7 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   app.name("nanogpt");
   app.require_subcommand(1);
   std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample}, {Command::bench}};
-  add(app, subs[0], "prepare", "turn a text file into token files, character by character");
+  add(app, subs[0], "prepare", "turn texts into token files");
   add(app, subs[1], "train", "train a model");
   add(app, subs[2], "sample", "let a trained model write");
   add(app, subs[3], "bench", "measure training speed and memory");

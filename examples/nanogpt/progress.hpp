@@ -33,8 +33,12 @@ class Progress {
     std::fflush(stdout);
   }
 
-  /// Redraws the bar, ten times a second at most.
   void advance(std::int64_t done, double loss) {
+    if (bar_) advance(done, fmt::format(" loss {:.4f}", loss));
+  }
+  /// Redraws the bar, ten times a second at most.
+  /// @param note  what stands behind the numbers, with a blank before it
+  void advance(std::int64_t done, std::string_view note) {
     if (!bar_) return;
     auto const now = Clock::now();
     if (now - drawn_ < std::chrono::milliseconds(100) && done < total_) return;
@@ -43,8 +47,8 @@ class Progress {
     double const share =
         std::min(1.0, static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(total_, 1)));
     auto const full = static_cast<std::size_t>(share * width);
-    fmt::print("\r\x1b[K[{}{}] {:3.0f}% {}/{} loss {:.4f}{}", std::string(full, '='), std::string(width - full, ' '),
-               share * 100, done, total_, loss, remaining(done, now));
+    fmt::print("\r\x1b[K[{}{}] {:3.0f}% {}/{}{}{}", std::string(full, '='), std::string(width - full, ' '), share * 100,
+               done, total_, note, remaining(done, now));
     std::fflush(stdout);
     drawn_once_ = true;
   }

@@ -83,7 +83,7 @@ std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int
   return text;
 }
 
-void sample_rank(World world, Settings const& settings, SavedModel const& saved,
+void sample_rank(World world, Settings const& settings, SavedModel const& saved, Tokenizer const& tokenizer,
                  std::vector<std::int64_t> const& start) {
   fsdp::Mesh<World> mesh(std::move(world));
   Engine engine(mesh, fsdp::NoShard{});
@@ -96,7 +96,7 @@ void sample_rank(World world, Settings const& settings, SavedModel const& saved,
   std::mt19937_64 random(static_cast<std::uint64_t>(settings.seed));
   for (std::int64_t sample = 0; sample < settings.num_samples; ++sample) {
     auto const text = continue_text(model, start, settings, random);
-    fmt::print("{}\n---------------\n", saved.meta.vocabulary.decode(text));
+    fmt::print("{}\n---------------\n", tokenizer.decode(text));
     std::fflush(stdout);
   }
 }
@@ -106,17 +106,18 @@ void sample_rank(World world, Settings const& settings, SavedModel const& saved,
 int run_sample(Settings const& settings) {
   check_together(settings, Command::sample, 1);
   auto const saved = open_saved_model(settings.out_dir);
-  if (saved.meta.vocabulary.size() == 0)
+  auto const tokenizer = open_tokenizer(saved.meta);
+  if (tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos'): there are no "
-        "characters to print",
+        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos' or "
+        "'tokenizer'): there are no characters to print",
         settings.out_dir);
-  auto const start = saved.meta.vocabulary.encode(start_text(settings.start));
+  auto const start = tokenizer->encode(start_text(settings.start), Marker::token);
   if (settings.device == "cuda")
     fsdp::fail<fsdp::ConfigError>("setting 'device': sample computes on cpu in this version, got cuda");
   divide_cores(1);
   fsdp::local::run(1, fsdp::host::Device{},
-                   [&](World world) { sample_rank(std::move(world), settings, saved, start); });
+                   [&](World world) { sample_rank(std::move(world), settings, saved, *tokenizer, start); });
   return 0;
 }
 

@@ -110,9 +110,12 @@ void save_model_config(fs::path const& folder, GptConfig const& config, ModelSta
     if (setting.exists_in(Command::train))
       json["config"][std::string(setting.name)] = std::visit(AsJson{settings}, setting.member);
   if (!meta.path.empty()) {
-    MappedFile const vocabulary(meta.path);
-    auto const bytes = vocabulary.bytes();
-    replace_file(folder / "meta.json", {reinterpret_cast<char const*>(bytes.data()), bytes.size()});
+    auto const copy = [&](fs::path const& from, fs::path const& name) {
+      MappedFile const file(from);
+      replace_file(folder / name, {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
+    };
+    for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
+    copy(meta.path, "meta.json");
     json["meta"] = "meta.json";
   }
   replace_file(folder / "config.json", json.dump(1) + "\n");

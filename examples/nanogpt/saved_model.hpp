@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a trained model: model.safetensors, config.json, and a copy of the vocabulary.
+// The folder of a trained model: model.safetensors, config.json, and copies of what the data's tokenizer is read from.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ void prepare_out_dir(std::filesystem::path const& folder);
 /// Writes `text` under a temporary name, then renames it. @throws fsdp::ResourceError
 void replace_file(std::filesystem::path const& path, std::string_view text);
 
-/// Writes config.json and, if the data had a vocabulary, meta.json.
+/// Writes config.json and, if the data had a vocabulary, meta.json with the files that it names.
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const& settings, Meta const& meta);
 

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <system_error>
+#include <utility>
 
 #include "config_files.hpp"
 #include "fsdp/error.hpp"
@@ -93,7 +94,14 @@ std::vector<Setting> make_table() {
          "where training starts: scratch, resume (from out_dir), auto (resume if there is something, else scratch); "
          "sample: resume");
   t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
-  t.text("data", &S::data, prepare, "the text file to prepare");
+  t.text("data", &S::data, prepare,
+         "the text to prepare: a file, or documents: a .jsonl file or a folder of .txt and .jsonl");
+  t.choice("tokenizer", &S::tokenizer, prepare, "what tokens are: characters, or GPT-2's byte pairs", {"char", "gpt2"});
+  t.optional_text("encoder_json", &S::encoder_json, prepare, "GPT-2's tokens and their ids");
+  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare, "GPT-2's merges");
+  t.fraction("val_fraction", &S::val_fraction, prepare,
+             "what val.bin gets: of a text's characters, or of the documents");
+  t.count("threads", &S::threads, prepare, "threads that tokenize; 0: one per core", 0, 256);
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
   t.count("batch_size", &S::batch_size, training, "sequences of a micro-step on one rank", 1, 1'000'000);
@@ -305,6 +313,17 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (command == Command::prepare) {
     if (s.data.empty())
       fsdp::fail<fsdp::ConfigError>("setting 'data': expected the text file to prepare (--data=FILE), got nothing");
+    if (s.val_fraction == 0)
+      fsdp::fail<fsdp::ConfigError>("setting 'val_fraction': expected a number above 0 and below 1, got 0");
+    bool const gpt2 = s.tokenizer == "gpt2";
+    for (auto const& [name, file] :
+         {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {
+      if (gpt2 && file->empty())
+        fsdp::fail<fsdp::ConfigError>("setting '{}': tokenizer gpt2 needs this file of GPT-2's, got nothing", name);
+      if (!gpt2 && !file->empty())
+        fsdp::fail<fsdp::ConfigError>("setting '{}': only tokenizer gpt2 reads it, got '{}' with {}", name, *file,
+                                      s.tokenizer);
+    }
     return;
   }
   if (command == Command::sample) {

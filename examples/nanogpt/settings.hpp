@@ -33,7 +33,11 @@ struct Settings {
   std::int64_t trace_steps = 3;
   // data
   std::string dataset = "openwebtext";
-  std::string data;  ///< prepare: the text file
+  std::string data;  ///< prepare: the text file, or the folder of documents
+  std::string tokenizer = "char";
+  std::string encoder_json, vocab_bpe;  ///< empty: none
+  double val_fraction = 0.1;
+  std::int64_t threads = 0;  ///< 0: one per core
   std::int64_t gradient_accumulation_steps = 40;
   std::int64_t batch_size = 12;
   std::int64_t block_size = 1024;

@@ -37,6 +37,7 @@ dataset empty && : > data/empty/val.bin
 dataset missing && rm data/missing/val.bin
 dataset alien && printf '\377\377' >> data/alien/train.bin
 dataset nonsense && echo 'no json' > data/nonsense/meta.json
+dataset header && printf '\210\330\064\001\002\0\0\0' > data/header/train.bin && head -c 2000 /dev/zero >> data/header/train.bin
 dataset short && head -c 20 data/good/val.bin > data/short/val.bin
 printf 'abc\xff\n' > latin
 : > nothing
@@ -48,6 +49,17 @@ refuses "'data'" "$nanogpt" prepare --dataset=x
 refuses "'no_such_file' cannot be opened" "$nanogpt" prepare --dataset=x --data=no_such_file
 refuses "byte 3 (0xff)" "$nanogpt" prepare --dataset=x --data=latin
 refuses "is empty" "$nanogpt" prepare --dataset=x --data=nothing
+refuses "setting 'tokenizer': expected one of" "$nanogpt" prepare --dataset=x --data=text --tokenizer=bpe
+refuses "setting 'encoder_json': tokenizer gpt2 needs" "$nanogpt" prepare --dataset=x --data=text --tokenizer=gpt2 --vocab_bpe=text
+refuses "setting 'vocab_bpe': only tokenizer gpt2 reads it" "$nanogpt" prepare --dataset=x --data=text --vocab_bpe=text
+refuses "'text': expected a JSON object" "$nanogpt" prepare --dataset=x --data=text --tokenizer=gpt2 --encoder_json=text --vocab_bpe=text
+for fraction in 0 1 -0.1 nan; do
+  refuses "setting 'val_fraction': expected" "$nanogpt" prepare --dataset=x --data=text "--val_fraction=$fraction"
+done
+mkdir docs
+refuses "expected files *.txt or *.jsonl" "$nanogpt" prepare --dataset=x --data=docs
+echo '{"txt": 1}' > docs/x.jsonl
+refuses "docs/x.jsonl', line 1: expected a JSON object with a text" "$nanogpt" prepare --dataset=x --data=docs
 refuses "subcommand" "$nanogpt"
 refuses "frobnicate" "$nanogpt" frobnicate
 
@@ -97,6 +109,7 @@ worlds "'data/empty/val.bin' is empty" --dataset=empty
 worlds "'data/missing/val.bin' is missing" --dataset=missing
 worlds "has token 65535 at position" --dataset=alien
 worlds "expected a JSON object" --dataset=nonsense
+worlds "header 20240520 in version 2" --dataset=header
 worlds "setting 'block_size'" --dataset=short --block_size=16
 worlds "setting 'block_size'" --block_size=100000
 worlds "setting 'n_embd': expected a multiple of n_head" --n_embd=15

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which sequences are trained on: permutations, epochs, and batches that do not depend on who computes them.
 // skip-tsan
+// links: nanogpt_data
 #include "batch_source.hpp"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "data.cpp"  // NOLINT: tests what the program is made of
+#include "data.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -84,8 +85,8 @@ TEST_CASE("a rotation meets every index once") {
     CHECK((Rotation(large, 3)(i) >= 0 && Rotation(large, 3)(i) < large));
 }
 
-// k points of the golden rotation leave gaps of at most phi^3 / sqrt(5) / k = 1.894 / k (k just below a Fibonacci number
-// is the worst). Random points leave gaps of about ln(k) / k.
+// k points of the golden rotation leave gaps of at most phi^3 / sqrt(5) / k = 1.894 / k (k just below a Fibonacci
+// number is the worst). Random points leave gaps of about ln(k) / k.
 TEST_CASE("neighbours of a rotation spread evenly, from a start that the key chooses") {
   std::int64_t const size = 15685;
   for (std::int64_t const k : {5, 12, 64}) {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt's data: preparing a text, reading token files.
+// nanogpt's data: token files with and without headers, meta.json, sequences.
 // skip-tsan
-#include "data.cpp"  // NOLINT: tests what the program is made of
-
-#include <cstdlib>
+// links: nanogpt_data
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "data.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -19,90 +21,28 @@ using fsdp::testing::has;
 using fsdp::testing::what;
 using Folder = fsdp::testing::TemporaryFolder;
 
+/// Bytes of whole numbers, lowest first.
+template <class Number>
+std::string packed(std::vector<Number> const& numbers) {
+  return {reinterpret_cast<char const*>(numbers.data()), numbers.size() * sizeof(Number)};
+}
+
+/// llm.c's header.
+std::string header(std::int32_t magic, std::int32_t version, std::int32_t tokens) {
+  std::vector<std::int32_t> words(256);
+  words[0] = magic;
+  words[1] = version;
+  words[2] = tokens;
+  return packed(words);
+}
+
 }  // namespace
-
-TEST_CASE("a prepared text is split 90/10 by characters and decodes to itself") {
-  Folder const folder;
-  std::string const text =
-      "h\xc3\xa9llo w\xc3\xb6rld \xe2\x82\xac \xf0\x9f\x98\x80\nabc";  // 2-, 3- and 4-byte characters
-  auto const prepared = prepare_text(folder.file("text", text), folder.path / "out");
-  CHECK(prepared.characters == 19);
-  CHECK(prepared.train_tokens == 17);  // floor(0.9 * 19)
-  CHECK(prepared.val_tokens == 2);
-
-  auto const meta = read_meta(folder.path / "out" / "meta.json");
-  CHECK(meta.vocab_size == prepared.vocab_size);
-  CHECK(meta.token_bytes == 2);
-  TokenFile const train(folder.path / "out" / "train.bin", 2), val(folder.path / "out" / "val.bin", 2);
-  CHECK(fs::file_size(folder.path / "out" / "train.bin") == 34);
-  std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < train.size(); ++i) ids.push_back(train.at(i));
-  for (std::int64_t i = 0; i < val.size(); ++i) ids.push_back(val.at(i));
-  CHECK(meta.vocabulary.decode(ids) == text);
-  CHECK(meta.vocabulary.encode(text) == ids);
-}
-
-TEST_CASE("symbols are numbered by code point and meta.json says so both ways") {
-  Folder const folder;
-  prepare_text(folder.file("text", "ba\nc\"a\\"), folder.path);
-  std::ifstream stream(folder.path / "meta.json");
-  auto const json = nlohmann::json::parse(stream);
-  CHECK(json["itos"] == nlohmann::json({"\n", "\"", "\\", "a", "b", "c"}));
-  CHECK(json["stoi"]["a"] == 3);
-  CHECK(json["vocab_size"] == 6);
-  CHECK(json["dtype"] == "uint16");
-}
-
-TEST_CASE("more than 65,535 symbols take uint32 and meta.json says so") {
-  Folder const folder;
-  std::string text;
-  for (char32_t code = 0; code < 70000; ++code)
-    if (code < 0xd800 || code > 0xdfff) text += encode_utf8(code);
-  auto const prepared = prepare_text(folder.file("text", text), folder.path);
-  CHECK(prepared.vocab_size == 70000 - 2048);
-  auto const meta = read_meta(folder.path / "meta.json");
-  CHECK(meta.token_bytes == 4);
-  TokenFile const val(folder.path / "val.bin", 4);
-  CHECK(val.at(val.size() - 1) == prepared.vocab_size - 1);
-}
-
-TEST_CASE("bytes that are not UTF-8 are refused with their offset") {
-  struct Case {
-    char const* name;
-    std::string text;
-    std::string offset;
-  };
-  std::vector<Case> const cases{
-      {"stray continuation",
-       "ab\x80"
-       "c",
-       "byte 2"},
-      {"cut off", "abc\xe2\x82", "byte 3"},
-      {"overlong", "\xc0\x80", "byte 0"},
-      {"overlong in three", "a\xe0\x80\x80", "byte 1"},
-      {"surrogate", "a\xed\xa0\x80", "byte 1"},
-      {"beyond U+10FFFF", "\xf4\x90\x80\x80", "byte 0"},
-      {"0xff", "ok\xff", "byte 2"},
-      {"wrong continuation",
-       "x\xc3"
-       "a",
-       "byte 1"},
-  };
-  for (auto const& bad : cases) {
-    INFO(bad.name);
-    Folder const folder;
-    auto const message = what([&] { prepare_text(folder.file("text", bad.text), folder.path / "out"); });
-    CHECK(has(message, bad.offset + " "));
-    CHECK_FALSE(fs::exists(folder.path / "out" / "train.bin"));
-  }
-}
 
 TEST_CASE("token files that are missing, empty, truncated or out of the vocabulary are refused") {
   Folder const folder;
   CHECK(has(what([&] { TokenFile(folder.path / "none.bin", 2); }), "missing"));
   CHECK(has(what([&] { TokenFile(folder.file("empty.bin", ""), 2); }), "empty"));
   CHECK(has(what([&] { TokenFile(folder.file("odd.bin", "abc"), 2); }), "3 bytes"));
-  CHECK(has(what([&] { prepare_text(folder.file("nothing", ""), folder.path); }), "empty"));
   CHECK(has(what([&] { TokenFile(folder.path, 2); }), "directory"));
   TokenFile const tokens(folder.file("ids.bin", std::string("\x01\x00\x41\x00\x02\x00", 6)), 2);
   CHECK_NOTHROW(tokens.check_ids(66, 0, 3));
@@ -112,13 +52,48 @@ TEST_CASE("token files that are missing, empty, truncated or out of the vocabula
   CHECK_NOTHROW(tokens.check_ids(65, 2, 3));
 }
 
+TEST_CASE("llm.c's files are read by their headers, whatever meta.json says of the tokens") {
+  Folder const folder;
+  auto const narrow = header(20240520, 1, 3) + packed<std::uint16_t>({50256, 7, 65535});
+  auto const wide = header(20240801, 7, 2) + packed<std::uint32_t>({128255, 9});
+  for (std::size_t const token_bytes : {2u, 4u}) {
+    TokenFile const gpt2(folder.file("gpt2.bin", narrow), token_bytes);
+    REQUIRE(gpt2.size() == 3);
+    CHECK((gpt2.at(0) == 50256 && gpt2.at(1) == 7 && gpt2.at(2) == 65535));
+    CHECK(has(what([&] { gpt2.check_ids(50257, 0, 3); }), "token 65535 at position 2"));
+    TokenFile const llama(folder.file("llama.bin", wide), token_bytes);
+    REQUIRE(llama.size() == 2);
+    CHECK((llama.at(0) == 128255 && llama.at(1) == 9));
+    CHECK(has(what([&] { llama.check_ids(128255, 0, 2); }), "token 128255 at position 0"));
+  }
+}
+
+TEST_CASE("headers of another version, and files that are not as long as their header says, are refused") {
+  Folder const folder;
+  auto const tokens = packed<std::uint16_t>({1, 2, 3});
+  auto const refused = [&](std::string const& bytes) {
+    return what([&] { TokenFile(folder.file("x.bin", bytes), 2); });
+  };
+  CHECK(has(refused(header(20240520, 2, 3) + tokens), "header 20240520 in version 2, expected version 1"));
+  CHECK(has(refused(header(20240801, 1, 3) + tokens), "header 20240801 in version 1, expected version 7"));
+  CHECK(has(refused(header(20240520, 1, 4) + tokens), "says 4 tokens of 2 bytes, but 6 bytes follow"));
+  CHECK(has(refused(header(20240520, 1, 2) + tokens), "says 2 tokens of 2 bytes, but 6 bytes follow"));
+  CHECK(has(refused(header(20240801, 7, 3) + tokens), "says 3 tokens of 4 bytes, but 6 bytes follow"));
+  CHECK(has(refused(header(20240520, 1, 0)), "says 0 tokens"));
+  CHECK(has(refused(header(20240520, 1, -1) + tokens), "says -1 tokens"));
+  for (std::size_t const kept : {4u, 6u, 12u, 1023u})
+    CHECK(has(refused(header(20240520, 1, 3).substr(0, kept)), "whose header has 1024 bytes, but has"));
+  CHECK(refused(header(20240521, 1, 3) + tokens) == "nothing was thrown");  // no header: these are tokens
+}
+
 TEST_CASE("meta.json must make sense; without it the vocabulary is GPT-2's, padded") {
   Folder const folder;
   CHECK(read_meta(folder.path / "none").vocab_size == 50304);
   for (std::string const text :
        {"", "[]", "{\"vocab_size\": \"65\"}", "{\"vocab_size\": 0}", "{\"vocab_size\": 2, \"itos\": [\"a\"]}",
         "{\"vocab_size\": 2, \"itos\": [\"a\", \"a\"]}", "{\"vocab_size\": 2, \"dtype\": \"int8\"}",
-        "{\"vocab_size\": 2, \"itos\": [1, 2]}"}) {
+        "{\"vocab_size\": 2, \"itos\": [1, 2]}", "{\"vocab_size\": 2, \"tokenizer\": \"bpe\"}",
+        "{\"vocab_size\": 2, \"tokenizer\": \"gpt2\"}"}) {
     INFO(text);
     CHECK(has(what([&] { read_meta(folder.file("meta.json", text)); }), "meta.json"));
   }
@@ -143,16 +118,22 @@ TEST_CASE("targets are inputs one token later, to the last token of the file") {
   }
 }
 
-TEST_CASE("tinyshakespeare has 65 symbols and 1,003,854 and 111,540 tokens") {
-  char const* const data = std::getenv("FSDP_TEST_DATA");
-  if (data == nullptr) {
-    WARN("skipped: FSDP_TEST_DATA is not set");
-    return;
-  }
+TEST_CASE(
+    "a tokenizer is read from the files beside meta.json, which must be there and make as many tokens as it says") {
   Folder const folder;
-  auto const prepared = prepare_text(fs::path(data) / "tinyshakespeare.txt", folder.path);
-  CHECK(prepared.characters == 1115394);
-  CHECK(prepared.vocab_size == 65);
-  CHECK(prepared.train_tokens == 1003854);
-  CHECK(prepared.val_tokens == 111540);
+  fsdp::testing::BytePairs const pairs{{{"a", "b"}}};
+  auto const meta = [&](std::string const& encoder, int size) {
+    return folder.file("meta.json", "{\"tokenizer\": \"gpt2\", \"vocab_size\": " + std::to_string(size) +
+                                        ", \"encoder_json\": \"" + encoder + "\", \"vocab_bpe\": \"m\"}");
+  };
+  folder.file("m", pairs.vocab_bpe());
+  CHECK(has(what([&] { read_meta(meta("e", 258)); }), "/e' is missing"));
+  folder.file("e", pairs.encoder_json());
+  for (std::string const outside : {"", ".", "..", "../e", "/e"})
+    CHECK(has(what([&] { read_meta(meta(outside, 258)); }), "encoder_json: expected the name of a file"));
+  auto const tokenizer = open_tokenizer(read_meta(meta("e", 258)));
+  REQUIRE(tokenizer != nullptr);
+  CHECK(tokenizer->encode("abc") == std::vector<std::int64_t>{256, 'c'});
+  CHECK(has(what([&] { open_tokenizer(read_meta(meta("e", 300))); }), "has 258 tokens, but"));
+  CHECK(open_tokenizer(Meta{}) == nullptr);
 }

@@ -199,6 +199,26 @@ TEST_CASE("settings that do not fit together are refused") {
     CHECK(has(problem([&](Settings& s) { s.init_from = from; }, 1), "'init_from': '" + from + "' is not supported"));
 }
 
+TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a split takes a part") {
+  auto const problem = [](std::string const& tokenizer, std::string const& encoder, std::string const& merges,
+                          double fraction) {
+    Settings s;
+    s.data = "text";
+    s.tokenizer = tokenizer;
+    s.encoder_json = encoder;
+    s.vocab_bpe = merges;
+    s.val_fraction = fraction;
+    return what([&] { check_together(s, Command::prepare, 1); });
+  };
+  CHECK(problem("char", "", "", 0.1) == "nothing was thrown");
+  CHECK(problem("gpt2", "e", "m", 0.1) == "nothing was thrown");
+  CHECK(has(problem("gpt2", "", "m", 0.1), "'encoder_json': tokenizer gpt2 needs"));
+  CHECK(has(problem("gpt2", "e", "", 0.1), "'vocab_bpe': tokenizer gpt2 needs"));
+  CHECK(has(problem("char", "e", "", 0.1), "'encoder_json': only tokenizer gpt2 reads it, got 'e' with char"));
+  CHECK(has(problem("char", "", "m", 0.1), "'vocab_bpe': only tokenizer gpt2 reads it"));
+  CHECK(has(problem("char", "", "", 0), "'val_fraction': expected a number above 0 and below 1, got 0"));
+}
+
 TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end") {
   Settings s;
   s.learning_rate = 1e-3;

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// From texts to token files.
+#include "prepare_data.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "corpus.hpp"
+#include "data.hpp"
+#include "fsdp/error.hpp"
+#include "new_file.hpp"
+#include "tokenizer/byte_pair.hpp"
+#include "tokenizer/characters.hpp"
+#include "tokenizer/utf8.hpp"
+
+namespace nanogpt {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+/// Reads a corpus in rounds: the threads share a round's pieces, then the results are taken in order.
+class Rounds {
+ public:
+  Rounds(PrepareOptions const& options, std::uint64_t total) : options_(options), total_(total) {}
+
+  /// @param work  (piece, number of the thread) -> Result, on any of the threads
+  /// @param take  (Result), on the calling thread
+  template <class Result, class Work, class Take>
+  void run(CorpusReader reader, Work const& work, Take const& take) {
+    auto const threads = static_cast<std::size_t>(options_.threads);
+    while (true) {
+      auto const pieces = read(reader, 4 * threads * options_.piece_bytes);
+      if (pieces.empty()) return;
+      std::vector<Result> results(pieces.size());
+      std::atomic<std::size_t> next{0};
+      auto const share = [&](std::size_t thread) {
+        for (auto i = next++; i < pieces.size(); i = next++) results[i] = work(pieces[i], thread);
+      };
+      std::vector<std::future<void>> others;
+      for (std::size_t thread = 1; thread < std::min(threads, pieces.size()); ++thread)
+        others.push_back(std::async(std::launch::async, share, thread));
+      share(0);
+      for (auto& other : others) other.get();
+      for (auto& result : results) take(std::move(result));
+      for (auto const& piece : pieces) done_ += piece.bytes.size();
+      if (options_.progress) options_.progress(done_, total_);
+    }
+  }
+
+ private:
+  static std::vector<Piece> read(CorpusReader& reader, std::size_t bytes) {
+    constexpr std::size_t most_pieces = 4096;  // of small documents
+    std::vector<Piece> pieces;
+    for (std::size_t read = 0; read < bytes && pieces.size() < most_pieces; read += pieces.back().bytes.size()) {
+      Piece piece;
+      if (!reader.next(piece)) break;
+      pieces.push_back(std::move(piece));
+    }
+    return pieces;
+  }
+
+  PrepareOptions const& options_;
+  std::uint64_t total_, done_ = 0;
+};
+
+/// Calls `use(text, number of the document among the piece's)` for each document of the piece, or for its text.
+template <class Use>
+void each_text(Piece const& piece, Use const& use) {
+  if (piece.section->kind != Section::Kind::lines) return use(std::string_view(piece.bytes), std::int64_t{0});
+  std::int64_t document = 0;
+  each_line(piece.bytes, [&](std::string_view line, std::int64_t number) {
+    auto const json = Json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
+      fsdp::fail<fsdp::ConfigError>("data: '{}', line {}: expected a JSON object with a text named \"text\"",
+                                    piece.section->path.string(), piece.first_line + number);
+    use(std::string_view(json["text"].get_ref<std::string const&>()), document++);
+  });
+}
+
+/// The characters of a corpus: how many, and, if they are to be tokens, which.
+class Survey {
+ public:
+  explicit Survey(bool tokens) : seen_(tokens ? 0x110000 : 0) {}
+
+  /// @throws fsdp::ConfigError if characters are to be tokens, and the text is not UTF-8
+  void add(std::string_view text, Piece const& piece) {
+    for (std::size_t offset = 0; offset < text.size(); ++characters_) {
+      auto const character = utf8_at(text, offset);
+      if (!seen_.empty() && !character.valid)
+        fsdp::fail<fsdp::ConfigError>("data: '{}': byte {} (0x{:02x}) begins no valid UTF-8 character",
+                                      piece.section->path.string(), piece.offset + offset,
+                                      static_cast<unsigned>(character.code));
+      if (!seen_.empty()) seen_[character.code] = true;
+      offset += character.length;
+    }
+  }
+  void add(Survey const& other) {
+    characters_ += other.characters_;
+    for (std::size_t code = 0; code < seen_.size(); ++code)
+      if (other.seen_[code]) seen_[code] = true;
+  }
+  std::int64_t characters() const { return characters_; }
+  /// By code point.
+  std::vector<std::string> symbols() const {
+    std::vector<std::string> symbols;
+    for (std::size_t code = 0; code < seen_.size(); ++code)
+      if (seen_[code]) symbols.push_back(encode_utf8(static_cast<char32_t>(code)));
+    return symbols;
+  }
+
+ private:
+  std::int64_t characters_ = 0;
+  std::vector<bool> seen_;  ///< by code point
+};
+
+Survey survey(std::vector<Section> const& sections, PrepareOptions const& options, bool tokens, Rounds& rounds) {
+  std::vector<Survey> of_threads(static_cast<std::size_t>(options.threads), Survey(tokens));
+  auto const look = [&](Piece const& piece, std::size_t thread) {
+    each_text(piece, [&](std::string_view text, std::int64_t) { of_threads[thread].add(text, piece); });
+    return 0;
+  };
+  rounds.run<int>(CorpusReader(sections, options.piece_bytes, last_whole_character), look, [](int) {});
+  for (std::size_t thread = 1; thread < of_threads.size(); ++thread) of_threads[0].add(of_threads[thread]);
+  return std::move(of_threads[0]);
+}
+
+/// Cuts a text's section in two.
+/// @param characters  of the first part
+void split_text(std::vector<Section>& sections, std::int64_t characters, std::size_t piece_bytes) {
+  CorpusReader reader(sections, piece_bytes, last_whole_character);
+  auto left = characters;
+  std::uint64_t place = 0;
+  for (Piece piece; left > 0 && reader.next(piece);)
+    for (std::size_t offset = 0; offset < piece.bytes.size() && left > 0; --left) {
+      offset += utf8_at(piece.bytes, offset).length;
+      place = piece.offset + offset;
+    }
+  auto val = sections[0];
+  sections[0].last = val.first = place;
+  val.split = Split::val;
+  sections.push_back(val);
+}
+
+/// What a piece has become.
+struct Encoded {
+  std::array<std::vector<std::int64_t>, 2> ids;  ///< by Split
+  std::int64_t characters = 0, documents = 0;
+
+  std::vector<std::int64_t>& of(Split split) { return ids[static_cast<std::size_t>(split)]; }
+  std::vector<std::int64_t> const& train() const { return ids[0]; }
+  std::vector<std::int64_t> const& val() const { return ids[1]; }
+};
+
+Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const& split, WordCache& cache) {
+  Encoded encoded;
+  auto const kind = piece.section->kind;
+  each_text(piece, [&](std::string_view text, std::int64_t document) {
+    auto const which = kind == Section::Kind::text ? piece.section->split : split.of(piece.first_document + document);
+    auto& ids = encoded.of(which);
+    tokenizer.append(text, ids, cache);
+    encoded.characters += static_cast<std::int64_t>(count_characters(text));
+    if (kind != Section::Kind::lines && !piece.ends_document) return;
+    ids.push_back(*tokenizer.end_of_text());
+    ++encoded.documents;
+  });
+  return encoded;
+}
+
+std::string pack(std::vector<std::int64_t> const& ids, std::size_t token_bytes) {
+  std::string bytes;
+  bytes.reserve(ids.size() * token_bytes);
+  for (auto const id : ids)
+    for (std::size_t byte = 0; byte < token_bytes; ++byte)
+      bytes += static_cast<char>(static_cast<unsigned char>(id >> (8 * byte)));
+  return bytes;
+}
+
+std::string_view text_of(MappedFile const& file) {
+  return {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// Prepares one corpus.
+class Preparer {
+ public:
+  explicit Preparer(PrepareOptions const& options)
+      : options_(options),
+        sections_(find_sections(options.data)),
+        documents_(sections_[0].kind != Section::Kind::text),
+        characters_(options.encoder_json.empty()),
+        // Documents in GPT-2's tokens are read once: nothing must be known of all of them first.
+        rounds_(options, bytes_of(sections_) * (characters_ || !documents_ ? 2 : 1)) {
+    if (bytes_of(sections_) == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", options.data.string());
+    std::error_code error;
+    fs::create_directories(options.folder, error);
+    if (error)
+      fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
+  }
+
+  PreparedData run() {
+    if (!characters_) read_byte_pairs();
+    if (characters_ || !documents_) look();
+    if (documents_ && !tokenizer_->end_of_text())
+      fsdp::fail<fsdp::ConfigError>("'{}': expected a token '{}' to end documents with, got none",
+                                    options_.encoder_json.string(), end_of_text_marker);
+    prepared_.vocab_size = tokenizer_->size();
+    token_bytes_ = prepared_.vocab_size <= 65535 ? 2 : 4;
+    write_tokens();
+    if (documents_ && prepared_.val_tokens == 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_fraction': none of the {} documents is for validation with {}: expected a larger fraction or "
+          "more documents",
+          prepared_.documents, options_.val_fraction);
+    meta_["vocab_size"] = prepared_.vocab_size;
+    meta_["dtype"] = token_bytes_ == 2 ? "uint16" : "uint32";
+    files_.emplace_back(options_.folder / "meta.json").write(meta_.dump(1) + "\n");
+    for (auto& file : files_) file.commit();
+    return prepared_;
+  }
+
+ private:
+  void read_byte_pairs() {
+    MappedFile const encoder(options_.encoder_json), merges(options_.vocab_bpe);
+    auto const encoder_name = options_.encoder_json.string(), merges_name = options_.vocab_bpe.string();
+    tokenizer_ =
+        std::make_shared<BytePair>(BytePairFiles{text_of(encoder), text_of(merges), encoder_name, merges_name});
+    meta_ = {{"tokenizer", "gpt2"}, {"encoder_json", "encoder.json"}, {"vocab_bpe", "vocab.bpe"}};
+    files_.emplace_back(options_.folder / "encoder.json").write(text_of(encoder));
+    files_.emplace_back(options_.folder / "vocab.bpe").write(text_of(merges));
+  }
+
+  /// The first of two passes: which characters there are, and where a text is to be cut.
+  void look() {
+    auto const seen = survey(sections_, options_, characters_, rounds_);
+    if (!documents_) {
+      auto const train = static_cast<double>(seen.characters()) * (1 - options_.val_fraction);
+      split_text(sections_, static_cast<std::int64_t>(train), options_.piece_bytes);
+    }
+    if (!characters_) return;
+    auto symbols = seen.symbols();
+    if (documents_) symbols.emplace_back(end_of_text_marker);
+    meta_ = {{"tokenizer", "char"}, {"itos", symbols}, {"stoi", Json::object()}};
+    for (std::size_t id = 0; id < symbols.size(); ++id) meta_["stoi"][symbols[id]] = id;
+    tokenizer_ = std::make_shared<Characters>(std::move(symbols));
+  }
+
+  void write_tokens() {
+    auto& train = files_.emplace_back(options_.folder / "train.bin");
+    auto& val = files_.emplace_back(options_.folder / "val.bin");
+    DocumentSplit const split(options_.val_fraction);
+    std::vector<WordCache> caches(static_cast<std::size_t>(options_.threads));
+    auto const work = [&](Piece const& piece, std::size_t thread) {
+      return encode(piece, *tokenizer_, split, caches[thread]);
+    };
+    auto const take = [&](Encoded const& encoded) {
+      prepared_.characters += encoded.characters;
+      prepared_.documents += encoded.documents;
+      prepared_.train_tokens += std::ssize(encoded.train());
+      prepared_.val_tokens += std::ssize(encoded.val());
+      train.write(pack(encoded.train(), token_bytes_));
+      val.write(pack(encoded.val(), token_bytes_));
+    };
+    auto const cut = [&](std::string_view text) { return tokenizer_->last_cut(text); };
+    rounds_.run<Encoded>(CorpusReader(sections_, options_.piece_bytes, cut), work, take);
+  }
+
+  PrepareOptions const& options_;
+  std::vector<Section> sections_;
+  bool documents_, characters_;
+  Rounds rounds_;
+  std::deque<NewFile> files_;  ///< in the order in which they get their names
+  Json meta_;
+  std::shared_ptr<Tokenizer const> tokenizer_;
+  std::size_t token_bytes_ = 2;
+  PreparedData prepared_;
+};
+
+}  // namespace
+
+PreparedData prepare_data(PrepareOptions const& options) { return Preparer(options).run(); }
+
+}  // namespace nanogpt

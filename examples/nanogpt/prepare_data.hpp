@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// From texts to token files.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+namespace nanogpt {
+
+/// What is to be prepared, and how.
+struct PrepareOptions {
+  std::filesystem::path data;    ///< a text, a .jsonl file, or a folder of .txt and .jsonl files
+  std::filesystem::path folder;  ///< where train.bin, val.bin and meta.json go
+  /// GPT-2's files; both empty: the tokens are characters
+  std::filesystem::path encoder_json{}, vocab_bpe{};
+  double val_fraction = 0.1;  ///< of a text's characters, its end; of documents
+  int threads = 1;
+  std::size_t piece_bytes = std::size_t{1} << 20;  ///< that a thread takes at a time
+  /// Told how many bytes of how many are done, over all passes.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress{};
+};
+
+/// What was prepared.
+struct PreparedData {
+  std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
+  std::int64_t documents = 0;  ///< 0: one text
+};
+
+/// Writes train.bin, val.bin, meta.json and, for GPT-2's tokens, copies of its files into `folder`, each under a
+/// temporary name first. uint16 ids, uint32 for a vocabulary above 65,535. A text is cut once, after floor((1 -
+/// val_fraction) n) of its n characters, as nanoGPT does; each document goes to one of both files whole (see
+/// DocumentSplit), and the end-of-text id after it. The tokens do not depend on threads and piece_bytes; memory is in
+/// proportion to both, and to the longest word of a text or the longest line of a .jsonl file if these are longer than
+/// a piece.
+/// @throws fsdp::ConfigError if there is no text, characters are to be tokens and a text is not UTF-8, a line is no
+/// JSON
+///         object with a "text", no document is for validation, the files of GPT-2 are not what they should be, or
+///         `folder` cannot be written
+PreparedData prepare_data(PrepareOptions const& options);
+
+}  // namespace nanogpt

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ids of words seen lately: texts say few words often.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace nanogpt {
+
+/// Remembers short words with few ids, one for each of 2^15 slots: a word that comes later takes the slot. Takes 2 MiB
+/// from the first word on. For one thread.
+class WordCache {
+ public:
+  struct alignas(64) Slot {
+    std::uint8_t length = 0;  ///< of the word, in bytes; 0: the slot is empty
+    std::uint8_t count = 0;   ///< of its ids
+    std::array<char, 30> word;
+    std::array<std::uint32_t, 8> ids;
+
+    bool holds(std::string_view other) const {
+      return length == other.size() && std::memcmp(word.data(), other.data(), length) == 0;
+    }
+    void put(std::string_view other, std::span<std::int32_t const> other_ids) {
+      if (other_ids.size() > ids.size()) return;
+      length = static_cast<std::uint8_t>(other.size());
+      count = static_cast<std::uint8_t>(other_ids.size());
+      std::copy(other.begin(), other.end(), word.begin());
+      std::transform(other_ids.begin(), other_ids.end(), ids.begin(),
+                     [](std::int32_t id) { return static_cast<std::uint32_t>(id); });
+    }
+  };
+  static_assert(sizeof(Slot) == 64);
+
+  /// The slot of a word, whatever it holds; nullptr for a word that is too long.
+  Slot* slot(std::string_view word) {
+    if (word.empty() || word.size() > Slot{}.word.size()) return nullptr;
+    if (slots_.empty()) slots_.resize(slot_count);
+    return &slots_[std::hash<std::string_view>{}(word) % slot_count];
+  }
+
+ private:
+  static constexpr std::size_t slot_count = std::size_t{1} << 15;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace nanogpt

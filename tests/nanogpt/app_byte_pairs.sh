@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A model trained on GPT-2's kind of tokens keeps their files, and reads and writes text through them.
+# programs: nanogpt
+#
+#   app_byte_pairs.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+export OPENBLAS_NUM_THREADS=1
+
+# A vocabulary of all bytes, one merge and the marker, in the form of GPT-2's files: bytes that do not print are written as
+# the characters from U+0100 on.
+next=256
+{
+  printf '{'
+  for byte in $(seq 0 255); do
+    code=$byte
+    if ((byte <= 32 || (byte >= 127 && byte <= 160) || byte == 173)); then code=$((next++)); fi
+    case $byte in
+      34 | 92) printf '%s' '"\' ;;
+      *) printf '"' ;;
+    esac
+    if ((code < 128)); then printf "\\x$(printf %x "$code")"; else
+      printf "\\x$(printf %x $((192 | code >> 6)))\\x$(printf %x $((128 | code & 63)))"
+    fi
+    printf '": %d, ' "$byte"
+  done
+  printf '"ab": 256, "<|endoftext|>": 257}'
+} >e.json
+printf '#version: 0.2\na b\n' >m.bpe
+mkdir docs
+for i in $(seq 1 40); do echo "document $i: abc abd" >"docs/$i.txt"; done
+
+prepare=("$nanogpt" prepare --dataset=d --data=docs --tokenizer=gpt2 --encoder_json=e.json --vocab_bpe=m.bpe)
+check "prepare" "${prepare[@]}" >output 2>&1
+check "40 documents" grep -qx 'documents: 40' output
+check "258 tokens" grep -qx 'vocab size: 258' output
+cmp -s e.json data/d/encoder.json && cmp -s m.bpe data/d/vocab.bpe || fail "the tokenizer's files are not beside the tokens"
+rm e.json m.bpe
+
+train=("$nanogpt" train --dataset=d --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
+  --max_iters=1 --eval_iters=1 --out_dir=out)
+check "train" timeout 120 "${train[@]}" >output 2>&1
+mv data elsewhere  # a trained model needs it no more
+
+begins_with() { # begins_with TEXT: one sample that continues it
+  timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=4 --start="$1" >output 2>errors || fail "sample from '$1'"
+  check "the sample begins with what it continues: '$1'" cmp -s -n "${#1}" output <(printf '%s' "$1")
+}
+LC_ALL=C
+begins_with 'ab'
+begins_with 'abc<|endoftext|>x'
+begins_with $'\xff\xe4\xb8 bytes'
+rm out/vocab.bpe
+ends_in_error "$nanogpt" sample --out_dir=out
+grep -qF "vocab_bpe: 'out/vocab.bpe' is missing" output || fail "a model without its tokenizer does not say so"
+
+echo "$checks checks, $failures failures"
+((failures == 0))

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt prepare: token files of texts and of documents, whatever the threads and pieces.
+// links: nanogpt_data
+#include "prepare_data.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "corpus.hpp"
+#include "data.hpp"
+#include "tests/catch.hpp"
+#include "tests/nanogpt/gpt2_cases.hpp"
+#include "tests/support/byte_pair_files.hpp"
+#include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tokenizer/byte_pair.hpp"
+#include "tokenizer/utf8.hpp"
+
+namespace {
+
+using namespace nanogpt;
+namespace fs = std::filesystem;
+using fsdp::testing::BytePairs;
+using fsdp::testing::has;
+using fsdp::testing::what;
+using Folder = fsdp::testing::TemporaryFolder;
+using Ids = std::vector<std::int64_t>;
+
+std::string contents(fs::path const& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+PrepareOptions options_of(Folder const& folder, fs::path const& data) {
+  PrepareOptions options;
+  options.data = data;
+  options.folder = folder.path / "out";
+  return options;
+}
+
+PrepareOptions with_byte_pairs(Folder const& folder, fs::path const& data, BytePairs const& pairs) {
+  auto options = options_of(folder, data);
+  options.encoder_json = folder.file("e", pairs.encoder_json());
+  options.vocab_bpe = folder.file("m", pairs.vocab_bpe());
+  return options;
+}
+
+Ids tokens_of(fs::path const& path, std::size_t token_bytes = 2) {
+  TokenFile const file(path, token_bytes);
+  Ids ids;
+  for (std::int64_t i = 0; i < file.size(); ++i) ids.push_back(file.at(i));
+  return ids;
+}
+
+/// What prepare wrote, as text.
+std::string text_of(fs::path const& folder, std::string const& split) {
+  auto const meta = read_meta(folder / "meta.json");
+  return open_tokenizer(meta)->decode(tokens_of(folder / (split + ".bin"), meta.token_bytes));
+}
+
+std::vector<std::string> names_in(fs::path const& folder) {
+  std::vector<std::string> names;
+  for (auto const& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a prepared text is split 90/10 by characters and decodes to itself") {
+  Folder const folder;
+  std::string const text =
+      "h\xc3\xa9llo w\xc3\xb6rld \xe2\x82\xac \xf0\x9f\x98\x80\nabc";  // 2-, 3- and 4-byte characters
+  auto const prepared = prepare_data(options_of(folder, folder.file("text", text)));
+  CHECK(prepared.characters == 19);
+  CHECK(prepared.train_tokens == 17);  // floor(0.9 * 19)
+  CHECK(prepared.val_tokens == 2);
+  CHECK(prepared.documents == 0);
+
+  auto const meta = read_meta(folder.path / "out" / "meta.json");
+  CHECK(meta.vocab_size == prepared.vocab_size);
+  CHECK(meta.token_bytes == 2);
+  CHECK(fs::file_size(folder.path / "out" / "train.bin") == 34);
+  CHECK(text_of(folder.path / "out", "train") + text_of(folder.path / "out", "val") == text);
+  auto ids = tokens_of(folder.path / "out" / "train.bin");
+  for (auto const id : tokens_of(folder.path / "out" / "val.bin")) ids.push_back(id);
+  CHECK(open_tokenizer(meta)->encode(text) == ids);
+  CHECK(names_in(folder.path / "out") == std::vector<std::string>{"meta.json", "train.bin", "val.bin"});
+}
+
+TEST_CASE("symbols are numbered by code point and meta.json says so both ways") {
+  Folder const folder;
+  prepare_data(options_of(folder, folder.file("text", "ba\nc\"a\\")));
+  std::ifstream stream(folder.path / "out" / "meta.json");
+  auto const json = nlohmann::json::parse(stream);
+  CHECK(json["itos"] == nlohmann::json({"\n", "\"", "\\", "a", "b", "c"}));
+  CHECK(json["stoi"]["a"] == 3);
+  CHECK(json["vocab_size"] == 6);
+  CHECK(json["dtype"] == "uint16");
+}
+
+TEST_CASE("more than 65,535 symbols take uint32 and meta.json says so") {
+  Folder const folder;
+  std::string text;
+  for (char32_t code = 0; code < 70000; ++code)
+    if (code < 0xd800 || code > 0xdfff) text += encode_utf8(code);
+  auto const prepared = prepare_data(options_of(folder, folder.file("text", text)));
+  CHECK(prepared.vocab_size == 70000 - 2048);
+  auto const meta = read_meta(folder.path / "out" / "meta.json");
+  CHECK(meta.token_bytes == 4);
+  CHECK(tokens_of(folder.path / "out" / "val.bin", 4).back() == prepared.vocab_size - 1);
+}
+
+TEST_CASE("where tokens are characters, bytes that are not UTF-8 are refused with their offset, and nothing is left") {
+  struct Case {
+    char const* name;
+    std::string text;
+    std::string offset;
+  };
+  std::vector<Case> const cases{
+      {"stray continuation",
+       "ab\x80"
+       "c",
+       "byte 2"},
+      {"cut off", "abc\xe2\x82", "byte 3"},
+      {"overlong", "\xc0\x80", "byte 0"},
+      {"overlong in three", "a\xe0\x80\x80", "byte 1"},
+      {"surrogate", "a\xed\xa0\x80", "byte 1"},
+      {"beyond U+10FFFF", "\xf4\x90\x80\x80", "byte 0"},
+      {"0xff", "ok\xff", "byte 2"},
+      {"wrong continuation",
+       "x\xc3"
+       "a",
+       "byte 1"},
+  };
+  for (auto const& bad : cases) {
+    for (std::size_t const piece : {1u, 3u, 1000u}) {
+      INFO(bad.name << " in pieces of " << piece);
+      Folder const folder;
+      auto options = options_of(folder, folder.file("text", bad.text));
+      options.piece_bytes = piece;
+      CHECK(has(what([&] { prepare_data(options); }), bad.offset + " "));
+      CHECK(names_in(folder.path / "out").empty());
+    }
+  }
+}
+
+TEST_CASE("a text's tokens do not depend on threads and pieces, and are those of its two parts") {
+  std::string text;
+  for (auto const& hard : fsdp::testing::gpt2_cases) text.append(hard.text).append("\xff\xe4 ");
+  auto const pairs = BytePairs::random(9, 100, "ab e'st\xe4\xb8");
+  for (bool const byte_pairs : {false, true}) {
+    Folder const folder;
+    auto const data = folder.file("text", byte_pairs ? text : encode_utf8(0x4e2d) + text.substr(0, text.find('\xff')));
+    auto options = byte_pairs ? with_byte_pairs(folder, data, pairs) : options_of(folder, data);
+    options.val_fraction = 0.3;
+    auto const all = contents(data);
+    auto const characters = count_characters(all);
+    std::size_t place = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(static_cast<double>(characters) * (1 - 0.3)); ++i)
+      place += utf8_at(all, place).length;
+
+    for (std::size_t const piece : {1u, 2u, 7u, 64u, 1u << 20}) {
+      options.piece_bytes = piece;
+      options.threads = piece % 2 == 0 ? 1 : 3;
+      auto const prepared = prepare_data(options);
+      auto const tokenizer = open_tokenizer(read_meta(folder.path / "out" / "meta.json"));
+      INFO("pieces of " << piece);
+      CHECK(prepared.characters == static_cast<std::int64_t>(characters));
+      CHECK(tokens_of(folder.path / "out" / "train.bin") == tokenizer->encode(all.substr(0, place)));
+      CHECK(tokens_of(folder.path / "out" / "val.bin") == tokenizer->encode(all.substr(place)));
+    }
+  }
+}
+
+TEST_CASE("documents go to one split each, in order, with an end-of-text id after each") {
+  Folder const folder;
+  auto const root = folder.path / "docs";
+  fs::create_directories(root / "b");
+  auto const file = [&](std::string const& name, std::string const& bytes) { folder.file("docs/" + name, bytes); };
+  std::vector<std::string> expected;
+  file("a.txt", "first document\nwith lines\n");
+  expected.push_back("first document\nwith lines\n");
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    auto const text = "line " + std::to_string(i) + " \xe4\xb8\xad";
+    lines += (i % 3 == 0 ? "\n  \r\n" : "") + nlohmann::json{{"id", i}, {"text", text}}.dump() + "\n";
+    expected.push_back(text);
+  }
+  file("b/c.jsonl", lines.substr(0, lines.size() - 1));  // the last line without its end
+  file("b/d.txt", "");
+  expected.emplace_back();
+  file("ignored.md", "not a document");
+  file("z.txt", "<|endoftext|>");
+  expected.emplace_back("<|endoftext|>");
+
+  BytePairs const pairs = BytePairs::random(10, 30, "lined ");
+  auto options = with_byte_pairs(folder, root, pairs);
+  options.val_fraction = 0.25;
+  DocumentSplit const split(options.val_fraction);
+  std::map<Split, Ids> ids;
+  BytePair const tokenizer({pairs.encoder_json(), pairs.vocab_bpe()});
+  for (std::size_t document = 0; document < expected.size(); ++document) {
+    auto& into = ids[split.of(static_cast<std::int64_t>(document))];
+    for (auto const id : tokenizer.encode(expected[document])) into.push_back(id);
+    into.push_back(*tokenizer.end_of_text());
+  }
+  for (std::size_t const piece : {1u, 10u, 1u << 20}) {
+    options.piece_bytes = piece;
+    options.threads = piece == 10 ? 2 : 1;
+    auto const prepared = prepare_data(options);
+    CHECK(prepared.documents == 43);
+    CHECK(prepared.vocab_size == 256 + 30 + 1);
+    CHECK(tokens_of(folder.path / "out" / "train.bin") == ids[Split::train]);
+    CHECK(tokens_of(folder.path / "out" / "val.bin") == ids[Split::val]);
+    CHECK(names_in(folder.path / "out") ==
+          std::vector<std::string>{"encoder.json", "meta.json", "train.bin", "val.bin", "vocab.bpe"});
+  }
+  // Characters end documents with a symbol of their own.
+  auto characters = options_of(folder, root);
+  characters.val_fraction = options.val_fraction;
+  CHECK(prepare_data(characters).documents == 43);
+  std::map<Split, std::string> texts;
+  for (std::size_t document = 0; document < expected.size(); ++document)
+    texts[split.of(static_cast<std::int64_t>(document))] += expected[document] + "<|endoftext|>";
+  CHECK(text_of(folder.path / "out", "train") == texts[Split::train]);
+  CHECK(text_of(folder.path / "out", "val") == texts[Split::val]);
+}
+
+TEST_CASE("the validation split has its fraction of documents, to within one, drawn from all over") {
+  for (double const fraction : {0.0005, 0.01, 0.1, 0.3, 0.5, 0.77, 0.99}) {
+    DocumentSplit const split(fraction);
+    std::int64_t val = 0, same_place = 0;
+    auto const period = static_cast<std::int64_t>(1 / fraction);
+    for (std::int64_t i = 0; i < 20000; ++i) {
+      bool const chosen = split.of(i) == Split::val;
+      val += chosen;
+      same_place += chosen && i % period == 0;
+      if (std::abs(static_cast<double>(val) - static_cast<double>(i + 1) * fraction) > 1 + 1e-9)
+        FAIL(val << " of " << i + 1 << " with " << fraction);
+    }
+    INFO(fraction);
+    if (period > 1 && val > 100) CHECK(same_place < val * 3 / 4);  // not every period-th document
+  }
+}
+
+TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
+  Folder const folder;
+  auto const refused = [&](PrepareOptions const& options) {
+    auto const message = what([&] { prepare_data(options); });
+    if (fs::exists(options.folder)) CHECK(names_in(options.folder).empty());
+    return message;
+  };
+  CHECK(has(refused(options_of(folder, folder.path / "none")), "/none' cannot be opened"));
+  CHECK(has(refused(options_of(folder, folder.file("nothing", ""))), "is empty"));
+  fs::create_directory(folder.path / "empty");
+  CHECK(has(refused(options_of(folder, folder.path / "empty")), "expected files *.txt or *.jsonl in the folder"));
+  for (std::string const bad :
+       {"[]", "{", "{\"text\": 1}", "{\"Text\": \"a\"}", "{\"text\": \"\xff\"}", "{\"text\": \"\\ud800\"}"}) {
+    INFO(bad);
+    auto options =
+        options_of(folder, folder.file("bad.jsonl", "{\"text\": \"a\"}\n\n" + bad + "\n{\"text\": \"b\"}\n"));
+    CHECK(has(refused(options), "bad.jsonl', line 3: expected a JSON object with a text named \"text\""));
+    options.piece_bytes = 4;
+    CHECK(has(refused(options), "bad.jsonl', line 3:"));
+  }
+  BytePairs pairs;
+  auto const one = folder.file("one.jsonl", "{\"text\": \"a\"}");
+  auto options = with_byte_pairs(folder, one, pairs);
+  options.val_fraction = 0.001;
+  CHECK(has(refused(options), "'val_fraction': none of the 1 documents is for validation with 0.001"));
+  pairs.marker = false;
+  CHECK(has(refused(with_byte_pairs(folder, one, pairs)), "expected a token '<|endoftext|>'"));
+  options.vocab_bpe = folder.path / "none";
+  CHECK(has(refused(options), "/none' cannot be opened"));
+  auto nowhere = options_of(folder, one);
+  nowhere.folder = one / "out";
+  CHECK(has(what([&] { prepare_data(nowhere); }), "cannot be made"));
+}
+
+TEST_CASE("tinyshakespeare has 65 symbols and 1,003,854 and 111,540 tokens, of GPT-2's 301,966 and 36,059") {
+  char const* const data = std::getenv("FSDP_TEST_DATA");
+  if (data == nullptr) {
+    WARN("skipped: FSDP_TEST_DATA is not set");
+    return;
+  }
+  Folder const folder;
+  auto options = options_of(folder, fs::path(data) / "tinyshakespeare.txt");
+  auto prepared = prepare_data(options);
+  CHECK(prepared.characters == 1115394);
+  CHECK(prepared.vocab_size == 65);
+  CHECK(prepared.train_tokens == 1003854);
+  CHECK(prepared.val_tokens == 111540);
+
+  options.encoder_json = fs::path(data) / "gpt2-encoder.json";
+  options.vocab_bpe = fs::path(data) / "gpt2-vocab.bpe";
+  options.threads = 2;
+  options.piece_bytes = 10'000;
+  prepared = prepare_data(options);
+  CHECK(prepared.vocab_size == 50257);
+  CHECK(prepared.train_tokens == 301966);  // nanoGPT, data/shakespeare/readme.md
+  CHECK(prepared.val_tokens == 36059);
+  CHECK(text_of(folder.path / "out", "train") + text_of(folder.path / "out", "val") == contents(options.data));
+}
