@@ -18,12 +18,12 @@ namespace nanogpt {
 
 /// What a model must have room for.
 struct ActivationPlan {
-  std::int64_t batch = 1;     ///< B: sequences per micro-step
-  std::int64_t sequence = 1;  ///< T: tokens per sequence
-  bool training = true;       ///< false: only each layer's keys and values are kept (they are the decoding cache)
-  bool recompute = false;     ///< keep only each layer's input and compute the rest of it again in backward
-  float dropout = 0.0f;       ///< highest probability of dropping in training
-  std::int64_t panel = 256;   ///< query rows of an attention panel
+  std::int64_t batch = 1;      ///< B: sequences per micro-step
+  std::int64_t sequence = 1;   ///< T: tokens per sequence
+  bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
+  std::int64_t recompute = 0;  ///< so many first layers keep only their input; backward computes the rest again
+  float dropout = 0.0f;        ///< highest probability of dropping in training
+  std::int64_t panel = 256;    ///< query rows of an attention panel
   std::int64_t attention_elements = 1 << 18;  ///< elements of a panel's scores that are worked on at a time
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
@@ -162,7 +162,7 @@ class Activations {
     T* stream = kept.template take<T>(rows * width);
     for (std::size_t layer = 0; layer < layers; ++layer) {
       auto& block = blocks_[layer];
-      bool const own = layer == 0 || (plan.training && !plan.recompute);
+      bool const own = layer == 0 || (plan.training && static_cast<std::int64_t>(layer) >= plan.recompute);
       if (!own) block = blocks_.front();
       if (own || !plan.training) block.qkv = kept.template take<T>(rows * 3 * width);
       block.input = stream;

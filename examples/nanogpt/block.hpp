@@ -178,7 +178,7 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   auto const& device = context_->device;
   auto& gemm = *context_->gemm;
   auto const rows = pass.rows(), width = context_->config.n_embd;
-  if (context_->plan.recompute) {
+  if (layer_ + 1 < context_->plan.recompute) {  // the last of those that share their activations finds its own there
     until_hidden(stream, w, pass, a);
     bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
   }

@@ -29,6 +29,9 @@ int run_sample(Settings const& settings);
 /// under MPI must end the run before stacks are unwound.
 int run_training(Settings const& settings, Command command, CommandLine line);
 
+/// What the program was built with, a line each: compiler, BLAS, MPI, CUDA, NCCL.
+std::string version_text();
+
 /// Prints "nanogpt: error: ..." to stderr in one piece.
 inline void report_error(std::string const& text) {
   auto const line = fmt::format("nanogpt: error: {}\n", text);

@@ -15,17 +15,17 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/staging.hpp"
 #include "gpt_config.hpp"
 #include "head.hpp"
 #include "pass.hpp"
-#include "fsdp/staging.hpp"
 #include "token_feed.hpp"
 
 namespace nanogpt {
 
 struct GptOptions {
   bool training = true;                       ///< false: less memory, forward passes only
-  bool recompute = false;                     ///< keep only each layer's input for backward
+  std::int64_t recompute = 0;                 ///< first layers of which only the input is kept for backward
   std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel
   std::int64_t attention_elements = 1 << 18;  ///< attention scores worked on at a time
@@ -207,7 +207,7 @@ class Gpt {
     plan.batch = batch;
     plan.sequence = length;
     plan.training = options.training;
-    plan.recompute = options.training && options.recompute;
+    plan.recompute = options.training ? std::min(options.recompute, config.n_layer) : 0;
     plan.dropout = config.dropout;
     plan.panel = options.panel;
     plan.attention_elements = options.attention_elements;

@@ -52,6 +52,12 @@ int run_process(Control& control, LocalPlace here, Job const& job) {
 
 }  // namespace
 
+std::string nccl_version() {
+  int version = 0;
+  static_cast<void>(ncclGetVersion(&version));  // 10000 * major + 100 * minor + patch, since 2.9
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
 int run_gpu_process(World<fsdp::host::Device>& control, LocalPlace here, Job const& job) {
   return run_process(control, here, job);
 }

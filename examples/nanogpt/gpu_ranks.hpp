@@ -2,6 +2,8 @@
 // Training on GPUs, as seen from code that no CUDA compiler reads.
 #pragma once
 
+#include <string>
+
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
@@ -11,6 +13,10 @@ namespace nanogpt {
 
 /// GPUs that this process can use; 0 without a driver.
 int cuda_device_count();
+
+/// Versions, for --version. NCCL's in programs that were built with it.
+std::string cuda_version();
+std::string nccl_version();
 
 /// Runs the job's ranks as threads that share the first GPU. @return the highest exit code
 int run_gpu_threads(Job const& job);

@@ -144,6 +144,32 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
 
 }  // namespace
 
+std::string version_text() {
+#if defined(__clang__)
+  std::string const compiler = "clang " __clang_version__;
+#else
+  std::string const compiler = "g++ " __VERSION__;
+#endif
+  std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", NANOGPT_VERSION, compiler,
+                                 openblas_get_config(), openblas_get_corename());
+#if NANOGPT_HAVE_MPI
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> mpi{};
+  int length = 0;
+  MPI_Get_library_version(mpi.data(), &length);
+  text += fmt::format("MPI: {}\n", mpi.data());
+#else
+  text += "MPI: not built in\n";
+#endif
+  std::string cuda = "not built in", nccl = "not built in";
+#if NANOGPT_HAVE_CUDA
+  cuda = cuda_version();
+#endif
+#if NANOGPT_HAVE_NCCL
+  nccl = nccl_version();
+#endif
+  return text + fmt::format("CUDA: {}\nNCCL: {}", cuda, nccl);
+}
+
 void divide_cores(int ranks_here) {
   if (std::getenv("OPENBLAS_NUM_THREADS") != nullptr) return;
   auto const cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

@@ -65,10 +65,12 @@ void reject_empty_values(int argc, char** argv) {
 
 Settings read_settings(Subcommand const& sub) {
   for (auto const& extra : sub.app->remaining()) {
-    auto const name =
-        extra.substr(extra.find_first_not_of('-') == std::string::npos ? 0 : extra.find_first_not_of('-'));
-    fsdp::fail<fsdp::ConfigError>("'{}': expected a setting of '{}' (see nanogpt {} --help), got '{}'",
-                                  name.substr(0, name.find('=')), sub.app->get_name(), sub.app->get_name(), extra);
+    auto name = extra.substr(extra.find_first_not_of('-') == std::string::npos ? 0 : extra.find_first_not_of('-'));
+    name = name.substr(0, name.find('='));
+    auto const nearest = nearest_setting(name, sub.command);
+    fsdp::fail<fsdp::ConfigError>("'{}': expected a setting of '{}' (see nanogpt {} --help), got '{}'{}", name,
+                                  sub.app->get_name(), sub.app->get_name(), extra,
+                                  nearest.empty() ? std::string() : fmt::format("; is '--{}' meant?", nearest));
   }
   Settings settings = defaults(sub.command);
   for (auto const& config : sub.configs) apply_config_file(settings, config);
@@ -82,6 +84,7 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   CLI::App app{"Trains a GPT with fsdp: fully sharded data parallel training in C++."};
   app.name("nanogpt");
   app.require_subcommand(1);
+  app.set_version_flag("--version", version_text);
   std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample}, {Command::bench}};
   add(app, subs[0], "prepare", "turn texts into token files");
   add(app, subs[1], "train", "train a model");

@@ -133,6 +133,14 @@ std::vector<Setting> make_table() {
   t.count("shard_group", &S::shard_group, training, "ranks per shard group of hybrid_shard");
   t.count("prefetch", &S::prefetch, training, "units gathered ahead", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
+  t.text(
+      "activation_checkpointing", &S::activation_checkpointing, training,
+      "keep layers' inputs alone, and compute their activations again in backward: false, true, or a number of layers");
+  t.flag("compile", &S::compile, training, "nanoGPT's; there is nothing to compile here");
+  t.text("backend", &S::backend, training, "nanoGPT's; the device and the launcher choose it here");
+  t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; --log_json=FILE logs here");
+  t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
+  t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
   t.optional_text("log_json", &S::log_json, train, "file that gets a JSON object per logged line");
   t.optional_text("trace", &S::trace, train, "file that gets a Chrome trace of some steps, all ranks in one");
   t.count("trace_steps", &S::trace_steps, train, "steps that are traced, after two", 1, 10'000);
@@ -207,6 +215,21 @@ struct Writer {
   }
 };
 
+/// Letters to insert, drop, change or swap with their neighbour to make `b` of `a` (Damerau 1964, without overlaps).
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
 std::string_view trim(std::string_view text) {
   constexpr std::string_view blanks = " \t\r";
   auto const first = text.find_first_not_of(blanks);
@@ -266,6 +289,39 @@ Setting const* find_setting(std::string_view name) {
   return nullptr;
 }
 
+std::string_view nearest_setting(std::string_view name, Command command) {
+  std::string_view nearest;
+  auto best = std::max<std::size_t>(1, name.size() / 3) + 1;
+  for (auto const& setting : all_settings()) {
+    if (!setting.exists_in(command)) continue;
+    if (auto const distance = edit_distance(name, setting.name); distance < best)
+      best = distance, nearest = setting.name;
+  }
+  return nearest;
+}
+
+std::int64_t checkpointed_layers(Settings const& settings) {
+  auto const& text = settings.activation_checkpointing;
+  if (text == "false" || text == "False") return 0;
+  if (text == "true" || text == "True") return settings.n_layer;
+  std::int64_t layers{};
+  if (!read_number(text, layers) || layers < 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'activation_checkpointing': expected true, false or a number of layers, got '{}'", text);
+  return std::min(layers, settings.n_layer);
+}
+
+std::vector<std::string> notes_on(Settings const& settings) {
+  std::vector<std::string> notes;
+  auto const note = [&](std::string_view name, std::string_view why) {
+    if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' is nanoGPT's: {}", name, why));
+  };
+  note("compile", "there is nothing to compile here");
+  note("backend", "ranks move data as their device and launcher need");
+  if (settings.wandb_log) note("wandb_log", "nothing is sent anywhere; --log_json=FILE logs");
+  return notes;
+}
+
 void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin) {
   std::visit(Reader{settings, setting, text, origin}, setting.member);
   if (!settings.was_given(setting.name)) settings.given.emplace_back(setting.name);
@@ -284,8 +340,11 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
       fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, line);
     auto const name = trim(line.substr(0, equals));
     auto const* setting = find_setting(name);
-    if (setting == nullptr)
-      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}' (see nanogpt train --help)", where, name);
+    if (setting == nullptr) {
+      auto const nearest = nearest_setting(name, Command::train);
+      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see nanogpt train --help)", where, name,
+                                    nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest));
+    }
     assign(settings, *setting, line_value(line.substr(equals + 1), where), where);
   }
 }
@@ -341,6 +400,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
         "{}",
         ranks, s.gradient_accumulation_steps);
+  static_cast<void>(checkpointed_layers(s));
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   if (s.strategy == "hybrid_shard") {

@@ -69,6 +69,12 @@ struct Settings {
   std::int64_t shard_group = 0;
   std::int64_t prefetch = 1;
   double bucket_mb = 25.0;
+  std::string activation_checkpointing = "false";
+  // nanoGPT's that mean nothing here
+  bool compile = true;
+  std::string backend = "nccl";
+  bool wandb_log = false;
+  std::string wandb_project = "owt", wandb_run_name = "gpt2";
   // sample
   std::string start = "\n";
   std::int64_t num_samples = 10;
@@ -113,6 +119,12 @@ Settings defaults(Command command);
 std::vector<Setting> const& all_settings();
 /// @return nullptr if there is no setting of that name
 Setting const* find_setting(std::string_view name);
+/// The setting whose name is most like `name`, for messages. @return "" if none is like it
+std::string_view nearest_setting(std::string_view name, Command command);
+/// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
+std::int64_t checkpointed_layers(Settings const& settings);
+/// What of the settings that were given nothing will be done with, as lines to be printed.
+std::vector<std::string> notes_on(Settings const& settings);
 
 /// Reads `text` into the setting. @param origin where the text comes from, for the message
 /// @throws fsdp::ConfigError naming the setting, what was expected and what came

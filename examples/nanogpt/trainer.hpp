@@ -133,6 +133,7 @@ class Trainer {
   static GptOptions options_of(Settings const& settings) {
     GptOptions options = gpt_options<Device>();
     options.seed = static_cast<std::uint64_t>(settings.seed);
+    options.recompute = checkpointed_layers(settings);
     return options;
   }
 

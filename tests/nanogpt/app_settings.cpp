@@ -6,9 +6,9 @@
 #include "metrics.cpp"  // NOLINT
 
 #include <fmt/format.h>
+#include <unistd.h>
 #include <regex>
 #include <string>
-#include <unistd.h>
 
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
@@ -173,7 +173,7 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   CHECK(settings.start == "#1");
 
   CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }),
-            "file, line 2: there is no setting 'n_layers'"));
+            "file, line 2: there is no setting 'n_layers'; is 'n_layer' meant?"));
   CHECK(has(what([&] { apply_config_text(settings, "n_layer 4", "file"); }), "file, line 1: expected 'name = value'"));
   CHECK(has(what([&] { apply_config_text(settings, "\n\nn_layer = four", "file"); }), "got 'four' (file, line 3)"));
   CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'open", "file"); }), "never closed"));
@@ -274,4 +274,43 @@ TEST_CASE("numbers with commas") {
   CHECK(with_commas(491520) == "491,520");
   CHECK(with_commas(10740096) == "10,740,096");
   CHECK(with_commas(-1234) == "-1,234");
+}
+
+TEST_CASE("the nearest name, and none where nothing is near") {
+  using nanogpt::Command;
+  CHECK(nanogpt::nearest_setting("learning_rat", Command::train) == "learning_rate");
+  CHECK(nanogpt::nearest_setting("lerning_rate", Command::train) == "learning_rate");
+  CHECK(nanogpt::nearest_setting("btach_size", Command::train) == "batch_size");
+  CHECK(nanogpt::nearest_setting("beta3", Command::train).starts_with("beta"));
+  CHECK(nanogpt::nearest_setting("top_k", Command::sample) == "top_k");
+  CHECK(nanogpt::nearest_setting("top_k", Command::train).empty());  // it is not one of train's
+  CHECK(nanogpt::nearest_setting("xyzzy", Command::train).empty());
+}
+
+TEST_CASE("layers whose activations are computed again") {
+  nanogpt::Settings settings;
+  settings.n_layer = 5;
+  auto const layers = [&](char const* text) {
+    settings.activation_checkpointing = text;
+    return nanogpt::checkpointed_layers(settings);
+  };
+  CHECK(layers("false") == 0);
+  CHECK(layers("True") == 5);
+  CHECK(layers("3") == 3);
+  CHECK(layers("99") == 5);
+  for (auto const* text : {"-1", "some", "2.5", "3x"})
+    CHECK(has(what([&] { layers(text); }), "expected true, false or a number of layers, got '"));
+}
+
+TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting knows whether it was given") {
+  nanogpt::Settings settings;
+  CHECK(nanogpt::notes_on(settings).empty());
+  nanogpt::apply_config_text(settings, "compile = False\nbackend = 'gloo'\nwandb_log = True\nwandb_project = 'x'\n",
+                             "file");
+  auto const notes = nanogpt::notes_on(settings);
+  REQUIRE(notes.size() == 3);
+  CHECK(has(notes[0], "'compile'"));
+  CHECK(has(notes[2], "nothing is sent anywhere"));
+  CHECK(settings.was_given("backend"));
+  CHECK_FALSE(settings.was_given("n_layer"));
 }

@@ -39,7 +39,9 @@ std::vector<Case> cases() {
   panels.attention_elements = 1;
   panels.logits_elements = 128 * 4;
   nanogpt::GptOptions recompute = panels;
-  recompute.recompute = true;
+  recompute.recompute = 3;
+  nanogpt::GptOptions recompute_some = panels;
+  recompute_some.recompute = 2;
   return {
       {"one panel", shape(2, 2, 8, 8, 13, false, 0.0f), 2, 8, plain},
       {"biases, odd length, several panels", shape(2, 3, 12, 11, 17, true, 0.0f), 2, 7, panels},
@@ -47,6 +49,7 @@ std::vector<Case> cases() {
       {"panels that divide the length", shape(1, 1, 4, 6, 130, false, 0.0f), 1, 6, panels},
       {"dropout", shape(2, 2, 8, 9, 11, true, 0.4f), 2, 7, panels},
       {"recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute},
+      {"some recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute_some},
   };
 }
 

@@ -26,7 +26,7 @@ struct TrainingRun {
   std::vector<std::int32_t> text;  ///< to train on; empty: a short text that repeats itself
   float lr = 1e-2f;
   bool interrupt = false;  ///< evaluate and decode after every step
-  bool recompute = false;
+  std::int64_t recompute = 0;
   nanogpt::GptConfig config{3, 2, 32, 16, 23, 0.1f, true};
 };
 

@@ -100,7 +100,7 @@ inline std::string begin_checkpoint(std::filesystem::path const& folder, std::in
   make_folders(folder);
   for (auto const& name : CheckpointList(folder).leftovers) remove_folder(folder / name);
   auto name = formatted(".step-{}.partial", step);
-  make_folders(folder / name);
+  make_folder(folder / name);  // on the disk with its final name, at the latest
   return name;
 }
 

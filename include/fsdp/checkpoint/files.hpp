@@ -167,13 +167,19 @@ inline void replace_text_file(std::filesystem::path const& path, std::string_vie
   rename_durably(temporary, path);
 }
 
+/// Makes a folder, which is there already or is not. @throws ResourceError
+inline void make_folder(std::filesystem::path const& folder) {
+  std::error_code error;
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
+  if (!std::filesystem::is_directory(folder, error)) detail::throw_file_error(folder, "made", ENOTDIR);
+}
+
 /// Makes a folder and those above it, on the disk too. @throws ResourceError
 inline void make_folders(std::filesystem::path const& folder) {
   std::error_code error;
   if (folder.empty() || std::filesystem::is_directory(folder, error)) return;
   if (folder.has_parent_path() && folder.parent_path() != folder) make_folders(folder.parent_path());
-  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) detail::throw_file_error(folder, "made", errno);
-  if (!std::filesystem::is_directory(folder, error)) detail::throw_file_error(folder, "made", ENOTDIR);
+  make_folder(folder);
   sync_folder(folder_of(folder));
 }
 
