@@ -2,6 +2,7 @@
 // Checkpoints that are damaged, incomplete, or not this model's are refused on every rank, and nothing has changed
 // then. skip-tsan
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -247,12 +249,75 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
     expect("cannot be made: Not a directory", [&] { fsdp::save(engine, adamw, below); });
     fsdp::BackgroundSaver saver(engine);
     expect("cannot be made", [&] { saver.save(adamw, below); });
-    expect("UTF-8", [&] { fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}}); });
+    expect("extra has a text that is not UTF-8", [&] {
+      fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}});
+    });
+    expect("extra: 'best': 'loss' has a number that is infinite or none", [&] {
+      fsdp::save(engine, adamw, victim.folder.path, {{"best", {{"loss", INFINITY}}}});
+    });
+    nlohmann::ordered_json deep;
+    for (int i = 0; i < 60; ++i) deep = {{"in", deep}};
+    expect("nested more than 48 deep", [&] { fsdp::save(engine, adamw, victim.folder.path, deep); });
+    for (auto const* name : {"", ".", "..", "a/b", "step-1", "step-1/checkpoint.json", ".hidden", "x.tmp"})
+      expect("cannot be called '", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.pointers = {name}}); });
+    expect("must not be negative", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.step = -2}); });
+    expect("0 (all) or more", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.keep_last = -1}); });
+    expect("has no name", [&] { fsdp::save(engine, adamw, ""); });
     auto const loaded = fsdp::load_latest(engine, adamw, victim.folder.path);
     if (engine.rank() == 0) CHECK(loaded->step == 2);
     // Ranks that mean different things.
     auto const apart = victim.folder.path / std::to_string(engine.rank());
     expect("ranks disagree", [&] { fsdp::save(engine, adamw, apart); });
-    expect("rank 0: '/", [&] { fsdp::load(engine, adamw, apart); });
+    expect("ranks disagree", [&] { fsdp::load(engine, adamw, apart); });
+    expect("ranks disagree",
+           [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.keep_last = 1 + engine.rank()}); });
+  });
+}
+
+TEST_CASE("one save at a time in a folder, of whoever: the second is refused, and the first is whole") {
+  Folder const folder;
+  run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
+    train(network, adamw, 0, 1);
+    fsdp::BackgroundSaver first(engine), second(engine);
+    std::string refused;
+    {
+      // Held as by a save of another process.
+      std::optional<fsdp::checkpoint::FileLock> lock;
+      if (engine.rank() == 0) {
+        fs::create_directories(folder.path);
+        lock.emplace(folder.path / ".lock");
+      }
+      engine.mean_over_ranks({});
+      refused = what([&] { fsdp::save(engine, adamw, folder.path); });
+      auto const again = what([&] { second.save(adamw, folder.path); });
+      engine.mean_over_ranks({});
+      if (engine.rank() == 0) CHECK(has(again, "another save is under way in the folder"));
+    }
+    engine.mean_over_ranks({});
+    if (engine.rank() == 0) CHECK(has(refused, "another save is under way in the folder"));
+    // Two savers: either the second is refused, or the first had ended.
+    for (int i = 0; i < 30; ++i) {
+      first.save(adamw, folder.path, {{"saver", 1}}, {.step = 7});
+      auto const error = what([&] { second.save(adamw, folder.path, {{"saver", 2}}, {.step = 7}); });
+      first.wait();
+      second.wait();
+      auto const loaded = fsdp::load_latest(engine, adamw, folder.path);
+      if (engine.rank() == 0) CHECK(loaded->extra["saver"] == (error == "nothing was thrown" ? 2 : 1));
+    }
+  });
+}
+
+TEST_CASE("an optimizer of another engine is refused") {
+  Folder const folder;
+  fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh<Comm> mesh(std::move(comm));
+    fsdp::Engine<Comm> a(mesh, fsdp::NoShard{}), b(mesh, fsdp::NoShard{});
+    toy::Network of_a(a, tiny());
+    toy::Network of_b(b, toy::Shape{});
+    fsdp::AdamW adamw_a(a), adamw_b(b);
+    CHECK(has(what([&] { fsdp::save(a, adamw_b, folder.path); }), "the optimizer 'AdamW' is another engine's"));
+    CHECK(has(what([&] { fsdp::load(a, adamw_b, folder.path); }), "another engine's"));
+    fsdp::BackgroundSaver saver(b);
+    CHECK(has(what([&] { saver.save(adamw_a, folder.path); }), "another engine's"));
   });
 }

@@ -227,7 +227,8 @@ TEST_CASE("pointers, names and what is kept") {
   Folder const folder;
   auto const names = [&] {
     std::vector<std::string> list;
-    for (auto const& entry : fs::directory_iterator(folder.path)) list.push_back(entry.path().filename().string());
+    for (auto const& entry : fs::directory_iterator(folder.path))
+      if (entry.path().filename() != ".lock") list.push_back(entry.path().filename().string());
     std::sort(list.begin(), list.end());
     return list;
   };
@@ -246,7 +247,12 @@ TEST_CASE("pointers, names and what is kept") {
     CHECK(names() == Names{"best", "latest", "step-100", "step-100.2", "step-9"});
     CHECK(fsdp::load_latest(engine, adamw, folder.path)->folder == folder.path / "step-100.2");
     fs::create_directories(folder.path / ".step-7.partial" / "deep");
-    fsdp::save(engine, adamw, folder.path, {}, {.step = 101, .pointers = {}, .keep_last = 1});
-    CHECK(names() == Names{"best", "latest", "step-100.2", "step-101", "step-9"});
+    fsdp::save(engine, adamw, folder.path, {}, {.step = 101, .pointers = {"best.1"}, .keep_last = 1});
+    CHECK(names() == Names{"best", "best.1", "latest", "step-100.2", "step-101", "step-9"});
+    // A run that goes on from an earlier checkpoint saves lower steps, and those are the newest.
+    fsdp::save(engine, adamw, folder.path, {}, {.step = 5, .pointers = {}, .keep_last = 1});
+    CHECK(names() == Names{"best", "best.1", "latest", "step-100.2", "step-101", "step-5", "step-9"});
+    fsdp::save(engine, adamw, folder.path, {}, {.step = 6, .keep_last = 1});
+    CHECK(names() == Names{"best", "best.1", "latest", "step-101", "step-6", "step-9"});
   });
 }

@@ -195,7 +195,9 @@ TEST_CASE("settings that do not fit together are refused") {
             "divisor of the 4 ranks, got 3"));
   CHECK(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 2; }, 4) == "nothing was thrown");
   CHECK(has(problem([](Settings& s) { s.shard_group = 2; }, 4), "'shard_group'"));
-  for (std::string const from : {"resume", "gpt2", "gpt2-xl", "some/folder"})
+  for (std::string const from : {"resume", "auto"})
+    CHECK(problem([&](Settings& s) { s.init_from = from; }, 1) == "nothing was thrown");
+  for (std::string const from : {"gpt2", "gpt2-xl", "some/folder"})
     CHECK(has(problem([&](Settings& s) { s.init_from = from; }, 1), "'init_from': '" + from + "' is not supported"));
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -72,7 +73,7 @@ inline std::optional<std::string> read_pointer(std::filesystem::path const& poin
   return text;
 }
 
-/// The checkpoints of a folder, oldest first, and what else is there.
+/// The checkpoints of a folder, in the order in which they were saved, and what else is there.
 struct CheckpointList {
   std::vector<CheckpointName> checkpoints;
   std::vector<std::string> named;      ///< by pointers
@@ -85,19 +86,35 @@ struct CheckpointList {
       if (auto const checkpoint = CheckpointName::parse(name); checkpoint && entry.is_directory(error))
         checkpoints.push_back(*checkpoint);
       if (name.starts_with(".step-")) leftovers.push_back(name);
-      if (!entry.is_regular_file(error) || entry.file_size(error) > 64 || name.find('.') != std::string::npos) continue;
+      if (!entry.is_regular_file(error) || entry.file_size(error) > 64 || name.front() == '.') continue;
       auto text = read_text_file(entry.path(), 64);
       if (text.ends_with('\n')) text.pop_back();
       if (CheckpointName::parse(text)) named.push_back(text);
     }
     if (error) detail::throw_file_error(folder, "listed", error.value());
-    std::sort(checkpoints.begin(), checkpoints.end());
+    // Not by step: a run that goes on from an earlier one saves lower steps later.
+    std::map<CheckpointName, std::filesystem::file_time_type> times;
+    for (auto const& each : checkpoints)
+      times[each] = std::filesystem::last_write_time(folder / each.text() / manifest_name, error);
+    std::sort(checkpoints.begin(), checkpoints.end(),
+              [&](auto const& a, auto const& b) { return std::pair(times[a], a) < std::pair(times[b], b); });
   }
 };
 
-/// Rank 0, first: makes the hidden folder. @return its name @throws ResourceError
+/// @throws UsageError unless the options can be followed
+inline void expect_possible(SaveOptions const& options) {
+  FSDP_EXPECTS(options.step >= -1, "a checkpoint's step must not be negative, got {}", options.step);
+  FSDP_EXPECTS(options.keep_last >= 0, "checkpoints to keep: expected 0 (all) or more, got {}", options.keep_last);
+  for (auto const& name : options.pointers)
+    FSDP_EXPECTS(!name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+                     !name.ends_with(".tmp") && !CheckpointName::parse(name),
+                 "a pointer to a checkpoint cannot be called '{}'", name);
+}
+
+/// Rank 0, first: makes the hidden folder, and removes what dead saves have left. @return its name
+/// @pre the caller holds the folder's lock
+/// @throws ResourceError
 inline std::string begin_checkpoint(std::filesystem::path const& folder, std::int64_t step) {
-  make_folders(folder);
   for (auto const& name : CheckpointList(folder).leftovers) remove_folder(folder / name);
   auto name = formatted(".step-{}.partial", step);
   make_folder(folder / name);  // on the disk with its final name, at the latest
@@ -133,14 +150,14 @@ inline std::filesystem::path commit_checkpoint(std::filesystem::path const& fold
   return final_folder;
 }
 
-/// Rank 0, last: removes checkpoints that are not kept. @throws ResourceError
-inline void prune_checkpoints(std::filesystem::path const& folder, int keep_last) {
-  if (keep_last <= 0) return;
+/// Rank 0, last: removes checkpoints that are not kept. @param newest  stays in any case @throws ResourceError
+inline void prune_checkpoints(std::filesystem::path const& folder, int keep_last, std::string const& newest) {
+  if (keep_last == 0) return;
   CheckpointList const list(folder);
   auto const size = static_cast<std::ptrdiff_t>(list.checkpoints.size());
   for (std::ptrdiff_t i = 0; i < size - keep_last; ++i) {
     auto const name = list.checkpoints[static_cast<std::size_t>(i)].text();
-    if (std::find(list.named.begin(), list.named.end(), name) != list.named.end()) continue;
+    if (name == newest || std::find(list.named.begin(), list.named.end(), name) != list.named.end()) continue;
     auto const hidden = folder / ("." + name + ".old");  // never half of one under its name
     rename_durably(folder / name, hidden);
     remove_folder(hidden);

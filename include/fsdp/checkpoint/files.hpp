@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -124,6 +125,26 @@ class InputFile {
   std::int64_t size_ = 0;
 };
 
+/// A file that one opener at a time may hold, in any process: it is free again when this dies, or its process does.
+class FileLock {
+ public:
+  /// @throws ResourceError if another holds it, or the file cannot be made. A file system without locks locks nothing
+  explicit FileLock(std::filesystem::path const& path) {
+    file_ = detail::retried([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); });
+    if (file_ < 0) detail::throw_file_error(path, "created", errno);
+    if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
+    ::close(file_);
+    fail<ResourceError>("'{}' is held: another save is under way in the folder, of this run or of another: wait for it",
+                        path.string());
+  }
+  FileLock(FileLock const&) = delete;
+  FileLock& operator=(FileLock const&) = delete;
+  ~FileLock() { ::close(file_); }
+
+ private:
+  int file_ = -1;
+};
+
 /// The whole file. @param most  bytes that it may have
 /// @throws ConfigError if it cannot be read or is longer
 inline std::string read_text_file(std::filesystem::path const& path, std::int64_t most = 1 << 28) {
@@ -151,9 +172,13 @@ inline std::filesystem::path folder_of(std::filesystem::path const& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Gives a file or folder its final name, on the disk too. @throws ResourceError
-inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
+/// Gives a file or folder another name, on the disk once somebody synchronises its folder. @throws ResourceError
+inline void rename(std::filesystem::path const& from, std::filesystem::path const& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "put in its place", errno);
+}
+/// The same, on the disk too. @throws ResourceError
+inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {
+  checkpoint::rename(from, to);
   sync_folder(folder_of(to));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/kernels/math.hpp"
 
 namespace fsdp::checkpoint {
 
@@ -39,6 +40,26 @@ inline Json parse_object(std::string_view text, std::string_view what) {
   if (object.is_discarded() || !object.is_object()) fail<ConfigError>("{} is not a JSON object", what);
   if (!twice.empty()) fail<ConfigError>("'{}' occurs twice in {}", twice, what);
   return object;
+}
+
+/// @param what  it is, for messages
+/// @throws ConfigError if a value cannot be written as JSON and read again: infinities, texts that are not UTF-8,
+/// nesting of more than 48
+inline void expect_writable(Json const& value, std::string_view what, int depth = 0) {
+  if (depth > 48) fail<ConfigError>("{} is nested more than 48 deep", what);
+  if (value.is_number_float() && !math::is_finite(value.get<double>()))
+    fail<ConfigError>("{} has a number that is infinite or none: JSON knows neither", what);
+  if (value.is_binary() || value.is_discarded()) fail<ConfigError>("{} has a value that is no JSON", what);
+  if (value.is_structured())
+    for (auto const& item : value.items())
+      expect_writable(item.value(), value.is_object() ? formatted("{}: '{}'", what, item.key()) : std::string(what),
+                      depth + 1);
+  if (depth > 0) return;
+  try {
+    static_cast<void>(value.dump());
+  } catch (Json::exception const& error) {
+    fail<ConfigError>("{} has a text that is not UTF-8: {}", what, error.what());
+  }
 }
 
 /// The fields of an object. @throws ConfigError, all of them, naming the field

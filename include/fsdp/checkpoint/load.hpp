@@ -21,6 +21,7 @@
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/checkpoint/training_state.hpp"
+#include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/block.hpp"
 
@@ -63,6 +64,9 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
     for (auto const& array : list) texts.push_back(array.name);
     return listed(texts);
   };
+  if (manifest.optimizer.empty())
+    fail<ConfigError>("{} has parameters alone, and the optimizer '{}' needs its state ({})", what, optimizer,
+                      names(arrays));
   fail<ConfigError>("{} has the state of '{}' ({}), the optimizer is '{}' ({})", what, manifest.optimizer,
                     names(manifest.arrays), optimizer, names(arrays));
 }
@@ -97,21 +101,22 @@ void put_values(E& engine, T* to, std::span<float const> values) {
 /// are forgotten. Each rank reads, and checks, the blocks that its shards lie in.
 /// @param checkpoint  the folder of one: what save() returned
 /// @throws ConfigError on every rank if anything is missing, damaged, or not this model's or optimizer's: engine and
-/// optimizer are as they were; UsageError in the middle of a pass
+/// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten
 /// @note Collective: yes; blocks the calling thread. Reads twice, first to check. A block of a MiB of host memory, and
 /// at most a shard's part of one tensor.
 template <class E, checkpoint::Checkpointable O>
 LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& checkpoint) {
   using namespace fsdp::checkpoint;
+  expect_own_optimizer(engine, optimizer);
   engine.seal();
   auto const shards = engine.shards();
   shards.abandon_pass("a checkpoint is to be loaded");
   auto const arrays = array_list(engine, optimizer);
   auto& world = engine.world();
   auto const path = checkpoint / manifest_name;
-  auto const text = agreed(world, "a checkpoint", [&] {
-    return world.rank() == 0 ? checkpoint.string() + "\n" + read_text_file(path) : std::string();
-  })[0];
+  fsdp::detail::expect_equal_texts(world, formatted("the checkpoint '{}'", checkpoint.string()), "which checkpoint");
+  auto const text =
+      agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); })[0];
   std::optional<ShardedReader> reader;
   std::vector<float> values;
   auto const each = [&](auto const& act) {
@@ -121,11 +126,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   };
   agreed(world, "what a checkpoint has", [&] {
     auto const what = formatted("'{}'", path.string());
-    auto const line = text.find('\n');
-    if (text.substr(0, line) != checkpoint.string())
-      fail<ConfigError>("ranks load different checkpoints: '{}' here, '{}' on rank 0", checkpoint.string(),
-                        text.substr(0, line));
-    auto manifest = parse_manifest(std::string_view(text).substr(line + 1), what);
+    auto manifest = parse_manifest(text, what);
     expect_same_state(manifest, tensor_list(engine), arrays, optimizer.name(), what);
     reader.emplace(checkpoint, std::move(manifest));
     each([&](std::size_t array, std::size_t, Segment const& segment, TensorInfo const& tensor) {

@@ -20,7 +20,8 @@
 
 namespace fsdp::checkpoint {
 
-/// Writes a rank's file, then its description.
+/// Writes a rank's file, then its description, whose rename comes last: rank 0 may see it at once, and counts on it.
+/// That the description's name is on the disk is rank 0's business.
 /// @param slices  in the order in which they are written; `offset` and `checksums` are filled in
 /// @param block  called as block(index of the slice, first byte, bytes) in order; returns the bytes, which live until
 /// the next call
@@ -48,7 +49,13 @@ std::string write_rank_file(std::filesystem::path const& folder, std::string con
   description.slices = std::move(slices);
   file.finish();
   auto text = to_json_text(description);
-  replace_text_file(folder / description_name(name), text);
+  auto const announced = folder / description_name(name);
+  auto const temporary = std::filesystem::path(announced.string() + ".tmp");
+  OutputFile beside(temporary);
+  beside.write(text);
+  beside.finish();
+  sync_folder(folder);
+  checkpoint::rename(temporary, announced);
   return text;
 }
 

@@ -34,6 +34,8 @@ class Save {
   /// @note Collective: yes.
   Save(E& engine, O& optimizer, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
       : engine_(&engine), optimizer_(&optimizer), folder_(folder), options_(options) {
+    expect_own_optimizer(engine, optimizer);
+    expect_possible(options);
     engine.seal();
     auto const arrays = array_list(engine, optimizer);
     manifest_.steps_taken = optimizer.steps();
@@ -46,13 +48,18 @@ class Save {
     manifest_.extra = std::move(extra);
     fsdp::detail::expect_equal_texts<OrderError>(
         engine.world(),
-        formatted("step {} to '{}' with {} of {} steps after {}", manifest_.step, folder.string(), manifest_.optimizer,
-                  manifest_.steps_taken, engine.shards().history().text()),
+        formatted("step {} to '{}', {} ({} steps), keeping {}, named by {}, after {}", manifest_.step, folder.string(),
+                  manifest_.optimizer.empty() ? "no optimizer" : manifest_.optimizer, manifest_.steps_taken,
+                  options.keep_last, listed(options.pointers), engine.shards().history().text()),
         "what is saved");
     own_ = own_slices(engine, arrays);
     partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
-      static_cast<void>(to_json_text(manifest_));  // what is no JSON is found before anything is written
-      return is_first() ? begin_checkpoint(folder, manifest_.step) : std::string();
+      expect_writable(manifest_.extra, "extra");
+      if (folder.empty()) fail<ConfigError>("a checkpoint's folder has no name");
+      if (!is_first()) return std::string();
+      make_folders(folder);
+      lock_ = std::make_unique<FileLock>(folder / ".lock");
+      return begin_checkpoint(folder, manifest_.step);
     })[0];
   }
 
@@ -91,6 +98,8 @@ class Save {
   /// Whether all ranks' files are there. Rank 0.
   /// @throws ResourceError if a rank has given up
   bool complete() const {
+    if (std::error_code error; !std::filesystem::is_directory(folder_ / partial_, error))
+      detail::throw_file_error(folder_ / partial_, "found again", ENOENT);
     for (int rank = 0; rank < manifest_.world_size; ++rank) {
       std::error_code error;
       auto const name = rank_file_name(rank, manifest_.world_size);
@@ -106,7 +115,7 @@ class Save {
   std::string commit() const {
     if (!is_first()) return {};
     auto const place = commit_checkpoint(folder_, partial_, manifest_, options_);
-    prune_checkpoints(folder_, options_.keep_last);
+    prune_checkpoints(folder_, options_.keep_last, place.filename().string());
     return place.string();
   }
 
@@ -118,6 +127,7 @@ class Save {
   Manifest manifest_;
   OwnSlices own_;
   std::string partial_;
+  std::unique_ptr<FileLock> lock_;  // rank 0's
 };
 
 }  // namespace checkpoint
@@ -126,12 +136,14 @@ class Save {
 /// state, in the types that they are kept in. Whatever happens under way, `folder`/latest names a whole checkpoint
 /// before and after. load() and load_latest() read it, on any number of ranks and with any strategy and precision.
 ///
-/// Gradients are not saved: between optimizer steps there are none. A GradScaler's state() belongs in `extra`.
+/// Gradients are not saved: between optimizer steps there are none, and those that are there are forgotten by whoever
+/// goes on from here. A GradScaler's state() belongs in `extra`.
 /// @param folder  all ranks reach it; it is made if need be
 /// @param extra  what the caller needs to go on, as JSON: rank 0's is kept
 /// @return the checkpoint's folder
 /// @throws ResourceError on every rank if a file cannot be written: what was saved before is as it was; OrderError if
-/// ranks save different things; UsageError in the middle of a pass
+/// ranks save different things; ConfigError on every rank if `extra` is no JSON; UsageError on options that cannot be
+/// followed, or another engine's optimizer
 /// @note Collective: yes; blocks the calling thread until everything is on the disk. One block of a MiB of host memory.
 template <class E, checkpoint::Checkpointable O>
 std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const& folder,

@@ -37,6 +37,14 @@ struct NoOptimizer {
   void set_steps(std::int64_t) const {}
 };
 
+/// @throws UsageError if the optimizer says that it is another engine's
+template <class E, Checkpointable O>
+void expect_own_optimizer(E const& engine, O const& optimizer) {
+  if constexpr (requires { optimizer.engine(); })
+    FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == &engine,
+                 "rank {}: the optimizer '{}' is another engine's", engine.rank(), std::string_view(optimizer.name()));
+}
+
 /// The arrays of an engine and an optimizer: the parameters, and the optimizer's in its order.
 template <class E, Checkpointable O>
 std::vector<ArrayEntry> array_list(E&, O const& optimizer) {
