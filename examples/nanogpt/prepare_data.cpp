@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <future>
 #include <iterator>
@@ -96,13 +97,15 @@ class Survey {
 
   /// @throws fsdp::ConfigError if characters are to be tokens, and the text is not UTF-8
   void add(std::string_view text, Piece const& piece) {
-    for (std::size_t offset = 0; offset < text.size(); ++characters_) {
+    characters_ += static_cast<std::int64_t>(count_characters(text));
+    if (seen_.empty()) return;
+    for (std::size_t offset = 0; offset < text.size();) {
       auto const character = utf8_at(text, offset);
-      if (!seen_.empty() && !character.valid)
+      if (!character.valid)
         fsdp::fail<fsdp::ConfigError>("data: '{}': byte {} (0x{:02x}) begins no valid UTF-8 character",
                                       piece.section->path.string(), piece.offset + offset,
                                       static_cast<unsigned>(character.code));
-      if (!seen_.empty()) seen_[character.code] = true;
+      seen_[character.code] = true;
       offset += character.length;
     }
   }
@@ -140,51 +143,52 @@ Survey survey(std::vector<Section> const& sections, PrepareOptions const& option
 /// @param characters  of the first part
 void split_text(std::vector<Section>& sections, std::int64_t characters, std::size_t piece_bytes) {
   CorpusReader reader(sections, piece_bytes, last_whole_character);
-  auto left = characters;
+  auto left = static_cast<std::size_t>(characters);
   std::uint64_t place = 0;
-  for (Piece piece; left > 0 && reader.next(piece);)
-    for (std::size_t offset = 0; offset < piece.bytes.size() && left > 0; --left) {
-      offset += utf8_at(piece.bytes, offset).length;
-      place = piece.offset + offset;
-    }
+  for (Piece piece; left > 0 && reader.next(piece);) place = piece.offset + place_after(piece.bytes, left);
   auto val = sections[0];
   sections[0].last = val.first = place;
   val.split = Split::val;
   sections.push_back(val);
 }
 
-/// What a piece has become.
+/// What a piece has become, for one split.
+struct Tokens {
+  std::string bytes;  ///< as they stand in the file
+  std::int64_t count = 0;
+};
 struct Encoded {
-  std::array<std::vector<std::int64_t>, 2> ids;  ///< by Split
+  std::array<Tokens, 2> tokens;  ///< by Split
   std::int64_t characters = 0, documents = 0;
-
-  std::vector<std::int64_t>& of(Split split) { return ids[static_cast<std::size_t>(split)]; }
-  std::vector<std::int64_t> const& train() const { return ids[0]; }
-  std::vector<std::int64_t> const& val() const { return ids[1]; }
 };
 
-Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const& split, WordCache& cache) {
+template <class Id>
+Tokens pack(std::vector<std::int64_t> const& ids) {
+  std::string bytes(ids.size() * sizeof(Id), '\0');
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    auto const id = static_cast<Id>(ids[i]);
+    std::memcpy(bytes.data() + i * sizeof(Id), &id, sizeof(Id));
+  }
+  return {std::move(bytes), std::ssize(ids)};
+}
+
+Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const& split, std::size_t token_bytes,
+               WordCache& cache) {
   Encoded encoded;
+  std::array<std::vector<std::int64_t>, 2> ids_of;  // by Split
   auto const kind = piece.section->kind;
   each_text(piece, [&](std::string_view text, std::int64_t document) {
     auto const which = kind == Section::Kind::text ? piece.section->split : split.of(piece.first_document + document);
-    auto& ids = encoded.of(which);
+    auto& ids = ids_of[static_cast<std::size_t>(which)];
     tokenizer.append(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
     if (kind != Section::Kind::lines && !piece.ends_document) return;
     ids.push_back(*tokenizer.end_of_text());
     ++encoded.documents;
   });
+  for (std::size_t i = 0; i < ids_of.size(); ++i)
+    encoded.tokens[i] = token_bytes == 2 ? pack<std::uint16_t>(ids_of[i]) : pack<std::uint32_t>(ids_of[i]);
   return encoded;
-}
-
-std::string pack(std::vector<std::int64_t> const& ids, std::size_t token_bytes) {
-  std::string bytes;
-  bytes.reserve(ids.size() * token_bytes);
-  for (auto const id : ids)
-    for (std::size_t byte = 0; byte < token_bytes; ++byte)
-      bytes += static_cast<char>(static_cast<unsigned char>(id >> (8 * byte)));
-  return bytes;
 }
 
 std::string_view text_of(MappedFile const& file) {
@@ -256,20 +260,21 @@ class Preparer {
   }
 
   void write_tokens() {
-    auto& train = files_.emplace_back(options_.folder / "train.bin");
-    auto& val = files_.emplace_back(options_.folder / "val.bin");
+    std::array<NewFile*, 2> const files{&files_.emplace_back(options_.folder / "train.bin"),
+                                        &files_.emplace_back(options_.folder / "val.bin")};
+    std::array<std::int64_t*, 2> const counts{&prepared_.train_tokens, &prepared_.val_tokens};
     DocumentSplit const split(options_.val_fraction);
     std::vector<WordCache> caches(static_cast<std::size_t>(options_.threads));
     auto const work = [&](Piece const& piece, std::size_t thread) {
-      return encode(piece, *tokenizer_, split, caches[thread]);
+      return encode(piece, *tokenizer_, split, token_bytes_, caches[thread]);
     };
     auto const take = [&](Encoded const& encoded) {
       prepared_.characters += encoded.characters;
       prepared_.documents += encoded.documents;
-      prepared_.train_tokens += std::ssize(encoded.train());
-      prepared_.val_tokens += std::ssize(encoded.val());
-      train.write(pack(encoded.train(), token_bytes_));
-      val.write(pack(encoded.val(), token_bytes_));
+      for (std::size_t i = 0; i < files.size(); ++i) {
+        files[i]->write(encoded.tokens[i].bytes);
+        *counts[i] += encoded.tokens[i].count;
+      }
     };
     auto const cut = [&](std::string_view text) { return tokenizer_->last_cut(text); };
     rounds_.run<Encoded>(CorpusReader(sections_, options_.piece_bytes, cut), work, take);

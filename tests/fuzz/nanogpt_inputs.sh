@@ -29,7 +29,7 @@ if [[ -z $clang ]]; then
 fi
 compile=("$clang")
 if command -v ccache >/dev/null; then compile=(ccache "$clang"); fi
-flags=(-std=c++20 -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY
+flags=(-std=c++20 -O2 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY
   -I"$source" -I"$source/include" -I"$source/examples/nanogpt")
 
 objects=()
@@ -49,7 +49,7 @@ for target in "${targets[@]}"; do
     { printf '\0\241\331\064\001\007\0\0\0\001\0\0\0'; head -c 1012 /dev/zero; printf '\007\0\0\0'; } >corpus_token_files/llama3
     printf '\002{"vocab_size": 2, "dtype": "uint32", "tokenizer": "char", "itos": ["a", "b"]}' >corpus_token_files/meta
   fi
-  if ! "./$target" -runs="$runs" -seed=1 -max_len=2048 -rss_limit_mb=2048 -timeout=20 -artifact_prefix="$build/" \
+  if ! "./$target" -runs="$runs" -seed=1 -max_len=1024 -len_control=0 -rss_limit_mb=2048 -timeout=20 -artifact_prefix="$build/" \
     -print_final_stats=1 "corpus_$target" >"$target.log" 2>&1; then
     tail -n 40 "$target.log"
     echo "FAILED: $target"

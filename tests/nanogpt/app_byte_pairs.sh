@@ -55,6 +55,20 @@ LC_ALL=C
 begins_with 'ab'
 begins_with 'abc<|endoftext|>x'
 begins_with $'\xff\xe4\xb8 bytes'
+
+# The marker is one token: within a block of 8 the letter before it counts. It would not if the marker were its 13 characters,
+# as it does not before these 8.
+continuation() { # continuation START FILE
+  timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=20 --start="$1" >output 2>errors || fail "sample from '$1'"
+  tail -c "+$((${#1} + 1))" output >"$2"
+}
+continuation 'qoftext|>' q
+continuation 'zoftext|>' z
+check "what does not fit into the block changes nothing" cmp -s q z
+continuation 'q<|endoftext|>' q
+continuation 'z<|endoftext|>' z
+check "the marker is one token" test "$(cmp -s q z; echo $?)" = 1
+
 rm out/vocab.bpe
 ends_in_error "$nanogpt" sample --out_dir=out
 grep -qF "vocab_bpe: 'out/vocab.bpe' is missing" output || fail "a model without its tokenizer does not say so"

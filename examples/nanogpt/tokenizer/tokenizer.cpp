@@ -2,13 +2,16 @@
 // What turns text into token ids and back.
 #include "tokenizer/tokenizer.hpp"
 
+#include <algorithm>
+#include <bit>
+
 #include "fsdp/error.hpp"
 
 namespace nanogpt {
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, Marker marker) const {
   std::vector<std::int64_t> ids;
-  WordCache cache;
+  WordCache cache(std::bit_ceil(std::min(text.size() / 8 + 1, WordCache::most_slots)));
   if (auto const id = marker == Marker::token ? end_of_text() : std::nullopt) {
     for (auto found = text.find(end_of_text_marker); found != std::string_view::npos;
          found = text.find(end_of_text_marker)) {

@@ -58,10 +58,17 @@ std::size_t last_whole_character(std::string_view text) {
   return text.size();
 }
 
+std::size_t place_after(std::string_view text, std::size_t& characters) {
+  std::size_t offset = 0;
+  for (; offset < text.size() && characters > 0; --characters)
+    offset += static_cast<unsigned char>(text[offset]) < 0x80 ? 1 : utf8_at(text, offset).length;
+  return offset;
+}
+
 std::size_t count_characters(std::string_view text) {
-  std::size_t count = 0;
-  for (std::size_t offset = 0; offset < text.size(); ++count) offset += utf8_at(text, offset).length;
-  return count;
+  auto left = text.size();
+  place_after(text, left);
+  return text.size() - left;
 }
 
 std::vector<char32_t> decode_utf8(std::string_view text, std::string_view origin) {

@@ -26,6 +26,9 @@ Utf8Character utf8_before(std::string_view text, std::size_t offset);
 /// Where the last character begins that may go on beyond the end of this part of a text; the text's size if none may.
 std::size_t last_whole_character(std::string_view text);
 
+/// Where the first so many characters end, or the text does. Takes off `characters` what it has passed.
+std::size_t place_after(std::string_view text, std::size_t& characters);
+
 /// Characters, and bytes that are none, as utf8_at counts them.
 std::size_t count_characters(std::string_view text);
 

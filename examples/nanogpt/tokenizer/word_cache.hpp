@@ -14,10 +14,15 @@
 
 namespace nanogpt {
 
-/// Remembers short words with few ids, one for each of 2^15 slots: a word that comes later takes the slot. Takes 2 MiB
-/// from the first word on. For one thread.
+/// Remembers short words with few ids, one for each of its slots: a word that comes later takes the slot. Takes 64
+/// bytes a slot from the first word on. For one thread.
 class WordCache {
  public:
+  static constexpr std::size_t most_slots = std::size_t{1} << 15;
+
+  /// @param slots  a power of two
+  explicit WordCache(std::size_t slots = most_slots) : slot_count_(slots) {}
+
   struct alignas(64) Slot {
     std::uint8_t length = 0;  ///< of the word, in bytes; 0: the slot is empty
     std::uint8_t count = 0;   ///< of its ids
@@ -41,12 +46,12 @@ class WordCache {
   /// The slot of a word, whatever it holds; nullptr for a word that is too long.
   Slot* slot(std::string_view word) {
     if (word.empty() || word.size() > Slot{}.word.size()) return nullptr;
-    if (slots_.empty()) slots_.resize(slot_count);
-    return &slots_[std::hash<std::string_view>{}(word) % slot_count];
+    if (slots_.empty()) slots_.resize(slot_count_);
+    return &slots_[std::hash<std::string_view>{}(word) & (slot_count_ - 1)];
   }
 
  private:
-  static constexpr std::size_t slot_count = std::size_t{1} << 15;
+  std::size_t slot_count_;
   std::vector<Slot> slots_;
 };
 

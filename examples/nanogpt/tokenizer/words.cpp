@@ -13,18 +13,24 @@
 namespace nanogpt {
 namespace {
 
-bool contains(std::span<CodeRange const> ranges, char32_t code) {
+constexpr bool contains(std::span<CodeRange const> ranges, char32_t code) {
   auto const after =
       std::upper_bound(ranges.begin(), ranges.end(), code, [](char32_t c, CodeRange range) { return c < range.first; });
   return after != ranges.begin() && code <= std::prev(after)->last;
 }
 
-CharClass look_up(char32_t code) {
+constexpr CharClass look_up(char32_t code) {
   if (contains(letter_ranges, code)) return CharClass::letter;
   if (contains(number_ranges, code)) return CharClass::number;
   if (contains(space_ranges, code)) return CharClass::space;
   return CharClass::other;
 }
+
+constexpr std::array<CharClass, 128> ascii = [] {
+  std::array<CharClass, 128> classes{};
+  for (char32_t code = 0; code < classes.size(); ++code) classes[code] = look_up(code);
+  return classes;
+}();
 
 struct Classed {
   CharClass kind;
@@ -37,7 +43,7 @@ CharClass class_of(Utf8Character const& character) {
 
 Classed classed_at(std::string_view text, std::size_t offset) {
   auto const byte = static_cast<unsigned char>(text[offset]);
-  if (byte < 0x80) return {char_class(byte), 1};
+  if (byte < ascii.size()) return {ascii[byte], 1};
   auto const character = utf8_at(text, offset);
   return {class_of(character), character.length};
 }
@@ -73,14 +79,7 @@ std::size_t end_of_space(std::string_view text, std::size_t begin) {
 
 }  // namespace
 
-CharClass char_class(char32_t code) {
-  static std::array<CharClass, 128> const ascii = [] {
-    std::array<CharClass, 128> classes{};
-    for (char32_t c = 0; c < classes.size(); ++c) classes[c] = look_up(c);
-    return classes;
-  }();
-  return code < ascii.size() ? ascii[code] : look_up(code);
-}
+CharClass char_class(char32_t code) { return code < ascii.size() ? ascii[code] : look_up(code); }
 
 std::size_t end_of_word(std::string_view text, std::size_t begin) {
   if (auto const length = contraction(text.substr(begin)); length != 0) return begin + length;
