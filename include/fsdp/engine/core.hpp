@@ -62,6 +62,8 @@ struct EngineCore {
   void seal() {
     if (!sealed) seal_once();
   }
+  /// [Note: Cold] What runs once is marked [[gnu::cold]] where it is long: compilers then make it small instead of
+  /// fast, in less time. Nothing is that a step runs.
   [[gnu::cold]] void seal_once() {
     declared.seal();
     input = declared.plan_input();
