@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "fsdp/format.hpp"
 
@@ -44,11 +45,19 @@ struct PeerError : Error {
   using Error::Error;
 };
 
+namespace detail {
+/// The part of fail() that does not depend on the arguments' types.
+template <class E>
+[[noreturn, gnu::noinline, gnu::cold]] void throw_formatted(std::string_view text, FormatArgument const* arguments) {
+  throw E(format_arguments(text, arguments));
+}
+}  // namespace detail
+
 /// Throws `E` with a formatted message.
 template <class E, class... Args>
 [[noreturn, gnu::noinline, gnu::cold]] void fail(detail::FormatTextOf<Args...> text, Args const&... args) {
   FormatArgument const arguments[]{args..., 0};
-  throw E(detail::format_arguments(text.view(), arguments));
+  detail::throw_formatted<E>(text.view(), arguments);
 }
 
 /// "2, 3, 4", for messages.

@@ -76,18 +76,20 @@ class FlatLayout {
  public:
   /// Adds a tensor of one more module to those that `named` lists.
   /// @throws UsageError if that module has named it before; and as the other add() does
-  void add(TensorInfo tensor, std::vector<std::size_t>& named) {
+  [[gnu::cold]] void add(TensorInfo tensor, std::vector<std::size_t>& named) {
     auto const name = tensor.name;
     auto const index = add(std::move(tensor));
-    FSDP_EXPECTS(std::find(named.begin(), named.end(), index) == named.end(),
-                 "a module names its tensor '{}' twice: what it uses in two places needs one name and one member", name);
+    for (auto const earlier : named)
+      FSDP_EXPECTS(earlier != index,
+                   "a module names its tensor '{}' twice: what it uses in two places needs one name and one member",
+                   name);
     named.push_back(index);
   }
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
   /// tensor without elements.
   /// @return its index in tensors()
   /// @throws UsageError if the name is there with another shape, weight decay or init, or an extent is negative
-  std::size_t add(TensorInfo tensor) {
+  [[gnu::cold]] std::size_t add(TensorInfo tensor) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
       FSDP_EXPECTS(extent >= 0, "tensor '{}': extents must not be negative, got ({})", tensor.name,
@@ -122,7 +124,7 @@ class FlatLayout {
   std::int64_t padded() const { return padded_; }  ///< elements with all padding; 0 before seal()
 
   /// What no tensor covers, in order. @pre seal() was called
-  std::vector<Range> padding() const {
+  [[gnu::cold]] std::vector<Range> padding() const {
     std::vector<Range> gaps;
     std::int64_t end = 0;
     for (auto const& tensor : tensors_) {
@@ -134,7 +136,7 @@ class FlatLayout {
   }
 
   /// The parts of tensors inside `range`, in order.
-  std::vector<Segment> segments(Range range) const {
+  [[gnu::cold]] std::vector<Segment> segments(Range range) const {
     std::vector<Segment> parts;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       auto const part = intersect(tensors_[i].range(), range);

@@ -6,12 +6,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +18,7 @@
 #include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/comm/local/group.hpp"
 #include "fsdp/comm/local/member.hpp"
+#include "fsdp/comm/local/rank_thread.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 
@@ -64,19 +63,10 @@ class Communicator {
   /// @param what the name of the new groups, for messages: equal on all ranks
   /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks
-  Communicator split(int color, int key, std::string_view what) {
+  [[gnu::cold]] Communicator split(int color, int key, std::string_view what) {
     auto const label = comm::split_of(what);
     auto const requests = exchange(formatted("{} {}", color, key), label);
-    std::vector<int> members, keys;  // of the new group
-    for (int peer = 0; peer < size(); ++peer) {
-      char* rest = nullptr;
-      long const its_color = std::strtol(requests[static_cast<std::size_t>(peer)].c_str(), &rest, 10);
-      if (its_color != color) continue;
-      auto const its_key = static_cast<int>(std::strtol(rest, nullptr, 10));
-      auto const after = std::upper_bound(keys.begin(), keys.end(), its_key) - keys.begin();
-      keys.insert(keys.begin() + after, its_key);
-      members.insert(members.begin() + after, peer);
-    }
+    auto const members = detail::members_of(requests, color);
     int const founder = members.front();
     auto& group = member().group();
     if (rank() == founder) {
@@ -88,8 +78,9 @@ class Communicator {
     auto child = group.published(founder).child;
     exchange("joined", label);
     if (rank() == founder) group.published(rank()).child.reset();
-    auto const mine = std::find(members.begin(), members.end(), rank());
-    return Communicator(rank_groups_, rank_groups_->join(std::move(child), static_cast<int>(mine - members.begin())));
+    int mine = 0;
+    while (members[static_cast<std::size_t>(mine)] != rank()) ++mine;
+    return Communicator(rank_groups_, rank_groups_->join(std::move(child), mine));
   }
 
   /// Device memory.
@@ -253,25 +244,6 @@ class Communicator {
 
 namespace detail {
 
-inline bool is_peer_error(std::exception_ptr const& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (PeerError const&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-/// Throws the error of the rank that failed first. A rank that was told of a peer's failure may end before that peer
-/// does: the cause is thrown, if there is one.
-inline void rethrow_first(std::vector<std::exception_ptr> const& errors, std::size_t first) {
-  auto chosen = errors[first];
-  for (auto const& error : errors)
-    if (error != nullptr && (chosen == nullptr || (is_peer_error(chosen) && !is_peer_error(error)))) chosen = error;
-  if (chosen != nullptr) std::rethrow_exception(chosen);
-}
-
 /// Runs `body` in one thread per rank; `device_of(rank)` is called in that thread.
 template <class D, class DeviceOf, class Body>
 void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
@@ -282,10 +254,10 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   std::vector<int> world;
   for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
   auto group = std::make_shared<Group<D>>(shared, world, "world");
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
+  std::vector<RankThread> threads(world.size());
   auto const live = [&](int rank) {
     auto const failed = [&](std::string_view reason) {
-      errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      threads[static_cast<std::size_t>(rank)].error = std::current_exception();
       shared->poison(rank, reason);
     };
     try {
@@ -305,17 +277,26 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
       failed(error.what());
     }
   };
-  std::vector<std::thread> threads;
-  try {
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(live, rank);
-  } catch (std::exception const& error) {
-    auto const missing = static_cast<int>(threads.size());
-    errors[threads.size()] = std::make_exception_ptr(
-        ResourceError(formatted("cannot start the thread of rank {}: {}", missing, error.what())));
-    shared->poison(missing, "its thread could not be started");
+  auto const main = [](void* context) {
+    auto const& of = *static_cast<RankThread const*>(context);
+    (*static_cast<decltype(live)*>(of.live))(of.rank);
+  };
+  for (auto const rank : world) {
+    auto& own = threads[static_cast<std::size_t>(rank)];
+    own.rank = rank;
+    own.live = &live;
+    try {
+      own.thread = host::start_thread(main, &own);
+    } catch (std::exception const& error) {
+      own.error = std::make_exception_ptr(
+          ResourceError(formatted("cannot start the thread of rank {}: {}", rank, error.what())));
+      shared->poison(rank, "its thread could not be started");
+      break;
+    }
   }
-  for (auto& thread : threads) thread.join();
-  if (shared->poisoned()) rethrow_first(errors, static_cast<std::size_t>(shared->failed_rank()));
+  for (auto& own : threads)
+    if (own.thread.joinable()) own.thread.join();
+  if (shared->poisoned()) rethrow_first(threads, static_cast<std::size_t>(shared->failed_rank()));
 }
 
 }  // namespace detail

@@ -22,13 +22,13 @@ namespace detail {
 
 class ProgramCompiler {
  public:
-  explicit ProgramCompiler(StepInput const& input) : input_(input) {
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : input_(input) {
     for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
     for (auto const unit : input.uses) schedule_.declare(unit, "");
     ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_.size(), 1, 1) : input.prefetch;
   }
 
-  Program compile() {
+  [[gnu::cold]] Program compile() {
     describe_units();
     order_completion();
     give_own_slots();
@@ -42,7 +42,7 @@ class ProgramCompiler {
  private:
   using Turn = Program::Turn;
 
-  void describe_units() {
+  [[gnu::cold]] void describe_units() {
     auto& p = program_;
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
@@ -59,19 +59,19 @@ class ProgramCompiler {
     }
   }
 
-  void order_completion() {
-    std::vector<std::uint32_t> reduced_from_slots;
+  [[gnu::cold]] void order_completion() {
+    std::vector<std::size_t> reduced_from_slots;
     std::int64_t end = 0;
     for (auto use = schedule_.size(); use-- > 0;) {
       if (!schedule_.first_use_of_unit(use)) continue;
-      auto const unit = static_cast<std::uint32_t>(schedule_.unit(use));
+      auto const unit = schedule_.unit(use);
       auto const direct = program_.units[unit].writes_shards;
       (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
       if (direct) gradient_ends_.push_back(end += program_.units[unit].elements);
     }
     if (input_.shards * input_.replicas > 1)
       program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
-    program_.gradient_order.insert(program_.gradient_order.end(), reduced_from_slots.begin(), reduced_from_slots.end());
+    for (auto const unit : reduced_from_slots) program_.gradient_order.push_back(unit);
   }
 
   bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
@@ -106,7 +106,7 @@ class ProgramCompiler {
     slots.push_back(slot);
     return static_cast<std::uint32_t>(slots.size() - 1);
   }
-  void give_own_slots() {
+  [[gnu::cold]] void give_own_slots() {
     auto& p = program_;
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       auto& unit = p.units[u];
@@ -121,7 +121,7 @@ class ProgramCompiler {
     own_gather_slots_ = p.gather_slots.size();
     own_gradient_slots_ = p.gradient_slots.size();
   }
-  void give_shared_slots(std::size_t in_turn) {
+  [[gnu::cold]] void give_shared_slots(std::size_t in_turn) {
     auto& p = program_;
     std::int64_t largest_gather = 0, largest_gradient = 0;
     std::size_t reduced_in_turn = 0;
@@ -131,13 +131,14 @@ class ProgramCompiler {
       largest_gradient = std::max(largest_gradient, p.units[u].elements);
       ++reduced_in_turn;
     }
-    p.gather_slots.insert(p.gather_slots.end(), in_turn, {largest_gather});
+    for (std::size_t slot = 0; slot < in_turn; ++slot) add(p.gather_slots, {largest_gather});
     // One is filled while the other is reduced.
-    p.gradient_slots.insert(p.gradient_slots.end(), std::min<std::size_t>(reduced_in_turn, 2), {largest_gradient});
+    for (std::size_t slot = 0; slot < std::min<std::size_t>(reduced_in_turn, 2); ++slot)
+      add(p.gradient_slots, {largest_gradient});
   }
 
   /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
-  std::size_t walk(std::size_t in_turn) {
+  [[gnu::cold]] std::size_t walk(std::size_t in_turn) {
     UnshardedUnits units(program_, own_gather_slots_, in_turn), evaluated = units, resident = units;
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
@@ -160,7 +161,7 @@ class ProgramCompiler {
     return true;
   }
   /// Operations that are not in `fewer`, which has the others in the same order, need sharded parameters at first.
-  static void restrict_to_sharded(std::vector<Operation>& all, std::vector<Operation> const& fewer) {
+  [[gnu::cold]] static void restrict_to_sharded(std::vector<Operation>& all, std::vector<Operation> const& fewer) {
     auto next = fewer.begin();
     for (auto& operation : all) {
       if (next != fewer.end() && *next == operation) {
@@ -172,7 +173,7 @@ class ProgramCompiler {
     FSDP_EXPECTS(next == fewer.end(), "a pass that begins with unsharded parameters does what others do not");
   }
 
-  std::vector<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
+  [[gnu::cold]] std::vector<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
     std::vector<Turn> turns;
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       auto turn = begin(use, units, ahead_.forward[use], cut);
@@ -188,10 +189,10 @@ class ProgramCompiler {
     return turns;
   }
 
-  std::vector<Turn> walk_backward(UnshardedUnits& units) {
+  [[gnu::cold]] std::vector<Turn> walk_backward(UnshardedUnits& units) {
     std::vector<Turn> turns;
     std::size_t leases = 0;  // of shared slots
-    std::vector<std::uint32_t> lessees(program_.gradient_slots.size());
+    std::vector<std::size_t> lessees(program_.gradient_slots.size());
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
       auto turn = begin(use, units, ahead_.backward[use], true, true);
@@ -232,9 +233,9 @@ class ProgramCompiler {
   Facts held(std::uint32_t unit) const { return reduces_in_group(unit) ? gradients_wait : gradients_wait | sums_wait; }
   /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
   Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
-  void settle(Turn& last, std::vector<std::uint32_t> const& lessees) const {
+  [[gnu::cold]] void settle(Turn& last, std::vector<std::size_t> const& lessees) const {
     for (std::uint32_t slot = 0; slot < lessees.size(); ++slot) {
-      auto const unit = lessees[slot];
+      auto const unit = static_cast<std::uint32_t>(lessees[slot]);
       last.after.push_back({Action::settle, unit, slot, waits_in_slot(unit) ? only(reducing(unit)) : any_facts});
     }
     for (std::uint32_t unit = 0; unit < program_.units.size(); ++unit)
@@ -250,7 +251,7 @@ class ProgramCompiler {
     return static_cast<std::uint32_t>(own_gradient_slots_ + leases++ % in_turn);
   }
   /// Backward has written all of a unit's gradients.
-  void end_gradients(Turn& turn) const {
+  [[gnu::cold]] void end_gradients(Turn& turn) const {
     bool const partial = program_.units[turn.unit].waits_for_replicas;
     auto const reduces = reducing(turn.unit);
     if (waits_in_accumulator(turn.unit)) {
@@ -267,7 +268,7 @@ class ProgramCompiler {
     std::uint32_t bucket = 0;  ///< the next to be all-reduced
   };
   /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
-  void end_direct_gradients(Turn& turn, Completion& at) const {
+  [[gnu::cold]] void end_direct_gradients(Turn& turn, Completion& at) const {
     auto const& p = program_;
     bool const alone = p.units[turn.unit].replicas == 1;
     add_when(turn, Action::end_gradients, only(alone ? syncs_group | syncs_all : syncs_all));
@@ -279,15 +280,16 @@ class ProgramCompiler {
     }
     auto const reduced_end = at.bucket == 0 ? 0 : p.buckets[at.bucket - 1].end;
     for (; at.reduced < at.written && gradient_ends_[at.reduced] <= reduced_end; ++at.reduced)
-      turn.after.push_back({Action::complete, p.gradient_order[at.reduced], Operation::no_slot, only(syncs_all)});
+      turn.after.push_back({Action::complete, static_cast<std::uint32_t>(p.gradient_order[at.reduced]),
+                            Operation::no_slot, only(syncs_all)});
   }
   static void add_when(Turn& turn, Action action, Facts when) {
     turn.after.push_back({action, turn.unit, Operation::no_slot, when});
   }
 
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
-  Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut,
-             bool in_backward = false) {
+  [[gnu::cold]] Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut,
+                           bool in_backward = false) {
     Turn turn{static_cast<std::uint32_t>(use), static_cast<std::uint32_t>(schedule_.unit(use)), {}, {}};
     auto const gather = [&](std::size_t unit) {
       units.gather(unit);

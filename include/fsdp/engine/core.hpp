@@ -2,7 +2,6 @@
 // The parts of an engine, how they are put together when it is sealed, and what its scopes and its second door reach.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -42,7 +41,8 @@ struct EngineCore {
   using Reduce = typename P::Reduce;
 
   /// @param caller  computes; nullptr: a stream of the engine's own
-  EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options, Stream* caller)
+  [[gnu::cold]] EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
+                           Stream* caller)
       : mesh(&over),
         device(over.device()),
         where(place(over.rank(), over.size(), strategy)),
@@ -53,14 +53,18 @@ struct EngineCore {
     expect_exact_arithmetic(where.rank);
   }
   EngineCore(EngineCore&&) = delete;
-  ~EngineCore() {
+  [[gnu::cold]] ~EngineCore() {
     for (auto* stream : {&gather.stream(), compute, &reduce.stream()}) drain(*stream);
     if (reduce.replicate_stream()) drain(*reduce.replicate_stream());
   }
 
   /// See Engine.
   void seal() {
-    if (sealed) return;
+    if (!sealed) seal_once();
+  }
+  /// [Note: Cold] What runs once is marked [[gnu::cold]] where it is long: compilers then make it small instead of
+  /// fast, in less time. Nothing is that a step runs.
+  [[gnu::cold]] void seal_once() {
     declared.seal();
     input = declared.plan_input();
     program = compile_program(input);
@@ -78,7 +82,7 @@ struct EngineCore {
   }
 
   /// Groups of ranks, as far as units need them.
-  void split_communicators() {
+  [[gnu::cold]] void split_communicators() {
     auto& world = mesh->world();
     bool sharded = false, replicated_in_groups = false, replicated_over_world = false;
     for (auto const& unit : declared.units()) {
@@ -97,8 +101,8 @@ struct EngineCore {
       gather.set_kept_group(world.split(where.rank / ranks, where.rank, "kept group"), where.rank % ranks);
   }
   void discard_gradients() {
-    bool const some = std::any_of(declared.units().begin(), declared.units().end(),
-                                  [](auto const& unit) { return !unit->fresh || unit->has_unreduced(); });
+    bool some = false;
+    for (auto const& unit : declared.units()) some = some || !unit->fresh || unit->has_unreduced();
     passes.discard();
     gate.forget_norm();
     if (some) history.add("discard_gradients", 0.0f);

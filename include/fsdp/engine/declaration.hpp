@@ -30,7 +30,7 @@ class Declaration {
 
   /// @param where  under `strategy`
   /// @throws ConfigError if an option is out of range, or means nothing under this strategy
-  Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
+  [[gnu::cold]] Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
       : where_(where), strategy_(strategy), options_(options), schedule_(where.rank) {
     auto const rank = where.rank;
     if (options.prefetch < 0 || backward_prefetch() < 0)
@@ -67,7 +67,7 @@ class Declaration {
   ShardingStrategy const& strategy() const { return strategy_; }
 
   /// @throws ConfigError if the unit shards otherwise than the engine
-  UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
+  [[gnu::cold]] UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
     bool const as_engine =
         strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
     if (strategy.shards && !(strategy_.shards && as_engine))
@@ -83,7 +83,7 @@ class Declaration {
 
   /// A module has named tensors of the unit.
   /// @throws UsageError if another unit has one of them
-  void claim_names(UnitId id) {
+  [[gnu::cold]] void claim_names(UnitId id) {
     bool again = false;
     for (auto const other : named_) {
       again = again || other == id.index;
@@ -105,7 +105,7 @@ class Declaration {
   }
 
   /// Replaces what the depth says for one use of one pass.
-  void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
+  [[gnu::cold]] void set_prefetch(Pass pass, std::size_t use, std::vector<std::size_t> ahead) {
     expect_use(use);
     for (auto const next : ahead) {
       expect_use(next);
@@ -116,7 +116,7 @@ class Declaration {
   }
 
   /// Pads the layouts and checks that nothing is left without a use.
-  void seal() {
+  [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", where_.rank);
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
@@ -125,7 +125,7 @@ class Declaration {
   }
 
   /// What must be equal on all ranks, a line each.
-  std::string text() const {
+  [[gnu::cold]] std::string text() const {
     auto lines = formatted("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
                            strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
                            fsdp::name(dtype_of<typename P::Reduce>), fsdp::name(dtype_of<typename P::Master>));
@@ -151,7 +151,7 @@ class Declaration {
     return lines;
   }
 
-  MemoryPlanInput plan_input() const {
+  [[gnu::cold]] MemoryPlanInput plan_input() const {
     MemoryPlanInput input;
     for (auto const& unit : units_) {
       auto const& tensors = unit->layout().tensors();

@@ -40,7 +40,7 @@ class FlatParam {
   using Master = typename P::Master;
   using Reduce = typename P::Reduce;
 
-  FlatParam(D const& device, std::string unit_name, ShardingStrategy const& strategy)
+  [[gnu::cold]] FlatParam(D const& device, std::string unit_name, ShardingStrategy const& strategy)
       : gathered(device),
         gradients_ready(device),
         reduced(device),
@@ -58,7 +58,7 @@ class FlatParam {
 
   /// Pads the layout for `where.world` ranks and fixes this rank's slice.
   /// @param where  of the engine's units that shard
-  void seal(Placement const& where) {
+  [[gnu::cold]] void seal(Placement const& where) {
     FSDP_EXPECTS(layout_.numel() > 0, "rank {}: unit '{}' has no parameters", where.rank, name_);
     placement_ = strategy_.shards ? where : where.replicated();
     layout_.seal(where.world);
@@ -67,18 +67,16 @@ class FlatParam {
     auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
     padding_ = layout_.padding();
-    begun_.assign(layout_.tensors().size(), true);
+    begun_.resize(layout_.tensors().size());
   }
 
   std::vector<Range> const& padding() const { return padding_; }  ///< of the full parameters: what no tensor covers
 
   /// Backward gets a gradient buffer without sums: zeroed, or undefined for modules that begin the sums themselves.
-  void begin_gradients() { begun_.assign(begun_.size(), !sets_gradients); }
+  void begin_gradients() { ++gradients_; }
   /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
   bool begin_gradient(std::size_t index) {
-    bool const begins = !begun_[index];
-    begun_[index] = true;
-    return begins;
+    return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
 
   Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
@@ -105,6 +103,7 @@ class FlatParam {
 
   UnitState state = UnitState::sharded;
   bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up
+  bool incomplete = false;       ///< `gradient` is written, and some of its buckets are not under way to replicas
   bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
   bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
   bool reduced_once = false;     ///< the gradient shard holds, or will hold, the gradients of a backward pass
@@ -127,7 +126,8 @@ class FlatParam {
   Range shard_;
   Range norm_slice_;
   std::vector<Range> padding_;
-  std::vector<bool> begun_;  ///< by tensor: the sum in the gradient buffer has begun
+  std::size_t gradients_ = 0;       ///< buffers of them that backward has got so far
+  std::vector<std::size_t> begun_;  ///< by tensor: the last of these in which its sum has begun
 };
 
 }  // namespace fsdp

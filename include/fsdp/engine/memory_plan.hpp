@@ -48,9 +48,9 @@ class LiveBytes {
       : program_(&program),
         param_(static_cast<std::int64_t>(input.param_bytes)),
         reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
-        unsharded_(program.units.size(), false),
-        sliced_(unsharded_),
-        held_(program.units.size(), false),
+        parameters_(program.units.size(), 0),
+        slices_(parameters_),
+        held_(parameters_),
         leased_(program.gradient_slots.size(), 0) {}
 
   std::int64_t bytes() const { return bytes_; }
@@ -67,68 +67,44 @@ class LiveBytes {
     auto const& unit = program_->units[operation.unit];
     switch (operation.action) {
       case Action::gather:
-      case Action::gather_slices:
-        unsharded_[operation.unit] = true;
-        bytes_ += unit.elements * param_;
-        break;
-      case Action::drop:
-        unsharded_[operation.unit] = false;
-        bytes_ -= unit.elements * param_;
-        break;
-      case Action::keep_slice:
-        sliced_[operation.unit] = true;
-        bytes_ += kept(unit);
-        break;
-      case Action::drop_slice:
-        sliced_[operation.unit] = false;
-        bytes_ -= kept(unit);
-        break;
+      case Action::gather_slices: return use(parameters_[operation.unit], unit.elements * param_);
+      case Action::drop: return use(parameters_[operation.unit], 0);
+      case Action::keep_slice: return use(slices_[operation.unit], kept(unit));
+      case Action::drop_slice: return use(slices_[operation.unit], 0);
       case Action::lease:
-        if (operation.slot != Operation::no_slot) lease(operation.slot, unit.elements * reduce_);
-        break;
-      case Action::hold:
-        if (!held_[operation.unit]) bytes_ += accumulator(unit);
-        held_[operation.unit] = true;
-        break;
+        // A slot's gradients count until its next lease, or until it is settled.
+        if (operation.slot != Operation::no_slot) use(leased_[operation.slot], unit.elements * reduce_);
+        return;
+      case Action::hold: return use(held_[operation.unit], unit.elements * static_cast<std::int64_t>(sizeof(float)));
       case Action::settle:
-        if (operation.slot != Operation::no_slot) return lease(operation.slot, 0);
-        bytes_ -= accumulator(unit);
-        held_[operation.unit] = false;
-        break;
-      default: break;
+        return use(operation.slot != Operation::no_slot ? leased_[operation.slot] : held_[operation.unit], 0);
+      default: return;
     }
   }
   /// What passes have left of parameters is dropped.
   void reshard() {
-    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit) {
-      if (unsharded_[unit]) run({Action::drop, unit});
-      if (sliced_[unit]) run({Action::drop_slice, unit});
-    }
+    for (auto& bytes : parameters_) use(bytes, 0);
+    for (auto& bytes : slices_) use(bytes, 0);
   }
   /// What they have left of gradients is forgotten.
   void discard() {
-    for (std::uint32_t slot = 0; slot < leased_.size(); ++slot) run({Action::settle, 0, slot});
-    for (std::uint32_t unit = 0; unit < program_->units.size(); ++unit)
-      if (held_[unit]) run({Action::settle, unit});
+    for (auto& bytes : leased_) use(bytes, 0);
+    for (auto& bytes : held_) use(bytes, 0);
   }
 
  private:
   std::int64_t kept(Program::Unit const& unit) const { return program_->kept_slots[unit.kept_slot].elements * param_; }
-  static std::int64_t accumulator(Program::Unit const& unit) {
-    return unit.elements * static_cast<std::int64_t>(sizeof(float));
-  }
-  /// A slot's gradients count until its next lease, or until it is settled.
-  void lease(std::uint32_t slot, std::int64_t bytes) { bytes_ += bytes - std::exchange(leased_[slot], bytes); }
+  void use(std::int64_t& of, std::int64_t bytes) { bytes_ += bytes - std::exchange(of, bytes); }
 
   Program const* program_;
   std::int64_t param_, reduce_;
-  std::vector<bool> unsharded_, sliced_, held_;  ///< by unit
-  std::vector<std::int64_t> leased_;             ///< by slot
+  std::vector<std::int64_t> parameters_, slices_, held_;  ///< bytes of each unit that are in use
+  std::vector<std::int64_t> leased_;                      ///< and of each slot of gradients
   std::int64_t bytes_ = 0;
 };
 
 /// The highest use in any pass that the options allow, after any that they allow.
-inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
+[[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
   std::vector<std::pair<Facts, LiveBytes>> states{{left_by(plain_step), {program, input}}};
   std::int64_t highest = 0;
   for (std::size_t at = 0; at < states.size(); ++at) {
@@ -138,8 +114,9 @@ inline std::int64_t highest_live_bytes(Program const& program, StepInput const& 
       facts = facts | flags.facts();
       for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
       auto const left = left_by(facts);
-      if (std::none_of(states.begin(), states.end(), [=](auto const& state) { return state.first == left; }))
-        states.emplace_back(left, live);
+      for (auto const& state : states)
+        if (state.first == left) return;
+      states.emplace_back(left, live);
     };
     for (bool const reshard : {true, false}) {
       visit({true, true, reshard});
@@ -156,7 +133,7 @@ inline std::int64_t highest_live_bytes(Program const& program, StepInput const& 
 }  // namespace detail
 
 /// Reserved bytes, and the highest live bytes of a step, of a program that was compiled from `input`.
-inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& input) {
+[[gnu::cold]] inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& input) {
   MemoryPlan plan;
   for (auto const& unit : program.units) {
     auto const shard = unit.elements / unit.shards;
@@ -183,6 +160,8 @@ inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& inp
   plan.live_most = plan.rest() + detail::highest_live_bytes(program, input);
   return plan;
 }
-inline MemoryPlan memory_plan(MemoryPlanInput const& input) { return memory_plan(compile_program(input), input); }
+[[gnu::cold]] inline MemoryPlan memory_plan(MemoryPlanInput const& input) {
+  return memory_plan(compile_program(input), input);
+}
 
 }  // namespace fsdp

@@ -136,8 +136,12 @@ class Passes {
   /// @throws UsageError if a backward pass is left half-way, naming its units
   /// @param what  does not go with it, for the message
   void expect_whole_gradients(std::string_view what) const {
+    if (declared_->schedule().in_backward()) refuse_half_gradients(what);
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void refuse_half_gradients(std::string_view what) const {
     auto const& schedule = declared_->schedule();
-    if (!schedule.in_backward()) return;
     schedule.expect_closed(what);
     std::string done, missing;
     for (auto use = schedule.size(); use-- > 0;) {
@@ -152,7 +156,6 @@ class Passes {
         schedule.backward_broken() ? "Call " : "Complete it, or call ");
   }
 
- private:
   Schedule& schedule() { return declared_->schedule(); }
   bool evaluating() const { return evaluations_ > 0; }
 

@@ -176,7 +176,7 @@ class Program {
   std::int64_t accumulator_elements = 0;   ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Units as their gradient shards lie in memory: those that backward writes itself first, each kind in the order in
   /// which backward completes it, so that buckets of several units are contiguous.
-  std::vector<std::uint32_t> gradient_order;
+  std::vector<std::size_t> gradient_order;
   std::vector<Range> buckets;  ///< of what backward writes itself: elements
 
  private:

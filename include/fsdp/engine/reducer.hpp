@@ -2,12 +2,12 @@
 // Leases the buffers that backward writes gradients into, and reduces them into the gradient shards.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/flat_param.hpp"
@@ -37,7 +37,7 @@ class Reducer {
   using Unit = FlatParam<D, P>;
   using Reduce = typename P::Reduce;
 
-  Reducer(D const& device, MemoryAccount& account, History const& history)
+  [[gnu::cold]] Reducer(D const& device, MemoryAccount& account, History const& history)
       : device_(device),
         account_(&account),
         history_(&history),
@@ -50,7 +50,7 @@ class Reducer {
   /// replicas of shards, and the world, for what every rank keeps whole.
   void add_replicate_group(C group) {
     if (!replicate_) replicate_.emplace(device_.make_stream("replicate", StreamPriority::high));
-    replicate_comms_.push_back(std::move(group));
+    (replicate_comms_[0] ? replicate_comms_[1] : replicate_comms_[0]).emplace(std::move(group));
   }
 
   BufferPool<D>& pool() { return pool_; }
@@ -61,9 +61,8 @@ class Reducer {
   /// Zeroes all slots: once, after they were placed, and the units were declared.
   /// @param gradients  the gradient shards that backward writes itself, as Program::gradient_order says
   template <class Units>
-  void prepare(Units const& units, Program const& program, float* gradients) {
+  [[gnu::cold]] void prepare(Units const& units, Program const& program, float* gradients) {
     gradients_ = gradients;
-    incomplete_.reserve(units.size());
     program.for_each(Phase::backward, plain_step, [&](Operation const& operation) {
       if (operation.action == Action::lease && operation.slot != Operation::no_slot)
         pool_[operation.slot].zeroed |= !units[operation.unit]->sets_gradients;
@@ -173,7 +172,7 @@ class Reducer {
     unit.gradients_ready.signal(device_, compute);
     unit.full_gradient = nullptr;
     unit.reduced_once = true;
-    if (unit.placement().replicas > 1) incomplete_.push_back(&unit);
+    unit.incomplete = unit.placement().replicas > 1;
   }
   /// @note Stream: replicate waits for what compute has written until then, other units' included.
   void await_direct(Unit& unit) { unit.gradients_ready.await(device_, *replicate_, WaitSite::reduce_gradients); }
@@ -193,7 +192,7 @@ class Reducer {
   }
   /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.
   void complete_direct(Unit& unit) {
-    std::erase(incomplete_, &unit);
+    unit.incomplete = false;
     mark_reduced(unit, *replicate_);
   }
 
@@ -213,10 +212,9 @@ class Reducer {
       unit->full_gradient = nullptr;
       unit->partial_pending = unit->reduced_once = false;
       unit->fresh = true;
+      // A bucket may have taken a part of a unit whose other part waits for the next bucket.
+      if (std::exchange(unit->incomplete, false)) mark_reduced(*unit, *replicate_);
     }
-    // A bucket may have taken a part of a unit whose other part waits for the next bucket.
-    for (auto* unit : incomplete_) mark_reduced(*unit, *replicate_);
-    incomplete_.clear();
     for (auto& slot : pool_) settle(slot);
     account_->lease(MemoryTag::reduce, -std::exchange(accumulator_bytes_, 0));
   }
@@ -250,8 +248,8 @@ class Reducer {
   /// A sum over all ranks becomes a mean: here, and in all_reduce for direct gradients.
   static float mean_of_sum(Unit const& unit) { return 1.0f / static_cast<float>(unit.placement().world); }
   C& replicas_of(Unit const& unit) {
-    auto& first = replicate_comms_.front();
-    return first.size() == unit.placement().replicas ? first : replicate_comms_.back();
+    auto& first = *replicate_comms_[0];
+    return first.size() == unit.placement().replicas ? first : *replicate_comms_[1];
   }
   template <class Sum>
   void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
@@ -285,7 +283,7 @@ class Reducer {
 
   D device_;
   std::optional<C> shard_comm_;
-  std::vector<C> replicate_comms_;
+  std::array<std::optional<C>, 2> replicate_comms_;
   MemoryAccount* account_;
   History const* history_;
   TraceHook<D> trace_;
@@ -294,7 +292,6 @@ class Reducer {
 
   // Direct gradients.
   float* gradients_ = nullptr;
-  std::vector<Unit*> incomplete_;  ///< written, and some of their buckets are not under way
 
   Fence<D> scattered_;
   Stream reduce_;  // streams last: joined before what their work uses is destroyed

@@ -2,7 +2,6 @@
 // The declared order of uses, and the check that every pass obeys it. Host logic only: nothing here moves.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -29,7 +28,7 @@ struct PrefetchLists {
 };
 
 /// Lists of the `forward` next uses, and in backward of the `backward` ones before.
-inline PrefetchLists prefetch_by_depth(std::size_t uses, int forward, int backward) {
+[[gnu::cold]] inline PrefetchLists prefetch_by_depth(std::size_t uses, int forward, int backward) {
   PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
   for (std::size_t use = 0; use < uses; ++use) {
     for (auto ahead = use + 1; ahead < uses && ahead - use <= static_cast<std::size_t>(forward); ++ahead)
@@ -47,7 +46,7 @@ class Schedule {
   explicit Schedule(int rank) : rank_(rank) {}
 
   /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
-  std::size_t declare(std::size_t unit, std::string module) {
+  [[gnu::cold]] std::size_t declare(std::size_t unit, std::string module) {
     Use added{unit, std::move(module), true, true, false};
     for (auto& earlier : uses_) {
       if (earlier.unit != unit) continue;
@@ -70,11 +69,15 @@ class Schedule {
   bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
   /// The unit of `index` is used more than once.
   bool shared_unit(std::size_t index) const {
-    return std::any_of(uses_.begin(), uses_.end(), [&](Use const& use) { return use.unit == index && use.shared; });
+    for (auto const& use : uses_)
+      if (use.unit == index) return use.shared;
+    return false;
   }
   /// The unit of `index` has some use.
   bool used(std::size_t index) const {
-    return std::any_of(uses_.begin(), uses_.end(), [&](Use const& use) { return use.unit == index; });
+    for (auto const& use : uses_)
+      if (use.unit == index) return true;
+    return false;
   }
   /// A backward pass has begun, and neither has it come to its end nor was it forgotten.
   bool in_backward() const { return pass_ == Pass::backward; }

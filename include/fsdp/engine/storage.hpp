@@ -44,8 +44,8 @@ class ShardStorage {
   /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
   /// parts.
   /// @note Collective: yes.
-  void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan, Unsharder<C, P>& gather,
-                Reducer<C, P>& reduce) {
+  [[gnu::cold]] void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan,
+                              Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
     add_slots(gather.pool(), program.gather_slots, sizeof(typename P::Param));
     add_slots(gather.kept_pool(), program.kept_slots, sizeof(typename P::Param));
     add_slots(reduce.pool(), program.gradient_slots, sizeof(typename P::Reduce));
@@ -82,7 +82,7 @@ class ShardStorage {
   }
 
   /// Master shards lie in declared order; gradient shards as Program::gradient_order says.
-  void place_shards(Units& units, Program const& program) {
+  [[gnu::cold]] void place_shards(Units& units, Program const& program) {
     auto* master = master_.template as<Master>();
     for (auto& unit : units) {
       unit->master = master;
@@ -101,7 +101,7 @@ class ShardStorage {
   }
 
   /// Fills the master shards from each tensor's Init, on `compute`. Padding is zero.
-  void initialize(Units& units, std::uint64_t seed, typename D::Stream& compute) {
+  [[gnu::cold]] void initialize(Units& units, std::uint64_t seed, typename D::Stream& compute) {
     device_.zero_async(compute, master_.data(), master_.bytes());
     device_.zero_async(compute, scalars_.data(), scalars_.bytes());
     for (auto& unit : units) {
@@ -125,7 +125,7 @@ class ShardStorage {
   NormState& norm() { return norm_; }
 
  private:
-  void add_slots(BufferPool<D>& pool, std::vector<BufferPlan> const& slots, std::size_t element_bytes) {
+  [[gnu::cold]] void add_slots(BufferPool<D>& pool, std::vector<BufferPlan> const& slots, std::size_t element_bytes) {
     pool.reserve(slots.size());
     for (auto const& slot : slots)
       pool.add(device_, static_cast<std::size_t>(slot_bytes(slot.elements, element_bytes)));

@@ -14,7 +14,7 @@
 namespace fsdp::detail {
 
 /// A unit's layout, a line per tensor.
-inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
+[[gnu::cold]] inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
   auto lines = formatted("unit '{}' of {} elements\n", unit, layout.padded());
   for (auto const& tensor : layout.tensors())
     lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
@@ -26,7 +26,7 @@ inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
 /// @throws Failure on every rank if any two ranks' texts differ, naming the first line that does
 /// @note Collective: yes.
 template <class Failure = ConfigError, class C>
-void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
+[[gnu::cold]] void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
   auto const texts = world.exchange(mine, what);
   auto const line = [](std::string const& text, std::size_t& at) {
     auto const end = std::min(text.find('\n', at), text.size());

@@ -23,7 +23,7 @@ class UnshardedUnits {
 
   /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
   UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
-      : program_(&program), states_(program.units.size()), busy_(in_turn, false), own_slots_(own_slots) {}
+      : program_(&program), states_(program.units.size()), busy_(in_turn, 0), own_slots_(own_slots) {}
 
   State& operator[](std::size_t unit) { return states_[unit]; }
   std::size_t most_in_turn() const { return most_in_turn_; }
@@ -43,7 +43,7 @@ class UnshardedUnits {
   }
   void drop(std::size_t unit) {
     auto& state = states_[unit];
-    if (state.unsharded && state.slot >= own_slots_) busy_[state.slot - own_slots_] = false;
+    if (state.unsharded && state.slot >= own_slots_) give(state.slot - own_slots_);
     state = {};
   }
 
@@ -52,15 +52,20 @@ class UnshardedUnits {
   std::uint32_t take() {
     while (busy_[position_ % busy_.size()]) ++position_;
     auto const slot = position_++ % busy_.size();
-    busy_[slot] = true;
-    most_in_turn_ = std::max(most_in_turn_, static_cast<std::size_t>(std::count(busy_.begin(), busy_.end(), true)));
+    busy_[slot] = 1;
+    most_in_turn_ = std::max(most_in_turn_, ++in_turn_);
     return static_cast<std::uint32_t>(own_slots_ + slot);
+  }
+  void give(std::size_t slot) {
+    busy_[slot] = 0;
+    --in_turn_;
   }
 
   Program const* program_;
   std::vector<State> states_;
-  std::vector<bool> busy_;  ///< by shared slot
-  std::size_t own_slots_, position_ = 0, most_in_turn_ = 0;
+  std::vector<std::size_t> busy_;  ///< by shared slot: units that are in it, one or none
+  std::size_t own_slots_, position_ = 0;
+  std::size_t in_turn_ = 0, most_in_turn_ = 0;  ///< shared slots in use, now and at most
 };
 
 }  // namespace fsdp::detail

@@ -24,6 +24,7 @@
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/event.hpp"
 #include "fsdp/host/task_queue.hpp"
+#include "fsdp/host/thread.hpp"
 #include "fsdp/wait_site.hpp"
 
 namespace fsdp::host {
@@ -162,9 +163,9 @@ class Stream {
  public:
   /// @param name appears in reports of waits and, cut to 15 characters, as the name of the worker thread
   /// @throws ResourceError if the worker thread cannot be started
-  explicit Stream(std::string_view name) : core_(std::make_unique<detail::StreamCore>(name)) {
+  [[gnu::cold]] explicit Stream(std::string_view name) : core_(std::make_unique<detail::StreamCore>(name)) {
     try {
-      core_->worker = std::thread([core = core_.get()] { work(*core); });
+      core_->worker = start_thread(work, core_.get());
     } catch (std::exception const& error) {
       fail<ResourceError>("stream '{}': cannot start its worker thread: {}", name, error.what());
     }
@@ -273,7 +274,9 @@ class Stream {
     own.rethrow();
     own.queue.push(detail::BytesTask::make(call, callable, bytes));
   }
-  static void work(detail::StreamCore& core) {
+  /// The worker. @param stream  its StreamCore
+  static void work(void* stream) {
+    auto& core = *static_cast<detail::StreamCore*>(stream);
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());
     while (!core.stopping) {
       auto& task = *core.queue.pop();

@@ -91,7 +91,7 @@ class AdamW {
     State::expect_learning_rate("AdamW", options.lr);
     return options;
   }
-  static std::string text(AdamWOptions const& options) {
+  [[gnu::cold]] static std::string text(AdamWOptions const& options) {
     return formatted("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
                      options.beta1, options.beta2, options.eps, options.weight_decay, options.stochastic_rounding,
                      options.seed);

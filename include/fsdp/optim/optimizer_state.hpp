@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -129,7 +128,7 @@ class OptimizerState {
 
  private:
   /// Cuts the shards by tensor, each with its own weight decay.
-  void cut(float weight_decay) {
+  [[gnu::cold]] void cut(float weight_decay) {
     auto const shards = engine_->shards();
     std::vector<OptimizerChunk> chunks;
     std::vector<std::size_t> ends;

@@ -2,13 +2,14 @@
 // What the ranks of one process share: who has enqueued which collective, with which buffers and events.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -54,6 +55,9 @@ struct Request {
   }
 };
 
+template <class D>
+class Group;
+
 /// What one rank publishes in one group. Only that rank writes it.
 /// [Note: Reuse of published entries] A rank that enqueues collective k has seen every peer publish k - 1, so every
 /// peer has left the enqueueing of k - 2: entries of the last two collectives are in use, older ones are read by nobody
@@ -76,11 +80,10 @@ struct Published {
     typename D::Event done;     // this rank has read its peers' inputs
   };
 
-  explicit Published(D const& device) {
-    entries.reserve(depth);
-    for (std::size_t i = 0; i < depth; ++i) entries.emplace_back(device);
+  [[gnu::cold]] explicit Published(D const& device) {
+    for (auto& entry : entries) entry.emplace(device);
   }
-  Entry& entry(std::uint64_t sequence) { return entries[sequence % depth]; }
+  Entry& entry(std::uint64_t sequence) { return *entries[sequence % depth]; }
 
   /// Makes everything written so far visible to peers that see `value`, and wakes them.
   void announce(std::atomic<std::uint64_t>& what, std::uint64_t value) {
@@ -89,7 +92,7 @@ struct Published {
     host::wake_sleepers(changes, sleepers);
   }
 
-  std::vector<Entry> entries;
+  std::array<std::optional<Entry>, depth> entries;
   // The latest collective whose request, partial event, done event is there; the latest exchange; whether and how the
   // rank left.
   alignas(64) std::atomic<std::uint64_t> published{0};
@@ -102,14 +105,31 @@ struct Published {
   std::array<std::string, 2> texts;  // of the last two exchanges
   std::array<Text, 2> whats;         // and what they are
   std::string reason;                // why the rank failed
-  std::shared_ptr<void> child;       // the group that this rank founds, during a split
+  std::shared_ptr<Group<D>> child;   // the group that this rank founds, during a split
 };
+
+/// The ranks of a new group, by key, then by rank.
+/// @param requests  what each rank asks for: its color and its key
+[[gnu::cold]] inline std::vector<int> members_of(std::vector<std::string> const& requests, int color) {
+  std::vector<int> members, keys;
+  for (std::size_t peer = 0; peer < requests.size(); ++peer) {
+    char* rest = nullptr;
+    if (std::strtol(requests[peer].c_str(), &rest, 10) != color) continue;
+    members.push_back(static_cast<int>(peer));
+    keys.push_back(static_cast<int>(std::strtol(rest, nullptr, 10)));
+    for (auto at = keys.size() - 1; at > 0 && keys[at - 1] > keys[at]; --at) {
+      std::swap(keys[at - 1], keys[at]);
+      std::swap(members[at - 1], members[at]);
+    }
+  }
+  return members;
+}
 
 /// One group of ranks.
 template <class D>
 class Group {
  public:
-  Group(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
+  [[gnu::cold]] Group(std::shared_ptr<Run<D>> run, std::vector<int> members, std::string_view name)
       : run_(std::move(run)),
         members_(std::move(members)),
         published_(members_.size()),
@@ -140,7 +160,7 @@ class Group {
   comm::CallNote note_of_exchange(std::string_view what) const { return comm::CallNote::control(id_, name_, what); }
 
   /// Enters; returns when all members have.
-  void enter(int rank, D const& device) {
+  [[gnu::cold]] void enter(int rank, D const& device) {
     published_[static_cast<std::size_t>(rank)] = std::make_unique<Published<D>>(device);
     entered_.fetch_add(1, std::memory_order_acq_rel);
     host::wake_sleepers(entered_, sleepers_);

@@ -95,7 +95,6 @@ class Member {
     published().texts[number % 2] = std::move(text);
     published().whats[number % 2].assign(what);
     auto const call = group_->announce_call(rank_, group_->note_of_exchange(what), published().exchanged, number);
-    std::vector<Text> whats(static_cast<std::size_t>(size()), published().whats[number % 2]);
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     texts[static_cast<std::size_t>(rank_)] = published().texts[number % 2];
     auto const operation = Operation::exchange(what, group_->name());
@@ -103,10 +102,9 @@ class Member {
       auto& from = group_->published(peer);
       group_->await(rank_, peer, &Published<D>::exchanged, number, call, operation);
       texts[static_cast<std::size_t>(peer)] = from.texts[number % 2];
-      whats[static_cast<std::size_t>(peer)] = from.whats[number % 2];
     });
     comm::expect_same_exchange(
-        rank_, size(), [&](int rank) -> Text const& { return whats[static_cast<std::size_t>(rank)]; },
+        rank_, size(), [&](int rank) -> Text const& { return group_->published(rank).whats[number % 2]; },
         [&](int rank) { return group_->world_rank(rank); });
     return texts;
   }
@@ -189,8 +187,8 @@ template <class D>
 struct RankGroups {
   explicit RankGroups(D const& on) : device(on) {}
 
-  std::shared_ptr<Member<D>> join(std::shared_ptr<void> group, int rank) {
-    members.push_back(std::make_shared<Member<D>>(std::static_pointer_cast<Group<D>>(std::move(group)), rank, device));
+  std::shared_ptr<Member<D>> join(std::shared_ptr<Group<D>> group, int rank) {
+    members.push_back(std::make_shared<Member<D>>(std::move(group), rank, device));
     return members.back();
   }
 

@@ -2,7 +2,6 @@
 // What all groups of a run of threads share: the first failure, who waits for whom, and memory that outlives a failure.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +52,7 @@ class WaitGraph {
       peer = static_cast<int>(link & ((1u << peer_bits) - 1));
       seen = link >> peer_bits & count_mask;
     }
-    return low(seen) == low(call) ? text_of(std::move(circle)) : std::string{};
+    return low(seen) == low(call) ? text_of(circle) : std::string{};
   }
   void end_wait(int rank) { at(rank).link.store(0, std::memory_order_relaxed); }
 
@@ -77,14 +76,18 @@ class WaitGraph {
   Caller const& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
   /// The same on whichever rank it is found: from the lowest rank on.
-  std::string text_of(std::vector<int> circle) const {
-    std::rotate(circle.begin(), std::min_element(circle.begin(), circle.end()), circle.end());
+  [[gnu::cold]] std::string text_of(std::vector<int> const& circle) const {
+    auto const size = circle.size();
+    std::size_t first = 0;
+    for (std::size_t i = 1; i < size; ++i)
+      if (circle[i] < circle[first]) first = i;
     std::string text = "ranks disagree about the order of their calls: ";
-    for (std::size_t i = 0; i < circle.size(); ++i) {
-      auto const& caller = at(circle[i]);
+    for (std::size_t i = 0; i < size; ++i) {
+      int const rank = circle[(first + i) % size], awaited = circle[(first + i + 1) % size];
+      auto const& caller = at(rank);
       auto const note = caller.notes.read(caller.announced.load(std::memory_order_relaxed));
-      text += formatted("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", circle[i],
-                        note ? note->text() : "another call", circle[(i + 1) % circle.size()]);
+      text += formatted("{}rank {} is in {} and waits for rank {}", i == 0 ? "" : ", ", rank,
+                        note ? note->text() : "another call", awaited);
     }
     return text;
   }

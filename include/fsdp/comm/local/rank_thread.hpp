@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of a local run, and which of their errors is the run's.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "fsdp/error.hpp"
+#include "fsdp/host/thread.hpp"
+
+namespace fsdp::local::detail {
+
+inline bool is_peer_error(std::exception_ptr const& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (PeerError const&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// The thread of a rank, what it calls, and what has ended that, if it was an exception.
+struct RankThread {
+  int rank = 0;
+  void const* live = nullptr;  ///< called with the rank; its type is its caller's to know
+  std::thread thread{};
+  std::exception_ptr error{};
+};
+
+/// Throws the error of the rank that failed first. A rank that was told of a peer's failure may end before that peer
+/// does: the cause is thrown, if there is one.
+[[gnu::cold]] inline void rethrow_first(std::vector<RankThread> const& threads, std::size_t first) {
+  auto chosen = threads[first].error;
+  for (auto const& thread : threads) {
+    auto const& error = thread.error;
+    if (error != nullptr && (chosen == nullptr || (is_peer_error(chosen) && !is_peer_error(error)))) chosen = error;
+  }
+  if (chosen != nullptr) std::rethrow_exception(chosen);
+}
+
+}  // namespace fsdp::local::detail
