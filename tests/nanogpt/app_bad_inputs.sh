@@ -82,7 +82,7 @@ for type in bfloat16 float16; do
   refuses "setting 'dtype': expected float32, the one type that cpu computes in, got $type" \
     "$nanogpt" train "${small[@]}" "--dtype=$type" --device=cpu
 done
-for from in resume gpt2 gpt2-xl; do
+for from in gpt2 gpt2-xl some/folder; do
   refuses "setting 'init_from': '$from' is not supported" "$nanogpt" train "${small[@]}" "--init_from=$from"
 done
 
