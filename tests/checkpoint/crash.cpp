@@ -270,16 +270,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace fsdp::testing;
 
-auto const make_adamw = [](auto& engine) {
-  return std::make_unique<fsdp::AdamW<std::remove_reference_t<decltype(engine)>>>(engine);
-};
-toy::Shape tiny() {
-  toy::Shape shape;
-  shape.inputs = 3;
-  shape.width = 2;
-  shape.hidden = {3};
-  return shape;
-}
 Trial const two_ranks{2, fsdp::FullShard{}, tiny()};
 
 /// Goes on from what is there, if anything is, and saves one step more. @return the state before and after

@@ -29,17 +29,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using Folder = TemporaryFolder;
 
-auto const make_adamw = [](auto& engine) {
-  return std::make_unique<fsdp::AdamW<std::remove_reference_t<decltype(engine)>>>(engine);
-};
-toy::Shape tiny() {
-  toy::Shape shape;
-  shape.inputs = 3;
-  shape.width = 2;
-  shape.hidden = {3};
-  return shape;
-}
-
 std::string bytes_of(fs::path const& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};

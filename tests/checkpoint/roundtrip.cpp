@@ -24,11 +24,6 @@ namespace fs = std::filesystem;
 using namespace fsdp::testing;
 using Folder = TemporaryFolder;
 
-auto const make_adamw = [](auto& engine) {
-  using E = std::remove_reference_t<decltype(engine)>;
-  return std::make_unique<fsdp::AdamW<E>>(engine, fsdp::AdamWOptions{.lr = 1e-2f, .weight_decay = 0.1f});
-};
-
 /// Trials of a world: every policy that it can have, and a mixture of them.
 std::vector<Trial> trials(int ranks) {
   std::vector<Trial> list;

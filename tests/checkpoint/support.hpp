@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,19 @@ State state_of(E& engine, O& optimizer) {
   state.steps = optimizer.steps();
   return state;
 }
+
+/// The smallest model, with tensors in two units.
+inline toy::Shape tiny() {
+  toy::Shape shape;
+  shape.inputs = 3;
+  shape.width = 2;
+  shape.hidden = {3};
+  return shape;
+}
+inline constexpr auto make_adamw = [](auto& engine) {
+  return std::make_unique<AdamW<std::remove_reference_t<decltype(engine)>>>(
+      engine, AdamWOptions{.lr = 1e-2f, .weight_decay = 0.1f});
+};
 
 /// A run: the toy network on `ranks` threads.
 struct Trial {

@@ -72,7 +72,7 @@ for bad in batch_size=0 batch_size=-1 batch_size=two batch_size=1.5 block_size=0
   refuses "setting '${bad%%=*}': expected" "$nanogpt" train "${small[@]}" "--$bad"
 done
 refuses "no_such_setting" "$nanogpt" train "${small[@]}" --no_such_setting=1
-refuses "activation_checkpointing" "$nanogpt" train "${small[@]}" --activation_checkpointing=true
+refuses "expected true, false or a number of layers, got 'some'" "$nanogpt" train "${small[@]}" --activation_checkpointing=some
 refuses "no_such_config" "$nanogpt" train no_such_config "${small[@]}"
 echo 'n_layer = many' > wrong.conf
 refuses "setting 'n_layer': expected" "$nanogpt" train wrong.conf "${small[@]}"

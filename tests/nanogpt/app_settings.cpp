@@ -143,7 +143,6 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
     CHECK(has(message, std::string("got '") + text + "'"));
   }
   CHECK(find_setting("learning_rat") == nullptr);
-  CHECK(find_setting("activation_checkpointing") == nullptr);
   CHECK(find_setting("cpu_offload") == nullptr);
 }
 
