@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is saved on some ranks is loaded on others, under any strategy and precision: the same bits, and the same steps
 // from there on.
-// skip-tsan
+// skip-sanitizers
 // needs: nlohmann_json xxHash
 #include <cstdint>
 #include <filesystem>
