@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes what nanogpt reads, by libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer: the targets in
+# Fuzzes what nanogpt and checkpoints read, by libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer: the targets in
 # tests/fuzz/targets. What a target finds is kept, and its path is printed.
 # skip-sanitizers
 # timeout: 900
@@ -39,7 +39,7 @@ for file in data.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words
   objects+=("$object")
 done
 targets=("${@:3}")
-if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize); fi
+if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files); fi
 for target in "${targets[@]}"; do
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/tests/fuzz/targets/$target.cpp" -o "$target.o"
   "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" "${objects[@]}" -o "$target"

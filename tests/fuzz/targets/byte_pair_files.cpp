@@ -8,24 +8,9 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
+#include "tests/fuzz/targets/changed.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tokenizer/byte_pair.hpp"
-
-namespace {
-
-/// Each four bytes of `changes` say what becomes of one place: another byte, one byte more, or one less.
-std::string changed(std::string text, std::string_view changes) {
-  for (; changes.size() >= 4 && !text.empty(); changes.remove_prefix(4)) {
-    auto const byte = [&](std::size_t i) { return static_cast<std::size_t>(static_cast<unsigned char>(changes[i])); };
-    auto const place = (byte(0) << 8 | byte(1)) % text.size();
-    if (byte(2) % 3 == 0) text[place] = changes[3];
-    if (byte(2) % 3 == 1) text.insert(text.begin() + static_cast<std::ptrdiff_t>(place), changes[3]);
-    if (byte(2) % 3 == 2) text.erase(text.begin() + static_cast<std::ptrdiff_t>(place));
-  }
-  return text;
-}
-
-}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   static auto const pairs = fsdp::testing::BytePairs::random(1, 20, "ab \xe4");
@@ -34,8 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   if (size == 0) return 0;
   std::string_view const rest(reinterpret_cast<char const*>(data) + 1, size - 1);
   auto const kind = data[0] % 4;
-  auto const json = kind == 0 ? std::string(rest) : kind == 1 ? changed(encoder, rest) : encoder;
-  auto const lines = kind == 2 ? std::string(rest) : kind == 3 ? changed(merges, rest) : merges;
+  auto const json = kind == 0 ? std::string(rest) : kind == 1 ? fsdp::testing::changed(encoder, rest) : encoder;
+  auto const lines = kind == 2 ? std::string(rest) : kind == 3 ? fsdp::testing::changed(merges, rest) : merges;
   try {
     nanogpt::BytePair const tokenizer({json, lines});
     for (auto const text : {rest, std::string_view(lines)})
