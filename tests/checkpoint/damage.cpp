@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints that are damaged, incomplete, or not this model's are refused on every rank, and nothing has changed
-// then. skip-tsan
+// Damaged or incomplete checkpoints, and other models', are refused on every rank, and nothing has changed then.
+// skip-tsan
+// needs: nlohmann_json xxHash
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

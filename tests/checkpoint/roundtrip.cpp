@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is saved on some ranks is loaded on others, under any strategy and precision: the same bits, and the same steps
-// from there on.
+// What is saved on some ranks is loaded on others, whatever their strategy and precision: bits, and the steps to come.
 // skip-sanitizers
 // needs: nlohmann_json xxHash
 #include <cstdint>
