@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
 
 namespace nanogpt {
@@ -76,21 +77,6 @@ void prepare_out_dir(fs::path const& folder) {
                                   std::generic_category().message(why));
 }
 
-void replace_file(fs::path const& path, std::string_view text) {
-  auto const temporary = fs::path(path.string() + ".tmp");
-  std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-  stream << text << std::flush;
-  bool const written = stream.good();
-  int const why = errno;
-  stream.close();
-  std::error_code error;
-  if (written) fs::rename(temporary, path, error);
-  if (written && !error) return;
-  auto const reason = error ? error.message() : std::generic_category().message(why);
-  fs::remove(temporary, error);
-  fsdp::fail<fsdp::ResourceError>("'{}' cannot be written: {}", path.string(), reason);
-}
-
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const& settings, Meta const& meta) {
   Json json{{"model_args",
@@ -112,13 +98,14 @@ void save_model_config(fs::path const& folder, GptConfig const& config, ModelSta
   if (!meta.path.empty()) {
     auto const copy = [&](fs::path const& from, fs::path const& name) {
       MappedFile const file(from);
-      replace_file(folder / name, {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
+      fsdp::checkpoint::replace_text_file(folder / name,
+                                          {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
     };
     for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
     copy(meta.path, "meta.json");
     json["meta"] = "meta.json";
   }
-  replace_file(folder / "config.json", json.dump(1) + "\n");
+  fsdp::checkpoint::replace_text_file(folder / "config.json", json.dump(1) + "\n");
 }
 
 SavedModel open_saved_model(fs::path const& folder) {

@@ -31,9 +31,6 @@ struct SavedModel {
 /// @throws fsdp::ConfigError naming the folder and why
 void prepare_out_dir(std::filesystem::path const& folder);
 
-/// Writes `text` under a temporary name, then renames it. @throws fsdp::ResourceError
-void replace_file(std::filesystem::path const& path, std::string_view text);
-
 /// Writes config.json and, if the data had a vocabulary, meta.json with the files that it names.
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const& settings, Meta const& meta);

@@ -150,7 +150,6 @@ class TrainingLoop {
     run_ = *ready_.resumed;
     run_.model = ready_.config;
     fsdp::load(trainer_.engine(), trainer_.optimizer(), run_.checkpoint);
-    trained_ = 0;
     progress_.say(fmt::format("resuming from {} at iteration {}", run_.checkpoint.string(), run_.iteration));
   }
 

@@ -40,6 +40,24 @@ auto retried(Call&& call) {
   return result;
 }
 
+/// An open file or folder; closed when it dies.
+class Descriptor {
+ public:
+  /// Below 0, with errno, if it could not be opened.
+  Descriptor(std::filesystem::path const& path, int flags)
+      : value_(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {}
+  Descriptor(Descriptor const&) = delete;
+  Descriptor& operator=(Descriptor const&) = delete;
+  ~Descriptor() { close(); }
+
+  operator int() const { return value_; }
+  /// @return as ::close; 0 if it was closed before
+  int close() { return value_ < 0 ? 0 : ::close(std::exchange(value_, -1)); }
+
+ private:
+  int value_;
+};
+
 }  // namespace detail
 
 /// A file that is written from its beginning to its end. What was not synchronised may be lost.
@@ -47,14 +65,8 @@ class OutputFile {
  public:
   /// Makes the file, or empties it.
   /// @throws ResourceError
-  explicit OutputFile(std::filesystem::path path) : path_(std::move(path)) {
-    file_ = detail::retried([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
+  explicit OutputFile(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_WRONLY | O_CREAT | O_TRUNC) {
     if (file_ < 0) detail::throw_file_error(path_, "created", errno);
-  }
-  OutputFile(OutputFile const&) = delete;
-  OutputFile& operator=(OutputFile const&) = delete;
-  ~OutputFile() {
-    if (file_ >= 0) ::close(file_);
   }
 
   /// @throws ResourceError
@@ -72,7 +84,7 @@ class OutputFile {
   /// @throws ResourceError
   void finish() {
     if (detail::retried([&] { return ::fsync(file_); }) != 0) detail::throw_file_error(path_, "written", errno);
-    if (::close(std::exchange(file_, -1)) != 0) detail::throw_file_error(path_, "written", errno);
+    if (file_.close() != 0) detail::throw_file_error(path_, "written", errno);
   }
 
   std::int64_t size() const { return size_; }
@@ -80,7 +92,7 @@ class OutputFile {
 
  private:
   std::filesystem::path path_;
-  int file_ = -1;
+  detail::Descriptor file_;
   std::int64_t size_ = 0;
 };
 
@@ -88,20 +100,15 @@ class OutputFile {
 class InputFile {
  public:
   /// @throws ConfigError if it cannot be opened or is no regular file
-  explicit InputFile(std::filesystem::path path) : path_(std::move(path)) {
-    file_ = detail::retried([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
+  explicit InputFile(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_RDONLY) {
     if (file_ < 0) fail<ConfigError>("'{}' cannot be opened: {}", path_.string(), detail::system_text(errno));
     struct stat status {};
     int const error = ::fstat(file_, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
     size_ = status.st_size;
-    if (error == 0) return;
-    ::close(file_);
-    fail<ConfigError>("'{}' cannot be read: {}", path_.string(),
-                      S_ISDIR(status.st_mode) ? "it is a folder" : detail::system_text(error));
+    if (error != 0)
+      fail<ConfigError>("'{}' cannot be read: {}", path_.string(),
+                        S_ISDIR(status.st_mode) ? "it is a folder" : detail::system_text(error));
   }
-  InputFile(InputFile const&) = delete;
-  InputFile& operator=(InputFile const&) = delete;
-  ~InputFile() { ::close(file_); }
 
   /// Reads out.size() bytes from byte `first` on.
   /// @throws ConfigError if the file ends before
@@ -121,7 +128,7 @@ class InputFile {
 
  private:
   std::filesystem::path path_;
-  int file_ = -1;
+  detail::Descriptor file_;
   std::int64_t size_ = 0;
 };
 
@@ -129,20 +136,15 @@ class InputFile {
 class FileLock {
  public:
   /// @throws ResourceError if another holds it, or the file cannot be made. A file system without locks locks nothing
-  explicit FileLock(std::filesystem::path const& path) {
-    file_ = detail::retried([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); });
+  explicit FileLock(std::filesystem::path const& path) : file_(path, O_RDWR | O_CREAT) {
     if (file_ < 0) detail::throw_file_error(path, "created", errno);
     if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
-    ::close(file_);
     fail<ResourceError>("'{}' is held: another save is under way in the folder, of this run or of another: wait for it",
                         path.string());
   }
-  FileLock(FileLock const&) = delete;
-  FileLock& operator=(FileLock const&) = delete;
-  ~FileLock() { ::close(file_); }
 
  private:
-  int file_ = -1;
+  detail::Descriptor file_;
 };
 
 /// The whole file. @param most  bytes that it may have
@@ -158,11 +160,10 @@ inline std::string read_text_file(std::filesystem::path const& path, std::int64_
 /// Waits until the folder's entries are on the disk: files made, renamed and removed in it.
 /// @throws ResourceError
 inline void sync_folder(std::filesystem::path const& folder) {
-  int const file = detail::retried([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  detail::Descriptor const file(folder, O_RDONLY | O_DIRECTORY);
   if (file < 0) detail::throw_file_error(folder, "opened", errno);
   int const failed = detail::retried([&] { return ::fsync(file); });
   int const error = errno;
-  ::close(file);
   // Some file systems cannot synchronise folders, and need not.
   if (failed != 0 && error != EINVAL && error != ENOTSUP) detail::throw_file_error(folder, "synchronised", error);
 }

@@ -110,6 +110,24 @@ void export_gradients(E& engine, Visit&& visit) {
       engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);
 }
 
+namespace detail {
+
+/// Copies fp32 values into an array, rounded to nearest even where it is narrower.
+template <class T, class E>
+void put_values(E& engine, T* to, std::span<float const> values) {
+  std::vector<T> rounded;
+  void const* from = values.data();
+  if constexpr (!std::is_same_v<T, float>) {
+    rounded.reserve(values.size());
+    for (auto const value : values) rounded.push_back(narrow<T>(value));
+    from = rounded.data();
+  }
+  engine.device().copy_async(engine.compute(), to, from, values.size() * sizeof(T));
+  engine.device().synchronize(engine.compute());
+}
+
+}  // namespace detail
+
 /// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
 /// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower.
 /// @throws UsageError in the middle of a backward pass
@@ -120,22 +138,13 @@ void import_shard(E& engine, Read&& read) {
   auto const shards = engine.shards();
   shards.abandon_pass("parameters are to be imported");
   engine.synchronize();
-  using Master = typename E::Master;
   std::vector<float> values;
-  std::vector<Master> rounded;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
-      void const* from = values.data();
-      if constexpr (!std::is_same_v<Master, float>) {
-        rounded.resize(values.size());
-        for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = narrow<Master>(values[i]);
-        from = rounded.data();
-      }
-      engine.device().copy_async(engine.compute(), unit.master + part.offset, from, values.size() * sizeof(Master));
-      engine.device().synchronize(engine.compute());
+      detail::put_values(engine, unit.master + part.offset, values);
     }
     shards.mark_written(unit);
   }

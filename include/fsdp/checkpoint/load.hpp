@@ -23,7 +23,6 @@
 #include "fsdp/checkpoint/training_state.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/kernels/block.hpp"
 
 namespace fsdp {
 
@@ -80,20 +79,6 @@ void for_each_own_segment(E& engine, std::size_t arrays, Act&& act) {
       for (auto const& segment : shards[u].layout().segments(shards[u].shard())) act(array, u, segment);
 }
 
-/// Copies fp32 values into an array, rounded to nearest even where it is narrower.
-template <class T, class E>
-void put_values(E& engine, T* to, std::span<float const> values) {
-  std::vector<T> rounded;
-  void const* from = values.data();
-  if constexpr (!std::is_same_v<T, float>) {
-    rounded.reserve(values.size());
-    for (auto const value : values) rounded.push_back(narrow<T>(value));
-    from = rounded.data();
-  }
-  engine.device().copy_async(engine.compute(), to, from, values.size() * sizeof(T));
-  engine.device().synchronize(engine.compute());
-}
-
 }  // namespace checkpoint
 
 /// Continues from a checkpoint: parameters, the optimizer's state and its count of steps are what they were when it was
@@ -141,8 +126,8 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
     each([&](std::size_t array, std::size_t u, Segment const& segment, TensorInfo const& tensor) {
       values.resize(static_cast<std::size_t>(segment.count));
       reader->read(arrays[array].name, tensor.name, segment.first, values);
-      if (array == 0) return put_values(engine, shards[u].master + segment.offset, values);
-      put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
+      if (array == 0) return fsdp::detail::put_values(engine, shards[u].master + segment.offset, values);
+      fsdp::detail::put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
     });
     return "";
   });
