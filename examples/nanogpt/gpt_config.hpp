@@ -14,6 +14,12 @@ struct ParameterCount {
   std::int64_t elements = 0;
 };
 
+/// The non-linearity of the MLP, by the names that HuggingFace's config.json has for them.
+enum class Activation {
+  gelu,      ///< x Phi(x), exact: nanoGPT's
+  gelu_new,  ///< Phi by tanh: GPT-2's and llm.c's
+};
+
 /// The shape of a model. The defaults are GPT-2 124M without biases.
 struct GptConfig {
   std::int64_t n_layer = 12;
@@ -23,6 +29,7 @@ struct GptConfig {
   std::int64_t vocab_size = 50304;
   float dropout = 0.0f;  ///< probability of dropping, in [0, 1)
   bool bias = false;     ///< biases in linear layers and LayerNorms
+  Activation activation = Activation::gelu;
 
   std::int64_t head_size() const { return n_embd / n_head; }
 
