@@ -377,6 +377,36 @@ TEST_CASE("a crash that drops what was not synchronised, in any order: the old c
   CHECK(new_ones > 10);
 }
 
+TEST_CASE("a rank that can write neither its file nor why: nobody waits for it for ever") {
+  TemporaryFolder const folder;
+  auto const place = folder.path / "run";
+  step_and_save(place, false);
+  auto const before = load_state(place);
+  auto& recorder = disk::recorder();
+  for (bool const asks : {false, true}) {
+    recorder.calls.clear();
+    recorder.error = EROFS;
+    recorder.fail_from = 0, recorder.fail_to = SIZE_MAX;
+    std::atomic<int> refused{0};
+    run<fsdp::Fp32>(two_ranks, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
+      fsdp::load_latest(engine, adamw, place);
+      train(network, adamw, 1, 2);
+      recorder.root = (place / ".step-2.partial" / "rank-00001").string();
+      fsdp::BackgroundSaver saver(engine, std::chrono::milliseconds(asks ? 600'000 : 50));
+      saver.save(adamw, place);
+      if (!asks) return;
+      try {
+        saver.wait();
+      } catch (fsdp::ResourceError const&) {
+        ++refused;
+      }
+    });
+    recorder.root.clear();
+    CHECK(refused == (asks ? 2 : 0));
+    CHECK(load_state(place) == before);
+  }
+}
+
 TEST_CASE("a disk that is full, read-only or broken from some call on: every rank's error, and the old checkpoint") {
   TemporaryFolder const folder;
   auto const place = folder.path / "run";

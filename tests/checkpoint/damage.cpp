@@ -2,6 +2,8 @@
 // Damaged or incomplete checkpoints, and other models', are refused on every rank, and nothing has changed then.
 // skip-tsan
 // needs: nlohmann_json xxHash
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -185,12 +187,17 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
       {"checkpoint.json", "\"dtype\": \"fp32\"", "\"dtype\": \"fp8\"", "expected fp32, bf16 or fp16, got \"fp8\""},
       {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"../rank-00000-of-00002",
        "a name without a folder"},
-      {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"rank-00001-of-00002", ""},
+      {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"rank-00001-of-00002",
+       "'files': expected one for each of 2 ranks"},
+      {"checkpoint.json", "\"world_size\": 2", "\"world_size\": 7", "'files': expected one for each of 7 ranks"},
+      {"checkpoint.json", "\"steps\": 2", "\"steps\": 9223372036854775807", "'steps': expected a whole number"},
       {first.c_str(), "\"count\": ", "\"count\": 1", ""},
       {first.c_str(), "\"count\": ", "\"count\": 9223372036854775807", "'count': expected a whole number"},
       {first.c_str(), "\"first\": 0", "\"first\": 1", "overlap or leave a gap"},
       {first.c_str(), "\"bytes\": ", "\"bytes\": 1", "'bytes'"},
       {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 1", "'bytes'"},
+      {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 3000000",
+       "'header_bytes': expected a whole number from 8 to 1000"},
       {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "is of another file"},
   };
   for (auto const& each : cases) {
@@ -248,7 +255,7 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
     nlohmann::ordered_json deep;
     for (int i = 0; i < 60; ++i) deep = {{"in", deep}};
     expect("nested more than 48 deep", [&] { fsdp::save(engine, adamw, victim.folder.path, deep); });
-    for (auto const* name : {"", ".", "..", "a/b", "step-1", "step-1/checkpoint.json", ".hidden", "x.tmp"})
+    for (auto const* name : {"", ".", "..", "a/b", "a\nb", "step-1", "step-1/checkpoint.json", ".hidden", "x.tmp"})
       expect("cannot be called '", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.pointers = {name}}); });
     expect("must not be negative", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.step = -2}); });
     expect("0 (all) or more", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.keep_last = -1}); });
@@ -295,6 +302,55 @@ TEST_CASE("one save at a time in a folder, of whoever: the second is refused, an
       if (engine.rank() == 0) CHECK(loaded->extra["saver"] == (error == "nothing was thrown" ? 2 : 1));
     }
   });
+}
+
+TEST_CASE("what is no regular file is refused, not waited for") {
+  Victim const victim;
+  for (auto const& path : {victim.place / "checkpoint.json", victim.place / "rank-00001-of-00002.safetensors",
+                           victim.folder.path / "latest"}) {
+    auto const bytes = bytes_of(path);
+    fs::remove(path);
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    run<fsdp::Fp32>({1, fsdp::NoShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+      CHECK(has(what([&] { fsdp::load_latest(engine, adamw, victim.folder.path); }), "cannot be read"));
+    });
+    fs::remove(path);
+    write_bytes(path, bytes);
+  }
+  run<fsdp::Fp32>({1, fsdp::NoShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    CHECK(fsdp::load_latest(engine, adamw, victim.folder.path)->step == 2);
+    CHECK(has(what([&] { fsdp::load_latest(engine, adamw, victim.folder.path / "latest"); }), "Not a directory"));
+    CHECK_FALSE(fsdp::load_latest(engine, adamw, victim.folder.path / "none").has_value());
+  });
+}
+
+TEST_CASE("saving removes its own checkpoints and leftovers, and nobody else's folders") {
+  Folder const folder;
+  std::vector<std::string> const others{"step-7", ".step-notes", ".step-5", ".step-9.partial.txt", "step-1.old"};
+  std::vector<std::string> const leftovers{".step-3.partial", ".step-4.2.old"};
+  for (auto const& names : {others, leftovers})
+    for (auto const& name : names) {
+      fs::create_directories(folder.path / name);
+      write_bytes(folder.path / name / "precious", "text");
+    }
+  run<fsdp::Fp32>({1, fsdp::NoShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    for (int i = 0; i < 4; ++i) fsdp::save(engine, adamw, folder.path, {}, {.step = 10 + i});
+  });
+  for (auto const& name : others) CHECK(fs::exists(folder.path / name / "precious"));
+  for (auto const& name : leftovers) CHECK_FALSE(fs::exists(folder.path / name));
+  for (int i = 0; i < 4; ++i) CHECK(fs::exists(folder.path / ("step-1" + std::to_string(i))) == (i >= 2));
+}
+
+TEST_CASE("names that a checkpoint could not tell apart, or not write, are refused by name") {
+  using fsdp::checkpoint::expect_nameable;
+  auto const problem = [](std::vector<std::string> const& names) {
+    std::vector<fsdp::TensorInfo> tensors(names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) tensors[i].name = names[i];
+    return what([&] { expect_nameable(tensors, {{"parameters", {}}, {"exp_avg", {}}}); });
+  };
+  CHECK(problem({"x", "exp_avg", "y/exp_avg/x"}) == "nothing was thrown");
+  CHECK(has(problem({"exp_avg/x", "x"}), "exp_avg of tensor 'x' is called 'exp_avg/x', and so is something else"));
+  CHECK(has(problem({"x\xff"}), "not UTF-8"));
 }
 
 TEST_CASE("a rank that does not see the folder of the others says so") {

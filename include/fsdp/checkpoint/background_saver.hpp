@@ -2,6 +2,7 @@
 // Saving a run while it goes on: a copy in host memory, which a thread writes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -28,15 +29,18 @@ namespace fsdp {
 /// save() that blocks training for a copy to host memory alone. One save is under way at a time; the next waits for it.
 ///
 /// The checkpoint is there when all ranks have written their files, which rank 0's thread waits for: nobody need call
-/// anything for that. The copy stays allocated, in the engine's account as MemoryTag::snapshot. The engine and the
-/// optimizers must outlive the saver.
+/// anything for that. Whether it is there, wait() says, and the next save: without them a failure is only printed. The
+/// copy stays allocated, in the engine's account as MemoryTag::snapshot. The engine and the optimizers must outlive the
+/// saver.
 template <class E>
 class BackgroundSaver {
  public:
-  explicit BackgroundSaver(E& engine) : engine_(&engine) {}
+  /// @param patience  how long rank 0's thread waits for the others' files when it has written its own
+  explicit BackgroundSaver(E& engine, std::chrono::milliseconds patience = std::chrono::minutes(10))
+      : engine_(&engine), patience_(patience) {}
   BackgroundSaver(BackgroundSaver&&) = delete;
-  /// Waits for this rank's thread: on rank 0 until all ranks have written, unless one could not. Reports a failure that
-  /// nobody has asked for.
+  /// Waits for this rank's thread: on rank 0 until all ranks have written, one could not, or patience is at its end.
+  /// Reports a failure that nobody has asked for.
   ~BackgroundSaver() {
     stop_waiting_ = std::uncaught_exceptions() > exceptions_;  // peers may never come
     if (thread_.joinable()) thread_.join();
@@ -63,7 +67,7 @@ class BackgroundSaver {
     engine_->device().synchronize(engine_->compute());
     failure_.clear();
     folder_.clear();
-    stop_waiting_ = false;
+    stop_waiting_ = all_written_ = false;
     saving_ = {now->folder(), now->partial()};
     thread_ = std::thread([this, now = std::move(now)] { run(*now); });
     under_way_ = true;
@@ -100,6 +104,7 @@ class BackgroundSaver {
       failure_.clear();
       throw;
     }
+    all_written_ = true;
     if (thread_.joinable()) thread_.join();
     return checkpoint::agreed(world, "a checkpoint's end", [&] {
       if (!failure_.empty()) throw ResourceError(std::exchange(failure_, {}));
@@ -126,11 +131,8 @@ class BackgroundSaver {
         return std::span<std::byte const>(snapshot_->data() + begun + begin, static_cast<std::size_t>(bytes));
       });
       if (!now.is_first()) return;
-      while (!now.complete()) {
-        if (stop_waiting_) return;
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-      folder_ = now.commit();
+      wait_for_files(now);
+      if (!stop_waiting_) folder_ = now.commit();
     } catch (std::exception const& error) {
       try {
         failure_ = error.what();
@@ -138,6 +140,22 @@ class BackgroundSaver {
       } catch (...) {
         if (failure_.empty()) failure_ = "no memory";
       }
+    }
+  }
+
+  /// Rank 0, until the others' files are there or it is asked to stop. Where patience is at its end, commit() says
+  /// what is missing.
+  template <class S>
+  void wait_for_files(S const& now) const {
+    using Clock = std::chrono::steady_clock;
+    // What others have written, a file system of several nodes may show a little later.
+    auto const grace = std::min<std::chrono::milliseconds>(patience_ / 2, std::chrono::minutes(1));
+    auto until = Clock::now() + patience_;
+    bool told = false;
+    while (!now.complete() && !stop_waiting_) {
+      if (all_written_ && !std::exchange(told, true)) until = std::min(until, Clock::now() + grace);
+      if (Clock::now() > until) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
 
@@ -153,10 +171,12 @@ class BackgroundSaver {
   void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
 
   E* engine_;
+  std::chrono::milliseconds patience_;
   std::optional<Staging<std::remove_cvref_t<typename E::Device>, std::byte>> snapshot_;
   std::int64_t reserved_ = 0;
   std::thread thread_;
   std::atomic<bool> stop_waiting_{false};
+  std::atomic<bool> all_written_{false};  ///< as every rank's thread says
   bool under_way_ = false;
   int exceptions_ = std::uncaught_exceptions();
   std::pair<std::filesystem::path, std::string> saving_;  ///< the last save's folder, and the hidden one in it

@@ -64,7 +64,8 @@ struct CheckpointName {
 /// @throws ConfigError if it names no checkpoint
 inline std::optional<std::string> read_pointer(std::filesystem::path const& pointer) {
   std::error_code error;
-  if (!std::filesystem::exists(std::filesystem::symlink_status(pointer, error))) return std::nullopt;
+  auto const found = std::filesystem::symlink_status(pointer, error);
+  if (found.type() == std::filesystem::file_type::not_found && error != std::errc::not_a_directory) return std::nullopt;
   auto text = read_text_file(pointer, 4096);
   if (text.ends_with('\n')) text.pop_back();
   if (!CheckpointName::parse(text))
@@ -81,23 +82,35 @@ struct CheckpointList {
 
   explicit CheckpointList(std::filesystem::path const& folder) {
     std::error_code error;
-    for (auto const& entry : std::filesystem::directory_iterator(folder, error)) {
+    std::filesystem::directory_iterator const entries(folder, error);
+    if (error) detail::throw_file_error(folder, "listed", error.value());
+    for (auto const& entry : entries) {
       auto const name = entry.path().filename().string();
-      if (auto const checkpoint = CheckpointName::parse(name); checkpoint && entry.is_directory(error))
+      if (auto const checkpoint = CheckpointName::parse(name);
+          checkpoint && std::filesystem::exists(entry.path() / manifest_name, error))
         checkpoints.push_back(*checkpoint);
-      if (name.starts_with(".step-")) leftovers.push_back(name);
+      if (is_leftover(name)) leftovers.push_back(name);
       if (!entry.is_regular_file(error) || entry.file_size(error) > 64 || name.front() == '.') continue;
       auto text = read_text_file(entry.path(), 64);
       if (text.ends_with('\n')) text.pop_back();
       if (CheckpointName::parse(text)) named.push_back(text);
     }
-    if (error) detail::throw_file_error(folder, "listed", error.value());
     // Not by step: a run that goes on from an earlier one saves lower steps later.
     std::map<CheckpointName, std::filesystem::file_time_type> times;
     for (auto const& each : checkpoints)
       times[each] = std::filesystem::last_write_time(folder / each.text() / manifest_name, error);
     std::sort(checkpoints.begin(), checkpoints.end(),
               [&](auto const& a, auto const& b) { return std::pair(times[a], a) < std::pair(times[b], b); });
+  }
+
+ private:
+  /// ".step-N.partial" or ".step-N.old": folders that saves make, and nobody else.
+  static bool is_leftover(std::string_view name) {
+    if (!name.starts_with('.')) return false;
+    name.remove_prefix(1);
+    for (std::string_view const ending : {".partial", ".old"})
+      if (name.ends_with(ending)) return CheckpointName::parse(name.substr(0, name.size() - ending.size())).has_value();
+    return false;
   }
 };
 
@@ -106,7 +119,7 @@ inline void expect_possible(SaveOptions const& options) {
   FSDP_EXPECTS(options.step >= -1, "a checkpoint's step must not be negative, got {}", options.step);
   FSDP_EXPECTS(options.keep_last >= 0, "checkpoints to keep: expected 0 (all) or more, got {}", options.keep_last);
   for (auto const& name : options.pointers)
-    FSDP_EXPECTS(!name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+    FSDP_EXPECTS(!name.empty() && name.front() != '.' && name.find_first_of("/\n") == std::string::npos &&
                      !name.ends_with(".tmp") && !CheckpointName::parse(name),
                  "a pointer to a checkpoint cannot be called '{}'", name);
 }
@@ -141,8 +154,10 @@ inline std::filesystem::path commit_checkpoint(std::filesystem::path const& fold
     auto const description = hidden / description_name(name);
     if (!std::filesystem::exists(description, error))
       fail<ConfigError>(
-          "rank {} has written '{}', but rank 0 does not see it: checkpoints need a folder that all nodes share", rank,
-          description.string());
+          "rank 0 does not see rank {}'s '{}': either it was not written, or the folder is not one that all nodes "
+          "share, "
+          "as checkpoints need",
+          rank, description.string());
     manifest.files.emplace_back(name, checksum_of(read_text_file(description)));
   }
   OutputFile file(hidden / manifest_name);

@@ -100,7 +100,7 @@ class OutputFile {
 class InputFile {
  public:
   /// @throws ConfigError if it cannot be opened or is no regular file
-  explicit InputFile(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_RDONLY) {
+  explicit InputFile(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_RDONLY | O_NONBLOCK) {
     if (file_ < 0) fail<ConfigError>("'{}' cannot be opened: {}", path_.string(), detail::system_text(errno));
     struct stat status {};
     int const error = ::fstat(file_, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/checkpoint/json.hpp"
+#include "fsdp/checkpoint/safetensors_header.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
@@ -41,6 +43,22 @@ struct Slice {
   /// The tensor's name in the file: parameters keep theirs.
   std::string key() const { return array == parameters_array ? tensor : array + "/" + tensor; }
 };
+
+/// @throws ConfigError if a file could not tell the tensors apart, or a name is not UTF-8
+inline void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<ArrayEntry> const& arrays) {
+  std::set<std::string> keys;
+  for (auto const& array : arrays) {
+    for (auto const& tensor : tensors) {
+      expect_writable(tensor.name, formatted("the name of tensor '{}'", tensor.name));
+      Slice slice;
+      slice.array = array.name;
+      slice.tensor = tensor.name;
+      if (!keys.insert(slice.key()).second)
+        fail<ConfigError>("in a checkpoint {} of tensor '{}' is called '{}', and so is something else", array.name,
+                          tensor.name, slice.key());
+    }
+  }
+}
 
 /// One rank's file. It lies beside its description, `name` + ".json".
 struct RankFile {
@@ -107,7 +125,8 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
   file.name = fields.text("file");
   if (file.name.find('/') != std::string::npos) fields.wrong("file", "a name without a folder");
   file.bytes = fields.whole("bytes", 0, most);
-  file.header_bytes = fields.whole("header_bytes", 8, most);
+  constexpr auto longest = static_cast<std::int64_t>(detail::longest_header + detail::length_bytes);
+  file.header_bytes = fields.whole("header_bytes", 8, longest);
   file.header_checksum = fields.checksum("header_xxh64");
   fields.whole("block_bytes", block_bytes, block_bytes);
   auto offset = file.header_bytes;
@@ -123,7 +142,7 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
     for (auto const& sum : each.array("xxh64"))
       slice.checksums.push_back(each.checksum_from(sum.is_string() ? sum.get<std::string>() : "", "xxh64"));
     if (static_cast<std::int64_t>(slice.checksums.size()) != block_count(slice.bytes()))
-      each.wrong("xxh64", formatted("{} checksums", block_count(slice.bytes())));
+      each.wrong("xxh64", formatted("{} of them, one for each MiB", block_count(slice.bytes())));
     if (__builtin_add_overflow(offset, slice.bytes(), &offset)) each.wrong("count", "no more than a file holds");
     file.slices.push_back(std::move(slice));
   }
@@ -189,13 +208,18 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
     fields.wrong("arrays", "the parameters first");
   Fields const optimizer(fields.object("optimizer"), what);
   manifest.optimizer = optimizer.text("name");
-  manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max());
+  manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max() / 2);
   for (auto const& item : fields.array("files")) {
     Fields const each(item, what);
     auto name = each.text("name");
     if (name.find('/') != std::string::npos) each.wrong("name", "a name without a folder");
     manifest.files.emplace_back(std::move(name), each.checksum("description_xxh64"));
+    if (manifest.files.size() > static_cast<std::size_t>(manifest.world_size)) break;
   }
+  std::set<std::string_view> names;
+  for (auto const& file : manifest.files) names.insert(file.first);
+  if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) || names.size() != manifest.files.size())
+    fields.wrong("files", formatted("one for each of {} ranks", manifest.world_size));
   manifest.extra = fields.at("extra");
   return manifest;
 }

@@ -98,7 +98,7 @@ class SafetensorsFile {
   }
 
   void map() {
-    int const descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    int const descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) wrong("cannot be opened: {}", detail::system_text(errno));
     struct stat status {};
     int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;

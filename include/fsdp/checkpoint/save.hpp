@@ -55,6 +55,7 @@ class Save {
     own_ = own_slices(engine, arrays);
     partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
       expect_writable(manifest_.extra, "extra");
+      expect_nameable(manifest_.tensors, manifest_.arrays);
       if (folder.empty()) fail<ConfigError>("a checkpoint's folder has no name");
       if (!is_first()) return std::string();
       make_folders(folder);
