@@ -61,7 +61,7 @@ class Gemm<fsdp::cuda::Device> {
 
   /// run with beta = 0, plus bias (n) on every row of the result, added before the result is rounded.
   ///
-  /// cuBLASLt could apply GELU here too, but only by the tanh formula; this model's GELU is the exact one. Its gradient
+  /// cuBLASLt could apply GELU here too, but only by the tanh formula, which is the rarer one here. Its gradient
   /// of a bias is stored, not added, so it does not serve gradients that accumulate.
   template <class T, class Out>
   void run_with_bias(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
