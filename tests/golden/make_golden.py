@@ -62,7 +62,7 @@ def write_header() -> None:
         losses[activation], found = arrays(activation, torch.float64)
         for (kind, name), values in found.items():
             numbers = ", ".join(f"{p:.10g}" for p in projections(name, values))
-            rows.append(f'    {{"{activation}", "{kind}", "{name}", {{{np.linalg.norm(values):.10g},\n     {{{numbers}}}}}}},')
+            rows.append(f'    {{"{activation}", "{kind}", "{name}", {{{np.linalg.norm(values):.10g}, {{{numbers}}}}}}},')
     for activation, loss in losses.items():
         print(f"inline constexpr double {activation}_loss = {loss:.12g};")
     print("\ninline constexpr Row rows[] = {")
