@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tiny GPT-2 in PyTorch, in double precision: norms and projections of its tensors. Written by make_golden.py with
-// Python 3.11.7, torch 2.15.0+cu132, numpy 2.4.6; do not edit. clang-format off
+// Python 3.11.7, torch 2.15.0+cu132, numpy 2.4.6; do not edit.
+// clang-format off
 #pragma once
 
 #include "tests/golden/formulas.hpp"

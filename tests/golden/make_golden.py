@@ -55,7 +55,7 @@ def projections(name: str, values: np.ndarray) -> np.ndarray:
 def write_header() -> None:
     print("// SPDX-License-Identifier: Apache-2.0")
     print("// A tiny GPT-2 in PyTorch, in double precision: norms and projections of its tensors. Written by make_golden.py with")
-    print(f"// Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}; do not edit. clang-format off")
+    print(f"// Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}; do not edit.\n// clang-format off")
     print('#pragma once\n\n#include "tests/golden/formulas.hpp"\n\nnamespace golden {\n')
     rows, losses = [], {}
     for activation in tiny.APPROXIMATE:
