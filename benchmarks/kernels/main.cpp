@@ -158,7 +158,11 @@ void others() {
   });
   report("bias backward", static_cast<double>(count * columns),
          [&] { nanogpt::bias_backward(device, stream, up, count, columns, g.data(), partials.data()); });
+  report("gelu forward", all, [&] { nanogpt::gelu_forward(device, stream, in, z.data(), n); });
   report("gelu backward", all, [&] { nanogpt::gelu_backward(device, stream, in, up, z.data(), n); });
+  report("gelu_new forward", all, [&] { nanogpt::gelu_forward<nanogpt::TanhGelu>(device, stream, in, z.data(), n); });
+  report("gelu_new backward", all,
+         [&] { nanogpt::gelu_backward<nanogpt::TanhGelu>(device, stream, in, up, z.data(), n); });
   report("dropout", all, [&] { nanogpt::dropout(device, stream, in, z.data(), n, {0.2f, 1, 2, 3}, 0); });
   report("initialize, normal", all,
          [&] { fsdp::kernels::initialize(device, stream, z.data(), n, fsdp::init::normal(1.0f), 1, 2, 0); });

@@ -108,6 +108,13 @@ class Block {
     bias_add(context_->device, stream, y, bias, rows, out);
   }
 
+  /// use(formula) with the MLP's GELU: chosen here, once a launch, and compiled into the kernels.
+  template <class Use>
+  void with_formula(Use const& use) const {
+    if (context_->config.activation == Activation::gelu_new) return use(TanhGelu{});
+    use(ExactGelu{});
+  }
+
   /// out = residual + dropout(narrow + bias).
   void add_residual(Stream& stream, Pass const& pass, Place place, T const* residual, T const* bias, T* out) const {
     auto const& device = context_->device;
@@ -166,7 +173,10 @@ void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& 
   until_hidden(stream, w, pass, a);
   auto const& work = context_->workspace;
   auto const rows = pass.rows(), width = context_->config.n_embd;
-  bias_gelu_forward(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows, 4 * width);
+  with_formula([&](auto formula) {
+    bias_gelu_forward<decltype(formula)>(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows,
+                                         4 * width);
+  });
   linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
   add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
 }
@@ -187,9 +197,12 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   T const* const down = dropped(stream, pass, mlp_mask, gradient);
   bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
   linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
-  gelu_backward(device, stream, static_cast<T const*>(a.hidden), static_cast<T const*>(work.wide), work.wide,
-                rows * 4 * width);
-  gelu_forward(device, stream, static_cast<T const*>(a.hidden), a.hidden, rows * 4 * width);
+  with_formula([&](auto formula) {
+    T const* const hidden = a.hidden;
+    gelu_backward<decltype(formula)>(device, stream, hidden, static_cast<T const*>(work.wide), work.wide,
+                                     rows * 4 * width);
+    gelu_forward<decltype(formula)>(device, stream, hidden, a.hidden, rows * 4 * width);
+  });
   linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
                          g.down_weight.fresh);
   linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,

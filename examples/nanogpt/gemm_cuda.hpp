@@ -61,8 +61,8 @@ class Gemm<fsdp::cuda::Device> {
 
   /// run with beta = 0, plus bias (n) on every row of the result, added before the result is rounded.
   ///
-  /// cuBLASLt could apply GELU here too, but only by the tanh formula; this model's GELU is the exact one. Its gradient
-  /// of a bias is stored, not added, so it does not serve gradients that accumulate.
+  /// cuBLASLt could apply GELU here too, but only by the tanh formula, which models trained here from scratch do not
+  /// have. Its gradient of a bias is stored, not added, so it does not serve gradients that accumulate.
   template <class T, class Out>
   void run_with_bias(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
                      GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, Out const* bias,

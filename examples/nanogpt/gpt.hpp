@@ -164,9 +164,13 @@ class Gpt {
 
   /// Appends `count` tokens to the text and returns the logits (V) of what follows. Only the new tokens are computed;
   /// keys and values of the others are kept in the layers' qkv buffers. Training and evaluation end the text.
-  /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity()
+  /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity(), or if it goes on in a model that
+  /// recomputes several layers: these share one buffer, so a text is given whole, by logits()
   /// @note Stream: waits for compute.
   std::vector<float> extend(std::int32_t const* tokens, std::int64_t count) {
+    FSDP_EXPECTS(cached_ == 0 || plan_.recompute < 2,
+                 "a text goes on after {} tokens, but {} layers that are computed again keep no keys of their own",
+                 cached_, plan_.recompute);
     FSDP_EXPECTS(count >= 1 && cached_ + count <= capacity(), "{} tokens after {} do not fit a text of {}", count,
                  cached_, capacity());
     auto const scope = engine_.evaluation();

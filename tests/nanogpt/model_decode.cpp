@@ -60,6 +60,28 @@ TEST_CASE("decoding token by token equals computing the whole text", "[nanogpt][
   }
 }
 
+TEST_CASE("recomputed layers keep no text to go on from", "[nanogpt][model][decode]") {
+  auto const ids = text(8);
+  std::vector<float> expected;
+  for (std::int64_t const recompute : {0, 1, 2}) {
+    CAPTURE(recompute);
+    Engine engine;
+    nanogpt::GptOptions options;
+    options.recompute = recompute;
+    Gpt model(engine, small_config(), 1, 8, options);
+    engine.store().randomise(23, 0.4);
+    if (expected.empty()) expected = model.logits(ids.data(), 8);
+    CHECK(model.logits(ids.data(), 8) == expected);
+    model.logits(ids.data(), 7);
+    if (recompute < 2) {
+      CHECK(largest_difference(model.extend(&ids[7], 1), expected) < 1e-6);
+    } else {
+      CHECK_THROWS_AS(model.extend(&ids[7], 1), fsdp::UsageError);
+    }
+    CHECK(model.logits(ids.data(), 8) == expected);
+  }
+}
+
 TEST_CASE("logits give the loss that evaluation gives", "[nanogpt][model][decode]") {
   Engine engine;
   nanogpt::GptOptions options;

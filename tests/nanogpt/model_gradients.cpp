@@ -40,6 +40,8 @@ std::vector<Case> cases() {
   panels.logits_elements = 128 * 4;
   nanogpt::GptOptions recompute = panels;
   recompute.recompute = 3;
+  auto tanh_gelu = shape(2, 2, 8, 8, 13, true, 0.0f);
+  tanh_gelu.activation = nanogpt::Activation::gelu_new;
   nanogpt::GptOptions recompute_some = panels;
   recompute_some.recompute = 2;
   return {
@@ -49,6 +51,7 @@ std::vector<Case> cases() {
       {"panels that divide the length", shape(1, 1, 4, 6, 130, false, 0.0f), 1, 6, panels},
       {"dropout", shape(2, 2, 8, 9, 11, true, 0.4f), 2, 7, panels},
       {"recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute},
+      {"gelu_new", tanh_gelu, 2, 5, plain},
       {"some recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute_some},
   };
 }

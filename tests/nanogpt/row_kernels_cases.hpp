@@ -149,22 +149,38 @@ std::vector<Doubles> cross_entropy(B& b, std::int64_t rows, std::int64_t vocabul
   return all;
 }
 
-/// GELU, its derivative, and the gradients of both embeddings.
+/// Both GELUs, of sums with a bias and without, and their derivatives.
 template <class B>
-std::vector<Doubles> gelu_and_embedding(B& b, std::int64_t rows, std::int64_t columns) {
+std::vector<Doubles> gelu(B& b, std::int64_t rows, std::int64_t columns) {
+  auto const n = rows * columns;
+  auto const *const x = b.put(values(n, 12)), *const up = b.put(values(n, 13)),
+                    *const bias = b.put(values(columns, 14));
+  std::vector<Doubles> all;
+  auto const run = [&](auto formula) {
+    using Formula = decltype(formula);
+    auto *y = b.blank(n), *dx = b.blank(n), *of_sum = b.blank(n), *sum = b.put(values(n, 15));
+    nanogpt::gelu_forward<Formula>(b.device(), b.stream(), x, y, n);
+    nanogpt::gelu_backward<Formula>(b.device(), b.stream(), x, up, dx, n);
+    nanogpt::bias_gelu_forward<Formula>(b.device(), b.stream(), sum, bias, of_sum, rows, columns);
+    for (auto* const result : {y, dx, sum, of_sum}) all.push_back(b.get(result, n));
+  };
+  run(nanogpt::ExactGelu{});
+  run(nanogpt::TanhGelu{});
+  return all;
+}
+
+/// The gradients of both embeddings.
+template <class B>
+std::vector<Doubles> embedding_gradient(B& b, std::int64_t rows, std::int64_t columns) {
   using Real = typename B::Real;
   auto const n = rows * columns;
-  auto const* const x = b.put(values(n, 12));
   auto const* const up = b.put(values(n, 13));
-  auto *y = b.blank(n), *dx = b.blank(n);
-  nanogpt::gelu_forward(b.device(), b.stream(), x, y, n);
-  nanogpt::gelu_backward(b.device(), b.stream(), x, up, dx, n);
   Doubles tokens;
   for (std::int64_t row = 0; row < rows; ++row) tokens.push_back(static_cast<double>(row * 7 % 11));
   auto const* const ids = b.template put<std::int32_t>(tokens);
   Real *token = b.template blank<Real>(11 * columns), *position = b.template blank<Real>(rows * columns);
   nanogpt::embedding_backward(b.device(), b.stream(), ids, up, token, position, 1, rows, columns);
-  return {b.get(y, n), b.get(dx, n), b.get(token, 11 * columns), b.get(position, rows * columns)};
+  return {b.get(token, 11 * columns), b.get(position, rows * columns)};
 }
 
 /// Largest difference of each array, by its largest value.
@@ -203,7 +219,8 @@ void check_row_kernels(D const& device) {
        {std::pair<std::int64_t, std::int64_t>{1, 64}, {37, 65}, {70, 768}, {33, 1600}, {5, 4104}, {3, 9000}}) {
     check([&](auto& b) { return layer_norm(b, rows, columns); }, rows, columns);
     check([&](auto& b) { return layer_norm_gradient(b, rows, columns); }, rows, columns);
-    check([&](auto& b) { return gelu_and_embedding(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return gelu(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return embedding_gradient(b, rows, columns); }, rows, columns);
   }
   for (std::int64_t const vocabulary : {65, 1000, 50257})
     check([&](auto& b) { return cross_entropy(b, 5, vocabulary); }, 5, vocabulary);

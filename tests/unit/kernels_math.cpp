@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elementary functions of kernels, and the trainer's GELU, against the C library in double, over all of fp32.
+// Elementary functions of kernels, and both of the trainer's GELUs, against the C library in double, over all of fp32.
 // skip-tsan
 // optimised
 #include <cmath>
@@ -88,12 +88,34 @@ TEST_CASE("gelu and its derivative keep their documented error", "[kernels][math
               scale) <= 2e-7);
 }
 
-TEST_CASE("the double forms agree with central differences", "[kernels][math]") {
-  for (double x = -6.0; x <= 6.0; x += 0.01) {
-    double const h = 1e-5;
-    double const slope = (nanogpt::gelu(x + h) - nanogpt::gelu(x - h)) / (2.0 * h);
-    CHECK(std::fabs(nanogpt::gelu_derivative(x) - slope) <= 1e-9);
+TEST_CASE("gelu_new and its derivative keep their documented error", "[kernels][math]") {
+  auto const scale = [](float x, double) { return std::fmax(1.0, std::fabs(static_cast<double>(x))); };
+  double const root = std::sqrt(0.5 / std::atan(1.0));  // of 2 / pi
+  auto const inner = [&](double x) { return root * (x + 0.044715 * x * x * x); };
+  auto const exact = [&](double x) { return x == -HUGE_VAL ? 0.0 : 0.5 * x * (1.0 + std::tanh(inner(x))); };
+  auto const of_size = [&](double x) { return exact(std::fabs(x)); };
+  auto const slope = [&](double x) {
+    if (std::fabs(x) > 50.0) return x > 0.0 ? 1.0 : 0.0;
+    double const tangent = std::tanh(inner(x)), secant = 1.0 / std::cosh(inner(x));
+    return 0.5 * (1.0 + tangent) + 0.5 * x * secant * secant * root * (1.0 + 3.0 * 0.044715 * x * x);
+  };
+  CHECK(worst([](float x) { return nanogpt::gelu_new(x); }, exact, scale) <= 1.6e-7);
+  CHECK(worst([](float x) { return nanogpt::gelu_new(std::fabs(x)); }, of_size, ulp) <= 3.0);
+  CHECK(worst([](float x) { return nanogpt::gelu_new_derivative(x); }, slope, scale) <= 2.5e-7);
+  for (double x = -8.0; x <= 8.0; x += 0.01) {
+    CHECK(std::fabs(nanogpt::gelu_new(x) - exact(x)) <= 1e-14);
+    CHECK(std::fabs(nanogpt::gelu_new_derivative(x) - slope(x)) <= 1e-14);
   }
+}
+
+TEST_CASE("the double forms agree with central differences", "[kernels][math]") {
+  auto const check = [](auto formula) {
+    double const h = 1e-5;
+    for (double x = -6.0; x <= 6.0; x += 0.01)
+      CHECK(std::fabs(formula.derivative(x) - (formula.value(x + h) - formula.value(x - h)) / (2.0 * h)) <= 1e-9);
+  };
+  check(nanogpt::ExactGelu{});
+  check(nanogpt::TanhGelu{});
 }
 
 TEST_CASE("special values", "[kernels][math]") {
@@ -116,6 +138,14 @@ TEST_CASE("special values", "[kernels][math]") {
   CHECK(nanogpt::gelu(-infinity) == 0.0f);
   CHECK(nanogpt::gelu_derivative(infinity) == 1.0f);
   CHECK(std::fabs(nanogpt::gelu_derivative(-infinity)) < 1e-29f);
+  CHECK(nanogpt::gelu_new(infinity) == infinity);
+  CHECK(std::fabs(nanogpt::gelu_new(-infinity)) < 1e-27f);
+  CHECK(nanogpt::gelu_new_derivative(infinity) == 1.0f);
+  CHECK(std::fabs(nanogpt::gelu_new_derivative(-infinity)) < 1e-26f);
+  for (float const value : {not_a_number, -not_a_number}) {
+    CHECK(std::isnan(nanogpt::gelu_new(value)));
+    CHECK(std::isnan(nanogpt::gelu_new_derivative(value)));
+  }
   CHECK(std::isnan(m::exp(not_a_number)));
   CHECK(m::exp_to_zero(-infinity) == 0.0f);
   CHECK(std::isnan(m::exp_to_zero(not_a_number)));

@@ -175,18 +175,23 @@ TEMPLATE_TEST_CASE("layer norm's gradients keep their precision in narrow types"
 
 TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]", float, bf16, double) {
   using T = Compute<TestType>;
-  for (auto const n : sizes) {
+  auto const check_formula = [](auto formula, std::int64_t n) {
+    using Formula = decltype(formula);
     auto const x = random_values<TestType>(n, 12, 3.0), dy = random_values<TestType>(n, 13);
     std::vector<TestType> y(x.size()), dx(dy);
-    nanogpt::gelu_forward(device, stream, x.data(), y.data(), n);
-    nanogpt::gelu_backward(device, stream, x.data(), static_cast<TestType const*>(dx.data()), dx.data(), n);
+    nanogpt::gelu_forward<Formula>(device, stream, x.data(), y.data(), n);
+    nanogpt::gelu_backward<Formula>(device, stream, x.data(), static_cast<TestType const*>(dx.data()), dx.data(), n);
     Doubles exact, slope;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      exact.push_back(nanogpt::gelu(as_double(x[i])));
-      slope.push_back(as_double(dy[i]) * nanogpt::gelu_derivative(as_double(x[i])));
+      exact.push_back(Formula::value(as_double(x[i])));
+      slope.push_back(as_double(dy[i]) * Formula::derivative(as_double(x[i])));
     }
     check_close(y, exact, 1.1, std::is_same_v<T, double> ? 1.0 : (std::is_same_v<TestType, bf16> ? 1e-3 : 128.0));
     check_close(dx, slope, 4.0, std::is_same_v<TestType, bf16> ? 1e-3 : 32.0);
+  };
+  for (auto const n : sizes) {
+    check_formula(nanogpt::ExactGelu{}, n);
+    check_formula(nanogpt::TanhGelu{}, n);
   }
   for (auto const s : shapes) {
     auto const x = random_values<TestType>(s.rows * s.columns, 14), bias = random_values<TestType>(s.columns, 15);

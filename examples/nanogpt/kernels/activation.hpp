@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GELU, biases and residual additions, and a sum.
+// GELU by either formula, biases and residual additions, and a sum.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,17 @@ namespace nanogpt {
 
 namespace detail {
 
+template <class Formula>
 struct Gelu {
   template <class Block, class A>
   FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A* y, std::int64_t n) const {
     std::int64_t const begin = index * chunk_elements;
     block.each(
-        chunk_length(n, index), y + begin, [](Compute<A> v) { return nanogpt::gelu(v); }, x + begin);
+        chunk_length(n, index), y + begin, [](Compute<A> v) { return Formula::value(v); }, x + begin);
   }
 };
 
+template <class Formula>
 struct GeluBackward {
   template <class Block, class A>
   FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A const* dy, A* dx,
@@ -27,8 +29,7 @@ struct GeluBackward {
     using T = Compute<A>;
     std::int64_t const begin = index * chunk_elements;
     block.each(
-        chunk_length(n, index), dx + begin, [](T v, T g) { return g * nanogpt::gelu_derivative(v); }, x + begin,
-        dy + begin);
+        chunk_length(n, index), dx + begin, [](T v, T g) { return g * Formula::derivative(v); }, x + begin, dy + begin);
   }
 };
 
@@ -52,6 +53,7 @@ struct BiasAdd {
   }
 };
 
+template <class Formula>
 struct BiasGelu {
   template <class Block, class A, class W>
   FSDP_HD void operator()(Block const& block, std::int64_t row, A* x, W const* bias, A* y, std::int64_t columns) const {
@@ -60,7 +62,7 @@ struct BiasGelu {
         columns,
         [](T& v, T& out, Compute<W> b) {
           v += static_cast<T>(b);
-          out = nanogpt::gelu(v);
+          out = Formula::value(v);
         },
         x + row * columns, y + row * columns, bias);
   }
@@ -89,16 +91,17 @@ struct Sum {
 
 }  // namespace detail
 
-/// y = gelu(x), n elements; the exact form.
-template <fsdp::Device D, class A>
+/// y = gelu(x), n elements.
+/// @tparam Formula  ExactGelu or TanhGelu, here and below
+template <class Formula = ExactGelu, fsdp::Device D, class A>
 void gelu_forward(D const& device, typename D::Stream& stream, A const* x, A* y, std::int64_t n) {
-  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Gelu{}, x, y, n);
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Gelu<Formula>{}, x, y, n);
 }
 
 /// dx = dy * gelu'(x), n elements.
-template <fsdp::Device D, class A>
+template <class Formula = ExactGelu, fsdp::Device D, class A>
 void gelu_backward(D const& device, typename D::Stream& stream, A const* x, A const* dy, A* dx, std::int64_t n) {
-  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::GeluBackward{}, x, dy, dx, n);
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::GeluBackward<Formula>{}, x, dy, dx, n);
 }
 
 /// out = a + b, n elements.
@@ -116,11 +119,11 @@ void bias_add(D const& device, typename D::Stream& stream, A* x, W const* bias, 
 
 /// x (rows, columns) += bias (columns), y = gelu(x): x is kept for backward. A null bias adds nothing.
 /// @pre y is not x
-template <fsdp::Device D, class A, class W>
+template <class Formula = ExactGelu, fsdp::Device D, class A, class W>
 void bias_gelu_forward(D const& device, typename D::Stream& stream, A* x, W const* bias, A* y, std::int64_t rows,
                        std::int64_t columns) {
-  if (bias == nullptr) return gelu_forward(device, stream, static_cast<A const*>(x), y, rows * columns);
-  device.launch(stream, rows, detail::BiasGelu{}, x, bias, y, columns);
+  if (bias == nullptr) return gelu_forward<Formula>(device, stream, static_cast<A const*>(x), y, rows * columns);
+  device.launch(stream, rows, detail::BiasGelu<Formula>{}, x, bias, y, columns);
 }
 
 /// out (rows, columns) = residual + x + bias (columns). A null bias adds nothing.
