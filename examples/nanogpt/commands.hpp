@@ -24,8 +24,8 @@ struct CommandLine {
 
 /// Each returns the exit code of the process. Problems that the user can mend are fsdp::Error.
 int run_prepare(Settings const& settings);
-/// `train`, `bench` and `sample`: chooses device, world and strategy. Not to be called inside a try block: an exception of a rank
-/// under MPI must end the run before stacks are unwound.
+/// `train`, `bench` and `sample`: chooses device, world and strategy. Not to be called inside a try block: an exception
+/// of a rank under MPI must end the run before stacks are unwound.
 int run_on_ranks(Settings const& settings, Command command, CommandLine line);
 
 /// What the program was built with, a line each: compiler, BLAS, MPI, CUDA, NCCL.

@@ -86,7 +86,7 @@ Preparation prepare(C& world, Job const& job) {
     }
     if (!training || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
-    save_vocabulary(settings.out_dir, ready.dataset->meta);
+    if (!settings.eval_only) save_vocabulary(settings.out_dir, ready.dataset->meta);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {
