@@ -34,8 +34,8 @@ namespace nanogpt {
 /// [Note: Samples of several ranks]
 /// Rank 0 draws and prints, and tells the others each token; they hold parts of the parameters, and compute the same
 /// passes so that their collectives meet. So every rank has the same text by construction, be its arithmetic as it may:
-/// rank 0's text follows from its own passes. Gathered parameters have the same bits on any number of ranks and with any
-/// strategy, so have these passes, and so the text, where the BLAS library takes as many threads.
+/// rank 0's text follows from its own passes. Gathered parameters have the same bits on any number of ranks and with
+/// any strategy, so have these passes, and so the text, where the BLAS library takes as many threads.
 ///
 /// @tparam E  engine of the ranks, which holds the model's weights
 template <class E>
