@@ -135,7 +135,9 @@ int sample_rank(C world, Job const& job) {
   GptOptions options = gpt_options<typename C::Device>();
   options.training = false;
   fsdp::Mesh<C> mesh(std::move(world));
-  Engine engine(mesh, strategy_of(settings), engine_options(settings));
+  auto sharding = settings;
+  sharding.reshard_after_forward.clear();  // a config file's: no backward follows
+  Engine engine(mesh, strategy_of(sharding), engine_options(sharding));
   Gpt<Engine> model(engine, config, 1, config.block_size, options);
   try {
     load_sampled_model(engine, request.model);
