@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training on GPUs, as seen from code that no CUDA compiler reads.
+// Runs on GPUs, as seen from code that no CUDA compiler reads.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of `train` or `bench`: declared here, instantiated in run_rank_*.
+// One rank of `train`, `bench` or `sample`: declared here, instantiated in run_rank_*.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct Job {
 
 /// Runs one rank to its end.
 /// @tparam P  the precision that the job's dtype names
-/// @return the exit code: not 0 if the ranks agreed before training that it cannot begin; rank 0 has then said why
+/// @return the exit code: not 0 if the ranks agreed before they began that they cannot; rank 0 has then said why
 /// @note Collective: yes.
 template <class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job);

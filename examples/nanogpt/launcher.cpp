@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt train and bench: chooses the device and how ranks come about, and starts them; signals and cores of the
-// process.
+// nanogpt train, bench and sample: chooses the device and how ranks come about, and starts them; signals and cores of
+// the process.
 #include "launcher.hpp"
 
 #include <cblas.h>
@@ -63,12 +63,17 @@ extern "C" void on_sigusr1(int) {
   if (stop_requested.exchange(true)) ::raise(SIGTERM);
 }
 
-void handle_signals() {
+void handle_signals(Command command) {
   struct sigaction action {};
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   action.sa_handler = on_sigterm;
   ::sigaction(SIGTERM, &action, nullptr);
+  if (command == Command::sample) {  // has nothing to save, and ends in order where its text is read no further
+    action.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &action, nullptr);
+    return;
+  }
   action.sa_handler = on_sigusr1;
   ::sigaction(SIGUSR1, &action, nullptr);
 }
@@ -181,7 +186,7 @@ std::chrono::milliseconds collective_timeout(Settings const& settings) {
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
 }
 
-int run_training(Settings const& settings, Command command, CommandLine line) {
+int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   Job job{settings, command, {}, {}, {}};
   Launch launch;
   WorldKind kind{};
@@ -194,7 +199,7 @@ int run_training(Settings const& settings, Command command, CommandLine line) {
     return EXIT_SUCCESS;
   });
   if (refused != EXIT_SUCCESS) return refused;
-  handle_signals();
+  handle_signals(command);
 #if NANOGPT_HAVE_MPI
   if (kind == WorldKind::mpi || kind == WorldKind::nccl_by_mpi) return run_under_mpi(job, kind, launch, line);
 #else

@@ -123,9 +123,9 @@ int main(int argc, char** argv) {
   if (!settings) return code;
   switch (command) {
     case Command::prepare: return guarded([&] { return run_prepare(*settings); });
-    case Command::sample: return guarded([&] { return run_sample(*settings); });
     case Command::train:
-    case Command::bench: return run_training(*settings, command, {argc, argv});
+    case Command::sample:
+    case Command::bench: return run_on_ranks(*settings, command, {argc, argv});
   }
   return EXIT_FAILURE;
 }

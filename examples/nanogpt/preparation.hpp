@@ -84,7 +84,9 @@ Preparation prepare(C& world, Job const& job) {
       };
       tokens.check_ids(ready.config.vocab_size, bound(world.rank()), bound(world.rank() + 1));
     }
-    if (training && world.rank() == 0) prepare_out_dir(settings.out_dir);
+    if (!training || world.rank() != 0) return;
+    prepare_out_dir(settings.out_dir);
+    if (!settings.eval_only) save_vocabulary(settings.out_dir, ready.dataset->meta);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definition of run_rank: preparation, then the training loop or the benchmark.
+// The definition of run_rank: preparation, then the training loop or the benchmark; or samples.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,6 +19,7 @@
 #include "metrics.hpp"
 #include "peak.hpp"
 #include "preparation.hpp"
+#include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
 
@@ -66,6 +67,7 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
 
 template <class P, fsdp::Communicator C>
 int run_rank(C world, Job const& job) {
+  if (job.command == Command::sample) return sample_rank<P>(std::move(world), job);
   Preparation ready;
   std::optional<JsonLog> log, trace;
   bool const first = world.rank() == 0;

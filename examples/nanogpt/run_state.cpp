@@ -50,13 +50,11 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
           {"settings", config}};
 }
 
-std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
+RunState read_run(std::filesystem::path const& checkpoint) {
   namespace ckpt = fsdp::checkpoint;
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
-  auto const name = ckpt::read_pointer(out_dir / "latest");
-  if (!name) return std::nullopt;
   RunState run;
-  run.checkpoint = out_dir / *name;
+  run.checkpoint = checkpoint;
   auto const path = run.checkpoint / ckpt::manifest_name;
   auto const what = fsdp::formatted("'{}'", path.string());
   auto const manifest = ckpt::parse_manifest(ckpt::read_text_file(path), what);
@@ -75,6 +73,11 @@ std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
   run.model.vocab_size = model.whole("vocab_size", 1, most);
   run.model.bias = flag_from(model, "bias");
   return run;
+}
+
+std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
+  auto const name = fsdp::checkpoint::read_pointer(out_dir / "latest");
+  return name ? std::optional(read_run(out_dir / *name)) : std::nullopt;
 }
 
 void adopt_model(Settings& settings, RunState const& run) {

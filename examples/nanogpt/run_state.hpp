@@ -26,6 +26,10 @@ struct RunState {
 /// What goes into a checkpoint. @param settings  kept for people
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings);
 
+/// The run that a checkpoint's folder has saved.
+/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
+RunState read_run(std::filesystem::path const& checkpoint);
+
 /// The run that `out_dir`/latest names. @return nullopt if there is no such file
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);

@@ -1,124 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt sample: lets a trained model continue a text.
-#include <fmt/format.h>
+#include "sample.hpp"
 
-#include <algorithm>
-#include <cmath>
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <numeric>
-#include <optional>
-#include <random>
 #include <string>
-#include <vector>
+#include <system_error>
 
-#include "commands.hpp"
-#include "fsdp/comm/local.hpp"
-#include "fsdp/fsdp.hpp"
-#include "fsdp/host/device.hpp"
-#include "gpt.hpp"
-#include "launcher.hpp"
-#include "layers_host.hpp"
-#include "saved_model.hpp"
-#include "weights_file.hpp"
+#include "fsdp/error.hpp"
 
 namespace nanogpt {
 namespace {
 
-using World = fsdp::local::Communicator<fsdp::host::Device>;
-using Engine = fsdp::Engine<World>;
-
 std::string start_text(std::string const& start) {
   if (!start.starts_with("FILE:")) return start;
-  std::ifstream stream(start.substr(5), std::ios::binary);
-  std::string const text{std::istreambuf_iterator<char>(stream), {}};
-  if (!stream) fsdp::fail<fsdp::ConfigError>("setting 'start': the file '{}' cannot be read", start.substr(5));
-  if (text.empty()) fsdp::fail<fsdp::ConfigError>("setting 'start': the file '{}' is empty", start.substr(5));
+  auto const path = start.substr(5);
+  std::ifstream stream(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  if (!stream) fsdp::fail<fsdp::ConfigError>("setting 'start': the file '{}' cannot be read", path);
+  if (text.empty()) fsdp::fail<fsdp::ConfigError>("setting 'start': the file '{}' is empty", path);
   return text;
 }
 
-/// Draws the next token: logits over the temperature, all but the top_k dropped, softmax.
-std::int32_t draw(std::vector<float> const& logits, double temperature, std::int64_t top_k, std::mt19937_64& random) {
-  std::vector<std::int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  auto const kept = static_cast<std::ptrdiff_t>(std::min(static_cast<std::size_t>(top_k), order.size()));
-  std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](std::int32_t a, std::int32_t b) {
-    auto const x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  });
-  order.resize(static_cast<std::size_t>(kept));
-  double const highest = logits[static_cast<std::size_t>(order.front())];
-  std::vector<double> weights;
-  for (auto const id : order)
-    weights.push_back(std::exp((static_cast<double>(logits[static_cast<std::size_t>(id)]) - highest) / temperature));
-  double const total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  double left = static_cast<double>(random() >> 11) * 0x1p-53 * total;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    left -= weights[i];
-    if (left < 0) return order[i];
-  }
-  return order.back();
-}
-
-/// One sample. When the text has outgrown the block size, the model reads the last block_size / 2 tokens again and goes
-/// on from there, so that its cache serves most steps.
-std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int64_t> text, Settings const& s,
-                                        std::mt19937_64& random) {
-  std::vector<std::int32_t> fresh;
-  auto const read_again = [&](std::int64_t count) {
-    model.restart();
-    auto const from = std::max<std::int64_t>(0, static_cast<std::int64_t>(text.size()) - count);
-    fresh.assign(text.begin() + from, text.end());
-  };
-  read_again(model.capacity());
-  for (std::int64_t token = 0; token < s.max_new_tokens; ++token) {
-    if (model.cached() + static_cast<std::int64_t>(fresh.size()) > model.capacity())
-      read_again(std::max<std::int64_t>(1, model.capacity() / 2));
-    auto const logits = model.extend(fresh.data(), static_cast<std::int64_t>(fresh.size()));
-    auto const next = draw(logits, s.temperature, s.top_k, random);
-    text.push_back(next);
-    fresh.assign(1, next);
-  }
-  return text;
-}
-
-void sample_rank(World world, Settings const& settings, SavedModel const& saved, Tokenizer const& tokenizer,
-                 std::vector<std::int64_t> const& start) {
-  fsdp::Mesh<World> mesh(std::move(world));
-  Engine engine(mesh, fsdp::NoShard{});
-  GptOptions options;
-  options.training = false;
-  auto config = saved.config;
-  config.dropout = 0;
-  Gpt<Engine> model(engine, config, 1, config.block_size, options);
-  load_weights(engine, saved.weights);
-  std::mt19937_64 random(static_cast<std::uint64_t>(settings.seed));
-  for (std::int64_t sample = 0; sample < settings.num_samples; ++sample) {
-    auto const text = continue_text(model, start, settings, random);
-    fmt::print("{}\n---------------\n", tokenizer.decode(text));
-    std::fflush(stdout);
+/// The marker in `start` is the token that ends a document, where the vocabulary has one.
+std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string const& start) {
+  auto const text = start_text(start);
+  try {
+    auto const ids = tokenizer.encode(text, Marker::token);
+    return {ids.begin(), ids.end()};
+  } catch (fsdp::ConfigError const& error) {
+    fsdp::fail<fsdp::ConfigError>("setting 'start': {}", error.what());
   }
 }
 
 }  // namespace
 
-int run_sample(Settings const& settings) {
-  check_together(settings, Command::sample, 1);
-  auto const saved = open_saved_model(settings.out_dir);
-  auto const tokenizer = open_tokenizer(saved.meta);
-  if (tokenizer == nullptr)
+SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) {
+  check_together(settings, Command::sample, ranks);
+  SampleRequest request;
+  request.model = open_sampled_model(settings);
+  auto const& model = request.model;
+  request.tokenizer = open_tokenizer(model.meta);
+  if (request.tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos' or "
-        "'tokenizer'): there are no characters to print",
-        settings.out_dir);
-  auto const start = tokenizer->encode(start_text(settings.start), Marker::token);
-  if (settings.device == "cuda")
-    fsdp::fail<fsdp::ConfigError>("setting 'device': sample computes on cpu in this version, got cuda");
-  divide_cores(1);
-  fsdp::local::run(1, fsdp::host::Device{},
-                   [&](World world) { sample_rank(std::move(world), settings, saved, *tokenizer, start); });
-  return 0;
+        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos' or 'tokenizer'): there "
+        "are "
+        "no characters to print",
+        (model.weights.empty() ? model.checkpoint : model.weights).string());
+  if (settings.stop_at_end && !request.tokenizer->end_of_text())
+    fsdp::fail<fsdp::ConfigError>("setting 'stop_at_end': the vocabulary has no {} to stop at", end_of_text_marker);
+  request.start = start_tokens(*request.tokenizer, settings.start);
+  return request;
+}
+
+void SamplePrinter::end_sample() {
+  write(text_.end());
+  write("\n---------------\n");
+}
+
+void SamplePrinter::write(std::string_view text) {
+  if (closed_ || text.empty()) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  int const why = errno;
+  if (why != EPIPE)
+    fsdp::fail<fsdp::ResourceError>("standard output cannot be written: {}", std::generic_category().message(why));
+  closed_ = true;
 }
 
 }  // namespace nanogpt

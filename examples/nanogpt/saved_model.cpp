@@ -77,6 +77,28 @@ void prepare_out_dir(fs::path const& folder) {
                                   std::generic_category().message(why));
 }
 
+void save_vocabulary(fs::path const& folder, Meta const& meta) {
+  if (meta.path.empty()) {
+    fs::remove(folder / meta_name);  // of a run on other data
+    return;
+  }
+  auto const copy = [&](fs::path const& from, fs::path const& name) {
+    MappedFile const file(from);
+    fsdp::checkpoint::replace_text_file(folder / name,
+                                        {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
+  };
+  for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
+  copy(meta.path, meta_name);
+}
+
+Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path const& model) {
+  auto meta = read_meta(path);
+  if (meta.vocab_size != config.vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, the model in '{}' one of {}", path.string(),
+                                  meta.vocab_size, model.string(), config.vocab_size);
+  return meta;
+}
+
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const& settings, Meta const& meta) {
   Json json{{"model_args",
@@ -95,16 +117,8 @@ void save_model_config(fs::path const& folder, GptConfig const& config, ModelSta
   for (auto const& setting : all_settings())
     if (setting.exists_in(Command::train))
       json["config"][std::string(setting.name)] = std::visit(AsJson{settings}, setting.member);
-  if (!meta.path.empty()) {
-    auto const copy = [&](fs::path const& from, fs::path const& name) {
-      MappedFile const file(from);
-      fsdp::checkpoint::replace_text_file(folder / name,
-                                          {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
-    };
-    for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
-    copy(meta.path, "meta.json");
-    json["meta"] = "meta.json";
-  }
+  save_vocabulary(folder, meta);
+  if (!meta.path.empty()) json["meta"] = meta_name;
   fsdp::checkpoint::replace_text_file(folder / "config.json", json.dump(1) + "\n");
 }
 
@@ -136,10 +150,7 @@ SavedModel open_saved_model(fs::path const& folder) {
     auto const vocabulary = folder / json["meta"].get<std::string>();
     if (!fs::is_regular_file(vocabulary, error))
       fsdp::fail<fsdp::ConfigError>("'{}': the vocabulary '{}' is missing", path.string(), vocabulary.string());
-    model.meta = read_meta(vocabulary);
-    if (model.meta.vocab_size != model.config.vocab_size)
-      fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, the model in '{}' one of {}", vocabulary.string(),
-                                    model.meta.vocab_size, path.string(), model.config.vocab_size);
+    model.meta = read_vocabulary(vocabulary, model.config, path);
   }
   return model;
 }

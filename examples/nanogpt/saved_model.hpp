@@ -31,7 +31,15 @@ struct SavedModel {
 /// @throws fsdp::ConfigError naming the folder and why
 void prepare_out_dir(std::filesystem::path const& folder);
 
-/// Writes config.json and, if the data had a vocabulary, meta.json with the files that it names.
+/// Makes the folder say what the tokens are: meta.json with the files that it names, or no meta.json where the data had
+/// no vocabulary. Training does so before its first checkpoint.
+void save_vocabulary(std::filesystem::path const& folder, Meta const& meta);
+
+/// Reads a model's meta.json. @param model  what messages call the model
+/// @throws fsdp::ConfigError if it says nonsense, or has another vocabulary than the model
+Meta read_vocabulary(std::filesystem::path const& path, GptConfig const& config, std::filesystem::path const& model);
+
+/// Writes config.json, and the vocabulary.
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const& settings, Meta const& meta);
 
@@ -40,5 +48,6 @@ void save_model_config(std::filesystem::path const& folder, GptConfig const& con
 SavedModel open_saved_model(std::filesystem::path const& folder);
 
 inline constexpr std::string_view weights_name = "model.safetensors";
+inline constexpr std::string_view meta_name = "meta.json";
 
 }  // namespace nanogpt

@@ -126,14 +126,14 @@ std::vector<Setting> make_table() {
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
-  t.choice("dtype", &S::dtype, training, "element type of the computation (default: bfloat16 on cuda, float32 on cpu)",
+  t.choice("dtype", &S::dtype, computing, "element type of the computation (default: bfloat16 on cuda, float32 on cpu)",
            {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
-  t.count("ranks", &S::ranks, training, "ranks as threads of this process (without mpirun)", 1, 64);
-  t.positive("collective_timeout", &S::collective_timeout, training, "seconds after which a collective is given up");
-  t.choice("strategy", &S::strategy, training, "what is sharded",
+  t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
+  t.positive("collective_timeout", &S::collective_timeout, computing, "seconds after which a collective is given up");
+  t.choice("strategy", &S::strategy, computing, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
-  t.count("shard_group", &S::shard_group, training, "ranks per shard group of hybrid_shard");
+  t.count("shard_group", &S::shard_group, computing, "ranks per shard group of hybrid_shard");
   t.optional_text(
       "reshard_after_forward", &S::reshard_after_forward, training,
       "drop a unit after forward: true, false (as shard_grad_op), or keep it sharded over a number of ranks "
@@ -143,7 +143,7 @@ std::vector<Setting> make_table() {
            {"block", "size", "model"});
   t.count("min_params", &S::min_params, training, "wrap=size: fewest parameters of a unit of blocks", 1,
           1'000'000'000'000);
-  t.count("prefetch", &S::prefetch, training, "units gathered ahead", 0, 1000);
+  t.count("prefetch", &S::prefetch, computing, "units gathered ahead", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
   t.text(
       "activation_checkpointing", &S::activation_checkpointing, training,
@@ -162,8 +162,16 @@ std::vector<Setting> make_table() {
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
-  t.positive("temperature", &S::temperature, sample, "below 1: less random");
+  t.optional_text("checkpoint", &S::checkpoint, sample,
+                  "weights from a checkpoint instead of model.safetensors: best, latest, or its folder");
+  t.non_negative("temperature", &S::temperature, sample, "below 1: less random; 0: always the most likely token");
   t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
+  auto& top_p = t.add("top_p", &S::top_p, sample,
+                      "draw from the most likely tokens that make up this part of the probability; 1: all");
+  top_p.low = 0;
+  top_p.low_excluded = true;
+  top_p.high = 1;
+  t.flag("stop_at_end", &S::stop_at_end, sample, "a sample ends where the model draws <|endoftext|>");
   t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
@@ -265,6 +273,20 @@ std::string_view line_value(std::string_view text, std::string_view where) {
     return text.substr(1, close - 1);
   }
   return trim(text.substr(0, text.find('#')));
+}
+
+void check_strategy(Settings const& s, std::int64_t ranks) {
+  if (s.strategy == "hybrid_shard") {
+    if (s.shard_group == 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
+    if (ranks % s.shard_group != 0)
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
+                                    s.shard_group);
+  } else if (s.shard_group != 0) {
+    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}",
+                                  s.shard_group, s.strategy);
+  }
 }
 
 }  // namespace
@@ -426,6 +448,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
       fsdp::fail<fsdp::ConfigError>(
           "setting 'init_from': '{}' is not supported by this version; expected resume (a model from out_dir)",
           s.init_from);
+    check_strategy(s, ranks);
     return;
   }
   if (s.init_from != "scratch" && (command == Command::bench || (s.init_from != "resume" && s.init_from != "auto")))
@@ -455,17 +478,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'reduce_dtype': gradients are summed in float32 in this version: expected float32, got bfloat16");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
-  if (s.strategy == "hybrid_shard") {
-    if (s.shard_group == 0)
-      fsdp::fail<fsdp::ConfigError>(
-          "setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
-    if (ranks % s.shard_group != 0)
-      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
-                                    s.shard_group);
-  } else if (s.shard_group != 0) {
-    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}",
-                                  s.shard_group, s.strategy);
-  }
+  check_strategy(s, ranks);
 }
 
 }  // namespace nanogpt

@@ -87,6 +87,9 @@ struct Settings {
   std::int64_t max_new_tokens = 500;
   double temperature = 0.8;
   std::int64_t top_k = 200;
+  double top_p = 1.0;
+  bool stop_at_end = false;
+  std::string checkpoint;  ///< empty: out_dir's model.safetensors
   // bench
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;

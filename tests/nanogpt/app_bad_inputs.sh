@@ -184,8 +184,13 @@ refuses "holds no trained model" "$nanogpt" sample --out_dir=nowhere
 "$nanogpt" train "${small[@]}" > output 2>&1 || fail "a good run"
 refuses "not among the" "$nanogpt" sample --out_dir=out --start=§
 refuses "cannot be read" "$nanogpt" sample --out_dir=out --start=FILE:none
+refuses "setting 'start': expected a text that is not empty" "$nanogpt" sample --out_dir=out --start=
+refuses "setting 'stop_at_end': the vocabulary has no <|endoftext|>" "$nanogpt" sample --out_dir=out --stop_at_end=true
+refuses "expected best, latest or the folder of a checkpoint" "$nanogpt" sample --out_dir=out --checkpoint=none
+refuses "there is no 'nowhere/latest'" "$nanogpt" sample --out_dir=nowhere --checkpoint=latest
+refuses "setting 'shard_group'" "$nanogpt" sample --out_dir=out --strategy=hybrid_shard
 refuses "is not supported" "$nanogpt" sample --out_dir=out --init_from=gpt2
-for bad in temperature=0 temperature=nan top_k=0 num_samples=0 max_new_tokens=-1; do
+for bad in temperature=-1 temperature=nan top_p=0 top_p=1.5 top_k=0 num_samples=0 max_new_tokens=-1; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" sample --out_dir=out "--$bad"
 done
 cp -r out damaged && head -c 1000 out/model.safetensors > damaged/model.safetensors

@@ -69,6 +69,14 @@ continuation 'q<|endoftext|>' q
 continuation 'z<|endoftext|>' z
 check "the marker is one token" test "$(cmp -s q z; echo $?)" = 1
 
+# Printed while they are drawn, the bytes are those of the whole text; a sample may end at the marker.
+long() { timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=1000 --temperature=2 --start=abc "$@" 2>errors || fail "sample $*"; }
+long >output
+check "the marker is drawn at all" grep -qaF '<|endoftext|>' output
+long --stop_at_end=true >stopped
+before=$(LC_ALL=C grep -abo -m 1 '<|endoftext|>' output | head -n 1 | cut -d : -f 1)
+check "it ends elsewhere than at the marker" cmp -s stopped <(head -c "$before" output; printf '\n---------------\n')
+
 rm out/vocab.bpe
 ends_in_error "$nanogpt" sample --out_dir=out
 grep -qF "vocab_bpe: 'out/vocab.bpe' is missing" output || fail "a model without its tokenizer does not say so"

@@ -133,7 +133,9 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"min_params", "0"},
       {"reduce_dtype", "float16"},
       {"cpu_offload", "some"},
-      {"temperature", "0"},
+      {"temperature", "-0.1"},
+      {"top_p", "0"},
+      {"top_p", "1.1"},
       {"top_k", "0"},
       {"num_samples", "0"},
       {"gradient_accumulation_steps", "0"},
@@ -159,6 +161,9 @@ TEST_CASE("good values are read") {
   set(settings, "warmup_iters", "0");
   CHECK(settings.learning_rate == 1e-3);
   CHECK(settings.beta1 == 0.0);
+  set(settings, "temperature", "0");
+  set(settings, "top_p", "1");
+  CHECK(settings.temperature == 0.0);
   CHECK_FALSE(settings.decay_lr);
 }
 
@@ -198,6 +203,11 @@ TEST_CASE("settings that do not fit together are refused") {
             "divisor of the 4 ranks, got 3"));
   CHECK(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 2; }, 4) == "nothing was thrown");
   CHECK(has(problem([](Settings& s) { s.shard_group = 2; }, 4), "'shard_group'"));
+  Settings sampled = nanogpt::defaults(Command::sample);
+  CHECK(what([&] { check_together(sampled, Command::sample, 3); }) == "nothing was thrown");
+  sampled.strategy = "hybrid_shard";
+  sampled.shard_group = 2;
+  CHECK(has(what([&] { check_together(sampled, Command::sample, 3); }), "divisor of the 3 ranks, got 2"));
   for (std::string const from : {"resume", "auto"})
     CHECK(problem([&](Settings& s) { s.init_from = from; }, 1) == "nothing was thrown");
   for (std::string const from : {"gpt2", "gpt2-xl", "some/folder"})

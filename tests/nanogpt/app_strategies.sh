@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# nanogpt trains under every strategy that it names, to the same losses.
+# nanogpt trains under every strategy that it names, to the same losses, and samples the same text with each, on any ranks,
+# from whole weights and from checkpoints.
 # programs: nanogpt
 # skip-sanitizers
 #
@@ -43,5 +44,83 @@ losses 'hybrid_shard(full_shard)' --strategy=hybrid_shard --shard_group=2
 losses 'hybrid_shard(shard_grad_op)' --strategy=hybrid_shard --shard_group=2 --reshard_after_forward=false
 losses no_shard --strategy=no_shard
 losses no_shard --strategy=ddp
-((failures == 0)) && echo "strategies agree"
+
+# --- samples: three blocks long, of a model with some character --------------------------------------------------------------
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=model --max_iters=60 --learning_rate=1e-2 --warmup_iters=5 >output 2>&1 || fail "train"
+mpi=()
+if command -v mpirun >/dev/null && ldd "$nanogpt" | grep -q libmpi; then mpi=(mpirun --oversubscribe --bind-to none -n 2); fi
+few=(--num_samples=2 --max_new_tokens=24)
+"$nanogpt" sample --out_dir=model "${few[@]}" >text || fail "sample"
+check "two samples" test "$(grep -cx -- --------------- text)" -eq 2
+check "another seed, the same text" test "$(cmp -s text <("$nanogpt" sample --out_dir=model "${few[@]}" --seed=2); echo $?)" -eq 1
+# the_same WHAT COMMAND...: it prints that text, and to the standard error what is in `said`.
+: >said
+the_same() {
+  local what=$1
+  shift
+  timeout 60 "$@" "${few[@]}" >output 2>errors || fail "$what: ended with $?"
+  check "$what: another text" cmp -s text output
+  check "$what: other words" diff said errors
+}
+sample=("$nanogpt" sample --out_dir=model)
+the_same "3 ranks" "${sample[@]}" --ranks=3
+the_same "4 ranks, shard_grad_op" "${sample[@]}" --ranks=4 --strategy=shard_grad_op
+the_same "4 ranks, hybrid_shard" "${sample[@]}" --ranks=4 --strategy=hybrid_shard --shard_group=2
+the_same "2 ranks, no_shard" "${sample[@]}" --ranks=2 --strategy=no_shard --prefetch=0
+the_same "the latest checkpoint" "${sample[@]}" --checkpoint=latest
+the_same "a checkpoint in out_dir" "${sample[@]}" --ranks=3 --checkpoint="$(cat model/latest)"
+the_same "a checkpoint elsewhere" "$nanogpt" sample --checkpoint="model/$(cat model/latest)/"
+"$nanogpt" sample --checkpoint=best --out_dir=model "${few[@]}" >output 2>errors || fail "the best checkpoint"
+check "the best checkpoint is another one" test "$(cat model/best)" != "$(cat model/latest)"
+check "the best checkpoint is the latest" test "$(cmp -s text output; echo $?)" -eq 1
+if ((${#mpi[@]})); then
+  the_same "2 processes" "${mpi[@]}" "${sample[@]}"
+  the_same "2 processes, the latest checkpoint" "${mpi[@]}" "${sample[@]}" --checkpoint=latest
+fi
+rm model/model.safetensors
+echo "nanogpt: there is no 'model/model.safetensors': sampling from the latest checkpoint, 'model/$(cat model/latest)'" >said
+the_same "no whole weights" "${sample[@]}" --ranks=2
+
+# At temperature 0 and with the smallest nucleus the seed means nothing.
+greedy() { timeout 60 "${sample[@]}" "${few[@]}" "$@" 2>errors || fail "sample $*"; }
+greedy --temperature=0 >likely
+for otherwise in --temperature=0 --top_p=1e-6 --top_k=1; do
+  greedy "$otherwise" --seed=2 >output
+  check "not the most likely tokens: $otherwise" cmp -s likely output
+done
+
+# A run that was stopped before it had whole weights can be sampled from: what its tokens are lies there already.
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=stopped --max_iters=1000000 --eval_interval=1000000 --log_interval=1 >output 2>&1 &
+run=$!
+for _ in $(seq 600); do
+  if grep -q '^iter 3:' output; then break; fi
+  sleep 0.1
+done
+kill -USR1 "$(pgrep -P $run -x nanogpt)"
+wait $run
+check "asked to stop, it ended with $?" test $? -eq 85
+check "there are whole weights" test ! -e stopped/model.safetensors
+timeout 60 "$nanogpt" sample --out_dir=stopped "${few[@]}" >output 2>&1 || fail "sample from a run that was stopped"
+
+# Nobody reads any more: the end, at once and without a word. A full disk is an error.
+endless=("${sample[@]}" --checkpoint=latest --num_samples=1000000 --max_new_tokens=1000000)
+closed() { # closed COMMAND...
+  timeout 60 "$@" 2>errors | head -c 30 >output
+  check "a closed pipe: ended with ${PIPESTATUS[0]}: $*" test "${PIPESTATUS[0]}" -eq 0
+  check "a closed pipe: not silent: $*" test ! -s errors
+  check "what was read before: $*" test "$(stat -c %s output)" -eq 30
+}
+closed "${endless[@]}"
+closed "${endless[@]}" --ranks=2
+# mpirun reads what its ranks print, and ends them if its own pipe closes; so each rank gets a pipe of its own.
+piped() { exec "$@" > >(head -c 30); }
+export -f piped
+if ((${#mpi[@]})); then closed "${mpi[@]}" bash -c 'piped "$@"' piped "${endless[@]}"; fi
+if [[ -c /dev/full ]]; then
+  for ranks in 1 2; do
+    ends_in_error bash -c '"$@" >/dev/full' full "${endless[@]}" --ranks=$ranks
+    grep -qF "standard output cannot be written: No space left on device" output || fail "a full disk: says otherwise"
+  done
+fi
+((failures == 0)) && echo "strategies agree; $checks checks"
 exit $((failures > 0))

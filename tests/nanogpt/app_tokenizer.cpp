@@ -259,6 +259,13 @@ TEST_CASE("ids outside the vocabulary are refused by name") {
   CHECK(has(what([&] { (void)characters.decode(Ids{2}); }), "token 2 lies outside the vocabulary of 2"));
 }
 
+TEST_CASE("a character that the vocabulary lacks is named, on one line") {
+  Characters const characters({"a", "b"});
+  CHECK(what([&] { (void)characters.encode("ab\xc3\xa9"); }) ==
+        "text: character '\xc3\xa9' (U+00E9) is not among the 2 of the vocabulary");
+  CHECK(what([&] { (void)characters.encode("a\n"); }) == "text: character U+000A is not among the 2 of the vocabulary");
+}
+
 TEST_CASE("files that do not fit together are refused, with the file, the line and why") {
   BytePairs pairs;
   pairs.merges = {{"a", "b"}, {"ab", "c"}, {"b", "c"}};

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding with cached keys and values, evaluation, and vocabularies that are padded.
+// links: nanogpt_data
 // skip-tsan
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <random>
 #include <vector>
 
+#include "continuation.hpp"
 #include "gemm_host.hpp"
 #include "gpt.hpp"
+#include "next_token.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
 
@@ -33,7 +40,76 @@ double largest_difference(std::vector<float> const& a, std::vector<float> const&
   return largest;
 }
 
+constexpr nanogpt::DrawOptions greedy{.temperature = 0}, random_draws{.temperature = 0.8, .top_k = 12};
+
+/// A text continued to `length` tokens by a loop that keeps nothing: the model reads the last tokens again each time.
+template <class Model>
+std::vector<std::int32_t> continued_plainly(Model& model, std::vector<std::int32_t> text, std::size_t length,
+                                            nanogpt::DrawOptions const& options) {
+  std::mt19937_64 random(41);
+  while (text.size() < length) {
+    auto const count = std::min(static_cast<std::int64_t>(text.size()), model.capacity());
+    auto const logits = model.logits(text.data() + static_cast<std::int64_t>(text.size()) - count, count);
+    text.push_back(nanogpt::draw_token(logits, options, random));
+  }
+  return text;
+}
+
+template <class Model>
+std::vector<std::int32_t> continued(Model& model, std::vector<std::int32_t> text, std::size_t length,
+                                    nanogpt::DrawOptions const& options) {
+  std::mt19937_64 random(41);
+  auto whole = text;
+  nanogpt::continue_text(model, text, static_cast<std::int64_t>(length - text.size()),
+                         [&](std::vector<float> const& logits) -> std::optional<std::int32_t> {
+                           whole.push_back(nanogpt::draw_token(logits, options, random));
+                           return whole.back();
+                         });
+  return whole;
+}
+
 }  // namespace
+
+TEST_CASE("a text three times the block has the tokens of a loop without a cache", "[nanogpt][model][decode]") {
+  auto const check = [](auto engine) {
+    nanogpt::GptOptions options;
+    options.training = false;
+    nanogpt::Gpt model(*engine, small_config(), 1, 12, options);
+    engine->store().randomise(43, 0.4);
+    for (auto const& draws : {greedy, random_draws}) {
+      for (std::int64_t const start : {1, 5, 12, 13, 30}) {
+        CAPTURE(start, draws.temperature);
+        CHECK(continued(model, text(start), 42, draws) == continued_plainly(model, text(start), 42, draws));
+      }
+    }
+  };
+  check(std::make_unique<model_test::DirectEngine<double>>());
+  check(std::make_unique<model_test::DirectEngine<float>>());
+}
+
+TEST_CASE("within the block a token is read once, and a text ends where the choice says", "[nanogpt][model][decode]") {
+  struct Counter {
+    std::int64_t cached_ = 0;
+    std::vector<std::int64_t> read{};
+    std::int64_t capacity() const { return 4; }
+    std::int64_t cached() const { return cached_; }
+    void restart() { cached_ = 0; }
+    std::vector<float> extend(std::int32_t const*, std::int64_t count) {
+      cached_ += count;
+      read.push_back(count);
+      return {0};
+    }
+  };
+  Counter model;
+  auto const zero = [](std::vector<float> const&) { return std::optional<std::int32_t>(0); };
+  nanogpt::continue_text(model, {0, 0}, 5, zero);
+  CHECK(model.read == std::vector<std::int64_t>{2, 1, 1, 4, 4});
+  model = {};
+  nanogpt::continue_text(model, {0, 0, 0, 0, 0}, 5, [&](auto const&) {
+    return model.read.size() < 3 ? std::optional<std::int32_t>(0) : std::nullopt;
+  });
+  CHECK(model.read == std::vector<std::int64_t>{4, 4, 4});
+}
 
 TEST_CASE("decoding token by token equals computing the whole text", "[nanogpt][model][decode]") {
   for (bool const training : {true, false}) {

@@ -8,6 +8,15 @@
 #include "tokenizer/utf8.hpp"
 
 namespace nanogpt {
+namespace {
+
+/// A character for messages, which a line break would tear.
+std::string named(char32_t character) {
+  auto const code = fsdp::formatted("U+{:04X}", static_cast<std::uint32_t>(character));
+  return character < 0x20 ? code : fsdp::formatted("'{}' ({})", encode_utf8(character), code);
+}
+
+}  // namespace
 
 Characters::Characters(std::vector<std::string> symbols) : symbols_(std::move(symbols)) {
   for (auto const& symbol : symbols_)
@@ -24,8 +33,8 @@ void Characters::append(std::string_view text, std::vector<std::int64_t>& ids, W
   for (char32_t const character : decode_utf8(text, "text")) {
     auto const found = ids_.find(encode_utf8(character));
     if (found == ids_.end())
-      fsdp::fail<fsdp::ConfigError>("text: character '{}' (U+{:04X}) is not among the {} of the vocabulary",
-                                    encode_utf8(character), static_cast<std::uint32_t>(character), size());
+      fsdp::fail<fsdp::ConfigError>("text: character {} is not among the {} of the vocabulary", named(character),
+                                    size());
     ids.push_back(found->second);
   }
 }

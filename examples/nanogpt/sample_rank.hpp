@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of `sample`.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agreement.hpp"
+#include "commands.hpp"
+#include "continuation.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/fsdp.hpp"
+#include "fsdp/host/backoff.hpp"
+#include "gpt.hpp"
+#include "job.hpp"
+#include "next_token.hpp"
+#include "sample.hpp"
+#include "trainer.hpp"
+#include "weights_file.hpp"
+
+namespace nanogpt {
+
+/// [Note: Samples of several ranks]
+/// Rank 0 draws and prints, and tells the others each token; they hold parts of the parameters, and compute the same
+/// passes so that their collectives meet. So every rank has the same text by construction, be its arithmetic as it may:
+/// rank 0's text follows from its own passes. Gathered parameters have the same bits on any number of ranks and with
+/// any strategy, so have these passes, and so the text, where the BLAS library takes as many threads.
+///
+/// @tparam E  engine of the ranks, which holds the model's weights
+template <class E>
+class Sampler {
+ public:
+  Sampler(E& engine, Gpt<E>& model, SampleRequest const& request, Settings const& settings)
+      : engine_(engine),
+        model_(model),
+        request_(request),
+        settings_(settings),
+        random_(static_cast<std::uint64_t>(settings.seed)),
+        printer_(*request.tokenizer) {}
+
+  /// Draws and prints all samples; ends early if nobody reads them.
+  /// @throws fsdp::Error on rank 0 if no token can be drawn or printed
+  /// @note Collective: yes.
+  void run() {
+    for (std::int64_t sample = 0; sample < settings_.num_samples && !stopped_; ++sample) {
+      if (engine_.rank() == 0)
+        for (auto const id : request_.start) printer_.add(id);
+      continue_text(model_, request_.start, settings_.max_new_tokens,
+                    [&](std::vector<float> const& logits) { return next(logits); });
+      if (engine_.rank() == 0) printer_.end_sample();
+    }
+  }
+
+ private:
+  /// Says instead of a token that nobody reads any more.
+  static constexpr std::int64_t nobody_reads = -1;
+
+  /// @return nullopt where the sample ends: the same on every rank
+  std::optional<std::int32_t> next(std::vector<float> const& logits) {
+    if (fsdp::host::termination_requested()) std::_Exit(fsdp::host::wait_terminated_exit_code);
+    auto const token = told_by_first(engine_.rank() == 0 ? draw_and_print(logits) : 0);
+    if (token == nobody_reads) stopped_ = true;
+    if (stopped_ || ends(token)) return std::nullopt;
+    return static_cast<std::int32_t>(token);
+  }
+  std::int64_t draw_and_print(std::vector<float> const& logits) {
+    DrawOptions const options{settings_.temperature, settings_.top_k, settings_.top_p};
+    auto const known = std::min(logits.size(), static_cast<std::size_t>(request_.tokenizer->size()));
+    std::int64_t const token = draw_token(std::span(logits).first(known), options, random_);
+    if (!ends(token)) printer_.add(token);
+    return printer_.closed() ? nobody_reads : token;
+  }
+  bool ends(std::int64_t token) const { return settings_.stop_at_end && token == request_.tokenizer->end_of_text(); }
+  std::int64_t told_by_first(std::int64_t mine) {
+    if (engine_.world_size() == 1) return mine;
+    return std::stoll(engine_.world().exchange(fmt::format("{}", mine), "the next token").front());
+  }
+
+  E& engine_;
+  Gpt<E>& model_;
+  SampleRequest const& request_;
+  Settings const& settings_;
+  std::mt19937_64 random_;  // rank 0's
+  SamplePrinter printer_;
+  bool stopped_ = false;
+};
+
+/// Reads this rank's part of the model's weights.
+/// @throws fsdp::Error on every rank if they are missing, damaged, or another model's
+/// @note Collective: yes.
+template <class E>
+void load_sampled_model(E& engine, SampledModel const& model) {
+  if (!model.checkpoint.empty()) {
+    fsdp::load(engine, model.checkpoint);
+    return;
+  }
+  engine.seal();
+  agree(engine.world(), [&] { load_weights(engine, model.weights); });
+}
+
+/// As run_rank, for Command::sample.
+template <class P, fsdp::Communicator C>
+int sample_rank(C world, Job const& job) {
+  auto const& settings = job.settings;
+  bool const first = world.rank() == 0;
+  auto const refuse = [&](char const* why) {
+    if (first) report_error(why);
+    return usage_error;
+  };
+  SampleRequest request;
+  try {
+    agree(world, [&] { request = read_sample_request(settings, world.size()); });
+    agree(world, [&] { expect_same_settings(world, settings); });
+    auto const& model = request.model;
+    fsdp::detail::expect_equal_texts(world, (model.checkpoint / model.weights).string(), "the model to sample from");
+  } catch (fsdp::Error const& error) {
+    return refuse(error.what());
+  }
+  if (first && !request.model.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.model.note);
+
+  using Engine = fsdp::Engine<C, P>;
+  auto config = request.model.config;
+  config.dropout = 0;
+  GptOptions options = gpt_options<typename C::Device>();
+  options.training = false;
+  fsdp::Mesh<C> mesh(std::move(world));
+  auto sharding = settings;
+  sharding.reshard_after_forward.clear();  // a config file's: no backward follows
+  Engine engine(mesh, strategy_of(sharding), engine_options(sharding));
+  Gpt<Engine> model(engine, config, 1, config.block_size, options);
+  try {
+    load_sampled_model(engine, request.model);
+  } catch (fsdp::ConfigError const& error) {
+    return refuse(error.what());
+  } catch (AgreedError const& error) {
+    return refuse(error.what());
+  }
+  Sampler<Engine>(engine, model, request, settings).run();
+  return EXIT_SUCCESS;
+}
+
+}  // namespace nanogpt
