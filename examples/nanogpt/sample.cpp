@@ -18,9 +18,9 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "gpt.hpp"
+#include "gpt2/open_model.hpp"
 #include "launcher.hpp"
 #include "layers_host.hpp"
-#include "saved_model.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -63,8 +63,9 @@ std::int32_t draw(std::vector<float> const& logits, double temperature, std::int
 
 /// One sample. When the text has outgrown the block size, the model reads the last block_size / 2 tokens again and goes
 /// on from there, so that its cache serves most steps.
+/// @param vocabulary  tokens that have a text: the model may have more, which are not drawn
 std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int64_t> text, Settings const& s,
-                                        std::mt19937_64& random) {
+                                        std::int64_t vocabulary, std::mt19937_64& random) {
   std::vector<std::int32_t> fresh;
   auto const read_again = [&](std::int64_t count) {
     model.restart();
@@ -75,7 +76,8 @@ std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int
   for (std::int64_t token = 0; token < s.max_new_tokens; ++token) {
     if (model.cached() + static_cast<std::int64_t>(fresh.size()) > model.capacity())
       read_again(std::max<std::int64_t>(1, model.capacity() / 2));
-    auto const logits = model.extend(fresh.data(), static_cast<std::int64_t>(fresh.size()));
+    auto logits = model.extend(fresh.data(), static_cast<std::int64_t>(fresh.size()));
+    logits.resize(static_cast<std::size_t>(vocabulary));
     auto const next = draw(logits, s.temperature, s.top_k, random);
     text.push_back(next);
     fresh.assign(1, next);
@@ -83,19 +85,18 @@ std::vector<std::int64_t> continue_text(Gpt<Engine>& model, std::vector<std::int
   return text;
 }
 
-void sample_rank(World world, Settings const& settings, SavedModel const& saved, Tokenizer const& tokenizer,
+void sample_rank(World world, Settings const& settings, WeightsSource const& weights, Tokenizer const& tokenizer,
                  std::vector<std::int64_t> const& start) {
   fsdp::Mesh<World> mesh(std::move(world));
   Engine engine(mesh, fsdp::NoShard{});
   GptOptions options;
   options.training = false;
-  auto config = saved.config;
-  config.dropout = 0;
+  auto const& config = weights.config();
   Gpt<Engine> model(engine, config, 1, config.block_size, options);
-  load_weights(engine, saved.weights);
+  load_weights(engine, weights);
   std::mt19937_64 random(static_cast<std::uint64_t>(settings.seed));
   for (std::int64_t sample = 0; sample < settings.num_samples; ++sample) {
-    auto const text = continue_text(model, start, settings, random);
+    auto const text = continue_text(model, start, settings, tokenizer.size(), random);
     fmt::print("{}\n---------------\n", tokenizer.decode(text));
     std::fflush(stdout);
   }
@@ -105,19 +106,19 @@ void sample_rank(World world, Settings const& settings, SavedModel const& saved,
 
 int run_sample(Settings const& settings) {
   check_together(settings, Command::sample, 1);
-  auto const saved = open_saved_model(settings.out_dir);
-  auto const tokenizer = open_tokenizer(saved.meta);
+  auto const opened = open_model(settings);
+  auto const tokenizer = open_tokenizer(opened, settings);
   if (tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos' or "
-        "'tokenizer'): there are no characters to print",
-        settings.out_dir);
+        "'{}': there is no vocabulary beside the weights (vocab.json and merges.txt, or a meta.json with 'itos' or "
+        "'tokenizer'), so there are no characters to print: --encoder_json=FILE and --vocab_bpe=FILE name GPT-2's",
+        opened.weights->path().string());
   auto const start = tokenizer->encode(start_text(settings.start), Marker::token);
   if (settings.device == "cuda")
     fsdp::fail<fsdp::ConfigError>("setting 'device': sample computes on cpu in this version, got cuda");
   divide_cores(1);
   fsdp::local::run(1, fsdp::host::Device{},
-                   [&](World world) { sample_rank(std::move(world), settings, saved, *tokenizer, start); });
+                   [&](World world) { sample_rank(std::move(world), settings, *opened.weights, *tokenizer, start); });
   return 0;
 }
 

@@ -32,8 +32,9 @@ struct SavedModel {
 void prepare_out_dir(std::filesystem::path const& folder);
 
 /// Writes config.json and, if the data had a vocabulary, meta.json with the files that it names.
+/// @param settings  of the training; nullptr if they are not known
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
-                       Settings const& settings, Meta const& meta);
+                       Settings const* settings, Meta const& meta);
 
 /// Reads config.json and what it names; checks that the weights are there.
 /// @throws fsdp::ConfigError saying what is missing or wrong
