@@ -33,13 +33,13 @@ flags=(-std=c++20 -O2 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
   -I"$source" -I"$source/include" -I"$source/examples/nanogpt")
 
 objects=()
-for file in data.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
+for file in data.cpp new_file.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
   object=$(basename "$file" .cpp).o
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/examples/nanogpt/$file" -o "$object"
   objects+=("$object")
 done
 targets=("${@:3}")
-if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files); fi
+if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files gpt2_files); fi
 for target in "${targets[@]}"; do
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/tests/fuzz/targets/$target.cpp" -o "$target.o"
   "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" "${objects[@]}" -o "$target"

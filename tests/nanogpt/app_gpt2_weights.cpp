@@ -221,6 +221,17 @@ class Variable {
 
 }  // namespace
 
+TEST_CASE("the list of tensors has all parameters of a model") {
+  for (bool const bias : {false, true}) {
+    GptConfig const config{3, 2, 8, 6, 10, 0.0f, bias};
+    auto const tensors = gpt_tensors(config);
+    std::int64_t elements = 0;
+    for (auto const& tensor : tensors) elements += tensor.numel();
+    CHECK(elements == config.parameters());
+    CHECK(static_cast<std::int64_t>(tensors.size()) == config.decayed().tensors + config.not_decayed().tensors);
+  }
+}
+
 TEST_CASE("every element of HuggingFace's files is read where the model has it") {
   Style const styles[] = {{},
                           {.prefix = false},
