@@ -82,8 +82,9 @@ for type in bfloat16 float16; do
   refuses "setting 'dtype': expected float32, the one type that cpu computes in, got $type" \
     "$nanogpt" train "${small[@]}" "--dtype=$type" --device=cpu
 done
-for from in gpt2 gpt2-xl some/folder; do
-  refuses "setting 'init_from': '$from' is not supported" "$nanogpt" train "${small[@]}" "--init_from=$from"
+export HF_HUB_CACHE=$PWD/no_cache
+for from in gpt2 gpt2-xl some/folder text data; do
+  refuses "setting 'init_from': " "$nanogpt" train "${small[@]}" "--init_from=$from"
 done
 
 # --- what needs the ranks: plain, as threads, under mpirun ------------------------------------------------------------------
@@ -184,7 +185,8 @@ refuses "holds no trained model" "$nanogpt" sample --out_dir=nowhere
 "$nanogpt" train "${small[@]}" > output 2>&1 || fail "a good run"
 refuses "not among the" "$nanogpt" sample --out_dir=out --start=§
 refuses "cannot be read" "$nanogpt" sample --out_dir=out --start=FILE:none
-refuses "is not supported" "$nanogpt" sample --out_dir=out --init_from=gpt2
+refuses "the weights of gpt2 are in none of" "$nanogpt" sample --out_dir=out --init_from=gpt2
+refuses "setting 'init_from': expected resume" "$nanogpt" sample --out_dir=out --init_from=scratch
 for bad in temperature=0 temperature=nan top_k=0 num_samples=0 max_new_tokens=-1; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" sample --out_dir=out "--$bad"
 done
