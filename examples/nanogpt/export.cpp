@@ -123,7 +123,7 @@ int run_export(Settings const& settings) {
   // nanogpt's own folder has the files of its meta.json.
   if (!files.none() && (settings.format != "nanogpt" || model.meta.path.empty())) copy_tokenizer(files, to);
   if (files.none() && settings.format != "nanogpt")
-    fmt::print("the model's tokens are not GPT-2's: no vocab.json and merges.txt were written\n");
+    fmt::print("no vocab.json and merges.txt were written: the model has no files of GPT-2's tokens beside it\n");
   fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), weights.path().string(),
              written.string());
   return 0;

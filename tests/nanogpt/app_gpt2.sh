@@ -70,8 +70,17 @@ train --init_from=hf --block_size=5 --max_iters=1 --out_dir=short
 says "5 of 8 positions"
 give --out_dir=out --to=brain --dtype=bfloat16
 train --init_from=brain --eval_only=true --out_dir=a
-cp data/d/meta.json hf/
 timeout 60 "$nanogpt" sample --out_dir=bin_3full_shard --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
+
+# Data with fewer tokens than the model: its others are never drawn, and a run goes on with these data alone.
+tr -d 'aeiou ' <text >fewer
+"$nanogpt" prepare --dataset=fewer --data=fewer >output 2>&1 || fail "prepare fewer"
+train --dataset=fewer --init_from=hf --max_iters=1 --out_dir=tuned
+timeout 60 "$nanogpt" sample --out_dir=tuned --num_samples=2 --max_new_tokens=100 --temperature=5 >output 2>&1 || fail "sample of fewer tokens"
+train --dataset=fewer --init_from=resume --max_iters=4 --out_dir=tuned
+for run in out:fewer tuned:d; do
+  refuses "setting 'dataset': '${run#*:}' has a vocabulary of" train "${runs[@]}" --dataset="${run#*:}" --init_from=resume --out_dir="${run%:*}"
+done
 
 # Byte pairs beside the weights, by HuggingFace's names.
 refuses "there is no vocabulary beside the weights" sample --init_from=hf

@@ -143,9 +143,9 @@ void write_llm_c(fs::path const& path, WeightsSource const& weights, bool bf16) 
   std::vector<float> values;
   std::vector<fsdp::bf16> rounded;
   for (auto const& tensor : in_file_order(config)) {
-    values.assign(static_cast<std::size_t>(tensor.numel()), 0.0f);
-    if (config.bias || !tensor.is_bias()) weights.read(tensor.name, 0, values);
-    if (tensor.name == token_table) values.resize(static_cast<std::size_t>(padded * config.n_embd), 0.0f);
+    auto const own = static_cast<std::size_t>(tensor.numel());
+    values.assign(tensor.name == token_table ? static_cast<std::size_t>(padded * config.n_embd) : own, 0.0f);
+    if (config.bias || !tensor.is_bias()) weights.read(tensor.name, 0, std::span(values).first(own));
     if (bf16) {
       rounded.resize(values.size());
       std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return fsdp::bf16(value); });
