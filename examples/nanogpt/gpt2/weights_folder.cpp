@@ -110,7 +110,8 @@ void WeightsFolder::check_tensors(Orientation orientation) {
   for (auto& tensor : gpt_tensors(config())) {
     auto const found = places_.find(tensor.name);
     if (found == places_.end())
-      fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing", path().string(), tensor.name);
+      fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing",
+                                    (names_.size() == 1 ? path() / names_[0] : path()).string(), tensor.name);
     if (orientation == Orientation::out_in) tensor.transposed = false;
     auto const& place = found->second;
     auto const& entry = files_[place.file]->entry(place.name);
