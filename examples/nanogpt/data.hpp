@@ -40,6 +40,8 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+inline constexpr std::int64_t gpt2_tokens = 50257;  ///< of GPT-2's vocabulary
+
 /// What meta.json says of a pair of token files.
 struct Meta {
   std::int64_t vocab_size = 50304;              ///< GPT-2's 50257 rounded up to 128: for token files without meta.json

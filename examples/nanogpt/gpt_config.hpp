@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "fsdp/error.hpp"
 
@@ -19,6 +20,15 @@ enum class Activation {
   gelu,      ///< x Phi(x), exact: nanoGPT's
   gelu_new,  ///< Phi by tanh: GPT-2's and llm.c's
 };
+
+constexpr std::string_view name(Activation activation) { return activation == Activation::gelu ? "gelu" : "gelu_new"; }
+/// @param where  the name stands, for the message
+/// @throws fsdp::ConfigError if no activation is called so
+inline Activation activation_named(std::string_view text, std::string_view where) {
+  for (auto const activation : {Activation::gelu, Activation::gelu_new})
+    if (text == name(activation)) return activation;
+  fsdp::fail<fsdp::ConfigError>("'{}': 'activation': expected gelu or gelu_new, got '{}'", where, text);
+}
 
 /// The shape of a model. The defaults are GPT-2 124M without biases.
 struct GptConfig {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt: prepare a text, train a GPT sharded over ranks, sample from it, measure it.
+// nanogpt: prepare a text, train a GPT sharded over ranks, sample from it, give it to other programs, measure it.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -85,17 +85,20 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   app.name("nanogpt");
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text);
-  std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample}, {Command::bench}};
+  std::vector<Subcommand> subs{
+      {Command::prepare}, {Command::train}, {Command::sample}, {Command::export_}, {Command::bench}};
   add(app, subs[0], "prepare", "turn texts into token files");
   add(app, subs[1], "train", "train a model");
   add(app, subs[2], "sample", "let a trained model write");
-  add(app, subs[3], "bench", "measure training speed and memory");
+  add(app, subs[3], "export", "write a trained model for other programs");
+  add(app, subs[4], "bench", "measure training speed and memory");
   reject_empty_values(argc, argv);
-  if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got nothing");
+  constexpr std::string_view names = "prepare, train, sample, export, bench";
+  if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got nothing", names);
   bool const known =
       std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
   if (argv[1][0] != '-' && !known)
-    fsdp::fail<fsdp::ConfigError>("expected a subcommand (prepare, train, sample, bench), got '{}'", argv[1]);
+    fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got '{}'", names, argv[1]);
   try {
     app.parse(argc, argv);
   } catch (CLI::ParseError const& error) {
@@ -123,6 +126,7 @@ int main(int argc, char** argv) {
   if (!settings) return code;
   switch (command) {
     case Command::prepare: return guarded([&] { return run_prepare(*settings); });
+    case Command::export_: return guarded([&] { return run_export(*settings); });
     case Command::train:
     case Command::sample:
     case Command::bench: return run_on_ranks(*settings, command, {argc, argv});

@@ -14,6 +14,7 @@
 #include "data.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
+#include "gpt2/open_model.hpp"
 #include "gpt_config.hpp"
 #include "job.hpp"
 #include "peak.hpp"
@@ -43,8 +44,24 @@ struct Preparation {
   std::optional<Dataset> dataset;
   GptConfig config;
   std::optional<RunState> resumed;
+  std::optional<OpenedModel> pretrained;  ///< the weights that training begins with
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
+
+/// Gives the run the vocabulary and the GELU of a model that it begins with: its data may have fewer tokens.
+/// @throws fsdp::ConfigError if they have more, or others than those that a resumed run has been trained on
+inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::filesystem::path const& from) {
+  auto const& meta = ready.dataset->meta;
+  auto const of_data = meta.path.empty() ? gpt2_tokens : meta.vocab_size;
+  bool const other =
+      ready.resumed && !meta.path.empty() &&
+      of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : model.vocab_size);
+  if (of_data > model.vocab_size || other)
+    fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, the model in '{}' one of {}",
+                                  ready.settings.dataset, of_data, from.string(), model.vocab_size);
+  ready.config.vocab_size = model.vocab_size;
+  ready.config.activation = model.activation;
+}
 
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
 /// @tparam T  what the run computes in
@@ -55,7 +72,10 @@ Preparation prepare(C& world, Job const& job) {
   settings = job.settings;
   bool const training = job.command == Command::train;
   agree(world, [&] {
-    if (training && settings.init_from != "scratch") {
+    if (training && names_weights(settings.init_from)) {
+      ready.pretrained = open_pretrained(settings);
+      adopt_model(settings, *ready.pretrained->weights);
+    } else if (training && settings.init_from != "scratch") {
       ready.resumed = find_run(settings.out_dir);
       if (!ready.resumed && settings.init_from == "resume")
         fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
@@ -67,10 +87,9 @@ Preparation prepare(C& world, Job const& job) {
     if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset(settings.dataset));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
-    if (ready.resumed && ready.resumed->model.vocab_size != ready.config.vocab_size)
-      fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, the model in '{}' one of {}",
-                                    settings.dataset, ready.config.vocab_size, ready.resumed->checkpoint.string(),
-                                    ready.resumed->model.vocab_size);
+    if (ready.resumed) adopt_vocabulary(ready, ready.resumed->model, ready.resumed->checkpoint);
+    if (ready.pretrained)
+      adopt_vocabulary(ready, ready.pretrained->weights->config(), ready.pretrained->weights->path());
     if (!ready.dataset) return;
     for (auto const split : {Split::train, Split::val}) {
       auto const& tokens = ready.dataset->split(split);
@@ -90,7 +109,9 @@ Preparation prepare(C& world, Job const& job) {
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {
-    auto const from = ready.resumed ? ready.resumed->checkpoint.string() : "no checkpoint";
+    auto const from = ready.resumed      ? ready.resumed->checkpoint.string()
+                      : ready.pretrained ? "weights " + fingerprint(*ready.pretrained->weights)
+                                         : "no checkpoint";
     fsdp::detail::expect_equal_texts(world, from, "where training starts");
   });
   ready.peak = measure_peak<T>(world);

@@ -22,6 +22,7 @@
 #include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
+#include "weights_file.hpp"
 
 namespace nanogpt {
 
@@ -48,10 +49,19 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (job.device != "cpu")
     fmt::print("mfu is relative to the {}: {:.1f} TFLOP/s for all ranks\n", ready.peak.source, ready.peak.flops / 1e12);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
+  if (ready.pretrained) {
+    auto const& weights = *ready.pretrained->weights;
+    fmt::print("initializing from '{}': n_layer {}, n_head {}, n_embd {}, vocab_size {}, {} of {} positions, {}\n",
+               weights.path().string(), ready.config.n_layer, ready.config.n_head, ready.config.n_embd,
+               ready.config.vocab_size, ready.config.block_size, weights.config().block_size,
+               name(ready.config.activation));
+  }
   if (ready.dataset && ready.dataset->meta.path.empty())
-    fmt::print("no meta.json: vocabulary of {} (GPT-2's 50257, padded)\n", ready.config.vocab_size);
+    fmt::print("no meta.json: vocabulary of {} ({})\n", ready.config.vocab_size,
+               ready.config.vocab_size == Meta{}.vocab_size ? "GPT-2's 50257, padded" : "the model's");
   if (ready.dataset && !ready.dataset->meta.path.empty())
-    fmt::print("found vocab_size = {} (inside {})\n", ready.config.vocab_size, ready.dataset->meta.path.string());
+    fmt::print("found vocab_size = {} (inside {})\n", ready.dataset->meta.vocab_size,
+               ready.dataset->meta.path.string());
   ParameterCount decayed, others;
   for (auto const& tensor : fsdp::tensor_list(trainer.engine())) {
     auto& group = tensor.decay ? decayed : others;
@@ -90,6 +100,7 @@ int run_rank(C world, Job const& job) {
   auto const source = batch_source(resolved.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world));
   Trainer<C, P> trainer(mesh, resolved.settings, ready.config, source);
+  if (ready.pretrained) load_weights(trainer.engine(), *ready.pretrained->weights);
   if (first) introduce(trainer, resolved, ready, ranks);
   if (job.command == Command::bench) {
     bench(trainer, resolved, ready.peak, ranks, *log);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_state.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -9,6 +10,7 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
+#include "gpt2/tensor_names.hpp"
 
 namespace nanogpt {
 namespace {
@@ -28,6 +30,23 @@ bool flag_from(fsdp::checkpoint::Fields const& fields, char const* name) {
   return fields.at(name).get<bool>();
 }
 
+/// Fields that checkpoints of earlier versions do not have.
+bool fields_have(Json const& object, char const* name) { return object.is_object() && object.contains(name); }
+
+/// @param from  where the model comes from, for the message
+void adopt_shape(Settings& settings, GptConfig const& model, std::string_view from) {
+  auto const adopt = [&](std::string_view name, auto& setting, auto const& saved) {
+    if (settings.was_given(name) && setting != saved)
+      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts {}, whose model has {}", name, setting, from, saved);
+    setting = saved;
+  };
+  adopt("n_layer", settings.n_layer, model.n_layer);
+  adopt("n_head", settings.n_head, model.n_head);
+  adopt("n_embd", settings.n_embd, model.n_embd);
+  adopt("block_size", settings.block_size, model.block_size);
+  adopt("bias", settings.bias, model.bias);
+}
+
 }  // namespace
 
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings) {
@@ -40,13 +59,15 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
           {"train_loss", number(run.train_loss)},
           {"val_loss", number(run.val_loss)},
           {"best_val_loss", number(run.best_val_loss)},
+          {"data_vocab_size", run.data_vocab_size},
           {"model",
            {{"n_layer", run.model.n_layer},
             {"n_head", run.model.n_head},
             {"n_embd", run.model.n_embd},
             {"block_size", run.model.block_size},
             {"vocab_size", run.model.vocab_size},
-            {"bias", run.model.bias}}},
+            {"bias", run.model.bias},
+            {"activation", name(run.model.activation)}}},
           {"settings", config}};
 }
 
@@ -72,6 +93,10 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   run.model.block_size = model.whole("block_size", 1, most);
   run.model.vocab_size = model.whole("vocab_size", 1, most);
   run.model.bias = flag_from(model, "bias");
+  if (fields_have(manifest.extra, "data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);
+  if (fields_have(manifest.extra["model"], "activation"))
+    run.model.activation = activation_named(model.text("activation"), path.string());
+  expect_possible(run.model, what);
   return run;
 }
 
@@ -81,17 +106,13 @@ std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
 }
 
 void adopt_model(Settings& settings, RunState const& run) {
-  auto const adopt = [&](std::string_view name, auto& setting, auto const& saved) {
-    if (settings.was_given(name) && setting != saved)
-      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts the checkpoint '{}', whose model has {}", name,
-                                    setting, run.checkpoint.string(), saved);
-    setting = saved;
-  };
-  adopt("n_layer", settings.n_layer, run.model.n_layer);
-  adopt("n_head", settings.n_head, run.model.n_head);
-  adopt("n_embd", settings.n_embd, run.model.n_embd);
-  adopt("block_size", settings.block_size, run.model.block_size);
-  adopt("bias", settings.bias, run.model.bias);
+  adopt_shape(settings, run.model, fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
+}
+
+void adopt_model(Settings& settings, WeightsSource const& weights) {
+  auto model = weights.config();
+  if (settings.was_given("block_size")) model.block_size = std::min(model.block_size, settings.block_size);
+  adopt_shape(settings, model, fsdp::formatted("the weights '{}'", weights.path().string()));
 }
 
 }  // namespace nanogpt

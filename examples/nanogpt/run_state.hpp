@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
+#include "gpt2/weights_source.hpp"
 #include "gpt_config.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
@@ -20,6 +21,8 @@ struct RunState {
   std::int64_t evaluated = -1;  ///< iteration of the last evaluation
   double train_loss = 0, val_loss = 0;
   double best_val_loss = 1e9;
+  std::int64_t data_vocab_size =
+      0;  ///< of the data, which may be less than the model's; 0: their meta.json did not say
   std::filesystem::path checkpoint;  ///< its folder
 };
 
@@ -34,8 +37,16 @@ RunState read_run(std::filesystem::path const& checkpoint);
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);
 
+/// The run that a checkpoint's folder is of. @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
+RunState read_run(std::filesystem::path const& checkpoint);
+
 /// Takes the model's shape from a run.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another
 void adopt_model(Settings& settings, RunState const& run);
+
+/// Takes it from weights. A block that the settings ask for may be shorter than the weights': it then has the first of
+/// their positions.
+/// @throws fsdp::ConfigError if the command line or a config file has asked for another model
+void adopt_model(Settings& settings, WeightsSource const& weights);
 
 }  // namespace nanogpt

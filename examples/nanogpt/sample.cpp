@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sample.hpp"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "saved_model.hpp"
 
 namespace nanogpt {
 namespace {
@@ -39,15 +43,22 @@ std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string c
 SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) {
   check_together(settings, Command::sample, ranks);
   SampleRequest request;
-  request.model = open_sampled_model(settings);
-  auto const& model = request.model;
-  request.tokenizer = open_tokenizer(model.meta);
+  std::filesystem::path const out_dir(settings.out_dir);
+  auto checkpoint = settings.checkpoint;
+  if (std::error_code error; settings.init_from == "resume" && checkpoint.empty() &&
+                             !std::filesystem::exists(out_dir / weights_name, error) &&
+                             std::filesystem::exists(out_dir / "latest", error)) {
+    checkpoint = "latest";
+    request.note =
+        fmt::format("there is no '{}': sampling from the latest checkpoint", (out_dir / weights_name).string());
+  }
+  request.model = checkpoint.empty() ? open_model(settings) : open_checkpoint(out_dir, checkpoint);
+  request.tokenizer = open_tokenizer(request.model, settings);
   if (request.tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': the model was trained on tokens without a vocabulary (no meta.json with 'itos' or 'tokenizer'): there "
-        "are "
-        "no characters to print",
-        (model.weights.empty() ? model.checkpoint : model.weights).string());
+        "'{}': there is no vocabulary beside the weights (vocab.json and merges.txt, or a meta.json with 'itos' or "
+        "'tokenizer'), so there are no characters to print: --encoder_json=FILE and --vocab_bpe=FILE name GPT-2's",
+        request.model.weights->path().string());
   if (settings.stop_at_end && !request.tokenizer->end_of_text())
     fsdp::fail<fsdp::ConfigError>("setting 'stop_at_end': the vocabulary has no {} to stop at", end_of_text_marker);
   request.start = start_tokens(*request.tokenizer, settings.start);

@@ -4,10 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "sampled_model.hpp"
+#include "gpt2/open_model.hpp"
 #include "settings.hpp"
 #include "tokenizer/text_stream.hpp"
 #include "tokenizer/tokenizer.hpp"
@@ -16,7 +17,8 @@ namespace nanogpt {
 
 /// What every rank knows before it begins.
 struct SampleRequest {
-  SampledModel model;
+  OpenedModel model;
+  std::string note;  ///< what the user should know of the model; empty: nothing
   std::shared_ptr<Tokenizer const> tokenizer;
   std::vector<std::int32_t> start;  ///< the text to continue; not empty
 };

@@ -19,7 +19,6 @@
 #include "agreement.hpp"
 #include "commands.hpp"
 #include "continuation.hpp"
-#include "fsdp/checkpoint/load.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "gpt.hpp"
@@ -96,19 +95,6 @@ class Sampler {
   bool stopped_ = false;
 };
 
-/// Reads this rank's part of the model's weights.
-/// @throws fsdp::Error on every rank if they are missing, damaged, or another model's
-/// @note Collective: yes.
-template <class E>
-void load_sampled_model(E& engine, SampledModel const& model) {
-  if (!model.checkpoint.empty()) {
-    fsdp::load(engine, model.checkpoint);
-    return;
-  }
-  engine.seal();
-  agree(engine.world(), [&] { load_weights(engine, model.weights); });
-}
-
 /// As run_rank, for Command::sample.
 template <class P, fsdp::Communicator C>
 int sample_rank(C world, Job const& job) {
@@ -122,16 +108,16 @@ int sample_rank(C world, Job const& job) {
   try {
     agree(world, [&] { request = read_sample_request(settings, world.size()); });
     agree(world, [&] { expect_same_settings(world, settings); });
-    auto const& model = request.model;
-    fsdp::detail::expect_equal_texts(world, (model.checkpoint / model.weights).string(), "the model to sample from");
+    std::string model;
+    agree(world, [&] { model = fingerprint(*request.model.weights); });
+    fsdp::detail::expect_equal_texts(world, model, "the model to sample from");
   } catch (fsdp::Error const& error) {
     return refuse(error.what());
   }
-  if (first && !request.model.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.model.note);
+  if (first && !request.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.note);
 
   using Engine = fsdp::Engine<C, P>;
-  auto config = request.model.config;
-  config.dropout = 0;
+  auto const& config = request.model.weights->config();
   GptOptions options = gpt_options<typename C::Device>();
   options.training = false;
   fsdp::Mesh<C> mesh(std::move(world));
@@ -139,10 +125,9 @@ int sample_rank(C world, Job const& job) {
   sharding.reshard_after_forward.clear();  // a config file's: no backward follows
   Engine engine(mesh, strategy_of(sharding), engine_options(sharding));
   Gpt<Engine> model(engine, config, 1, config.block_size, options);
+  engine.seal();
   try {
-    load_sampled_model(engine, request.model);
-  } catch (fsdp::ConfigError const& error) {
-    return refuse(error.what());
+    agree(engine.world(), [&] { load_weights(engine, *request.model.weights); });
   } catch (AgreedError const& error) {
     return refuse(error.what());
   }

@@ -14,6 +14,7 @@
 
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
+#include "gpt2/tensor_names.hpp"
 
 namespace nanogpt {
 namespace {
@@ -43,6 +44,11 @@ class Fields {
   double number(char const* name) const {
     if (!object_.contains(name) || !object_[name].is_number()) wrong(name, "a number");
     return object_[name].get<double>();
+  }
+  std::string text_or(char const* name, std::string_view otherwise) const {
+    if (!object_.contains(name)) return std::string(otherwise);
+    if (!object_[name].is_string()) wrong(name, "a text");
+    return object_[name].get<std::string>();
   }
   bool flag(char const* name) const {
     if (!object_.contains(name) || !object_[name].is_boolean()) wrong(name, "true or false");
@@ -93,30 +99,31 @@ void save_vocabulary(fs::path const& folder, Meta const& meta) {
 
 Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path const& model) {
   auto meta = read_meta(path);
-  if (meta.vocab_size != config.vocab_size)
+  if (meta.vocab_size > config.vocab_size)
     fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, the model in '{}' one of {}", path.string(),
                                   meta.vocab_size, model.string(), config.vocab_size);
   return meta;
 }
 
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
-                       Settings const& settings, Meta const& meta) {
+                       Settings const* settings, Meta const& meta) {
   Json json{{"model_args",
              {{"n_layer", config.n_layer},
               {"n_head", config.n_head},
               {"n_embd", config.n_embd},
               {"block_size", config.block_size},
               {"vocab_size", config.vocab_size},
-              {"dropout", settings.dropout},
-              {"bias", config.bias}}},
+              {"dropout", settings != nullptr ? settings->dropout : static_cast<double>(config.dropout)},
+              {"bias", config.bias},
+              {"activation", name(config.activation)}}},
             {"iter_num", state.iteration},
             {"train_loss", number(state.train_loss)},
             {"val_loss", number(state.val_loss)},
             {"best_val_loss", number(state.best_val_loss)},
             {"meta", nullptr}};
   for (auto const& setting : all_settings())
-    if (setting.exists_in(Command::train))
-      json["config"][std::string(setting.name)] = std::visit(AsJson{settings}, setting.member);
+    if (settings != nullptr && setting.exists_in(Command::train))
+      json["config"][std::string(setting.name)] = std::visit(AsJson{*settings}, setting.member);
   save_vocabulary(folder, meta);
   if (!meta.path.empty()) json["meta"] = meta_name;
   fsdp::checkpoint::replace_text_file(folder / "config.json", json.dump(1) + "\n");
@@ -144,6 +151,8 @@ SavedModel open_saved_model(fs::path const& folder) {
   model.config.vocab_size = arguments.whole("vocab_size");
   model.config.dropout = static_cast<float>(arguments.number("dropout"));
   model.config.bias = arguments.flag("bias");
+  model.config.activation = activation_named(arguments.text_or("activation", "gelu"), path.string());
+  expect_possible(model.config, fsdp::formatted("'{}'", path.string()));
   model.config.validate();
   model.state.iteration = Fields(path, json).whole("iter_num");
   if (json.contains("meta") && json["meta"].is_string()) {

@@ -36,12 +36,13 @@ void prepare_out_dir(std::filesystem::path const& folder);
 void save_vocabulary(std::filesystem::path const& folder, Meta const& meta);
 
 /// Reads a model's meta.json. @param model  what messages call the model
-/// @throws fsdp::ConfigError if it says nonsense, or has another vocabulary than the model
+/// @throws fsdp::ConfigError if it says nonsense, or has a larger vocabulary than the model
 Meta read_vocabulary(std::filesystem::path const& path, GptConfig const& config, std::filesystem::path const& model);
 
 /// Writes config.json, and the vocabulary.
+/// @param settings  of the training; nullptr if they are not known
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
-                       Settings const& settings, Meta const& meta);
+                       Settings const* settings, Meta const& meta);
 
 /// Reads config.json and what it names; checks that the weights are there.
 /// @throws fsdp::ConfigError saying what is missing or wrong

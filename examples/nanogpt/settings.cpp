@@ -23,6 +23,7 @@ constexpr unsigned train = static_cast<unsigned>(Command::train);
 constexpr unsigned sample = static_cast<unsigned>(Command::sample);
 constexpr unsigned bench = static_cast<unsigned>(Command::bench);
 constexpr unsigned prepare = static_cast<unsigned>(Command::prepare);
+constexpr unsigned exporting = static_cast<unsigned>(Command::export_);
 constexpr unsigned training = train | bench;
 constexpr unsigned computing = train | sample | bench;
 
@@ -78,7 +79,7 @@ class Table {
 std::vector<Setting> make_table() {
   using S = Settings;
   Table t;
-  t.text("out_dir", &S::out_dir, train | sample, "where checkpoints go and come from");
+  t.text("out_dir", &S::out_dir, train | sample | exporting, "where checkpoints go and come from");
   t.count("eval_interval", &S::eval_interval, train, "iterations between evaluations");
   t.count("log_interval", &S::log_interval, train, "iterations between log lines");
   t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each split");
@@ -92,13 +93,16 @@ std::vector<Setting> make_table() {
          "write checkpoints from a copy in host memory while training goes on");
   t.text("init_from", &S::init_from, train | sample,
          "where training starts: scratch, resume (from out_dir), auto (resume if there is something, else scratch); "
-         "sample: resume");
+         "sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large or gpt2-xl, a folder with "
+         "safetensors and config.json, or llm.c's file of weights");
+  t.optional_text("model_dir", &S::model_dir, train | sample,
+                  "where gpt2 and its sizes are looked for, each in a folder of its name, before HuggingFace's cache");
   t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
   t.text("data", &S::data, prepare,
          "the text to prepare: a file, or documents: a .jsonl file or a folder of .txt and .jsonl");
   t.choice("tokenizer", &S::tokenizer, prepare, "what tokens are: characters, or GPT-2's byte pairs", {"char", "gpt2"});
-  t.optional_text("encoder_json", &S::encoder_json, prepare, "GPT-2's tokens and their ids");
-  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare, "GPT-2's merges");
+  t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting, "GPT-2's tokens and their ids");
+  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting, "GPT-2's merges");
   t.fraction("val_fraction", &S::val_fraction, prepare,
              "what val.bin gets: of a text's characters, or of the documents");
   t.count("threads", &S::threads, prepare, "threads that tokenize; 0: one per core", 0, 256);
@@ -126,7 +130,8 @@ std::vector<Setting> make_table() {
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
-  t.choice("dtype", &S::dtype, computing, "element type of the computation (default: bfloat16 on cuda, float32 on cpu)",
+  t.choice("dtype", &S::dtype, computing | exporting,
+           "element type of the computation (default: bfloat16 on cuda, float32 on cpu); export: of the file (float32)",
            {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
@@ -162,8 +167,8 @@ std::vector<Setting> make_table() {
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
-  t.optional_text("checkpoint", &S::checkpoint, sample,
-                  "weights from a checkpoint instead of model.safetensors: best, latest, or its folder");
+  t.optional_text("checkpoint", &S::checkpoint, sample | exporting,
+                  "weights from a checkpoint instead of out_dir's model.safetensors: best, latest, or its folder");
   t.non_negative("temperature", &S::temperature, sample, "below 1: less random; 0: always the most likely token");
   t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
   auto& top_p = t.add("top_p", &S::top_p, sample,
@@ -172,6 +177,9 @@ std::vector<Setting> make_table() {
   top_p.low_excluded = true;
   top_p.high = 1;
   t.flag("stop_at_end", &S::stop_at_end, sample, "a sample ends where the model draws <|endoftext|>");
+  t.optional_text("to", &S::to, exporting, "the folder that is written");
+  t.choice("format", &S::format, exporting, "for whom: huggingface, llm.c, or nanogpt (a folder as training writes it)",
+           {"huggingface", "llm.c", "nanogpt"});
   t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
@@ -443,17 +451,30 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     }
     return;
   }
+  if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
+    fsdp::fail<fsdp::ConfigError>("setting '{}': a tokenizer is two files, encoder_json and vocab_bpe, got one",
+                                  s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");
   if (command == Command::sample) {
-    if (s.init_from != "resume")
+    if (s.init_from == "scratch" || s.init_from == "auto")
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'init_from': '{}' is not supported by this version; expected resume (a model from out_dir)",
+          "setting 'init_from': expected resume (the model in out_dir) or weights to sample from, got '{}'",
           s.init_from);
+    if (!s.checkpoint.empty() && s.init_from != "resume")
+      fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': only a run in out_dir has some, got '{}' with init_from {}",
+                                    s.checkpoint, s.init_from);
     check_strategy(s, ranks);
     return;
   }
-  if (s.init_from != "scratch" && (command == Command::bench || (s.init_from != "resume" && s.init_from != "auto")))
-    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' is not supported by this version; expected {}",
-                                  s.init_from, command == Command::bench ? "scratch" : "scratch, resume or auto");
+  if (command == Command::export_) {
+    if (s.to.empty())
+      fsdp::fail<fsdp::ConfigError>("setting 'to': expected the folder to write to (--to=DIR), got nothing");
+    if (s.dtype == "float16")
+      fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32 or bfloat16 for an export, got float16");
+    return;
+  }
+  if (s.init_from != "scratch" && command == Command::bench)
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': expected scratch, the one that bench has, got '{}'",
+                                  s.init_from);
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "

@@ -13,7 +13,7 @@
 namespace nanogpt {
 
 /// The subcommands; a setting says in which of them it exists.
-enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8 };
+enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16 };
 
 /// All settings with their defaults. Names are nanoGPT's where nanoGPT has one.
 struct Settings {
@@ -28,6 +28,7 @@ struct Settings {
   std::int64_t keep_last = 2;
   bool async_checkpoint = true;
   std::string init_from = "scratch";
+  std::string model_dir = "models";
   std::string log_json;
   std::string trace;  ///< empty: no trace
   std::int64_t trace_steps = 3;
@@ -89,7 +90,10 @@ struct Settings {
   std::int64_t top_k = 200;
   double top_p = 1.0;
   bool stop_at_end = false;
-  std::string checkpoint;  ///< empty: out_dir's model.safetensors
+  std::string checkpoint;  ///< export too; empty: out_dir's model.safetensors
+  // export
+  std::string to;
+  std::string format = "huggingface";
   // bench
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;

@@ -49,6 +49,7 @@ class TrainingLoop {
         trace_(trainer, settings_, trace),
         saver_(trainer.engine()) {
     run_.model = ready.config;
+    if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
   }
 
   /// @return the exit code: saved_and_stopped if a rank was asked to
@@ -182,7 +183,11 @@ class TrainingLoop {
     exported_ = iteration;
     if (!first_rank_) return;
     ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
-    save_model_config(folder, ready_.config, state, settings_, ready_.dataset->meta);
+    auto const& meta = ready_.dataset->meta;
+    save_model_config(folder, ready_.config, state, &settings_, meta);
+    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
+    if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
+      copy_tokenizer(ready_.pretrained->tokenizer, folder);
   }
 
   T& trainer_;

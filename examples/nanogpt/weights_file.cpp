@@ -4,44 +4,32 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <utility>
 
 #include "fsdp/checkpoint/safetensors.hpp"
 
 namespace nanogpt {
 namespace {
 
-std::vector<fsdp::checkpoint::TensorEntry> entries_of(std::vector<fsdp::TensorInfo> const& tensors) {
+std::vector<fsdp::checkpoint::TensorEntry> entries_of(std::vector<fsdp::TensorInfo> const& tensors, bool bf16) {
   std::vector<fsdp::checkpoint::TensorEntry> entries;
-  for (auto const& tensor : tensors) entries.push_back({tensor.name, fsdp::DType::f32, tensor.shape});
+  for (auto const& tensor : tensors)
+    entries.push_back({tensor.name, bf16 ? fsdp::DType::bf16 : fsdp::DType::f32, tensor.shape});
   return entries;
 }
 
 }  // namespace
 
-WeightsWriter::WeightsWriter(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors)
+WeightsWriter::WeightsWriter(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors, bool bf16)
     : file_(std::make_unique<fsdp::checkpoint::SafetensorsWriter>(
-          path, entries_of(tensors), std::map<std::string, std::string>{{"format", "pt"}})) {}
+          path, entries_of(tensors, bf16), std::map<std::string, std::string>{{"format", "pt"}})),
+      bf16_(bf16) {}
 WeightsWriter::~WeightsWriter() = default;
 void WeightsWriter::write(fsdp::TensorInfo const& tensor, std::span<float const> values) {
-  file_->write(tensor.name, values);
+  if (!bf16_) return file_->write(tensor.name, values);
+  std::vector<fsdp::bf16> rounded(values.size());
+  std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return fsdp::bf16(value); });
+  file_->write(tensor.name, std::span<fsdp::bf16 const>(rounded));
 }
 void WeightsWriter::finish() { file_->finish(); }
-
-WeightsReader::WeightsReader(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors)
-    : file_(std::make_unique<fsdp::checkpoint::SafetensorsFile>(path)) {
-  for (auto const& entry : file_->entries()) {
-    bool const known =
-        std::any_of(tensors.begin(), tensors.end(), [&](auto const& tensor) { return tensor.name == entry.name; });
-    if (!known) fsdp::fail<fsdp::ConfigError>("'{}': the model has no tensor '{}'", path.string(), entry.name);
-  }
-  for (auto const& tensor : tensors)
-    if (!file_->contains(tensor.name))
-      fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing", path.string(), tensor.name);
-}
-WeightsReader::~WeightsReader() = default;
-void WeightsReader::read(fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) const {
-  file_->read(tensor.name, tensor.shape, first, out);
-}
 
 }  // namespace nanogpt

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full fp32 weights between an engine and a safetensors file, unit by unit.
+// Full weights between an engine and files, unit by unit.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,24 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "fsdp/checkpoint/full_state.hpp"
+#include "gpt2/weights_source.hpp"
 
 namespace fsdp::checkpoint {
 class SafetensorsWriter;
-class SafetensorsFile;
 }  // namespace fsdp::checkpoint
 
 namespace nanogpt {
 
-/// The file that a model's weights are written to. It is compiled apart from the engines, like WeightsReader: what
-/// reads and writes JSON takes long.
+/// The file that a model's weights are written to. It is compiled apart from the engines, for what writes
+/// JSON takes long.
 class WeightsWriter {
  public:
-  /// @param tensors  what will be written
-  WeightsWriter(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors);
+  /// @param tensors  names and shapes of what will be written
+  /// @param bf16     round to nearest even; else fp32
+  WeightsWriter(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors, bool bf16 = false);
   WeightsWriter(WeightsWriter const&) = delete;
   WeightsWriter& operator=(WeightsWriter const&) = delete;
   ~WeightsWriter();
@@ -34,22 +34,7 @@ class WeightsWriter {
 
  private:
   std::unique_ptr<fsdp::checkpoint::SafetensorsWriter> file_;
-};
-
-/// The file that a model's weights are read from.
-class WeightsReader {
- public:
-  /// @param tensors  what the model has
-  /// @throws fsdp::ConfigError if the file lacks a tensor, has one of another shape, or has one that the model lacks
-  WeightsReader(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors);
-  WeightsReader(WeightsReader const&) = delete;
-  WeightsReader& operator=(WeightsReader const&) = delete;
-  ~WeightsReader();
-  /// Reads out.size() elements of the tensor, from its element `first` on.
-  void read(fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) const;
-
- private:
-  std::unique_ptr<fsdp::checkpoint::SafetensorsFile> file_;
+  bool bf16_;
 };
 
 /// Writes the engine's weights to `path`; rank 0 writes, at most one unit is in its memory at a time.
@@ -63,13 +48,13 @@ void save_weights(E& engine, std::filesystem::path const& path) {
   if (writer) writer->finish();
 }
 
-/// Reads this rank's part of the weights.
-/// @throws fsdp::ConfigError if the file lacks a tensor, has one of another shape, or has one that the model lacks
+/// Reads this rank's part of the weights, and no more than that of the files.
+/// @throws fsdp::ConfigError if a file cannot be read
+/// @note Collective: no (sealing is, the first time).
 template <class E>
-void load_weights(E& engine, std::filesystem::path const& path) {
-  WeightsReader const file(path, fsdp::tensor_list(engine));
+void load_weights(E& engine, WeightsSource const& weights) {
   fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) {
-    file.read(tensor, first, out);
+    weights.read(tensor.name, first, out);
   });
 }
 

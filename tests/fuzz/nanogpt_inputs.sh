@@ -36,14 +36,14 @@ if echo 'int main() {}' | "$clang" -x c++ - -lfmt -o probe 2>/dev/null; then fmt
 flags+=("$fmt")
 
 objects=()
-for file in data.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
+for file in data.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
   object=$(basename "$file" .cpp).o
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/examples/nanogpt/$file" -o "$object"
   objects+=("$object")
 done
 ar rcs inputs.a "${objects[@]}" # of which a target takes what it needs
 targets=("${@:3}")
-if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files config_files); fi
+if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files config_files gpt2_files); fi
 for target in "${targets[@]}"; do
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/tests/fuzz/targets/$target.cpp" -o "$target.o"
   "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" inputs.a ${link:+"$link"} -o "$target"

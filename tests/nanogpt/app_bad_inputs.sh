@@ -82,8 +82,9 @@ for type in bfloat16 float16; do
   refuses "setting 'dtype': expected float32, the one type that cpu computes in, got $type" \
     "$nanogpt" train "${small[@]}" "--dtype=$type" --device=cpu
 done
-for from in gpt2 gpt2-xl some/folder; do
-  refuses "setting 'init_from': '$from' is not supported" "$nanogpt" train "${small[@]}" "--init_from=$from"
+export HF_HUB_CACHE=$PWD/no_cache
+for from in gpt2 gpt2-xl some/folder text data; do
+  refuses "setting 'init_from': " "$nanogpt" train "${small[@]}" "--init_from=$from"
 done
 
 # --- what needs the ranks: plain, as threads, under mpirun ------------------------------------------------------------------
@@ -189,7 +190,9 @@ refuses "setting 'stop_at_end': the vocabulary has no <|endoftext|>" "$nanogpt" 
 refuses "expected best, latest or the folder of a checkpoint" "$nanogpt" sample --out_dir=out --checkpoint=none
 refuses "there is no 'nowhere/latest'" "$nanogpt" sample --out_dir=nowhere --checkpoint=latest
 refuses "setting 'shard_group'" "$nanogpt" sample --out_dir=out --strategy=hybrid_shard
-refuses "is not supported" "$nanogpt" sample --out_dir=out --init_from=gpt2
+refuses "the weights of gpt2 are in none of" "$nanogpt" sample --out_dir=out --init_from=gpt2
+refuses "setting 'init_from': expected resume" "$nanogpt" sample --out_dir=out --init_from=scratch
+refuses "setting 'checkpoint': only a run in out_dir has some, got 'best' with init_from gpt2" "$nanogpt" sample --out_dir=out --init_from=gpt2 --checkpoint=best
 for bad in temperature=-1 temperature=nan top_p=0 top_p=1.5 top_k=0 num_samples=0 max_new_tokens=-1; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" sample --out_dir=out "--$bad"
 done

@@ -76,6 +76,28 @@ check "the marker is drawn at all" grep -qaF '<|endoftext|>' output
 long --stop_at_end=true >stopped
 before=$(LC_ALL=C grep -abo -m 1 '<|endoftext|>' output | head -n 1 | cut -d : -f 1)
 check "it ends elsewhere than at the marker" cmp -s stopped <(head -c "$before" output; printf '\n---------------\n')
+# Its tokenizer goes with it, by HuggingFace's names, and is found there; so it is beside llm.c's file, or by its files.
+said() { # said FILE ARGUMENT...: what a model says
+  timeout 60 "$nanogpt" sample --num_samples=1 --max_new_tokens=8 --start=ab "${@:2}" >output 2>errors || fail "sample ${*:2}"
+  mv output "$1"
+}
+said ours --out_dir=out
+check "export" "$nanogpt" export --out_dir=out --to=hf >output 2>&1
+check "vocab.json" cmp hf/vocab.json out/encoder.json
+check "merges.txt" cmp hf/merges.txt out/vocab.bpe
+check "the marker's id" grep -q '"eos_token_id": 257' hf/config.json
+said theirs --init_from=hf
+check "HuggingFace's folder says something else" cmp ours theirs
+mkdir bare
+mv hf/config.json hf/model.safetensors bare
+said bare_said --init_from=bare --encoder_json=hf/vocab.json --vocab_bpe=hf/merges.txt
+check "with files that are named it says something else" cmp ours bare_said
+check "export to llm.c" "$nanogpt" export --out_dir=out --to=bin --format=llm.c >output 2>&1
+said bin_said --init_from=bin/model.bin
+check "llm.c's file begins otherwise" cmp -n 2 bin_said ours
+check "export to nanogpt" "$nanogpt" export --out_dir=out --to=own --format=nanogpt --checkpoint=latest >output 2>&1
+said own_said --out_dir=own
+check "our own folder says something else" cmp ours own_said
 
 rm out/vocab.bpe
 ends_in_error "$nanogpt" sample --out_dir=out

@@ -208,10 +208,36 @@ TEST_CASE("settings that do not fit together are refused") {
   sampled.strategy = "hybrid_shard";
   sampled.shard_group = 2;
   CHECK(has(what([&] { check_together(sampled, Command::sample, 3); }), "divisor of the 3 ranks, got 2"));
-  for (std::string const from : {"resume", "auto"})
+  for (std::string const from : {"resume", "auto", "gpt2", "gpt2-xl", "some/folder"})
     CHECK(problem([&](Settings& s) { s.init_from = from; }, 1) == "nothing was thrown");
-  for (std::string const from : {"gpt2", "gpt2-xl", "some/folder"})
-    CHECK(has(problem([&](Settings& s) { s.init_from = from; }, 1), "'init_from': '" + from + "' is not supported"));
+}
+
+TEST_CASE("each subcommand begins with what it can") {
+  auto const problem = [](Command command, std::string const& from) {
+    Settings settings;
+    settings.init_from = from;
+    settings.to = "somewhere";
+    return what([&] { check_together(settings, command, 1); });
+  };
+  CHECK(has(problem(Command::bench, "gpt2"), "'init_from': expected scratch, the one that bench has, got 'gpt2'"));
+  for (std::string const from : {"scratch", "auto"})
+    CHECK(has(problem(Command::sample, from), "'init_from': expected resume (the model in out_dir) or weights"));
+  for (std::string const from : {"resume", "gpt2"}) CHECK(problem(Command::sample, from) == "nothing was thrown");
+}
+
+TEST_CASE("an export says where to and in which of two types") {
+  auto const problem = [](std::string const& to, std::string const& dtype, std::string const& encoder) {
+    Settings settings;
+    settings.to = to;
+    settings.dtype = dtype;
+    settings.encoder_json = encoder;
+    return what([&] { check_together(settings, Command::export_, 1); });
+  };
+  CHECK(problem("x", "", "") == "nothing was thrown");
+  CHECK(problem("x", "bfloat16", "") == "nothing was thrown");
+  CHECK(has(problem("", "", ""), "'to': expected the folder to write to"));
+  CHECK(has(problem("x", "float16", ""), "'dtype': expected float32 or bfloat16 for an export, got float16"));
+  CHECK(has(problem("x", "", "e"), "'vocab_bpe': a tokenizer is two files"));
 }
 
 TEST_CASE("what becomes of a unit after forward goes with the strategy") {

@@ -50,6 +50,10 @@ class SafetensorsFile {
   /// In the order of their bytes.
   std::vector<TensorEntry> const& entries() const { return entries_; }
   std::map<std::string, std::string> const& metadata() const { return metadata_; }
+  /// Names of tensors whose type is none of DType's (masks, quantised weights): they take their place in the file, and
+  /// cannot be read.
+  /// @return by name, what the file calls their type
+  std::map<std::string, std::string_view, std::less<>> const& other_types() const { return other_types_; }
   bool contains(std::string_view name) const { return index_.find(name) != index_.end(); }
   /// @throws ConfigError if there is no such tensor
   TensorEntry const& entry(std::string_view name) const { return entries_[find(name)]; }
@@ -79,6 +83,12 @@ class SafetensorsFile {
   }
 
  private:
+  struct Placed {
+    std::uint64_t begin, end;
+    TensorEntry entry;
+    detail::OtherType const* other;  ///< null where it is of one of DType's
+  };
+
   template <class... Args>
   [[noreturn]] void wrong(fsdp::detail::FormatTextOf<Args...> text, Args const&... args) const {
     fail<ConfigError>("'{}': {}", path_.string(), formatted<Args...>(text, args...));
@@ -93,8 +103,10 @@ class SafetensorsFile {
   }
   std::size_t find(std::string_view name) const {
     auto const found = index_.find(name);
-    if (found == index_.end()) wrong("there is no tensor '{}'", name);
-    return found->second;
+    if (found != index_.end()) return found->second;
+    if (auto const other = other_types_.find(name); other != other_types_.end())
+      wrong("tensor '{}': expected dtype F32, BF16 or F16, got {}", name, other->second);
+    wrong("there is no tensor '{}'", name);
   }
 
   void map() {
@@ -129,28 +141,25 @@ class SafetensorsFile {
 
     std::string_view const text(reinterpret_cast<char const*>(base_) + detail::length_bytes, length);
     auto const header = parse_object(text, formatted("the header of '{}'", path_.string()));
-    struct Placed {
-      std::uint64_t begin, end;
-      TensorEntry entry;
-    };
     std::vector<Placed> placed;
     for (auto const& item : header.items()) {
       if (item.key() == "__metadata__") {
         read_metadata(item.value());
         continue;
       }
-      auto entry = read_entry(item.key(), item.value());
+      placed.push_back(read_entry(item.key(), item.value()));
+      auto& [begin, end, entry, other] = placed.back();
       auto const& offsets = item.value()["data_offsets"];
       if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
           !offsets[1].is_number_unsigned())
         wrong("tensor '{}': expected two 'data_offsets'", item.key());
-      auto const begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
+      begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
       if (begin > end || end > data_bytes)
         wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
-      if (end - begin != static_cast<std::uint64_t>(entry.numel()) * size_of(entry.dtype))
+      auto const element = other ? other->bytes : size_of(entry.dtype);
+      if (end - begin != static_cast<std::uint64_t>(entry.numel()) * element)
         wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), listed(entry.shape),
-              detail::format_name(entry.dtype), end - begin);
-      placed.push_back({begin, end, std::move(entry)});
+              other ? other->name : detail::format_name(entry.dtype), end - begin);
     }
     std::sort(placed.begin(), placed.end(),
               [](Placed const& a, Placed const& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
@@ -160,6 +169,10 @@ class SafetensorsFile {
         wrong("tensor '{}' begins at byte {} of the data, {} was expected ({})", tensor.entry.name, tensor.begin,
               covered, tensor.begin < covered ? "an overlap" : "a gap");
       covered = tensor.end;
+      if (tensor.other) {
+        other_types_.emplace(std::move(tensor.entry.name), tensor.other->name);
+        continue;
+      }
       begins_.push_back(static_cast<std::size_t>(tensor.begin));
       index_.emplace(tensor.entry.name, entries_.size());
       entries_.push_back(std::move(tensor.entry));
@@ -174,15 +187,18 @@ class SafetensorsFile {
       metadata_.emplace(item.key(), item.value().get<std::string>());
     }
   }
-  TensorEntry read_entry(std::string const& name, Json const& value) const {
+  Placed read_entry(std::string const& name, Json const& value) const {
     if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets"))
       wrong("tensor '{}': expected 'dtype', 'shape' and 'data_offsets'", name);
-    TensorEntry entry{name, DType::f32, {}};
+    Placed placed{0, 0, {name, DType::f32, {}}, nullptr};
+    auto& entry = placed.entry;
     auto const type = value["dtype"].is_string() ? value["dtype"].get<std::string>() : value["dtype"].dump();
     bool known = false;
     for (auto const candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64})
       if (type == detail::format_name(candidate)) entry.dtype = candidate, known = true;
-    if (!known) wrong("tensor '{}': expected dtype F32, BF16, F16, F64 or I64, got {}", name, type);
+    for (auto const& candidate : detail::other_types)
+      if (type == candidate.name) placed.other = &candidate, known = true;
+    if (!known) wrong("tensor '{}': expected a dtype such as F32, BF16 or F16, got {}", name, type);
     if (!value["shape"].is_array()) wrong("tensor '{}': expected an array 'shape'", name);
     std::uint64_t product = 1;
     for (auto const& extent : value["shape"]) {
@@ -193,7 +209,7 @@ class SafetensorsFile {
       product *= count;
       entry.shape.push_back(static_cast<std::int64_t>(count));
     }
-    return entry;
+    return placed;
   }
 
   std::filesystem::path path_;
@@ -203,6 +219,7 @@ class SafetensorsFile {
   std::vector<TensorEntry> entries_;
   std::vector<std::size_t> begins_;
   std::map<std::string, std::size_t, std::less<>> index_;
+  std::map<std::string, std::string_view, std::less<>> other_types_;
   std::map<std::string, std::string> metadata_;
 };
 

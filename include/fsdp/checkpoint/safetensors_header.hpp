@@ -44,6 +44,14 @@ inline std::string_view format_name(DType type) {
   return "?";
 }
 
+/// A type that files may have and that is not DType's.
+struct OtherType {
+  std::string_view name;
+  std::size_t bytes;  ///< of an element
+};
+inline constexpr OtherType other_types[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+                                            {"U16", 2},  {"I16", 2}, {"U32", 4}, {"I32", 4},     {"U64", 8}};
+
 }  // namespace detail
 
 /// What a file begins with: the header's length, and the header. The tensors' bytes follow end to end, from a multiple

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt export: a trained model as other programs read it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "commands.hpp"
+#include "fsdp/checkpoint/files.hpp"
+#include "gpt2/config_json.hpp"
+#include "gpt2/llm_c.hpp"
+#include "gpt2/open_model.hpp"
+#include "gpt2/tensor_names.hpp"
+#include "metrics.hpp"
+#include "saved_model.hpp"
+#include "weights_file.hpp"
+
+namespace nanogpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double unknown = std::numeric_limits<double>::quiet_NaN();  // null in config.json
+
+/// `to` (cols, rows) = `from` (rows, cols), both row-major, in tiles that the cache holds.
+void transpose(std::vector<float> const& from, std::vector<float>& to, std::int64_t rows, std::int64_t cols) {
+  constexpr std::int64_t tile = 32;
+  to.resize(from.size());
+  for (std::int64_t row = 0; row < rows; row += tile)
+    for (std::int64_t col = 0; col < cols; col += tile)
+      for (auto c = col; c < std::min(col + tile, cols); ++c)
+        for (auto r = row; r < std::min(row + tile, rows); ++r)
+          to[static_cast<std::size_t>(c * rows + r)] = from[static_cast<std::size_t>(r * cols + c)];
+}
+
+/// Writes model.safetensors, a tensor at a time.
+/// @param huggingface  Conv1D's orientation, and biases whether the model has them or not; else as ours
+void write_safetensors(fs::path const& path, WeightsSource const& weights, bool huggingface, bool bf16) {
+  auto config = weights.config();
+  bool const has_biases = config.bias;
+  config.bias = has_biases || huggingface;
+  auto const tensors = gpt_tensors(config);
+  std::vector<fsdp::TensorInfo> infos(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    infos[i].name = tensors[i].name;
+    infos[i].shape = huggingface ? tensors[i].conv1d_shape() : tensors[i].shape;
+  }
+  WeightsWriter file(path, infos, bf16);
+  std::vector<float> values, turned;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto const& tensor = tensors[i];
+    values.assign(static_cast<std::size_t>(tensor.numel()), 0.0f);
+    if (has_biases || !tensor.is_bias()) weights.read(tensor.name, 0, values);
+    bool const turn = huggingface && tensor.transposed;
+    if (turn) transpose(values, turned, tensor.shape[0], tensor.shape[1]);
+    file.write(infos[i], turn ? turned : values);
+  }
+  file.finish();
+}
+
+/// GPT-2's files that the model's data name, or that lie beside the weights.
+TokenizerFiles tokenizer_of(OpenedModel const& model, Settings const& settings) {
+  if (!settings.encoder_json.empty()) return {settings.encoder_json, settings.vocab_bpe};
+  auto const& names = model.meta.tokenizer_files;
+  if (names.empty()) return model.tokenizer;
+  auto const folder = model.meta.path.parent_path();
+  return {folder / names.at(0), folder / names.at(1)};
+}
+
+OpenedModel open_source(Settings const& settings) {
+  if (settings.checkpoint.empty()) return open_saved(settings.out_dir);
+  return open_checkpoint(settings.out_dir, settings.checkpoint);
+}
+
+void print_notes(GptConfig const& config, std::string const& format) {
+  bool const adds_biases = format != "nanogpt" && !config.bias;
+  if (adds_biases) fmt::print("the model has no biases: they are written as zeros\n");
+  if (format == "llm.c" && config.activation == Activation::gelu)
+    fmt::print(
+        "warning: the model has the exact GELU, and llm.c computes the one by tanh: its losses and texts will differ a "
+        "little\n");
+}
+
+}  // namespace
+
+int run_export(Settings const& settings) {
+  check_together(settings, Command::export_, 1);
+  auto const model = open_source(settings);
+  auto const& weights = *model.weights;
+  auto const& config = weights.config();
+  fs::path const to(settings.to);
+  std::error_code error;
+  if (fs::equivalent(to, settings.out_dir, error))
+    fsdp::fail<fsdp::ConfigError>("setting 'to': expected another folder than out_dir, '{}'", settings.out_dir);
+  auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
+  auto const files = tokenizer_of(model, settings);
+  fsdp::checkpoint::make_folders(to);
+
+  bool const bf16 = settings.dtype == "bfloat16";
+  print_notes(config, settings.format);
+  auto written = to / weights_name;
+  if (settings.format == "llm.c") {
+    written = to / "model.bin";
+    write_llm_c(written, weights, bf16);
+  } else {
+    write_safetensors(written, weights, settings.format == "huggingface", bf16);
+  }
+  if (settings.format == "nanogpt") {
+    save_model_config(to, config, {model.iteration, unknown, unknown, unknown}, nullptr, model.meta);
+  } else if (settings.format == "huggingface") {
+    auto const end = tokenizer != nullptr ? tokenizer->end_of_text() : std::nullopt;
+    fsdp::checkpoint::replace_text_file(
+        to / "config.json",
+        huggingface_config_text(config, end, static_cast<double>(config.dropout), bf16 ? "bfloat16" : "float32"));
+  }
+  // nanogpt's own folder has the files of its meta.json.
+  if (!files.none() && (settings.format != "nanogpt" || model.meta.path.empty())) copy_tokenizer(files, to);
+  if (files.none() && settings.format != "nanogpt")
+    fmt::print("no vocab.json and merges.txt were written: the model has no files of GPT-2's tokens beside it\n");
+  fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), weights.path().string(),
+             written.string());
+  return 0;
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpt2/open_model.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/error.hpp"
+#include "gpt2/checkpoint_weights.hpp"
+#include "gpt2/config_json.hpp"
+#include "gpt2/llm_c.hpp"
+#include "gpt2/tensor_names.hpp"
+#include "gpt2/weights_folder.hpp"
+#include "run_state.hpp"
+#include "saved_model.hpp"
+#include "tokenizer/byte_pair.hpp"
+
+namespace nanogpt {
+namespace {
+
+namespace fs = std::filesystem;
+namespace ckpt = fsdp::checkpoint;
+
+constexpr std::array<std::string_view, 4> published{"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};
+constexpr std::string_view config_name = "config.json";
+
+bool is_file(fs::path const& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+std::optional<fs::path> variable(char const* name) {
+  char const* const text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  return fs::path(text);
+}
+
+/// Where huggingface_hub keeps what it has downloaded: the first that the environment names.
+fs::path hub_cache() {
+  if (auto const cache = variable("HF_HUB_CACHE")) return *cache;
+  if (auto const home = variable("HF_HOME")) return *home / "hub";
+  if (auto const cache = variable("XDG_CACHE_HOME")) return *cache / "huggingface" / "hub";
+  return variable("HOME").value_or("/") / ".cache" / "huggingface" / "hub";
+}
+
+/// The snapshot of a repository in that cache that its main branch names. @return empty if there is none
+fs::path main_snapshot(fs::path const& repository) {
+  auto const ref = repository / "refs" / "main";
+  if (!is_file(ref)) return {};
+  auto revision = ckpt::read_text_file(ref, 4096);
+  while (!revision.empty() && (revision.back() == '\n' || revision.back() == '\r')) revision.pop_back();
+  if (revision.empty() || revision.find_first_not_of("0123456789abcdef") != std::string::npos) return {};
+  return repository / "snapshots" / revision;
+}
+
+/// @throws fsdp::ConfigError naming all places that were looked at
+fs::path find_published(std::string const& name, Settings const& settings) {
+  std::vector<fs::path> places;
+  if (!settings.model_dir.empty()) places.push_back(fs::path(settings.model_dir) / name);
+  auto const cache = hub_cache();
+  for (auto const* const owner : {"", "openai-community--"}) {
+    auto const repository = cache / fsdp::formatted("models--{}{}", owner, name);
+    auto const snapshot = main_snapshot(repository);
+    places.push_back(snapshot.empty() ? repository : snapshot);
+  }
+  std::vector<std::string> texts;
+  for (auto const& place : places) {
+    if (is_file(place / config_name)) return place;
+    texts.push_back(place.string());
+  }
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'init_from': the weights of {} are in none of {}: `huggingface-cli download openai-community/{}` "
+      "fetches "
+      "them, or put model.safetensors, config.json, vocab.json and merges.txt into {}/{} (--model_dir)",
+      name, fsdp::listed(texts), name, settings.model_dir.empty() ? "DIR" : settings.model_dir, name);
+}
+
+TokenizerFiles find_tokenizer(fs::path const& folder) {
+  for (auto const& [encoder, merges] : {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")})
+    if (is_file(folder / encoder) && is_file(folder / merges)) return {folder / encoder, folder / merges};
+  return {};
+}
+
+OpenedModel open_folder(fs::path const& folder) {
+  if (!is_file(folder / config_name))
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' has no {}, which says what model its weights are of",
+                                  folder.string(), config_name);
+  if (kind_of_config(folder / config_name) == ConfigKind::nanogpt) return open_saved(folder);
+  auto const config = read_huggingface_config(folder / config_name);
+  return {std::make_shared<WeightsFolder>(folder, config, Orientation::in_out), {}, find_tokenizer(folder), 0};
+}
+
+std::string_view as_text(MappedFile const& file) {
+  return {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()};
+}
+
+}  // namespace
+
+bool names_weights(std::string_view init_from) {
+  return init_from != "scratch" && init_from != "resume" && init_from != "auto";
+}
+
+OpenedModel open_pretrained(Settings const& settings) {
+  auto const& name = settings.init_from;
+  if (std::find(published.begin(), published.end(), name) != published.end())
+    return open_folder(find_published(name, settings));
+  std::error_code error;
+  if (fs::is_directory(name, error)) return open_folder(name);
+  if (is_llm_c(name)) return {std::make_shared<LlmcFile>(name), {}, find_tokenizer(ckpt::folder_of(name)), 0};
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's file of them; '{}' "
+      "{}",
+      fsdp::listed(published), name, fs::exists(name, error) ? "is a file of another kind" : "is not there");
+}
+
+OpenedModel open_saved(fs::path const& folder) {
+  auto const saved = open_saved_model(folder);
+  auto config = saved.config;
+  config.dropout = 0;
+  return {std::make_shared<WeightsFolder>(folder, config, Orientation::out_in), saved.meta, find_tokenizer(folder),
+          saved.state.iteration};
+}
+
+OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
+  fs::path folder = name;
+  if (name == "best" || name == "latest") {
+    auto const pointed = ckpt::read_pointer(out_dir / name);
+    if (!pointed) fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': there is no '{}'", (out_dir / name).string());
+    folder = out_dir / *pointed;
+  } else if (!is_file(folder / ckpt::manifest_name)) {
+    folder = out_dir / name;
+  }
+  if (!is_file(folder / ckpt::manifest_name))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file {}), got '{}'",
+        ckpt::manifest_name, name);
+  auto const run = read_run(folder);
+  auto const beside = ckpt::folder_of(folder);  // the run's out_dir
+  OpenedModel model{std::make_shared<CheckpointWeights>(folder, run.model), {}, find_tokenizer(beside), run.iteration};
+  if (is_file(beside / "meta.json")) model.meta = read_meta(beside / "meta.json");
+  return model;
+}
+
+OpenedModel open_model(Settings const& settings) {
+  return settings.init_from == "resume" ? open_saved(settings.out_dir) : open_pretrained(settings);
+}
+
+std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settings const& settings) {
+  TokenizerFiles files{settings.encoder_json, settings.vocab_bpe};
+  if (files.none() && !model.meta.path.empty())
+    if (auto found = open_tokenizer(model.meta)) return found;
+  if (files.none()) files = model.tokenizer;
+  if (files.none()) return nullptr;
+  MappedFile const encoder(files.encoder_json), merges(files.vocab_bpe);
+  auto const encoder_name = files.encoder_json.string(), merges_name = files.vocab_bpe.string();
+  auto tokenizer =
+      std::make_shared<BytePair>(BytePairFiles{as_text(encoder), as_text(merges), encoder_name, merges_name});
+  if (tokenizer->size() > model.weights->config().vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, the model in '{}' a vocabulary of {}", encoder_name,
+                                  tokenizer->size(), model.weights->path().string(),
+                                  model.weights->config().vocab_size);
+  return tokenizer;
+}
+
+void copy_tokenizer(TokenizerFiles const& files, fs::path const& folder) {
+  for (auto const& [from, name] :
+       {std::pair(files.encoder_json, "vocab.json"), std::pair(files.vocab_bpe, "merges.txt")}) {
+    MappedFile const file(from);
+    ckpt::replace_text_file(folder / name, as_text(file));
+  }
+}
+
+std::string fingerprint(WeightsSource const& weights) {
+  auto const& config = weights.config();
+  std::string text = fsdp::formatted("{} {} {} {} {}", config.n_layer, config.n_head, config.n_embd, config.block_size,
+                                     config.vocab_size);
+  std::vector<float> values;
+  for (auto const& tensor : gpt_tensors(config)) {
+    values.resize(static_cast<std::size_t>(std::min<std::int64_t>(64, tensor.numel())));
+    weights.read(tensor.name, tensor.numel() / 2 - static_cast<std::int64_t>(values.size() / 2), values);
+    text.append(reinterpret_cast<char const*>(values.data()), values.size() * sizeof(float));
+  }
+  return ckpt::checksum_text(ckpt::checksum_of(text));
+}
+
+}  // namespace nanogpt

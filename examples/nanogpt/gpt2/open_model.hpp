@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models to begin with: GPT-2 by name, folders of HuggingFace's and of our own, llm.c's files, a run's checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "data.hpp"
+#include "gpt2/weights_source.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// GPT-2's tokenizer, as two files; none where they are empty.
+struct TokenizerFiles {
+  std::filesystem::path encoder_json;  ///< tokens and their ids: OpenAI's encoder.json, HuggingFace's vocab.json
+  std::filesystem::path vocab_bpe;     ///< merges: OpenAI's vocab.bpe, HuggingFace's merges.txt
+
+  bool none() const { return encoder_json.empty(); }
+};
+
+/// A model whose weights have been found and checked, but not read.
+struct OpenedModel {
+  std::shared_ptr<WeightsSource const> weights;
+  Meta meta;                   ///< of a model of ours: what its data were
+  TokenizerFiles tokenizer;    ///< beside the weights
+  std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
+};
+
+/// Whether init_from names weights; otherwise it says what to do: scratch, resume or auto.
+bool names_weights(std::string_view init_from);
+
+/// The model that init_from names: gpt2, gpt2-medium, gpt2-large or gpt2-xl, in model_dir or HuggingFace's cache; a
+/// folder with config.json and safetensors files; llm.c's file.
+/// @throws fsdp::ConfigError saying what is missing or wrong, or where it was looked for
+OpenedModel open_pretrained(Settings const& settings);
+
+/// A model that training has saved. @throws fsdp::ConfigError
+OpenedModel open_saved(std::filesystem::path const& folder);
+
+/// A run's checkpoint: "best", "latest", or its folder. @throws fsdp::ConfigError
+OpenedModel open_checkpoint(std::filesystem::path const& out_dir, std::string const& name);
+
+/// What `sample` reads: what init_from says, out_dir's model for "resume".
+OpenedModel open_model(Settings const& settings);
+
+/// The tokenizer of encoder_json and vocab_bpe, if these were given; else the model's.
+/// @return null if there is none
+/// @throws fsdp::ConfigError if its files cannot be read, or have more tokens than the model
+std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settings const& settings);
+
+/// Copies the files into a folder, under HuggingFace's names. @throws fsdp::Error if they cannot be read or written
+void copy_tokenizer(TokenizerFiles const& files, std::filesystem::path const& folder);
+
+/// The same for weights that are the same, and most likely for no others: of the shape, and of some values of every
+/// tensor. Ranks compare it, for each reads files of its own machine.
+std::string fingerprint(WeightsSource const& weights);
+
+}  // namespace nanogpt

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A model goes out to HuggingFace's and llm.c's formats and comes in again, on any ranks, without a bit lost; training and
+# sampling begin with weights from there.
+# programs: nanogpt
+# skip-sanitizers
+#
+#   app_gpt2.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+export OPENBLAS_NUM_THREADS=1 HF_HUB_CACHE=$PWD/no_cache
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+runs=(--dataset=d --batch_size=2 --gradient_accumulation_steps=6 --eval_iters=2 --log_interval=1 --warmup_iters=0)
+train() { timeout 120 "$nanogpt" train "${runs[@]}" "$@" >output 2>&1 || fail "train $*"; }
+give() { timeout 60 "$nanogpt" export "$@" >output 2>&1 || fail "export $*"; }
+says() { grep -qF -- "$1" output || fail "does not say '$1'"; }
+# refuses MESSAGE ARGUMENT...
+refuses() {
+  ends_in_error timeout 60 "$nanogpt" "${@:2}"
+  says "$1"
+}
+losses() { grep -E '^(step|iter) ' output | sed 's/, time.*//'; }
+
+train --n_layer=2 --n_head=2 --n_embd=12 --block_size=8 --max_iters=3 --eval_interval=2 --out_dir=out
+give --out_dir=out --to=hf
+says "the model has no biases: they are written as zeros"
+says "no vocab.json and merges.txt were written"
+give --out_dir=out --to=sharded --checkpoint=latest
+check "the checkpoint's weights are others" cmp hf/model.safetensors sharded/model.safetensors
+check "config.json differs" cmp hf/config.json sharded/config.json
+give --out_dir=out --to=bin --format=llm.c
+says "warning: the model has the exact GELU"
+give --out_dir=out --to=own --format=nanogpt
+
+# What begins with the weights loses what the model loses.
+train --init_from=out --eval_only=true --out_dir=a && losses >a.losses
+train --init_from=hf --eval_only=true --out_dir=a
+says "initializing from 'hf': n_layer 2, n_head 2, n_embd 12"
+check "HuggingFace's form loses something else" diff a.losses <(losses)
+train --init_from=own --eval_only=true --out_dir=a
+check "the model in our own form loses something else" diff a.losses <(losses)
+
+# Steps that change nothing, for the rate is 0 in fp32: all ranks together have every element as it was.
+still=(--learning_rate=1e-60 --decay_lr=false --weight_decay=0 --max_iters=1)
+for world in "1 no_shard" "3 full_shard" "3 no_shard"; do
+  read -r ranks strategy <<<"$world"
+  train --init_from=hf --ranks="$ranks" --strategy="$strategy" "${still[@]}" --out_dir="hf_$ranks$strategy"
+  give --out_dir="hf_$ranks$strategy" --to=again
+  check "$world: HuggingFace's form came back changed" cmp hf/model.safetensors again/model.safetensors
+  check "$world: config.json came back changed" cmp hf/config.json again/config.json
+  train --init_from=bin/model.bin --ranks="$ranks" --strategy="$strategy" "${still[@]}" --out_dir="bin_$ranks$strategy"
+  give --out_dir="bin_$ranks$strategy" --to=again --format=llm.c --checkpoint=latest
+  check "$world: llm.c's form came back changed" cmp bin/model.bin again/model.bin
+done
+if grep -q warning output; then fail "llm.c's own GELU was warned of"; fi
+
+# The GELU and the biases stay with a run.
+train --init_from=resume --out_dir=bin_3full_shard --max_iters=3
+give --out_dir=bin_3full_shard --to=again
+check "a run forgot its GELU" grep -q '"activation_function": "gelu_new"' again/config.json
+check "a model forgot its GELU" grep -q '"activation": "gelu_new"' bin_3full_shard/config.json
+
+# A shorter block; bf16; sampling.
+train --init_from=hf --block_size=5 --max_iters=1 --out_dir=short
+says "5 of 8 positions"
+give --out_dir=out --to=brain --dtype=bfloat16
+train --init_from=brain --eval_only=true --out_dir=a
+timeout 60 "$nanogpt" sample --out_dir=bin_3full_shard --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
+
+# Data with fewer tokens than the model: its others are never drawn, and a run goes on with these data alone.
+tr -d 'aeiou ' <text >fewer
+"$nanogpt" prepare --dataset=fewer --data=fewer >output 2>&1 || fail "prepare fewer"
+train --dataset=fewer --init_from=hf --max_iters=1 --out_dir=tuned
+timeout 60 "$nanogpt" sample --out_dir=tuned --num_samples=2 --max_new_tokens=100 --temperature=5 >output 2>&1 || fail "sample of fewer tokens"
+train --dataset=fewer --init_from=resume --max_iters=4 --out_dir=tuned
+for run in out:fewer tuned:d; do
+  refuses "setting 'dataset': '${run#*:}' has a vocabulary of" train "${runs[@]}" --dataset="${run#*:}" --init_from=resume --out_dir="${run%:*}"
+done
+
+# Byte pairs beside the weights, by HuggingFace's names.
+refuses "there is no vocabulary beside the weights" sample --init_from=hf
+refuses "a tokenizer is two files, encoder_json and vocab_bpe, got one" sample --init_from=hf --vocab_bpe=x
+
+# What does not fit.
+refuses "setting 'n_layer': 3 contradicts the weights 'hf', whose model has 2" train "${runs[@]}" --init_from=hf --n_layer=3
+refuses "setting 'block_size': 9 contradicts" train "${runs[@]}" --init_from=hf --block_size=9
+refuses "the weights of gpt2-xl are in none of models/gpt2-xl, $PWD/no_cache/models--gpt2-xl" train "${runs[@]}" --init_from=gpt2-xl
+refuses "setting 'init_from': expected scratch" train "${runs[@]}" --init_from=nowhere
+echo 'init_from = hf' >begin.conf
+refuses "setting 'init_from': expected scratch, the one that bench has" bench begin.conf
+refuses "setting 'to': expected the folder to write to" export --out_dir=out
+refuses "setting 'to': expected another folder than out_dir" export --out_dir=out --to=./out
+refuses "setting 'checkpoint': expected best, latest or the folder" export --out_dir=out --to=x --checkpoint=step-77
+check "an export that was refused has written" test ! -e x
+head -c 5000 bin/model.bin >cut.bin
+refuses "it is cut short" train "${runs[@]}" --ranks=3 --init_from=cut.bin
+echo "a much larger vocabulary: ABCDEFGHIJKLMNOPQRSTUVWXYZ !@#%^&*()" | cat - text >more
+"$nanogpt" prepare --dataset=more --data=more >output 2>&1 || fail "prepare more"
+refuses "setting 'dataset': 'more' has a vocabulary of" train "${runs[@]}" --dataset=more --init_from=hf
+echo "$checks checks, $failures failures"
+((failures == 0))
