@@ -23,6 +23,7 @@ constexpr unsigned train = static_cast<unsigned>(Command::train);
 constexpr unsigned sample = static_cast<unsigned>(Command::sample);
 constexpr unsigned bench = static_cast<unsigned>(Command::bench);
 constexpr unsigned prepare = static_cast<unsigned>(Command::prepare);
+constexpr unsigned report = static_cast<unsigned>(Command::report);
 constexpr unsigned training = train | bench;
 constexpr unsigned computing = train | sample | bench;
 
@@ -152,6 +153,9 @@ std::vector<Setting> make_table() {
   t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
+  t.optional_text("to", &S::to, report, "the page's file; otherwise report.html in the first folder");
+  t.optional_text("svg", &S::svg, report,
+                  "file that gets a picture for a README: losses, and a step if there is a trace");
   return t.rows;
 }
 
@@ -385,6 +389,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     }
     return;
   }
+  if (command == Command::report) return;
   if (command == Command::sample) {
     if (s.init_from != "resume")
       fsdp::fail<fsdp::ConfigError>(

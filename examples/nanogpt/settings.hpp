@@ -13,7 +13,7 @@
 namespace nanogpt {
 
 /// The subcommands; a setting says in which of them it exists.
-enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8 };
+enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, report = 16 };
 
 /// All settings with their defaults. Names are nanoGPT's where nanoGPT has one.
 struct Settings {
@@ -85,6 +85,9 @@ struct Settings {
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;
   std::string json;
+  // report
+  std::vector<std::string> runs;  ///< folders; not a setting of its own
+  std::string to, svg;            ///< files; empty: report.html in the first folder, and none
 
   std::vector<std::string> given;  ///< settings that a config file or the command line has set
   bool was_given(std::string_view name) const { return std::find(given.begin(), given.end(), name) != given.end(); }

@@ -51,7 +51,7 @@ class TrainingLoop {
         progress_(first_rank_, settings_.max_iters),
         log_(log),
         run_log_(run_log),
-        trace_(trainer, settings_, trace),
+        trace_(trainer, settings_, trace, ready.resumed ? ready.resumed->iteration : 0),
         saver_(trainer.engine()) {
     run_.model = ready.config;
   }

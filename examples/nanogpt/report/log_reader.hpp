@@ -51,8 +51,8 @@ struct Header {
   std::int64_t ranks = 0;       ///< 0: not said
   std::int64_t parameters = 0;  ///< 0: not said
   std::string program;
-  BytesByTag plan{};            ///< 0: not planned
-  std::string trace;            ///< a file; empty: none
+  BytesByTag plan{};  ///< 0: not planned
+  std::string trace;  ///< a file; empty: none
 
   /// @return "" if there is no such setting
   std::string setting(std::string_view name) const;
