@@ -356,14 +356,17 @@ TEST_CASE("a trace is read back, whole or cut short, and no more of it than was 
   }
 }
 
-TEST_CASE("the last step of all ranks is drawn, and what compute does not hide is counted") {
+TEST_CASE("a step of middle length is drawn, and what compute does not hide is counted") {
   auto ranks = two_ranks("h.0");
   auto const trace = trace_of(fsdp::chrome_trace(ranks));
-  ranks[0].push_back({"h.0", "forward", "forward", fsdp::StreamKind::compute, 0, 9, 90'000, 91'000});
-  CHECK(report::last_step(trace_of(fsdp::chrome_trace(ranks))).step == 8);  // rank 1 knows nothing of 9
-  auto const step = report::last_step(trace);
-  CHECK(step.step == 8);
+  auto const step = report::typical_step(trace);
+  CHECK(step.step == 7);
   CHECK(step.end_ns - step.begin_ns == 10'000);
+  for (auto& spans : ranks)
+    spans.push_back({"h.0", "forward", "forward", fsdp::StreamKind::compute, 0, 9, 60'000, 99'000});
+  CHECK(report::typical_step(trace_of(fsdp::chrome_trace(ranks))).step == 8);
+  ranks[0].push_back({"h.0", "forward", "forward", fsdp::StreamKind::compute, 0, 10, 99'000, 99'100});
+  CHECK(report::typical_step(trace_of(fsdp::chrome_trace(ranks))).step == 8);  // rank 1 knows nothing of 10
   auto const share = report::exposed_communication({Run{}, trace});
   REQUIRE(share);
   CHECK(std::abs(*share - 0.6) < 1e-9);
@@ -380,10 +383,11 @@ TEST_CASE("a timeline has no more boxes than pixels can show") {
   for (auto& spans : trace.ranks)
     for (std::int64_t i = 0; i < 3000; ++i)
       spans.push_back({"u", "forward", "forward", fsdp::StreamKind::compute, 0, 1, i * 100, i * 100 + 50});
-  auto const svg = report::timeline_svg(report::last_step(trace), 500);
+  auto const svg = report::timeline_svg(report::typical_step(trace), 500);
   XmlCheck const check(svg);
   CHECK(check.fault() == "");
   CHECK(check.count("rect") < 8 * 1000);
+  CHECK(has(svg, "opacity=\"0.5"));  // half of the time is computed
   CHECK(has(svg, ">rank 7<"));
   CHECK(!has(svg, ">rank 8<"));
 }

@@ -37,7 +37,7 @@ std::string overview(Material const& material) {
   double height = 250;
   auto const ranks = std::max<std::size_t>(run.memory.size(), 1);
   if (material.trace) {
-    auto const step = last_step(*material.trace);
+    auto const step = typical_step(*material.trace);
     auto const drawn = timeline_drawing(step, each);
     height = std::max(height, drawn.height);
     auto const share = exposed_communication(material);

@@ -24,7 +24,7 @@ std::string run_table(std::vector<Material> const& materials);
 
 /// @param of  " of NAME" where the page has several runs, else empty
 std::string memory_section(Run const& run, std::string const& of);
-/// The last traced step's timeline, and the printed program beside it.
+/// A traced step's timeline, and the printed program beside it.
 std::string step_section(Material const& material, std::string const& of);
 
 /// Settings: those that were given, then all others, folded.

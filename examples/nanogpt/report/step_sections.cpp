@@ -119,12 +119,13 @@ std::string step_section(Material const& material, std::string const& of) {
   auto const program = program_part(material.run);
   if (!material.trace) return program.empty() ? program : fmt::format("<section>{}</section>\n", program);
   auto const& trace = *material.trace;
-  auto const step = last_step(trace);
+  auto const step = typical_step(trace);
   auto const overlap = overlap_of(trace);
   auto const steps = overlap.empty() ? 0 : overlap[0].steps;
   auto const exposed = exposed_communication(material);
-  auto say = fmt::format("Iteration {}. {} % of {} is exposed: a rank communicates, and computes nothing meanwhile.",
-                         number_text(static_cast<double>(step.step)), exposed ? number_text(*exposed * 100) : "-",
+  auto say = fmt::format("Iteration {}{}. {} % of {} is exposed: a rank communicates, and computes nothing meanwhile.",
+                         number_text(static_cast<double>(step.step)), steps > 1 ? ", of middle length" : "",
+                         exposed ? number_text(*exposed * 100) : "-",
                          steps == 1 ? "the traced step" : fmt::format("the {} traced steps' time", steps));
   if (trace.ranks.size() > most_ranks_drawn)
     say += fmt::format(" The first {} of {} ranks.", most_ranks_drawn, trace.ranks.size());

@@ -47,23 +47,26 @@ std::vector<Interval> intervals(std::vector<TraceSpan> const& spans, bool (Trace
   return fsdp::detail::united(std::move(found));
 }
 
-/// Rectangles of one look on a lane. Those that are narrower than half a pixel, and hardly that far apart, become one:
-/// a lane has no more of them than twice its pixels, however long the trace.
+/// Rectangles of one look on a lane. Those that are narrower than half a pixel, and hardly that far apart, become one
+/// of a few pixels, as pale as there is room between them: a lane has no more of them than pixels, however long the
+/// trace.
 class Boxes {
  public:
   /// @param inside_css  the class of what is written on them
   Boxes(std::string css, double y, std::string inside_css = "inside on")
       : css_(std::move(css)), inside_css_(std::move(inside_css)), y_(y) {}
   void add(double begin, double end, std::string title, std::string inside = {}) {
-    if (!empty_ && begin - end_ < 0.5 && (end - begin < 0.5 || end_ - begin_ < 0.5)) {
+    bool const tiny = end - begin < 0.5 || end_ - begin_ < 0.5;
+    if (joined_ > 0 && tiny && begin - end_ < 0.5 && end - begin_ < 3) {
       end_ = std::max(end_, end);
+      covered_ += end - begin;
       ++joined_;
       return;
     }
     flush();
-    empty_ = false;
     begin_ = begin;
     end_ = end;
+    covered_ = end - begin;
     title_ = std::move(title);
     inside_ = std::move(inside);
     joined_ = 1;
@@ -75,17 +78,21 @@ class Boxes {
 
  private:
   void flush() {
-    if (empty_) return;
+    if (joined_ == 0) return;
     double const width = std::max(end_ - begin_, 0.5);
-    text_ += rect(css_, begin_, y_, width > 3 ? width - 0.6 : width, lane,
-                  joined_ > 1 ? fmt::format("{} and {} more", title_, joined_ - 1) : title_);
+    auto const title = joined_ > 1 ? fmt::format("{} and {} more", title_, joined_ - 1) : title_;
+    double const share = covered_ / width;
+    auto const pale = joined_ > 1 && share < 0.9;
+    if (pale) text_ += fmt::format("<g opacity=\"{:.2f}\">", std::max(share, 0.15));
+    text_ += rect(css_, begin_, y_, width > 3 ? width - 0.6 : width, lane, title);
+    if (pale) text_ += "</g>\n";
     if (joined_ == 1 && !inside_.empty() && text_width(inside_) + 6 < width)
       text_ += text_at(inside_css_, begin_ + 4, y_ + lane / 2 + 4, inside_);
   }
   std::string css_, inside_css_, text_, title_, inside_;
   double y_, begin_ = 0, end_ = 0;
-  std::size_t joined_ = 0;
-  bool empty_ = true;
+  double covered_ = 0;      ///< pixels
+  std::size_t joined_ = 0;  ///< spans in the box that is not yet written; 0: there is none
 };
 
 /// Sorted by begin.
@@ -181,28 +188,35 @@ std::string time_axis(Scale const& x, std::int64_t begin_ns, double y, double wi
 
 }  // namespace
 
-TracedStep last_step(Trace const& trace) {
-  std::map<std::int64_t, std::size_t> ranks_of;  // steps, and how many ranks have spans of them
-  std::size_t present = 0;
+TracedStep typical_step(Trace const& trace) {
+  struct Step {
+    std::size_t ranks = 0;  ///< that have spans of it
+    Interval hull{std::numeric_limits<std::int64_t>::max(), 0};
+    std::int64_t length() const { return hull.second - hull.first; }
+  };
+  std::map<std::int64_t, Step> steps;
+  std::size_t present = 0;  // ranks that have spans at all
   for (auto const& spans : trace.ranks) {
-    std::set<std::int64_t> steps;
-    for (auto const& span : spans) steps.insert(span.step);
-    for (auto const step : steps) ++ranks_of[step];
-    if (!steps.empty()) ++present;
+    std::set<std::int64_t> mine;
+    for (auto const& span : spans) {
+      auto& [ranks, hull] = steps[span.step];
+      hull = {std::min(hull.first, span.begin_ns), std::max(hull.second, span.end_ns)};
+      if (mine.insert(span.step).second) ++ranks;
+    }
+    if (!spans.empty()) ++present;
   }
-  TracedStep found;
-  found.step = ranks_of.rbegin()->first;
-  for (auto const& [step, ranks] : ranks_of)
-    if (ranks == present) found.step = step;
-  found.begin_ns = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::pair<std::int64_t, Step>> candidates;
+  for (auto const& entry : steps)
+    if (entry.second.ranks == present) candidates.push_back(entry);
+  if (candidates.empty()) candidates.assign(steps.begin(), steps.end());
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](auto const& a, auto const& b) { return a.second.length() < b.second.length(); });
+  auto const& [number, step] = candidates[(candidates.size() - 1) / 2];
+  TracedStep found{number, step.hull.first, step.hull.second, {}};
   for (auto const& spans : trace.ranks) {
     auto& mine = found.ranks.emplace_back();
-    for (auto const& span : spans) {
-      if (span.step != found.step) continue;
-      mine.push_back(span);
-      found.begin_ns = std::min(found.begin_ns, span.begin_ns);
-      found.end_ns = std::max(found.end_ns, span.end_ns);
-    }
+    for (auto const& span : spans)
+      if (span.step == number) mine.push_back(span);
   }
   return found;
 }

@@ -12,14 +12,14 @@
 
 namespace nanogpt::report {
 
-/// One step out of a trace: the last that every rank has spans of.
+/// One step out of a trace: of those that every rank has spans of the one of middle length.
 struct TracedStep {
   std::int64_t step = 0;
   std::int64_t begin_ns = 0, end_ns = 0;
   std::vector<std::vector<fsdp::TraceSpan>> ranks;  ///< as in the trace
 };
 /// @pre the trace has spans
-TracedStep last_step(Trace const& trace);
+TracedStep typical_step(Trace const& trace);
 
 /// Each rank's figures over all steps of the trace; no steps where a rank has no spans.
 std::vector<fsdp::OverlapReport> overlap_of(Trace const& trace);

@@ -25,6 +25,9 @@ std::string text(Json const& object, char const* name) {
 /// Microseconds in nanoseconds. @pre 0 <= us < 1e15
 std::int64_t nanoseconds(double us) { return std::llround(us * 1e3); }
 
+/// Ends the parser's work: there are as many spans as were asked for.
+struct Enough {};
+
 /// Takes events one by one, so that no more than one of them is held as JSON.
 class Events {
  public:
@@ -40,10 +43,11 @@ class Events {
                       stream < static_cast<double>(streams) && begin >= 0 && begin < most && length >= 0 &&
                       length < most;
     if (!ours) return;
-    if (trace_.spans == limits_.spans || rank >= static_cast<double>(limits_.ranks)) {
-      trace_.cut = true;
-      return;
-    }
+    bool const full = trace_.spans == limits_.spans;
+    bool const beyond = rank >= static_cast<double>(limits_.ranks);
+    if (full || beyond) trace_.cut = true;
+    if (full) throw Enough{};
+    if (beyond) return;
     add(event, *args, static_cast<std::size_t>(rank), static_cast<fsdp::StreamKind>(static_cast<int>(stream)),
         nanoseconds(begin), nanoseconds(length));
   }
@@ -79,9 +83,13 @@ std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
     events.take(parsed);
     return false;
   };
-  auto const whole = Json::parse(stream, each, false);
+  bool cut = false;
+  try {
+    cut = Json::parse(stream, each, false).is_discarded();  // the writer was killed, or still writes
+  } catch (Enough const&) {
+  }
   auto trace = events.finished();
-  if (whole.is_discarded()) trace.cut = true;  // the writer was killed, or still writes
+  trace.cut = trace.cut || cut;
   if (trace.spans == 0) return std::nullopt;
   return trace;
 }
