@@ -15,7 +15,7 @@
 namespace nanogpt::report {
 namespace {
 
-constexpr double wide = 1040, half = 600, narrow = 358;
+constexpr double wide = 1040, narrow = 358;
 
 std::string both(std::string const& large, std::string const& small) {
   return fmt::format("<div class=\"wide\">{}</div>\n<div class=\"small\">{}</div>\n", large, small);
