@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <type_traits>
+#include <utility>
 
 #include "commands.hpp"
 #include "fsdp/engine/memory_plan.hpp"

@@ -16,7 +16,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <thread>
+#include <utility>
 
 #include "fsdp/error.hpp"
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "report/escape.hpp"
 #include "report/memory_bars.hpp"

@@ -4,7 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "report/escape.hpp"
 #include "report/memory_bars.hpp"
