@@ -16,7 +16,8 @@ namespace nanogpt {
 struct BatchSource {
   Dataset const* dataset = nullptr;  ///< nullptr, for a benchmark without data: random tokens
   std::int64_t vocab_size = 50304;
-  std::uint64_t seed = 0;  ///< of the run
+  std::uint64_t seed = 0;       ///< of the run
+  bool random_windows = false;  ///< nanoGPT's way: anywhere in the text, with replacement
   std::int64_t rank = 0, ranks = 1;
   std::int64_t batch_size = 1;   ///< B: sequences of a rank's micro-step
   std::int64_t micro_steps = 1;  ///< of a rank in an iteration
@@ -33,9 +34,15 @@ struct BatchSource {
                 std::span<std::int32_t> targets) const {
     auto const first = iteration * global_batch() + first_of(micro_step);
     if (dataset == nullptr) return random_tokens(first, inputs, targets);
-    WindowOrder const order(seed, dataset->train.size(), block_size, global_batch());
-    for (std::int64_t i = 0; i < batch_size; ++i)
-      fill_sequence(dataset->train, order.start(first + i), row(inputs, i), row(targets, i));
+    auto const& tokens = dataset->train;
+    WindowOrder const order(seed, tokens.size(), block_size, global_batch());
+    for (std::int64_t i = 0; i < batch_size; ++i) {
+      auto const number = first + i;
+      auto const start = random_windows ? draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0,
+                                                      tokens.size() - block_size)
+                                        : order.start(number);
+      fill_sequence(tokens, start, row(inputs, i), row(targets, i));
+    }
   }
 
   /// Sequences of a split, in an order of windows as for training: a mean over many batches hardly depends on the draw.

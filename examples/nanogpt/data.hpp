@@ -98,7 +98,7 @@ struct Dataset {
 Dataset open_dataset(std::string const& name);
 
 /// What is drawn: each purpose has its own sequence of numbers.
-enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2 };
+enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2, window = 3 };
 
 /// A number in [0, choices), uniform. Counter-based: it depends on the arguments alone, so that a run can be continued
 /// anywhere and evaluations disturb nothing.

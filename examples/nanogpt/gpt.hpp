@@ -26,6 +26,7 @@ namespace nanogpt {
 struct GptOptions {
   bool training = true;                       ///< false: less memory, forward passes only
   std::int64_t recompute = 0;                 ///< first layers of which only the input is kept for backward
+  std::int64_t unit_layers = 1;               ///< neighbouring layers that share a unit; 0: all, in the root
   std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel
   std::int64_t attention_elements = 1 << 18;  ///< attention scores worked on at a time
@@ -44,7 +45,8 @@ GptOptions gpt_options() {
   return options;
 }
 
-/// A GPT whose units are: the embeddings with the head (one root unit, wte is tied), and every block.
+/// A GPT whose units are: the embeddings with the head (one root unit, wte is tied), and every block or, as the options
+/// say, neighbouring blocks.
 ///
 /// @tparam E  fsdp::Engine, which must outlive the model
 /// @note Collective: every member function that computes is called by all ranks, with data of their own.
@@ -71,7 +73,7 @@ class Gpt {
         taken_(context_.device, 1),
         root_(engine.add_unit("root")),
         embedding_(engine.shard(Embedding<Device, T>(context_), "transformer", root_)),
-        blocks_(engine.shard(make_blocks(context_), "transformer.h")),
+        blocks_(shard_blocks()),
         head_(engine.shard(Head<Device, T>(context_), "transformer", root_)) {
     context_.device.zero_async(engine_.compute(), scalars_.data(), scalars_.bytes());
   }
@@ -214,9 +216,18 @@ class Gpt {
     plan.logits_elements = options.logits_elements;
     return plan;
   }
-  static std::vector<Block<Device, T>> make_blocks(Context<Device, T> const& context) {
-    std::vector<Block<Device, T>> blocks;
-    for (std::int64_t layer = 0; layer < context.config.n_layer; ++layer) blocks.emplace_back(context, layer);
+  std::vector<typename E::template Sharded<Block<Device, T>>> shard_blocks() {
+    std::vector<typename E::template Sharded<Block<Device, T>>> blocks;
+    auto const layers = context_.config.n_layer, together = options_.unit_layers;
+    auto unit = root_;
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      auto const name = fsdp::formatted("transformer.h.{}", layer);
+      if (together > 0 && layer % together == 0) {
+        auto const last = std::min(layer + together, layers) - 1;
+        unit = engine_.add_unit(last == layer ? name : fsdp::formatted("{}-{}", name, last));
+      }
+      blocks.push_back(engine_.shard(Block<Device, T>(context_, layer), name, unit));
+    }
     return blocks;
   }
 

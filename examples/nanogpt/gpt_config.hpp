@@ -47,6 +47,8 @@ struct GptConfig {
     if (!bias) return {norms, norms * n_embd};
     return {2 * norms + 4 * n_layer, 2 * norms * n_embd + n_layer * (3 + 1 + 4 + 1) * n_embd};
   }
+  /// Parameters of a transformer block.
+  std::int64_t layer_parameters() const { return 12 * n_embd * n_embd + n_embd * (bias ? 13 : 2); }
   std::int64_t parameters() const { return decayed().elements + not_decayed().elements; }
   /// What the usual "number of parameters" counts: all but the position table.
   std::int64_t parameters_without_positions() const { return parameters() - block_size * n_embd; }

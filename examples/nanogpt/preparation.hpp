@@ -100,6 +100,7 @@ inline BatchSource batch_source(Settings const& settings, Preparation const& rea
   source.dataset = ready.dataset ? &*ready.dataset : nullptr;
   source.vocab_size = ready.config.vocab_size;
   source.seed = static_cast<std::uint64_t>(settings.seed);
+  source.random_windows = settings.sampling == "random";
   source.rank = rank;
   source.ranks = ranks;
   source.batch_size = settings.batch_size;

@@ -103,6 +103,9 @@ std::vector<Setting> make_table() {
   t.fraction("val_fraction", &S::val_fraction, prepare,
              "what val.bin gets: of a text's characters, or of the documents");
   t.count("threads", &S::threads, prepare, "threads that tokenize; 0: one per core", 0, 256);
+  t.choice("sampling", &S::sampling, training,
+           "how sequences are drawn: each block of the text once an epoch, or at random as nanoGPT does",
+           {"epoch", "random"});
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
   t.count("batch_size", &S::batch_size, training, "sequences of a micro-step on one rank", 1, 1'000'000);
@@ -132,11 +135,23 @@ std::vector<Setting> make_table() {
   t.choice("strategy", &S::strategy, training, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
   t.count("shard_group", &S::shard_group, training, "ranks per shard group of hybrid_shard");
+  t.optional_text(
+      "reshard_after_forward", &S::reshard_after_forward, training,
+      "drop a unit after forward: true, false (as shard_grad_op), or keep it sharded over a number of ranks "
+      "(default: as the strategy says)");
+  t.choice("wrap", &S::wrap, training,
+           "what is gathered together: a transformer block, neighbours of min_params or more, or the whole model",
+           {"block", "size", "model"});
+  t.count("min_params", &S::min_params, training, "wrap=size: fewest parameters of a unit of blocks", 1,
+          1'000'000'000'000);
   t.count("prefetch", &S::prefetch, training, "units gathered ahead", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
   t.text(
       "activation_checkpointing", &S::activation_checkpointing, training,
       "keep layers' inputs alone, and compute their activations again in backward: false, true, or a number of layers");
+  t.choice("reduce_dtype", &S::reduce_dtype, training,
+           "element type that gradients are summed in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
+  t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
   t.flag("compile", &S::compile, training, "nanoGPT's; there is nothing to compile here");
   t.text("backend", &S::backend, training, "nanoGPT's; the device and the launcher choose it here");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; --log_json=FILE logs here");
@@ -315,6 +330,27 @@ std::int64_t checkpointed_layers(Settings const& settings) {
   return std::min(layers, settings.n_layer);
 }
 
+Resharding resharding(Settings const& settings) {
+  auto const& text = settings.reshard_after_forward;
+  bool const drops = settings.strategy == "full_shard" || settings.strategy == "hybrid_shard";
+  auto const refuse = [&](std::string_view expected) {
+    fsdp::fail<fsdp::ConfigError>("setting 'reshard_after_forward': expected {}, got '{}'", expected, text);
+  };
+  if (text.empty()) return {drops, 0};
+  if (text == "false" || text == "False") return {false, 0};
+  Resharding parsed;
+  if (text != "true" && text != "True" && (!read_number(text, parsed.ranks) || parsed.ranks < 2))
+    refuse("true, false or a number of ranks above 1");
+  if (!drops) refuse(fmt::format("false, which is what {} does", settings.strategy));
+  return parsed;
+}
+
+std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_parameters) {
+  if (settings.wrap == "model") return 0;
+  if (settings.wrap == "block") return 1;
+  return std::min(settings.n_layer, (settings.min_params + layer_parameters - 1) / layer_parameters);
+}
+
 std::vector<std::string> notes_on(Settings const& settings) {
   std::vector<std::string> notes;
   auto const note = [&](std::string_view name, std::string_view why) {
@@ -406,6 +442,22 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "{}",
         ranks, s.gradient_accumulation_steps);
   static_cast<void>(checkpointed_layers(s));
+  auto const kept = resharding(s).ranks;
+  if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
+      kept > 0 && group > 0 && (kept >= group || group % kept != 0))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'reshard_after_forward': expected true, false, or a divisor of the {} ranks that share a unit, below "
+        "them, got {}",
+        group, kept);
+  if (s.was_given("min_params") && s.wrap != "size")
+    fsdp::fail<fsdp::ConfigError>("setting 'min_params': only wrap size reads it, got {} with {}", s.min_params,
+                                  s.wrap);
+  if (s.cpu_offload)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'cpu_offload': shards stay in the device's memory in this version: expected false, got true");
+  if (s.reduce_dtype == "bfloat16")
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'reduce_dtype': gradients are summed in float32 in this version: expected float32, got bfloat16");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   if (s.strategy == "hybrid_shard") {

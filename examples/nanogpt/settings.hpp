@@ -38,6 +38,7 @@ struct Settings {
   std::string encoder_json, vocab_bpe;  ///< empty: none
   double val_fraction = 0.1;
   std::int64_t threads = 0;  ///< 0: one per core
+  std::string sampling = "epoch";
   std::int64_t gradient_accumulation_steps = 40;
   std::int64_t batch_size = 12;
   std::int64_t block_size = 1024;
@@ -67,9 +68,14 @@ struct Settings {
   // sharding
   std::string strategy = "full_shard";
   std::int64_t shard_group = 0;
+  std::string reshard_after_forward;  ///< empty: as the strategy says
+  std::string wrap = "block";
+  std::int64_t min_params = 100'000'000;
   std::int64_t prefetch = 1;
   double bucket_mb = 25.0;
   std::string activation_checkpointing = "false";
+  std::string reduce_dtype;  ///< empty: float32
+  bool cpu_offload = false;
   // nanoGPT's that mean nothing here
   bool compile = true;
   std::string backend = "nccl";
@@ -126,6 +132,16 @@ Setting const* find_setting(std::string_view name);
 std::string_view nearest_setting(std::string_view name, Command command);
 /// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
 std::int64_t checkpointed_layers(Settings const& settings);
+/// reshard_after_forward: what becomes of a unit when its forward has ended.
+struct Resharding {
+  bool drops = true;       ///< false: it stays until after backward
+  std::int64_t ranks = 0;  ///< above 0: it stays sharded over so many ranks
+};
+/// @throws fsdp::ConfigError if the setting says nothing, or does not go with the strategy
+Resharding resharding(Settings const& settings);
+/// Neighbouring layers that share a unit, as wrap and min_params say; 0: all, with embeddings and head.
+/// @param layer_parameters  parameters of a layer
+std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_parameters);
 /// What of the settings that were given nothing will be done with, as lines to be printed.
 std::vector<std::string> notes_on(Settings const& settings);
 

@@ -27,15 +27,21 @@ namespace nanogpt {
 /// The strategy that the settings name.
 /// @pre check_together() has accepted them
 inline fsdp::ShardingStrategy strategy_of(Settings const& settings) {
-  if (settings.strategy == "full_shard") return fsdp::FullShard{};
-  if (settings.strategy == "shard_grad_op") return fsdp::ShardGradOp{};
-  if (settings.strategy == "hybrid_shard") return fsdp::HybridShard<>{.group = static_cast<int>(settings.shard_group)};
+  bool const drops = resharding(settings).drops;
+  if (settings.strategy == "hybrid_shard") {
+    auto const group = static_cast<int>(settings.shard_group);
+    if (drops) return fsdp::HybridShard<fsdp::FullShard>{.group = group};
+    return fsdp::HybridShard<fsdp::ShardGradOp>{.group = group};
+  }
+  if (settings.strategy == "full_shard" && drops) return fsdp::FullShard{};
+  if (settings.strategy == "full_shard" || settings.strategy == "shard_grad_op") return fsdp::ShardGradOp{};
   return fsdp::NoShard{};  // no_shard, ddp
 }
 
 inline fsdp::EngineOptions engine_options(Settings const& settings) {
   fsdp::EngineOptions options;
   options.prefetch = static_cast<int>(settings.prefetch);
+  options.reshard_ranks = static_cast<int>(resharding(settings).ranks);
   options.bucket_bytes = std::max<std::int64_t>(1, std::llround(settings.bucket_mb * 1048576.0));
   options.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   options.seed = static_cast<std::uint64_t>(settings.seed);
@@ -72,7 +78,7 @@ class Trainer {
         inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
         targets_(inputs_.size()),
         engine_(mesh, strategy_of(settings), engine_options(settings)),
-        model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings)),
+        model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings, config_)),
         adamw_(engine_, adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
@@ -130,10 +136,11 @@ class Trainer {
   }
 
  private:
-  static GptOptions options_of(Settings const& settings) {
+  static GptOptions options_of(Settings const& settings, GptConfig const& config) {
     GptOptions options = gpt_options<Device>();
     options.seed = static_cast<std::uint64_t>(settings.seed);
     options.recompute = checkpointed_layers(settings);
+    options.unit_layers = layers_in_unit(settings, config.layer_parameters());
     return options;
   }
 

@@ -13,7 +13,8 @@ struct EngineOptions {
   std::optional<int> backward_prefetch{};  ///< the same in backward; not set: `prefetch`
   std::int64_t max_ahead_bytes = 0;        ///< cap on the bytes of units gathered ahead of their use; 0: none
   bool keep_last = true;                   ///< keep the last pooled unit from forward into backward
-  bool keep_root = true;  ///< keep a unit of several uses from its first forward use to its last backward
+  /// Keep a unit that is used again after others, a tied root say, from its first forward use to its last backward one.
+  bool keep_root = true;
   /// After forward, units stay sharded over so many consecutive ranks, and backward gathers among those alone: more
   /// than 1, fewer than the shard group, a divisor of it. 0: as the strategy says.
   int reshard_ranks = 0;

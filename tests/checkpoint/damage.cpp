@@ -297,6 +297,20 @@ TEST_CASE("one save at a time in a folder, of whoever: the second is refused, an
   });
 }
 
+TEST_CASE("a rank that does not see the folder of the others says so") {
+  Folder const folder;
+  run<fsdp::Fp32>({2, fsdp::FullShard{}, tiny()}, make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    fsdp::checkpoint::Save now(engine, adamw, folder.path, nullptr, {.step = 3});
+    engine.mean_over_ranks({});
+    if (engine.rank() == 0) fs::remove_all(folder.path / now.partial());  // as on another node's disk
+    engine.mean_over_ranks({});
+    if (engine.rank() == 0)
+      CHECK(
+          has(what([&] { now.write([](auto...) { return std::span<std::byte const>(); }); }),
+              ".step-3.partial', which rank 0 has made, is not to be seen: checkpoints need a folder that all nodes"));
+  });
+}
+
 TEST_CASE("an optimizer of another engine is refused") {
   Folder const folder;
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {

@@ -29,20 +29,24 @@ if [[ -z $clang ]]; then
 fi
 compile=("$clang")
 if command -v ccache >/dev/null; then compile=(ccache "$clang"); fi
-flags=(-std=c++20 -O2 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -DFMT_HEADER_ONLY
+flags=(-std=c++20 -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
   -I"$source" -I"$source/include" -I"$source/examples/nanogpt")
+fmt=-DFMT_HEADER_ONLY # its library spares half the time, where there is one
+if echo 'int main() {}' | "$clang" -x c++ - -lfmt -o probe 2>/dev/null; then fmt=-DFSDP_FMT_LIBRARY=1 link=-lfmt; fi
+flags+=("$fmt")
 
 objects=()
-for file in data.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
+for file in data.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
   object=$(basename "$file" .cpp).o
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/examples/nanogpt/$file" -o "$object"
   objects+=("$object")
 done
+ar rcs inputs.a "${objects[@]}" # of which a target takes what it needs
 targets=("${@:3}")
-if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files); fi
+if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files config_files); fi
 for target in "${targets[@]}"; do
   "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/tests/fuzz/targets/$target.cpp" -o "$target.o"
-  "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" "${objects[@]}" -o "$target"
+  "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" inputs.a ${link:+"$link"} -o "$target"
   mkdir -p "corpus_$target"
   if [[ $target == token_files ]]; then # how files with headers begin, and meta.json
     { printf '\0\210\330\064\001\001\0\0\0\001\0\0\0'; head -c 1012 /dev/zero; printf '\007\0'; } >corpus_token_files/gpt2

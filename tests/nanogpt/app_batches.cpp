@@ -100,7 +100,7 @@ TEST_CASE("neighbours of a rotation spread evenly, from a start that the key cho
   CHECK(Rotation(size, 1)(0) != Rotation(size, 2)(0));
 }
 
-TEST_CASE("an epoch covers the text once, but for a few windows at its ends, in another order each time") {
+TEST_CASE("an epoch covers the text once, but for less than two windows at its ends, in another order each time") {
   struct Text {
     std::int64_t tokens, block, batch;
   };
@@ -125,7 +125,7 @@ TEST_CASE("an epoch covers the text once, but for a few windows at its ends, in 
         for (std::int64_t position = 0; position < block; ++position) ++met[static_cast<std::size_t>(start + position)];
       }
       CHECK(*std::max_element(met.begin(), met.end()) == 1);
-      CHECK(std::count(met.begin(), met.end(), 0) < (1 + batch) * block);
+      CHECK(std::count(met.begin(), met.end(), 0) < 2 * block);
       orders.insert(visits);
     }
     // Starts and phases are drawn: a few epochs may be equal.
@@ -170,7 +170,7 @@ TEST_CASE(
   source.block_size = 8;
   std::vector<Share> const splits{{1, 1, 12}, {2, 1, 6}, {1, 2, 6}, {3, 2, 2}, {4, 3, 1}, {2, 6, 1}, {12, 1, 1}};
   WindowOrder const order(1337, dataset.train.size(), 8, 12);
-  REQUIRE(order.windows() == 108);  // of 119
+  REQUIRE(order.windows() == 119);  // not a multiple of the batch
   for (std::int64_t iteration = 0; iteration < 25; ++iteration) {
     auto const whole = training(source, splits[0], iteration);
     for (auto const& split : splits) {
@@ -178,15 +178,56 @@ TEST_CASE(
       CHECK(training(source, split, iteration) == whole);
     }
   }
-  std::set<std::int32_t> epoch;
-  for (std::int64_t iteration = 0; iteration < 9; ++iteration)  // an epoch
-    for (auto const start : training(source, {4, 1, 3}, iteration)) epoch.insert(start);
-  CHECK(epoch.size() == 108);
+  std::multiset<std::int32_t> drawn;
+  for (std::int64_t iteration = 0; iteration < 10; ++iteration)
+    for (auto const start : training(source, {4, 1, 3}, iteration)) drawn.insert(start);
+  drawn.erase(drawn.find(training(source, splits[0], 9)[11]));  // the first of the next epoch
+  CHECK(std::set<std::int32_t>(drawn.begin(), drawn.end()).size() == 119);
 
   auto const first = training(source, splits[0], 0);
   CHECK(training(source, splits[0], 1) != first);
   source.seed = 1338;
   CHECK(training(source, splits[0], 0) != first);
+}
+
+TEST_CASE("where windows are no multiple of the batch, its sequences still come from strata of their own") {
+  std::int64_t const tokens = 8 * 100 + 9, block = 8, batch = 12;
+  WindowOrder const order(7, tokens, block, batch);
+  REQUIRE(order.windows() == 100);
+  for (std::int64_t first = 0; first + batch <= 100; ++first) {
+    std::set<std::int64_t> strata;
+    for (std::int64_t i = first; i < first + batch; ++i) strata.insert(i % batch);
+    REQUIRE(strata.size() == 12);
+    for (std::int64_t i = first; i < first + batch; ++i) {
+      auto const stratum = i % batch, begin = stratum * 8 + std::min<std::int64_t>(stratum, 4);
+      auto const size = stratum < 4 ? 9 : 8;
+      CHECK(order.start(i) >= begin * block);
+      CHECK(order.start(i) < (begin + size) * block + block + 1);  // the phase
+    }
+  }
+}
+
+TEST_CASE("random windows: anywhere in the text, the same for every number of ranks and of micro-steps") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 30, 20);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.block_size = 8;
+  source.random_windows = true;
+  std::set<std::int32_t> met;
+  bool repeated = false;
+  for (std::int64_t iteration = 0; iteration < 40; ++iteration) {
+    auto const whole = training(source, {1, 1, 12}, iteration);
+    CHECK(training(source, {3, 2, 2}, iteration) == whole);
+    std::set<std::int32_t> const different(whole.begin(), whole.end());
+    repeated |= different.size() < whole.size();
+    met.insert(whole.begin(), whole.end());
+  }
+  CHECK(met.size() == 22);  // 30 - 8
+  CHECK(repeated);
+  auto const first = training(source, {1, 1, 12}, 0);
+  source.seed = 1;
+  CHECK(training(source, {1, 1, 12}, 0) != first);
 }
 
 TEST_CASE("a batch larger than an epoch goes on with the next epoch") {

@@ -128,6 +128,11 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"bucket_mb", "0"},
       {"collective_timeout", "0"},
       {"shard_group", "0"},
+      {"sampling", "uniform"},
+      {"wrap", "layer"},
+      {"min_params", "0"},
+      {"reduce_dtype", "float16"},
+      {"cpu_offload", "some"},
       {"temperature", "0"},
       {"top_k", "0"},
       {"num_samples", "0"},
@@ -143,7 +148,6 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
     CHECK(has(message, std::string("got '") + text + "'"));
   }
   CHECK(find_setting("learning_rat") == nullptr);
-  CHECK(find_setting("cpu_offload") == nullptr);
 }
 
 TEST_CASE("good values are read") {
@@ -198,6 +202,73 @@ TEST_CASE("settings that do not fit together are refused") {
     CHECK(problem([&](Settings& s) { s.init_from = from; }, 1) == "nothing was thrown");
   for (std::string const from : {"gpt2", "gpt2-xl", "some/folder"})
     CHECK(has(problem([&](Settings& s) { s.init_from = from; }, 1), "'init_from': '" + from + "' is not supported"));
+}
+
+TEST_CASE("what becomes of a unit after forward goes with the strategy") {
+  auto const of = [](std::string const& strategy, std::string const& text) {
+    Settings s;
+    s.strategy = strategy;
+    s.reshard_after_forward = text;
+    return resharding(s);
+  };
+  CHECK(of("full_shard", "").drops);
+  CHECK(of("hybrid_shard", "True").drops);
+  CHECK_FALSE(of("full_shard", "false").drops);
+  CHECK_FALSE(of("shard_grad_op", "").drops);
+  CHECK_FALSE(of("no_shard", "false").drops);
+  CHECK(of("full_shard", "2").ranks == 2);
+  CHECK(of("full_shard", "2").drops);
+  for (auto const* text : {"1", "-2", "some", "2.5"})
+    CHECK(has(what([&] { of("full_shard", text); }), "expected true, false or a number of ranks above 1, got '"));
+  CHECK(
+      has(what([&] { of("shard_grad_op", "true"); }), "expected false, which is what shard_grad_op does, got 'true'"));
+  CHECK(has(what([&] { of("ddp", "2"); }), "expected false, which is what ddp does"));
+
+  auto const problem = [](std::string const& text, std::int64_t ranks, std::int64_t group) {
+    Settings s;
+    s.reshard_after_forward = text;
+    s.gradient_accumulation_steps = ranks;
+    if (group > 0) s.strategy = "hybrid_shard", s.shard_group = group;
+    return what([&] { check_together(s, Command::train, ranks); });
+  };
+  CHECK(problem("2", 4, 0) == "nothing was thrown");
+  CHECK(problem("2", 8, 4) == "nothing was thrown");
+  CHECK(has(problem("4", 4, 0), "a divisor of the 4 ranks"));
+  CHECK(has(problem("3", 4, 0), "a divisor of the 4 ranks"));
+  CHECK(has(problem("4", 8, 4), "a divisor of the 4 ranks"));
+}
+
+TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {
+  Settings s;
+  s.n_layer = 5;
+  auto const layers = [&](std::string const& wrap, std::int64_t least) {
+    s.wrap = wrap;
+    s.min_params = least;
+    return layers_in_unit(s, 100);
+  };
+  CHECK(layers("block", 1000) == 1);
+  CHECK(layers("model", 1) == 0);
+  CHECK(layers("size", 1) == 1);
+  CHECK(layers("size", 100) == 1);
+  CHECK(layers("size", 101) == 2);
+  CHECK(layers("size", 1'000'000'000'000) == 5);
+  Settings given;
+  set(given, "min_params", "7");
+  CHECK(has(what([&] { check_together(given, Command::train, 1); }), "'min_params': only wrap size reads it, got 7"));
+  given.wrap = "size";
+  CHECK(what([&] { check_together(given, Command::train, 1); }) == "nothing was thrown");
+}
+
+TEST_CASE("what this version cannot do is refused by name") {
+  for (auto const& [name, text] : {std::pair("cpu_offload", "true"), std::pair("reduce_dtype", "bfloat16")}) {
+    Settings s;
+    set(s, name, text);
+    CHECK(has(what([&] { check_together(s, Command::train, 1); }), std::string("setting '") + name + "'"));
+  }
+  Settings fine;
+  set(fine, "cpu_offload", "false");
+  set(fine, "reduce_dtype", "float32");
+  CHECK(what([&] { check_together(fine, Command::train, 1); }) == "nothing was thrown");
 }
 
 TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a split takes a part") {

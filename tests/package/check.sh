@@ -46,7 +46,6 @@ case $way in
     ;;
   optimised)
     flags=(-std=c++20 -O3 -Wall -Wextra -Werror -pthread -I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE")
-    "$CXX" "${flags[@]}" -c "$FSDP_SOURCE/examples/mlp/main.cpp" -o "$work/mlp.o"
     if [[ $FSDP_HAVE_MPI == ON ]]; then
       flags+=(-DWITH_MPI)
       IFS=: read -ra mpi <<<"$FSDP_MPI_INCLUDES"

@@ -19,7 +19,7 @@ class StepWalk {
  public:
   /// @param declared  the uses; it and the input must outlive the walk
   StepWalk(Schedule const& declared, StepInput const& of)
-      : ahead(of.prefetch.forward.empty() ? prefetch_by_depth(declared.size(), 1, 1) : of.prefetch),
+      : ahead(of.prefetch.forward.empty() ? prefetch_by_depth(declared, 1, 1) : of.prefetch),
         schedule(declared),
         input(of),
         unsharded_(of.units.size()),
@@ -34,26 +34,28 @@ class StepWalk {
   bool gathers(std::size_t unit) const { return divided(unit) || !input.param_is_master; }
   bool reduces(std::size_t unit) const { return divided(unit) || !input.reduce_is_master; }
   bool own_gather_slot(std::size_t unit) const {
-    return input.keep_unsharded || !input.units[unit].reshards_after_forward || schedule.shared_unit(unit);
+    return input.keep_unsharded || !input.units[unit].reshards_after_forward || schedule.unit_returns(unit);
   }
   bool own_reduce_slot(std::size_t unit) const {
-    return (input.no_sync && input.reduce_is_master) || schedule.shared_unit(unit);
+    return (input.no_sync && input.reduce_is_master) || schedule.unit_returns(unit);
   }
   /// The unit is there when the use's forward ends, and stays.
   bool stays(std::size_t use) const {
-    if (schedule.shared(use)) return input.keep_root;
+    if (schedule.returns(use)) return input.keep_root;
+    for (auto later = use + 1; later < schedule.size(); ++later)
+      if (schedule.unit(later) == schedule.unit(use)) return true;
     if (!input.units[schedule.unit(use)].reshards_after_forward) return true;
     if (!input.keep_last) return false;
     for (auto later = use + 1; later < schedule.size(); ++later)
-      if (!schedule.shared(later) && gathers(schedule.unit(later)) &&
+      if (!schedule.returns(later) && gathers(schedule.unit(later)) &&
           input.units[schedule.unit(later)].reshards_after_forward)
         return false;
     return true;
   }
   /// A slice of the unit stays after its forward.
   bool keeps_slice(std::size_t unit) const {
-    if (input.reshard_ranks == 0 || !divided(unit) || schedule.shared_unit(unit)) return false;
-    for (std::size_t use = 0; use < schedule.size(); ++use)
+    if (input.reshard_ranks == 0 || !divided(unit) || schedule.unit_returns(unit)) return false;
+    for (auto use = schedule.size(); use-- > 0;)
       if (schedule.unit(use) == unit) return !stays(use);
     return false;
   }
@@ -144,12 +146,17 @@ class StepWalk {
   std::int64_t elements_ = 0, slices_ = 0, waiting_elements_ = 0;
 };
 
-/// The memory plan of such a walk.
-inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
+/// The order of uses that the input declares.
+inline Schedule schedule_of(StepInput const& input) {
   Schedule schedule(0);
   for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule.declare(unit, "");
   for (auto const unit : input.uses) schedule.declare(unit, "");
+  return schedule;
+}
 
+/// The memory plan of such a walk.
+inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
+  auto const schedule = schedule_of(input);
   auto const param = static_cast<std::int64_t>(input.param_bytes);
   auto const grad = static_cast<std::int64_t>(input.reduce_bytes);
   StepWalk walk(schedule, input);

@@ -36,12 +36,17 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     for (int more = below(3); more > 0; --more)
       input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())),
                         static_cast<std::size_t>(below(static_cast<unsigned>(units))));
+    if (below(3) == 0) {  // neighbours of one unit
+      auto const at = below(static_cast<unsigned>(input.uses.size()));
+      input.uses.insert(input.uses.begin() + at, static_cast<std::size_t>(1 + below(2)),
+                        input.uses[static_cast<std::size_t>(at)]);
+    }
     input.shards = 1 << below(3);
     input.replicas = 1 << below(2);
     input.keep_last = below(3) > 0;
     input.keep_root = below(3) > 0;
     input.no_replica_sync = below(3) == 0;
-    input.prefetch = fsdp::prefetch_by_depth(input.uses.size(), below(4), below(4));
+    input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), below(4), below(4));
     if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
     input.keep_unsharded = below(4) == 0;
     if (input.shards == 4 && !input.keep_unsharded && below(3) == 0) input.reshard_ranks = 2;

@@ -7,6 +7,7 @@
 #include "fsdp/engine/memory_plan.hpp"
 #include "fsdp/engine/program.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/step_walk.hpp"
 
 namespace {
 
@@ -37,7 +38,17 @@ fsdp::MemoryPlanInput four_blocks(int depth) {
   input.uses = {0, 1, 2, 3, 4};
   input.modules = {"root", "h.0", "h.1", "h.2", "h.3"};
   input.shards = 4;
-  input.prefetch = fsdp::prefetch_by_depth(5, depth, depth);
+  input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), depth, depth);
+  return input;
+}
+
+/// A root that is used first and last, and four blocks between, two to a unit.
+fsdp::MemoryPlanInput blocks_in_pairs() {
+  fsdp::MemoryPlanInput input;
+  input.units = {{640, "root"}, {3072, "h.0-1"}, {3072, "h.2-3"}};
+  input.uses = {0, 1, 1, 2, 2, 0};
+  input.modules = {"wte", "h.0", "h.1", "h.2", "h.3", "head"};
+  input.shards = 4;
   return input;
 }
 
@@ -90,7 +101,7 @@ TEST_CASE("program text: what depends on the micro-step is said") {
 TEST_CASE("program text: kept slices, replicas that wait, and nothing to move") {
   auto input = tied_root();
   input.reshard_ranks = 2;
-  input.prefetch = fsdp::prefetch_by_depth(5, 0, 0);
+  input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), 0, 0);
   input.replicas = 2;
   input.no_replica_sync = true;
   CHECK(training(input) ==
@@ -306,4 +317,31 @@ TEST_CASE("program text: parameters that stay for the next micro-step") {
         "backward   head | gather h->own, lease head->x | drop head->own, reduce head\n"
         "backward   h    | gather wte->own, await h, lease h->y | drop h->own, reduce h\n"
         "backward   wte  | await wte, lease wte->x | drop wte->own, reduce wte\n");
+}
+
+TEST_CASE("program text: a unit of neighbours is gathered for the first of them and dropped after the last") {
+  auto input = blocks_in_pairs();
+  CHECK(training(input) ==
+        "forward    wte  | gather root->own, gather h.0-1->A, await root |\n"
+        "forward    h.0  | gather h.2-3->B, await h.0-1 |\n"
+        "forward    h.1  | | drop h.0-1->A\n"
+        "forward    h.2  | await h.2-3 |\n"
+        "forward    h.3  | |\n"
+        "forward    head | |\n"
+        "backward   head | lease root->own |\n"
+        "backward   h.3  | gather h.0-1->A, lease h.2-3->x |\n"
+        "backward   h.2  | | drop h.2-3->B, reduce h.2-3\n"
+        "backward   h.1  | await h.0-1, lease h.0-1->y |\n"
+        "backward   h.0  | | drop h.0-1->A, reduce h.0-1\n"
+        "backward   wte  | | drop root->own, reduce root\n");
+  input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), 0, 0);
+  input.keep_last = false;
+  auto const whole = to_text(fsdp::compile_program(input), fsdp::plain_step);
+  CHECK(whole.substr(whole.find("evaluation")) ==
+        "evaluation wte  | gather root->own, await root |\n"
+        "evaluation h.0  | gather h.0-1->A, await h.0-1 |\n"
+        "evaluation h.1  | | drop h.0-1->A\n"
+        "evaluation h.2  | gather h.2-3->A, await h.2-3 |\n"
+        "evaluation h.3  | | drop h.2-3->A\n"
+        "evaluation head | | drop root->own\n");
 }

@@ -64,8 +64,9 @@ class BackgroundSaver {
     failure_.clear();
     folder_.clear();
     stop_waiting_ = false;
-    under_way_ = true;
+    saving_ = {now->folder(), now->partial()};
     thread_ = std::thread([this, now = std::move(now)] { run(*now); });
+    under_way_ = true;
   }
 
   /// Waits until the last save is on the disk.
@@ -75,6 +76,16 @@ class BackgroundSaver {
   std::filesystem::path wait() {
     if (!under_way_) return {};
     under_way_ = false;
+    try {
+      return finish();
+    } catch (...) {
+      if (engine_->rank() == 0) discard();
+      throw;
+    }
+  }
+
+ private:
+  std::filesystem::path finish() {
     auto& world = engine_->world();
     if (world.rank() != 0) thread_.join();
     try {
@@ -96,7 +107,15 @@ class BackgroundSaver {
     })[0];
   }
 
- private:
+  /// Removes what a failed save has written, unless another one has begun.
+  void discard() const {
+    try {
+      checkpoint::FileLock const lock(saving_.first / ".lock");
+      checkpoint::discard_checkpoint(saving_.first, saving_.second);
+    } catch (Error const&) {
+    }
+  }
+
   template <class S>
   void run(S const& now) noexcept {
     try {
@@ -140,6 +159,7 @@ class BackgroundSaver {
   std::atomic<bool> stop_waiting_{false};
   bool under_way_ = false;
   int exceptions_ = std::uncaught_exceptions();
+  std::pair<std::filesystem::path, std::string> saving_;  ///< the last save's folder, and the hidden one in it
   // The thread's until it is joined:
   std::string failure_, folder_;
 };

@@ -121,6 +121,14 @@ inline std::string begin_checkpoint(std::filesystem::path const& folder, std::in
   return name;
 }
 
+/// Rank 0, after a save that has failed on some rank: gives its space back. What cannot be removed now, the next save
+/// removes.
+/// @pre no rank writes any more, and the caller holds the folder's lock
+inline void discard_checkpoint(std::filesystem::path const& folder, std::string const& partial) {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder / partial, ignored);
+}
+
 /// Rank 0, when all ranks' files are there: makes it a checkpoint, and removes what is not kept.
 /// @return its folder
 /// @throws ConfigError if this rank does not see a rank's file; ResourceError

@@ -84,10 +84,16 @@ class Save {
   /// Writes this rank's file. @param block  see write_rank_file @throws ResourceError
   template <class Block>
   void write(Block&& block) const {
+    if (std::error_code error; !std::filesystem::is_directory(folder_ / partial_, error))
+      fail<ResourceError>(
+          "'{}', which rank 0 has made, is not to be seen: checkpoints need a folder that all nodes share",
+          (folder_ / partial_).string());
     write_rank_file(folder_ / partial_, rank_file_name(engine_->rank(), manifest_.world_size), own_.slices,
                     std::forward<Block>(block));
   }
   bool is_first() const { return engine_->rank() == 0; }
+  std::filesystem::path const& folder() const { return folder_; }
+  std::string const& partial() const { return partial_; }
   /// This rank could not write its file: rank 0 sees it there.
   void give_up(std::string_view why) const {
     auto const name = rank_file_name(engine_->rank(), manifest_.world_size);
@@ -151,16 +157,21 @@ std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const&
   using namespace checkpoint;
   Save<E, O> const now(engine, optimizer, folder, std::move(extra), options);
   auto& world = engine.world();
-  agreed(world, "a checkpoint's files", [&] {
-    std::vector<std::byte> staging(block_bytes);
-    now.write([&](std::size_t slice, std::int64_t begin, std::int64_t bytes) {
-      now.copy(slice, begin, bytes, staging.data());
-      engine.device().synchronize(engine.compute());
-      return std::span<std::byte const>(staging).first(static_cast<std::size_t>(bytes));
+  try {
+    agreed(world, "a checkpoint's files", [&] {
+      std::vector<std::byte> staging(block_bytes);
+      now.write([&](std::size_t slice, std::int64_t begin, std::int64_t bytes) {
+        now.copy(slice, begin, bytes, staging.data());
+        engine.device().synchronize(engine.compute());
+        return std::span<std::byte const>(staging).first(static_cast<std::size_t>(bytes));
+      });
+      return "";
     });
-    return "";
-  });
-  return agreed(world, "a checkpoint's end", [&] { return now.commit(); })[0];
+    return agreed(world, "a checkpoint's end", [&] { return now.commit(); })[0];
+  } catch (...) {
+    if (now.is_first()) discard_checkpoint(folder, now.partial());
+    throw;
+  }
 }
 
 /// Saves the parameters alone.

@@ -25,7 +25,7 @@ class ProgramCompiler {
   [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : input_(input) {
     for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
     for (auto const unit : input.uses) schedule_.declare(unit, "");
-    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_.size(), 1, 1) : input.prefetch;
+    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1) : input.prefetch;
   }
 
   [[gnu::cold]] Program compile() {
@@ -76,25 +76,27 @@ class ProgramCompiler {
 
   bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
   bool own_gather_slot(std::size_t unit) const {
-    return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.shared_unit(unit);
+    return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.unit_returns(unit);
   }
-  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.shared_unit(unit); }
+  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.unit_returns(unit); }
   /// The use's forward may end with its unit dropped.
   bool may_drop(std::size_t use) const {
     auto const unit = schedule_.unit(use);
-    return gathers(unit) && !schedule_.shared(use) && input_.units[unit].reshards_after_forward;
+    return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
   }
   std::size_t last_that_may_drop() const {
     for (auto use = schedule_.size(); use-- > 0;)
       if (may_drop(use)) return use;
     return schedule_.size();
   }
-  /// Whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a shared unit is
-  /// kept until its last use, others are not.
+  /// Whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a unit is kept
+  /// until its last use at most.
   bool keeps_after_forward(std::size_t use, Phase phase) const {
     bool const evaluating = phase == Phase::evaluation;
-    if (schedule_.shared(use) && input_.keep_root) return !evaluating || !schedule_.last_use_of_unit(use);
-    if (schedule_.shared(use) || evaluating) return false;
+    bool const used_again = !schedule_.last_use_of_unit(use);
+    if (schedule_.returns(use)) return input_.keep_root && (used_again || !evaluating);
+    if (used_again) return true;
+    if (evaluating) return false;
     return !may_drop(use) || (input_.keep_last && use == last_that_may_drop());
   }
   bool keeps_slice(std::size_t use) const {

@@ -170,7 +170,7 @@ class Declaration {
     input.first_bucket_bytes = options_.first_bucket_bytes;
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
-    input.prefetch = prefetch_by_depth(schedule_.size(), options_.prefetch, backward_prefetch());
+    input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch());
     for (auto const& list : lists_)
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
     input.max_ahead_bytes = options_.max_ahead_bytes;

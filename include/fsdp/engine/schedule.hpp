@@ -27,20 +27,8 @@ struct PrefetchLists {
   std::vector<std::vector<std::size_t>> forward, backward;
 };
 
-/// Lists of the `forward` next uses, and in backward of the `backward` ones before.
-[[gnu::cold]] inline PrefetchLists prefetch_by_depth(std::size_t uses, int forward, int backward) {
-  PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
-  for (std::size_t use = 0; use < uses; ++use) {
-    for (auto ahead = use + 1; ahead < uses && ahead - use <= static_cast<std::size_t>(forward); ++ahead)
-      lists.forward[use].push_back(ahead);
-    for (auto ahead = use; ahead-- > 0 && use - ahead <= static_cast<std::size_t>(backward);)
-      lists.backward[use].push_back(ahead);
-  }
-  return lists;
-}
-
 /// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one
-/// module's turn; a unit may have several.
+/// module's turn; a unit may have several: neighbours, or with other units' uses between them.
 class Schedule {
  public:
   explicit Schedule(int rank) : rank_(rank) {}
@@ -52,7 +40,7 @@ class Schedule {
       if (earlier.unit != unit) continue;
       added.first_of_unit = false;
       earlier.last_of_unit = false;
-      added.shared = earlier.shared = true;
+      added.returns = earlier.returns |= uses_.back().unit != unit;
     }
     uses_.push_back(std::move(added));
     return uses_.size() - 1;
@@ -63,14 +51,13 @@ class Schedule {
   std::string_view module_name(std::size_t use) const { return uses_[use].module; }
   Pass pass() const { return pass_; }
 
-  /// The unit has several uses: it is held from its first to its last.
-  bool shared(std::size_t use) const { return uses_[use].shared; }
+  /// The unit is used again after others have been, at this use or another.
+  bool returns(std::size_t use) const { return uses_[use].returns; }
   bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
   bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
-  /// The unit of `index` is used more than once.
-  bool shared_unit(std::size_t index) const {
+  bool unit_returns(std::size_t index) const {
     for (auto const& use : uses_)
-      if (use.unit == index) return use.shared;
+      if (use.unit == index) return use.returns;
     return false;
   }
   /// The unit of `index` has some use.
@@ -159,7 +146,7 @@ class Schedule {
     std::string module;
     bool first_of_unit;
     bool last_of_unit;
-    bool shared;
+    bool returns;
   };
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
@@ -187,5 +174,19 @@ class Schedule {
   bool open_ = false;
   bool broken_ = false;
 };
+
+/// For each use, the first uses of the next `forward` units, and in backward the last ones of the `backward` before.
+[[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward) {
+  auto const uses = schedule.size();
+  PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
+  auto const differs = [&](std::size_t use, std::size_t from) { return schedule.unit(use) != schedule.unit(from); };
+  for (std::size_t use = 0; use < uses; ++use) {
+    for (auto ahead = use + 1; ahead < uses && lists.forward[use].size() < static_cast<std::size_t>(forward); ++ahead)
+      if (differs(ahead, ahead - 1)) lists.forward[use].push_back(ahead);
+    for (auto ahead = use; ahead > 0 && lists.backward[use].size() < static_cast<std::size_t>(backward); --ahead)
+      if (differs(ahead - 1, ahead)) lists.backward[use].push_back(ahead - 1);
+  }
+  return lists;
+}
 
 }  // namespace fsdp

@@ -29,8 +29,8 @@ struct StepInput {
   int shards = 1;                       ///< ranks per shard group of units that shard
   int replicas = 1;                     ///< shard groups
   bool keep_last = true;                ///< the last unit that would be dropped, because backward begins with it
-  bool keep_root = true;                ///< units of several uses, from the first forward use to the last backward use
-  PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth(1, 1)
+  bool keep_root = true;                ///< units that are used again after others, from the first forward use on
+  PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth of 1 and 1
   std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
   int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
   bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
