@@ -25,6 +25,7 @@ struct CommandLine {
 /// Each returns the exit code of the process. Problems that the user can mend are fsdp::Error.
 int run_prepare(Settings const& settings);
 int run_export(Settings const& settings);
+int run_report(Settings const& settings);
 /// `train`, `bench` and `sample`: chooses device, world and strategy. Not to be called inside a try block: an exception
 /// of a rank under MPI must end the run before stacks are unwound.
 int run_on_ranks(Settings const& settings, Command command, CommandLine line);

@@ -37,7 +37,10 @@ std::string shipped_names() {
 void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string const& help) {
   sub.app = app.add_subcommand(name, help);
   sub.app->allow_extras();
-  if (sub.command != Command::prepare)
+  if (sub.command == Command::report)
+    sub.app->add_option("runs", sub.configs, "folders that nanogpt train has written to (out_dir)")
+        ->type_name("FOLDER");
+  else if (sub.command != Command::prepare)
     sub.app->add_option("config", sub.configs, "config files, or shipped configs: " + shipped_names())
         ->type_name("FILE");
   for (auto const& setting : all_settings()) {
@@ -73,7 +76,10 @@ Settings read_settings(Subcommand const& sub) {
                                   nearest.empty() ? std::string() : fmt::format("; is '--{}' meant?", nearest));
   }
   Settings settings = defaults(sub.command);
-  for (auto const& config : sub.configs) apply_config_file(settings, config);
+  if (sub.command == Command::report)
+    settings.runs = sub.configs;
+  else
+    for (auto const& config : sub.configs) apply_config_file(settings, config);
   for (auto const& [name, text] : sub.values)
     if (sub.app->count("--" + name) != 0) assign(settings, *find_setting(name), text, "command line");
   return settings;
@@ -85,15 +91,16 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
   app.name("nanogpt");
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text);
-  std::vector<Subcommand> subs{
-      {Command::prepare}, {Command::train}, {Command::sample}, {Command::export_}, {Command::bench}};
+  std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample},
+                               {Command::export_}, {Command::bench}, {Command::report}};
   add(app, subs[0], "prepare", "turn texts into token files");
   add(app, subs[1], "train", "train a model");
   add(app, subs[2], "sample", "let a trained model write");
   add(app, subs[3], "export", "write a trained model for other programs");
   add(app, subs[4], "bench", "measure training speed and memory");
+  add(app, subs[5], "report", "draw runs as a page: losses, memory, a step's timeline");
   reject_empty_values(argc, argv);
-  constexpr std::string_view names = "prepare, train, sample, export, bench";
+  constexpr std::string_view names = "prepare, train, sample, export, bench, report";
   if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got nothing", names);
   bool const known =
       std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
@@ -127,6 +134,7 @@ int main(int argc, char** argv) {
   switch (command) {
     case Command::prepare: return guarded([&] { return run_prepare(*settings); });
     case Command::export_: return guarded([&] { return run_export(*settings); });
+    case Command::report: return guarded([&] { return run_report(*settings); });
     case Command::train:
     case Command::sample:
     case Command::bench: return run_on_ranks(*settings, command, {argc, argv});

@@ -105,7 +105,12 @@ Preparation prepare(C& world, Job const& job) {
     }
     if (!training || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
-    if (!settings.eval_only) save_vocabulary(settings.out_dir, ready.dataset->meta);
+    if (settings.eval_only) return;
+    auto const& meta = ready.dataset->meta;
+    save_vocabulary(settings.out_dir, meta);
+    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
+    if (meta.path.empty() && ready.pretrained && !ready.pretrained->tokenizer.none())
+      copy_tokenizer(ready.pretrained->tokenizer, settings.out_dir);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {

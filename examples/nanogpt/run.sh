@@ -4,7 +4,8 @@
 #
 #   ./examples/nanogpt/run.sh [--data FILE] [trainer settings...]
 #
-# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, samples.
+# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, samples, and
+# draws the run as a page.
 # A second run skips what is done. Trainer settings override the defaults, e.g. --max_iters=500 --strategy=ddp.
 #   RANKS=2     ranks to start          JOBS=2   compilers at a time
 #   WORK=DIR    where data and models go (default: build/nanogpt-run)
@@ -26,7 +27,7 @@ while (($#)); do
   case $1 in
     --data) [[ -n ${2-} ]] || die "--data needs a file"; data=$2; shift 2 ;;
     --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
-    -h | --help) sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
 done
@@ -74,7 +75,7 @@ for setting in ${settings[@]+"${settings[@]}"}; do
   if [[ $setting == --out_dir=* ]]; then out_dir=${setting#--out_dir=}; fi
 done
 defaults=(train_shakespeare_char_cpu --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
-          --batch_size=6 --gradient_accumulation_steps="$ranks")
+          --batch_size=6 --gradient_accumulation_steps="$ranks" --trace="$out_dir/trace.json")
 if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
 if [[ $preset == cuda ]]; then
   launch=()
@@ -99,3 +100,9 @@ fi
 [[ -s $out_dir/model.safetensors ]] || { say "no model was saved: nothing to sample"; exit 0; }
 say "a sample"
 "$nanogpt" sample --out_dir="$out_dir" --num_samples=1 --max_new_tokens=500
+
+# --- report -------------------------------------------------------------------------------------------------------------
+if [[ -s $out_dir/log.jsonl ]]; then
+  say "the run as a page"
+  "$nanogpt" report "$out_dir" --to="$work/report.html"
+fi

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +20,8 @@
 #include "metrics.hpp"
 #include "peak.hpp"
 #include "preparation.hpp"
+#include "run_header.hpp"
+#include "run_log.hpp"
 #include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
@@ -80,6 +83,7 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::sample) return sample_rank<P>(std::move(world), job);
   Preparation ready;
   std::optional<JsonLog> log, trace;
+  std::optional<RunLog> run_log;
   bool const first = world.rank() == 0;
   try {
     ready = prepare<typename P::Param>(world, job);
@@ -89,6 +93,10 @@ int run_rank(C world, Job const& job) {
                                                   : training ? job.settings.log_json
                                                              : job.settings.json);
       trace.emplace("trace", first && training ? job.settings.trace : std::string());
+      if (first && training)
+        run_log.emplace(std::filesystem::path(job.settings.out_dir) / run_log_name);
+      else
+        run_log.emplace();
     });
   } catch (AgreedError const& error) {
     if (first) report_error(error.what());
@@ -105,7 +113,9 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::bench) {
     bench(trainer, resolved, ready.peak, ranks, *log);
   } else {
-    return TrainingLoop(trainer, resolved, ready, *log, *trace).run();
+    auto const hosts = count_hosts(trainer.engine().world());
+    if (first) run_log->write(log_line(run_header(trainer, resolved, ready, hosts)));
+    return TrainingLoop(trainer, resolved, ready, *log, *run_log, *trace).run();
   }
   return 0;
 }

@@ -24,6 +24,7 @@ constexpr unsigned sample = static_cast<unsigned>(Command::sample);
 constexpr unsigned bench = static_cast<unsigned>(Command::bench);
 constexpr unsigned prepare = static_cast<unsigned>(Command::prepare);
 constexpr unsigned exporting = static_cast<unsigned>(Command::export_);
+constexpr unsigned report = static_cast<unsigned>(Command::report);
 constexpr unsigned training = train | bench;
 constexpr unsigned computing = train | sample | bench;
 
@@ -177,12 +178,16 @@ std::vector<Setting> make_table() {
   top_p.low_excluded = true;
   top_p.high = 1;
   t.flag("stop_at_end", &S::stop_at_end, sample, "a sample ends where the model draws <|endoftext|>");
-  t.optional_text("to", &S::to, exporting, "the folder that is written");
   t.choice("format", &S::format, exporting, "for whom: huggingface, llm.c, or nanogpt (a folder as training writes it)",
            {"huggingface", "llm.c", "nanogpt"});
   t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
+  t.optional_text(
+      "to", &S::to, exporting | report,
+      "export: the folder that is written; report: the page's file (otherwise report.html in the first folder)");
+  t.optional_text("svg", &S::svg, report,
+                  "file that gets a picture for a README: losses, and a step if there is a trace");
   return t.rows;
 }
 
@@ -451,6 +456,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     }
     return;
   }
+  if (command == Command::report) return;
   if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
     fsdp::fail<fsdp::ConfigError>("setting '{}': a tokenizer is two files, encoder_json and vocab_bpe, got one",
                                   s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");

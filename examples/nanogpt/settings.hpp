@@ -13,7 +13,7 @@
 namespace nanogpt {
 
 /// The subcommands; a setting says in which of them it exists.
-enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16 };
+enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16, report = 32 };
 
 /// All settings with their defaults. Names are nanoGPT's where nanoGPT has one.
 struct Settings {
@@ -92,12 +92,14 @@ struct Settings {
   bool stop_at_end = false;
   std::string checkpoint;  ///< export too; empty: out_dir's model.safetensors
   // export
-  std::string to;
   std::string format = "huggingface";
   // bench
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;
   std::string json;
+  // report
+  std::vector<std::string> runs;  ///< folders; not a setting of its own
+  std::string to, svg;            ///< files; `to` empty: report.html in the first folder. export: a folder
 
   std::vector<std::string> given;  ///< settings that a config file or the command line has set
   bool was_given(std::string_view name) const { return std::find(given.begin(), given.end(), name) != given.end(); }

@@ -18,16 +18,18 @@
 
 namespace nanogpt {
 
-/// Traces `trace_steps` steps, from the third on where there are so many; evaluations among them are left out.
+/// Traces `trace_steps` steps, from this process's third on where there are so many; evaluations among them are left
+/// out.
 template <class T>
 class TraceWindow {
  public:
-  /// @param file  where rank 0 writes; without --trace nothing is traced
-  TraceWindow(T& trainer, Settings const& settings, JsonLog& file)
+  /// @param file   where rank 0 writes; without --trace nothing is traced
+  /// @param start  this process's first iteration
+  TraceWindow(T& trainer, Settings const& settings, JsonLog& file, std::int64_t start)
       : engine_(trainer.engine()),
         file_(file),
         name_(settings.trace),
-        first_(std::clamp<std::int64_t>(settings.max_iters + 1 - settings.trace_steps, 0, warm_up)),
+        first_(std::clamp<std::int64_t>(settings.max_iters + 1 - settings.trace_steps, start, start + warm_up)),
         end_(first_ + settings.trace_steps),
         micro_steps_(settings.gradient_accumulation_steps / engine_.world_size()) {}
 

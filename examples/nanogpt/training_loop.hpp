@@ -6,11 +6,14 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "fsdp/checkpoint/background_saver.hpp"
 #include "fsdp/checkpoint/load.hpp"
@@ -22,6 +25,7 @@
 #include "metrics.hpp"
 #include "preparation.hpp"
 #include "progress.hpp"
+#include "run_log.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
@@ -36,7 +40,7 @@ namespace nanogpt {
 template <class T>
 class TrainingLoop {
  public:
-  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, JsonLog& trace)
+  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, RunLog& run_log, JsonLog& trace)
       : trainer_(trainer),
         settings_(job.settings),
         ready_(ready),
@@ -46,7 +50,8 @@ class TrainingLoop {
         meter_(tokens_ * ready.config.flop_per_token(), ready.peak.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
-        trace_(trainer, settings_, trace),
+        run_log_(run_log),
+        trace_(trainer, settings_, trace, ready.resumed ? ready.resumed->iteration : 0),
         saver_(trainer.engine()) {
     run_.model = ready.config;
     if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
@@ -65,17 +70,20 @@ class TrainingLoop {
       bool better = false;
       if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
+        write_iterations();
         better = evaluate(iteration, rate);
-        if (settings_.eval_only) return EXIT_SUCCESS;
+        if (settings_.eval_only) return stop_after(iteration, "eval_only", EXIT_SUCCESS);
       }
       bool const due = iteration > first && iteration % checkpoint_interval() == 0;
       if (due || (better && iteration > 0)) save_checkpoint(better);
       trace_.before_step(iteration);
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
-      if (loss && !std::isfinite(*loss))
+      if (loss && !std::isfinite(*loss)) {
+        run_log_.write(log_line_of_stop(iteration, "the training loss is not finite"));
         fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration,
                                 *loss);
+      }
       auto const end = Clock::now();
       trained_ = iteration + 1;
       span_ += seconds(start, end);
@@ -83,8 +91,12 @@ class TrainingLoop {
       if (loss) {
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
         last_loss_ = *loss;
-        if (iteration % settings_.log_interval == 0) report(iteration, first, *loss, rate, each, seconds(began, end));
+        unwritten_.push_back(
+            {iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each, reserved()});
+        if (iteration % settings_.log_interval == 0) report(iteration - first);
+        if (unwritten_.size() == most_unwritten) write_iterations();
       }
+      if (iteration == first) write_memory(iteration);
       if (auto const table = trace_.after_step(iteration, iteration == settings_.max_iters); !table.empty())
         progress_.say(table);
       progress_.advance(iteration, last_loss_);
@@ -92,17 +104,18 @@ class TrainingLoop {
     }
     if (trained_ == 0) {
       progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
-      return EXIT_SUCCESS;
+      return stop_after(first, "nothing to do", EXIT_SUCCESS);
     }
     run_.iteration = trained_;
     save_checkpoint(false);
     if (exported_ < 0 || (settings_.always_save_checkpoint && exported_ != trained_)) export_weights(trained_);
     saver_.wait();
-    return EXIT_SUCCESS;
+    return stop_after(trained_, "max_iters", EXIT_SUCCESS);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::size_t most_unwritten = 1000;
   static double seconds(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
   }
@@ -116,8 +129,9 @@ class TrainingLoop {
   std::int64_t checkpoint_interval() const {
     return settings_.checkpoint_interval > 0 ? settings_.checkpoint_interval : settings_.eval_interval;
   }
-  void stop_if_asked() const {
+  void stop_if_asked() {
     if (!fsdp::host::termination_requested()) return;
+    run_log_.write(log_line_of_stop(trained_, "SIGTERM"));
     std::fflush(stdout);
     std::_Exit(fsdp::host::wait_terminated_exit_code);
   }
@@ -131,19 +145,55 @@ class TrainingLoop {
     EvaluationReport const report{iteration, train_loss, val_loss, rate, meter_.value()};
     progress_.say(line(report));
     log_.write(json(report));
+    run_log_.write(log_line(report));
+    if (trained_ > 0) write_memory(iteration);
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
     if ((better || settings_.always_save_checkpoint) && iteration > 0) export_weights(iteration);
     return better;
   }
 
-  void report(std::int64_t iteration, std::int64_t first, double loss, double rate, double time, double total) {
-    double const mean = trainer_.engine().mean_over_ranks({loss})[0];
-    meter_.add(iteration - first, time);
-    IterationReport const report{iteration, mean,  time,           meter_.value(),
-                                 rate,      total, tokens_ / time, trainer_.engine().account().reserved_total()};
+  /// Logs the iteration that was read last.
+  /// @param local  its number, counted from this process's first
+  void report(std::int64_t local) {
+    meter_.add(local, unwritten_.back().seconds);
+    auto report = write_iterations();
+    report.mfu = meter_.value();
     progress_.say(line(report));
     log_.write(json(report));
+  }
+
+  /// Writes the iterations since the last call to the run's log, with the mean of their losses over the ranks.
+  /// @return the last, if there is one
+  /// @note Collective: yes; one exchange, whatever their number.
+  IterationReport write_iterations() {
+    if (unwritten_.empty()) return {};
+    std::vector<double> losses;
+    for (auto const& report : unwritten_) losses.push_back(report.loss);
+    auto const means = trainer_.engine().mean_over_ranks(losses);
+    for (std::size_t i = 0; i < means.size(); ++i) {
+      unwritten_[i].loss = means[i];
+      if (first_rank_) run_log_.write(log_line(unwritten_[i]));
+    }
+    auto const last = unwritten_.back();
+    unwritten_.clear();
+    return last;
+  }
+
+  /// Writes every rank's memory to the run's log. @note Collective: yes; one exchange.
+  void write_memory(std::int64_t iteration) {
+    auto& engine = trainer_.engine();
+    auto const ranks = engine.world().exchange(pack(rank_memory(engine.account())), "memory");
+    if (first_rank_) run_log_.write(log_line_of_memory(iteration, ranks));
+  }
+  std::int64_t reserved() const { return trainer_.engine().account().reserved_total(); }
+
+  /// Writes what is left to write. @return `code` @note Collective: yes.
+  int stop_after(std::int64_t iteration, std::string_view why, int code) {
+    write_iterations();
+    write_memory(iteration);
+    run_log_.write(log_line_of_stop(iteration, why));
+    return code;
   }
 
   /// Goes on from the checkpoint that the ranks have agreed on.
@@ -160,6 +210,7 @@ class TrainingLoop {
     options.step = run_.iteration;
     options.keep_last = static_cast<int>(settings_.keep_last);
     if (best) options.pointers.emplace_back("best");
+    run_log_.write(log_line_of_save(run_.iteration, "checkpoint"));
     auto const run = run_state_json(run_, settings_);
     if (settings_.async_checkpoint) return saver_.save(trainer_.optimizer(), settings_.out_dir, run, options);
     fsdp::save(trainer_.engine(), trainer_.optimizer(), settings_.out_dir, run, options);
@@ -172,7 +223,7 @@ class TrainingLoop {
     saver_.wait();
     progress_.say(fmt::format("asked to stop: saved in {} before iteration {}; --init_from=resume goes on",
                               settings_.out_dir, trained_));
-    return saved_and_stopped;
+    return stop_after(trained_, "asked to stop", saved_and_stopped);
   }
 
   /// The whole weights, for `sample` and for others' programs.
@@ -182,12 +233,9 @@ class TrainingLoop {
     save_weights(trainer_.engine(), folder / weights_name);
     exported_ = iteration;
     if (!first_rank_) return;
+    run_log_.write(log_line_of_save(iteration, "weights"));
     ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
-    auto const& meta = ready_.dataset->meta;
-    save_model_config(folder, ready_.config, state, &settings_, meta);
-    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
-    if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
-      copy_tokenizer(ready_.pretrained->tokenizer, folder);
+    save_model_config(folder, ready_.config, state, &settings_, ready_.dataset->meta);
   }
 
   T& trainer_;
@@ -198,12 +246,14 @@ class TrainingLoop {
   MfuMeter meter_;
   Progress progress_;
   JsonLog& log_;
+  RunLog& run_log_;
   TraceWindow<T> trace_;
   RunState run_;
   StopVote vote_;
   fsdp::BackgroundSaver<typename T::Engine> saver_;
-  double span_ = 0;           ///< seconds that iterations have taken since a loss was read
-  std::int64_t spanned_ = 0;  ///< how many
+  double span_ = 0;                         ///< seconds that iterations have taken since a loss was read
+  std::int64_t spanned_ = 0;                ///< how many
+  std::vector<IterationReport> unwritten_;  ///< read since the run's log was last written; losses are this rank's
   double last_loss_ = 0;
   std::int64_t exported_ = -1;  ///< iteration of the last export
   std::int64_t trained_ = 0;    ///< optimizer steps of the run, once this process has done one

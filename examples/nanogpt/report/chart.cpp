@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/chart.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "report/escape.hpp"
+#include "report/svg.hpp"
+
+namespace nanogpt::report {
+namespace {
+
+constexpr std::size_t most_points = 600;  // of a curve
+
+/// Where curves lie within the picture, and how values get there.
+struct Frame {
+  double left, right, top, bottom;
+  Scale x, y;
+};
+
+Range range_of_x(Chart const& chart) {
+  Range range;
+  for (auto const& curve : chart.curves)
+    for (auto const& point : curve.points) range.add(point.x);
+  if (!range.empty && range.high <= range.low) range.low -= 0.5, range.high += 0.5;  // one iteration
+  return range.empty ? Range{0, 1, false} : range;
+}
+
+/// Of what pointers read where there is such a curve: raw values that stray from it are cut off.
+Range range_of_y(Chart const& chart) {
+  Range range, all;
+  for (auto const& curve : chart.curves) {
+    for (auto const& point : curve.points) {
+      all.add(point.y);
+      if (curve.read) range.add(point.y);
+    }
+  }
+  return range.empty ? all : range;
+}
+
+std::size_t longest_label(Chart const& chart) {
+  std::size_t longest = 0;
+  for (auto const& curve : chart.curves)
+    if (curve.read) longest = std::max(longest, curve.name.size());
+  return longest;
+}
+
+std::vector<Tick> y_ticks(Range const& range, bool logarithmic) { return ticks(range, logarithmic, 5); }
+
+Frame frame_of(Chart const& chart, Size size) {
+  auto const y = range_of_y(chart);
+  bool const logarithmic = chart.may_be_logarithmic && wants_logarithm(y);
+  double const room = chart.labels ? 10 + 6.6 * static_cast<double>(longest_label(chart)) : 12;
+  auto const vertical = widened(y, logarithmic, chart.from_zero);
+  std::size_t widest = 3;
+  for (auto const& tick : y_ticks(vertical, logarithmic)) widest = std::max(widest, tick.text.size());
+  double const left = 12 + 6.4 * static_cast<double>(widest), right = size.width - std::min(room, size.width / 3),
+               top = 10, bottom = size.height - 26;
+  return {left, right, top, bottom, Scale(range_of_x(chart), left, right), Scale(vertical, bottom, top, logarithmic)};
+}
+
+std::string axes(Frame const& frame, double width) {
+  std::string text;
+  for (auto const& tick : y_ticks(frame.y.range(), frame.y.logarithmic())) {
+    double const y = frame.y(tick.value);
+    text += line("grid", frame.left, y, frame.right, y);
+    text += text_at("tick", frame.left - 8, y + 4, tick.text, "end");
+  }
+  text += line("axis", frame.left, frame.bottom, frame.right, frame.bottom);
+  auto const count = static_cast<std::size_t>(std::max(3.0, (frame.right - frame.left) / 110));
+  for (auto const& tick : ticks(frame.x.range(), false, count)) {
+    if (tick.value != std::floor(tick.value)) continue;  // there are whole iterations alone
+    double const x = frame.x(tick.value);
+    text += line("axis", x, frame.bottom, x, frame.bottom + 4);
+    bool const at_edge = x + text_width(tick.text) / 2 > width - 2;
+    text += text_at("tick", at_edge ? width - 2 : x, frame.bottom + 18, tick.text, at_edge ? "end" : "middle");
+  }
+  return text;
+}
+
+/// A curve as a path; a point between gaps is a short line that round ends make a dot.
+std::string path(Curve const& curve, Frame const& frame) {
+  std::string data;
+  bool drawing = false;
+  for (auto const& point : downsampled(curve.points, most_points)) {
+    bool const visible = is_drawn(point.y) && (!frame.y.logarithmic() || point.y > 0);
+    if (!visible) {
+      drawing = false;
+      continue;
+    }
+    auto const x = px(frame.x(point.x)), y = px(frame.y(point.y));
+    data += drawing ? fmt::format("L{} {}", x, y) : fmt::format("M{} {}h0", x, y);
+    drawing = true;
+  }
+  if (data.empty()) return {};
+  return fmt::format("<path class=\"curve {}\" d=\"{}\"/>\n", curve.css, data);
+}
+
+std::string dots(Curve const& curve, Frame const& frame) {
+  std::string text;
+  for (auto const& point : downsampled(curve.points, 60))
+    if (is_drawn(point.y) && (!frame.y.logarithmic() || point.y > 0))
+      text += fmt::format("<circle class=\"{}\" cx=\"{}\" cy=\"{}\" r=\"3\"/>\n", curve.css, px(frame.x(point.x)),
+                          px(frame.y(point.y)));
+  return text;
+}
+
+/// Names at the ends of curves, moved apart where they would cover each other.
+std::string labels(Chart const& chart, Frame const& frame) {
+  struct Label {
+    Curve const* curve;
+    double x, y;
+  };
+  std::vector<Label> placed;
+  for (auto const& curve : chart.curves) {
+    if (!curve.read) continue;
+    auto const last =
+        std::find_if(curve.points.rbegin(), curve.points.rend(), [](Point const& point) { return is_drawn(point.y); });
+    if (last != curve.points.rend()) placed.push_back({&curve, frame.x(last->x), frame.y(last->y)});
+  }
+  std::sort(placed.begin(), placed.end(), [](Label const& a, Label const& b) { return a.y < b.y; });
+  constexpr double apart = 15;
+  for (std::size_t i = 1; i < placed.size(); ++i) placed[i].y = std::max(placed[i].y, placed[i - 1].y + apart);
+  double limit = frame.bottom - 2;
+  for (auto at = placed.size(); at-- > 0; limit -= apart) placed[at].y = std::min(placed[at].y, limit);
+  std::string text;
+  for (auto const& label : placed)
+    text += text_at("label " + label.curve->css, frame.right + 8, label.y + 4, label.curve->name);
+  return text;
+}
+
+}  // namespace
+
+bool has_points(Chart const& chart) {
+  for (auto const& curve : chart.curves)
+    for (auto const& point : curve.points)
+      if (is_drawn(point.y)) return true;
+  return false;
+}
+
+std::string drawing(Chart const& chart, Size size, std::string const& id) {
+  auto const frame = frame_of(chart, size);
+  auto text = axes(frame, size.width);
+  text += fmt::format(R"(<clipPath id="{}"><rect x="{}" y="{}" width="{}" height="{}"/></clipPath>)", escaped(id),
+                      px(frame.left), px(frame.top - 4), px(frame.right - frame.left + 4),
+                      px(frame.bottom - frame.top + 4));
+  text += fmt::format("\n<g clip-path=\"url(#{})\">\n", escaped(id));
+  for (auto const& curve : chart.curves) text += path(curve, frame);
+  for (auto const& curve : chart.curves)
+    if (curve.dots) text += dots(curve, frame);
+  text += "</g>\n";
+  if (chart.labels) text += labels(chart, frame);
+  return text;
+}
+
+std::string svg(Chart const& chart, Size size, std::string const& id) {
+  auto const frame = frame_of(chart, size);
+  auto const data = fmt::format(
+      R"(data-left="{}" data-right="{}" data-top="{}" data-bottom="{}" data-low="{}" data-high="{}")", px(frame.left),
+      px(frame.right), px(frame.top), px(frame.bottom), frame.x.range().low, frame.x.range().high);
+  auto const cursor = line("cursor", -9, frame.top, -9, frame.bottom);
+  return svg_element(size.width, size.height,
+                     chart.title + (chart.unit.empty() ? "" : ", " + chart.unit) + ", by iteration", data,
+                     drawing(chart, size, id) + cursor);
+}
+
+std::string readings(Chart const& chart) {
+  std::string text = "[";
+  for (auto const& curve : chart.curves) {
+    if (!curve.read) continue;
+    std::string values;
+    for (auto const& point : downsampled(curve.points, most_points))
+      if (is_drawn(point.y))
+        values += fmt::format("{}[{},{}]", values.empty() ? "" : ",", point.x, script_text(number_text(point.y, 4)));
+    if (values.empty()) continue;
+    text +=
+        fmt::format("{}{{\"name\":{},\"points\":[{}]}}", text.size() > 1 ? "," : "", script_text(curve.name), values);
+  }
+  return text + "]";
+}
+
+}  // namespace nanogpt::report

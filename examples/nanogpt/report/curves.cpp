@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/curves.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "report/escape.hpp"
+#include "report/memory_bars.hpp"
+
+namespace nanogpt::report {
+namespace {
+
+template <class Value>
+Points points_of(Run const& run, Value value) {
+  Points points;
+  for (auto const& row : run.iterations) points.push_back({static_cast<double>(row.iteration), row.*value});
+  return points;
+}
+
+template <class Value>
+Points evaluations_of(Run const& run, Value value) {
+  Points points;
+  for (auto const& row : run.evaluations) points.push_back({static_cast<double>(row.iteration), row.*value});
+  return points;
+}
+
+/// The mean of about a fiftieth of the run.
+Points smooth(Points const& points) { return smoothed(points, points.size() / 100); }
+
+std::string name_of(Run const& run) { return shortened(run.name, 24); }
+
+/// One curve a run, without names at their ends where there are several: the page has a legend.
+template <class Value>
+Chart simple_chart(std::vector<Run const*> const& runs, std::string title, std::string unit, std::string name,
+                   Value value) {
+  Chart chart;
+  chart.title = std::move(title);
+  chart.unit = std::move(unit);
+  chart.from_zero = true;
+  chart.labels = false;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    chart.curves.push_back({runs.size() == 1 ? name : name_of(*runs[i]), colour_of(i), points_of(*runs[i], value)});
+  return chart;
+}
+
+}  // namespace
+
+std::string colour_of(std::size_t run) { return fmt::format("c{}{}", run % 6, run % 12 < 6 ? "" : " dashed"); }
+
+Chart loss_chart(std::vector<Run const*> const& runs) {
+  Chart chart;
+  chart.title = "Loss";
+  chart.unit = "nats per token";
+  chart.may_be_logarithmic = true;
+  bool const single = runs.size() == 1;
+  chart.labels = single;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    auto const& run = *runs[i];
+    auto const losses = points_of(run, &Iteration::loss);
+    auto const colour = colour_of(i);
+    if (single) chart.curves.push_back({"each iteration", colour + " raw", losses, false});
+    chart.curves.push_back(
+        {single ? "train" : name_of(run) + " train", single ? colour : colour + " thin", smooth(losses)});
+    auto const val = evaluations_of(run, &Evaluation::val_loss);
+    chart.curves.push_back({single ? "val" : name_of(run) + " val", single ? colour_of(1) : colour, val, true, true});
+  }
+  return chart;
+}
+
+Chart learning_rate_chart(std::vector<Run const*> const& runs) {
+  return simple_chart(runs, "Learning rate", "", "learning rate", &Iteration::learning_rate);
+}
+
+Chart speed_chart(std::vector<Run const*> const& runs) {
+  auto chart = simple_chart(runs, "Speed", "tokens per second", "tokens/s", &Iteration::tokens_per_second);
+  for (auto& curve : chart.curves) {
+    auto raw = curve;
+    raw.css += " raw";
+    raw.read = false;
+    curve.points = smooth(curve.points);
+    if (runs.size() == 1) chart.curves.insert(chart.curves.begin(), raw);
+    if (runs.size() == 1) break;
+  }
+  return chart;
+}
+
+Figures figures_of(Run const& run) {
+  Figures figures;
+  for (auto const& row : run.evaluations) {
+    if (!is_drawn(row.val_loss) || row.val_loss >= figures.best_val) continue;
+    figures.best_val = row.val_loss;
+    figures.best_at = row.iteration;
+  }
+  auto const losses = smooth(points_of(run, &Iteration::loss));
+  for (auto const& point : losses)
+    if (is_drawn(point.y)) figures.last_train = point.y;
+  std::vector<double> speeds, times, shares;
+  for (auto const& row : run.iterations) {
+    speeds.push_back(row.tokens_per_second);
+    times.push_back(row.milliseconds);
+    shares.push_back(row.mfu);
+    figures.last = row.iteration;
+  }
+  if (!run.evaluations.empty()) figures.last = std::max(figures.last, run.evaluations.back().iteration);
+  figures.tokens_per_second = median(speeds);
+  figures.milliseconds = median(times);
+  figures.mfu = median(shares);
+  for (auto const& memory : run.memory) figures.memory = std::max(figures.memory, total_bytes(memory.reserved));
+  return figures;
+}
+
+}  // namespace nanogpt::report

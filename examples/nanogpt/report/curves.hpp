@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which curves of runs are drawn, and a run's figures.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "report/chart.hpp"
+#include "report/log_reader.hpp"
+
+namespace nanogpt::report {
+
+/// The classes of a run's colour: six colours, then the same ones dashed.
+std::string colour_of(std::size_t run);
+
+/// One run: training losses, their mean, and validation losses, each with its name. Several: a colour for each run.
+Chart loss_chart(std::vector<Run const*> const& runs);
+Chart learning_rate_chart(std::vector<Run const*> const& runs);
+Chart speed_chart(std::vector<Run const*> const& runs);
+
+/// A run in numbers; NaN where there is nothing to say.
+struct Figures {
+  double best_val = unknown;
+  std::int64_t best_at = 0;
+  double last_train = unknown;                                                ///< smoothed
+  std::int64_t last = 0;                                                      ///< the last iteration
+  double tokens_per_second = unknown, milliseconds = unknown, mfu = unknown;  ///< medians
+  std::int64_t memory = 0;  ///< largest of the ranks, bytes; 0: not told
+};
+Figures figures_of(Run const& run);
+
+}  // namespace nanogpt::report

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run, read from its OUT/log.jsonl.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <istream>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/memory.hpp"
+
+namespace nanogpt::report {
+
+inline constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
+/// A number that a line does not have, or that is none, is NaN.
+struct Iteration {
+  std::int64_t iteration = 0;
+  double loss = unknown, learning_rate = unknown;
+  double milliseconds = unknown;
+  double tokens_per_second = unknown;
+  double mfu = unknown;  ///< fraction
+};
+
+struct Evaluation {
+  std::int64_t iteration = 0;
+  double train_loss = unknown, val_loss = unknown;
+};
+
+/// Bytes by MemoryTag.
+using BytesByTag = std::array<std::int64_t, static_cast<std::size_t>(fsdp::MemoryTag::count_)>;
+
+struct Memory {
+  BytesByTag reserved{};
+  std::int64_t peak_state = 0;  ///< most in use at once of parameters, gradients, optimizer state and their buffers
+};
+
+/// How the run was started last.
+struct Header {
+  using Texts = std::vector<std::pair<std::string, std::string>>;
+  std::string started;  ///< date and time in UTC, as 2026-01-31T12:00:00Z
+  Texts settings;       ///< by name, in the order of --help
+  std::vector<std::string> given;
+  Texts environment;
+  std::int64_t ranks = 0;       ///< 0: not said
+  std::int64_t parameters = 0;  ///< 0: not said
+  std::string program;
+  BytesByTag plan{};  ///< 0: not planned
+  std::string trace;  ///< a file; empty: none
+
+  /// @return "" if there is no such setting
+  std::string setting(std::string_view name) const;
+};
+
+struct Run {
+  std::string name;
+  std::filesystem::path folder;
+  Header header;
+  std::vector<std::string> traces;    ///< files of all starts, the last first
+  std::vector<Iteration> iterations;  ///< ascending, each once
+  std::vector<Evaluation> evaluations;
+  std::vector<Memory> memory;  ///< by rank, as last told
+  std::string stopped;         ///< why; empty: killed, or still running
+  std::int64_t starts = 0;     ///< of this run, resumptions among them
+  std::int64_t earlier = 0;    ///< runs in the same file that this one has replaced
+  std::int64_t unread = 0;     ///< lines that are no objects of a log: torn, or not ours
+};
+
+/// Reads a log. Of lines about the same iteration the last counts, for a run that was killed repeats some when it is
+/// resumed; what stands before the last start from scratch is another run's.
+Run read_log(std::istream& lines);
+
+/// Reads the log in an out_dir.
+/// @throws fsdp::ConfigError if there is none, or nothing in it
+Run read_run(std::filesystem::path const& folder);
+
+}  // namespace nanogpt::report

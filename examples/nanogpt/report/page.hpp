@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page: one file with everything in it, that asks no network for anything.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "report/log_reader.hpp"
+#include "report/trace_reader.hpp"
+
+namespace nanogpt::report {
+
+/// All that is known of a run.
+struct Material {
+  Run run;
+  std::optional<Trace> trace;
+};
+
+/// An HTML document, which is well-formed XML as well.
+/// @pre runs is not empty
+std::string page(std::vector<Material> const& runs);
+
+/// A picture of the first run for a README: losses, and a step's timeline if there is one.
+std::string overview(Material const& run);
+
+}  // namespace nanogpt::report

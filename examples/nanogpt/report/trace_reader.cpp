@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/trace_reader.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+namespace nanogpt::report {
+namespace {
+
+using Json = nlohmann::json;
+constexpr auto streams = static_cast<std::size_t>(fsdp::StreamKind::count_);
+
+double number(Json const& object, char const* name) {
+  auto const found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : -1.0;
+}
+std::string text(Json const& object, char const* name) {
+  auto const found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+/// Microseconds in nanoseconds. @pre 0 <= us < 1e15
+std::int64_t nanoseconds(double us) { return std::llround(us * 1e3); }
+
+/// Ends the parser's work: there are as many spans as were asked for.
+struct Enough {};
+
+/// Takes events one by one, so that no more than one of them is held as JSON.
+class Events {
+ public:
+  explicit Events(TraceLimits limits) : limits_(limits) {}
+
+  void take(Json const& event) {
+    if (text(event, "ph") != "X") return;
+    auto const args = event.find("args");
+    double const rank = number(event, "pid"), stream = number(event, "tid");
+    double const begin = number(event, "ts"), length = number(event, "dur");
+    constexpr double most = 1e12;  // microseconds: eleven days
+    bool const ours = args != event.end() && args->is_object() && rank >= 0 && stream >= 0 &&
+                      stream < static_cast<double>(streams) && begin >= 0 && begin < most && length >= 0 &&
+                      length < most;
+    if (!ours) return;
+    bool const full = trace_.spans == limits_.spans;
+    bool const beyond = rank >= static_cast<double>(limits_.ranks);
+    if (full || beyond) trace_.cut = true;
+    if (full) throw Enough{};
+    if (beyond) return;
+    add(event, *args, static_cast<std::size_t>(rank), static_cast<fsdp::StreamKind>(static_cast<int>(stream)),
+        nanoseconds(begin), nanoseconds(length));
+  }
+  Trace finished() { return std::move(trace_); }
+
+ private:
+  void add(Json const& event, Json const& args, std::size_t rank, fsdp::StreamKind kind, std::int64_t begin,
+           std::int64_t length) {
+    if (trace_.ranks.size() <= rank) trace_.ranks.resize(rank + 1);
+    auto& span = trace_.ranks[rank].emplace_back();
+    span.unit = text(args, "unit");
+    span.pass = text(args, "pass");
+    span.what = text(event, "name");  // "what unit"
+    if (auto const tail = " " + span.unit; span.what.ends_with(tail)) span.what.resize(span.what.size() - tail.size());
+    span.kind = kind;
+    span.step = static_cast<std::int64_t>(std::min(number(args, "step"), 1e15));
+    span.begin_ns = begin;
+    span.end_ns = begin + length;
+    ++trace_.spans;
+  }
+
+  TraceLimits limits_;
+  Trace trace_;
+};
+
+}  // namespace
+
+std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
+  Events events(limits);
+  // What the callback refuses, the parser forgets: here every event, once it has been taken.
+  auto const each = [&](int depth, Json::parse_event_t what, Json& parsed) {
+    if (what != Json::parse_event_t::object_end || depth != 2) return true;
+    events.take(parsed);
+    return false;
+  };
+  bool cut = false;
+  try {
+    cut = Json::parse(stream, each, false).is_discarded();  // the writer was killed, or still writes
+  } catch (Enough const&) {
+  }
+  auto trace = events.finished();
+  trace.cut = trace.cut || cut;
+  if (trace.spans == 0) return std::nullopt;
+  return trace;
+}
+
+std::optional<Trace> read_first_trace(std::vector<std::string> const& files, std::filesystem::path const& folder) {
+  for (auto const& file : files) {
+    std::filesystem::path const path(file);
+    for (auto const& candidate : {path, folder / path.filename()}) {
+      std::error_code ignored;
+      if (!std::filesystem::is_regular_file(candidate, ignored)) continue;
+      std::ifstream stream(candidate, std::ios::binary);
+      if (auto trace = read_trace(stream); trace) return trace;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace nanogpt::report

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of a run when it starts, for its log.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "commands.hpp"
+#include "fsdp/engine/memory_plan.hpp"
+#include "fsdp/engine/program.hpp"
+#include "fsdp/memory.hpp"
+#include "job.hpp"
+#include "metrics.hpp"
+#include "preparation.hpp"
+#include "run_log.hpp"
+#include "settings.hpp"
+
+namespace nanogpt {
+
+/// Machines that the ranks run on. @note Collective: yes; blocks.
+template <class C>
+std::size_t count_hosts(C& world) {
+  auto const names = world.exchange(host_name(), "hosts");
+  return std::set<std::string>(names.begin(), names.end()).size();
+}
+
+/// @param hosts  as count_hosts counts them
+template <class T>
+RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::size_t hosts) {
+  auto& engine = trainer.engine();
+  RunHeader header;
+  header.iteration = ready.resumed ? ready.resumed->iteration : 0;
+  header.resumed = ready.resumed.has_value();
+  for (auto const& setting : all_settings())
+    if (setting.exists_in(job.command))
+      header.settings.push_back({setting.name, setting.text_of(job.settings), job.settings.was_given(setting.name)});
+  header.ranks = engine.world_size();
+  header.model = ready.config;
+  header.program = fsdp::to_text(engine.program());
+  auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
+  header.plan = {{fsdp::MemoryTag::parameters, plan.parameters},
+                 {fsdp::MemoryTag::gradients, plan.gradients},
+                 {fsdp::MemoryTag::optimizer, plan.optimizer},
+                 {fsdp::MemoryTag::gather, plan.gather},
+                 {fsdp::MemoryTag::reduce, plan.reduce}};
+  if (!job.settings.trace.empty()) header.trace = std::filesystem::absolute(job.settings.trace);
+
+  auto const note = [&](std::string name, std::string text) {
+    header.environment.emplace_back(std::move(name), std::move(text));
+  };
+  note("ranks", job.world_kind);
+  note("hosts", fmt::format("{}", hosts));
+  note("strategy", std::string(engine.strategy().name));
+  note("device", job.device);
+  note("dtype", job.dtype);
+  if constexpr (requires { engine.device().description(); }) note("GPU", engine.device().description());
+  note("processor", fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency()));
+  note("peak",
+       fmt::format("{:.4g} GFLOP/s a rank, {}", ready.peak.flops / engine.world_size() / 1e9, ready.peak.source));
+  if (job.device == "cpu") {
+    auto const blas = blas_info();
+    note("BLAS kernels", fmt::format("{}, {} thread{} a rank", blas.core, blas.threads, blas.threads == 1 ? "" : "s"));
+  }
+  note("built with", version_text());
+  return header;
+}
+
+}  // namespace nanogpt

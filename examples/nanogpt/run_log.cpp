@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writing OUT/log.jsonl.
+#include "run_log.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace nanogpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// As few digits as give the number back; JSON has no infinities.
+std::string number(double value) { return std::isfinite(value) ? fmt::format("{}", value) : "null"; }
+
+/// Texts that are not UTF-8, such as folders' names, get replacement characters.
+std::string dumped(Json const& object) { return object.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+/// Now, in UTC.
+std::string time_text() {
+  std::time_t const now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+/// Whether a file that is not empty ends within a line.
+bool ends_in_a_line(int file) {
+  struct stat info {};
+  char last = '\n';
+  return ::fstat(file, &info) == 0 && info.st_size > 0 && ::pread(file, &last, 1, info.st_size - 1) == 1 &&
+         last != '\n';
+}
+
+}  // namespace
+
+RunLog::RunLog(std::filesystem::path const& file) : name_(file.string()) {
+  file_ = ::open(name_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0)
+    fsdp::fail<fsdp::ConfigError>("'{}' cannot be written: {}", name_, std::generic_category().message(errno));
+  torn_ = ends_in_a_line(file_);
+}
+
+RunLog::~RunLog() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void RunLog::write(std::string_view object) noexcept {
+  if (file_ < 0) return;
+  try {
+    if (append(fmt::format("{}{}\n", torn_ ? "\n" : "", object)) || std::exchange(warned_, true)) return;
+    auto const text = fmt::format("nanogpt: warning: '{}' cannot be written: {}; training goes on, lines are missing\n",
+                                  name_, std::generic_category().message(errno));
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  } catch (std::exception const&) {  // no memory for a line: it is missing too
+  }
+}
+
+/// @return whether all of it was written; else errno says why
+bool RunLog::append(std::string_view text) noexcept {
+  while (!text.empty()) {
+    auto const written = ::write(file_, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
+    torn_ = !text.empty();
+  }
+  return true;
+}
+
+RankMemory rank_memory(fsdp::MemoryAccount const& account) {
+  RankMemory memory;
+  for (std::size_t tag = 0; tag < memory.reserved.size(); ++tag)
+    memory.reserved[tag] = account.reserved(static_cast<fsdp::MemoryTag>(tag));
+  memory.peak_state = account.peak_live_state();
+  return memory;
+}
+
+std::string pack(RankMemory const& memory) {
+  std::string text = "{";
+  for (std::size_t tag = 0; tag < memory.reserved.size(); ++tag)
+    text += fmt::format("\"{}\":{},", fsdp::memory_tag_names[tag], memory.reserved[tag]);
+  return text + fmt::format("\"peak_state\":{}}}", memory.peak_state);
+}
+
+std::string log_line(RunHeader const& header) {
+  Json settings = Json::object(), given = Json::array(), environment = Json::object(), plan = Json::object();
+  for (auto const& setting : header.settings) {
+    settings[std::string(setting.name)] = setting.value;
+    if (setting.given) given.push_back(setting.name);
+  }
+  for (auto const& [name, text] : header.environment) environment[name] = text;
+  for (auto const& [tag, bytes] : header.plan) plan[std::string(fsdp::name(tag))] = bytes;
+  auto const& model = header.model;
+  return dumped({{"kind", "run"},
+                 {"started", time_text()},
+                 {"iter", header.iteration},
+                 {"resumed", header.resumed},
+                 {"ranks", header.ranks},
+                 {"model",
+                  {{"n_layer", model.n_layer},
+                   {"n_head", model.n_head},
+                   {"n_embd", model.n_embd},
+                   {"block_size", model.block_size},
+                   {"vocab_size", model.vocab_size},
+                   {"parameters", model.parameters()}}},
+                 {"settings", settings},
+                 {"given", given},
+                 {"environment", environment},
+                 {"program", header.program},
+                 {"plan", plan},
+                 {"trace", header.trace.empty() ? Json(nullptr) : Json(header.trace.string())}});
+}
+
+std::string log_line(IterationReport const& r) {
+  return fmt::format(
+      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{:.6g},"tokens_per_s":{:.6g},"mfu":{:.6g},"total_time_s":{:.6f}}})",
+      r.iteration, number(r.loss), number(r.learning_rate), r.seconds * 1e3, r.tokens_per_second, r.mfu,
+      r.total_seconds);
+}
+
+std::string log_line(EvaluationReport const& r) {
+  return fmt::format(R"({{"kind":"eval","iter":{},"train_loss":{},"val_loss":{},"lr":{}}})", r.iteration,
+                     number(r.train_loss), number(r.val_loss), number(r.learning_rate));
+}
+
+std::string log_line_of_save(std::int64_t iteration, std::string_view what) {
+  return fmt::format(R"({{"kind":"save","iter":{},"what":"{}"}})", iteration, what);
+}
+
+std::string log_line_of_memory(std::int64_t iteration, std::vector<std::string> const& ranks) {
+  return fmt::format(R"({{"kind":"memory","iter":{},"ranks":[{}]}})", iteration, fmt::join(ranks, ","));
+}
+
+std::string log_line_of_stop(std::int64_t iteration, std::string_view why) {
+  return fmt::format(R"({{"kind":"stop","iter":{},"why":"{}","at":"{}"}})", iteration, why, time_text());
+}
+
+std::string processor_name() {
+  std::ifstream stream("/proc/cpuinfo");
+  for (std::string text; std::getline(stream, text);)
+    if (text.starts_with("model name"))
+      if (auto const at = text.find(": "); at != std::string::npos) return text.substr(at + 2);
+  return "unknown";
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+}  // namespace nanogpt

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// OUT/log.jsonl: what a run was and how it went, a JSON object per line. `nanogpt report` draws it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/memory.hpp"
+#include "gpt_config.hpp"
+#include "metrics.hpp"
+
+namespace nanogpt {
+
+inline constexpr std::string_view run_log_name = "log.jsonl";
+
+/// Appends lines to a file. Whoever is killed while writing leaves half a line at most, and the next line begins on its
+/// own; training outlives a disk that is full.
+class RunLog {
+ public:
+  RunLog() = default;  ///< writes nothing: every rank but the first
+  /// @throws fsdp::ConfigError if the file cannot be opened for writing
+  explicit RunLog(std::filesystem::path const& file);
+  RunLog(RunLog const&) = delete;
+  RunLog& operator=(RunLog const&) = delete;
+  ~RunLog();
+
+  /// Writes the object and a line's end at once. The first failure is said on stderr; lines that cannot be written are
+  /// missing.
+  void write(std::string_view object) noexcept;
+
+ private:
+  bool append(std::string_view text) noexcept;
+
+  std::string name_;
+  int file_ = -1;
+  bool torn_ = false;  ///< what stands last in the file is no whole line
+  bool warned_ = false;
+};
+
+/// Bytes by what they are for: what a rank has reserved, by its account, and the most that was in use at once of
+/// parameters, gradients, optimizer state and their buffers.
+struct RankMemory {
+  std::array<std::int64_t, static_cast<std::size_t>(fsdp::MemoryTag::count_)> reserved{};
+  std::int64_t peak_state = 0;
+};
+RankMemory rank_memory(fsdp::MemoryAccount const& account);
+/// Between ranks, as a text.
+std::string pack(RankMemory const& memory);
+
+/// What is known when a run starts.
+struct RunHeader {
+  std::int64_t iteration = 0;  ///< the first
+  bool resumed = false;
+  struct SettingText {
+    std::string_view name;
+    std::string value;
+    bool given = false;  ///< by a config file or the command line
+  };
+  std::vector<SettingText> settings;
+  std::vector<std::pair<std::string, std::string>> environment;  ///< name and text, in the order of their importance
+  int ranks = 1;
+  GptConfig model;
+  std::string program;                                         ///< a step, as fsdp::to_text prints it
+  std::vector<std::pair<fsdp::MemoryTag, std::int64_t>> plan;  ///< bytes per rank that the library has planned
+  std::filesystem::path trace;                                 ///< empty: none
+};
+
+/// Objects for RunLog::write, each with its `kind`: run, iter, eval, save, memory, stop.
+std::string log_line(RunHeader const& header);
+/// @param report  its mfu is this iteration's own
+std::string log_line(IterationReport const& report);
+std::string log_line(EvaluationReport const& report);
+/// @param what  "checkpoint" or "weights"
+std::string log_line_of_save(std::int64_t iteration, std::string_view what);
+/// @param ranks  what each rank has packed
+std::string log_line_of_memory(std::int64_t iteration, std::vector<std::string> const& ranks);
+std::string log_line_of_stop(std::int64_t iteration, std::string_view why);
+
+/// The processor's name, as the system tells it.
+std::string processor_name();
+/// This machine's name.
+std::string host_name();
+
+}  // namespace nanogpt

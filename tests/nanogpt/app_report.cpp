@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run's log, whatever has happened to it, and the page that is made of it, whatever stands in it.
+// links: nanogpt_report
+// skip-tsan
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/trace/trace_file.hpp"
+#include "report/chart.hpp"
+#include "report/curves.hpp"
+#include "report/escape.hpp"
+#include "report/log_reader.hpp"
+#include "report/memory_bars.hpp"
+#include "report/page.hpp"
+#include "report/scale.hpp"
+#include "report/sections.hpp"
+#include "report/timeline.hpp"
+#include "report/trace_reader.hpp"
+#include "run_log.hpp"
+#include "tests/catch.hpp"
+#include "tests/nanogpt/well_formed.hpp"
+#include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace {
+
+using namespace nanogpt;
+using fsdp::testing::has;
+using fsdp::testing::TemporaryFolder;
+using fsdp::testing::what;
+using nanogpt::testing::XmlCheck;
+using report::Material;
+using report::Run;
+
+std::string contents(std::filesystem::path const& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+Run run_of(std::string const& log) {
+  std::istringstream stream(log);
+  return report::read_log(stream);
+}
+
+std::string iteration(std::int64_t number, double loss) {
+  return log_line(IterationReport{number, loss, 0.01, 0.5, 1e-3, 1.0, 1e4, 0}) + "\n";
+}
+std::string start(std::int64_t number, bool resumed) {
+  RunHeader header;
+  header.iteration = number;
+  header.resumed = resumed;
+  return log_line(header) + "\n";
+}
+
+/// What `action` writes to stderr.
+template <class Action>
+std::string errors_of(TemporaryFolder const& folder, Action&& action) {
+  auto const file = folder.path / "errors";
+  int const before = ::dup(STDERR_FILENO), to = ::open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  ::dup2(to, STDERR_FILENO);
+  action();
+  ::dup2(before, STDERR_FILENO);
+  ::close(to);
+  ::close(before);
+  return contents(file);
+}
+
+/// Two ranks, two units: communication from 0 to 10 us, compute from 4 to 8, in each of two steps.
+std::vector<std::vector<fsdp::TraceSpan>> two_ranks(std::string const& unit) {
+  std::vector<std::vector<fsdp::TraceSpan>> ranks(2);
+  for (auto& spans : ranks)
+    for (std::int64_t step = 7; step < 9; ++step) {
+      auto const base = 1000 + (step - 7) * 20'000;
+      spans.push_back({unit, "all-gather", "forward", fsdp::StreamKind::gather, 64, step, base, base + 10'000});
+      spans.push_back({unit, "forward", "forward", fsdp::StreamKind::compute, 0, step, base + 4000, base + 8000});
+    }
+  return ranks;
+}
+report::Trace trace_of(std::string const& json) {
+  std::istringstream stream(json);
+  auto trace = report::read_trace(stream);
+  REQUIRE(trace);
+  return *trace;
+}
+
+constexpr char const* hostile_text = "</script><script>alert(1)</script>\"'&<b>\x01 ]]> \xe2\x80\xae";
+constexpr char const* hostile = "</script><script>alert(1)</script>\"'&<b>\x01 ]]> \xff \xe2\x80\xae";
+
+/// A run in which every text is hostile.
+Material hostile_material() {
+  RunHeader header;
+  header.settings = {{"strategy", hostile, true}, {"start", hostile, false}, {"n_layer", hostile, true}};
+  header.environment = {{hostile, hostile}, {"ranks", hostile}, {"device", hostile}};
+  header.program = hostile;
+  header.plan = {{fsdp::MemoryTag::parameters, 100}};
+  header.trace = "/nowhere/trace.json";
+  auto run = run_of(log_line(header) + "\n" + iteration(0, 4.0) + iteration(1, 3.0) +
+                    log_line(EvaluationReport{1, 3.5, 3.6, 1e-3, -1}) + "\n" +
+                    log_line_of_memory(1, {pack(RankMemory{{100, 100, 200, 50, 50, 400, 10, 8, 0}, 300})}) + "\n");
+  run.name = hostile;
+  run.stopped = hostile;
+  run.header.started = hostile;
+  return {run, trace_of(fsdp::chrome_trace(two_ranks(hostile_text)))};
+}
+
+void expect_whole(std::vector<Material> const& materials) {
+  XmlCheck const page(report::page(materials));
+  CHECK(page.fault() == "");
+  CHECK(page.count("script") == 1);
+  CHECK(page.count("b") == 0);
+  XmlCheck const picture(report::overview(materials[0]));
+  CHECK(picture.fault() == "");
+  CHECK(picture.count("script") == 0);
+}
+
+}  // namespace
+
+TEST_CASE("lines that are torn, foreign or repeated do not confuse the reader") {
+  auto const log =
+      start(0, false) + iteration(0, 4.0) + iteration(1, 3.5) + iteration(2, 3.0) + R"({"kind":"iter","iter":3,"lo)" +
+      "\n" + start(2, true) + iteration(2, 2.5) +
+      "7\nnull\n[1]\n{\"kind\":\"iter\"}\n{\"kind\":\"iter\",\"iter\":-1}\n{\"kind\":\"iter\",\"iter\":1e300}\n\n" +
+      log_line(EvaluationReport{2, 2.0, 2.1, 1e-3, -1}) + "\n" + log_line(EvaluationReport{2, 1.0, 1.1, 1e-3, -1}) +
+      "\n" + R"({"kind":"iter","iter":3,"loss":1.0)";
+  auto const run = run_of(log);
+  REQUIRE(run.iterations.size() == 3);
+  CHECK(run.iterations[0].loss == 4.0);
+  CHECK(run.iterations[2].iteration == 2);
+  CHECK(run.iterations[2].loss == 2.5);  // the last that was said of it
+  REQUIRE(run.evaluations.size() == 1);
+  CHECK(run.evaluations[0].val_loss == 1.1);
+  CHECK(run.unread == 8);
+  CHECK(run.starts == 2);
+  CHECK(run.stopped.empty());
+}
+
+TEST_CASE("a start from scratch begins another run") {
+  auto const run =
+      run_of(start(0, false) + iteration(0, 4.0) + iteration(1, 3.5) + start(0, false) + iteration(0, 4.5));
+  REQUIRE(run.iterations.size() == 1);
+  CHECK(run.iterations[0].loss == 4.5);
+  CHECK(run.earlier == 1);
+  CHECK(run.starts == 1);
+}
+
+TEST_CASE("numbers that are none are gaps, and so are those that JSON lacks") {
+  auto const run = run_of(iteration(0, std::nan("")) + R"({"kind":"iter","iter":1,"loss":"low","lr":{}})" + "\n");
+  REQUIRE(run.iterations.size() == 2);
+  CHECK(std::isnan(run.iterations[0].loss));
+  CHECK(std::isnan(run.iterations[1].loss));
+  CHECK(std::isnan(run.iterations[1].learning_rate));
+}
+
+TEST_CASE("what a log says of a run is read back") {
+  RunHeader header;
+  header.iteration = 5;
+  header.settings = {{"n_layer", "3", true}, {"start", hostile, false}};
+  header.environment = {{"device", "cpu"}};
+  header.ranks = 2;
+  header.program = "forward a\nbackward a\n";
+  header.plan = {{fsdp::MemoryTag::gather, 1234}};
+  header.trace = "t.json";
+  RankMemory memory;
+  memory.reserved[static_cast<std::size_t>(fsdp::MemoryTag::optimizer)] = 77;
+  memory.peak_state = 99;
+  auto const run = run_of(log_line(header) + "\n" + log_line_of_memory(1, {pack(memory), pack(memory)}) + "\n" +
+                          log_line_of_stop(9, "max_iters") + "\n");
+  CHECK(run.header.setting("n_layer") == "3");
+  CHECK(run.header.given == std::vector<std::string>{"n_layer"});
+  CHECK(run.header.ranks == 2);
+  CHECK(run.header.parameters == header.model.parameters());
+  CHECK(run.header.program == header.program);
+  CHECK(run.header.plan[static_cast<std::size_t>(fsdp::MemoryTag::gather)] == 1234);
+  CHECK(run.traces == std::vector<std::string>{"t.json"});
+  REQUIRE(run.memory.size() == 2);
+  CHECK(run.memory[1].reserved[static_cast<std::size_t>(fsdp::MemoryTag::optimizer)] == 77);
+  CHECK(run.memory[1].peak_state == 99);
+  CHECK(run.stopped == "max_iters");
+  CHECK(run.unread == 0);
+}
+
+TEST_CASE("a line begins on its own after one that was torn, and nothing of old is lost") {
+  TemporaryFolder const folder;
+  auto const file = folder.file("log.jsonl", "{\"kind\":\"iter\",\"iter\":0,\"loss\":4.0}\n{\"kind\":\"it");
+  { RunLog(file).write("{\"kind\":\"iter\",\"iter\":1,\"loss\":3.0}"); }
+  { RunLog(file).write("{\"kind\":\"iter\",\"iter\":2,\"loss\":2.0}"); }
+  auto const run = report::read_run(folder.path);
+  REQUIRE(run.iterations.size() == 3);
+  CHECK(run.iterations[1].loss == 3.0);
+  CHECK(run.unread == 1);
+  CHECK(!has(contents(file), "\n\n"));
+}
+
+TEST_CASE("a full disk is said once and ends nothing") {
+  if (!std::filesystem::exists("/dev/full")) return;
+  TemporaryFolder const folder;
+  std::filesystem::create_symlink("/dev/full", folder.path / "log.jsonl");
+  auto const said = errors_of(folder, [&] {
+    RunLog log(folder.path / "log.jsonl");
+    for (int i = 0; i < 3; ++i) log.write("{}");
+  });
+  CHECK(has(said, "log.jsonl' cannot be written: No space left on device; training goes on"));
+  CHECK(said.find("cannot be written") == said.rfind("cannot be written"));
+}
+
+TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
+  TemporaryFolder const folder;
+  CHECK(has(what([&] { RunLog const log(folder.path / "no" / "log.jsonl"); }), "log.jsonl' cannot be written"));
+  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
+  folder.file("log.jsonl", "nothing\n");
+  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "no line of a run"));
+}
+
+TEST_CASE("no text becomes markup") {
+  CHECK(report::escaped("<a href=\"x\">&'") == "&lt;a href=&quot;x&quot;&gt;&amp;&#39;");
+  CHECK(report::escaped(std::string("a\0b\x1b\x7f\xff\xed\xa0\x80\xef\xbf\xbf", 11))
+            .find_first_of(std::string("\0\x1b\x7f\xff", 4)) == std::string::npos);
+  CHECK(report::escaped("\xe2\x82\xac \xf0\x9f\x98\x80") == "\xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(report::script_text("</script>\"\\\n\xf0\x9f\x98\x80") ==
+        "\"\\u003c/script\\u003e\\u0022\\u005c\\u000a\\ud83d\\ude00\"");
+  auto const material = hostile_material();
+  expect_whole({material});
+  expect_whole({material, material});
+  auto const page = report::page({material});
+  CHECK(!has(page, "<script>alert"));
+  CHECK(!has(page, "]]>"));
+}
+
+TEST_CASE("a page asks no network for anything") {
+  auto const page = report::page({hostile_material()});
+  for (std::size_t at = page.find("://"); at != std::string::npos; at = page.find("://", at + 1))
+    CHECK(has(page.substr(at, 23), "://www.w3.org/"));  // names of XML's vocabularies, which nobody fetches
+  CHECK(has(page, "default-src 'none'"));
+}
+
+TEST_CASE("runs with little in them, or nothing that can be drawn, have whole pages") {
+  std::vector<std::string> const logs{
+      start(0, false),
+      iteration(0, 4.0),
+      start(3, true) + iteration(3, 4.0),
+      iteration(0, std::nan("")) + iteration(1, std::nan("")),
+      iteration(0, 1e308) + iteration(1, -1e308) + iteration(2, 1e-310) + iteration(3, 0.0),
+      iteration(0, 1e-90) + iteration(999'999'999'999'999, 1e90),
+      iteration(0, 2.0) + iteration(1, std::nan("")) + iteration(2, 2.0),
+      log_line(EvaluationReport{0, 4.0, 4.1, 0, -1}) + "\n",
+      R"({"kind":"memory","iter":0,"ranks":[{},7,{"parameters":9e18,"gather":9e18,"reduce":-5}]})"
+      "\n" +
+          iteration(0, 1),
+  };
+  for (auto const& log : logs) {
+    INFO(log);
+    expect_whole({{run_of(log), {}}});
+    auto const page = report::page({{run_of(log), {}}, {run_of(logs[0]), {}}});
+    CHECK(XmlCheck(page).fault() == "");
+    CHECK(!has(page, "\"nan"));
+    CHECK(!has(page, "inf\""));
+  }
+}
+
+TEST_CASE("a hundred thousand iterations make a page of a few hundred points, with the lowest and the highest") {
+  Run run;
+  report::Points points;
+  for (std::int64_t i = 0; i < 100'000; ++i) {
+    double const loss = i == 54'321 ? 9.0 : i == 76'543 ? 0.5 : 3.0 + 0.1 * std::sin(static_cast<double>(i));
+    points.push_back({static_cast<double>(i), loss});
+    auto& row = run.iterations.emplace_back();
+    row.iteration = i;
+    row.loss = row.tokens_per_second = row.learning_rate = loss;
+  }
+  auto const fewer = report::downsampled(points, 600);
+  CHECK(fewer.size() <= 600);
+  report::Range range;
+  double before = -1;
+  for (auto const& point : fewer) {
+    range.add(point.y);
+    CHECK(point.x > before);
+    before = point.x;
+  }
+  CHECK(range.low == 0.5);
+  CHECK(range.high == 9.0);
+  CHECK(report::page({{run, {}}}).size() < 300'000);
+  range.add(1e308);  // with which no axis can count
+  CHECK(range.high == 9.0);
+}
+
+TEST_CASE("means have as many neighbours on either side, and no gap in them") {
+  double const gap = report::unknown;
+  auto const means = report::smoothed({{0, 1}, {1, 4}, {2, 7}, {3, gap}, {4, 5}, {5, 9}}, 2);
+  CHECK(means[0].y == 1);
+  CHECK(means[1].y == 4);
+  CHECK(means[2].y == 7);
+  CHECK(std::isnan(means[3].y));
+  CHECK(means[4].y == 5);
+  CHECK(report::smoothed({{0, 1}, {1, 4}, {2, 10}}, 2)[1].y == 5);
+}
+
+TEST_CASE("ticks are round, few, and within the axis") {
+  auto const texts = [](double low, double high, bool logarithmic) {
+    std::string joined;
+    for (auto const& tick : report::ticks({low, high, false}, logarithmic, 5)) {
+      CHECK(tick.value >= low * (1 - 1e-9));
+      CHECK(tick.value <= high * (1 + 1e-9));
+      joined += (joined.empty() ? "" : " ") + tick.text;
+    }
+    return joined;
+  };
+  CHECK(texts(0, 300, false) == "0 100 200 300");
+  CHECK(texts(1.45, 4.3, false) == "2 3 4");
+  CHECK(texts(0, 43'000, false) == "0 10k 20k 30k 40k");
+  CHECK(texts(0.1, 2000, true) == "0.1 1 10 100 1,000");
+  CHECK(texts(0, 6e-5, false) == "0 2e-05 4e-05 6e-05");
+  CHECK(texts(1, 1e90, true).size() < 60);
+  CHECK(report::bytes_text(1'608'192) == "1.61 MB");
+  CHECK(report::bytes_text(23'999'999) == "24 MB");
+  CHECK(report::total_bytes({9'000'000'000'000'000'000, 9'000'000'000'000'000'000}) == 0);
+  CHECK(report::total_bytes({1, 2, 3, 4, 5, 6, 7, 8, 9}) == 45);
+  CHECK(report::planned_bytes({1, 2, 3, 4, 5, 6, 7, 8, 9}) == 15);
+  CHECK(report::number_text(1250) == "1,250");
+}
+
+TEST_CASE("a trace is read back, whole or cut short, and no more of it than was asked for") {
+  auto const ranks = two_ranks("h.0");
+  auto const json = fsdp::chrome_trace(ranks);
+  auto const trace = trace_of(json);
+  REQUIRE(trace.ranks.size() == 2);
+  CHECK(trace.spans == 8);
+  CHECK(!trace.cut);
+  auto const& span = trace.ranks[1][0];
+  CHECK(span.unit == "h.0");
+  CHECK(span.what == "all-gather");
+  CHECK(span.pass == "forward");
+  CHECK(span.kind == fsdp::StreamKind::gather);
+  CHECK(span.step == 7);
+  CHECK(span.end_ns - span.begin_ns == 10'000);
+
+  CHECK(trace_of(json.substr(0, json.size() * 3 / 4)).cut);
+  std::istringstream again(json);
+  auto const part = report::read_trace(again, {3, 1024});
+  REQUIRE(part);
+  CHECK(part->spans == 3);
+  CHECK(part->cut);
+  for (auto const* const text : {"", "{}", "[]", "nothing", R"({"traceEvents":[{"ph":"X","pid":1e99,"tid":0}]})"}) {
+    std::istringstream stream(text);
+    CHECK(!report::read_trace(stream));
+  }
+}
+
+TEST_CASE("a step of middle length is drawn, and what compute does not hide is counted") {
+  auto ranks = two_ranks("h.0");
+  auto const trace = trace_of(fsdp::chrome_trace(ranks));
+  auto const step = report::typical_step(trace);
+  CHECK(step.step == 7);
+  CHECK(step.end_ns - step.begin_ns == 10'000);
+  for (auto& spans : ranks)
+    spans.push_back({"h.0", "forward", "forward", fsdp::StreamKind::compute, 0, 9, 60'000, 99'000});
+  CHECK(report::typical_step(trace_of(fsdp::chrome_trace(ranks))).step == 8);
+  ranks[0].push_back({"h.0", "forward", "forward", fsdp::StreamKind::compute, 0, 10, 99'000, 99'100});
+  CHECK(report::typical_step(trace_of(fsdp::chrome_trace(ranks))).step == 8);  // rank 1 knows nothing of 10
+  auto const share = report::exposed_communication({Run{}, trace});
+  REQUIRE(share);
+  CHECK(std::abs(*share - 0.6) < 1e-9);
+  auto const svg = report::timeline_svg(step, 1000);
+  CHECK(XmlCheck(svg).fault() == "");
+  CHECK(has(svg, "class=\"moved\""));
+  CHECK(has(svg, "class=\"exposed\""));
+  CHECK(has(svg, "class=\"gap\""));
+}
+
+TEST_CASE("a timeline has no more boxes than pixels can show") {
+  report::Trace trace;
+  trace.ranks.resize(100);
+  for (auto& spans : trace.ranks)
+    for (std::int64_t i = 0; i < 3000; ++i)
+      spans.push_back({"u", "forward", "forward", fsdp::StreamKind::compute, 0, 1, i * 100, i * 100 + 50});
+  auto const svg = report::timeline_svg(report::typical_step(trace), 500);
+  XmlCheck const check(svg);
+  CHECK(check.fault() == "");
+  CHECK(check.count("rect") < 8 * 1000);
+  CHECK(has(svg, "opacity=\"0.5"));  // half of the time is computed
+  CHECK(has(svg, ">rank 7<"));
+  CHECK(!has(svg, ">rank 8<"));
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# nanogpt train leaves a log of the run that goes on when the run does, and nanogpt report makes pages of such logs.
+# programs: nanogpt
+#
+#   app_run_log.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+export OPENBLAS_NUM_THREADS=1
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+small=(train --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
+  --ranks=2 --eval_iters=1 --eval_interval=4 --log_interval=5 --warmup_iters=1)
+
+lines() { grep -c "^{\"kind\":\"$1\".*}\$" "$2"; }  # lines KIND FILE: whole ones
+expect() { check "$1: expected $2, got $3" test "$2" = "$3"; }  # expect WHAT EXPECTED ACTUAL
+
+check "train" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=one --log_json=old.jsonl >output 2>&1
+expect "every iteration is logged, whatever log_interval" 9 "$(lines iter one/log.jsonl)"
+expect "evaluations" 3 "$(lines eval one/log.jsonl)"
+expect "memory of two ranks, first" 2 "$(grep -m1 '"kind":"memory"' one/log.jsonl | grep -o '"peak_state"' | wc -l)"
+expect "the last line says why the run ended" 1 "$(tail -n1 one/log.jsonl | grep -c '"kind":"stop","iter":9,"why":"max_iters"')"
+expect "--log_json keeps its own lines" 2 "$(lines iter old.jsonl)"
+for part in '"settings":{' '"given":\["out_dir"' '"environment":{' '"parameters":' '"program":"forward' '"plan":{"parameters":[1-9]'; do
+  check "the first line has $part" grep -q "^{\"kind\":\"run\".*$part" one/log.jsonl
+done
+# Losses are means over the ranks: one rank that has both micro-steps sees the same.
+check "one rank" timeout 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=alone >output.alone 2>&1
+losses() { sed -n 's/.*"iter",\("iter":[0-9]*,"loss":[0-9.]\{8\}\).*/\1/p' "$1"; }
+expect "losses of 9 iterations" 9 "$(losses alone/log.jsonl | wc -l)"
+expect "losses of two ranks" "$(losses alone/log.jsonl)" "$(losses one/log.jsonl)"
+printed=$(sed -n 's/^iter 5: loss \([0-9.]*\),.*/\1/p' output)
+logged=$(sed -n 's/.*"iter":5,"loss":\([0-9.]*\),.*/\1/p' one/log.jsonl)
+expect "the loss of iteration 5" "$printed" "$(printf '%.4f' "$logged")"
+
+printf '{"kind":"iter","iter":9,"lo' >>one/log.jsonl  # killed within a line
+check "resume" timeout 120 "$nanogpt" "${small[@]}" --max_iters=12 --out_dir=one --init_from=resume --trace=one/t.json >output 2>&1
+expect "the resumed run appends to the same log" 2 "$(lines run one/log.jsonl)"
+expect "and begins on a line of its own" 13 "$(lines iter one/log.jsonl)"
+
+check "report" "$nanogpt" report one >output 2>&1
+check "it says where the page is" grep -qx 'wrote one/report.html' output
+check "the torn line is mentioned" grep -q '1 line of the log could not be read' one/report.html
+check "and the two starts" grep -q 'started 2 times' one/report.html
+check "a resumed run is traced from its own third step on" grep -q 'Iteration 1[0-2]\(, of middle length\)*\. ' one/report.html
+cp -r one two
+check "two runs, and a picture" "$nanogpt" report one two --to=both.html --svg=picture.svg >output 2>&1
+for name in one two; do check "the page names $name" grep -q ">$name</span>" both.html; done
+if command -v xmllint >/dev/null; then
+  check "well-formed" xmllint --nonet --noout one/report.html both.html picture.svg
+fi
+
+mkdir empty
+ends_in_error "$nanogpt" report
+check "no folder" grep -q "expected the out_dir of a run" output
+ends_in_error "$nanogpt" report empty
+check "no log" grep -q "'empty': expected the out_dir of a nanogpt train" output
+ends_in_error "$nanogpt" report one --to=no/such/page.html
+ends_in_error "$nanogpt" report one --tilt=3
+
+# A log that cannot be opened ends the run before training; one that cannot be written does not end it.
+mkdir -p blocked/log.jsonl
+ends_in_error "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=blocked
+check "names the file" grep -q "blocked/log.jsonl' cannot be written" output
+if grep -q '^iter' output; then fail "trained before it looked at the log"; fi
+if [[ -e /dev/full ]]; then
+  mkdir full && ln -s /dev/full full/log.jsonl
+  check "trains on a full disk" timeout 120 "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=full >output 2>errors
+  expect "says so once" 1 "$(grep -c 'No space left on device; training goes on' errors)"
+fi
+
+echo "$checks checks, $failures failures"
+((failures == 0))

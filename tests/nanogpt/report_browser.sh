@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The page of a run in headless Chromium, on a phone and on a desk, light and dark: no error, no request to a network, no
+# scrolling sideways, and values under a pointer. Skipped where there is no Chromium or no python3.
+# programs: nanogpt
+# labels: full
+# timeout: 300
+#
+#   report_browser.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+browser=
+for name in chromium chromium-browser google-chrome; do
+  if [[ -z $browser ]] && command -v "$name" >/dev/null; then browser=$name; fi
+done
+if [[ -z $browser ]] || ! command -v python3 >/dev/null; then
+  echo "skipped: there is no Chromium, or no python3"
+  exit 77
+fi
+enter "$nanogpt"
+export OPENBLAS_NUM_THREADS=1
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+small=(train --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
+  --ranks=2 --eval_iters=1 --eval_interval=5 --max_iters=20)
+long=a_folder_whose_name_is_far_too_long_for_any_phone_and_has_no_blank_to_break_it_at_so_that_it_must_be_cut
+timeout 120 "$nanogpt" "${small[@]}" --out_dir=$long --trace=$long/trace.json >output 2>&1 || fail "train"
+timeout 120 "$nanogpt" "${small[@]}" --out_dir='two "& <b>' --strategy=shard_grad_op >output 2>&1 || fail "train"
+"$nanogpt" report $long 'two "& <b>' --to=both.html --svg=picture.svg >output 2>&1 || fail "report"
+"$nanogpt" report $long >output 2>&1 || fail "report"
+
+# Speaks with the browser over its pipe: https://chromedevtools.github.io/devtools-protocol/
+cat >drive.py <<'PYTHON'
+import json, os, pathlib, subprocess, sys
+
+browser, *files = sys.argv[1:]
+failures = 0
+
+def say(text):
+    global failures
+    failures += 1
+    print("FAILED: " + text)
+
+class Pipe:
+    def __init__(self):
+        from_here, self.out = os.pipe()
+        self.into, to_here = os.pipe()
+        def place():  # the browser reads from descriptor 3 and writes to 4
+            first, second = os.dup(from_here), os.dup(to_here)
+            os.dup2(first, 3), os.dup2(second, 4)
+        self.process = subprocess.Popen(
+            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+             "--no-first-run", "--remote-debugging-pipe", "--user-data-dir=" + os.path.abspath("profile"), "about:blank"],
+            preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.rest, self.number, self.events = b"", 0, []
+
+    def receive(self):
+        while b"\0" not in self.rest:
+            some = os.read(self.into, 1 << 20)
+            if not some:
+                sys.exit("the browser has ended")
+            self.rest += some
+        text, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(text)
+
+    def ask(self, method, session=None, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        text = json.dumps(message).encode() + b"\0"
+        while text:
+            text = text[os.write(self.out, text):]
+        while True:
+            answer = self.receive()
+            if answer.get("id") == self.number:
+                return answer["result"] if "result" in answer else sys.exit(f"{method}: {answer}")
+            self.events.append(answer)
+
+    def wait_for(self, method):
+        while not any(event.get("method") == method for event in self.events):
+            self.events.append(self.receive())
+
+pipe = Pipe()
+target = pipe.ask("Target.createTarget", url="about:blank")["targetId"]
+session = pipe.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+for domain in ("Page", "Runtime", "Network", "Log"):
+    pipe.ask(domain + ".enable", session)
+
+def value(expression):
+    answer = pipe.ask("Runtime.evaluate", session, expression=expression, returnByValue=True)
+    return answer["result"].get("value", answer)
+
+for file in files:
+    for width, height, mobile in ((390, 844, True), (1440, 900, False)):
+        for scheme in ("light", "dark"):
+            what = f"{file} at {width} pixels, {scheme}"
+            pipe.events.clear()
+            pipe.ask("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=2, mobile=mobile)
+            pipe.ask("Emulation.setEmulatedMedia", session, features=[{"name": "prefers-color-scheme", "value": scheme}])
+            pipe.ask("Page.navigate", session, url=pathlib.Path(file).absolute().as_uri())
+            pipe.wait_for("Page.loadEventFired")
+            if file.endswith(".html"):
+                sideways = value("document.documentElement.scrollWidth")
+                if sideways > width:
+                    say(f"{what}: the page is {sideways} wide")
+                dark = value("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
+                if dark != (scheme == "dark"):
+                    say(f"{what}: the ground has the other scheme's colour")
+                box = value("""(() => {
+                  const shown = [...document.querySelectorAll("figure[data-curves] svg")].find(svg => svg.getBoundingClientRect().width > 0);
+                  shown.scrollIntoView();
+                  const box = shown.getBoundingClientRect();
+                  return [box.left + box.width / 2, box.top + box.height / 2];
+                })()""")
+                pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0], y=box[1])
+                read = value("""document.querySelector(".read").textContent""")
+                if not read.startswith("iteration "):
+                    say(f"{what}: a pointer over the first chart reads '{read}'")
+            for event in pipe.events:
+                method, parameters = event.get("method"), event.get("params", {})
+                if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+                    say(f"{what}: {json.dumps(parameters)[:300]}")
+                if method == "Network.requestWillBeSent" and parameters["request"]["url"].split(":")[0] not in ("file", "data"):
+                    say(f"{what}: it asks for {parameters['request']['url']}")
+try:
+    pipe.ask("Browser.close")
+except SystemExit:
+    pass
+pipe.process.wait()
+print(f"{len(files)} files in 4 ways, {failures} failures")
+sys.exit(failures > 0)
+PYTHON
+timeout 240 python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
+tail -n 1 output
+((failures == 0))
