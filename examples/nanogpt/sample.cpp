@@ -47,12 +47,12 @@ SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) 
   auto checkpoint = settings.checkpoint;
   if (std::error_code error; settings.init_from == "resume" && checkpoint.empty() &&
                              !std::filesystem::exists(out_dir / weights_name, error) &&
-                             std::filesystem::exists(out_dir / "latest", error)) {
+                             std::filesystem::exists(out_dir / "latest", error))
     checkpoint = "latest";
-    request.note =
-        fmt::format("there is no '{}': sampling from the latest checkpoint", (out_dir / weights_name).string());
-  }
   request.model = checkpoint.empty() ? open_model(settings) : open_checkpoint(out_dir, checkpoint);
+  if (checkpoint != settings.checkpoint)
+    request.note = fmt::format("there is no '{}': sampling from the latest checkpoint, '{}'",
+                               (out_dir / weights_name).string(), request.model.weights->path().string());
   request.tokenizer = open_tokenizer(request.model, settings);
   if (request.tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(

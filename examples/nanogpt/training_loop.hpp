@@ -52,7 +52,7 @@ class TrainingLoop {
         log_(log),
         run_log_(run_log),
         trace_(trainer, settings_, trace, ready.resumed ? ready.resumed->iteration : 0),
-        saver_(trainer.engine()) {
+        saver_(trainer.engine(), collective_timeout(settings_)) {
     run_.model = ready.config;
     if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
   }

@@ -143,7 +143,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
         "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file {}), got '{}'",
         ckpt::manifest_name, name);
   auto const run = read_run(folder);
-  auto const beside = ckpt::folder_of(folder);  // the run's out_dir
+  auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
   OpenedModel model{std::make_shared<CheckpointWeights>(folder, run.model), {}, find_tokenizer(beside), run.iteration};
   if (is_file(beside / "meta.json")) model.meta = read_meta(beside / "meta.json");
   return model;

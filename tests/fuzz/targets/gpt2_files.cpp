@@ -48,7 +48,7 @@ std::string good_tensors() {
 
 /// A folder in memory, removed at the end.
 struct Folder {
-  fs::path path = fs::path("/dev/shm") / ("fsdp-fuzz-gpt2-" + std::to_string(::getpid()));
+  fs::path path = fs::path("/dev/shm") / ("nanogpt-fuzz-" + std::to_string(::getpid()));
   Folder() { fs::create_directory(path); }
   ~Folder() { fs::remove_all(path); }
   fs::path file(char const* name, std::string const& bytes) const {
