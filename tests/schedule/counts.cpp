@@ -100,6 +100,8 @@ TEST_CASE("collectives per step follow the table of docs/strategies.md") {
   check(one_step(fsdp::FullShard{}, ranks, run), {L, L - 1, L, 0});
   run.options.keep_root = false;
   check(one_step(fsdp::FullShard{}, ranks, run), {L + 1, L, L, 0});
+  run.options.keep_last = true;
+  check(one_step(fsdp::FullShard{}, ranks, run), {L + 1, L - 1, L, 0});
 }
 
 TEST_CASE("a hybrid group of two adds one all-reduce a unit") {
