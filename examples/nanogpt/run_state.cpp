@@ -2,7 +2,6 @@
 #include "run_state.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -10,28 +9,12 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/tensor_names.hpp"
+#include "model_json.hpp"
 
 namespace nanogpt {
 namespace {
 
 using fsdp::checkpoint::Json;
-
-/// JSON has no infinities.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-double number_from(fsdp::checkpoint::Fields const& fields, char const* name) {
-  auto const& value = fields.at(name);
-  if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
-  if (!value.is_number()) fields.wrong(name, "a number");
-  return value.get<double>();
-}
-bool flag_from(fsdp::checkpoint::Fields const& fields, char const* name) {
-  if (!fields.at(name).is_boolean()) fields.wrong(name, "true or false");
-  return fields.at(name).get<bool>();
-}
-
-/// Fields that checkpoints of earlier versions do not have.
-bool fields_have(Json const& object, char const* name) { return object.is_object() && object.contains(name); }
 
 /// @param from  where the model comes from, for the message
 void adopt_shape(Settings& settings, GptConfig const& model, std::string_view from) {
@@ -56,18 +39,11 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
   return {{"program", "nanogpt"},
           {"iteration", run.iteration},
           {"evaluated", run.evaluated},
-          {"train_loss", number(run.train_loss)},
-          {"val_loss", number(run.val_loss)},
-          {"best_val_loss", number(run.best_val_loss)},
+          {"train_loss", number_json(run.train_loss)},
+          {"val_loss", number_json(run.val_loss)},
+          {"best_val_loss", number_json(run.best_val_loss)},
           {"data_vocab_size", run.data_vocab_size},
-          {"model",
-           {{"n_layer", run.model.n_layer},
-            {"n_head", run.model.n_head},
-            {"n_embd", run.model.n_embd},
-            {"block_size", run.model.block_size},
-            {"vocab_size", run.model.vocab_size},
-            {"bias", run.model.bias},
-            {"activation", name(run.model.activation)}}},
+          {"model", model_json(run.model)},
           {"settings", config}};
 }
 
@@ -83,20 +59,11 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   if (fields.text("program") != "nanogpt") fields.wrong("program", "\"nanogpt\"");
   run.iteration = fields.whole("iteration", 0, most);
   run.evaluated = fields.whole("evaluated", -1, most);
-  run.train_loss = number_from(fields, "train_loss");
-  run.val_loss = number_from(fields, "val_loss");
-  run.best_val_loss = number_from(fields, "best_val_loss");
-  ckpt::Fields const model(fields.object("model"), what);
-  run.model.n_layer = model.whole("n_layer", 1, most);
-  run.model.n_head = model.whole("n_head", 1, most);
-  run.model.n_embd = model.whole("n_embd", 1, most);
-  run.model.block_size = model.whole("block_size", 1, most);
-  run.model.vocab_size = model.whole("vocab_size", 1, most);
-  run.model.bias = flag_from(model, "bias");
-  if (fields_have(manifest.extra, "data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);
-  if (fields_have(manifest.extra["model"], "activation"))
-    run.model.activation = activation_named(model.text("activation"), path.string());
-  expect_possible(run.model, what);
+  run.train_loss = fields.number("train_loss");
+  run.val_loss = fields.number("val_loss");
+  run.best_val_loss = fields.number("best_val_loss");
+  run.model = model_from(fields.object("model"), what);
+  if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
   return run;
 }
 

@@ -6,21 +6,21 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cmath>
 #include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
+#include <limits>
 #include <system_error>
+#include <utility>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/tensor_names.hpp"
+#include "model_json.hpp"
 
 namespace nanogpt {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using fsdp::checkpoint::Json;
 
 struct AsJson {
   Settings const& settings;
@@ -28,39 +28,6 @@ struct AsJson {
   Json operator()(std::int64_t Settings::*member) const { return settings.*member; }
   Json operator()(double Settings::*member) const { return settings.*member; }
   Json operator()(std::string Settings::*member) const { return settings.*member; }
-};
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-
-/// Reads fields of an object, and says which one is wrong.
-class Fields {
- public:
-  Fields(fs::path const& path, Json const& object) : path_(path), object_(object) {}
-
-  std::int64_t whole(char const* name) const {
-    if (!object_.contains(name) || !object_[name].is_number_integer()) wrong(name, "a whole number");
-    return object_[name].get<std::int64_t>();
-  }
-  double number(char const* name) const {
-    if (!object_.contains(name) || !object_[name].is_number()) wrong(name, "a number");
-    return object_[name].get<double>();
-  }
-  std::string text_or(char const* name, std::string_view otherwise) const {
-    if (!object_.contains(name)) return std::string(otherwise);
-    if (!object_[name].is_string()) wrong(name, "a text");
-    return object_[name].get<std::string>();
-  }
-  bool flag(char const* name) const {
-    if (!object_.contains(name) || !object_[name].is_boolean()) wrong(name, "true or false");
-    return object_[name].get<bool>();
-  }
-
- private:
-  [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
-    fsdp::fail<fsdp::ConfigError>("'{}': '{}': expected {}", path_.string(), name, expected);
-  }
-  fs::path const& path_;
-  Json const& object_;
 };
 
 }  // namespace
@@ -107,19 +74,13 @@ Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path con
 
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const* settings, Meta const& meta) {
-  Json json{{"model_args",
-             {{"n_layer", config.n_layer},
-              {"n_head", config.n_head},
-              {"n_embd", config.n_embd},
-              {"block_size", config.block_size},
-              {"vocab_size", config.vocab_size},
-              {"dropout", settings != nullptr ? settings->dropout : static_cast<double>(config.dropout)},
-              {"bias", config.bias},
-              {"activation", name(config.activation)}}},
+  auto arguments = model_json(config);
+  arguments["dropout"] = settings != nullptr ? settings->dropout : static_cast<double>(config.dropout);
+  Json json{{"model_args", std::move(arguments)},
             {"iter_num", state.iteration},
-            {"train_loss", number(state.train_loss)},
-            {"val_loss", number(state.val_loss)},
-            {"best_val_loss", number(state.best_val_loss)},
+            {"train_loss", number_json(state.train_loss)},
+            {"val_loss", number_json(state.val_loss)},
+            {"best_val_loss", number_json(state.best_val_loss)},
             {"meta", nullptr}};
   for (auto const& setting : all_settings())
     if (settings != nullptr && setting.exists_in(Command::train))
@@ -139,22 +100,15 @@ SavedModel open_saved_model(fs::path const& folder) {
       fsdp::fail<fsdp::ConfigError>(
           "setting 'out_dir': '{}' holds no trained model: '{}' is missing (nanogpt train --out_dir={})",
           folder.string(), needed.string(), folder.string());
-  std::ifstream stream(path, std::ios::binary);
-  auto const json = Json::parse(std::string(std::istreambuf_iterator<char>(stream), {}), nullptr, false);
-  if (!json.is_object() || !json.contains("model_args") || !json["model_args"].is_object())
-    fsdp::fail<fsdp::ConfigError>("'{}': expected a JSON object with 'model_args'", path.string());
-  Fields const arguments(path, json["model_args"]);
-  model.config.n_layer = arguments.whole("n_layer");
-  model.config.n_head = arguments.whole("n_head");
-  model.config.n_embd = arguments.whole("n_embd");
-  model.config.block_size = arguments.whole("block_size");
-  model.config.vocab_size = arguments.whole("vocab_size");
-  model.config.dropout = static_cast<float>(arguments.number("dropout"));
-  model.config.bias = arguments.flag("bias");
-  model.config.activation = activation_named(arguments.text_or("activation", "gelu"), path.string());
-  expect_possible(model.config, fsdp::formatted("'{}'", path.string()));
+  auto const what = fsdp::formatted("'{}'", path.string());
+  auto const json = fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(path), what);
+  fsdp::checkpoint::Fields const fields(json, what);
+  if (!fields.has("model_args")) fsdp::fail<fsdp::ConfigError>("{}: expected a JSON object with 'model_args'", what);
+  auto const& arguments = fields.object("model_args");
+  model.config = model_from(arguments, what);
+  model.config.dropout = static_cast<float>(fsdp::checkpoint::Fields(arguments, what).number("dropout"));
   model.config.validate();
-  model.state.iteration = Fields(path, json).whole("iter_num");
+  model.state.iteration = fields.whole("iter_num", 0, std::numeric_limits<std::int64_t>::max());
   if (json.contains("meta") && json["meta"].is_string()) {
     auto const vocabulary = folder / json["meta"].get<std::string>();
     if (!fs::is_regular_file(vocabulary, error))

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -80,6 +81,17 @@ class Fields {
       wrong(name, formatted("a whole number from {} to {}", low, high));
     return value.get<std::int64_t>();
   }
+  /// A number; NaN where there is null, for JSON has neither infinities nor NaN.
+  double number(char const* name) const {
+    auto const& value = at(name);
+    if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+    if (!value.is_number()) wrong(name, "a number");
+    return value.get<double>();
+  }
+  bool flag(char const* name) const {
+    if (!at(name).is_boolean()) wrong(name, "true or false");
+    return at(name).get<bool>();
+  }
   std::string text(char const* name) const {
     if (!at(name).is_string()) wrong(name, "a text");
     return at(name).get<std::string>();
@@ -99,6 +111,7 @@ class Fields {
     if (!at(name).is_object()) wrong(name, "an object");
     return at(name);
   }
+  bool has(char const* name) const { return object_.contains(name); }
   Json const& at(char const* name) const {
     auto const found = object_.find(name);
     if (found == object_.end()) fail<ConfigError>("{}: '{}' is missing", what_, name);

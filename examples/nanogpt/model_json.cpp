@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_json.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "fsdp/checkpoint/json.hpp"
+#include "gpt2/tensor_names.hpp"
+
+namespace nanogpt {
+
+nlohmann::ordered_json model_json(GptConfig const& config) {
+  return {{"n_layer", config.n_layer},
+          {"n_head", config.n_head},
+          {"n_embd", config.n_embd},
+          {"block_size", config.block_size},
+          {"vocab_size", config.vocab_size},
+          {"bias", config.bias},
+          {"activation", name(config.activation)}};
+}
+
+GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  fsdp::checkpoint::Fields const fields(object, what);
+  GptConfig config;
+  config.n_layer = fields.whole("n_layer", 1, most);
+  config.n_head = fields.whole("n_head", 1, most);
+  config.n_embd = fields.whole("n_embd", 1, most);
+  config.block_size = fields.whole("block_size", 1, most);
+  config.vocab_size = fields.whole("vocab_size", 1, most);
+  config.bias = fields.flag("bias");
+  if (fields.has("activation")) config.activation = activation_named(fields.text("activation"), what);
+  expect_possible(config, std::string(what));
+  config.validate();
+  return config;
+}
+
+nlohmann::ordered_json number_json(double value) {
+  if (std::isfinite(value)) return value;
+  return nullptr;
+}
+
+}  // namespace nanogpt

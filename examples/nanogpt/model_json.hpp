@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a model is, as config.json and checkpoints say it.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string_view>
+
+#include "gpt_config.hpp"
+
+namespace nanogpt {
+
+/// All of it but dropout, which is training's.
+nlohmann::ordered_json model_json(GptConfig const& config);
+
+/// Without "activation", as earlier versions wrote it, GELU is the exact one.
+/// @param what  the object is called in messages
+/// @throws fsdp::ConfigError if a field is missing or wrong, or there is no such model
+GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what);
+
+/// As JSON, which knows neither infinities nor NaN: null.
+nlohmann::ordered_json number_json(double value);
+
+}  // namespace nanogpt
