@@ -28,11 +28,11 @@ expect "--log_json keeps its own lines" 2 "$(lines iter old.jsonl)"
 for part in '"settings":{' '"given":\["out_dir"' '"environment":{' '"parameters":' '"program":"forward' '"plan":{"parameters":[1-9]'; do
   check "the first line has $part" grep -q "^{\"kind\":\"run\".*$part" one/log.jsonl
 done
-# Losses are means over the ranks: one rank that has both micro-steps sees the same.
+# Losses are means over the ranks: one rank that has both micro-steps sees the same, but for rounding.
 check "one rank" timeout 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=alone >output.alone 2>&1
-losses() { sed -n 's/.*"iter",\("iter":[0-9]*,"loss":[0-9.]\{8\}\).*/\1/p' "$1"; }
-expect "losses of 9 iterations" 9 "$(losses alone/log.jsonl | wc -l)"
-expect "losses of two ranks" "$(losses alone/log.jsonl)" "$(losses one/log.jsonl)"
+losses() { sed -n 's/.*"iter","iter":[0-9]*,"loss":\([0-9.]*\),.*/\1/p' "$1"; }
+expect "iterations with the losses of one rank" 9 \
+  "$(paste <(losses alone/log.jsonl) <(losses one/log.jsonl) | awk '{ d = $1 - $2; if (d * d < 1e-10) ++n } END { print n }')"
 printed=$(sed -n 's/^iter 5: loss \([0-9.]*\),.*/\1/p' output)
 logged=$(sed -n 's/.*"iter":5,"loss":\([0-9.]*\),.*/\1/p' one/log.jsonl)
 expect "the loss of iteration 5" "$printed" "$(printf '%.4f' "$logged")"
