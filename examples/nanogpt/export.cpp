@@ -74,11 +74,6 @@ TokenizerFiles tokenizer_of(OpenedModel const& model, Settings const& settings) 
   return {folder / names.at(0), folder / names.at(1)};
 }
 
-OpenedModel open_source(Settings const& settings) {
-  if (settings.checkpoint.empty()) return open_saved(settings.out_dir);
-  return open_checkpoint(settings.out_dir, settings.checkpoint);
-}
-
 void print_notes(GptConfig const& config, std::string const& format) {
   bool const adds_biases = format != "nanogpt" && !config.bias;
   if (adds_biases) fmt::print("the model has no biases: they are written as zeros\n");
@@ -92,13 +87,18 @@ void print_notes(GptConfig const& config, std::string const& format) {
 
 int run_export(Settings const& settings) {
   check_together(settings, Command::export_, 1);
-  auto const model = open_source(settings);
+  auto const [model, note] = open_run(settings);
+  if (!note.empty()) fmt::print("{}\n", note);
   auto const& weights = *model.weights;
   auto const& config = weights.config();
   fs::path const to(settings.to);
   std::error_code error;
   if (fs::equivalent(to, settings.out_dir, error))
     fsdp::fail<fsdp::ConfigError>("setting 'to': expected another folder than out_dir, '{}'", settings.out_dir);
+  for (auto const* const name : {"latest", "log.jsonl"})
+    if (fs::exists(to / name, error))
+      fsdp::fail<fsdp::ConfigError>("setting 'to': '{}' is the out_dir of a run: its model would be overwritten",
+                                    to.string());
   auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
   auto const files = tokenizer_of(model, settings);
   fsdp::checkpoint::make_folders(to);

@@ -15,6 +15,7 @@
 #include "commands.hpp"
 #include "config_files.hpp"
 #include "fsdp/error.hpp"
+#include "launch.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
@@ -121,6 +122,22 @@ std::optional<Settings> parse(int argc, char** argv, Command& command, int& code
 }  // namespace
 }  // namespace nanogpt
 
+/// What of standard output has not been written is an error: results would be missing.
+int with_output(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  nanogpt::report_error("standard output cannot be written");
+  return code == EXIT_SUCCESS ? EXIT_FAILURE : code;
+}
+
+/// Of several processes that a launcher has started, the first; commands of one process leave the work to it.
+bool is_first_process() {
+  auto const variables = nanogpt::launch_variables();
+  for (auto const* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+    if (auto const found = variables.find(name); found != variables.end() && !found->second.empty())
+      return found->second == "0";
+  return true;
+}
+
 int main(int argc, char** argv) {
   using namespace nanogpt;
   std::optional<Settings> settings;
@@ -130,14 +147,17 @@ int main(int argc, char** argv) {
     settings = parse(argc, argv, command, help_code);
     return help_code;
   });
-  if (!settings) return code;
+  if (!settings) return with_output(code);
+  auto const alone = [&](int (*run)(Settings const&)) {
+    return is_first_process() ? with_output(guarded([&] { return run(*settings); })) : EXIT_SUCCESS;
+  };
   switch (command) {
-    case Command::prepare: return guarded([&] { return run_prepare(*settings); });
-    case Command::export_: return guarded([&] { return run_export(*settings); });
-    case Command::report: return guarded([&] { return run_report(*settings); });
+    case Command::prepare: return alone(run_prepare);
+    case Command::export_: return alone(run_export);
+    case Command::report: return alone(run_report);
+    case Command::sample: return run_on_ranks(*settings, command, {argc, argv});  // looks at its output itself
     case Command::train:
-    case Command::sample:
-    case Command::bench: return run_on_ranks(*settings, command, {argc, argv});
+    case Command::bench: return with_output(run_on_ranks(*settings, command, {argc, argv}));
   }
   return EXIT_FAILURE;
 }

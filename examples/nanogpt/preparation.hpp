@@ -6,12 +6,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <string>
 #include <system_error>
 
 #include "agreement.hpp"
 #include "batch_source.hpp"
 #include "data.hpp"
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/open_model.hpp"
@@ -44,7 +47,9 @@ struct Preparation {
   std::optional<Dataset> dataset;
   GptConfig config;
   std::optional<RunState> resumed;
-  std::optional<OpenedModel> pretrained;  ///< the weights that training begins with
+  std::optional<OpenedModel> pretrained;             ///< the weights that training begins with
+  std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
+  std::shared_ptr<fsdp::checkpoint::FileLock> lock;  ///< rank 0's, of out_dir, while it trains there
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
 
@@ -59,6 +64,11 @@ inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::fi
   if (of_data > model.vocab_size || other)
     fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, the model in '{}' one of {}",
                                   ready.settings.dataset, of_data, from.string(), model.vocab_size);
+  if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
+      ready.vocabulary != ready.resumed->vocabulary)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'dataset': '{}' has other tokens than those that the run in '{}' has learned", ready.settings.dataset,
+        from.string());
   ready.config.vocab_size = model.vocab_size;
   ready.config.activation = model.activation;
 }
@@ -87,6 +97,7 @@ Preparation prepare(C& world, Job const& job) {
     if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset(settings.dataset));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
+    if (training) ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
     if (ready.resumed) adopt_vocabulary(ready, ready.resumed->model, ready.resumed->checkpoint);
     if (ready.pretrained)
       adopt_vocabulary(ready, ready.pretrained->weights->config(), ready.pretrained->weights->path());
@@ -105,12 +116,9 @@ Preparation prepare(C& world, Job const& job) {
     }
     if (!training || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
-    if (settings.eval_only) return;
-    auto const& meta = ready.dataset->meta;
-    save_vocabulary(settings.out_dir, meta);
-    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
-    if (meta.path.empty() && ready.pretrained && !ready.pretrained->tokenizer.none())
-      copy_tokenizer(ready.pretrained->tokenizer, settings.out_dir);
+    ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
+        std::filesystem::path(settings.out_dir) / ".train.lock",
+        "another run is training in the folder: wait for it, or take another out_dir");
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {

@@ -43,6 +43,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
           {"val_loss", number_json(run.val_loss)},
           {"best_val_loss", number_json(run.best_val_loss)},
           {"data_vocab_size", run.data_vocab_size},
+          {"vocabulary_xxh64", run.vocabulary},
           {"model", model_json(run.model)},
           {"settings", config}};
 }
@@ -62,6 +63,7 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   run.train_loss = fields.number("train_loss");
   run.val_loss = fields.number("val_loss");
   run.best_val_loss = fields.number("best_val_loss");
+  if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   run.model = model_from(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
   return run;

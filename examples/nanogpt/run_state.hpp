@@ -22,7 +22,8 @@ struct RunState {
   double train_loss = 0, val_loss = 0;
   double best_val_loss = 1e9;
   std::int64_t data_vocab_size =
-      0;  ///< of the data, which may be less than the model's; 0: their meta.json did not say
+      0;                   ///< of the data, which may be less than the model's; 0: their meta.json did not say
+  std::string vocabulary;  ///< checksum of what the data's tokens are; empty: not known
   std::filesystem::path checkpoint;  ///< its folder
 };
 
@@ -36,9 +37,6 @@ RunState read_run(std::filesystem::path const& checkpoint);
 /// The run that `out_dir`/latest names. @return nullopt if there is no such file
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);
-
-/// The run that a checkpoint's folder is of. @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
-RunState read_run(std::filesystem::path const& checkpoint);
 
 /// Takes the model's shape from a run.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another

@@ -10,9 +10,9 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "fsdp/error.hpp"
-#include "saved_model.hpp"
 
 namespace nanogpt {
 namespace {
@@ -20,6 +20,8 @@ namespace {
 std::string start_text(std::string const& start) {
   if (!start.starts_with("FILE:")) return start;
   auto const path = start.substr(5);
+  if (std::error_code error; std::filesystem::is_directory(path, error))
+    fsdp::fail<fsdp::ConfigError>("setting 'start': '{}' is a folder", path);
   std::ifstream stream(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(stream), {}};
   if (!stream) fsdp::fail<fsdp::ConfigError>("setting 'start': the file '{}' cannot be read", path);
@@ -43,16 +45,13 @@ std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string c
 SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) {
   check_together(settings, Command::sample, ranks);
   SampleRequest request;
-  std::filesystem::path const out_dir(settings.out_dir);
-  auto checkpoint = settings.checkpoint;
-  if (std::error_code error; settings.init_from == "resume" && checkpoint.empty() &&
-                             !std::filesystem::exists(out_dir / weights_name, error) &&
-                             std::filesystem::exists(out_dir / "latest", error))
-    checkpoint = "latest";
-  request.model = checkpoint.empty() ? open_model(settings) : open_checkpoint(out_dir, checkpoint);
-  if (checkpoint != settings.checkpoint)
-    request.note = fmt::format("there is no '{}': sampling from the latest checkpoint, '{}'",
-                               (out_dir / weights_name).string(), request.model.weights->path().string());
+  if (settings.init_from == "resume") {
+    auto opened = open_run(settings);
+    request.model = std::move(opened.model);
+    request.note = std::move(opened.note);
+  } else {
+    request.model = open_pretrained(settings);
+  }
   request.tokenizer = open_tokenizer(request.model, settings);
   if (request.tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(

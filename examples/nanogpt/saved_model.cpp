@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "model_json.hpp"
@@ -70,6 +71,17 @@ Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path con
     fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, the model in '{}' one of {}", path.string(),
                                   meta.vocab_size, model.string(), config.vocab_size);
   return meta;
+}
+
+std::string vocabulary_checksum(Meta const& meta) {
+  auto const tokenizer = open_tokenizer(meta);
+  if (tokenizer == nullptr) return {};
+  std::string tokens;
+  for (std::int64_t id = 0; id < tokenizer->size(); ++id) {
+    auto const token = tokenizer->decode(std::span(&id, 1));
+    tokens += fmt::format("{} ", token.size()) + token;
+  }
+  return fsdp::checkpoint::checksum_text(fsdp::checkpoint::checksum_of(tokens));
 }
 
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,

@@ -32,12 +32,16 @@ struct SavedModel {
 void prepare_out_dir(std::filesystem::path const& folder);
 
 /// Makes the folder say what the tokens are: meta.json with the files that it names, or no meta.json where the data had
-/// no vocabulary. Training does so before its first checkpoint.
+/// no vocabulary. Training does so before its first checkpoint, and no earlier.
 void save_vocabulary(std::filesystem::path const& folder, Meta const& meta);
 
 /// Reads a model's meta.json. @param model  what messages call the model
 /// @throws fsdp::ConfigError if it says nonsense, or has a larger vocabulary than the model
 Meta read_vocabulary(std::filesystem::path const& path, GptConfig const& config, std::filesystem::path const& model);
+
+/// Tells vocabularies apart: a checksum of what every token is. Empty where meta.json does not say.
+/// @throws fsdp::ConfigError if the tokenizer's files cannot be read
+std::string vocabulary_checksum(Meta const& meta);
 
 /// Writes config.json, and the vocabulary.
 /// @param settings  of the training; nullptr if they are not known

@@ -157,7 +157,7 @@ std::vector<Setting> make_table() {
   t.choice("reduce_dtype", &S::reduce_dtype, training,
            "element type that gradients are summed in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
-  t.flag("compile", &S::compile, training, "nanoGPT's; there is nothing to compile here");
+  t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile here");
   t.text("backend", &S::backend, training, "nanoGPT's; the device and the launcher choose it here");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; --log_json=FILE logs here");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
@@ -273,19 +273,37 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(blanks) - first + 1);
 }
 
-/// The value of a config line: quoted (to the closing quote) or plain (to a comment).
-std::string_view line_value(std::string_view text, std::string_view where) {
-  text = trim(text);
-  if (!text.empty() && (text.front() == '\'' || text.front() == '"')) {
-    auto const close = text.find(text.front(), 1);
-    if (close == std::string_view::npos)
-      fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
-    auto const rest = trim(text.substr(close + 1));
-    if (!rest.empty() && rest.front() != '#')
-      fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
-    return text.substr(1, close - 1);
+/// A quoted text with Python's escapes; `rest` is what follows the closing quote.
+std::string quoted_value(std::string_view text, std::string_view& rest, std::string_view where) {
+  constexpr std::string_view names = "nrt0\\'\"", meant{"\n\r\t\0\\'\"", 7};
+  std::string value;
+  std::size_t at = 1;
+  for (; at < text.size() && text[at] != text[0]; ++at) {
+    if (text[at] != '\\' || at + 1 == text.size()) {
+      value += text[at];
+      continue;
+    }
+    auto const known = names.find(text[++at]);
+    if (known == std::string_view::npos)
+      fsdp::fail<fsdp::ConfigError>("{}: '\\{}' is none of \\n, \\r, \\t, \\0, \\\\, \\' and \\\"", where, text[at]);
+    value += meant[known];
   }
-  return trim(text.substr(0, text.find('#')));
+  if (at >= text.size()) fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
+  rest = text.substr(at + 1);
+  return value;
+}
+
+/// The value of a config line: quoted (to the closing quote) or plain (to a comment).
+std::string line_value(std::string_view text, std::string_view where) {
+  text = trim(text);
+  if (text.empty() || (text.front() != '\'' && text.front() != '"'))
+    return std::string(trim(text.substr(0, text.find('#'))));
+  std::string_view rest;
+  auto value = quoted_value(text, rest, where);
+  rest = trim(rest);
+  if (!rest.empty() && rest.front() != '#')
+    fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
+  return value;
 }
 
 void check_strategy(Settings const& s, std::int64_t ranks) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -59,10 +60,27 @@ class TrainingLoop {
 
   /// @return the exit code: saved_and_stopped if a rank was asked to
   int run() {
+    try {
+      return train();
+    } catch (std::exception const& error) {
+      run_log_.write(log_line_of_stop(trained_, error.what()));
+      throw;
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::size_t most_unwritten = 1000;
+  static double seconds(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+
+  int train() {
     if (ready_.resumed) resume();
+    run_.vocabulary = ready_.vocabulary;
     auto const first = run_.iteration;
     auto const began = Clock::now();
-    for (std::int64_t iteration = first; iteration <= settings_.max_iters; ++iteration) {
+    for (std::int64_t iteration = first; iteration <= settings_.max_iters || settings_.eval_only; ++iteration) {
       current_iteration.store(iteration, std::memory_order_relaxed);
       stop_if_asked();
       run_.iteration = iteration;
@@ -79,11 +97,9 @@ class TrainingLoop {
       trace_.before_step(iteration);
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
-      if (loss && !std::isfinite(*loss)) {
-        run_log_.write(log_line_of_stop(iteration, "the training loss is not finite"));
+      if (loss && !std::isfinite(*loss))
         fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration,
                                 *loss);
-      }
       auto const end = Clock::now();
       trained_ = iteration + 1;
       span_ += seconds(start, end);
@@ -111,13 +127,6 @@ class TrainingLoop {
     if (exported_ < 0 || (settings_.always_save_checkpoint && exported_ != trained_)) export_weights(trained_);
     saver_.wait();
     return stop_after(trained_, "max_iters", EXIT_SUCCESS);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::size_t most_unwritten = 1000;
-  static double seconds(Clock::time_point from, Clock::time_point to) {
-    return std::chrono::duration<double>(to - from).count();
   }
 
   /// Where the device runs ahead of the host, losses are read when they are logged, and before evaluations and the end:
@@ -149,7 +158,8 @@ class TrainingLoop {
     if (trained_ > 0) write_memory(iteration);
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
-    if ((better || settings_.always_save_checkpoint) && iteration > 0) export_weights(iteration);
+    if ((better || settings_.always_save_checkpoint) && iteration > 0 && !settings_.eval_only)
+      export_weights(iteration);
     return better;
   }
 
@@ -210,6 +220,7 @@ class TrainingLoop {
     options.step = run_.iteration;
     options.keep_last = static_cast<int>(settings_.keep_last);
     if (best) options.pointers.emplace_back("best");
+    save_tokens();
     run_log_.write(log_line_of_save(run_.iteration, "checkpoint"));
     auto const run = run_state_json(run_, settings_);
     if (settings_.async_checkpoint) return saver_.save(trainer_.optimizer(), settings_.out_dir, run, options);
@@ -226,8 +237,19 @@ class TrainingLoop {
     return stop_after(trained_, "asked to stop", saved_and_stopped);
   }
 
+  /// Before anything is saved: what the tokens are. Until then the folder says so of what others have saved there.
+  void save_tokens() {
+    if (!first_rank_ || std::exchange(tokens_saved_, true)) return;
+    auto const& meta = ready_.dataset->meta;
+    save_vocabulary(settings_.out_dir, meta);
+    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
+    if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
+      copy_tokenizer(ready_.pretrained->tokenizer, settings_.out_dir);
+  }
+
   /// The whole weights, for `sample` and for others' programs.
   void export_weights(std::int64_t iteration) {
+    save_tokens();
     progress_.say(fmt::format("saving checkpoint to {}", settings_.out_dir));
     std::filesystem::path const folder(settings_.out_dir);
     save_weights(trainer_.engine(), folder / weights_name);
@@ -255,6 +277,7 @@ class TrainingLoop {
   std::int64_t spanned_ = 0;                ///< how many
   std::vector<IterationReport> unwritten_;  ///< read since the run's log was last written; losses are this rank's
   double last_loss_ = 0;
+  bool tokens_saved_ = false;
   std::int64_t exported_ = -1;  ///< iteration of the last export
   std::int64_t trained_ = 0;    ///< optimizer steps of the run, once this process has done one
 };

@@ -51,6 +51,43 @@ grep -q "setting 'n_layer': 3 contradicts the checkpoint 'parts_true/step-21', w
   fail "took another model"
 train --ranks=1 --max_iters=2 --out_dir=fresh --init_from=auto || fail "auto from scratch"
 
+# Other tokens, as many: the run and its samples stay what they were, until the other one has saved something.
+tr 'a-z' 'b-za' <text >rotated
+"$nanogpt" prepare --dataset=e --data=rotated >output 2>&1 || fail "prepare"
+for i in $(seq 300); do echo "THE QUICK BROWN FOX $i!"; done >capitals
+"$nanogpt" prepare --dataset=f --data=capitals >output 2>&1 || fail "prepare"
+sampled() { "$nanogpt" sample --out_dir="$1" --checkpoint=latest --num_samples=1 --max_new_tokens=20 --start=the 2>&1; }
+sampled fresh >before
+ends_in_error "$nanogpt" train "${small[@]}" --dataset=e --out_dir=fresh --init_from=resume
+grep -q "'e' has other tokens than those that the run in 'fresh/step-3' has learned" output || fail "took other tokens"
+for other in e f; do
+  train --dataset=$other --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=fresh && fail "did not diverge"
+  check "a run that saved nothing has changed the folder's tokens" cmp before <(sampled fresh)
+done
+sed -i 's/"q"/"Q"/' fresh/meta.json
+check "sampled with other tokens" grep -q "has other tokens than those that the model in 'fresh/step-3' has learned" <(sampled fresh)
+
+# An evaluation changes nothing, and needs nothing to be left to train.
+(cd whole && find . -type f ! -name log.jsonl -exec cksum {} + | sort) >before
+train --ranks=2 --max_iters=20 --out_dir=whole --init_from=resume --eval_only=true || fail "eval_only"
+check "did not evaluate" grep -q '^step 21: train loss [0-9.]*, val loss [0-9.]*$' output
+check "evaluating has written files" cmp before <(cd whole && find . -type f ! -name log.jsonl -exec cksum {} + | sort)
+
+# One run at a time, and no export over one.
+"$nanogpt" train "${small[@]}" --max_iters=1000000 --out_dir=busy >busy.output 2>&1 &
+for _ in $(seq 600); do
+  if [[ -e busy/log.jsonl ]]; then break; fi
+  sleep 0.1
+done
+ends_in_error "$nanogpt" train "${small[@]}" --out_dir=busy --ranks=2
+grep -q "'busy/.train.lock' is held: another run is training in the folder" output || fail "two runs in one folder"
+kill $!
+wait
+ends_in_error "$nanogpt" export --out_dir=whole --to=fresh
+grep -q "'fresh' is the out_dir of a run" output || fail "exported over a run"
+check "wrote to a full device" test "$("$nanogpt" prepare --dataset=g --data=text 2>&1 >/dev/full; echo $?)" = "nanogpt: error: standard output cannot be written
+1"
+
 mpi=()
 if command -v mpirun >/dev/null && ldd "$nanogpt" | grep -q libmpi; then
   mpi=(mpirun --oversubscribe --bind-to none -n 2)

@@ -179,6 +179,11 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   apply_config_text(settings, "n_layer = 4\r\nstart = \"#1\"", "crlf");
   CHECK(settings.n_layer == 4);
   CHECK(settings.start == "#1");
+  apply_config_text(settings, R"(start = 'It\'s\n\t"\\"'  # so)", "escapes");
+  CHECK(settings.start == "It's\n\t\"\\\"");
+  CHECK(has(what([&] { apply_config_text(settings, R"(start = "\q")", "file"); }),
+            R"(file, line 1: '\q' is none of \n)"));
+  CHECK(has(what([&] { apply_config_text(settings, R"(start = "a\")", "file"); }), "never closed"));
 
   CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }),
             "file, line 2: there is no setting 'n_layers'; is 'n_layer' meant?"));

@@ -78,7 +78,7 @@ if ((${#mpi[@]})); then
   the_same "2 processes, the latest checkpoint" "${mpi[@]}" "${sample[@]}" --checkpoint=latest
 fi
 rm model/model.safetensors
-echo "nanogpt: there is no 'model/model.safetensors': sampling from the latest checkpoint, 'model/$(cat model/latest)'" >said
+echo "nanogpt: there is no 'model/model.safetensors': taking the latest checkpoint, 'model/$(cat model/latest)'" >said
 the_same "no whole weights" "${sample[@]}" --ranks=2
 
 # At temperature 0 and with the smallest nucleus the seed means nothing.

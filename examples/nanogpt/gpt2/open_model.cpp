@@ -145,12 +145,24 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
   auto const run = read_run(folder);
   auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
   OpenedModel model{std::make_shared<CheckpointWeights>(folder, run.model), {}, find_tokenizer(beside), run.iteration};
-  if (is_file(beside / "meta.json")) model.meta = read_meta(beside / "meta.json");
+  if (auto const path = beside / meta_name; is_file(path)) {
+    model.meta = read_vocabulary(path, run.model, folder);
+    if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)
+      fsdp::fail<fsdp::ConfigError>(
+          "'{}' has other tokens than those that the model in '{}' has learned: of another run?", path.string(),
+          folder.string());
+  }
   return model;
 }
 
-OpenedModel open_model(Settings const& settings) {
-  return settings.init_from == "resume" ? open_saved(settings.out_dir) : open_pretrained(settings);
+OpenedRun open_run(Settings const& settings) {
+  fs::path const out_dir(settings.out_dir), whole = out_dir / weights_name;
+  if (!settings.checkpoint.empty()) return {open_checkpoint(out_dir, settings.checkpoint), {}};
+  if (std::error_code error; is_file(whole) || !fs::exists(out_dir / "latest", error)) return {open_saved(out_dir), {}};
+  auto model = open_checkpoint(out_dir, "latest");
+  auto note = fsdp::formatted("there is no '{}': taking the latest checkpoint, '{}'", whole.string(),
+                              model.weights->path().string());
+  return {std::move(model), std::move(note)};
 }
 
 std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settings const& settings) {

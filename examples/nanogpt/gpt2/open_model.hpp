@@ -44,8 +44,14 @@ OpenedModel open_saved(std::filesystem::path const& folder);
 /// A run's checkpoint: "best", "latest", or its folder. @throws fsdp::ConfigError
 OpenedModel open_checkpoint(std::filesystem::path const& out_dir, std::string const& name);
 
-/// What `sample` reads: what init_from says, out_dir's model for "resume".
-OpenedModel open_model(Settings const& settings);
+/// The model of a run, and what the user should know of the choice; "": nothing.
+struct OpenedRun {
+  OpenedModel model;
+  std::string note;
+};
+/// The model in out_dir: the checkpoint that the settings name, else model.safetensors, else the latest checkpoint.
+/// @throws fsdp::ConfigError
+OpenedRun open_run(Settings const& settings);
 
 /// The tokenizer of encoder_json and vocab_bpe, if these were given; else the model's.
 /// @return null if there is none

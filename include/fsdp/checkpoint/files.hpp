@@ -135,12 +135,15 @@ class InputFile {
 /// A file that one opener at a time may hold, in any process: it is free again when this dies, or its process does.
 class FileLock {
  public:
+  /// @param who  may hold it, and what to do then, for the message
   /// @throws ResourceError if another holds it, or the file cannot be made. A file system without locks locks nothing
-  explicit FileLock(std::filesystem::path const& path) : file_(path, O_RDWR | O_CREAT) {
+  explicit FileLock(
+      std::filesystem::path const& path,
+      std::string_view who = "another save is under way in the folder, of this run or of another: wait for it")
+      : file_(path, O_RDWR | O_CREAT) {
     if (file_ < 0) detail::throw_file_error(path, "created", errno);
     if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
-    fail<ResourceError>("'{}' is held: another save is under way in the folder, of this run or of another: wait for it",
-                        path.string());
+    fail<ResourceError>("'{}' is held: {}", path.string(), who);
   }
 
  private:
