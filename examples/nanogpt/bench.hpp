@@ -20,6 +20,7 @@
 namespace nanogpt {
 
 /// @param peak  of all ranks together
+/// @throws fsdp::ResourceError on rank 0 if the log cannot be written
 /// @note Collective: yes.
 template <class T>
 void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log) {
@@ -75,7 +76,7 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
   fmt::print("PSS, largest of all ranks: {} bytes\n", with_commas(largest_pss));
   fmt::print("loss after {} iterations: {:.4f}\n", s.burn_in + s.timed, mean[2]);
   std::fflush(stdout);
-  log.write(fmt::format(
+  log.write_or_fail(fmt::format(
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
       R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
       R"("mem_bytes":{{{}"total":{}}}}})",

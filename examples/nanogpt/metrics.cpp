@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <fstream>
 #include <numbers>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -64,23 +66,42 @@ std::string json(EvaluationReport const& r) {
                      json_number(r.mfu));
 }
 
-JsonLog::JsonLog(std::string_view setting, std::string const& file) : name_(file) {
+JsonLog::JsonLog(std::string_view setting, std::string const& file) : setting_(setting), name_(file) {
   if (file.empty()) return;
   file_ = std::fopen(file.c_str(), "w");
-  if (file_ == nullptr)
-    fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' cannot be written: {}", setting, file,
-                                  std::generic_category().message(errno));
+  if (file_ == nullptr) fsdp::fail<fsdp::ConfigError>("{}", failure());
 }
 
 JsonLog::~JsonLog() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-void JsonLog::write(std::string_view object) {
-  if (file_ == nullptr) return;
-  fmt::print(file_, "{}\n", object);
-  if (std::fflush(file_) != 0)
-    fsdp::fail<fsdp::ResourceError>("'{}' cannot be written: {}", name_, std::generic_category().message(errno));
+bool JsonLog::write(std::string_view object) noexcept {
+  if (put(object)) return true;
+  if (std::exchange(warned_, true)) return false;
+  try {
+    auto const text = fmt::format("nanogpt: warning: {}; training goes on, lines are missing\n", failure());
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  } catch (std::exception const&) {  // no memory for a warning
+  }
+  return false;
+}
+
+void JsonLog::write_or_fail(std::string_view object) {
+  if (!put(object)) fsdp::fail<fsdp::ResourceError>("{}", failure());
+}
+
+/// @return whether all of it is with the system; else errno says why
+bool JsonLog::put(std::string_view object) noexcept {
+  if (file_ == nullptr) return true;
+  bool const taken = std::fwrite(object.data(), 1, object.size(), file_) == object.size();
+  return taken && std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
+}
+
+/// @pre errno says why
+std::string JsonLog::failure() const {
+  return fmt::format("setting '{}': '{}' cannot be written: {}", setting_, name_,
+                     std::generic_category().message(errno));
 }
 
 std::int64_t pss_bytes() {

@@ -64,7 +64,7 @@ std::string line(EvaluationReport const& report);
 std::string json(IterationReport const& report);
 std::string json(EvaluationReport const& report);
 
-/// A file of JSON objects, one per line. Without a name it does nothing.
+/// A file of JSON objects, one per line. Without a name it does nothing, and nothing fails.
 class JsonLog {
  public:
   JsonLog() = default;
@@ -75,10 +75,18 @@ class JsonLog {
   JsonLog& operator=(JsonLog const&) = delete;
   ~JsonLog();
 
-  void write(std::string_view object);
+  /// For what training outlives: the first failure is said on stderr, and lines that cannot be written are missing.
+  /// @return whether it was written
+  bool write(std::string_view object) noexcept;
+  /// For what a command is run for. @throws fsdp::ResourceError if it cannot be written
+  void write_or_fail(std::string_view object);
 
  private:
-  std::string name_;
+  bool put(std::string_view object) noexcept;
+  std::string failure() const;
+
+  std::string setting_, name_;
+  bool warned_ = false;
   std::FILE* file_ = nullptr;
 };
 

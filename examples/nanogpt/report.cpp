@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "new_file.hpp"
 #include "report/log_reader.hpp"
+#include "report/output.hpp"
 #include "report/page.hpp"
 #include "report/trace_reader.hpp"
 
@@ -19,9 +19,7 @@ namespace nanogpt {
 namespace {
 
 void write(std::filesystem::path const& path, std::string_view text) {
-  NewFile file(path);
-  file.write(text);
-  file.commit();
+  report::write_output(path, text);
   fmt::print("wrote {}\n", path.string());
 }
 
@@ -33,8 +31,8 @@ int run_report(Settings const& settings) {
   std::vector<report::Material> materials;
   for (auto const& folder : settings.runs) {
     auto run = report::read_run(folder);
-    auto trace = report::read_first_trace(run.traces, folder);
-    materials.push_back({std::move(run), std::move(trace)});
+    auto found = report::read_first_trace(run.traces, folder);
+    materials.push_back({std::move(run), std::move(found.trace), std::move(found.missing)});
   }
   auto const page = settings.to.empty() ? std::filesystem::path(settings.runs[0]) / "report.html"
                                         : std::filesystem::path(settings.to);

@@ -15,6 +15,7 @@
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -99,6 +100,16 @@ std::string pack(RankMemory const& memory) {
   return text + fmt::format("\"peak_state\":{}}}", memory.peak_state);
 }
 
+std::string const& run_id() {
+  static std::string const id = fmt::format("{}-{}-{:x}", time_text(), ::getpid(), std::random_device{}());
+  return id;
+}
+
+std::string with_run_id(std::string trace) {
+  if (trace.starts_with('{')) trace.insert(1, fmt::format(R"("otherData":{{"run":"{}"}},)", run_id()));
+  return trace;
+}
+
 std::string log_line(RunHeader const& header) {
   Json settings = Json::object(), given = Json::array(), environment = Json::object(), plan = Json::object();
   for (auto const& setting : header.settings) {
@@ -109,6 +120,7 @@ std::string log_line(RunHeader const& header) {
   for (auto const& [tag, bytes] : header.plan) plan[std::string(fsdp::name(tag))] = bytes;
   auto const& model = header.model;
   return dumped({{"kind", "run"},
+                 {"id", run_id()},
                  {"started", time_text()},
                  {"iter", header.iteration},
                  {"resumed", header.resumed},

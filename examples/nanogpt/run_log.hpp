@@ -71,6 +71,11 @@ struct RunHeader {
   std::filesystem::path trace;                                 ///< empty: none
 };
 
+/// Names this start of a run among all others, in its log and in its trace: a report draws no other run's.
+std::string const& run_id();
+/// A Chrome trace that says at its beginning which start of a run it is of.
+std::string with_run_id(std::string trace);
+
 /// Objects for RunLog::write, each with its `kind`: run, iter, eval, save, memory, stop.
 std::string log_line(RunHeader const& header);
 /// @param report  its mfu is this iteration's own

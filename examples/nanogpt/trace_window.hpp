@@ -14,6 +14,7 @@
 #include "fsdp/trace/trace_file.hpp"
 #include "fsdp/trace/trace_report.hpp"
 #include "metrics.hpp"
+#include "run_log.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
@@ -56,12 +57,13 @@ class TraceWindow {
     auto const ranks = fsdp::gather_trace(engine_.world(), spans_);
     spans_.clear();
     if (ranks.empty()) return {};
-    file_.write(fsdp::chrome_trace(ranks));
+    bool const whole = file_.write(with_run_id(fsdp::chrome_trace(ranks)));
     std::string table;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       auto const report = fsdp::overlap_report(ranks[rank]);
       if (rank == 0)
-        table += fmt::format("trace of iterations {} to {} in {}; rank 0:\n{}", first_, iteration, name_, text(report));
+        table += fmt::format("trace of iterations {} to {} {} {}; rank 0:\n{}", first_, iteration,
+                             whole ? "in" : "is missing in", name_, text(report));
       else
         table += fmt::format("rank {}: {}\n", rank, fsdp::summary(report));
     }

@@ -3,6 +3,7 @@
 // links: nanogpt_report
 // skip-tsan
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -22,6 +23,7 @@
 #include "report/escape.hpp"
 #include "report/log_reader.hpp"
 #include "report/memory_bars.hpp"
+#include "report/output.hpp"
 #include "report/page.hpp"
 #include "report/scale.hpp"
 #include "report/sections.hpp"
@@ -182,7 +184,10 @@ TEST_CASE("what a log says of a run is read back") {
   CHECK(run.header.parameters == header.model.parameters());
   CHECK(run.header.program == header.program);
   CHECK(run.header.plan[static_cast<std::size_t>(fsdp::MemoryTag::gather)] == 1234);
-  CHECK(run.traces == std::vector<std::string>{"t.json"});
+  REQUIRE(run.traces.size() == 1);
+  CHECK(run.traces[0].file == "t.json");
+  CHECK(run.traces[0].run_id == run_id());
+  CHECK(run.traces[0].ranks == 2);
   REQUIRE(run.memory.size() == 2);
   CHECK(run.memory[1].reserved[static_cast<std::size_t>(fsdp::MemoryTag::optimizer)] == 77);
   CHECK(run.memory[1].peak_state == 99);
@@ -390,4 +395,117 @@ TEST_CASE("a timeline has no more boxes than pixels can show") {
   CHECK(has(svg, "opacity=\"0.5"));  // half of the time is computed
   CHECK(has(svg, ">rank 7<"));
   CHECK(!has(svg, ">rank 8<"));
+}
+
+TEST_CASE("a page goes where a link leads, and into a pipe, and takes the place of neither") {
+  TemporaryFolder const folder;
+  auto const target = folder.file("target.html", "an older page, and a longer one"), link = folder.path / "link.html";
+  std::filesystem::create_symlink("target.html", link);
+  report::write_output(link, "page");
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(contents(target) == "page");
+  std::filesystem::remove(target);
+  report::write_output(link, "again");  // of a link that leads nowhere yet, too
+  CHECK(contents(target) == "again");
+
+  auto const pipe = folder.path / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  int const reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  report::write_output(pipe, "page");
+  std::string read(16, '\0');
+  auto const bytes = ::read(reader, read.data(), read.size());
+  ::close(reader);
+  CHECK(bytes == 4);
+  CHECK(std::filesystem::is_fifo(pipe));
+
+  report::write_output(target, "new");
+  CHECK(contents(target) == "new");
+  CHECK(has(what([&] { report::write_output(folder.path, "page"); }), "cannot be written: Is a directory"));
+}
+
+TEST_CASE("a page that a device does not take is an error by its name") {
+  if (!std::filesystem::exists("/dev/full")) return;
+  TemporaryFolder const folder;
+  auto const link = folder.path / "page.html";
+  std::filesystem::create_symlink("/dev/full", link);
+  CHECK_THROWS_AS(report::write_output(link, "page"), fsdp::ResourceError);
+  CHECK(has(what([&] { report::write_output(link, std::string(100'000, 'p')); }),
+            "page.html' cannot be written: No space left on device"));
+  CHECK(std::filesystem::is_symlink(link));
+}
+
+TEST_CASE("a run that was resumed has the memory of the start that took most") {
+  auto const memory = [](std::int64_t bytes) {
+    return log_line_of_memory(1, {pack(RankMemory{{bytes}, 0}), pack(RankMemory{{bytes / 2}, 0})}) + "\n";
+  };
+  auto run = run_of(start(0, false) + memory(9'000'000) + start(0, false) + memory(7'000'000) + start(2, true) +
+                    iteration(2, 3.0) + memory(4'000'000));
+  CHECK(report::figures_of(run).memory == 7'000'000);  // 9 MB were another run's
+  CHECK(report::total_bytes(run.memory[0].reserved) == 4'000'000);
+  CHECK(has(report::tiles({run, {}}), "7 MB"));
+  CHECK(has(report::tiles({run, {}}), "largest of the ranks and starts"));
+  CHECK(has(report::run_table({{run, {}}, {run, {}}}), "7 MB"));
+}
+
+TEST_CASE("a training loss is told with the iteration that it is of") {
+  auto const run = run_of(start(0, false) + iteration(19, 4.0) + iteration(20, 3.5) + start(21, true) +
+                          log_line(EvaluationReport{21, 2.0, 2.1, 1e-3, -1}) + "\n");
+  auto const tiles = report::tiles({run, {}});
+  CHECK(has(tiles, "3.5<small>at iteration 20<"));
+  CHECK(!has(tiles, "3.5<small>at iteration 21<"));
+}
+
+TEST_CASE("a pointer reads what was logged, where the line is smoothed") {
+  std::string log = start(0, false);
+  for (std::int64_t i = 0; i < 300; ++i) log += iteration(i, i == 150 ? 3.556 : 4.0);
+  auto const long_run = run_of(log), short_run = run_of(start(0, false) + iteration(0, 4.0));
+  for (auto const& runs : {std::vector<Run const*>{&long_run}, std::vector<Run const*>{&long_run, &short_run}}) {
+    auto const chart = report::loss_chart(runs);
+    CHECK(has(report::readings(chart), "[150,\"3.556\"],[151,\"4\"]"));
+    CHECK(has(report::readings(chart), "[149,\"4\"]"));
+  }
+  CHECK(report::loss_chart({&long_run}).curves[1].points[150].y > 3.9);
+  std::string const note = "the line is smoothed, a pointer reads what was logged";
+  CHECK(has(report::page({{long_run, {}}}), note));
+  CHECK(!has(report::page({{short_run, {}}}), note));
+}
+
+TEST_CASE("a trace is drawn in the page of the run that wrote it alone, and what is missing is said") {
+  TemporaryFolder const folder;
+  RunHeader header;
+  header.ranks = 2;
+  header.trace = folder.path / "t.json";
+  auto const log = log_line(header) + "\n" + iteration(7, 3.0);
+  auto const json = fsdp::chrome_trace(two_ranks("h.0"));
+  auto const found = [&](std::string const& text, std::string const& trace) {
+    folder.file("t.json", trace);
+    return report::read_first_trace(run_of(text).traces, folder.path);
+  };
+  auto const edited = [](std::string text, std::string const& from, std::string const& to) {
+    auto const at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    return text.replace(at, from.size(), to);
+  };
+  CHECK(found(log, with_run_id(json)).trace);
+  CHECK(found(log, with_run_id(json)).missing.empty());
+  for (auto const& foreign : {json, edited(with_run_id(json), run_id(), "other")}) {
+    auto const other = found(log, foreign);
+    CHECK(!other.trace);
+    CHECK(has(other.missing, "t.json' is another run's."));
+  }
+  // As older programs wrote them: of ranks alone there is something to compare.
+  auto const old = edited(log, "\"id\":\"" + run_id() + "\",", "");
+  CHECK(found(old, json).trace);
+  CHECK(!found(old, with_run_id(json)).trace);
+  CHECK(!found(edited(old, "\"ranks\":2", "\"ranks\":4"), json).trace);
+
+  CHECK(has(found(log, "").missing, "t.json' has no steps in it."));
+  std::filesystem::remove(folder.path / "t.json");
+  auto const gone = report::read_first_trace(run_of(log).traces, folder.path);
+  CHECK(has(gone.missing, "t.json' is not there."));
+  auto const page = report::page({{run_of(log), {}, gone.missing}});
+  CHECK(XmlCheck(page).fault() == "");
+  CHECK(has(page, "<h2>Step</h2>"));
+  CHECK(has(page, "t.json&#39; is not there."));
+  CHECK(report::read_first_trace({}, folder.path).missing.empty());
 }

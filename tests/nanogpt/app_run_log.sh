@@ -54,6 +54,14 @@ if command -v xmllint >/dev/null; then
   check "well-formed" xmllint --nonet --noout one/report.html both.html picture.svg
 fi
 
+# Another run's trace under the same name is not this one's step.
+check "a trace over the old one" timeout 120 "$nanogpt" "${small[@]}" --max_iters=3 --out_dir=other --trace=one/t.json >output 2>&1
+check "its own page has the step" "$nanogpt" report other >output 2>&1
+check "and draws it" grep -q 'of middle length' other/report.html
+check "the older run's page" "$nanogpt" report one >output 2>&1
+check "says whose the trace is" grep -q "one/t.json&#39; is another run&#39;s" one/report.html
+if grep -q 'of middle length' one/report.html; then fail "another run's step is drawn"; fi
+
 mkdir empty
 ends_in_error "$nanogpt" report
 check "no folder" grep -q "expected the out_dir of a run" output
@@ -71,6 +79,25 @@ if [[ -e /dev/full ]]; then
   mkdir full && ln -s /dev/full full/log.jsonl
   check "trains on a full disk" timeout 120 "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=full >output 2>errors
   expect "says so once" 1 "$(grep -c 'No space left on device; training goes on' errors)"
+  # So do the files that settings name; they are links here, and never the device itself.
+  ln -s /dev/full full/json && ln -s /dev/full full/trace
+  check "trains on" timeout 120 "$nanogpt" "${small[@]}" --max_iters=6 --log_interval=1 --out_dir=on --log_json=full/json \
+    --trace=full/trace >output 2>errors
+  expect "a line for each file" 2 "$(wc -l <errors)"
+  for setting in log_json=json trace=trace; do
+    check "names ${setting%=*} and its file" grep -q \
+      "warning: setting '${setting%=*}': 'full/${setting#*=}' cannot be written: No space left on device; training goes on" errors
+  done
+  check "and does all iterations" grep -q '"kind":"stop","iter":7,"why":"max_iters"' on/log.jsonl
+  timeout 120 "$nanogpt" bench --dataset=d --n_layer=1 --n_head=1 --n_embd=16 --block_size=8 --batch_size=2 --ranks=2 \
+    --gradient_accumulation_steps=2 --burn_in=1 --timed=1 --json=full/json >output 2>&1
+  expect "a bench without its file" 1 $?
+  check "says which" grep -q "error: .*setting 'json': 'full/json' cannot be written: No space left on device" output
+  ln -s /dev/full full/page
+  "$nanogpt" report on --to=full/page >output 2>&1
+  expect "a page that is not written" 1 $?
+  check "is named" grep -q "'full/page' cannot be written: No space left on device" output
+  check "the links are where they were" test -L full/page -a -L full/json -a -L full/trace
 fi
 
 echo "$checks checks, $failures failures"

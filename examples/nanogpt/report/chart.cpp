@@ -172,7 +172,7 @@ std::string readings(Chart const& chart) {
   for (auto const& curve : chart.curves) {
     if (!curve.read) continue;
     std::string values;
-    for (auto const& point : downsampled(curve.points, most_points))
+    for (auto const& point : downsampled(curve.logged.empty() ? curve.points : curve.logged, most_points))
       if (is_drawn(point.y))
         values += fmt::format("{}[{},{}]", values.empty() ? "" : ",", point.x, script_text(number_text(point.y, 4)));
     if (values.empty()) continue;

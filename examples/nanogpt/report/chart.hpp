@@ -15,6 +15,7 @@ struct Curve {
   Points points;      ///< x ascending
   bool read = true;   ///< what a pointer reads tells its value
   bool dots = false;  ///< each point is marked
+  Points logged{};    ///< what a pointer reads where the points are smoothed; else empty
 };
 
 struct Chart {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "report/escape.hpp"
-#include "report/memory_bars.hpp"
 
 namespace nanogpt::report {
 namespace {
@@ -26,8 +25,13 @@ Points evaluations_of(Run const& run, Value value) {
   return points;
 }
 
-/// The mean of about a fiftieth of the run.
-Points smooth(Points const& points) { return smoothed(points, points.size() / 100); }
+/// Draws the mean of about a fiftieth of the run; a pointer goes on to read what was logged.
+void smooth(Curve& curve) {
+  auto const half = curve.points.size() / 100;
+  if (half == 0) return;
+  curve.logged = std::move(curve.points);
+  curve.points = smoothed(curve.logged, half);
+}
 
 std::string name_of(Run const& run) { return shortened(run.name, 24); }
 
@@ -61,8 +65,8 @@ Chart loss_chart(std::vector<Run const*> const& runs) {
     auto const losses = points_of(run, &Iteration::loss);
     auto const colour = colour_of(i);
     if (single) chart.curves.push_back({"each iteration", colour + " raw", losses, false});
-    chart.curves.push_back(
-        {single ? "train" : name_of(run) + " train", single ? colour : colour + " thin", smooth(losses)});
+    chart.curves.push_back({single ? "train" : name_of(run) + " train", single ? colour : colour + " thin", losses});
+    smooth(chart.curves.back());
     auto const val = evaluations_of(run, &Evaluation::val_loss);
     chart.curves.push_back({single ? "val" : name_of(run) + " val", single ? colour_of(1) : colour, val, true, true});
   }
@@ -75,14 +79,11 @@ Chart learning_rate_chart(std::vector<Run const*> const& runs) {
 
 Chart speed_chart(std::vector<Run const*> const& runs) {
   auto chart = simple_chart(runs, "Speed", "tokens per second", "tokens/s", &Iteration::tokens_per_second);
-  for (auto& curve : chart.curves) {
-    auto raw = curve;
-    raw.css += " raw";
-    raw.read = false;
-    curve.points = smooth(curve.points);
-    if (runs.size() == 1) chart.curves.insert(chart.curves.begin(), raw);
-    if (runs.size() == 1) break;
-  }
+  auto raw = chart.curves[0];
+  raw.css += " raw";
+  raw.read = false;
+  for (auto& curve : chart.curves) smooth(curve);
+  if (runs.size() == 1) chart.curves.insert(chart.curves.begin(), raw);
   return chart;
 }
 
@@ -93,21 +94,19 @@ Figures figures_of(Run const& run) {
     figures.best_val = row.val_loss;
     figures.best_at = row.iteration;
   }
-  auto const losses = smooth(points_of(run, &Iteration::loss));
-  for (auto const& point : losses)
-    if (is_drawn(point.y)) figures.last_train = point.y;
   std::vector<double> speeds, times, shares;
   for (auto const& row : run.iterations) {
     speeds.push_back(row.tokens_per_second);
     times.push_back(row.milliseconds);
     shares.push_back(row.mfu);
     figures.last = row.iteration;
+    if (is_drawn(row.loss)) figures.last_train = row.loss, figures.last_train_at = row.iteration;
   }
   if (!run.evaluations.empty()) figures.last = std::max(figures.last, run.evaluations.back().iteration);
   figures.tokens_per_second = median(speeds);
   figures.milliseconds = median(times);
   figures.mfu = median(shares);
-  for (auto const& memory : run.memory) figures.memory = std::max(figures.memory, total_bytes(memory.reserved));
+  figures.memory = run.most_memory;
   return figures;
 }
 

@@ -24,10 +24,11 @@ Chart speed_chart(std::vector<Run const*> const& runs);
 struct Figures {
   double best_val = unknown;
   std::int64_t best_at = 0;
-  double last_train = unknown;                                                ///< smoothed
+  double last_train = unknown;
+  std::int64_t last_train_at = 0;                                             ///< the iteration that it is of
   std::int64_t last = 0;                                                      ///< the last iteration
   double tokens_per_second = unknown, milliseconds = unknown, mfu = unknown;  ///< medians
-  std::int64_t memory = 0;  ///< largest of the ranks, bytes; 0: not told
+  std::int64_t memory = 0;  ///< largest of the ranks in all starts, bytes; 0: not told
 };
 Figures figures_of(Run const& run);
 

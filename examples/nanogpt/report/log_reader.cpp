@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/log_reader.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "report/memory_bars.hpp"
 #include "run_log.hpp"
 
 namespace nanogpt::report {
@@ -48,6 +50,7 @@ BytesByTag bytes_by_tag(Json const& object) {
 
 Header header_of(Json const& object) {
   Header header;
+  header.id = text(object, "id");
   header.started = text(object, "started");
   header.settings = texts(object, "settings");
   header.environment = texts(object, "environment");
@@ -116,7 +119,8 @@ class Reading {
     ++run_.starts;
     run_.stopped.clear();
     run_.header = header_of(object);
-    if (!run_.header.trace.empty()) run_.traces.insert(run_.traces.begin(), run_.header.trace);
+    if (!run_.header.trace.empty())
+      run_.traces.insert(run_.traces.begin(), {run_.header.trace, run_.header.id, run_.header.ranks});
   }
   void memory(Json const& object) {
     auto const ranks = object.find("ranks");
@@ -124,6 +128,7 @@ class Reading {
     run_.memory.clear();
     for (auto const& rank : *ranks)
       if (rank.is_object()) run_.memory.push_back({bytes_by_tag(rank), count(rank, "peak_state")});
+    for (auto const& rank : run_.memory) run_.most_memory = std::max(run_.most_memory, total_bytes(rank.reserved));
   }
 
   Run run_;

@@ -44,6 +44,7 @@ struct Memory {
 /// How the run was started last.
 struct Header {
   using Texts = std::vector<std::pair<std::string, std::string>>;
+  std::string id;       ///< of this start; empty: not said
   std::string started;  ///< date and time in UTC, as 2026-01-31T12:00:00Z
   Texts settings;       ///< by name, in the order of --help
   std::vector<std::string> given;
@@ -58,18 +59,26 @@ struct Header {
   std::string setting(std::string_view name) const;
 };
 
+/// The trace that a start of a run was to write.
+struct TraceFile {
+  std::string file;
+  std::string run_id;      ///< of the start; empty: not said
+  std::int64_t ranks = 0;  ///< 0: not said
+};
+
 struct Run {
   std::string name;
   std::filesystem::path folder;
   Header header;
-  std::vector<std::string> traces;    ///< files of all starts, the last first
+  std::vector<TraceFile> traces;      ///< of all starts, the last first
   std::vector<Iteration> iterations;  ///< ascending, each once
   std::vector<Evaluation> evaluations;
-  std::vector<Memory> memory;  ///< by rank, as last told
-  std::string stopped;         ///< why; empty: killed, or still running
-  std::int64_t starts = 0;     ///< of this run, resumptions among them
-  std::int64_t earlier = 0;    ///< runs in the same file that this one has replaced
-  std::int64_t unread = 0;     ///< lines that are no objects of a log: torn, or not ours
+  std::vector<Memory> memory;    ///< by rank, as last told
+  std::int64_t most_memory = 0;  ///< bytes; largest of the ranks in all starts; 0: not told
+  std::string stopped;           ///< why; empty: killed, or still running
+  std::int64_t starts = 0;       ///< of this run, resumptions among them
+  std::int64_t earlier = 0;      ///< runs in the same file that this one has replaced
+  std::int64_t unread = 0;       ///< lines that are no objects of a log: torn, or not ours
 };
 
 /// Reads a log. Of lines about the same iteration the last counts, for a run that was killed repeats some when it is

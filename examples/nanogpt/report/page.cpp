@@ -31,7 +31,13 @@ std::string titles(std::vector<Run const*> const& runs) {
   return shortened(text, 160);
 }
 
-std::string by_iteration(Chart const& chart) { return chart.unit + (chart.unit.empty() ? "" : ", ") + "by iteration"; }
+/// What stands above a chart while no pointer reads it.
+std::string by_iteration(Chart const& chart) {
+  bool const smooth = std::any_of(chart.curves.begin(), chart.curves.end(),
+                                  [](Curve const& curve) { return curve.read && !curve.logged.empty(); });
+  return chart.unit + (chart.unit.empty() ? "" : ", ") + "by iteration" +
+         (smooth ? "; the line is smoothed, a pointer reads what was logged" : "");
+}
 
 /// A chart in both widths, with a line that a pointer's position fills.
 std::string figure(Chart const& chart, Size wide, Size narrow, std::string const& id) {

@@ -15,6 +15,7 @@ namespace nanogpt::report {
 struct Material {
   Run run;
   std::optional<Trace> trace;
+  std::string trace_missing{};  ///< why there is none, where the run was to write one
 };
 
 /// An HTML document, which is well-formed XML as well.

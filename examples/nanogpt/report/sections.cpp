@@ -107,11 +107,13 @@ std::string tiles(Material const& material) {
   text += tile("validation loss", number_text(f.best_val, 4),
                fmt::format("best, at iteration {}", number_text(static_cast<double>(f.best_at))));
   text += tile("training loss", number_text(f.last_train, 4),
-               fmt::format("at iteration {}", number_text(static_cast<double>(f.last))));
+               fmt::format("at iteration {}", number_text(static_cast<double>(f.last_train_at))));
   text += tile("tokens per second", number_text(f.tokens_per_second),
                std::isfinite(f.milliseconds) ? number_text(f.milliseconds) + " ms an iteration" : std::string());
   text += tile("utilisation", percent(f.mfu), "of the ranks' peak");
-  if (f.memory > 0) text += tile("memory", bytes_text(static_cast<double>(f.memory)), "largest of the ranks");
+  if (f.memory > 0)
+    text += tile("memory", bytes_text(static_cast<double>(f.memory)),
+                 material.run.starts > 1 ? "largest of the ranks and starts" : "largest of the ranks");
   if (auto const share = exposed_communication(material))
     text += tile("exposed communication", percent(*share), "of the traced steps' time");
   return text.empty() ? text : fmt::format("<dl class=\"tiles\">\n{}</dl>\n", text);

@@ -122,7 +122,13 @@ std::string memory_section(Run const& run, std::string const& of) {
 
 std::string step_section(Material const& material, std::string const& of) {
   auto const program = program_part(material.run);
-  if (!material.trace) return program.empty() ? program : fmt::format("<section>{}</section>\n", program);
+  if (!material.trace) {
+    auto const missing = material.trace_missing.empty()
+                             ? std::string()
+                             : fmt::format("<h2>Step{}</h2>\n<p class=\"say\">{}</p>\n", escaped(of),
+                                           escaped(shortened(material.trace_missing, 400)));
+    return program.empty() && missing.empty() ? program : fmt::format("<section>{}{}</section>\n", missing, program);
+  }
   auto const& trace = *material.trace;
   auto const step = typical_step(trace);
   auto const overlap = overlap_of(trace);

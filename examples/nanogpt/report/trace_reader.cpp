@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/trace_reader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -34,6 +37,8 @@ class Events {
  public:
   explicit Events(TraceLimits limits) : limits_(limits) {}
 
+  /// What the writer says of the file as a whole stands before the events.
+  void take_header(Json const& object) { trace_.run_id = text(object, "run"); }
   void take(Json const& event) {
     if (text(event, "ph") != "X") return;
     auto const args = event.find("args");
@@ -74,13 +79,21 @@ class Events {
   Trace trace_;
 };
 
+/// Logs and traces of older programs do not say whose they are: ranks are all there is to compare.
+bool is_of(Trace const& trace, TraceFile const& file) {
+  if (trace.run_id != file.run_id) return false;
+  return !file.run_id.empty() || file.ranks == 0 || trace.ranks.size() == static_cast<std::size_t>(file.ranks);
+}
+
 }  // namespace
 
 std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
   Events events(limits);
   // What the callback refuses, the parser forgets: here every event, once it has been taken.
   auto const each = [&](int depth, Json::parse_event_t what, Json& parsed) {
-    if (what != Json::parse_event_t::object_end || depth != 2) return true;
+    if (what != Json::parse_event_t::object_end) return true;
+    if (depth == 1) events.take_header(parsed);
+    if (depth != 2) return true;
     events.take(parsed);
     return false;
   };
@@ -95,17 +108,22 @@ std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits) {
   return trace;
 }
 
-std::optional<Trace> read_first_trace(std::vector<std::string> const& files, std::filesystem::path const& folder) {
+FoundTrace read_first_trace(std::vector<TraceFile> const& files, std::filesystem::path const& folder) {
+  FoundTrace found;
   for (auto const& file : files) {
-    std::filesystem::path const path(file);
+    std::filesystem::path const path(file.file);
+    std::string_view why = "is not there";
     for (auto const& candidate : {path, folder / path.filename()}) {
       std::error_code ignored;
       if (!std::filesystem::is_regular_file(candidate, ignored)) continue;
       std::ifstream stream(candidate, std::ios::binary);
-      if (auto trace = read_trace(stream); trace) return trace;
+      auto trace = read_trace(stream);
+      if (trace && is_of(*trace, file)) return {std::move(trace), {}};
+      why = trace ? "is another run's" : "has no steps in it";
     }
+    if (found.missing.empty()) found.missing = fmt::format("The run's trace is not drawn: '{}' {}.", file.file, why);
   }
-  return std::nullopt;
+  return found;
 }
 
 }  // namespace nanogpt::report

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "fsdp/trace/trace.hpp"
+#include "report/log_reader.hpp"
 
 namespace nanogpt::report {
 
 struct Trace {
+  std::string run_id;                               ///< of the start of a run that wrote it; empty: not said
   std::vector<std::vector<fsdp::TraceSpan>> ranks;  ///< each in the order of the file, which is that of enqueueing
   std::size_t spans = 0;
   bool cut = false;  ///< the file has more than was read
@@ -30,7 +32,12 @@ struct TraceLimits {
 /// @return nullopt if it is none, or has no spans
 std::optional<Trace> read_trace(std::istream& stream, TraceLimits limits = {});
 
-/// Reads the first of the files that has spans. One that is not there is looked for in `folder` too, by its name.
-std::optional<Trace> read_first_trace(std::vector<std::string> const& files, std::filesystem::path const& folder);
+struct FoundTrace {
+  std::optional<Trace> trace;
+  std::string missing;  ///< a sentence that says why there is none; empty if no file was named
+};
+/// Reads the first of the files that has spans of the start that was to write it: another run may have written its own
+/// over it. Each is looked for in `folder` too, by its name.
+FoundTrace read_first_trace(std::vector<TraceFile> const& files, std::filesystem::path const& folder);
 
 }  // namespace nanogpt::report
