@@ -55,6 +55,13 @@ Variables launch_variables() {
   return variables;
 }
 
+bool is_first_process(Variables const& variables) {
+  for (auto const* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+    if (auto const found = variables.find(name); found != variables.end() && !found->second.empty())
+      return found->second == "0";
+  return true;
+}
+
 bool Launch::several() const {
   if (mpi && mpi->size != 1) return true;
   if (named && named->size != 1) return true;

@@ -24,6 +24,10 @@ struct Place {
   int size = 0;   ///< 0: not said
 };
 
+/// Whether this process is the first of those that mpirun or srun has started, or alone: it does the work of commands
+/// that take one process.
+bool is_first_process(Variables const& variables);
+
 /// What launchers have left in a process's environment. There may be several: mpirun inside a job step, say.
 struct Launch {
   std::optional<Place> mpi;    ///< of mpirun, or of srun with an MPI plugin: OMPI_COMM_WORLD_*, PMI_*, PMIX_RANK

@@ -129,15 +129,6 @@ int with_output(int code) {
   return code == EXIT_SUCCESS ? EXIT_FAILURE : code;
 }
 
-/// Of several processes that a launcher has started, the first; commands of one process leave the work to it.
-bool is_first_process() {
-  auto const variables = nanogpt::launch_variables();
-  for (auto const* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
-    if (auto const found = variables.find(name); found != variables.end() && !found->second.empty())
-      return found->second == "0";
-  return true;
-}
-
 int main(int argc, char** argv) {
   using namespace nanogpt;
   std::optional<Settings> settings;
@@ -149,7 +140,7 @@ int main(int argc, char** argv) {
   });
   if (!settings) return with_output(code);
   auto const alone = [&](int (*run)(Settings const&)) {
-    return is_first_process() ? with_output(guarded([&] { return run(*settings); })) : EXIT_SUCCESS;
+    return is_first_process(launch_variables()) ? with_output(guarded([&] { return run(*settings); })) : EXIT_SUCCESS;
   };
   switch (command) {
     case Command::prepare: return alone(run_prepare);
