@@ -35,14 +35,15 @@
 namespace nanogpt {
 namespace {
 
-/// Says that the run is asked to stop, and lets every wait of the library end the process.
-extern "C" void on_sigterm(int) {
+/// Says that the run is asked to stop, and lets every wait of the library end the process. For signal handlers.
+void stop_at_once(char const* signal) {
   std::array<char, 96> text{};
   std::size_t length = 0;
   auto const put = [&](char const* words) {
     for (; *words != '\0' && length < text.size(); ++words) text[length++] = *words;
   };
-  put("nanogpt: SIGTERM");
+  put("nanogpt: ");
+  put(signal);
   if (auto iteration = current_iteration.load(std::memory_order_relaxed); iteration >= 0) {
     std::array<char, 24> digits{};
     auto at = digits.size() - 1;
@@ -58,9 +59,19 @@ extern "C" void on_sigterm(int) {
   fsdp::host::request_termination();
 }
 
+extern "C" void on_sigterm(int) { stop_at_once("SIGTERM"); }
+
 /// The first asks training to save and stop after a step; the next stop it at once, as SIGTERM does.
 extern "C" void on_sigusr1(int) {
-  if (stop_requested.exchange(true)) ::raise(SIGTERM);
+  if (stop_requested.exchange(true)) stop_at_once("another SIGUSR1");
+}
+
+/// A page of a mapped file is no longer there: another program has cut it while it was read.
+extern "C" void on_sigbus(int) {
+  static constexpr std::string_view text =
+      "nanogpt: error: a file of tokens or weights has become shorter while it was read (SIGBUS)\n";
+  static_cast<void>(::write(STDERR_FILENO, text.data(), text.size()) < 0);
+  std::_Exit(EXIT_FAILURE);
 }
 
 void handle_signals(Command command) {
@@ -69,6 +80,8 @@ void handle_signals(Command command) {
   action.sa_flags = SA_RESTART;
   action.sa_handler = on_sigterm;
   ::sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = on_sigbus;
+  ::sigaction(SIGBUS, &action, nullptr);
   if (command == Command::sample) {  // has nothing to save, and ends in order where its text is read no further
     action.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &action, nullptr);

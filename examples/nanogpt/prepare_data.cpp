@@ -207,9 +207,18 @@ class Preparer {
         rounds_(options, bytes_of(sections_) * (characters_ || !documents_ ? 2 : 1)) {
     if (bytes_of(sections_) == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", options.data.string());
     std::error_code error;
-    fs::create_directories(options.folder, error);
+    new_folder_ = fs::create_directories(options.folder, error);
     if (error)
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
+  }
+
+  Preparer(Preparer const&) = delete;
+  Preparer& operator=(Preparer const&) = delete;
+  /// Leaves no empty folder behind: one with files stays.
+  ~Preparer() {
+    files_.clear();
+    std::error_code ignored;
+    if (new_folder_) fs::remove(options_.folder, ignored);
   }
 
   PreparedData run() {
@@ -282,7 +291,7 @@ class Preparer {
 
   PrepareOptions const& options_;
   std::vector<Section> sections_;
-  bool documents_, characters_;
+  bool documents_, characters_, new_folder_ = false;
   Rounds rounds_;
   std::deque<NewFile> files_;  ///< in the order in which they get their names
   Json meta_;

@@ -376,7 +376,10 @@ std::int64_t checkpointed_layers(Settings const& settings) {
   if (!read_number(text, layers) || layers < 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'activation_checkpointing': expected true, false or a number of layers, got '{}'", text);
-  return std::min(layers, settings.n_layer);
+  if (layers > settings.n_layer)
+    fsdp::fail<fsdp::ConfigError>("setting 'activation_checkpointing': expected at most the {} layers, got {}",
+                                  settings.n_layer, layers);
+  return layers;
 }
 
 Resharding resharding(Settings const& settings) {
@@ -407,6 +410,8 @@ std::vector<std::string> notes_on(Settings const& settings) {
   };
   note("compile", "there is nothing to compile here");
   note("backend", "ranks move data as their device and launcher need");
+  if (settings.was_given("bucket_mb") && settings.strategy != "no_shard")
+    notes.push_back(fmt::format("note: 'bucket_mb' is no_shard's: {} reduces each unit as it is", settings.strategy));
   if (settings.wandb_log) note("wandb_log", "nothing is sent anywhere; --log_json=FILE logs");
   return notes;
 }

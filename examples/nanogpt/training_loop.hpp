@@ -156,6 +156,10 @@ class TrainingLoop {
     log_.write(json(report));
     run_log_.write(log_line(report));
     if (trained_ > 0) write_memory(iteration);
+    if (!std::isfinite(train_loss) || !std::isfinite(val_loss))
+      fsdp::fail<fsdp::Error>(
+          "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}",
+          trainer_.engine().rank(), iteration, train_loss, val_loss);
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
     if ((better || settings_.always_save_checkpoint) && iteration > 0 && !settings_.eval_only)

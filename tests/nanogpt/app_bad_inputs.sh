@@ -56,6 +56,7 @@ refuses "'text': expected a JSON object" "$nanogpt" prepare --dataset=x --data=t
 for fraction in 0 1 -0.1 nan; do
   refuses "setting 'val_fraction': expected" "$nanogpt" prepare --dataset=x --data=text "--val_fraction=$fraction"
 done
+[[ ! -e data/x ]] || fail "a failed prepare left data/x"
 mkdir docs
 refuses "expected files *.txt or *.jsonl" "$nanogpt" prepare --dataset=x --data=docs
 echo '{"txt": 1}' > docs/x.jsonl
@@ -73,6 +74,7 @@ for bad in batch_size=0 batch_size=-1 batch_size=two batch_size=1.5 block_size=0
 done
 refuses "no_such_setting" "$nanogpt" train "${small[@]}" --no_such_setting=1
 refuses "expected true, false or a number of layers, got 'some'" "$nanogpt" train "${small[@]}" --activation_checkpointing=some
+refuses "expected at most the 1 layers, got 2" "$nanogpt" train "${small[@]}" --activation_checkpointing=2
 refuses "no_such_config" "$nanogpt" train no_such_config "${small[@]}"
 echo 'n_layer = many' > wrong.conf
 refuses "setting 'n_layer': expected" "$nanogpt" train wrong.conf "${small[@]}"
@@ -197,6 +199,19 @@ cp -r out other && sed -i 's/"n_embd": 16/"n_embd": 32/2; s/"n_layer": 1/"n_laye
 refuses "other/model.safetensors" "$nanogpt" sample --out_dir=other
 rm -r other && cp -r out other && rm other/meta.json
 refuses "vocabulary" "$nanogpt" sample --out_dir=other
+
+# --- a file that becomes shorter while it is read -----------------------------------------------------------------------------
+dataset cut
+timeout 60 "$nanogpt" train "${small[@]}" --dataset=cut --out_dir=cut --max_iters=100000000 > output 2>&1 &
+run=$!
+for _ in $(seq 300); do
+  if grep -q '^iter 1:' output; then break; fi
+  sleep 0.1
+done
+: > data/cut/train.bin
+wait "$run"
+[[ $? -eq 1 ]] || fail "data that were cut: not 1"
+grep -q 'become shorter while it was read' output || fail "data that were cut: $(tail -n 3 output)"
 
 echo "$checks checks, $failures failures"
 ((failures == 0))

@@ -410,7 +410,8 @@ TEST_CASE("layers whose activations are computed again") {
   CHECK(layers("false") == 0);
   CHECK(layers("True") == 5);
   CHECK(layers("3") == 3);
-  CHECK(layers("99") == 5);
+  CHECK(layers("5") == 5);
+  CHECK(has(what([&] { layers("6"); }), "expected at most the 5 layers, got 6"));
   for (auto const* text : {"-1", "some", "2.5", "3x"})
     CHECK(has(what([&] { layers(text); }), "expected true, false or a number of layers, got '"));
 }
@@ -420,6 +421,12 @@ TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting k
   CHECK(nanogpt::notes_on(settings).empty());
   nanogpt::apply_config_text(settings, "compile = False\nbackend = 'gloo'\nwandb_log = True\nwandb_project = 'x'\n",
                              "file");
+  nanogpt::Settings buckets;
+  nanogpt::apply_config_text(buckets, "bucket_mb = 4\n", "file");
+  REQUIRE(nanogpt::notes_on(buckets).size() == 1);
+  CHECK(has(nanogpt::notes_on(buckets)[0], "'bucket_mb' is no_shard's"));
+  buckets.strategy = "no_shard";
+  CHECK(nanogpt::notes_on(buckets).empty());
   auto const notes = nanogpt::notes_on(settings);
   REQUIRE(notes.size() == 3);
   CHECK(has(notes[0], "'compile'"));
