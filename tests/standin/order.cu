@@ -93,16 +93,6 @@ struct Two {
   }
 };
 
-/// Waits for a stream without a word to ThreadSanitizer: a flag that the stream sets, which orders nothing.
-void let_run(Stream const& stream) {
-  std::atomic<bool> reached{false};
-  static_cast<void>(standin::enqueue(stream.get(), "a flag", [&reached] {
-    reached.store(true, std::memory_order_relaxed);
-    return true;
-  }));
-  while (!reached.load(std::memory_order_relaxed)) std::this_thread::sleep_for(std::chrono::microseconds{100});
-}
-
 }  // namespace
 
 TEST_CASE("an event's wait holds a stream back, and nothing else does", "[standin]") {
@@ -144,6 +134,16 @@ TEST_CASE("pinned memory is read when the stream comes to the copy, pageable mem
 #if defined(__SANITIZE_THREAD__)
 
 namespace {
+
+/// Waits for a stream without a word to ThreadSanitizer: a flag that the stream sets, which orders nothing.
+void let_run(Stream const& stream) {
+  std::atomic<bool> reached{false};
+  static_cast<void>(standin::enqueue(stream.get(), "a flag", [&reached] {
+    reached.store(true, std::memory_order_relaxed);
+    return true;
+  }));
+  while (!reached.load(std::memory_order_relaxed)) std::this_thread::sleep_for(std::chrono::microseconds{100});
+}
 
 /// Races that `action` has, in a Two of its own.
 template <class Action>
