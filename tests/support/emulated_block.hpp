@@ -71,17 +71,18 @@ struct Options {
   Stacks* stacks = nullptr;                 ///< of the block's threads; nullptr: the calling thread's own
 };
 
-/// [Note: Rows that are read together]
-/// ldmatrix hands a row that one lane names to other lanes. A shuffle and a product bring lanes together too, but order
-/// no memory: between such a read and a lane that overwrites the row there must be sync_warp or sync. Here a warp's
-/// reads are all done when its last lane comes, so a missing barrier changes no result; the machine keeps what was read,
-/// until the next barrier, and compares.
 class Machine;
 namespace detail {
 inline constinit thread_local Machine* machine = nullptr;
 }
 /// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
 EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
+
+/// [Note: Rows that are read together]
+/// ldmatrix hands a row that one lane names to other lanes. A shuffle and a product bring lanes together too, but order
+/// no memory: between such a read and a lane that overwrites the row there must be sync_warp or sync. Here a warp's
+/// reads are all done when its last lane comes, so a missing barrier changes no result; the machine keeps what was
+/// read, until the next barrier, and compares.
 
 /// The threads of one block, and its shared memory.
 class Machine {
