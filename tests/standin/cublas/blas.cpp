@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of cuBLAS proper serves where cuBLASLt has no algorithm: handles, and products of any types.
 #include <algorithm>
+#include <limits>
 
 #include "handles.hpp"
 #include "tests/standin/runtime/runtime.hpp"
@@ -20,7 +21,7 @@ namespace {
 
 struct Product {
   cublasOperation_t transpose_a, transpose_b;
-  int m, n, k;
+  std::int64_t m, n, k, batch;
   Layout a, b, c;
   void const *alpha, *data_a, *data_b, *beta;
   void* data_c;
@@ -28,14 +29,15 @@ struct Product {
   cublasGemmAlgo_t algorithm;
 };
 
-Layout layout(cudaDataType type, bool turned, int rows, int columns, int leading, long long stride, int batch) {
+Layout layout(cudaDataType type, bool turned, std::int64_t rows, std::int64_t columns, std::int64_t leading,
+              long long stride, std::int64_t batch) {
   Layout matrix;
   matrix.type = type;
   matrix.rows = static_cast<std::uint64_t>(turned ? columns : rows);
   matrix.columns = static_cast<std::uint64_t>(turned ? rows : columns);
   matrix.leading = leading;
   matrix.stride = batch == 1 ? 0 : stride;
-  matrix.batch = batch;
+  matrix.batch = static_cast<std::int32_t>(batch);
   return matrix;
 }
 
@@ -46,6 +48,7 @@ cublasStatus_t multiply(char const* call, cublasHandle_t handle, Product const& 
     return refuse(CUBLAS_STATUS_INVALID_VALUE, rule, fsdp::formatted("{}: {}", call, what));
   };
   if (product.m < 0 || product.n < 0 || product.k < 0) return invalid(rule::shape, "a negative extent");
+  if (product.batch > std::numeric_limits<std::int32_t>::max()) return invalid(rule::batch, "too many products");
   if (product.algorithm != CUBLAS_GEMM_DEFAULT) return invalid(rule::algorithm, "one that is not the default");
   if (product.alpha == nullptr || product.beta == nullptr) return invalid(rule::scalars, "alpha or beta is null");
   if (handle->lost_workspace)
@@ -82,12 +85,14 @@ cublasStatus_t multiply(char const* call, cublasHandle_t handle, Product const& 
 extern "C" {
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) { return create("cublasCreate", handle); }
-/// Waits for the device, as the release of resources does there.
+/// Waits for the handle's device, as the release of resources does there.
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
-  if (auto const status = expect_usable("cublasDestroy", handle); status != CUBLAS_STATUS_SUCCESS) return status;
-  bool const done = cudaDeviceSynchronize() == cudaSuccess;
+  if (auto const status = expect_alive("cublasDestroy", handle); status != CUBLAS_STATUS_SUCCESS) return status;
+  int const current = current_device();
+  bool const done = cudaSetDevice(handle->device) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+  bool const back = current < 0 || cudaSetDevice(current) == cudaSuccess;
   auto const status = destroy("cublasDestroy", handle);
-  return done ? status : CUBLAS_STATUS_EXECUTION_FAILED;
+  return done && back ? status : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t streamId) {
@@ -119,26 +124,18 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
                 fsdp::formatted("cublasSetMathMode: mode {} is not computed here", static_cast<int>(mode)));
 }
 
-cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n,
-                            int k, void const* alpha, void const* A, cudaDataType Atype, int lda, void const* B,
-                            cudaDataType Btype, int ldb, void const* beta, void* C, cudaDataType Ctype, int ldc,
-                            cublasComputeType_t computeType, cublasGemmAlgo_t algo) {
-  return multiply("cublasGemmEx", handle,
-                  {transa, transb, m, n, k, layout(Atype, transa != CUBLAS_OP_N, m, k, lda, 0, 1),
-                   layout(Btype, transb != CUBLAS_OP_N, k, n, ldb, 0, 1), layout(Ctype, false, m, n, ldc, 0, 1), alpha,
-                   A, B, beta, C, computeType, algo});
-}
-
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
-                                          int m, int n, int k, void const* alpha, void const* A, cudaDataType Atype,
-                                          int lda, long long int strideA, void const* B, cudaDataType Btype, int ldb,
-                                          long long int strideB, void const* beta, void* C, cudaDataType Ctype, int ldc,
-                                          long long int strideC, int batchCount, cublasComputeType_t computeType,
-                                          cublasGemmAlgo_t algo) {
-  return multiply("cublasGemmStridedBatchedEx", handle,
-                  {transa, transb, m, n, k, layout(Atype, transa != CUBLAS_OP_N, m, k, lda, strideA, batchCount),
-                   layout(Btype, transb != CUBLAS_OP_N, k, n, ldb, strideB, batchCount),
-                   layout(Ctype, false, m, n, ldc, strideC, batchCount), alpha, A, B, beta, C, computeType, algo});
+cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb,
+                                             int64_t m, int64_t n, int64_t k, void const* alpha, void const* A,
+                                             cudaDataType Atype, int64_t lda, long long int strideA, void const* B,
+                                             cudaDataType Btype, int64_t ldb, long long int strideB, void const* beta,
+                                             void* C, cudaDataType Ctype, int64_t ldc, long long int strideC,
+                                             int64_t batchCount, cublasComputeType_t computeType,
+                                             cublasGemmAlgo_t algo) {
+  return multiply(
+      "cublasGemmStridedBatchedEx_64", handle,
+      {transa, transb, m, n, k, batchCount, layout(Atype, transa != CUBLAS_OP_N, m, k, lda, strideA, batchCount),
+       layout(Btype, transb != CUBLAS_OP_N, k, n, ldb, strideB, batchCount),
+       layout(Ctype, false, m, n, ldc, strideC, batchCount), alpha, A, B, beta, C, computeType, algo});
 }
 
 char const* cublasGetStatusName(cublasStatus_t status) {

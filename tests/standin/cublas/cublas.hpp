@@ -16,7 +16,7 @@ enum class Algorithms : unsigned char {
 
 struct Settings {
   Algorithms algorithms = Algorithms::every;
-  bool gemm_ex = true;  ///< false: cublasGemmEx and cublasGemmStridedBatchedEx answer CUBLAS_STATUS_NOT_SUPPORTED
+  bool gemm_ex = true;  ///< false: cublasGemmStridedBatchedEx_64 answers CUBLAS_STATUS_NOT_SUPPORTED
 };
 /// Holds from now on, for every thread.
 void configure(Settings const& settings);
@@ -25,7 +25,7 @@ void configure(Settings const& settings);
 struct Calls {
   std::int64_t heuristics = 0;  ///< that found something
   std::int64_t products = 0;    ///< of cublasLtMatmul
-  std::int64_t gemm_ex = 0;     ///< of both functions
+  std::int64_t gemm_ex = 0;     ///< of cublasGemmStridedBatchedEx_64
 };
 Calls calls();
 

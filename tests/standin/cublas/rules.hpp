@@ -28,7 +28,7 @@ inline constexpr std::string_view epilogue = "cublas epilogue";
 /// Matrices are stored by columns. Not a limit of cuBLASLt, but of this stand-in.
 inline constexpr std::string_view order = "cublas order";
 /// Extents are positive, fit in 32 bits and fit each other; a leading dimension is at least the rows. header,
-/// CUBLASLT_MATRIX_LAYOUT_ROWS, _COLS and _LD; cuBLAS, cublasGemmEx().
+/// CUBLASLT_MATRIX_LAYOUT_ROWS, _COLS and _LD; cuBLAS, cublasGemmStridedBatchedEx().
 inline constexpr std::string_view shape = "cublas shape";
 /// All matrices have one batch count; no two matrices of D share an element. header,
 /// CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT and _STRIDED_BATCH_OFFSET; cuBLAS, cublasGemmStridedBatchedEx(), on overlaps.
