@@ -44,7 +44,7 @@ Layout layout(cudaDataType type, bool turned, std::int64_t rows, std::int64_t co
 cublasStatus_t multiply(char const* call, cublasHandle_t handle, Product const& product) {
   if (auto const status = expect_usable(call, handle); status != CUBLAS_STATUS_SUCCESS) return status;
   if (!settings().gemm_ex) return CUBLAS_STATUS_NOT_SUPPORTED;
-  auto const invalid = [&](std::string_view rule, std::string_view what) {
+  auto const invalid = [&](standin::Rule const& rule, std::string_view what) {
     return refuse(CUBLAS_STATUS_INVALID_VALUE, rule, fsdp::formatted("{}: {}", call, what));
   };
   if (product.m < 0 || product.n < 0 || product.k < 0) return invalid(rule::shape, "a negative extent");

@@ -46,7 +46,7 @@ bool types_go_together(Problem const& p) {
   });
 }
 
-cublasStatus_t invalid(std::string_view rule, Problem const& p, std::string const& what) {
+cublasStatus_t invalid(Rule const& rule, Problem const& p, std::string const& what) {
   return refuse(CUBLAS_STATUS_INVALID_VALUE, rule, formatted("{}: {}", p.text(), what));
 }
 
@@ -168,8 +168,8 @@ std::uint64_t Problem::fingerprint() const {
   return hash;
 }
 
-cublasStatus_t refuse(cublasStatus_t status, std::string_view rule, std::string const& text) {
-  report(rule, text);
+cublasStatus_t refuse(cublasStatus_t status, Rule const& rule, std::string const& text) {
+  report(rule.name, text);
   return status;
 }
 

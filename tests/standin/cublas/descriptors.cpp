@@ -76,7 +76,7 @@ bool has_meaning(Preference const& preference) {
 
 template <class Contents, class Opaque, class Attribute>
 cublasStatus_t set(char const* call, Opaque* opaque, Attribute attribute, void const* value, std::size_t bytes) {
-  auto const invalid = [&](std::string_view rule, std::string const& what) {
+  auto const invalid = [&](standin::Rule const& rule, std::string const& what) {
     return refuse(CUBLAS_STATUS_INVALID_VALUE, rule,
                   fsdp::formatted("{}, attribute {}: {}", call, static_cast<int>(attribute), what));
   };

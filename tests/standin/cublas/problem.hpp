@@ -11,6 +11,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "rules.hpp"
+
 namespace standin::cublas {
 
 /// First word of a structure that was initialised.
@@ -104,7 +106,7 @@ struct Problem {
 };
 
 /// Reports a broken rule. @return `status`, for the case that the report comes back
-cublasStatus_t refuse(cublasStatus_t status, std::string_view rule, std::string const& text);
+cublasStatus_t refuse(cublasStatus_t status, Rule const& rule, std::string const& text);
 
 /// The rules that hold without addresses. @return success, or what the call returns, reported
 cublasStatus_t check_problem(Problem const& problem);

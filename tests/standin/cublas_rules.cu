@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stand-in for cuBLASLt reports each broken rule by its name, refuses the call and leaves the result alone; what is
 // allowed it computes.
-// links: standin_cublas
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <string>
@@ -24,6 +25,8 @@ namespace {
 
 namespace rule = standin::cublas::rule;
 using fsdp::cuda::Device;
+
+bool const two_devices = ::setenv("FSDP_STANDIN_DEVICES", "2", 1) == 0;  // before the runtime looks
 
 std::vector<std::string> reports;
 
@@ -50,7 +53,7 @@ struct Configured {
   ~Configured() { standin::cublas::configure({}); }
 };
 
-/// Floats of device memory with `spare` bytes behind them.
+/// Floats of device memory.
 class Floats {
  public:
   Floats(Device const& device, Device::Stream& stream, std::vector<float> const& values)
@@ -235,7 +238,8 @@ constexpr auto invalid = CUBLAS_STATUS_INVALID_VALUE, unsupported = CUBLAS_STATU
 
 /// A description that breaks a rule: both the heuristic and the product report it.
 struct Misdescribed {
-  std::string_view what, rule;
+  std::string_view what;
+  standin::Rule rule;
   cublasStatus_t status;
   std::function<void(Product&)> spoil;
 };
@@ -292,7 +296,8 @@ std::vector<Misdescribed> const misdescribed{
 
 /// A call that breaks a rule of addresses, after the heuristic was asked.
 struct Miscalled {
-  std::string_view what, rule;
+  std::string_view what;
+  standin::Rule rule;
   cublasStatus_t status;
   std::function<void(Product&)> spoil;
 };
@@ -338,10 +343,10 @@ TEST_CASE("what a description does wrong is reported by the heuristic and by the
     REQUIRE(reports.empty());
     CHECK(product.plan() == wrong.status);
     CHECK(product.count == 0);
-    CHECK(reports == Names{std::string(wrong.rule)});
+    CHECK(reports == Names{std::string(wrong.rule.name)});
     product.algorithm = algorithm;
     CHECK(product.multiply() == wrong.status);
-    CHECK(reports == Names(2, std::string(wrong.rule)));
+    CHECK(reports == Names(2, std::string(wrong.rule.name)));
     CHECK(product.result() == std::vector<float>(copies * rows * columns, 7.0f));
   }
 }
@@ -359,9 +364,9 @@ TEST_CASE("what a call does wrong is reported, and nothing is enqueued", "[stand
     wrong.spoil(product);
     REQUIRE(reports.empty());
     CHECK(product.multiply() == wrong.status);
-    CHECK(reports == Names{std::string(wrong.rule)});
+    CHECK(reports == Names{std::string(wrong.rule.name)});
     CHECK(product.result() == std::vector<float>(copies * rows * columns, 7.0f));
-    if (wrong.rule == rule::handle) product.handle = nullptr;
+    if (wrong.rule.name == rule::handle.name) product.handle = nullptr;
   }
 }
 
@@ -421,16 +426,17 @@ TEST_CASE("attributes and structures have their sizes", "[standin]") {
   CHECK(Product::set(product.a, CUBLASLT_MATRIX_LAYOUT_PLANE_OFFSET, std::int64_t{0}) == invalid);
   CHECK(product.set(CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{9}) == invalid);
   CHECK(Product::set(product.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{24}) == invalid);
-  CHECK(reports == Names(7, std::string(rule::attribute)));
+  CHECK(reports == Names(7, std::string(rule::attribute.name)));
   cublasLtMatrixLayoutOpaque_t none{};
   CHECK(Product::set(none, CUBLASLT_MATRIX_LAYOUT_LD, std::int64_t{4}) == invalid);
   CHECK(cublasLtMatmulPreferenceInit_internal(&product.wish, 8) == CUBLAS_STATUS_ALLOC_FAILED);
   CHECK(reports.size() == 9);
-  CHECK(reports.back() == rule::descriptor);
+  CHECK(reports.back() == rule::descriptor.name);
 }
 
 TEST_CASE("a handle serves its device and streams of it", "[standin]") {
-  if (fsdp::cuda::device_count() < 2) return;
+  REQUIRE(two_devices);
+  REQUIRE(fsdp::cuda::device_count() == 2);
   Reports const taken;
   Product product;
   REQUIRE(product.plan() == CUBLAS_STATUS_SUCCESS);
@@ -440,7 +446,7 @@ TEST_CASE("a handle serves its device and streams of it", "[standin]") {
   product.device.make_current();
   product.on = other.get();
   CHECK(product.multiply() == invalid);
-  CHECK(reports == Names(2, std::string(rule::device)));
+  CHECK(reports == Names(2, std::string(rule::device.name)));
 }
 
 TEST_CASE("the heuristic obeys the preference, and its first result is to be looked at", "[standin]") {
@@ -494,16 +500,16 @@ TEST_CASE("cuBLAS proper: its own rules", "[standin]") {
                                          rows * columns, copies, compute, CUBLAS_GEMM_DEFAULT);
   };
   CHECK(cublasSetWorkspace(handle, product.memory_workspace.data() + 1, 256) == invalid);
-  CHECK(reports == Names{std::string(rule::workspace)});
+  CHECK(reports == Names{std::string(rule::workspace.name)});
   REQUIRE(cublasSetWorkspace(handle, product.workspace, workspace_bytes) == CUBLAS_STATUS_SUCCESS);
   REQUIRE(cublasSetStream(handle, product.on) == CUBLAS_STATUS_SUCCESS);
   CHECK(multiply(rows, CUBLAS_COMPUTE_32F) == invalid);
-  CHECK(reports.back() == rule::lost_workspace);
+  CHECK(reports.back() == rule::lost_workspace.name);
   REQUIRE(cublasSetWorkspace(handle, product.workspace, workspace_bytes) == CUBLAS_STATUS_SUCCESS);
   CHECK(multiply(rows - 1, CUBLAS_COMPUTE_32F) == invalid);
-  CHECK(reports.back() == rule::shape);
+  CHECK(reports.back() == rule::shape.name);
   CHECK(multiply(rows, CUBLAS_COMPUTE_32F_FAST_TF32) == unsupported);
-  CHECK(reports.back() == rule::types);
+  CHECK(reports.back() == rule::types.name);
   CHECK(cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH) == unsupported);
   CHECK(reports.size() == 5);
   CHECK(product.result() == std::vector<float>(copies * rows * columns, 7.0f));
@@ -511,5 +517,5 @@ TEST_CASE("cuBLAS proper: its own rules", "[standin]") {
   CHECK(product.result() == product.expected());
   CHECK(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS);
   CHECK(multiply(rows, CUBLAS_COMPUTE_32F) == CUBLAS_STATUS_NOT_INITIALIZED);
-  CHECK(reports.back() == rule::handle);
+  CHECK(reports.back() == rule::handle.name);
 }
