@@ -151,6 +151,16 @@ struct Product {
   cublasStatus_t set(cublasLtMatmulDescAttributes_t what, Value value) {
     return cublasLtMatmulDescSetAttribute(&operation, what, &value, sizeof value);
   }
+  /// Another extent of D, which everything else follows.
+  void resize(std::uint64_t height, std::uint64_t width) {
+    for (auto* matrix : {&a, &c, &d}) {
+      set(*matrix, CUBLASLT_MATRIX_LAYOUT_ROWS, height);
+      set(*matrix, CUBLASLT_MATRIX_LAYOUT_LD, static_cast<std::int64_t>(height));
+    }
+    for (auto* matrix : {&b, &c, &d}) set(*matrix, CUBLASLT_MATRIX_LAYOUT_COLS, width);
+    for (auto* matrix : {&a, &b, &c, &d})
+      set(*matrix, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, std::int64_t{1} << 40);
+  }
   void add_bias() {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_BIAS});
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void const*>(memory_bias.data()));
@@ -260,20 +270,33 @@ std::vector<Misdescribed> const misdescribed{
      [](Product& p) { p.set(CUBLASLT_MATMUL_DESC_POINTER_MODE, std::int32_t{CUBLASLT_POINTER_MODE_DEVICE}); }},
     {"rows", rule::order, unsupported,
      [](Product& p) { Product::set(p.b, CUBLASLT_MATRIX_LAYOUT_ORDER, std::int32_t{CUBLASLT_ORDER_ROW}); }},
-    {"no rows", rule::shape, invalid,
-     [](Product& p) { Product::set(p.d, CUBLASLT_MATRIX_LAYOUT_ROWS, std::uint64_t{0}); }},
-    {"too many columns", rule::shape, invalid,
-     [](Product& p) { Product::set(p.b, CUBLASLT_MATRIX_LAYOUT_COLS, std::uint64_t{1} << 31); }},
+    {"no rows", rule::shape, invalid, [](Product& p) { p.resize(0, columns); }},
+    {"no columns", rule::shape, invalid, [](Product& p) { p.resize(rows, 0); }},
+    {"too many rows", rule::shape, invalid, [](Product& p) { p.resize(std::uint64_t{1} << 31, columns); }},
+    {"too many columns", rule::shape, invalid, [](Product& p) { p.resize(rows, std::uint64_t{1} << 31); }},
+    {"A of other rows", rule::shape, invalid,
+     [](Product& p) { Product::set(p.a, CUBLASLT_MATRIX_LAYOUT_ROWS, std::uint64_t{rows - 1}); }},
+    {"B of other columns", rule::shape, invalid,
+     [](Product& p) { Product::set(p.b, CUBLASLT_MATRIX_LAYOUT_COLS, std::uint64_t{columns - 1}); }},
+    {"A of other columns than B of rows", rule::shape, invalid,
+     [](Product& p) { Product::set(p.a, CUBLASLT_MATRIX_LAYOUT_COLS, std::uint64_t{depth - 1}); }},
+    {"C of other rows", rule::shape, invalid,
+     [](Product& p) { Product::set(p.c, CUBLASLT_MATRIX_LAYOUT_ROWS, std::uint64_t{rows - 1}); }},
     {"a small leading dimension", rule::shape, invalid,
      [](Product& p) { Product::set(p.a, CUBLASLT_MATRIX_LAYOUT_LD, std::int64_t{rows - 1}); }},
     {"an operand that is not transposed", rule::shape, invalid,
      [](Product& p) { p.set(CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{CUBLAS_OP_T}); }},
-    {"C of another shape", rule::shape, invalid,
+    {"C of other columns", rule::shape, invalid,
      [](Product& p) { Product::set(p.c, CUBLASLT_MATRIX_LAYOUT_COLS, std::uint64_t{columns - 1}); }},
     {"C transposed", rule::shape, invalid,
      [](Product& p) { p.set(CUBLASLT_MATMUL_DESC_TRANSC, std::int32_t{CUBLAS_OP_T}); }},
     {"another batch", rule::batch, invalid,
      [](Product& p) { Product::set(p.b, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, std::int32_t{1}); }},
+    {"no batch", rule::batch, invalid,
+     [](Product& p) {
+       for (auto* matrix : {&p.a, &p.b, &p.c, &p.d})
+         Product::set(*matrix, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, std::int32_t{0});
+     }},
     {"a negative stride", rule::batch, invalid,
      [](Product& p) { Product::set(p.a, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, std::int64_t{-1}); }},
     {"results that overlap", rule::batch, invalid,
@@ -287,6 +310,11 @@ std::vector<Misdescribed> const misdescribed{
      [](Product& p) {
        p.add_bias();
        p.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, std::int32_t{CUDA_R_16BF});
+     }},
+    {"biases in the other direction", rule::epilogue, invalid,
+     [](Product& p) {
+       p.add_bias();
+       p.set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, std::int64_t{-1});
      }},
     {"GELU", rule::epilogue, unsupported,
      [](Product& p) { p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_GELU}); }},
@@ -424,13 +452,14 @@ TEST_CASE("attributes and structures have their sizes", "[standin]") {
         invalid);
   CHECK(cublasLtMatrixLayoutSetAttribute(&product.a, CUBLASLT_MATRIX_LAYOUT_LD, nullptr, 8) == invalid);
   CHECK(Product::set(product.a, CUBLASLT_MATRIX_LAYOUT_PLANE_OFFSET, std::int64_t{0}) == invalid);
+  CHECK(cublasLtMatrixLayoutSetAttribute(&product.a, CUBLASLT_MATRIX_LAYOUT_PLANE_OFFSET, &wide, 0) == invalid);
   CHECK(product.set(CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{9}) == invalid);
   CHECK(Product::set(product.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{24}) == invalid);
-  CHECK(reports == Names(7, std::string(rule::attribute.name)));
+  CHECK(reports == Names(8, std::string(rule::attribute.name)));
   cublasLtMatrixLayoutOpaque_t none{};
   CHECK(Product::set(none, CUBLASLT_MATRIX_LAYOUT_LD, std::int64_t{4}) == invalid);
   CHECK(cublasLtMatmulPreferenceInit_internal(&product.wish, 8) == CUBLAS_STATUS_ALLOC_FAILED);
-  CHECK(reports.size() == 9);
+  CHECK(reports.size() == 10);
   CHECK(reports.back() == rule::descriptor.name);
 }
 

@@ -168,7 +168,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   Algorithm algorithm;  // without one, cuBLASLt looks for one itself: any will do
   algorithm.problem = problem.fingerprint();
   if (algo != nullptr) algorithm = contents_of<Algorithm>(algo);
-  if (algorithm.tag != Algorithm::own_tag || algorithm.problem != problem.fingerprint())
+  if (algorithm.problem != problem.fingerprint())
     return refuse(CUBLAS_STATUS_INVALID_VALUE, rule::algorithm,
                   fsdp::formatted("{}: the algorithm {}", problem.text(),
                                   algorithm.tag != Algorithm::own_tag ? "is none of the heuristic's"
