@@ -77,11 +77,12 @@ bool fits(Algorithm const& algorithm, Preference const& preference) {
   return allowed && aligned && algorithm.workspace_bytes <= preference.workspace_bytes;
 }
 
-/// A result that is not to be used: its state says so.
+/// A result that is not to be used: its state says so, and nothing else does.
 cublasLtMatmulHeuristicResult_t useless() {
   cublasLtMatmulHeuristicResult_t result;
   std::memset(&result, 0xff, sizeof result);
   result.state = CUBLAS_STATUS_NOT_SUPPORTED;
+  result.workspaceSize = 0;
   return result;
 }
 
