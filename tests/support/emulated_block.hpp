@@ -27,7 +27,8 @@
 
 namespace emulated {
 
-/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp.
+/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp, a
+/// write over what the warp has read together.
 struct Failure : fsdp::Error {
   using fsdp::Error::Error;
 };
@@ -76,6 +77,12 @@ inline constinit thread_local Machine* machine = nullptr;
 }
 /// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
 EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
+
+/// [Note: Rows that are read together]
+/// ldmatrix hands a row that one lane names to other lanes. A shuffle and a product bring lanes together too, but order
+/// no memory: between such a read and a lane that overwrites the row there must be sync_warp or sync. Here a warp's
+/// reads are all done when its last lane comes, so a missing barrier changes no result; the machine keeps what was
+/// read, until the next barrier, and compares.
 
 /// The threads of one block, and its shared memory.
 class Machine {
@@ -126,6 +133,7 @@ class Machine {
     self().ready = false;
     if (++arrived_ == threads_.size()) {
       arrived_ = 0;
+      expect_unchanged_reads();
       for (auto& thread : threads_) thread.ready = true;
       restart_ = true;
     }
@@ -135,7 +143,14 @@ class Machine {
     int nothing = 0;
     if (!dropped(site))
       collective(
-          "sync_warp", site.line, nothing, [](auto&) {}, site.file);
+          "sync_warp", site.line, nothing, [this](auto&) { expect_unchanged_reads(warps_[running_ / 32]); }, site.file);
+  }
+
+  /// A row of 16 bytes that the running warp's lanes have read together. See [Note: Rows that are read together].
+  void note_read(void const* row) {
+    Read read{row, {}};
+    std::memcpy(read.content.data(), row, read.content.size());
+    warps_[running_ / 32].reads.push_back(read);
   }
 
   /// An operation that all lanes of a warp reach together: the last one runs `complete` on everybody's data.
@@ -204,8 +219,13 @@ class Machine {
     std::vector<Copy> copies;
     std::int64_t groups = 0;  ///< committed so far
   };
+  struct Read {
+    void const* row;
+    std::array<std::byte, 16> content;
+  };
   struct Warp {
-    int arrived = 0;  ///< at the collective that its lanes wait in
+    std::vector<Read> reads;  ///< of shared memory by all lanes together, since the last barrier
+    int arrived = 0;          ///< at the collective that its lanes wait in
     char const* operation = nullptr;
     fsdp::SyncSite argument;  ///< a number alone has no file
     std::array<void*, 32> data{};
@@ -221,6 +241,19 @@ class Machine {
     if (!options_.drop || !same(site, *options_.drop)) return false;
     if (options_.dropped != nullptr) ++*options_.dropped;
     return true;
+  }
+
+  /// @throws Failure if rows that were read together have changed since; forgets them otherwise
+  void expect_unchanged_reads(Warp& warp) {
+    for (auto const& read : warp.reads) {
+      if (std::memcmp(read.row, read.content.data(), read.content.size()) == 0) continue;
+      fail<Failure>("rows that warp {} read with ldmatrix were overwritten without a barrier in between",
+                    &warp - warps_.data());
+    }
+    warp.reads.clear();
+  }
+  void expect_unchanged_reads() {
+    for (auto& warp : warps_) expect_unchanged_reads(warp);
   }
 
   /// The thread that runs next, by the schedule.
@@ -285,6 +318,8 @@ class Machine {
       if (++block.done_ < block.threads_.size()) {
         block.running_ = block.pick();
         next = &block.self().context;
+      } else {
+        block.expect_unchanged_reads();
       }
     } catch (...) {
       block.error_ = std::current_exception();
