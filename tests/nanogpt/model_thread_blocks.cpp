@@ -9,6 +9,7 @@
 #include "gemm_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
+#include "tests/support/emulated_device.hpp"
 #include "tests/support/emulated_tile.hpp"
 
 namespace nanogpt {

@@ -2,8 +2,6 @@
 // Runs CUDA thread blocks on the host, a block at a time: threads are fibers, and a schedule says which runs next.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -26,7 +24,6 @@
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/error.hpp"
 #include "tests/support/fiber.hpp"
-#include "tests/unit/kernels_support.hpp"
 
 namespace emulated {
 
@@ -61,7 +58,7 @@ inline bool same(fsdp::SyncSite const& a, fsdp::SyncSite const& b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 inline std::string text(fsdp::SyncSite const& site) {
-  return *site.file == 0 ? std::to_string(site.line) : fmt::format("{}:{}", site.file, site.line);
+  return *site.file == 0 ? std::to_string(site.line) : fsdp::formatted("{}:{}", site.file, site.line);
 }
 
 struct Options {
@@ -70,10 +67,15 @@ struct Options {
   std::optional<fsdp::SyncSite> drop = {};  ///< barriers of this place do nothing
   std::int64_t* dropped = nullptr;          ///< counts the threads that passed a dropped barrier
   Sites* met = nullptr;                     ///< gets the place of every barrier that a thread comes to
+  Stacks* stacks = nullptr;                 ///< of the block's threads; nullptr: the calling thread's own
 };
 
 class Machine;
-inline thread_local Machine* machine = nullptr;  ///< whose fibers run
+namespace detail {
+inline constinit thread_local Machine* machine = nullptr;
+}
+/// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
+EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
 
 /// The threads of one block, and its shared memory.
 class Machine {
@@ -90,7 +92,9 @@ class Machine {
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     if (is(Schedule::reverse) || is(Schedule::greedy_reverse)) std::reverse(order_.begin(), order_.end());
     std::memset(shared(), 0xff, shared_bytes);  // NaN in every type
-    for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].context.prepare(i, &Machine::enter);
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      threads_[i].context.prepare(options.stacks != nullptr ? *options.stacks : Stacks::own(), i, &Machine::enter);
+    }
   }
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
@@ -99,12 +103,12 @@ class Machine {
   /// @throws Failure, and what a thread throws
   void run(std::function<void()> const& body) {
     body_ = &body;
-    auto* const outer = std::exchange(machine, this);
+    auto* const outer = exchange_machine(this);
     running_ = pick();
     main_.leave_for(self().context);
-    machine = outer;
+    static_cast<void>(exchange_machine(outer));
     if (error_ == nullptr) return;
-    for (auto& thread : threads_) thread.context.unpoison(Context::stack_bytes);  // frames that nobody will leave
+    for (auto& thread : threads_) thread.context.unpoison(Stacks::stack_bytes);  // frames that nobody will leave
     std::rethrow_exception(error_);
   }
 
@@ -244,7 +248,7 @@ class Machine {
       ++waiting[barrier ? "at barrier " + text(site_) : *thread.at == 0 ? "done" : "in " + std::string(thread.at)];
     }
     std::string list;
-    for (auto const& [at, threads] : waiting) list += fmt::format("; {} threads {}", threads, at);
+    for (auto const& [at, threads] : waiting) list += fsdp::formatted("; {} threads {}", threads, at);
     fail<Failure>("no thread can go on{}", list);
   }
 
@@ -255,9 +259,15 @@ class Machine {
     thread.at = "";
   }
 
+  EMULATED_UNSEEN static Machine* exchange_machine(Machine* next) {
+    auto* const before = detail::machine;
+    detail::machine = next;
+    return before;
+  }
+
   /// Where every fiber begins and ends.
   static void enter() {
-    Machine& block = *machine;
+    Machine& block = machine();
 #if defined(EMULATED_ASAN)
     void const* stack = nullptr;
     std::size_t bytes = 0;
@@ -300,21 +310,21 @@ class Machine {
 
 /// What ThreadBlock asks of a GPU.
 struct Lanes {
-  static int thread() { return machine->running(); }
-  static int threads() { return machine->threads(); }
-  static void sync(fsdp::SyncSite site) { machine->sync(site); }
-  static void sync_warp(fsdp::SyncSite site) { machine->sync_warp(site); }
+  static int thread() { return machine().running(); }
+  static int threads() { return machine().threads(); }
+  static void sync(fsdp::SyncSite site) { machine().sync(site); }
+  static void sync_warp(fsdp::SyncSite site) { machine().sync_warp(site); }
   template <class T>
   static T shuffle_xor(T value, int mask) {
     struct {
       T given, got;
     } both{value, value};
-    machine->collective("shuffle_xor", mask, both, [mask](auto& lanes) {
+    machine().collective("shuffle_xor", mask, both, [mask](auto& lanes) {
       for (std::size_t i = 0; i < 32; ++i) lanes[i]->got = lanes[i ^ static_cast<std::size_t>(mask)]->given;
     });
     return both.got;
   }
-  static std::byte* shared() { return machine->shared(); }
+  static std::byte* shared() { return machine().shared(); }
 };
 
 /// Runs every index of a kernel in emulated thread blocks, one block after another.
@@ -328,18 +338,5 @@ void launch(Options const& options, std::int64_t blocks, Args... args) {
     block.run([&] { Kernel{}(fsdp::cuda::ThreadBlock<Lanes>{}, index, args...); });
   }
 }
-
-/// A device that runs kernels so, at once.
-struct Device : kernel_test::LoopDevice {
-  static constexpr std::string_view name = "emulated";
-  static constexpr bool thread_blocks = true;
-  Options options;
-
-  template <class Kernel, class... Args>
-  void launch(Stream&, std::int64_t blocks, Kernel, Args... args) const {
-    emulated::launch<Kernel>(options, blocks, args...);
-  }
-};
-static_assert(fsdp::Device<Device>);
 
 }  // namespace emulated

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -21,12 +22,16 @@ namespace standin {
 /// as long as it returns false: so waits for a peer block neither a thread nor other streams.
 using Work = std::function<bool()>;
 
+/// Whether work waits for other devices' or processes' streams: to free memory while such work is under way is
+/// reported.
+enum class WorkKind : unsigned char { local, collective };
+
 /// Appends work to a stream. It sees what was enqueued before it on this stream, what the calling thread did before
 /// this call, and what events carried to the stream; under ThreadSanitizer these are the only edges.
 /// @param what   names it in reports: "cublasLtMatmul 64 x 32 x 16"
 /// @return       what CUDA's own functions return: the sticky error, a wrong stream or device. Then nothing was
 /// enqueued.
-cudaError_t enqueue(cudaStream_t stream, std::string what, Work work);
+cudaError_t enqueue(cudaStream_t stream, std::string what, Work work, WorkKind kind = WorkKind::local);
 
 /// The device that a stream belongs to.
 int device_of(cudaStream_t stream);
@@ -60,6 +65,15 @@ Handler set_handler(Handler handler);
 
 /// A device fails: this and every later call that concerns it gives `error`.
 void fail_device(int device, cudaError_t error);
+
+/// For tests: how often a function of CUDA's was called ("cudaMalloc"), how often the host waited for a stream, event
+/// or device, and what is allocated now.
+std::int64_t calls(std::string_view function);
+std::int64_t synchronizations();
+struct Allocated {
+  std::int64_t device, device_bytes, pinned, pinned_bytes;
+};
+Allocated allocated();
 
 /// Edges that ThreadSanitizer shall know, as between the ranks of a collective; nothing without it.
 void release(void* tag);
