@@ -52,8 +52,8 @@ std::uint64_t host_hash() {
 
 std::uint64_t gpu_hash(int device) {
   cudaDeviceProp properties{};
-  static_cast<void>(cudaGetDeviceProperties(&properties, device));
-  return hash(fmt::format("{:x}:{:x}:{:x}", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID));
+  static_cast<void>(cudaGetDeviceProperties(&properties, device));  // it exists
+  return hash({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
 }
 
 std::shared_ptr<Tags> tags_of(std::uint64_t nonce) {
