@@ -266,7 +266,7 @@ class Machine {
   }
 
   /// Where every fiber begins and ends.
-  static void enter() {
+  EMULATED_UNSEEN static void enter() {
     Machine& block = machine();
 #if defined(EMULATED_ASAN)
     void const* stack = nullptr;

@@ -10,7 +10,8 @@ namespace standin {
 /// A host thread that touches device memory crashes where there is a GPU. Here it does too, where the processor has
 /// protection keys: the pages of device memory carry a key on which threads have no rights, but for the thread that
 /// runs an operation of a stream, while it does. A new thread inherits its creator's rights, which are none; a signal
-/// handler has none. Processors without keys skip this: what the host then reads of device memory goes unnoticed.
+/// handler has none. (pkeys(7)) Processors without keys skip this: what the host then reads of device memory goes
+/// unnoticed.
 namespace {
 int key() {
   static int const made = pkey_alloc(0, PKEY_DISABLE_ACCESS);  // -1 without keys
@@ -28,7 +29,9 @@ void close_device_memory() {
 }
 void protect_device_memory(std::byte* pages, std::size_t bytes) {
   static_cast<void>(made_before_main);
-  if (key() >= 0) pkey_mprotect(pages, bytes, PROT_READ | PROT_WRITE, key());
+  if (key() < 0) return;
+  watch_faults();
+  pkey_mprotect(pages, bytes, PROT_READ | PROT_WRITE, key());
 }
 
 }  // namespace standin

@@ -167,6 +167,17 @@ void protect_device_memory(std::byte* pages, std::size_t bytes);
 /// For tests. @return whether the processor, and the system, have protection keys
 bool device_memory_is_protected();
 
+/// While it lives, a fault of the calling thread is the operation's.
+class [[nodiscard]] RunningOperation {
+ public:
+  explicit RunningOperation(Operation const& operation);
+  ~RunningOperation();
+  RunningOperation(RunningOperation const&) = delete;
+  RunningOperation& operator=(RunningOperation const&) = delete;
+};
+/// Has bad accesses named: again and again, for others handle signals too.
+void watch_faults();
+
 void list_leaks();
 std::string text_of(Region const& region);
 std::string text_of(cudaStream_t stream);

@@ -19,6 +19,9 @@ using Clock = std::chrono::steady_clock;
 /// Does an operation's work, or goes on with it. @return whether it is done
 bool work_on(CUstream_st& stream, Operation& operation) {
   if (!operation.work) return true;
+#if !STANDIN_TSAN
+  RunningOperation const running(operation);
+#endif
   open_device_memory();
   bool done = true;
   try {
