@@ -39,9 +39,22 @@ if(FSDP_SANITIZE)
   target_link_options(fsdp_own INTERFACE "-fsanitize=${FSDP_SANITIZE}")
 endif()
 
+if(FSDP_CUDA STREQUAL STANDIN)
+  fsdp_add_standin()
+endif()
+
+# fsdp_cuda_sources(<source>...): with the stand-ins, CUDA's sources are the C++ compiler's. Called where the target is.
+function(fsdp_cuda_sources)
+  list(FILTER ARGN INCLUDE REGEX "[.]cu$")
+  if(ARGN AND FSDP_CUDA STREQUAL STANDIN)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX)
+  endif()
+endfunction()
+
 # fsdp_program(<name> <source>... LINK <target>...): an executable of this project.
 function(fsdp_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LINK")
+  fsdp_cuda_sources(${arg_UNPARSED_ARGUMENTS})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE fsdp_own ${arg_LINK})
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)

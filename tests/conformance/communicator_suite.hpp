@@ -550,6 +550,7 @@ struct CommunicatorSuite {
       auto const text = expect_throws<OrderError>(what, [&] { enqueue(r, data.data(), odd); });
       expect(text.find(shown) != std::string::npos && text.find("all_reduce") != std::string::npos,
              "rank {}: the error about {} must show both sides: {}", r.rank, what, text);
+      r.device.synchronize(r.stream);  // the collective before, which agreed, still uses the buffer
     });
   }
 

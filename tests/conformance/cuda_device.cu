@@ -4,7 +4,6 @@
 #include "fsdp/cuda/device.hpp"
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -54,18 +53,6 @@ struct CountThreadsOf96 : CountThreads {
   static constexpr int threads = 96;
 };
 
-/// Marks three indices of a launch.
-struct MarkSome {
-  static constexpr int threads = 32;
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, std::int64_t last, std::int64_t* out) const {
-    if (block.thread() != 0) return;
-    if (index == 0) out[0] = index;
-    if (index == std::int64_t{1} << 31) out[1] = index;
-    if (index == last) out[2] = index;
-  }
-};
-
 template <class Action>
 std::string error_of(Action const& action) {
   try {
@@ -94,14 +81,17 @@ TEST_CASE("cuda: blocks have as many threads as the kernel declares, 256 otherwi
   device.synchronize(stream);
 }
 
-TEST_CASE("cuda: a launch may have more blocks than a grid holds", "[device]") {
+TEST_CASE("cuda: a launch of more blocks than a grid holds is refused", "[device]") {
   Device const device;
   auto stream = device.make_stream("test");
-  Buffer<std::int64_t, Device const> marks(device, 3);
-  device.zero_async(stream, marks.data(), 3 * sizeof(std::int64_t));
-  std::int64_t const blocks = (std::int64_t{1} << 31) + 1000;
-  device.launch(stream, blocks, MarkSome{}, blocks - 1, marks.data());
-  CHECK(download(device, stream, marks.data(), 3) == std::vector<std::int64_t>{0, std::int64_t{1} << 31, blocks - 1});
+  for (auto const blocks : {std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1}) {
+    auto const text =
+        error_of([&] { device.launch(stream, blocks, CountThreads{}, static_cast<std::int64_t*>(nullptr)); });
+    CHECK(contains(text, "cudaErrorInvalidConfiguration"));
+  }
+  Buffer<std::int64_t, Device const> counts(device, 1);
+  device.launch(stream, 1, CountThreads{}, counts.data());
+  CHECK(download(device, stream, counts.data(), 1) == std::vector<std::int64_t>{256});
 }
 
 TEST_CASE("cuda: the caller's stream is adopted and survives", "[device]") {

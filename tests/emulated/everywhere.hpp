@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/catch.hpp"
-#include "tests/support/emulated_block.hpp"
+#include "tests/support/emulated_device.hpp"
 #include "tests/unit/kernels_support.hpp"
 
 namespace emulated {

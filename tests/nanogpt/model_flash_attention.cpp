@@ -4,6 +4,7 @@
 // skip-tsan
 #include "tests/catch.hpp"
 #include "tests/nanogpt/attention_support.hpp"
+#include "tests/support/emulated_device.hpp"
 #include "tests/support/emulated_tile.hpp"
 
 namespace nanogpt {

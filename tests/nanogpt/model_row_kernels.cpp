@@ -5,7 +5,7 @@
 // optimised
 #include "tests/catch.hpp"
 #include "tests/nanogpt/row_kernels_cases.hpp"
-#include "tests/support/emulated_block.hpp"
+#include "tests/support/emulated_device.hpp"
 
 TEST_CASE("row kernels in emulated thread blocks: bf16", "[emulated][rows]") {
   model_test::check_row_kernels<fsdp::bf16>(emulated::Device{});

@@ -15,10 +15,11 @@
 
 namespace fsdp::testing {
 
-/// Occupies a stream for a while.
+/// Occupies a stream for a while: one thread sleeps.
 struct DelayKernel {
   template <class Block>
-  FSDP_HD void operator()(Block const&, std::int64_t, std::int64_t microseconds) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t, std::int64_t microseconds) const {
+    if (block.thread() != 0) return;
 #if defined(__CUDA_ARCH__)
     for (std::int64_t i = 0; i < microseconds; ++i) __nanosleep(1000);
 #else

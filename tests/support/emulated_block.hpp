@@ -2,8 +2,6 @@
 // Runs CUDA thread blocks on the host, a block at a time: threads are fibers, and a schedule says which runs next.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -26,11 +24,11 @@
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/error.hpp"
 #include "tests/support/fiber.hpp"
-#include "tests/unit/kernels_support.hpp"
 
 namespace emulated {
 
-/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp.
+/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp, a
+/// write over what the warp has read together.
 struct Failure : fsdp::Error {
   using fsdp::Error::Error;
 };
@@ -61,7 +59,7 @@ inline bool same(fsdp::SyncSite const& a, fsdp::SyncSite const& b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 inline std::string text(fsdp::SyncSite const& site) {
-  return *site.file == 0 ? std::to_string(site.line) : fmt::format("{}:{}", site.file, site.line);
+  return *site.file == 0 ? std::to_string(site.line) : fsdp::formatted("{}:{}", site.file, site.line);
 }
 
 struct Options {
@@ -70,10 +68,21 @@ struct Options {
   std::optional<fsdp::SyncSite> drop = {};  ///< barriers of this place do nothing
   std::int64_t* dropped = nullptr;          ///< counts the threads that passed a dropped barrier
   Sites* met = nullptr;                     ///< gets the place of every barrier that a thread comes to
+  Stacks* stacks = nullptr;                 ///< of the block's threads; nullptr: the calling thread's own
 };
 
 class Machine;
-inline thread_local Machine* machine = nullptr;  ///< whose fibers run
+namespace detail {
+inline constinit thread_local Machine* machine = nullptr;
+}
+/// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
+EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
+
+/// [Note: Rows that are read together]
+/// ldmatrix hands a row that one lane names to other lanes. A shuffle and a product bring lanes together too, but order
+/// no memory: between such a read and a lane that overwrites the row there must be sync_warp or sync. Here a warp's
+/// reads are all done when its last lane comes, so a missing barrier changes no result; the machine keeps what was
+/// read, until the next barrier, and compares.
 
 /// The threads of one block, and its shared memory.
 class Machine {
@@ -90,7 +99,9 @@ class Machine {
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     if (is(Schedule::reverse) || is(Schedule::greedy_reverse)) std::reverse(order_.begin(), order_.end());
     std::memset(shared(), 0xff, shared_bytes);  // NaN in every type
-    for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].context.prepare(i, &Machine::enter);
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      threads_[i].context.prepare(options.stacks != nullptr ? *options.stacks : Stacks::own(), i, &Machine::enter);
+    }
   }
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
@@ -99,12 +110,12 @@ class Machine {
   /// @throws Failure, and what a thread throws
   void run(std::function<void()> const& body) {
     body_ = &body;
-    auto* const outer = std::exchange(machine, this);
+    auto* const outer = exchange_machine(this);
     running_ = pick();
     main_.leave_for(self().context);
-    machine = outer;
+    static_cast<void>(exchange_machine(outer));
     if (error_ == nullptr) return;
-    for (auto& thread : threads_) thread.context.unpoison(Context::stack_bytes);  // frames that nobody will leave
+    for (auto& thread : threads_) thread.context.unpoison(Stacks::stack_bytes);  // frames that nobody will leave
     std::rethrow_exception(error_);
   }
 
@@ -122,6 +133,7 @@ class Machine {
     self().ready = false;
     if (++arrived_ == threads_.size()) {
       arrived_ = 0;
+      expect_unchanged_reads();
       for (auto& thread : threads_) thread.ready = true;
       restart_ = true;
     }
@@ -131,7 +143,14 @@ class Machine {
     int nothing = 0;
     if (!dropped(site))
       collective(
-          "sync_warp", site.line, nothing, [](auto&) {}, site.file);
+          "sync_warp", site.line, nothing, [this](auto&) { expect_unchanged_reads(warps_[running_ / 32]); }, site.file);
+  }
+
+  /// A row of 16 bytes that the running warp's lanes have read together. See [Note: Rows that are read together].
+  void note_read(void const* row) {
+    Read read{row, {}};
+    std::memcpy(read.content.data(), row, read.content.size());
+    warps_[running_ / 32].reads.push_back(read);
   }
 
   /// An operation that all lanes of a warp reach together: the last one runs `complete` on everybody's data.
@@ -200,8 +219,13 @@ class Machine {
     std::vector<Copy> copies;
     std::int64_t groups = 0;  ///< committed so far
   };
+  struct Read {
+    void const* row;
+    std::array<std::byte, 16> content;
+  };
   struct Warp {
-    int arrived = 0;  ///< at the collective that its lanes wait in
+    std::vector<Read> reads;  ///< of shared memory by all lanes together, since the last barrier
+    int arrived = 0;          ///< at the collective that its lanes wait in
     char const* operation = nullptr;
     fsdp::SyncSite argument;  ///< a number alone has no file
     std::array<void*, 32> data{};
@@ -217,6 +241,19 @@ class Machine {
     if (!options_.drop || !same(site, *options_.drop)) return false;
     if (options_.dropped != nullptr) ++*options_.dropped;
     return true;
+  }
+
+  /// @throws Failure if rows that were read together have changed since; forgets them otherwise
+  void expect_unchanged_reads(Warp& warp) {
+    for (auto const& read : warp.reads) {
+      if (std::memcmp(read.row, read.content.data(), read.content.size()) == 0) continue;
+      fail<Failure>("rows that warp {} read with ldmatrix were overwritten without a barrier in between",
+                    &warp - warps_.data());
+    }
+    warp.reads.clear();
+  }
+  void expect_unchanged_reads() {
+    for (auto& warp : warps_) expect_unchanged_reads(warp);
   }
 
   /// The thread that runs next, by the schedule.
@@ -244,7 +281,7 @@ class Machine {
       ++waiting[barrier ? "at barrier " + text(site_) : *thread.at == 0 ? "done" : "in " + std::string(thread.at)];
     }
     std::string list;
-    for (auto const& [at, threads] : waiting) list += fmt::format("; {} threads {}", threads, at);
+    for (auto const& [at, threads] : waiting) list += fsdp::formatted("; {} threads {}", threads, at);
     fail<Failure>("no thread can go on{}", list);
   }
 
@@ -255,9 +292,15 @@ class Machine {
     thread.at = "";
   }
 
+  EMULATED_UNSEEN static Machine* exchange_machine(Machine* next) {
+    auto* const before = detail::machine;
+    detail::machine = next;
+    return before;
+  }
+
   /// Where every fiber begins and ends.
-  static void enter() {
-    Machine& block = *machine;
+  EMULATED_UNSEEN static void enter() {
+    Machine& block = machine();
 #if defined(EMULATED_ASAN)
     void const* stack = nullptr;
     std::size_t bytes = 0;
@@ -275,6 +318,8 @@ class Machine {
       if (++block.done_ < block.threads_.size()) {
         block.running_ = block.pick();
         next = &block.self().context;
+      } else {
+        block.expect_unchanged_reads();
       }
     } catch (...) {
       block.error_ = std::current_exception();
@@ -300,21 +345,21 @@ class Machine {
 
 /// What ThreadBlock asks of a GPU.
 struct Lanes {
-  static int thread() { return machine->running(); }
-  static int threads() { return machine->threads(); }
-  static void sync(fsdp::SyncSite site) { machine->sync(site); }
-  static void sync_warp(fsdp::SyncSite site) { machine->sync_warp(site); }
+  static int thread() { return machine().running(); }
+  static int threads() { return machine().threads(); }
+  static void sync(fsdp::SyncSite site) { machine().sync(site); }
+  static void sync_warp(fsdp::SyncSite site) { machine().sync_warp(site); }
   template <class T>
   static T shuffle_xor(T value, int mask) {
     struct {
       T given, got;
     } both{value, value};
-    machine->collective("shuffle_xor", mask, both, [mask](auto& lanes) {
+    machine().collective("shuffle_xor", mask, both, [mask](auto& lanes) {
       for (std::size_t i = 0; i < 32; ++i) lanes[i]->got = lanes[i ^ static_cast<std::size_t>(mask)]->given;
     });
     return both.got;
   }
-  static std::byte* shared() { return machine->shared(); }
+  static std::byte* shared() { return machine().shared(); }
 };
 
 /// Runs every index of a kernel in emulated thread blocks, one block after another.
@@ -328,18 +373,5 @@ void launch(Options const& options, std::int64_t blocks, Args... args) {
     block.run([&] { Kernel{}(fsdp::cuda::ThreadBlock<Lanes>{}, index, args...); });
   }
 }
-
-/// A device that runs kernels so, at once.
-struct Device : kernel_test::LoopDevice {
-  static constexpr std::string_view name = "emulated";
-  static constexpr bool thread_blocks = true;
-  Options options;
-
-  template <class Kernel, class... Args>
-  void launch(Stream&, std::int64_t blocks, Kernel, Args... args) const {
-    emulated::launch<Kernel>(options, blocks, args...);
-  }
-};
-static_assert(fsdp::Device<Device>);
 
 }  // namespace emulated

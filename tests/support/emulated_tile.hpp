@@ -27,7 +27,7 @@ struct Tile<emulated::Lanes> {
       float* d;
       std::uint32_t const *a, *b;
     } own{d, a, b};
-    emulated::machine->collective("mma", 0, own, [](auto& lanes) {
+    emulated::machine().collective("mma", 0, own, [](auto& lanes) {
       float left[16][16], right[16][8];  // (row, k), (k, column)
       for (std::size_t lane = 0; lane < 32; ++lane) {
         std::size_t const group = lane / 4, pair = lane % 4 * 2;
@@ -60,14 +60,14 @@ struct Tile<emulated::Lanes> {
 
   /// cp.async.cg.shared.global of 16 bytes; zeros, and `from` is not read, if not `valid`.
   static void copy_async(Address to, void const* from, bool valid) {
-    emulated::machine->copy_async(reinterpret_cast<void*>(to), valid ? from : nullptr);
+    emulated::machine().copy_async(reinterpret_cast<void*>(to), valid ? from : nullptr);
   }
   /// Closes this thread's group of copies.
-  static void commit() { emulated::machine->commit(); }
+  static void commit() { emulated::machine().commit(); }
   /// All but the newest `Pending` groups of this thread have arrived.
   template <int Pending>
   static void wait() {
-    emulated::machine->wait(Pending);
+    emulated::machine().wait(Pending);
   }
 
   static float exp2(float x) { return std::exp2(x); }
@@ -82,12 +82,13 @@ struct Tile<emulated::Lanes> {
   template <bool Transposed>
   static void load(char const* operation, std::uint32_t (&r)[4], Address address) {
     auto const* const row = reinterpret_cast<void const*>(address);
-    emulated::machine->expect_shared(row, 16, operation);
+    emulated::machine().expect_shared(row, 16, operation);
     struct {
       std::uint32_t* r;
       void const* row;
     } own{r, row};
-    emulated::machine->collective(operation, 0, own, [](auto& lanes) {
+    emulated::machine().collective(operation, 0, own, [](auto& lanes) {
+      for (auto const* const lane : lanes) emulated::machine().note_read(lane->row);
       for (std::size_t matrix = 0; matrix < 4; ++matrix) {
         std::uint16_t element[8][8];
         for (std::size_t i = 0; i < 8; ++i) std::memcpy(element[i], lanes[matrix * 8 + i]->row, 16);

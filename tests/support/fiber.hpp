@@ -27,33 +27,71 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// Not for ThreadSanitizer, in whose eyes a function that changes stacks returns to where it was not called.
+#if defined(__SANITIZE_THREAD__)
+#define EMULATED_UNSEEN [[gnu::no_sanitize("thread"), gnu::noinline]]
+#else
+#define EMULATED_UNSEEN
+#endif
+
 namespace emulated {
+
+/// Stacks of fibers. They stay for the next fiber; below each is a page that nobody may touch.
+class Stacks {
+ public:
+  static constexpr std::size_t stack_bytes = 124 * 1024, guard_bytes = 4 * 1024, count = 1024;
+
+  Stacks() = default;
+  Stacks(Stacks const&) = delete;
+  Stacks& operator=(Stacks const&) = delete;
+  ~Stacks() {
+    if (memory_ == nullptr) return;
+#if defined(EMULATED_ASAN)
+    __asan_unpoison_memory_region(memory_, used_ * stride);
+#endif
+    munmap(memory_, count * stride);
+  }
+
+  /// The lowest address of stack i of 1024.
+  std::byte* of(std::size_t i) {
+    if (memory_ == nullptr) {
+      void* const all =
+          mmap(nullptr, count * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (all == MAP_FAILED) throw std::bad_alloc();
+      memory_ = static_cast<std::byte*>(all);
+    }
+    for (; used_ <= i; ++used_) mprotect(memory_ + used_ * stride, guard_bytes, PROT_NONE);
+    return memory_ + i * stride + guard_bytes;
+  }
+
+  /// Those of the calling thread.
+  static Stacks& own() {
+    thread_local Stacks stacks;
+    return stacks;
+  }
+
+ private:
+  static constexpr std::size_t stride = stack_bytes + guard_bytes;
+  std::byte* memory_ = nullptr;
+  std::size_t used_ = 0;  // that have their guards
+};
 
 /// A place where the calling thread, or a fiber, goes on.
 struct Context {
-  static constexpr std::size_t stack_bytes = 124 * 1024, guard_bytes = 4 * 1024;
   std::byte* stack = nullptr;  ///< lowest address
-  std::size_t bytes = stack_bytes;
+  std::size_t bytes = 0;
   void* fake_stack = nullptr;  ///< AddressSanitizer's
 
-  /// The stack of fiber i of 1024. Stacks stay for the next block; below each is a page that nobody may touch.
-  static std::byte* stack_of(std::size_t i) {
-    constexpr std::size_t stride = stack_bytes + guard_bytes;
-    static std::byte* const memory = [] {
-      void* const all = mmap(nullptr, 1024 * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (all == MAP_FAILED) throw std::bad_alloc();
-      for (std::size_t k = 0; k < 1024; ++k)
-        mprotect(static_cast<std::byte*>(all) + k * stride, guard_bytes, PROT_NONE);
-      return static_cast<std::byte*>(all);
-    }();
-    return memory + i * stride + guard_bytes;
-  }
-
   /// Makes this the begin of fiber i. Stacks begin at different places, so that their hot ends do not share cache sets.
-  void prepare(std::size_t i, void (*entry)()) {
-    stack = stack_of(i);
+  void prepare(Stacks& stacks, std::size_t i, void (*entry)()) {
+    prepare(stacks.of(i), Stacks::stack_bytes, i % 64 * 64, entry);
+  }
+  /// The same, on any memory. @param unused  bytes at its end
+  void prepare(std::byte* memory, std::size_t size, std::size_t unused, void (*entry)()) {
+    stack = memory;
+    bytes = size;
     unpoison(8192);
-    std::byte* const end = stack + bytes - i % 64 * 64;
+    std::byte* const end = stack + bytes - unused;
 #if defined(EMULATED_UCONTEXT)
     getcontext(&place);
     place.uc_stack.ss_sp = stack;
@@ -66,7 +104,7 @@ struct Context {
 #endif
   }
   /// Goes to `to`, for good or until somebody comes back.
-  void leave_for(Context const& to, [[maybe_unused]] bool for_good = false) {
+  EMULATED_UNSEEN void leave_for(Context const& to, [[maybe_unused]] bool for_good = false) {
 #if defined(EMULATED_ASAN)
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, to.stack, to.bytes);
 #endif
@@ -78,7 +116,7 @@ struct Context {
   /// Lets the last bytes of the stack be written again.
   void unpoison([[maybe_unused]] std::size_t last) const {
 #if defined(EMULATED_ASAN)
-    __asan_unpoison_memory_region(stack + stack_bytes - last, last);
+    __asan_unpoison_memory_region(stack + bytes - last, last);
 #endif
   }
 

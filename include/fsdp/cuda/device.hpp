@@ -18,7 +18,7 @@
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/cuda/nvtx.hpp"
 #include "fsdp/error.hpp"
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(FSDP_CUDA_STANDIN)
 #include "fsdp/cuda/launch.hpp"
 #endif
 
@@ -286,7 +286,7 @@ class Device {
                   "a kernel is a stateless functor");
     static_assert((std::is_trivially_copyable_v<Args> && ...),
                   "kernel arguments are copied to the device byte by byte");
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(FSDP_CUDA_STANDIN)
     FSDP_EXPECTS(blocks >= 0, "cuda:{}: launch of {} blocks", ordinal_, blocks);
     if (blocks == 0) return;
     make_current();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a single-source kernel is launched on CUDA. Only for nvcc.
+// How a single-source kernel is launched on CUDA. Only for nvcc, and for tests that stand in for CUDA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +11,9 @@
 
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/cuda/hardware.hpp"
+#if defined(FSDP_CUDA_STANDIN)
+#include "fsdp_cuda_standin.hpp"  // of a test, which says what run_kernel is there
+#endif
 
 namespace fsdp::cuda::detail {
 
@@ -22,11 +25,13 @@ template <class Kernel>
 requires requires { Kernel::blocks_per_multiprocessor; }
 inline constexpr int blocks_per_multiprocessor<Kernel> = Kernel::blocks_per_multiprocessor;
 
+#if !defined(FSDP_CUDA_STANDIN)
 template <class Kernel, class... Args>
 __global__ void __launch_bounds__(threads_per_block<Kernel>, blocks_per_multiprocessor<Kernel>)
     run_kernel(Args... args) {
   Kernel{}(ThreadBlock<Hardware>{}, std::int64_t{blockIdx.x}, args...);
 }
+#endif
 
 /// Lets a kernel have more than 48 KiB of dynamic shared memory on the current device: once for each device.
 template <class Kernel, class... Args>
@@ -40,8 +45,8 @@ cudaError_t raise_shared_limit() {
     if (auto const status = cudaGetDevice(&device); status != cudaSuccess) return status;
     std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
     if ((raised.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
-    auto const status = cudaFuncSetAttribute(run_kernel<Kernel, Args...>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(bytes));
+    auto const status = cudaFuncSetAttribute(reinterpret_cast<void const*>(run_kernel<Kernel, Args...>),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (status == cudaSuccess) raised.fetch_or(bit, std::memory_order_relaxed);
     return status;
   }

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# FSDP_CUDA=STANDIN: sources for CUDA, cuBLASLt and NCCL are compiled by the C++ compiler against NVIDIA's headers, and
+# linked with tests/standin/ instead of NVIDIA's libraries. For machines without a GPU, for tests alone.
+
+# Names the stand-ins as NVIDIA's libraries are named. A part without sources is left out.
+macro(fsdp_find_standin)
+  find_path(FSDP_CUDA_INCLUDE cuda_runtime.h HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include)
+  if(NOT FSDP_CUDA_INCLUDE)
+    message(FATAL_ERROR "FSDP_CUDA is STANDIN, which needs NVIDIA's headers (cuda_runtime.h, cublasLt.h, nvtx3, and nccl.h for NCCL): "
+                        "there are none in /usr/local/cuda/include; set FSDP_CUDA_INCLUDE to their folder. Nothing else of CUDA is needed.")
+  endif()
+  find_path(FSDP_NCCL_INCLUDE nccl.h HINTS "${FSDP_CUDA_INCLUDE}")
+  set(FSDP_HAVE_CUDA ON)
+  foreach(part IN ITEMS runtime cublas nccl)
+    file(GLOB standin_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tests/standin/${part}/*.cpp")
+    set(FSDP_STANDIN_${part} "${standin_sources}")
+  endforeach()
+  foreach(name IN ITEMS CUDA::cudart CUDA::nvtx3 CUDA::cublas CUDA::cublasLt NCCL::NCCL)
+    add_library(${name} INTERFACE IMPORTED GLOBAL)
+    set_property(TARGET ${name} PROPERTY INTERFACE_INCLUDE_DIRECTORIES "${FSDP_CUDA_INCLUDE}")
+    set_property(TARGET ${name} PROPERTY INTERFACE_COMPILE_DEFINITIONS FSDP_CUDA_STANDIN=1)
+  endforeach()
+  set_property(TARGET CUDA::cudart PROPERTY INTERFACE_LINK_LIBRARIES fsdp_standin_runtime)
+  set_property(TARGET CUDA::nvtx3 PROPERTY INTERFACE_LINK_LIBRARIES "${CMAKE_DL_LIBS}")
+  if(FSDP_SANITIZE MATCHES "thread")  # NVTX's header fills its table of functions without an order
+    set_property(TARGET CUDA::nvtx3 APPEND PROPERTY INTERFACE_COMPILE_DEFINITIONS FSDP_NO_NVTX)
+  endif()
+  if(FSDP_STANDIN_cublas)
+    set_property(TARGET CUDA::cublas CUDA::cublasLt PROPERTY INTERFACE_LINK_LIBRARIES fsdp_standin_cublas)
+  endif()
+  if(FSDP_STANDIN_nccl AND FSDP_NCCL_INCLUDE AND NOT FSDP_NCCL STREQUAL OFF)
+    set_property(TARGET NCCL::NCCL PROPERTY INTERFACE_LINK_LIBRARIES fsdp_standin_nccl)
+    set_property(TARGET NCCL::NCCL APPEND PROPERTY INTERFACE_INCLUDE_DIRECTORIES "${FSDP_NCCL_INCLUDE}")
+    set(FSDP_HAVE_NCCL ON)
+  endif()
+endmacro()
+
+# The libraries. Wants fsdp_own.
+function(fsdp_add_standin)
+  foreach(part IN ITEMS runtime cublas nccl)
+    if(NOT FSDP_STANDIN_${part} OR (part STREQUAL nccl AND NOT FSDP_HAVE_NCCL))
+      continue()
+    endif()
+    add_library(fsdp_standin_${part} STATIC EXCLUDE_FROM_ALL ${FSDP_STANDIN_${part}})
+    target_include_directories(fsdp_standin_${part} PUBLIC "${PROJECT_SOURCE_DIR}")
+    target_include_directories(fsdp_standin_${part} SYSTEM PUBLIC "${FSDP_CUDA_INCLUDE}")
+    target_link_libraries(fsdp_standin_${part} PRIVATE fsdp_own PUBLIC fsdp::fsdp Threads::Threads)
+    target_compile_definitions(fsdp_standin_${part} PUBLIC FSDP_CUDA_STANDIN=1)
+    set_target_properties(fsdp_standin_${part} PROPERTIES CXX_EXTENSIONS OFF)
+    if(NOT part STREQUAL runtime)
+      target_link_libraries(fsdp_standin_${part} PUBLIC fsdp_standin_runtime)
+    endif()
+  endforeach()
+  target_include_directories(fsdp_standin_runtime PUBLIC "${PROJECT_SOURCE_DIR}/tests/standin/runtime")
+  # Most of the time of a test that trains a model is spent here, under sanitizers too.
+  set_property(SOURCE tests/standin/cublas/products.cpp APPEND PROPERTY COMPILE_OPTIONS -O3)
+endfunction()

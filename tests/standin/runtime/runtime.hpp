@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the stand-ins of cuBLASLt and NCCL ask of the stand-in for the CUDA runtime: its streams, its memory, its
+// reports. Programs under test call CUDA's own functions.
+//
+// The stand-ins execute programs written for GPUs on machines without one. They are linked instead of NVIDIA's
+// libraries, are compiled against NVIDIA's headers, and are stricter than what they stand for: what CUDA leaves
+// undefined, or forgives, is reported.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace standin {
+
+/// Work that a stream was given. Called by whoever runs the stream, with the rights of its device; called again, later,
+/// as long as it returns false: so waits for a peer block neither a thread nor other streams.
+using Work = std::function<bool()>;
+
+/// Whether work waits for other devices' or processes' streams: to free memory while such work is under way is
+/// reported.
+enum class WorkKind : unsigned char { local, collective };
+
+/// Appends work to a stream. It sees what was enqueued before it on this stream, what the calling thread did before
+/// this call, and what events carried to the stream; under ThreadSanitizer these are the only edges.
+/// @param what   names it in reports: "cublasLtMatmul 64 x 32 x 16"
+/// @return       what CUDA's own functions return: the sticky error, a wrong stream or device. Then nothing was
+/// enqueued.
+cudaError_t enqueue(cudaStream_t stream, std::string what, Work work, WorkKind kind = WorkKind::local);
+
+/// The device that a stream belongs to.
+int device_of(cudaStream_t stream);
+
+enum class MemoryKind : unsigned char { device, pinned };
+/// An allocation that the runtime stand-in made.
+struct Region {
+  MemoryKind kind;
+  int device;  ///< that owns it, or that was current when pinned memory was allocated
+  std::byte* begin;
+  std::size_t bytes;
+};
+/// The allocation that an address lies in; none for the host's own memory and for what was freed.
+std::optional<Region> region_of(void const* address);
+
+/// Reports an operand that is not what device code on `device` may touch: outside every allocation, beyond its
+/// allocation's end, of a peer that was not enabled, pageable host memory.
+/// @param what  "operand A of cublasLtMatmul"
+void expect_device_operand(int device, void const* begin, std::size_t bytes, std::string_view what);
+
+/// Device memory made without cudaMalloc, as NCCL's allocator does: counted, filled with NaN, out of the host's reach.
+cudaError_t allocate_device(void** memory, std::size_t bytes);
+cudaError_t free_device(void* memory);
+
+/// A rule was broken. Prints "standin: RULE: TEXT" and ends the process by abort(), unless a handler takes it.
+/// @param rule  a name of the table of rules
+void report(std::string_view rule, std::string const& text);
+/// For tests: gets reports instead. nullptr: aborts again. @return the one before
+using Handler = void (*)(std::string_view rule, std::string const& text);
+Handler set_handler(Handler handler);
+
+/// A device fails: this and every later call that concerns it gives `error`.
+void fail_device(int device, cudaError_t error);
+
+/// For tests: how often a function of CUDA's was called ("cudaMalloc"), how often the host waited for a stream, event
+/// or device, and what is allocated now.
+std::int64_t calls(std::string_view function);
+std::int64_t synchronizations();
+struct Allocated {
+  std::int64_t device, device_bytes, pinned, pinned_bytes;
+};
+Allocated allocated();
+
+/// Edges that ThreadSanitizer shall know, as between the ranks of a collective; nothing without it.
+void release(void* tag);
+void acquire(void* tag);
+
+}  // namespace standin
