@@ -204,7 +204,7 @@ void break_call_in_progress() {
   auto const id = new_identifier();
   Rank r(id, 0, 2, 0, 0);  // its peer never comes
   int size = 0;
-  expect(ncclCommCount(r.comm, &size) == ncclInvalidUsage, "a communicator in progress");
+  expect(ncclCommCount(r.comm, &size) == ncclInvalidArgument, "a communicator in progress");
   r.abort();
 }
 void break_concurrent_calls() {
@@ -214,7 +214,7 @@ void break_concurrent_calls() {
     Rank r(id, place, 2, place);
     ncclComm_t part = nullptr;
     if (place == 0) {
-      std::thread split([&] { static_cast<void>(ncclCommSplit(r.comm, 0, 0, &part, nullptr)); });
+      std::thread split([&, comm = r.comm] { static_cast<void>(ncclCommSplit(comm, 0, 0, &part, nullptr)); });
       Memory<float> data(1);
       while (sum(r, data.data(), 0) == ncclSuccess) std::this_thread::yield();  // until the split is under way
       reported = true;
