@@ -57,12 +57,11 @@ inline double data_sheet_bf16_peak(std::string_view text) {
 
 namespace detail {
 
-/// Highest rate of products of T with T, FLOP per second, measured for about 50 ms.
+/// Highest rate of products of n by n elements of T, FLOP per second, measured for about 50 ms.
 template <class T, class D>
-double measure_products(D const& device) {
+double measure_products(D const& device, std::int64_t n) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::int64_t n = sizeof(T) == 2 ? 8192 : 4096;
-  constexpr std::size_t bytes = static_cast<std::size_t>(n * n) * sizeof(T);
+  auto const bytes = static_cast<std::size_t>(n * n) * sizeof(T);
   fsdp::MemoryAccount account;
   fsdp::AccountedMemory<D const> const memory(device, account, fsdp::MemoryTag::workspace, 3 * bytes);
   auto stream = device.make_stream("peak", fsdp::StreamPriority::normal);
@@ -82,6 +81,18 @@ double measure_products(D const& device) {
   auto const begin = Clock::now();
   while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
   return 2.0 * static_cast<double>(n * n * n) / best;
+}
+
+/// The same of products that are large enough to fill a GPU, and small enough for a device that is none to take less
+/// than a second each.
+template <class T, class D>
+double measure_products(D const& device) {
+  constexpr std::int64_t largest = sizeof(T) == 2 ? 8192 : 4096;
+  std::int64_t n = 512;
+  double rate = measure_products<T>(device, n);
+  while (n < largest && 2.0 * 8 * static_cast<double>(n * n * n) < rate)  // twice the length, eight times the work
+    rate = measure_products<T>(device, n *= 2);
+  return rate;
 }
 
 /// Peak of one rank's device.
