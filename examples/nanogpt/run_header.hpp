@@ -59,6 +59,7 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   note("strategy", std::string(engine.strategy().name));
   note("device", job.device);
   note("dtype", job.dtype);
+  note("gradients summed in", std::string(summed_in(job.settings)));
   if constexpr (requires { engine.device().description(); }) note("GPU", engine.device().description());
   note("processor", fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency()));
   note("peak",

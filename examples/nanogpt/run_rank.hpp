@@ -37,8 +37,8 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   for (auto const& note : notes_on(s)) fmt::print("{}\n", note);
   fmt::print("tokens per iteration will be: {}\n",
              with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
-  fmt::print("{}, strategy {}, device {}, dtype {}\n", job.world_kind, trainer.engine().strategy().name, job.device,
-             job.dtype);
+  fmt::print("{}, strategy {}, device {}, dtype {}, gradients summed in {}\n", job.world_kind,
+             trainer.engine().strategy().name, job.device, job.dtype, summed_in(s));
   if (job.device == "cpu") {
     auto const blas = blas_info();
     fmt::print(

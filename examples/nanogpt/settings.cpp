@@ -155,7 +155,7 @@ std::vector<Setting> make_table() {
       "activation_checkpointing", &S::activation_checkpointing, training,
       "keep layers' inputs alone, and compute their activations again in backward: false, true, or a number of layers");
   t.choice("reduce_dtype", &S::reduce_dtype, training,
-           "element type that gradients are summed in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
+           "element type that ranks sum gradients in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile here");
   t.text("backend", &S::backend, training, "nanoGPT's; the device and the launcher choose it here");
@@ -523,9 +523,6 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.cpu_offload)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'cpu_offload': shards stay in the device's memory in this version: expected false, got true");
-  if (s.reduce_dtype == "bfloat16")
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'reduce_dtype': gradients are summed in float32 in this version: expected float32, got bfloat16");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   check_strategy(s, ranks);

@@ -148,6 +148,10 @@ Resharding resharding(Settings const& settings);
 /// Neighbouring layers that share a unit, as wrap and min_params say; 0: all, with embeddings and head.
 /// @param layer_parameters  parameters of a layer
 std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_parameters);
+/// reduce_dtype: what ranks sum gradients in.
+inline std::string_view summed_in(Settings const& settings) {
+  return settings.reduce_dtype.empty() ? "float32" : std::string_view(settings.reduce_dtype);
+}
 /// What of the settings that were given nothing will be done with, as lines to be printed.
 std::vector<std::string> notes_on(Settings const& settings);
 

@@ -45,6 +45,7 @@ inline fsdp::EngineOptions engine_options(Settings const& settings) {
   options.bucket_bytes = std::max<std::int64_t>(1, std::llround(settings.bucket_mb * 1048576.0));
   options.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   options.seed = static_cast<std::uint64_t>(settings.seed);
+  if (summed_in(settings) == "bfloat16") options.reduce_dtype = fsdp::DType::bf16;
   return options;
 }
 

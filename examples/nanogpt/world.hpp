@@ -16,8 +16,9 @@
 namespace nanogpt {
 
 /// A communicator that hands every call on to another one of the same device, chosen at run time: engines and trainers
-/// are compiled once for all of them. It has what engines in fp32 and in bf16 with fp32 reduction ask for. The
-/// contracts (who may read what when, what blocks, what is collective, what is thrown) are the other one's.
+/// are compiled once for all of them. It has what engines in fp32 and in bf16 with fp32 gradients ask for, and sums of
+/// gradients rounded to bf16. The contracts (who may read what when, what blocks, what is collective, what is thrown)
+/// are the other one's.
 template <fsdp::Device D>
 class World {
  public:
@@ -46,6 +47,12 @@ class World {
   }
   Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
     return held_->reduce_scatter(stream, send, receive, count, label);
+  }
+  Ticket reduce_scatter(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count, Label label) {
+    return held_->reduce_scatter(stream, send, receive, count, label);
+  }
+  Ticket all_reduce(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count, Label label) {
+    return held_->all_reduce(stream, send, receive, count, label);
   }
   Ticket all_reduce(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
     return held_->all_reduce(stream, send, receive, count, label);
@@ -78,6 +85,8 @@ class World {
     virtual Ticket all_gather(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_gather(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
     virtual Ticket reduce_scatter(Stream&, float const*, float*, std::size_t, Label) = 0;
+    virtual Ticket reduce_scatter(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
+    virtual Ticket all_reduce(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, double const*, double*, std::size_t, Label) = 0;
     virtual Ticket broadcast(Stream&, float*, std::size_t, int, Label) = 0;
@@ -105,6 +114,14 @@ class World {
     }
     Ticket reduce_scatter(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
       return world.reduce_scatter(stream, send, receive, count, label);
+    }
+    Ticket reduce_scatter(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count,
+                          Label label) override {
+      return world.reduce_scatter(stream, send, receive, count, label);
+    }
+    Ticket all_reduce(Stream& stream, fsdp::bf16 const* send, fsdp::bf16* receive, std::size_t count,
+                      Label label) override {
+      return world.all_reduce(stream, send, receive, count, label);
     }
     Ticket all_reduce(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
       return world.all_reduce(stream, send, receive, count, label);

@@ -75,6 +75,8 @@ struct Ticket {
 /// for device work. Reductions are sums, in the fixed pairwise tree of docs/numerics.md where the model can promise it.
 /// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
 /// all_reduce with `send == recv`.
+/// What the concept asks in fp32, engines ask in the types of their precision; reductions in bf16 and fp16 where they can
+/// be had, for EngineOptions::reduce_dtype.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
 /// stream that overwrites it calls `wait_for_peers` with the collective's ticket.
 ///

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "fsdp/tensor.hpp"
+
 namespace fsdp {
 
 struct EngineOptions {
@@ -26,6 +28,9 @@ struct EngineOptions {
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1
   std::uint64_t seed = 1337;  ///< of the initial parameters
+  /// The type that ranks sum gradients in. Not set: the one that backward writes (Precision's Reduce). Where that is
+  /// fp32, bf16 or fp16 as well: each rank's gradients are rounded once on their way to the sum.
+  std::optional<DType> reduce_dtype{};
 };
 
 /// Names a unit that several modules share.

@@ -17,7 +17,7 @@ enum class MemoryTag : unsigned char {
   gradients,    ///< gradient shards (S)
   optimizer,    ///< moments
   gather,       ///< buffers of unsharded parameters
-  reduce,       ///< slots of unsharded gradients
+  reduce,       ///< slots of unsharded gradients, and rounded ones on their way
   activations,  ///< the application's activation arena
   workspace,    ///< the application's scratch
   scalars,      ///< norms, clip factors, losses

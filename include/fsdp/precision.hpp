@@ -15,7 +15,8 @@ inline constexpr bool is_precision_type =
 
 /// Element types of one engine, each float, bf16 or fp16 (docs/numerics.md has the table).
 /// @tparam ParamT   what forward and backward read: the type of the gather buffers
-/// @tparam ReduceT  what backward writes and the collectives sum: the type of the gradient slots
+/// @tparam ReduceT  what backward writes: the type of the gradient slots; the collectives sum it, or what it is rounded
+///                  to (EngineOptions::reduce_dtype)
 /// @tparam MasterT  what the optimizer updates and checkpoints read: the type of the parameter shards
 /// Gradient shards are fp32: micro-steps accumulate there.
 template <class ParamT, class ReduceT, class MasterT = float>

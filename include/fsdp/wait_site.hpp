@@ -20,6 +20,7 @@ enum class WaitSite : unsigned char {
   reduce_gradients,         ///< reduce waits until backward has written the unit's gradients
   reduce_peers_read,        ///< reduce waits until peers have summed the slot, before zeroing it
   reduce_partial_read,      ///< reduce waits until replicate and peers have read a unit's partial gradient shard
+  reduce_wire_read,         ///< reduce waits until replicate and peers have read a wire buffer's last content
   replicate_scattered,      ///< replicate waits until the slice to be all-reduced is there
   replicate_peers_read,     ///< replicate waits until peers of the other groups have read the slice
   replicate_scatter_peers,  ///< replicate waits until peers have summed the slot, before zeroing it
@@ -41,6 +42,7 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite:
     "reduce_gradients",
     "reduce_peers_read",
     "reduce_partial_read",
+    "reduce_wire_read",
     "replicate_scattered",
     "replicate_peers_read",
     "replicate_scatter_peers",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The least device and communicator that the concepts accept. Declarations only: nothing here is ever linked.
+// The least device and communicator that the concepts accept, which serve engines in fp32: they have no other types.
+// Declarations only: nothing here is ever linked.
 #pragma once
 
 #include <cstddef>
@@ -38,14 +39,11 @@ struct Communicator {
   Communicator split(int, int, std::string_view);
   void* allocate(std::size_t);
   void deallocate(void*, std::size_t) noexcept;
-  template <class T>
-  fsdp::Ticket all_gather(Device::Stream&, T const*, T*, std::size_t, fsdp::Label);
-  template <class T>
-  fsdp::Ticket reduce_scatter(Device::Stream&, T const*, T*, std::size_t, fsdp::Label);
-  template <class T>
-  fsdp::Ticket all_reduce(Device::Stream&, T const*, T*, std::size_t, fsdp::Label);
-  template <class T>
-  fsdp::Ticket broadcast(Device::Stream&, T*, std::size_t, int, fsdp::Label);
+  fsdp::Ticket all_gather(Device::Stream&, float const*, float*, std::size_t, fsdp::Label);
+  fsdp::Ticket reduce_scatter(Device::Stream&, float const*, float*, std::size_t, fsdp::Label);
+  fsdp::Ticket all_reduce(Device::Stream&, float const*, float*, std::size_t, fsdp::Label);
+  fsdp::Ticket all_reduce(Device::Stream&, double const*, double*, std::size_t, fsdp::Label);
+  fsdp::Ticket broadcast(Device::Stream&, float*, std::size_t, int, fsdp::Label);
   void wait_for_peers(Device::Stream&, fsdp::Ticket, fsdp::WaitSite);
   std::vector<std::string> exchange(std::string, std::string_view);
 };

@@ -46,7 +46,13 @@ inline void other_declaration(Plans& run) {
       }
       break;
     case 2: options.keep_last = !options.keep_last; break;
-    case 3: options.seed += 1; break;
+    case 3:
+      if (run.draw.once_in(2)) {
+        options.seed += 1;
+      } else {
+        options.reduce_dtype = fsdp::DType::bf16;
+      }
+      break;
     case 4: options.bucket_bytes += 4; break;
     case 5: options.no_sync = !options.no_sync; break;
     case 6: options.keep_root = !options.keep_root; break;

@@ -191,6 +191,25 @@ Formula formula(fsdp::ShardingStrategy const& strategy, Setup const& setup, Meas
     if (unsynced && slots_wait && gathers) f.backward = f.rest + (U + B) * w + Psi * g;
     f.accumulated = f.rest + waiting + (unsynced && slots_wait ? in_backward : at_peak);
   }
+  if (!setup.options.reduce_dtype || setup.ranks == 1) return f;
+  // Rounded gradients have a buffer: of the largest unit, two where it is all-reduced as well; of the bucket, which is
+  // all of them here and begins when no parameters are left. A unit's count beside the gradients of the next two.
+  std::int64_t const rounded = 2;
+  if (m.shards > 1) {
+    std::int64_t const wires = setup.shard_group > 0 && !partial ? 2 : 1;
+    f.reserved += wires * buffer(std::max(U, B) * rounded);
+    bool const falls = !strategy.reshards_after_forward;  // parameters: by a block whenever one has been rounded
+    bool const own_slots = unsynced && slots_wait;
+    f.backward += falls && !own_slots ? 0 : wires * U * rounded;
+    if (falls && !own_slots)
+      f.backward = std::max(f.backward, f.rest + in_backward - U * w + U * rounded + (q * U + B) * g);
+    f.accumulated += falls ? 0 : wires * U * rounded;
+    if (falls && !own_slots) f.accumulated = f.backward;
+  } else {
+    f.reserved += buffer(Psi * rounded);
+    f.backward = std::max(f.backward, f.rest + Psi * rounded);
+    f.accumulated = std::max(f.accumulated, f.rest + Psi * rounded);
+  }
   return f;
 }
 
@@ -230,17 +249,18 @@ void check(fsdp::ShardingStrategy const& strategy, Setup const& setup) {
 
 /// Every strategy and way to accumulate in one precision.
 template <class P>
-void check_all() {
+void check_all(fsdp::EngineOptions const& options = {}) {
+  Setup const plain{.options = options};
   for (auto const mode : {Mode::synced, Mode::unsynced}) {
     for (int const prefetch : {0, 1, 2}) {
-      Setup setup;
+      auto setup = plain;
       setup.mode = mode;
       setup.options.prefetch = prefetch;
       check<P>(fsdp::FullShard{}, setup);
       setup.ranks = 2;
       check<P>(fsdp::FullShard{}, setup);
     }
-    Setup setup;
+    auto setup = plain;
     setup.mode = mode;
     check<P>(fsdp::ShardGradOp{}, setup);
     check<P>(fsdp::NoShard{}, setup);
@@ -248,7 +268,7 @@ void check_all() {
     check<P>(fsdp::FullShard{}, setup);
   }
   for (auto const mode : {Mode::synced, Mode::unsynced, Mode::replica}) {
-    Setup setup;
+    auto setup = plain;
     setup.mode = mode;
     setup.shard_group = 2;
     check<P>(fsdp::HybridShard<>{}, setup);

@@ -5,6 +5,10 @@
 
 TEST_CASE("account, plan and formulas agree in fp32") { modes::check_all<fsdp::Fp32>(); }
 
+TEST_CASE("account, plan and formulas agree where fp32 gradients travel in bf16") {
+  modes::check_all<fsdp::Fp32>({.reduce_dtype = fsdp::DType::bf16});
+}
+
 TEST_CASE("units of unequal size: the window that is largest") {
   modes::Setup setup;
   setup.root = 0;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/engine/gradient_sums.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/tensor.hpp"
 #include "tests/catch.hpp"
@@ -88,6 +89,8 @@ class Noted {
 };
 
 static_assert(fsdp::Communicator<World>);
+// It takes what it has: engines ask before they round gradients to anything else.
+static_assert(fsdp::detail::Sums<World, fsdp::bf16> && !fsdp::detail::Sums<World, fsdp::fp16>);
 
 }  // namespace
 
@@ -118,6 +121,10 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   expect("all_gather", 2, type_name<fsdp::bf16>, &narrow_send, &narrow_receive, ticket);
   ticket = world.reduce_scatter(stream, &send, &receive, 3, label);
   expect("reduce_scatter", 3, type_name<float>, &send, &receive, ticket);
+  ticket = world.reduce_scatter(stream, &narrow_send, &narrow_receive, 7, label);
+  expect("reduce_scatter", 7, type_name<fsdp::bf16>, &narrow_send, &narrow_receive, ticket);
+  ticket = world.all_reduce(stream, &narrow_send, &narrow_receive, 8, label);
+  expect("all_reduce", 8, type_name<fsdp::bf16>, &narrow_send, &narrow_receive, ticket);
   ticket = world.all_reduce(stream, &send, &receive, 4, label);
   expect("all_reduce", 4, type_name<float>, &send, &receive, ticket);
   ticket = world.all_reduce(stream, &wide_send, &wide_receive, 5, label);
@@ -142,4 +149,15 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   moved.exchange("t", "v");
   expected.push_back("part: exchange t v");
   CHECK(notes == expected);
+}
+
+TEST_CASE("what a communicator does not sum is refused by name", "[nanogpt]") {
+  std::string message;
+  try {
+    static_cast<void>(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::f16, 3));
+  } catch (fsdp::ConfigError const& error) {
+    message = error.what();
+  }
+  CHECK(message == "rank 3: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");
+  CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::bf16, 3).element_bytes == 2);
 }

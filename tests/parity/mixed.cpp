@@ -102,6 +102,18 @@ TEST_CASE("mixed: every unit replicated in an engine that shards", "[mixed]") {
   check(fsdp::FullShard{}, Strategies(4, fsdp::NoShard{}), fsdp::NoShard{}, 3, run);
 }
 
+TEST_CASE("mixed: with gradients that travel in bf16", "[mixed]") {
+  Strategies const blocks{{}, fsdp::ShardGradOp{}, {}, fsdp::NoShard{}};
+  for (bool const last_only : {false, true}) {
+    auto run = plain_run();
+    run.options.reduce_dtype = fsdp::DType::bf16;
+    run.micro_steps = last_only ? 3 : 1;
+    run.sync_last_only = run.options.no_sync = last_only;
+    check(fsdp::FullShard{}, blocks, {}, 3, run);
+    check(fsdp::FullShard{}, blocks, fsdp::NoShard{}, 4, run);
+  }
+}
+
 TEST_CASE("mixed: inside HybridShard", "[mixed]") {
   for (auto const& strategy : {fsdp::ShardingStrategy(hybrid), fsdp::ShardingStrategy(hybrid_grad_op)}) {
     for (bool const partial : {false, true}) {

@@ -3,6 +3,7 @@
 // skip-sanitizers
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -21,8 +22,9 @@ bool equal_bits(std::vector<float> const& a, std::vector<float> const& b) {
 }
 
 template <class P>
-std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group = 0) {
-  return toy::on_patches<P>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int shard_group = 0,
+                         fsdp::EngineOptions const& options = {}) {
+  auto const four_steps = [](auto& engine, auto& patches) {
     fsdp::AdamW adamw(engine, {.weight_decay = 0.1f});
     for (int step = 0; step < 4; ++step) {
       patches.step({.step = step});
@@ -30,24 +32,56 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, int 
       adamw.step(0.02f, norm);
     }
     return toy::all_parameters(engine);
-  });
+  };
+  return toy::on_patches<P>(strategy, ranks, shard_group, four_steps, options);
+}
+/// What travels is rounded; buckets are smaller than units.
+fsdp::EngineOptions travelling_in(fsdp::DType type) {
+  return {.bucket_bytes = 900, .first_bucket_bytes = 300, .reduce_dtype = type};
 }
 
 struct Snapshot {
   std::vector<float> parameters, gradients;
 };
 
-/// Masters at the start and the reduced gradients of one backward pass.
+/// How the micro-steps before the last end.
+enum class Before { reduce, wait, sum_in_group };
+
+/// Masters at the start and the reduced gradients of one backward pass, or of several.
 template <class P>
-Snapshot one_pass(int ranks, fsdp::ShardingStrategy const& strategy = fsdp::FullShard{}, int shard_group = 0) {
-  return toy::on_patches<P>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
+Snapshot one_pass(int ranks, fsdp::ShardingStrategy const& strategy = fsdp::FullShard{}, int shard_group = 0,
+                  fsdp::EngineOptions options = {}, int micro_steps = 1, Before before = Before::reduce) {
+  options.no_sync = before == Before::wait;
+  options.no_replica_sync = before == Before::sum_in_group;
+  auto const pass = [&](auto& engine, auto& patches) {
     Snapshot shot;
     shot.parameters = toy::all_parameters(engine);
-    patches.step({});
+    for (int micro = 0; micro < micro_steps; ++micro) {
+      bool const last = micro + 1 == micro_steps;
+      auto const waits = engine.no_sync(before == Before::wait && !last);
+      auto const sums_wait = engine.no_replica_sync(before == Before::sum_in_group && !last);
+      patches.step({.step = micro});
+    }
     engine.synchronize();
     shot.gradients = toy::all_gradients(engine);
     return shot;
-  });
+  };
+  return toy::on_patches<P>(strategy, ranks, shard_group, pass, options);
+}
+
+/// Calls `check(term, gradient)` for every element, where term(micro, rank) is what a rank's backward adds to it.
+template <class Check>
+void each_gradient(Snapshot const& shot, Check const& check) {
+  std::size_t at = 0;
+  std::uint32_t tensor = 0;
+  for (std::int64_t const count : {7 * 31, 31, 40 * 9, 9, 3 * 130, 130}) {
+    for (std::int64_t i = 0; i < count; ++i, ++at)
+      check([&](int micro,
+                int rank) { return toy::gradient_of(shot.parameters[at], toy::salt_of(micro, rank, tensor), i, 1.0f); },
+            shot.gradients[at]);
+    ++tensor;
+  }
+  CHECK(at == shot.gradients.size());
 }
 
 template <class T>
@@ -125,6 +159,100 @@ TEMPLATE_TEST_CASE("a narrow sum under HybridShard is rounded within the group, 
   CHECK(twice);  // it makes a difference
 }
 
+TEST_CASE("gradients that travel in bf16: the same bits for every strategy, and never rounded on one rank",
+          "[precision]") {
+  auto const options = travelling_in(fsdp::DType::bf16);
+  for (int const ranks : {1, 3, 4}) {
+    auto const full = train<fsdp::Fp32>(fsdp::FullShard{}, ranks, 0, options);
+    CHECK(equal_bits(train<fsdp::Fp32>(fsdp::NoShard{}, ranks, 0, options), full));
+    CHECK(equal_bits(train<fsdp::Fp32>(fsdp::ShardGradOp{}, ranks, 0, options), full));
+    CHECK(equal_bits(train<fsdp::Fp32>(fsdp::FullShard{}, ranks), full) == (ranks == 1));
+    // A group of one rank has nothing to scatter: its gradients travel in buckets.
+    CHECK(equal_bits(train<fsdp::Fp32>(fsdp::HybridShard<>{}, ranks, 1, options), full));
+  }
+}
+
+TEST_CASE("gradients that travel in bf16 are those that backward writes in bf16, if it writes them once",
+          "[precision]") {
+  auto const options = travelling_in(fsdp::DType::bf16);
+  CHECK(equal_bits(train<fsdp::Bf16>(fsdp::FullShard{}, 3, 0, options), train<fsdp::Bf16Reduce>(fsdp::FullShard{}, 3)));
+  CHECK(equal_bits(train<fsdp::Bf16>(fsdp::HybridShard<>{}, 4, 2, options),
+                   train<fsdp::Bf16Reduce>(fsdp::HybridShard<>{}, 4, 2)));
+  auto partial = options;
+  partial.no_replica_sync = true;
+  CHECK(equal_bits(train<fsdp::Bf16>(fsdp::HybridShard<>{}, 4, 2, partial),
+                   train<fsdp::Bf16Reduce>(fsdp::HybridShard<>{}, 4, 2, {.no_replica_sync = true})));
+}
+
+TEST_CASE("gradients that travel are rounded once on each rank, and their sum once", "[precision]") {
+  auto const check = [](auto type, fsdp::ShardingStrategy const& strategy) {
+    using T = decltype(type);
+    bool right = true;
+    each_gradient(
+        one_pass<fsdp::Fp32>(3, strategy, 0, travelling_in(fsdp::dtype_of<T>)), [&](auto const& term, float gradient) {
+          float const sum = rounded<T>((rounded<T>(term(0, 0)) + rounded<T>(term(0, 1))) + rounded<T>(term(0, 2)));
+          right = right && gradient == sum * (1.0f / 3.0f);
+        });
+    CHECK(right);
+  };
+  check(bf16{}, fsdp::FullShard{});
+  check(bf16{}, fsdp::NoShard{});
+  check(fp16{}, fsdp::FullShard{});
+  check(fp16{}, fsdp::NoShard{});
+}
+
+TEST_CASE("micro-steps whose gradients wait are rounded once; those that reduce, once each", "[precision]") {
+  auto const options = travelling_in(fsdp::DType::bf16);
+  auto const round = [](float value) { return rounded<bf16>(value); };
+  auto const tree = [](auto const& value) { return (value(0) + value(1)) + (value(2) + value(3)); };
+  bool waiting = true, reducing = true, differ = false;
+  auto const check_waiting = [&](fsdp::ShardingStrategy const& strategy) {
+    each_gradient(one_pass<fsdp::Fp32>(4, strategy, 0, options, 2, Before::wait), [&](auto const& term, float got) {
+      float const sum = round(tree([&](int rank) { return round(term(0, rank) + term(1, rank)); }));
+      waiting = waiting && got == sum * 0.25f;
+    });
+  };
+  check_waiting(fsdp::FullShard{});
+  check_waiting(fsdp::NoShard{});
+  each_gradient(one_pass<fsdp::Fp32>(4, fsdp::FullShard{}, 0, options, 2), [&](auto const& term, float got) {
+    auto const sum_of = [&](int micro) { return round(tree([&](int rank) { return round(term(micro, rank)); })); };
+    reducing = reducing && got == sum_of(0) * 0.25f + sum_of(1) * 0.25f;
+    differ = differ || got != 0.25f * round(tree([&](int rank) { return round(term(0, rank) + term(1, rank)); }));
+  });
+  CHECK(waiting);
+  CHECK(reducing);
+  CHECK(differ);  // it makes a difference
+}
+
+TEST_CASE("sums within a group that wait for replicas wait in fp32, and travel to them in fp32", "[precision]") {
+  auto const round = [](float value) { return rounded<bf16>(value); };
+  bool right = true;
+  each_gradient(
+      one_pass<fsdp::Fp32>(4, fsdp::HybridShard<>{}, 2, travelling_in(fsdp::DType::bf16), 2, Before::sum_in_group),
+      [&](auto const& term, float got) {
+        auto const group = [&](int first) {
+          auto const sum = [&](int micro) { return round(round(term(micro, first)) + round(term(micro, first + 1))); };
+          return sum(0) + sum(1);
+        };
+        right = right && got == (group(0) + group(2)) * 0.25f;
+      });
+  CHECK(right);
+}
+
+TEST_CASE("gradients that are narrow already travel as they are", "[precision]") {
+  CHECK(equal_bits(train<fsdp::Bf16Reduce>(fsdp::FullShard{}, 2, 0, {.reduce_dtype = fsdp::DType::bf16}),
+                   train<fsdp::Bf16Reduce>(fsdp::FullShard{}, 2)));
+  for (auto const type : {fsdp::DType::f32, fsdp::DType::f16}) {
+    std::string message;
+    try {
+      train<fsdp::Bf16Reduce>(fsdp::FullShard{}, 1, 0, {.reduce_dtype = type});
+    } catch (fsdp::ConfigError const& error) {
+      message = error.what();
+    }
+    CHECK(message == "rank 0: reduce_dtype: backward writes bf16: expected bf16, got " + std::string(fsdp::name(type)));
+  }
+}
+
 TEMPLATE_TEST_CASE("masters go out as fp32 and come back bit for bit", "[precision]", fsdp::Bf16, Bf16Masters,
                    Fp16Masters) {
   auto const saved = train<TestType>(fsdp::FullShard{}, 2);
@@ -144,8 +272,9 @@ TEMPLATE_TEST_CASE("masters go out as fp32 and come back bit for bit", "[precisi
 
 TEMPLATE_TEST_CASE("every precision reserves what the plan says", "[precision]", fsdp::Fp32, fsdp::Bf16,
                    fsdp::Bf16Reduce, fsdp::Fp16, Bf16Masters, Fp16Masters) {
-  auto const check = [](fsdp::ShardingStrategy const& strategy, int ranks, int shard_group) {
-    auto const right = toy::on_patches<TestType>(strategy, ranks, shard_group, [](auto& engine, auto& patches) {
+  fsdp::EngineOptions options;
+  auto const check = [&](fsdp::ShardingStrategy const& strategy, int ranks, int shard_group) {
+    auto const counts = [](auto& engine, auto& patches) {
       fsdp::AdamW adamw(engine);
       patches.step({});
       adamw.step();
@@ -160,11 +289,15 @@ TEMPLATE_TEST_CASE("every precision reserves what the plan says", "[precision]",
              account.reserved(MemoryTag::gradients) == shard * 4 &&
              account.reserved(MemoryTag::optimizer) == shard * 8 &&
              account.reserved(MemoryTag::gather) == plan.gather && account.reserved(MemoryTag::reduce) == plan.reduce;
-    });
-    CHECK(right);
+    };
+    CHECK(toy::on_patches<TestType>(strategy, ranks, shard_group, counts, options));
   };
-  check(fsdp::FullShard{}, 2, 0);
-  check(fsdp::NoShard{}, 2, 0);
-  check(fsdp::FullShard{}, 1, 0);
-  check(fsdp::HybridShard<>{}, 4, 2);
+  for (bool const travels_as_written : {true, false}) {
+    if (!travels_as_written && !std::is_same_v<typename TestType::Reduce, float>) continue;
+    if (!travels_as_written) options = travelling_in(fsdp::DType::f16);
+    check(fsdp::FullShard{}, 2, 0);
+    check(fsdp::NoShard{}, 2, 0);
+    check(fsdp::FullShard{}, 1, 0);
+    check(fsdp::HybridShard<>{}, 4, 2);
+  }
 }

@@ -48,6 +48,16 @@ TEST_CASE("no prefetch and many small buckets over processes") {
   CHECK(equals_threads(fsdp::NoShard{}, run));
 }
 
+TEST_CASE("gradients that travel in bf16 over processes equal those over threads, bitwise") {
+  toy::Run run;
+  run.steps = 5;
+  run.options.reduce_dtype = fsdp::DType::bf16;
+  CHECK(equals_threads(fsdp::FullShard{}, run, 2));
+  CHECK(equals_threads(fsdp::NoShard{}, run));
+  run.shard_group = test_environment().size() == 4 ? 2 : test_environment().size();
+  CHECK(equals_threads(fsdp::HybridShard<>{}, run));
+}
+
 TEST_CASE("micro-steps over processes, reducing each time or the last time alone") {
   toy::Run run;
   run.steps = 5;

@@ -143,6 +143,12 @@ TEST_CASE("settings out of range are errors") {
   };
   CHECK(contains(config({.prefetch = -1}), "prefetch must not be negative, got -1"));
   CHECK(contains(config({.bucket_bytes = 0}), "bucket sizes must be positive"));
+  for (auto const type : {fsdp::DType::f64, fsdp::DType::i64})
+    CHECK(contains(
+        config({.reduce_dtype = type}),
+        "reduce_dtype: backward writes fp32: expected fp32, bf16 or fp16, got " + std::string(fsdp::name(type))));
+  for (auto const type : {fsdp::DType::f32, fsdp::DType::bf16, fsdp::DType::f16})
+    CHECK(config({.reduce_dtype = type}).empty());
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { fsdp::AdamW adamw(engine, {.beta1 = 1.0f}); }),
       "betas must be in [0, 1)"));

@@ -41,6 +41,7 @@ enum class Ahead { one, none, three, lists, capped };
 enum class Keeps { all, not_last, not_root, slices, every_unit };
 enum class MicroSteps { reduce, last_reduces, last_replicates, at_random };
 enum class Between { nothing, evaluations, discarded_passes };
+enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  ///< "in": what fp32 gradients travel in
 
 struct Row {
   Engine engine{};
@@ -51,20 +52,16 @@ struct Row {
   Keeps keeps{};
   MicroSteps micro_steps{};
   Between between{};
-  std::size_t precision = 0;
+  Precision precision{};
 };
-fsdp::testing::Axes const axes{5, 5, 4, 2, 5, 5, 4, 3, 3};
+fsdp::testing::Axes const axes{5, 5, 4, 2, 5, 5, 4, 3, 5};
 
 Row row_of(fsdp::testing::TableRow const& at) {
-  return {static_cast<Engine>(at[0]),
-          static_cast<Units>(at[1]),
-          static_cast<int>(at[2]) + 1,
-          at[3] == 0,
-          static_cast<Ahead>(at[4]),
-          static_cast<Keeps>(at[5]),
-          static_cast<MicroSteps>(at[6]),
-          static_cast<Between>(at[7]),
-          at[8]};
+  return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
+          static_cast<int>(at[2]) + 1,    at[3] == 0,
+          static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
+          static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
+          static_cast<Precision>(at[8])};
 }
 std::string text(fsdp::testing::TableRow const& at) {
   std::string numbers;
@@ -108,6 +105,8 @@ fsdp::EngineOptions options_of(Row const& row) {
   options.no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
   options.bucket_bytes = 3000;
   options.first_bucket_bytes = 700;
+  if (row.precision == Precision::fp32_in_bf16) options.reduce_dtype = fsdp::DType::bf16;
+  if (row.precision == Precision::bf16_in_fp16) options.reduce_dtype = fsdp::DType::f16;
   return options;
 }
 
@@ -334,9 +333,13 @@ void run_row(Row const& row) {
 std::string problem(fsdp::testing::TableRow const& at) {
   auto const row = row_of(at);
   try {
-    if (row.precision == 0) run_row<fsdp::Fp32>(row);
-    if (row.precision == 1) run_row<fsdp::Bf16>(row);
-    if (row.precision == 2) run_row<fsdp::Bf16Reduce>(row);
+    switch (row.precision) {
+      case Precision::fp32:
+      case Precision::fp32_in_bf16: run_row<fsdp::Fp32>(row); break;
+      case Precision::bf16:
+      case Precision::bf16_in_fp16: run_row<fsdp::Bf16>(row); break;
+      case Precision::bf16_reduce: run_row<fsdp::Bf16Reduce>(row); break;
+    }
   } catch (std::exception const& error) {
     return fmt::format("row {}: {}\n", text(at), error.what());
   }

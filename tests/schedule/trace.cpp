@@ -80,6 +80,22 @@ TEST_CASE("slices that are kept and sums that wait for replicas are spans, too")
   CHECK(counts(partial, 7)["replicate all-reduce"] == 5);
 }
 
+TEST_CASE("rounding for a narrower sum is a span, and collectives carry the bytes that travel") {
+  auto const sharded = two_steps(fsdp::FullShard{}, 2, fsdp::host::Device{}, {.reduce_dtype = fsdp::DType::bf16});
+  CHECK(counts(sharded, 7)["reduce round"] == 5);
+  for (auto const& span : sharded)
+    if (span.unit == "layers.1" && span.what == "reduce-scatter") CHECK(span.bytes == 896 * 2);
+  auto const ddp = two_steps(fsdp::NoShard{}, 2, fsdp::host::Device{}, {.reduce_dtype = fsdp::DType::bf16});
+  CHECK(counts(ddp, 7)["replicate round"] == 1);
+  std::int64_t wide = 0, narrow = 0;
+  for (auto const& span : ddp) {
+    if (span.what == "round") wide += span.bytes;
+    if (span.what == "all-reduce" && span.kind == fsdp::StreamKind::replicate) narrow += span.bytes;
+  }
+  CHECK(wide > 0);
+  CHECK(narrow * 2 == wide);
+}
+
 TEST_CASE("collectives carry the bytes of their full buffer") {
   std::map<std::string, std::int64_t> bytes;
   for (auto const& span : two_steps(fsdp::FullShard{}, 2))

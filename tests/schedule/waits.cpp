@@ -61,6 +61,7 @@ struct Case {
   Engine engine;
   bool race_alone = false;  // values hardly ever show it: ThreadSanitizer must
   toy::Setting setting = toy::Setting::none;
+  bool rounded = false;  // gradients travel in bf16, from wire buffers
 };
 
 // Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather
@@ -101,6 +102,17 @@ std::vector<Case> const cases{
     // Where nothing is zeroed, the same waits keep a slot from its next writer.
     {WaitSite::compute_gradient_slot, 1, Engine::full, false, toy::Setting::every},
     {WaitSite::reduce_peers_read, 1, Engine::full, false, toy::Setting::every},
+    // Where gradients travel from wire buffers, the waits for peers keep those from their next content.
+    {WaitSite::compute_gradient_slot, 1, Engine::full, false, toy::Setting::none, true},
+    {WaitSite::reduce_gradients, 1, Engine::full, false, toy::Setting::none, true},
+    {WaitSite::reduce_peers_read, 1, Engine::full, false, toy::Setting::none, true},
+    {WaitSite::reduce_wire_read, 1, Engine::hybrid, false, toy::Setting::none, true},
+    {WaitSite::reduce_wire_read, 1, Engine::mixed_hybrid, false, toy::Setting::none, true},
+    {WaitSite::replicate_scattered, 1, Engine::hybrid, false, toy::Setting::none, true},
+    {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true, toy::Setting::none, true},
+    {WaitSite::replicate_peers_read, 1, Engine::hybrid, true, toy::Setting::none, true},
+    {WaitSite::replicate_peers_read, 1, Engine::replicated, false, toy::Setting::none, true},
+    {WaitSite::optimizer_reduced, 1, Engine::full, false, toy::Setting::none, true},
 };
 
 toy::Run small_run(Case const& tested) {
@@ -112,6 +124,7 @@ toy::Run small_run(Case const& tested) {
   run.options.first_bucket_bytes = 512;
   run.shape.hidden = {17, 17, 17};
   run.shape.setting = tested.setting;
+  if (tested.rounded) run.options.reduce_dtype = fsdp::DType::bf16;
   if (tested.site == WaitSite::gather_kept_slice) {
     // Three slots: backward gathers the last block into the one that the first block has left, which says nothing of
     // the last block's copy.
@@ -121,6 +134,12 @@ toy::Run small_run(Case const& tested) {
   if (tested.site == WaitSite::reduce_partial_read) {
     // Every micro-step all-reduces: the next one adds to the same partial shards, with no optimizer step between.
     run.options.no_replica_sync = true;
+    run.micro_steps = 3;
+  }
+  if (tested.rounded && tested.site == WaitSite::replicate_scatter_peers) {
+    // One unit alone has one wire buffer, which the next micro-step writes with no optimizer step between. With two
+    // buffers the next unit's reduce-scatter says that peers have read this one's.
+    run.shape.hidden.clear();
     run.micro_steps = 3;
   }
   return run;
@@ -154,8 +173,10 @@ int child(Case const& tested, bool drop) {
                          drop ? tested.site : WaitSite::count_};
     // The next micro-step's sums must catch up with the last one's all-reduces.
     if (tested.site == WaitSite::reduce_partial_read) device.base.slow_stream = "replicate";
+    // The next units' gradients must catch up with the all-reduces of those that were in the wire buffer before.
+    if (tested.site == WaitSite::reduce_wire_read) device.base.slow_stream = "replicate";
     // The slot's next writer is compute, two units later: it must be there first, and ranks must read at other times.
-    if (tested.setting != toy::Setting::none) {
+    if (tested.setting != toy::Setting::none || (tested.rounded && tested.site == WaitSite::compute_gradient_slot)) {
       device.base.slow_stream = "reduce";
       device.base.uneven = true;
     }

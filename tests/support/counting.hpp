@@ -20,6 +20,7 @@ struct Tally {
     std::string operation, unit, pass;
     std::size_t count;  ///< elements, as the operation counts them
     int ranks;          ///< of its communicator
+    std::size_t element_bytes;
   };
   std::vector<Entry> entries;
   std::size_t allocated = 0, deallocated = 0;  ///< bytes through Communicator::allocate
@@ -47,9 +48,10 @@ inline fsdp::Counts counts_of(Tally const& tally, std::size_t first = 0, std::st
     auto const& entry = tally.entries[first];
     if (!pass.empty() && entry.pass != pass) continue;
     auto const elements = static_cast<std::int64_t>(entry.count);
-    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks);
-    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements);
-    if (entry.operation == "all_reduce") counts.all_reduce.add(elements);
+    auto const size = entry.element_bytes;
+    if (entry.operation == "all_gather") counts.all_gather.add(elements * entry.ranks, size);
+    if (entry.operation == "reduce_scatter") counts.reduce_scatter.add(elements, size);
+    if (entry.operation == "all_reduce") counts.all_reduce.add(elements, size);
   }
   return counts;
 }
@@ -76,22 +78,22 @@ class Counting {
   }
   template <class T>
   fsdp::Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("all_gather", label, count);
+    note("all_gather", label, count, sizeof(T));
     return inner_.all_gather(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("reduce_scatter", label, count);
+    note("reduce_scatter", label, count, sizeof(T));
     return inner_.reduce_scatter(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("all_reduce", label, count);
+    note("all_reduce", label, count, sizeof(T));
     return inner_.all_reduce(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
-    note("broadcast", label, count);
+    note("broadcast", label, count, sizeof(T));
     return inner_.broadcast(stream, buffer, count, root, label);
   }
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
@@ -102,8 +104,9 @@ class Counting {
   }
 
  private:
-  void note(char const* operation, fsdp::Label label, std::size_t count) {
-    tally_->entries.push_back({operation, std::string(label.unit), std::string(label.pass), count, size()});
+  void note(char const* operation, fsdp::Label label, std::size_t count, std::size_t element_bytes) {
+    tally_->entries.push_back(
+        {operation, std::string(label.unit), std::string(label.pass), count, size(), element_bytes});
   }
   C inner_;
   std::shared_ptr<Tally> tally_;

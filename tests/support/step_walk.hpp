@@ -59,6 +59,16 @@ class StepWalk {
       if (schedule.unit(use) == unit) return !stays(use);
     return false;
   }
+  /// The unit's gradients are rounded for the sum over ranks, in a buffer that takes turns; or in the buckets' one.
+  bool rounds(std::size_t unit) const { return input.wire && divided(unit); }
+  bool rounds_bucket(std::size_t unit) const {
+    return input.wire && !divided(unit) && input.shards * input.replicas > 1;
+  }
+  std::size_t wires() const {
+    std::size_t rounded = 0;
+    for (std::size_t unit = 0; unit < input.units.size(); ++unit) rounded += rounds(unit) ? 1u : 0u;
+    return std::min<std::size_t>(rounded, input.replicas > 1 && !input.no_replica_sync ? 2 : 1);
+  }
   std::size_t shared_reduce_slots() const {
     std::size_t pooled = 0;
     for (std::size_t unit = 0; unit < input.units.size(); ++unit)
@@ -83,18 +93,18 @@ class StepWalk {
 
   struct Backward {
     std::int64_t highest = 0;     ///< most bytes of parameters and gradients at a time
-    std::int64_t parameters = 0;  ///< most bytes of parameters alone
+    std::int64_t parameters = 0;  ///< most bytes of parameters and rounded gradients alone
   };
-  /// Gradients of a unit are counted until its slot's next lease, or the end of the pass.
+  /// Gradients of a unit are counted until its slot's next lease, or the end of the pass; a bucket is a unit.
   Backward backward(std::int64_t param_bytes, std::int64_t reduce_bytes) {
-    std::vector<std::int64_t> turns(shared_reduce_slots(), 0);
-    std::size_t position = 0;
-    std::int64_t gradients = 0;
+    std::vector<std::int64_t> turns(shared_reduce_slots(), 0), wired(wires() + 1, 0);
+    std::size_t position = 0, wire_position = 0;
+    std::int64_t gradients = 0, rounded = 0;  // bytes of rounded ones
     Backward most;
     for (auto use = schedule.size(); use-- > 0;) {
       auto const unit = schedule.unit(use);
       begin(unit, ahead.backward[use]);
-      auto const parameters = (elements_ + slices_) * param_bytes;
+      auto const parameters = (elements_ + slices_) * param_bytes + rounded;
       most.parameters = std::max(most.parameters, parameters);
       most.highest = std::max(most.highest, parameters + gradients * reduce_bytes);
       if (schedule.last_use_of_unit(use) && reduces(unit)) {
@@ -105,6 +115,13 @@ class StepWalk {
       if (!schedule.first_use_of_unit(use)) continue;
       drop(unit);
       if (keeps_slice(unit)) slices_ -= elements(unit) / input.reshard_ranks;
+      if (!rounds(unit) && !rounds_bucket(unit)) continue;
+      auto& wire = rounds(unit) ? wired[wire_position++ % wires()] : wired.back();
+      auto const bytes = elements(unit) * static_cast<std::int64_t>(size_of(*input.wire));
+      rounded += bytes - std::exchange(wire, bytes);
+      auto const left = (elements_ + slices_) * param_bytes + rounded;
+      most.parameters = std::max(most.parameters, left);
+      most.highest = std::max(most.highest, left + gradients * reduce_bytes);
     }
     return most;
   }
@@ -164,7 +181,7 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
   auto const bytes_backward = walk.backward(param, grad);
 
   MemoryPlan plan;
-  std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0;
+  std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0, largest_rounded = 0, largest_bucket = 0;
   bool const slots_wait = input.no_sync && input.reduce_is_master;
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
@@ -177,6 +194,8 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
       if (walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
       if (!walk.own_gather_slot(unit)) largest_gather = std::max(largest_gather, padded);
     }
+    if (walk.rounds(unit)) largest_rounded = std::max(largest_rounded, padded);
+    if (walk.rounds_bucket(unit)) largest_bucket = std::max(largest_bucket, padded);
     if (!walk.reduces(unit)) continue;
     if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
@@ -186,6 +205,9 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
   plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
   plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);
   if (!slots_wait) plan.reduce += waiting;
+  if (input.wire)
+    plan.reduce += static_cast<std::int64_t>(walk.wires()) * slot_bytes(largest_rounded, size_of(*input.wire)) +
+                   slot_bytes(largest_bucket, size_of(*input.wire));
   plan.live_forward = plan.rest() + bytes_forward;
   plan.live_backward = plan.rest() + bytes_backward.highest;
   plan.live_accumulated =

@@ -55,6 +55,7 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     if (!input.param_is_master) input.param_bytes = 2;
     input.reduce_is_master = below(2) == 0;
     if (!input.reduce_is_master) input.reduce_bytes = 2;
+    if (input.reduce_is_master && below(2) == 0) input.wire = fsdp::DType::bf16;
     auto const program = fsdp::compile_program(input);
     auto const plan = fsdp::memory_plan(program, input);
     auto const walked = fsdp::testing::walked_memory_plan(input);

@@ -14,6 +14,7 @@
 #include "fsdp/engine/schedule.hpp"
 #include "fsdp/engine/step_input.hpp"
 #include "fsdp/engine/unsharded_units.hpp"
+#include "fsdp/engine/wires.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp {
@@ -31,6 +32,7 @@ class ProgramCompiler {
   [[gnu::cold]] Program compile() {
     describe_units();
     order_completion();
+    give_wires(program_, input_);
     give_own_slots();
     // With a slot for every unit, as many are in use at a time as are needed.
     auto const needed = walk(program_.units.size());
@@ -194,6 +196,7 @@ class ProgramCompiler {
   [[gnu::cold]] std::vector<Turn> walk_backward(UnshardedUnits& units) {
     std::vector<Turn> turns;
     std::size_t leases = 0;  // of shared slots
+    std::uint32_t rounded = 0;
     std::vector<std::size_t> lessees(program_.gradient_slots.size());
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
@@ -212,7 +215,7 @@ class ProgramCompiler {
         if (program_.units[turn.unit].writes_shards) {
           end_direct_gradients(turn, completion);
         } else {
-          end_gradients(turn);
+          end_gradients(turn, wire_of(program_, turn.unit, rounded));
         }
       }
       turns.push_back(std::move(turn));
@@ -243,6 +246,8 @@ class ProgramCompiler {
     for (std::uint32_t unit = 0; unit < program_.units.size(); ++unit)
       if (waits_in_accumulator(unit))
         last.after.push_back({Action::settle, unit, Operation::no_slot, only(reducing(unit) | held(unit))});
+    for (std::uint32_t wire = 0; wire < program_.wires.size(); ++wire)
+      last.after.push_back({Action::settle_wire, last.unit, wire});
   }
   std::uint32_t slot_to_lease(std::uint32_t unit, std::size_t& leases) const {
     auto const& p = program_;
@@ -253,15 +258,15 @@ class ProgramCompiler {
     return static_cast<std::uint32_t>(own_gradient_slots_ + leases++ % in_turn);
   }
   /// Backward has written all of a unit's gradients.
-  [[gnu::cold]] void end_gradients(Turn& turn) const {
+  [[gnu::cold]] void end_gradients(Turn& turn, std::uint32_t wire) const {
     bool const partial = program_.units[turn.unit].waits_for_replicas;
     auto const reduces = reducing(turn.unit);
     if (waits_in_accumulator(turn.unit)) {
       add_when(turn, Action::hold, only(sync_answers & ~reduces));
       add_when(turn, Action::add_held, only(reduces | held(turn.unit)));
     }
-    if (partial) add_when(turn, Action::reduce_group, only(syncs_group));
-    add_when(turn, Action::reduce, only(partial ? syncs_all : reduces));
+    if (partial) add_when(turn, Action::reduce_group, only(syncs_group), wire);
+    add_when(turn, Action::reduce, only(partial ? syncs_all : reduces), wire);
   }
   /// How far a backward pass that writes gradient shards has come, in completion order.
   struct Completion {
@@ -285,8 +290,8 @@ class ProgramCompiler {
       turn.after.push_back({Action::complete, static_cast<std::uint32_t>(p.gradient_order[at.reduced]),
                             Operation::no_slot, only(syncs_all)});
   }
-  static void add_when(Turn& turn, Action action, Facts when) {
-    turn.after.push_back({action, turn.unit, Operation::no_slot, when});
+  static void add_when(Turn& turn, Action action, Facts when, std::uint32_t slot = Operation::no_slot) {
+    turn.after.push_back({action, turn.unit, slot, when});
   }
 
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.

@@ -185,7 +185,7 @@ struct EngineCore {
   std::optional<Stream> owned_compute;
   Stream* compute;
   Unsharder<C, P> gather{device, account, history};
-  Reducer<C, P> reduce{device, account, history};
+  Reducer<C, P> reduce{device, where.rank, account, history, declared.wire()};
   Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute};
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -46,6 +47,9 @@ class Declaration {
     if (options.no_replica_sync && !strategy.grouped)
       fail<ConfigError>("rank {}: no_replica_sync is for HybridShard: {} has no replicas of shards", rank,
                         strategy.name);
+    if (auto const type = options.reduce_dtype; type && *type != written && !wire())
+      fail<ConfigError>("rank {}: reduce_dtype: backward writes {}: expected {}, got {}", rank, fsdp::name(written),
+                        written == DType::f32 ? "fp32, bf16 or fp16" : fsdp::name(written), fsdp::name(*type));
     if (options.reshard_ranks == 0) return;
     if (!strategy.reshards_after_forward)
       fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
@@ -64,6 +68,12 @@ class Declaration {
   Schedule& schedule() { return schedule_; }
   Schedule const& schedule() const { return schedule_; }
   EngineOptions const& options() const { return options_; }
+  /// What gradients are rounded to for the sum over ranks, where ranks do not sum what backward writes.
+  std::optional<DType> wire() const {
+    auto const type = options_.reduce_dtype;
+    bool const narrow = type == DType::bf16 || type == DType::f16;
+    return narrow && written == DType::f32 ? type : std::nullopt;
+  }
   ShardingStrategy const& strategy() const { return strategy_; }
 
   /// @throws ConfigError if the unit shards otherwise than the engine
@@ -134,8 +144,9 @@ class Declaration {
                        options_.keep_root);
     lines += formatted("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
                        options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
-    lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}\n", options_.first_bucket_bytes,
-                       options_.bucket_bytes, options_.seed, options_.passes_ahead);
+    lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
+                       options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
+                       fsdp::name(options_.reduce_dtype.value_or(written)));
     for (auto const& unit : units_) {
       lines += detail::text_of(unit->name(), unit->layout());
       lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(), described(unit->strategy()),
@@ -183,10 +194,13 @@ class Declaration {
     input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
     input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
     input.no_replica_sync = options_.no_replica_sync;
+    input.wire = wire();
     return input;
   }
 
  private:
+  static constexpr DType written = dtype_of<typename P::Reduce>;  ///< by backward
+
   struct List {
     Pass pass;
     std::size_t use;

@@ -25,7 +25,7 @@ struct MemoryPlan {
   std::int64_t gradients = 0;         ///< gradient shards, and those that wait for the all-reduce over replicas
   std::int64_t optimizer = 0;         ///< optimizer state
   std::int64_t gather = 0;            ///< buffers of full parameters, and of what is kept after forward
-  std::int64_t reduce = 0;            ///< slots of full gradients, and accumulators of unreduced ones
+  std::int64_t reduce = 0;            ///< slots of full gradients, rounded ones, and accumulators of unreduced ones
   std::int64_t live_forward = 0;      ///< highest use during a forward pass
   std::int64_t live_backward = 0;     ///< highest use during a backward pass that reduces
   std::int64_t live_accumulated = 0;  ///< in either, with gradients of an earlier micro-step waiting unreduced
@@ -48,10 +48,12 @@ class LiveBytes {
       : program_(&program),
         param_(static_cast<std::int64_t>(input.param_bytes)),
         reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
+        wire_(static_cast<std::int64_t>(program.reduce_bytes)),
         parameters_(program.units.size(), 0),
         slices_(parameters_),
         held_(parameters_),
-        leased_(program.gradient_slots.size(), 0) {}
+        leased_(program.gradient_slots.size(), 0),
+        wired_(program.wires.size(), 0) {}
 
   std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
@@ -76,6 +78,16 @@ class LiveBytes {
         if (operation.slot != Operation::no_slot) use(leased_[operation.slot], unit.elements * reduce_);
         return;
       case Action::hold: return use(held_[operation.unit], unit.elements * static_cast<std::int64_t>(sizeof(float)));
+      case Action::reduce:
+      case Action::reduce_group:
+        // So do rounded ones, of a wire buffer.
+        if (operation.slot != Operation::no_slot) use(wired_[operation.slot], unit.elements * wire_);
+        return;
+      case Action::all_reduce:
+        if (program_->bucket_wire != Operation::no_slot)
+          use(wired_[program_->bucket_wire], program_->buckets[operation.slot].size() * wire_);
+        return;
+      case Action::settle_wire: return use(wired_[operation.slot], 0);
       case Action::settle:
         return use(operation.slot != Operation::no_slot ? leased_[operation.slot] : held_[operation.unit], 0);
       default: return;
@@ -89,6 +101,7 @@ class LiveBytes {
   /// What they have left of gradients is forgotten.
   void discard() {
     for (auto& bytes : leased_) use(bytes, 0);
+    for (auto& bytes : wired_) use(bytes, 0);
     for (auto& bytes : held_) use(bytes, 0);
   }
 
@@ -97,9 +110,10 @@ class LiveBytes {
   void use(std::int64_t& of, std::int64_t bytes) { bytes_ += bytes - std::exchange(of, bytes); }
 
   Program const* program_;
-  std::int64_t param_, reduce_;
+  std::int64_t param_, reduce_, wire_;
   std::vector<std::int64_t> parameters_, slices_, held_;  ///< bytes of each unit that are in use
   std::vector<std::int64_t> leased_;                      ///< and of each slot of gradients
+  std::vector<std::int64_t> wired_;                       ///< and of each wire buffer
   std::int64_t bytes_ = 0;
 };
 
@@ -144,6 +158,7 @@ class LiveBytes {
   for (auto const* slots : {&program.gather_slots, &program.kept_slots})
     for (auto const& slot : *slots) plan.gather += slot_bytes(slot.elements, input.param_bytes);
   for (auto const& slot : program.gradient_slots) plan.reduce += slot_bytes(slot.elements, input.reduce_bytes);
+  for (auto const& wire : program.wires) plan.reduce += slot_bytes(wire.elements, program.reduce_bytes);
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
   detail::LiveBytes plain(program, input), waiting = plain;

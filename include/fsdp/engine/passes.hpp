@@ -200,15 +200,16 @@ class Passes {
         return reduce_->lease(unit, reduce_->pool()[operation.slot], *compute_);
       case Action::hold: return reduce_->hold(unit, *compute_);
       case Action::add_held: return reduce_->add_held(unit, *compute_);
-      case Action::reduce_group: return reduce_->reduce(unit, *compute_, false);
-      case Action::reduce: return reduce_->reduce(unit, *compute_, true);
+      case Action::reduce_group: return reduce_->reduce(unit, operation.slot, *compute_, false);
+      case Action::reduce: return reduce_->reduce(unit, operation.slot, *compute_, true);
       case Action::end_gradients: return reduce_->end_direct(unit, *compute_);
       case Action::await_gradients: return reduce_->await_direct(unit);
-      case Action::all_reduce: return reduce_->all_reduce(unit, program_->buckets[operation.slot]);
+      case Action::all_reduce: return reduce_->all_reduce(unit, *program_, operation.slot);
       case Action::complete: return reduce_->complete_direct(unit);
       case Action::settle:
         if (operation.slot == Operation::no_slot) return reduce_->settle_accumulator(unit);
         return reduce_->settle(reduce_->pool()[operation.slot]);
+      case Action::settle_wire: return reduce_->settle(reduce_->wires()[operation.slot]);
     }
   }
   /// The next forward pass finds no parameters of an earlier backward.

@@ -7,12 +7,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace fsdp {
 
@@ -33,14 +35,15 @@ enum class Action : unsigned char {
   await_gradients,  ///< replicate: waits until it is
   all_reduce,       ///< replicate: sums bucket `slot` over replicas
   complete,         ///< replicate: the unit's last bucket is under way
-  settle            ///< the pass ends: `slot` of gradients (none: the unit's accumulator) is not in use any more
+  settle,           ///< the pass ends: `slot` of gradients (none: the unit's accumulator) is not in use any more
+  settle_wire       ///< and neither is wire buffer `slot`
 };
 
 constexpr std::string_view name(Action action) {
-  constexpr std::array<std::string_view, 16> names{
-      "gather",          "gather slices", "await",    "keep slice",   "drop",   "drop slice",
-      "lease",           "hold",          "add held", "reduce group", "reduce", "end",
-      "await gradients", "all-reduce",    "complete", "settle"};
+  constexpr std::array<std::string_view, 17> names{
+      "gather",          "gather slices", "await",    "keep slice",   "drop",       "drop slice",
+      "lease",           "hold",          "add held", "reduce group", "reduce",     "end",
+      "await gradients", "all-reduce",    "complete", "settle",       "settle wire"};
   return names[static_cast<std::size_t>(action)];
 }
 
@@ -101,7 +104,8 @@ struct Operation {
 
   Action action;
   std::uint32_t unit;
-  std::uint32_t slot = no_slot;  ///< in gather_slots; of a slice in kept_slots, of lease in gradient_slots; a bucket
+  /// In gather_slots; of a slice in kept_slots, of lease in gradient_slots, of reduce in wires; of all_reduce a bucket.
+  std::uint32_t slot = no_slot;
   Facts when = any_facts;
 
   constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
@@ -173,7 +177,13 @@ class Program {
   std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
   std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
   std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
-  std::int64_t accumulator_elements = 0;   ///< fp32, of gradients that wait where slots are too narrow for sums
+  /// Of gradients that are rounded for the sum over ranks: those that units take in turn, then the buckets' one.
+  std::vector<BufferPlan> wires;
+  std::uint32_t bucket_wire = Operation::no_slot;  ///< in wires
+  std::optional<DType> wire;                       ///< what they are rounded to
+  std::size_t param_bytes = 4;                     ///< size of an element that is gathered
+  std::size_t reduce_bytes = 4;                    ///< and of one that is reduced; partial sums over replicas are fp32
+  std::int64_t accumulator_elements = 0;           ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Units as their gradient shards lie in memory: those that backward writes itself first, each kind in the order in
   /// which backward completes it, so that buckets of several units are contiguous.
   std::vector<std::size_t> gradient_order;
@@ -205,7 +215,13 @@ inline std::string slot_of(Program const& program, Operation const& operation) {
     case Action::settle:
       if (operation.slot == Operation::no_slot) return {};
       return "->" + slot_name(program.gradient_slots, operation.slot, 'x', 'z');
-    case Action::all_reduce: return formatted(" bucket {}", operation.slot);
+    case Action::reduce:
+    case Action::reduce_group:
+      if (operation.slot == Operation::no_slot) return {};
+      return formatted(" in {}", name(*program.wire));
+    case Action::all_reduce:
+      if (!program.wire) return formatted(" bucket {}", operation.slot);
+      return formatted(" bucket {} in {}", operation.slot, name(*program.wire));
     default: return {};
   }
 }
@@ -240,7 +256,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
   auto const add = [&](std::vector<Operation> const& operations) {
     std::string_view separator = " ";
     for (auto const& operation : operations) {
-      if (operation.action == Action::settle || (facts != any_facts && !operation.runs(facts))) continue;
+      if (operation.action >= Action::settle || (facts != any_facts && !operation.runs(facts))) continue;
       text += formatted("{}{} {}", separator, name(operation.action), program.units[operation.unit].name);
       text += detail::slot_of(program, operation);
       if (facts == any_facts) text += detail::conditions_of(operation.when);
@@ -262,8 +278,10 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
 /// Collectives of a pass, and the elements that a rank has of their results.
 struct Counts {
   struct Collective {
-    std::int64_t calls = 0, elements = 0;
-    void add(std::int64_t more) { ++calls, elements += more; }
+    std::int64_t calls = 0, elements = 0, bytes = 0;
+    void add(std::int64_t more, std::size_t element_bytes) {
+      ++calls, elements += more, bytes += more * static_cast<std::int64_t>(element_bytes);
+    }
     friend bool operator==(Collective const&, Collective const&) = default;
   };
   Collective all_gather;      ///< full parameters
@@ -282,14 +300,17 @@ inline Counts count(Program const& program, Phase phase, Facts facts) {
     switch (operation.action) {
       case Action::gather:
       case Action::gather_slices:
-        if (unit.shards > 1) counts.all_gather.add(unit.elements);
+        if (unit.shards > 1) counts.all_gather.add(unit.elements, program.param_bytes);
         break;
       case Action::reduce_group:
       case Action::reduce:
-        if (unit.shards > 1) counts.reduce_scatter.add(shard);
-        if (unit.replicas > 1 && operation.action == Action::reduce) counts.all_reduce.add(shard);
+        if (unit.shards > 1) counts.reduce_scatter.add(shard, program.reduce_bytes);
+        if (unit.replicas > 1 && operation.action == Action::reduce)
+          counts.all_reduce.add(shard, unit.waits_for_replicas ? sizeof(float) : program.reduce_bytes);
         break;
-      case Action::all_reduce: counts.all_reduce.add(program.buckets[operation.slot].size()); break;
+      case Action::all_reduce:
+        counts.all_reduce.add(program.buckets[operation.slot].size(), program.reduce_bytes);
+        break;
       default: break;
     }
   });

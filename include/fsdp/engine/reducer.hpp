@@ -11,6 +11,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/gradient_sums.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/engine/slots.hpp"
@@ -28,7 +29,8 @@ namespace fsdp {
 /// (EngineOptions::no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
 /// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
 /// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
-/// (*direct*), and buckets of it are all-reduced in place.
+/// (*direct*), and buckets of it are all-reduced in place. Where ranks sum in a narrower type
+/// (EngineOptions::reduce_dtype), what travels is rounded into a wire buffer first: see [Note: Wires].
 template <Communicator C, class P>
 class Reducer {
  public:
@@ -37,8 +39,12 @@ class Reducer {
   using Unit = FlatParam<D, P>;
   using Reduce = typename P::Reduce;
 
-  [[gnu::cold]] Reducer(D const& device, MemoryAccount& account, History const& history)
+  /// @param wire  what fp32 gradients are rounded to for the sum over ranks; not set: nothing
+  /// @throws ConfigError if the communicator does not sum that
+  [[gnu::cold]] Reducer(D const& device, int rank, MemoryAccount& account, History const& history,
+                        std::optional<DType> wire)
       : device_(device),
+        rounded_(wire ? Sums::narrow(*wire, rank) : Sums{}),
         account_(&account),
         history_(&history),
         scattered_(device),
@@ -54,6 +60,7 @@ class Reducer {
   }
 
   BufferPool<D>& pool() { return pool_; }
+  BufferPool<D>& wires() { return wires_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
   void set_tracer(Tracer<D>* tracer) { trace_.attach(tracer); }
@@ -76,8 +83,7 @@ class Reducer {
   /// Gives `unit` a slot to write gradients into: zeroed, or fresh for modules that begin their sums themselves.
   /// @note Stream: compute waits until the slot is free.
   void lease(Unit& unit, Slot<D>& slot, Stream& compute) {
-    auto const bytes = unit.full_numel() * static_cast<std::int64_t>(sizeof(Reduce));
-    account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
+    lease_bytes(slot, unit.full_numel(), sizeof(Reduce));
     unit.reduce_slot = &slot;
     unit.full_gradient = reinterpret_cast<Reduce*>(slot.data);
     slot.free.await(device_, compute, WaitSite::compute_gradient_slot);
@@ -123,28 +129,30 @@ class Reducer {
   }
 
   /// Reduces what `compute` has written into the unit's gradients so far.
+  /// @param wire           the wire buffer that they are rounded into; Operation::no_slot: they travel as they are
   /// @param over_replicas  false: within the shard group only; the result waits in the partial shard
-  /// @note Stream: reduce waits for compute, replicate for reduce; `unit.reduced` says that the gradient shard is
-  /// complete.
+  /// @note Stream: reduce waits for compute, and for the last use of the wire buffer, replicate for reduce;
+  /// `unit.reduced` says that the gradient shard is complete.
   /// @note Collective: one reduce-scatter of shard_numel elements a rank; with replicas one all-reduce of shard_numel
   /// elements.
-  void reduce(Unit& unit, Stream& compute, bool over_replicas) {
+  void reduce(Unit& unit, std::uint32_t wire, Stream& compute, bool over_replicas) {
     unit.gradients_ready.signal(device_, compute);
-    auto* const slice = unit.full_gradient + unit.shard().begin;
-    auto const count = static_cast<std::size_t>(unit.shard_numel());
     unit.gradients_ready.await(device_, reduce_, WaitSite::reduce_gradients);
+    auto* const rounded = wire == Operation::no_slot ? nullptr : &wires_[wire];
+    auto const& sums = rounded == nullptr ? written_ : rounded_;
+    void* sum = rounded == nullptr ? static_cast<void*>(unit.full_gradient) : round_into(*rounded, unit);
     Ticket scattered{}, replicated{};
     bool const several = unit.placement().shards > 1, replicated_too = unit.placement().replicas > 1;
-    auto span =
-        begin_span(reduce_, StreamKind::reduce, unit, several ? "reduce-scatter" : "accumulate", unit.full_numel());
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, several ? "reduce-scatter" : "accumulate",
+                           unit.full_numel(), sums.element_bytes);
     if (several)
-      scattered = shard_comm_->reduce_scatter(reduce_, static_cast<Reduce const*>(unit.full_gradient), slice, count,
-                                              history_->label(unit.name(), "backward"));
+      sum = sums.reduce_scatter(*shard_comm_, reduce_, sum, unit.shard(), history_->label(unit.name(), "backward"),
+                                scattered);
     if (unit.partial != nullptr) {
       span.end();
-      add_to_partial(unit, static_cast<Reduce const*>(slice));
+      add_to_partial(unit, sums, sum);
       if (several) shard_comm_->wait_for_peers(reduce_, scattered, WaitSite::reduce_peers_read);
-      recycle(unit, reduce_);
+      if (rounded == nullptr) recycle(unit, reduce_);
       if (over_replicas) replicate_partial(unit);
       return;
     }
@@ -154,17 +162,18 @@ class Reducer {
       scattered_.signal(device_, reduce_);
       stream = &*replicate_;
       scattered_.await(device_, *stream, WaitSite::replicate_scattered);
-      span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel());
-      replicated = replicas_of(unit).all_reduce(*stream, static_cast<Reduce const*>(slice), slice, count,
-                                                history_->label(unit.name(), "backward"));
+      span = begin_span(*stream, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sums.element_bytes);
+      replicated = sums.all_reduce(replicas_of(unit), *stream, sum, unit.shard_numel(),
+                                   history_->label(unit.name(), "backward"));
     }
-    add_to_shard(unit, static_cast<Reduce const*>(slice), *stream);
+    add_to_shard(unit, sums, sum, *stream);
     span.end();
     if (several)
       shard_comm_->wait_for_peers(*stream, scattered,
                                   replicated_too ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read);
     if (replicated_too) replicas_of(unit).wait_for_peers(*stream, replicated, WaitSite::replicate_peers_read);
-    recycle(unit, *stream);
+    if (rounded == nullptr) return recycle(unit, *stream);
+    if (replicated_too) rounded->free.signal(device_, *stream);
   }
 
   /// Backward has written the unit's gradient shard itself.
@@ -176,18 +185,28 @@ class Reducer {
   }
   /// @note Stream: replicate waits for what compute has written until then, other units' included.
   void await_direct(Unit& unit) { unit.gradients_ready.await(device_, *replicate_, WaitSite::reduce_gradients); }
-  /// Sums a bucket over replicas, in place, and makes it a mean.
+  /// Sums a bucket over replicas, in place or in its wire buffer, and makes it a mean.
   /// @param unit  completes it
   /// @note Collective: one all-reduce.
-  void all_reduce(Unit& unit, Range bucket) {
+  void all_reduce(Unit& unit, Program const& program, std::uint32_t index) {
+    auto const bucket = program.buckets[index];
     float* const begin = gradients_ + bucket.begin;
-    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size());
     auto& world = replicas_of(unit);
+    auto* const wire = program.bucket_wire == Operation::no_slot ? nullptr : &wires_[program.bucket_wire];
+    auto const& sums = wire == nullptr ? written_ : rounded_;
+    void* travels = begin;
+    if (wire != nullptr) {
+      lease_bytes(*wire, bucket.size(), sums.element_bytes);
+      auto rounding = begin_span(*replicate_, StreamKind::replicate, unit, "round", bucket.size(), sizeof(float));
+      sums.round(device_, *replicate_, begin, travels = wire->data, bucket.size());
+      rounding.end();
+    }
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size(), sums.element_bytes);
     auto const reduced =
-        world.all_reduce(*replicate_, static_cast<float const*>(begin), begin, static_cast<std::size_t>(bucket.size()),
-                         history_->label(unit.name(), "backward"));
+        sums.all_reduce(world, *replicate_, travels, bucket.size(), history_->label(unit.name(), "backward"));
+    if (wire != nullptr) sums.accumulate(device_, *replicate_, travels, begin, bucket.size(), mean_of_sum(unit), true);
     world.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
-    kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum(unit));
+    if (wire == nullptr) kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum(unit));
     span.end();
   }
   /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.
@@ -215,14 +234,22 @@ class Reducer {
       // A bucket may have taken a part of a unit whose other part waits for the next bucket.
       if (std::exchange(unit->incomplete, false)) mark_reduced(*unit, *replicate_);
     }
-    for (auto& slot : pool_) settle(slot);
+    for (auto* const pool : {&pool_, &wires_})
+      for (auto& slot : *pool) settle(slot);
     account_->lease(MemoryTag::reduce, -std::exchange(accumulator_bytes_, 0));
   }
 
  private:
+  using Sums = detail::GradientSums<C>;
+
   [[nodiscard]] auto begin_span(Stream& stream, StreamKind kind, Unit const& unit, std::string_view what,
                                 std::int64_t elements, std::size_t element = sizeof(Reduce)) {
     return trace_.begin(stream, kind, unit.name(), what, "backward", elements * static_cast<std::int64_t>(element));
+  }
+  /// The slot's memory counts as in use.
+  void lease_bytes(Slot<D>& slot, std::int64_t elements, std::size_t element) {
+    auto const bytes = elements * static_cast<std::int64_t>(element);
+    account_->lease(MemoryTag::reduce, bytes - std::exchange(slot.counted, bytes));
   }
   void zero(Slot<D>& slot, Stream& stream) { device_.zero_async(stream, slot.data, slot.bytes); }
   /// No module writes padding, but norms and sums read it.
@@ -239,6 +266,17 @@ class Reducer {
     slot.free.signal(device_, stream);
     unit.full_gradient = nullptr;
   }
+  /// Rounds the unit's gradients into a wire buffer, and gives their slot back. @return the buffer
+  void* round_into(Slot<D>& wire, Unit& unit) {
+    lease_bytes(wire, unit.full_numel(), rounded_.element_bytes);
+    wire.free.await_pending(device_, reduce_, WaitSite::reduce_wire_read);
+    auto span = begin_span(reduce_, StreamKind::reduce, unit, "round", unit.full_numel());
+    if constexpr (std::is_same_v<Reduce, float>)
+      rounded_.round(device_, reduce_, unit.full_gradient, wire.data, unit.full_numel());
+    span.end();
+    recycle(unit, reduce_);
+    return wire.data;
+  }
   void lease_accumulator(Unit const& unit, std::int64_t sign) {
     auto const bytes = sign * unit.full_numel() * static_cast<std::int64_t>(sizeof(float));
     account_->lease(MemoryTag::reduce, bytes);
@@ -251,18 +289,17 @@ class Reducer {
     auto& first = *replicate_comms_[0];
     return first.size() == unit.placement().replicas ? first : *replicate_comms_[1];
   }
-  template <class Sum>
-  void add_to_shard(Unit& unit, Sum const* sum, Stream& stream) {
-    kernels::accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(unit), unit.fresh);
+  void add_to_shard(Unit& unit, Sums const& sums, void const* sum, Stream& stream) {
+    sums.accumulate(device_, stream, sum, unit.gradient, unit.shard_numel(), mean_of_sum(unit), unit.fresh);
     unit.fresh = false;
     unit.reduced_once = true;
     mark_reduced(unit, stream);
   }
   void mark_reduced(Unit& unit, Stream& stream) { unit.reduced.signal(device_, stream); }
-  void add_to_partial(Unit& unit, Reduce const* sum) {
+  void add_to_partial(Unit& unit, Sums const& sums, void const* sum) {
     unit.partial_read.await_pending(device_, reduce_, WaitSite::reduce_partial_read);
     auto span = begin_span(reduce_, StreamKind::reduce, unit, "accumulate", unit.shard_numel());
-    kernels::accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
+    sums.accumulate(device_, reduce_, sum, unit.partial, unit.shard_numel(), 1.0f, !unit.partial_pending);
     span.end();
     unit.partial_pending = true;
   }
@@ -271,10 +308,10 @@ class Reducer {
     scattered_.await(device_, *replicate_, WaitSite::replicate_scattered);
     auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", unit.shard_numel(), sizeof(float));
     auto& replicas = replicas_of(unit);
-    auto const replicated =
-        replicas.all_reduce(*replicate_, static_cast<float const*>(unit.partial), unit.partial,
-                            static_cast<std::size_t>(unit.shard_numel()), history_->label(unit.name(), "backward"));
-    add_to_shard(unit, static_cast<float const*>(unit.partial), *replicate_);
+    constexpr auto fp32 = Sums::template of<float>();
+    auto const replicated = fp32.all_reduce(replicas, *replicate_, unit.partial, unit.shard_numel(),
+                                            history_->label(unit.name(), "backward"));
+    add_to_shard(unit, fp32, unit.partial, *replicate_);
     span.end();
     replicas.wait_for_peers(*replicate_, replicated, WaitSite::replicate_peers_read);
     unit.partial_read.signal(device_, *replicate_);
@@ -282,12 +319,14 @@ class Reducer {
   }
 
   D device_;
+  Sums written_ = Sums::template of<Reduce>();  ///< of what backward writes
+  Sums rounded_;                                ///< of what it is rounded to
   std::optional<C> shard_comm_;
   std::array<std::optional<C>, 2> replicate_comms_;
   MemoryAccount* account_;
   History const* history_;
   TraceHook<D> trace_;
-  BufferPool<D> pool_;
+  BufferPool<D> pool_, wires_;
   std::int64_t accumulator_bytes_ = 0;  ///< of accumulators that count as in use
 
   // Direct gradients.

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fsdp/engine/program.hpp"
 #include "fsdp/engine/schedule.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace fsdp {
 
@@ -43,6 +45,7 @@ struct StepInput {
   std::size_t reduce_bytes = 4;         ///< size of a gradient as backward writes it
   bool param_is_master = true;          ///< parameters have the master's type
   bool reduce_is_master = true;         ///< gradients have the shard's type, fp32
+  std::optional<DType> wire{};          ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
 };
 
 /// What no buffers were declared for.

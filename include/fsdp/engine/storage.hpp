@@ -49,6 +49,7 @@ class ShardStorage {
     add_slots(gather.pool(), program.gather_slots, sizeof(typename P::Param));
     add_slots(gather.kept_pool(), program.kept_slots, sizeof(typename P::Param));
     add_slots(reduce.pool(), program.gradient_slots, sizeof(typename P::Reduce));
+    add_slots(reduce.wires(), program.wires, program.reduce_bytes);
 
     std::size_t reduced_bytes = 0, direct_bytes = 0;  // of gradient shards
     std::int64_t partial_elements = 0;
@@ -59,12 +60,13 @@ class ShardStorage {
     }
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
     gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes() + gather.kept_pool().bytes()};
-    reduce_ = {world, *account_, MemoryTag::reduce, reduce.pool().bytes()};
+    auto const reduce_bytes = reduce.pool().bytes() + reduce.wires().bytes();
+    reduce_ = {world, *account_, MemoryTag::reduce, reduce_bytes};
     if (direct_bytes > 0) direct_gradients_ = {world, *account_, MemoryTag::gradients, direct_bytes};
     if (reduced_bytes > 0) reduced_gradients_ = {device_, *account_, MemoryTag::gradients, reduced_bytes};
     if (partial_elements > 0)
       partial_ = {world, *account_, MemoryTag::gradients, static_cast<std::size_t>(partial_elements) * sizeof(float)};
-    auto const accumulator_bytes = static_cast<std::size_t>(plan.reduce) - reduce.pool().bytes();
+    auto const accumulator_bytes = static_cast<std::size_t>(plan.reduce) - reduce_bytes;
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
     auto const norm_bytes = static_cast<std::size_t>(align_up(world.size() * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
@@ -76,6 +78,7 @@ class ShardStorage {
     gather.pool().place(gather_.data());
     gather.kept_pool().place(gather_.data() + gather.pool().bytes());
     reduce.pool().place(reduce_.data());
+    reduce.wires().place(reduce_.data() + reduce.pool().bytes());
     norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);

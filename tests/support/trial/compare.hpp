@@ -66,7 +66,11 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
   std::string all, first;
   bool equal = true;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit) {
-    auto const order = order_of_sums(trial, setting.shards(trial.ranks, unit));
+    auto const shards = setting.shards(trial.ranks, unit);
+    auto order = order_of_sums(trial, shards);
+    if (setting.rounds(trial.ranks)) order += ", rounded";
+    if (setting.rounds(trial.ranks) && shards > 1 && shards < trial.ranks)  // in groups, and over replicas if not fp32
+      order += fmt::format(" in groups of {}, {}", shards, setting.options.no_replica_sync ? "once" : "twice");
     if (unit == 0) first = order;
     equal = equal && order == first;
     all += order + "; ";
@@ -154,7 +158,7 @@ inline std::string far_from(Reference const& reference, int rank, Outcome<float>
   return far("parameter", outcome.parameters, reference.parameters(), &reference.largest());
 }
 
-/// Runs all settings. @return what differs; empty: nothing
+/// Runs all settings. Those that round gradients are far from the reference. @return what differs; empty: nothing
 /// @param compared  counts the pairs that were compared bit for bit
 inline std::string compare(Trial const& trial, std::vector<Setting> const& settings, int* compared = nullptr) {
   std::vector<Outcomes> outcomes;
@@ -166,7 +170,7 @@ inline std::string compare(Trial const& trial, std::vector<Setting> const& setti
       reference->run(trial.script);
     }
     auto const name = "setting " + std::to_string(s);
-    for (int rank = 0; rank < trial.ranks; ++rank)
+    for (int rank = 0; rank < trial.ranks && !settings[s].rounds(trial.ranks); ++rank)
       if (auto const text = far_from(*reference, rank, outcomes[s][static_cast<std::size_t>(rank)]); !text.empty())
         return name + ": " + text;
     for (std::size_t other = 0; other < s; ++other) {

@@ -94,6 +94,8 @@ struct Setting {
   }
   bool hybrid() const { return sharding == Sharding::hybrid_full || sharding == Sharding::hybrid_grad_op; }
   int shards(int world) const { return sharding == Sharding::none ? 1 : hybrid() ? group : world; }
+  /// Gradients travel in a narrower type.
+  bool rounds(int world) const { return options.reduce_dtype.has_value() && world > 1; }
   int shards(int world, std::size_t unit) const { return strategy(unit).shards ? shards(world) : 1; }
 };
 

@@ -131,8 +131,16 @@ void launch_few(D const& device, typename D::Stream& stream, T const* const* fro
 template <class D, class T>
 void launch_sum(D const& device, typename D::Stream& stream, T const* const* from, int ranks, T* to,
                 std::int64_t count) {
-  // Doubles are a norm's, one a rank: no kernels are compiled for those.
-  if constexpr (!std::is_same_v<T, double>) {
+  // Doubles are a norm's, one a rank: no kernels are compiled for those. Narrow sums have them for the usual numbers of
+  // ranks, so that every engine can have such sums without being compiled for long.
+  if constexpr (sizeof(T) == 2) {
+    switch (ranks) {
+      case 2: return detail::launch_few<2>(device, stream, from, to, count);
+      case 4: return detail::launch_few<4>(device, stream, from, to, count);
+      case 8: return detail::launch_few<8>(device, stream, from, to, count);
+      default: break;
+    }
+  } else if constexpr (!std::is_same_v<T, double>) {
     switch (ranks) {
       case 1: return detail::launch_few<1>(device, stream, from, to, count);
       case 2: return detail::launch_few<2>(device, stream, from, to, count);

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// How gradients of one element type travel and are added up, chosen at run time.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::detail {
+
+/// The communicator's reductions take elements of type T, as Communicator says of float.
+template <class C, class T>
+concept Sums = requires(C& comm, typename C::Device::Stream& stream, T const* send, T* recv, std::size_t count,
+                        Label label) {
+  { comm.reduce_scatter(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+  { comm.all_reduce(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+};
+
+/// The operations of a reduction, for one type of element. All are enqueued on the stream that they are given.
+template <Communicator C>
+struct GradientSums {
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+
+  std::size_t element_bytes = 0;
+  /// out[i] = in[i], rounded to nearest even. Where gradients are rounded.
+  void (*round)(D const&, Stream&, float const* in, void* out, std::int64_t n) = nullptr;
+  /// In place: slice `own` of the sum over ranks of `full`. @return the slice
+  void* (*reduce_scatter)(C&, Stream&, void* full, Range own, Label, Ticket&) = nullptr;
+  /// In place.
+  Ticket (*all_reduce)(C&, Stream&, void* data, std::int64_t count, Label) = nullptr;
+  /// See kernels::accumulate.
+  void (*accumulate)(D const&, Stream&, void const* in, float* out, std::int64_t n, float scale,
+                     bool overwrite) = nullptr;
+
+  template <class T>
+  static constexpr GradientSums of() {
+    return {sizeof(T), nullptr, reduce_scatter_of<T>, all_reduce_of<T>, accumulate_of<T>};
+  }
+  /// Of what fp32 gradients may be rounded to.
+  /// @throws ConfigError if the communicator sums no such elements
+  [[gnu::cold]] static GradientSums narrow(DType type, int rank) {
+    if constexpr (Sums<C, bf16>)
+      if (type == DType::bf16) return rounded_to<bf16>();
+    if constexpr (Sums<C, fp16>)
+      if (type == DType::f16) return rounded_to<fp16>();
+    fail<ConfigError>("rank {}: reduce_dtype {}: the communicator's reduce_scatter and all_reduce do not take {}", rank,
+                      fsdp::name(type), fsdp::name(type));
+  }
+
+ private:
+  template <class T>
+  static constexpr GradientSums rounded_to() {
+    auto sums = of<T>();
+    sums.round = round_to<T>;
+    return sums;
+  }
+  template <class T>
+  static void round_to(D const& device, Stream& stream, float const* in, void* out, std::int64_t n) {
+    kernels::cast(device, stream, in, static_cast<T*>(out), n);
+  }
+  template <class T>
+  static void* reduce_scatter_of(C& comm, Stream& stream, void* full, Range own, Label label, Ticket& ticket) {
+    auto* const slice = static_cast<T*>(full) + own.begin;
+    ticket =
+        comm.reduce_scatter(stream, static_cast<T const*>(full), slice, static_cast<std::size_t>(own.size()), label);
+    return slice;
+  }
+  template <class T>
+  static Ticket all_reduce_of(C& comm, Stream& stream, void* data, std::int64_t count, Label label) {
+    return comm.all_reduce(stream, static_cast<T const*>(data), static_cast<T*>(data), static_cast<std::size_t>(count),
+                           label);
+  }
+  template <class T>
+  static void accumulate_of(D const& device, Stream& stream, void const* in, float* out, std::int64_t n, float scale,
+                            bool overwrite) {
+    kernels::accumulate(device, stream, static_cast<T const*>(in), out, n, scale, overwrite);
+  }
+};
+
+}  // namespace fsdp::detail
