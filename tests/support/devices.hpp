@@ -58,6 +58,10 @@ struct Forward {
 
   D base{};
 
+  template <class Device = D>
+  auto enable_peer_access(Forward const& peer) const -> decltype(Device(base).enable_peer_access(peer.base)) {
+    base.enable_peer_access(peer.base);
+  }
   Stream make_stream(std::string_view label, StreamPriority priority) const {
     return base.make_stream(label, priority);
   }
