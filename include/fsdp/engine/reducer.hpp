@@ -53,6 +53,17 @@ class Reducer {
     (replicate_comms_[0] ? replicate_comms_[1] : replicate_comms_[0]).emplace(std::move(group));
   }
 
+  /// @param slots    what the pool is placed in
+  /// @param direct   gradient shards that backward writes itself
+  /// @param partial  shards that wait for replicas
+  /// @note Collective: yes, over the communicators that want to know.
+  [[gnu::cold]] void register_memory(AccountedMemory<C> const& slots, AccountedMemory<C> const& direct,
+                                     AccountedMemory<C> const& partial) {
+    register_with(shard_comm_, slots);
+    for (auto& replicas : replicate_comms_)
+      for (auto const* memory : {&slots, &direct, &partial}) register_with(replicas, *memory);
+  }
+
   BufferPool<D>& pool() { return pool_; }
   Stream& stream() { return reduce_; }
   std::optional<Stream>& replicate_stream() { return replicate_; }
