@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bootstrap of ranks over TCP: ranks are threads here, connected through the loopback.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -12,6 +14,7 @@
 
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/in_child.hpp"
 
 using fsdp::bootstrap::Environment;
 using fsdp::bootstrap::TcpGroup;
@@ -206,6 +209,19 @@ TEST_CASE("a stranger on the port does not disturb the ranks", "[tcp]") {
 TEST_CASE("a taken port is a configuration error", "[tcp]") {
   auto const taken = fsdp::bootstrap::listen_on("127.0.0.1", 0);
   CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);
+}
+
+TEST_CASE("SIGTERM ends a rank that waits for others to come, whichever it is", "[tcp]") {
+  int const port = free_port();
+  for (int const rank : {0, 1}) {
+    auto const outcome = fsdp::testing::in_child([&] {
+      std::signal(SIGALRM, [](int) { fsdp::host::request_termination(); });  // as a handler of SIGTERM does
+      ::ualarm(50'000, 0);
+      TcpGroup(place(rank, 2, port), patience);
+    });
+    CHECK(outcome.code == fsdp::host::wait_terminated_exit_code);
+    CHECK(contains(outcome.text, "SIGTERM during a wait: peers over TCP"));
+  }
 }
 
 TEST_CASE("ranks find each other beside the agent of torchrun, which listens on MASTER_PORT", "[tcp]") {
