@@ -67,9 +67,8 @@ void expect_comm(Launch const& launch, std::string_view device, std::string_view
         "of one process");
   if (comm == "local" && several)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': local connects threads of one process: use --ranks=N without {}, or expected {} for its "
-        "processes",
-        starter(launch), host ? "mpi" : "nccl");
+        "setting 'comm': local connects threads of one process: expected --ranks=N without {}, or {}", starter(launch),
+        host ? "mpi under mpirun" : "nccl for processes with GPUs");
 }
 
 /// What lets ranks do with fewer GPUs.
