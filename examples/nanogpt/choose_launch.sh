@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034  # what it sets is run.sh's to use
 # SPDX-License-Identifier: Apache-2.0
 # How run.sh starts the ranks. Sourced.
 
