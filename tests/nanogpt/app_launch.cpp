@@ -201,7 +201,7 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
       {"cuda", torchrun, by_names, "expected --ranks=N without torchrun, or nccl for processes with GPUs", on_host,
        by_names},
   };
-  std::map<WorldKind, std::string> const names{{WorldKind::threads, threads},
+  std::map<WorldKind, std::string> const words{{WorldKind::threads, threads},
                                                {WorldKind::mpi, mpi},
                                                {WorldKind::nccl_by_mpi, by_mpi},
                                                {WorldKind::nccl_by_variables, by_names}};
@@ -210,7 +210,7 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
                                          std::pair("mpi", row.mpi), std::pair("nccl", row.nccl)}) {
       std::string got;
       auto const message = what(
-          [&, of = comm] { got = names.at(choose_world(read_launch(row.variables), with_all, row.device, 1, of)); });
+          [&, of = comm] { got = words.at(choose_world(read_launch(row.variables), with_all, row.device, 1, of)); });
       INFO(row.device << ", " << row.variables.size() << " variables, --comm=" << comm << ": " << got << message);
       CHECK((got.empty() ? has(message, expected) : got == expected));
       if (got.empty() && comm != std::string("auto") && row.automatic != by_mpirun)
