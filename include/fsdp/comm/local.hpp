@@ -44,6 +44,7 @@ class Communicator {
   Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
       : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
         member_(rank_groups_->join(std::move(group), rank)) {
+    member_->group().run().add_device(device);
     member_->enable_peer_access();
   }
 

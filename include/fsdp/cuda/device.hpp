@@ -215,6 +215,11 @@ class Device {
     make_current();
     FSDP_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
   }
+  /// Blocks until all work of the device is done that this process has given it, whatever becomes of it.
+  void synchronize_all() const noexcept {
+    detail::log_cuda_error(cudaSetDevice(ordinal_), "cudaSetDevice");
+    detail::log_cuda_error(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   /// Blocks until the event's latest record is reached. Not while its stream is being captured into a graph.
   /// @throws VendorError if work before it failed; UsageError if `event` was never recorded
   void synchronize(Event const& event) const {
