@@ -15,6 +15,7 @@
 
 #include "commands.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
 
 namespace nanogpt {
 namespace {
@@ -273,6 +274,7 @@ void end_on_uncaught_exceptions(int rank) {
   static int own = 0;
   own = rank;
   std::set_terminate([] {
+    fsdp::host::yield_to_end();
     std::string what = "ended without an exception";
     try {
       if (auto const error = std::current_exception()) std::rethrow_exception(error);

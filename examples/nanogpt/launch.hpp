@@ -114,7 +114,8 @@ void expect_own_gpus(std::vector<std::string> const& gpus, std::vector<int> cons
 std::string nccl_host(std::vector<std::string> const& gpus, int rank);
 
 /// From now on an exception of this process that nothing catches is reported, and ends the process before any stack is
-/// unwound: destructors of streams would wait for peers that wait for this rank.
+/// unwound: destructors of streams would wait for peers that wait for this rank. Nothing is reported if a wait that has
+/// failed is ending the process already.
 void end_on_uncaught_exceptions(int rank);
 
 }  // namespace nanogpt

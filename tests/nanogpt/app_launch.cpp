@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -364,6 +365,18 @@ TEST_CASE("an exception that nothing catches is said before any stack is unwound
     CHECK(outcome.code == EXIT_FAILURE);
     CHECK(outcome.text == "nanogpt: error: rank 3: the disk is full\n");
   }
+}
+
+TEST_CASE("an exception that comes of a wait that ends the process does not take its place") {
+  auto const outcome = fsdp::testing::in_child([&] {
+    end_on_uncaught_exceptions(3);
+    fsdp::host::detail::giving_up.store(true);
+    std::thread([] { throw fsdp::Error("a loss that is not a number"); }).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::_Exit(fsdp::host::wait_expired_exit_code);
+  });
+  CHECK(outcome.code == fsdp::host::wait_expired_exit_code);
+  CHECK(outcome.text == "");
 }
 
 TEST_CASE("ranks that would compute on different devices end alike") {
