@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds what needs a GPU and runs it in stages of at most eight minutes.
-# usage: tests/gpu.sh [--list] [--only local] [--data FILE] [--stage NAME]...
+# usage: tests/gpu.sh [--list] [--needs] [--only local] [--data FILE] [--stage NAME]...
 #   --list        names the stages
+#   --needs       names the packages that stages need, which of them this machine lacks, and how they come to one that
+#                 reaches no registry; installs nothing
 #   --only local  what one process can do: neither NCCL nor MPI is needed
 #   --data FILE   the works of Shakespeare, for the stage shakespeare (else $FSDP_TEST_DATA/tinyshakespeare.txt)
 #   --stage NAME  this stage (may be repeated); what it needs is built first
@@ -20,16 +22,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 limit=480  # seconds a stage
 only=all
 list=no
+needs=no
 data=
 chosen=()
 while (($#)); do
   case $1 in
     --list) list=yes ;;
+    --needs) needs=yes ;;
     --only) only=${2-}; shift ;;
     --data) [[ -n ${2-} ]] || { echo "--data needs a file"; exit 2; }; data=$2; shift ;;
     --data=*) data=${1#--data=} ;;
     --stage) chosen+=("${2-}"); shift ;;
-    *) sed -n '3,18s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '3,20s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
   (($#)) && shift
 done
@@ -60,6 +64,11 @@ stages=(build "${tests[@]}" "${sanitizers[@]}" "${sanitizers[@]/%/_nanogpt}" str
 if [[ $list == yes ]]; then
   printf '%s\n' "${stages[@]}"
   exit 0
+fi
+if [[ $needs == yes ]]; then
+  . tests/support/gpu_needs.sh
+  list_needs "$only"
+  exit
 fi
 for stage in "${chosen[@]}"; do
   [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage '$stage'; the stages are: ${stages[*]}"; exit 2; }
@@ -130,7 +139,7 @@ for stage in "${chosen[@]}"; do
   esac
   [[ $result == FAILED || $result == timeout ]] && failed=1
   printf '%s\t%s\t%d\t%s\n' "$stage" "$result" $((SECONDS - start)) "$(head -n 1 "$note" 2>/dev/null)" >>"$table"
-  [[ $stage == build && $result != passed ]] && { tail -n 40 "$log"; break; }
+  [[ $stage == build && $result != passed ]] && { tail -n 40 "$log"; echo "tests/gpu.sh --needs: what packages are missing"; break; }
 done
 rm -f "$note" "$logs"/{step,kernels,pytorch,attention}.txt "$logs/one.json"
 

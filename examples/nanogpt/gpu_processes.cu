@@ -5,7 +5,10 @@
 
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "agreement.hpp"
 #include "commands.hpp"
@@ -14,6 +17,7 @@
 #include "fsdp/comm/nccl.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "gpu_ranks.hpp"
+#include "launch.hpp"
 #include "launcher.hpp"
 
 namespace nanogpt {
@@ -30,21 +34,32 @@ std::string name_of_gpu(fsdp::cuda::Device const& device) {
 }
 
 /// @tparam Control  anything with rank(), size() and exchange(text, what)
+/// @param nodes  for each rank, something that ranks of one machine have in common
+/// @param here   this rank's place on its machine
 template <class Control>
-int run_process(Control& control, LocalPlace here, Job const& job) {
+int run_process(Control& control, WorldKind kind, std::vector<int> const& nodes, LocalPlace here, Job job) {
+  auto const share = job.settings.share_gpu;
   std::optional<fsdp::cuda::Device> device;
+  std::vector<std::string> gpus;
   try {
     std::string name;
     agree(control, [&] {
-      device.emplace(choose_gpu({control.rank(), control.size()}, here, cuda_device_count()));
+      device.emplace(choose_gpu({control.rank(), control.size()}, here, cuda_device_count(), share));
       name = name_of_gpu(*device);
     });
-    auto const gpus = control.exchange(name, "GPUs");
-    agree(control, [&] { expect_own_gpus(gpus); });
+    gpus = control.exchange(name, "GPUs");
+    auto const different = std::set<std::string>(gpus.begin(), gpus.end()).size();
+    job.world_kind = describe(kind, control.size(), different == gpus.size() ? 0 : different);
+    agree(control, [&] {
+      if (!share) expect_own_gpus(gpus, nodes);
+      choose_shard_group(job, nodes);
+    });
   } catch (AgreedError const& error) {
     if (control.rank() == 0) report_error(error.what());
     return usage_error;
   }
+  // Before NCCL looks at it, as it does when it connects the first ranks.
+  if (auto const host = nccl_host(gpus, control.rank()); !host.empty()) ::setenv("NCCL_HOSTID", host.c_str(), 1);
   fsdp::nccl::Options options;
   options.timeout = collective_timeout(job.settings);
   return dispatch(World<fsdp::cuda::Device>::of(fsdp::nccl::Communicator::from(control, *device, options)), job);
@@ -58,14 +73,25 @@ std::string nccl_version() {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-int run_gpu_process(World<fsdp::host::Device>& control, LocalPlace here, Job const& job) {
-  return run_process(control, here, job);
+int run_gpu_process(World<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job) {
+  return run_process(control, WorldKind::nccl_by_mpi, nodes, local_place(nodes, control.rank()), std::move(job));
 }
 
-int run_gpu_process_by_variables(Job const& job) {
-  auto const place = fsdp::bootstrap::Environment::read();
-  fsdp::bootstrap::TcpGroup control(place, collective_timeout(job.settings));
-  return run_process(control, {place.local_rank, 0}, job);
+int run_gpu_process_by_variables(Job job) {
+  std::optional<fsdp::bootstrap::TcpGroup> control;
+  std::vector<int> nodes;
+  LocalPlace here;
+  int const refused = guarded([&] {
+    auto const place = fsdp::bootstrap::Environment::read();
+    control.emplace(place, collective_timeout(job.settings));
+    nodes = nodes_of(control->exchange(machine_name(), "machines"));
+    here = local_place(nodes, place.rank);
+    if (place.local_rank >= 0) here.rank = place.local_rank;
+    return EXIT_SUCCESS;
+  });
+  if (refused != EXIT_SUCCESS) return refused;
+  divide_cores(here.size);
+  return run_process(*control, WorldKind::nccl_by_variables, nodes, here, std::move(job));
 }
 
 }  // namespace nanogpt

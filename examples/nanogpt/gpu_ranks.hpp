@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
@@ -24,13 +25,13 @@ int run_gpu_threads(Job const& job);
 /// Runs this process as one rank of several, each with a GPU of its own, over NCCL. Not to be called inside a try
 /// block.
 /// @param control  the ranks, which agree over it before NCCL connects them
-/// @param here     this rank's place on its machine
+/// @param nodes    for each rank, something that ranks of one machine have in common
 /// @return the exit code; usage_error on every rank if one of them has no GPU of its own, after rank 0 has said so
 /// @note Collective: yes. In programs that were built with NCCL.
-int run_gpu_process(World<fsdp::host::Device>& control, LocalPlace here, Job const& job);
+int run_gpu_process(World<fsdp::host::Device>& control, std::vector<int> const& nodes, Job job);
 
 /// The same for ranks that find each other by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-/// @throws fsdp::ConfigError if a variable is missing or malformed; fsdp::PeerError if a rank does not come
-int run_gpu_process_by_variables(Job const& job);
+/// @return usage_error also if a variable is missing or malformed, EXIT_FAILURE if a rank does not come; both are said
+int run_gpu_process_by_variables(Job job);
 
 }  // namespace nanogpt

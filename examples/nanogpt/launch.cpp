@@ -4,13 +4,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdlib>
+#include <exception>
 #include <limits>
+#include <set>
 
+#include "commands.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
 
 namespace nanogpt {
 namespace {
@@ -42,6 +47,34 @@ std::optional<Place> place(Variables const& variables, std::string_view rank, st
 /// Who starts the ranks, for messages.
 std::string_view starter(Launch const& launch) { return launch.mpi ? "mpirun" : launch.named ? "torchrun" : "srun"; }
 
+/// @throws fsdp::ConfigError saying what to do unless `comm` is what moves data between such ranks
+void expect_comm(Launch const& launch, std::string_view device, std::string_view comm) {
+  bool const host = device == "cpu", several = launch.several();
+  if (comm == "nccl" && host)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'comm': nccl moves data between GPUs: expected --device=cuda, or on the host mpi under mpirun and "
+        "local "
+        "for threads");
+  if (comm == "mpi" && !host)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'comm': mpi moves data of the host: expected nccl for processes with GPUs, or --device=cpu");
+  if (comm == "nccl" && !several && !launch.mpi && !launch.named)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'comm': nccl connects processes with a GPU each: start them with mpirun -n N, srun or torchrun; local "
+        "is for --ranks=N, threads that share a GPU");
+  if (comm == "mpi" && !several && !launch.mpi)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'comm': mpi connects processes: start them with mpirun -n N, or srun; local is for --ranks=N, threads "
+        "of one process");
+  if (comm == "local" && several)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'comm': local connects threads of one process: expected --ranks=N without {}, or {}", starter(launch),
+        host ? "mpi under mpirun" : "nccl for processes with GPUs");
+}
+
+/// What lets ranks do with fewer GPUs.
+constexpr std::string_view sharing = "--share_gpu=true deals ranks round over the GPUs";
+
 /// What makes processes find each other without MPI.
 constexpr std::string_view variables_to_set =
     "set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for each of them, as torchrun does";
@@ -56,10 +89,16 @@ Variables launch_variables() {
 }
 
 bool is_first_process(Variables const& variables) {
-  for (auto const* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
-    if (auto const found = variables.find(name); found != variables.end() && !found->second.empty())
-      return found->second == "0";
-  return true;
+  auto const value = [&](std::string_view name) {
+    auto const found = variables.find(name);
+    return found == variables.end() ? std::string() : found->second;
+  };
+  for (auto const* const name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
+    if (auto const rank = value(name); !rank.empty()) return rank == "0";
+  // Before Slurm's: torchrun's agents may be tasks of a step. A RANK alone is nobody's.
+  if (auto const rank = value("RANK"); !rank.empty() && !value("WORLD_SIZE").empty()) return rank == "0";
+  auto const task = value("SLURM_PROCID");
+  return task.empty() || task == "0";
 }
 
 bool Launch::several() const {
@@ -96,11 +135,14 @@ Launch read_launch(Variables const& variables) {
   return launch;
 }
 
-WorldKind choose_world(Launch const& launch, Build build, std::string_view device, std::int64_t ranks) {
+WorldKind choose_world(Launch const& launch, Build build, std::string_view device, std::int64_t ranks,
+                       std::string_view comm) {
   bool const several = launch.several();
   if (ranks > 1 && (launch.mpi || several))
     fsdp::fail<fsdp::ConfigError>("setting 'ranks': expected 1 under {}, which starts the ranks itself, got {}",
                                   starter(launch), ranks);
+  expect_comm(launch, device, comm);
+  if (comm == "local") return WorldKind::threads;
   if (device == "cpu") {
     if (build.mpi && (launch.mpi || (several && !launch.named))) return WorldKind::mpi;
     if (!several) return WorldKind::threads;
@@ -112,7 +154,7 @@ WorldKind choose_world(Launch const& launch, Build build, std::string_view devic
     fsdp::fail<fsdp::ConfigError>(
         "this program was built without MPI and cannot be one of several ranks; --ranks=N runs threads");
   }
-  if (!several) return WorldKind::threads;
+  if (!several && comm != "nccl") return WorldKind::threads;
   if (!build.nccl)
     fsdp::fail<fsdp::ConfigError>(
         "this program was built without NCCL: its processes cannot train on GPUs together; --ranks=N runs threads that "
@@ -123,12 +165,13 @@ WorldKind choose_world(Launch const& launch, Build build, std::string_view devic
                                 starter(launch), variables_to_set);
 }
 
-std::string describe(WorldKind kind, std::int64_t size) {
+std::string describe(WorldKind kind, std::int64_t size, std::size_t gpus) {
   auto const processes = fmt::format("{} process{}", size, size == 1 ? "" : "es");
+  auto const on_gpus = gpus == 0 ? " with a GPU each" : fmt::format(" that share {} GPU{}", gpus, gpus == 1 ? "" : "s");
   switch (kind) {
     case WorldKind::mpi: return processes + " (MPI)";
-    case WorldKind::nccl_by_mpi: return processes + " with a GPU each (NCCL, started by MPI)";
-    case WorldKind::nccl_by_variables: return processes + " with a GPU each (NCCL, started by RANK and WORLD_SIZE)";
+    case WorldKind::nccl_by_mpi: return processes + on_gpus + " (NCCL, started by MPI)";
+    case WorldKind::nccl_by_variables: return processes + on_gpus + " (NCCL, started by RANK and WORLD_SIZE)";
     case WorldKind::threads: break;
   }
   return size == 1 ? "one process" : fmt::format("{} threads of one process", size);
@@ -150,6 +193,14 @@ void expect_mpi_size(Launch const& launch, int size) {
       started, size, variables_to_set);
 }
 
+std::vector<int> nodes_of(std::vector<std::string> const& machines) {
+  std::map<std::string_view, int> first;
+  std::vector<int> nodes;
+  for (std::size_t rank = 0; rank < machines.size(); ++rank)
+    nodes.push_back(first.emplace(machines[rank], static_cast<int>(rank)).first->second);
+  return nodes;
+}
+
 LocalPlace local_place(std::vector<int> const& nodes, int rank) {
   LocalPlace here{0, 0};
   auto const own = static_cast<std::size_t>(rank);
@@ -161,7 +212,29 @@ LocalPlace local_place(std::vector<int> const& nodes, int rank) {
   return here;
 }
 
-int choose_gpu(Place rank, LocalPlace here, int gpus) {
+std::int64_t ranks_of_a_machine(std::vector<int> const& nodes) {
+  std::map<int, std::int64_t> ranks;  // by machine
+  for (auto const node : nodes) ++ranks[node];
+  if (ranks.size() < 2) return 0;
+  constexpr std::string_view instead = "expected as many ranks on each, machine by machine, or --shard_group=N";
+  for (std::size_t rank = 1; rank < nodes.size(); ++rank) {
+    auto const first = std::find(nodes.begin(), nodes.end(), nodes[rank]) - nodes.begin();
+    auto const here = ranks[nodes[rank]], there = ranks[nodes[0]];
+    if (here != there)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but rank 0's has {} and rank {}'s "
+          "{}: {}",
+          there, rank, here, instead);
+    if (static_cast<std::int64_t>(rank) - first >= here)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but ranks {} and {} are on one, and "
+          "others between them are not: {}",
+          first, rank, instead);
+  }
+  return ranks[nodes[0]];
+}
+
+int choose_gpu(Place rank, LocalPlace here, int gpus, bool share) {
   if (gpus < 1) fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, found none here", rank.rank);
   if (gpus == 1) return 0;
   if (here.rank < 0) {
@@ -169,25 +242,51 @@ int choose_gpu(Place rank, LocalPlace here, int gpus) {
     fsdp::fail<fsdp::ConfigError>("rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from", rank.rank,
                                   gpus);
   }
+  if (share) return here.rank % gpus;
   if (here.rank < gpus && here.size <= gpus) return here.rank;
-  if (here.size > 0)
-    fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, got {} ranks on a machine with {} GPUs",
-                                  rank.rank, here.size, gpus);
-  fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, got LOCAL_RANK {} on a machine with {} GPUs",
-                                rank.rank, here.rank, gpus);
+  auto const ranks = here.size > 0 ? fmt::format("{} ranks", here.size) : fmt::format("LOCAL_RANK {}", here.rank);
+  fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, got {} on a machine with {} GPUs; {}",
+                                rank.rank, ranks, gpus, sharing);
 }
 
-void expect_own_gpus(std::vector<std::string> const& gpus) {
+void expect_own_gpus(std::vector<std::string> const& gpus, std::vector<int> const& nodes) {
   std::map<std::string_view, std::size_t> owners;
   for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
     auto const [owner, first] = owners.emplace(gpus[rank], rank);
-    if (!first)
-      fsdp::fail<fsdp::ConfigError>(
-          "expected a GPU for every rank, but ranks {} and {} have the same one ({}): start fewer ranks, or run "
-          "threads "
-          "that share a GPU (--ranks=N without a launcher)",
-          owner->second, rank, gpus[rank]);
+    if (first) continue;
+    std::set<std::string_view> here;
+    for (std::size_t peer = 0; peer < gpus.size(); ++peer)
+      if (nodes[peer] == nodes[rank]) here.insert(gpus[peer]);
+    fsdp::fail<fsdp::ConfigError>(
+        "expected a GPU for every rank, but ranks {} and {} have the same one ({}): {} ranks of their machine have {} "
+        "GPU{} among them; start fewer, or threads that share a GPU (--ranks=N without a launcher); {}",
+        owner->second, rank, gpus[rank], std::count(nodes.begin(), nodes.end(), nodes[rank]), here.size(),
+        here.size() == 1 ? "" : "s", sharing);
   }
+}
+
+std::string nccl_host(std::vector<std::string> const& gpus, int rank) {
+  if (std::count(gpus.begin(), gpus.end(), gpus[static_cast<std::size_t>(rank)]) == 1) return {};
+  return fmt::format("nanogpt-rank-{}", rank);
+}
+
+void end_on_uncaught_exceptions(int rank) {
+  static int own = 0;
+  own = rank;
+  std::set_terminate([] {
+    fsdp::host::yield_to_end();
+    std::string what = "ended without an exception";
+    try {
+      if (auto const error = std::current_exception()) std::rethrow_exception(error);
+    } catch (std::exception const& error) {
+      what = error.what();
+    } catch (...) {
+      what = "an exception that is no std::exception";
+    }
+    auto const prefix = fmt::format("rank {}", own);
+    report_error(what.starts_with(prefix) ? what : fmt::format("{}: {}", prefix, what));
+    std::_Exit(EXIT_FAILURE);
+  });
 }
 
 }  // namespace nanogpt

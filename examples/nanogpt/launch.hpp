@@ -3,6 +3,7 @@
 // MPI nor a GPU.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -56,14 +57,21 @@ enum class WorldKind {
   nccl_by_variables,  ///< the same; they find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 };
 
+/// [Note: What moves data] Threads of one process, on the host or on one GPU: local. Processes on the host: mpi.
+/// Processes with GPUs: nccl. There is one for every device and launcher, which is what `auto` takes; to name it is to
+/// make sure.
+///
 /// @param device  "cpu" or "cuda"
 /// @param ranks   the setting: threads that this process is to run
+/// @param comm    the setting: what is to move data: auto, nccl, local or mpi
 /// @throws fsdp::ConfigError saying what to do where such ranks cannot work together
-WorldKind choose_world(Launch const& launch, Build build, std::string_view device, std::int64_t ranks);
+WorldKind choose_world(Launch const& launch, Build build, std::string_view device, std::int64_t ranks,
+                       std::string_view comm = "auto");
 
 /// How ranks came about, in words.
 /// @param size  ranks
-std::string describe(WorldKind kind, std::int64_t size);
+/// @param gpus  that processes have among them, if they share some; 0: each has its own
+std::string describe(WorldKind kind, std::int64_t size, std::size_t gpus = 0);
 
 /// @param size  the ranks that MPI has found
 /// @throws fsdp::ConfigError if the launcher has started another number of processes
@@ -75,17 +83,39 @@ struct LocalPlace {
   int size = 0;   ///< 0: not said
 };
 
+/// For each rank, the lowest rank on its machine.
+/// @param machines  every rank's, by name
+std::vector<int> nodes_of(std::vector<std::string> const& machines);
+
 /// @param nodes  for each rank, something that ranks of one machine have in common
 LocalPlace local_place(std::vector<int> const& nodes, int rank);
 
+/// Ranks of a machine, where there are several machines: the shard group of hybrid_shard, unless one is given.
+/// @param nodes  for each rank, something that ranks of one machine have in common
+/// @return 0 if there is one machine
+/// @throws fsdp::ConfigError unless all machines have as many, ranks that follow each other
+std::int64_t ranks_of_a_machine(std::vector<int> const& nodes);
+
 /// The ordinal of a rank's GPU: its place on its machine, or 0 where it sees one GPU, which may be another than its
 /// neighbours' (CUDA_VISIBLE_DEVICES; expect_own_gpus finds out).
-/// @param gpus  that this process sees
+/// @param gpus   that this process sees
+/// @param share  where there are more ranks than GPUs, ranks are dealt round over them
 /// @throws fsdp::ConfigError if there is none for this rank, or no saying which
-int choose_gpu(Place rank, LocalPlace here, int gpus);
+int choose_gpu(Place rank, LocalPlace here, int gpus, bool share);
 
+/// @param gpus   every rank's GPU, by a name that no other GPU has
+/// @param nodes  for each rank, something that ranks of one machine have in common
+/// @throws fsdp::ConfigError naming the first two ranks that have one GPU, and how many ranks and GPUs there are
+void expect_own_gpus(std::vector<std::string> const& gpus, std::vector<int> const& nodes);
+
+/// What NCCL is to take for the machine of a rank (NCCL_HOSTID), which refuses two ranks of one machine on one GPU.
 /// @param gpus  every rank's GPU, by a name that no other GPU has
-/// @throws fsdp::ConfigError naming the first two ranks that have one GPU
-void expect_own_gpus(std::vector<std::string> const& gpus);
+/// @return a name that no other rank gets; "" if the rank has its GPU for itself: then the machine is what it is
+std::string nccl_host(std::vector<std::string> const& gpus, int rank);
+
+/// From now on an exception of this process that nothing catches is reported, and ends the process before any stack is
+/// unwound: destructors of streams would wait for peers that wait for this rank. Nothing is reported if a wait that has
+/// failed is ending the process already.
+void end_on_uncaught_exceptions(int rank);
 
 }  // namespace nanogpt

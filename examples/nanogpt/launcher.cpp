@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 #include <utility>
 
@@ -23,6 +24,7 @@
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
+#include "run_log.hpp"
 #include "stop_vote.hpp"
 #include "world.hpp"
 #if NANOGPT_HAVE_MPI
@@ -141,19 +143,20 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
     });
     if (refused != EXIT_SUCCESS) return refused;
     job.world_kind = describe(kind, environment.size());
-    auto const here = local_place(environment.nodes(), environment.rank());
-    divide_cores(here.size);
+    divide_cores(local_place(environment.nodes(), environment.rank()).size);
     fsdp::mpi::Options options;
     options.timeout = collective_timeout(job.settings);
     auto world = World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, {}, options));
     try {
       expect_same_device(world, job);
+      if (kind == WorldKind::mpi)
+        agree(world, [&] { choose_shard_group(job, environment.nodes(options.ranks_per_node)); });
     } catch (AgreedError const& error) {
       if (world.rank() == 0) report_error(error.what());
       return usage_error;
     }
 #if NANOGPT_HAVE_NCCL
-    if (kind == WorldKind::nccl_by_mpi) return run_gpu_process(world, here, job);
+    if (kind == WorldKind::nccl_by_mpi) return run_gpu_process(world, environment.nodes(), job);
 #endif
     return dispatch(std::move(world), job);
   });
@@ -194,6 +197,19 @@ void divide_cores(int ranks_here) {
   openblas_set_num_threads(std::max(1, cores / std::max(1, ranks_here)));
 }
 
+std::string machine_name() {
+  std::string boot;  // machines may have one name, and containers of one machine several
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return host_name() + " " + boot;
+}
+
+void choose_shard_group(Job& job, std::vector<int> const& nodes) {
+  if (job.settings.strategy != "hybrid_shard" || job.settings.shard_group != 0) return;
+  job.settings.shard_group = ranks_of_a_machine(nodes);
+  if (job.settings.shard_group != 0)
+    job.world_kind += fmt::format(" in shard groups of {}, a machine each", job.settings.shard_group);
+}
+
 std::chrono::milliseconds collective_timeout(Settings const& settings) {
   std::chrono::duration<double> const seconds(std::min(settings.collective_timeout, 1e8));
   return std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(seconds));
@@ -207,7 +223,7 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
     job.device = choose_device(settings);
     job.dtype = choose_dtype(settings, job.device);
     launch = read_launch(launch_variables());
-    kind = choose_world(launch, build, job.device, settings.ranks);
+    kind = choose_world(launch, build, job.device, settings.ranks, settings.comm);
     fsdp::host::set_wait_deadline(collective_timeout(settings));
     return EXIT_SUCCESS;
   });
@@ -220,8 +236,8 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
 #endif
 #if NANOGPT_HAVE_NCCL
   if (kind == WorldKind::nccl_by_variables) {
-    job.world_kind = describe(kind, launch.named->size);
-    return guarded([&] { return run_gpu_process_by_variables(job); });
+    end_on_uncaught_exceptions(launch.named->rank);
+    return run_gpu_process_by_variables(job);
   }
 #endif
   divide_cores(static_cast<int>(settings.ranks));

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process has of its own, and its ranks share: cores, deadline, signals.
+// What a process has of its own, and its ranks share: cores, machine, deadline, signals.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string>
+#include <vector>
 
+#include "job.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
@@ -13,6 +16,14 @@ namespace nanogpt {
 /// Gives OpenBLAS this process's part of the cores, unless OPENBLAS_NUM_THREADS says otherwise.
 /// @param ranks_here  ranks that share this machine
 void divide_cores(int ranks_here);
+
+/// A name that processes of this machine have in common, and those of others have not.
+std::string machine_name();
+
+/// Where hybrid_shard has been told no shard groups, and there are several machines: the ranks of each are one.
+/// @param nodes  for each rank, something that ranks of one machine have in common
+/// @throws fsdp::ConfigError if machines differ in their ranks
+void choose_shard_group(Job& job, std::vector<int> const& nodes);
 
 /// How long a rank waits for its peers: the setting of that name, at least 1 ms.
 std::chrono::milliseconds collective_timeout(Settings const& settings);

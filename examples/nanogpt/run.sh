@@ -4,10 +4,11 @@
 #
 #   ./examples/nanogpt/run.sh [--data FILE] [trainer settings...]
 #
-# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, samples, and
-# draws the run as a page.
+# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, or over all GPUs,
+# samples, and draws the run as a page.
 # A second run skips what is done. Trainer settings override the defaults, e.g. --max_iters=500 --strategy=ddp.
-#   RANKS=2     ranks to start          JOBS=2   compilers at a time
+#   RANKS=N     ranks to start (2; on several GPUs, with NCCL and MPI: a process for each)
+#   JOBS=2      compilers at a time
 #   WORK=DIR    where data and models go (default: build/nanogpt-run)
 set -euo pipefail
 
@@ -16,7 +17,6 @@ die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 called_from=$PWD
-ranks=${RANKS:-2}
 jobs=${JOBS:-2}
 work=${WORK:-$repository/build/nanogpt-run}
 [[ $work == /* ]] || work=$called_from/$work
@@ -27,11 +27,11 @@ while (($#)); do
   case $1 in
     --data) [[ -n ${2-} ]] || die "--data needs a file"; data=$2; shift 2 ;;
     --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
-    -h | --help) sed -n '3,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
 done
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || die "RANKS=$ranks: expected a positive number"
+[[ ${RANKS:-2} =~ ^[1-9][0-9]*$ ]] || die "RANKS=$RANKS: expected a positive number"
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data
   [[ -f $data && -r $data ]] || die "--data: '$data' is not a file that can be read"
@@ -45,7 +45,7 @@ use_quick_tools
 preset=cpu demands=(-DFSDP_MPI=ON)
 if [[ -d /usr/local/cuda/bin ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
 if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
-  preset=cuda demands=() # GPUs are shared by the threads of one process
+  preset=cuda demands=() # without MPI and NCCL the threads of one process share a GPU
 fi
 # Tests that were built in this folder stay: Ninja's generator deletes what a configuration no longer has.
 if [[ ! -e build/$preset/tests/CTestTestfile.cmake ]]; then demands+=(-DFSDP_BUILD_TESTS=OFF); fi
@@ -74,23 +74,18 @@ out_dir=out-$dataset
 for setting in ${settings[@]+"${settings[@]}"}; do
   if [[ $setting == --out_dir=* ]]; then out_dir=${setting#--out_dir=}; fi
 done
+. "$repository/examples/nanogpt/choose_launch.sh"
+choose_launch "$preset" "$repository/build/$preset" "$nanogpt"
 defaults=(train_shakespeare_char_cpu --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
-          --batch_size=6 --gradient_accumulation_steps="$ranks" --trace="$out_dir/trace.json")
+          --batch_size=6 --gradient_accumulation_steps="$ranks" --trace="$out_dir/trace.json"
+          ${rank_settings[@]+"${rank_settings[@]}"})
 if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
-if [[ $preset == cuda ]]; then
-  launch=()
-  defaults+=(--ranks="$ranks")
-else # the launcher that CMake found beside the library
-  mpirun=$(sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' "$repository/build/$preset/CMakeCache.txt")
-  launch=("$mpirun" -n "$ranks")
-  if "$mpirun" --version 2>&1 | grep -qiE 'open ?mpi|open-mpi|openrte|prte'; then launch+=(--oversubscribe --bind-to none); fi
-fi
 
 key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$(sha256sum < "data/$dataset/train.bin")" | sha256sum)
 if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then
   say "$work/$out_dir holds the model of these settings: not training again"
 else
-  say "training on $ranks ranks, fully sharded"
+  say "training on $ranks ranks, fully sharded: $how"
   rm -f "$out_dir/.trained"
   ${launch[@]+"${launch[@]}"} "$nanogpt" train "${defaults[@]}" ${settings[@]+"${settings[@]}"}
   if [[ -s $out_dir/model.safetensors ]]; then printf '%s\n' "$key" > "$out_dir/.trained"; fi

@@ -136,10 +136,17 @@ std::vector<Setting> make_table() {
            {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
+  t.choice("comm", &S::comm, computing,
+           "what moves data between ranks: mpi for processes on the host, nccl for those with GPUs, local for threads; "
+           "auto: as device and launcher need",
+           {"auto", "nccl", "local", "mpi"});
+  t.flag("share_gpu", &S::share_gpu, computing,
+         "more processes than GPUs on a machine: deal them round; slow, for trials");
   t.positive("collective_timeout", &S::collective_timeout, computing, "seconds after which a collective is given up");
   t.choice("strategy", &S::strategy, computing, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
-  t.count("shard_group", &S::shard_group, computing, "ranks per shard group of hybrid_shard");
+  t.count("shard_group", &S::shard_group, computing,
+          "ranks per shard group of hybrid_shard (default: those of a machine, of several)");
   t.optional_text(
       "reshard_after_forward", &S::reshard_after_forward, training,
       "drop a unit after forward: true, false (as shard_grad_op), or keep it sharded over a number of ranks "
@@ -158,7 +165,7 @@ std::vector<Setting> make_table() {
            "element type that ranks sum gradients in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile here");
-  t.text("backend", &S::backend, training, "nanoGPT's; the device and the launcher choose it here");
+  t.text("backend", &S::backend, training, "nanoGPT's; --comm is what there is here");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; --log_json=FILE logs here");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
@@ -310,7 +317,7 @@ void check_strategy(Settings const& s, std::int64_t ranks) {
   if (s.strategy == "hybrid_shard") {
     if (s.shard_group == 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'shard_group': strategy hybrid_shard needs the ranks per shard group, got none");
+          "setting 'shard_group': on one machine strategy hybrid_shard needs the ranks per shard group, got none");
     if (ranks % s.shard_group != 0)
       fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
                                     s.shard_group);
@@ -409,7 +416,7 @@ std::vector<std::string> notes_on(Settings const& settings) {
     if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' is nanoGPT's: {}", name, why));
   };
   note("compile", "there is nothing to compile here");
-  note("backend", "ranks move data as their device and launcher need");
+  note("backend", "ranks move data as their device and launcher need (--comm)");
   if (settings.was_given("bucket_mb") && settings.strategy != "no_shard")
     notes.push_back(fmt::format("note: 'bucket_mb' is no_shard's: {} reduces each unit as it is", settings.strategy));
   if (settings.wandb_log) note("wandb_log", "nothing is sent anywhere; --log_json=FILE logs");

@@ -65,6 +65,8 @@ struct Settings {
   std::string dtype;   ///< empty: the device's default
   std::int64_t seed = 1337;
   std::int64_t ranks = 1;
+  std::string comm = "auto";
+  bool share_gpu = false;
   double collective_timeout = 600.0;
   // sharding
   std::string strategy = "full_shard";

@@ -39,6 +39,7 @@ class World {
   World split(int color, int key, std::string_view what) { return World(held_->split(color, key, what)); }
   void* allocate(std::size_t bytes) { return held_->allocate(bytes); }
   void deallocate(void* memory, std::size_t bytes) noexcept { held_->deallocate(memory, bytes); }
+  void register_memory(void* memory, std::size_t bytes) { held_->register_memory(memory, bytes); }
   Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
     return held_->all_gather(stream, send, receive, count, label);
   }
@@ -82,6 +83,7 @@ class World {
     virtual std::unique_ptr<Held> split(int color, int key, std::string_view what) = 0;
     virtual void* allocate(std::size_t bytes) = 0;
     virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
+    virtual void register_memory(void* memory, std::size_t bytes) = 0;
     virtual Ticket all_gather(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_gather(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
     virtual Ticket reduce_scatter(Stream&, float const*, float*, std::size_t, Label) = 0;
@@ -105,6 +107,13 @@ class World {
     }
     void* allocate(std::size_t bytes) override { return world.allocate(bytes); }
     void deallocate(void* memory, std::size_t bytes) noexcept override { world.deallocate(memory, bytes); }
+    void register_memory(void* memory, std::size_t bytes) override {
+      if constexpr (fsdp::RegistersMemory<C>) {
+        world.register_memory(memory, bytes);
+      } else {
+        static_cast<void>(memory), static_cast<void>(bytes);
+      }
+    }
     Ticket all_gather(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
       return world.all_gather(stream, send, receive, count, label);
     }
@@ -146,6 +155,6 @@ class World {
   std::unique_ptr<Held> held_;
 };
 
-static_assert(fsdp::Communicator<World<fsdp::host::Device>>);
+static_assert(fsdp::RegistersMemory<World<fsdp::host::Device>>);
 
 }  // namespace nanogpt

@@ -102,6 +102,13 @@ concept Communicator =
       { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
 
+/// A communicator that wants to know in advance which memory its collectives move. An engine allocates on the world, and
+/// registers each allocation with every communicator that moves some of it; those end before the memory is returned.
+template <class C>
+concept RegistersMemory = Communicator<C> && requires(C& comm, void* memory, std::size_t bytes) {
+  { comm.register_memory(memory, bytes) };                  // what allocate(bytes) gave, here or on what this was split from; collective
+};
+
 /// How a unit's parameters, gradients and optimizer state are divided over ranks (see strategy.hpp): what Engine and
 /// Engine::shard take. A strategy that has a member `group` as well (int) shards within groups of so many consecutive
 /// ranks, and replicates over the groups.

@@ -6,8 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
+
+#include "fsdp/concepts.hpp"
 
 namespace fsdp {
 
@@ -123,5 +126,13 @@ class AccountedMemory {
   std::size_t bytes_ = 0;
   void* data_ = nullptr;
 };
+
+/// Tells `mover` that its collectives will move some of `memory`, if there are both and it wants to know.
+/// @note Collective: yes, over mover, if it wants to know.
+template <Communicator C>
+[[gnu::cold]] void register_with(std::optional<C>& mover, AccountedMemory<C> const& memory) {
+  if constexpr (RegistersMemory<C>)
+    if (mover && memory) mover->register_memory(memory.data(), memory.bytes());
+}
 
 }  // namespace fsdp

@@ -15,7 +15,7 @@ cd "$work" || exit 1
 # A repository with one test of each kind, and tools that do nothing but answer.
 mkdir -p tests/{conformance,unit,nanogpt,support} docs benchmarks/step tools none
 cp "$source_folder/tests/gpu.sh" tests/
-cp "$source_folder/tests/support/gpu_stages.sh" tests/support/
+cp "$source_folder"/tests/support/gpu_{stages,needs}.sh tests/support/
 touch tests/conformance/{cuda_device,peers_nccl}.cu tests/unit/rows.cu tests/nanogpt/{heads,model}.cu README.md
 echo "some text" >docs/page.md
 stub() { # stub FILE, the body from stdin
@@ -110,6 +110,32 @@ for stage in build unit_rows conformance_cuda_device conformance_peers_nccl nano
 done
 gpu --only local --list
 check "NCCL is listed for --only local" test "$(grep -c nccl output)" -eq 0
+# Of packages some are here, some are not, and what NCCL and MPI need is not asked for without them.
+stub tools/nvcc <<<'exit 0'
+stub tools/mpirun <<<'exit 0'
+stub tools/c++ <<<'read -r line; [[ $line != *fmt* && $line != *nccl* ]]'
+CXX='' NO_TORCH=1 NCCL_ROOT='' gpu --needs
+ends 1
+needs() { check "package $1 is not $2" grep -qE "^$1 +$2 +[a-z]" output; } # needs PACKAGE here|MISSING
+needs cuda-toolkit here
+needs openmpi-bin here
+needs libcli11-dev here
+needs libfmt-dev MISSING
+needs libnccl-dev MISSING
+needs torch MISSING
+says "no-enhances .*libfmt-dev.*libnccl-dev.*grep"
+check "something was built to see what is needed" test ! -s calls
+CXX='' NO_TORCH=1 NCCL_ROOT='' gpu --only local --needs
+ends 1
+check "NCCL is needed for --only local" test "$(grep -cE '^(libnccl|openmpi|libopenmpi)' output)" -eq 0
+needs libfmt-dev MISSING
+mkdir -p nccl/include && touch nccl/include/nccl.h
+stub tools/c++ <<<'exit 0'
+for tool in ninja mpicxx; do stub tools/$tool <<<'exit 0'; done
+CXX='' NCCL_ROOT=$work/nccl gpu --needs
+needs libnccl-dev here
+check "a package that is here is called missing" test "$(grep -E MISSING output | grep -cvE '^libopenblas-dev ')" -eq 0
+rm tools/{nvcc,mpirun,c++,ninja,mpicxx}
 gpu --stage nonsense
 ends 2
 says "no stage 'nonsense'"

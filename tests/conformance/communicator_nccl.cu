@@ -153,10 +153,11 @@ TEST_CASE("nccl: symmetric memory works or is refused, never silently dropped", 
     symmetric.symmetric_memory = true;
     auto comm = fsdp::nccl::Communicator::from(group, own_device(), symmetric);
     auto stream = comm.device().make_stream("symmetric");
-    void* memory = nullptr;
+    void* const memory = comm.allocate(5000 * sizeof(float));
     try {
-      memory = comm.allocate(5000 * sizeof(float));
+      comm.register_memory(memory, 5000 * sizeof(float));
     } catch (fsdp::ConfigError const&) {
+      comm.deallocate(memory, 5000 * sizeof(float));
       return;  // refused, on every rank
     }
     auto* const data = static_cast<float*>(memory);
@@ -164,6 +165,14 @@ TEST_CASE("nccl: symmetric memory works or is refused, never silently dropped", 
     comm.all_reduce(stream, static_cast<float const*>(data), data, 5000, {"unit", "test"});
     fsdp::conformance::expect_equal(fsdp::conformance::download(comm.device(), stream, data, 5000),
                                     std::vector<float>(5000, 4.0f), "all_reduce in symmetric memory");
+    {
+      auto part = comm.split(0, comm.rank(), "part");
+      auto collectives = comm.device().make_stream("part");
+      part.register_memory(memory, 5000 * sizeof(float));
+      part.all_reduce(collectives, static_cast<float const*>(data), data, 5000, {"unit", "test"});
+      fsdp::conformance::expect_equal(fsdp::conformance::download(comm.device(), collectives, data, 5000),
+                                      std::vector<float>(5000, 8.0f), "all_reduce of a part in symmetric memory");
+    }
     comm.deallocate(memory, 5000 * sizeof(float));
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// local::Communicator over CUDA: ranks are threads that share the first GPU, plain and with seeded delays.
+// local::Communicator over CUDA: ranks are threads, dealt round over the GPUs that there are, down to one.
 // timeout: 470
 #include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
@@ -18,7 +18,9 @@ struct LocalCuda {
   static std::vector<int> sizes() { return {1, 2, 3, 4, 7}; }
   template <class Body>
   static void run(int ranks, Body const& body) {
-    fsdp::local::run(ranks, fsdp::cuda::Device{}, [&](Communicator& comm) { body(comm); });
+    fsdp::local::run(
+        ranks, [](int rank) { return fsdp::cuda::Device(rank % fsdp::cuda::device_count()); },
+        [&](Communicator& comm) { body(comm); });
   }
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bootstrap of ranks over TCP: ranks are threads here, connected through the loopback.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -12,6 +14,7 @@
 
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/in_child.hpp"
 
 using fsdp::bootstrap::Environment;
 using fsdp::bootstrap::TcpGroup;
@@ -208,8 +211,68 @@ TEST_CASE("a taken port is a configuration error", "[tcp]") {
   CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);
 }
 
+TEST_CASE("SIGTERM ends a rank that waits for others to come, whichever it is", "[tcp]") {
+  int const port = free_port();
+  for (int const rank : {0, 1}) {
+    auto const outcome = fsdp::testing::in_child([&] {
+      std::signal(SIGALRM, [](int) { fsdp::host::request_termination(); });  // as a handler of SIGTERM does
+      ::ualarm(50'000, 0);
+      TcpGroup(place(rank, 2, port), patience);
+    });
+    CHECK(outcome.code == fsdp::host::wait_terminated_exit_code);
+    CHECK(contains(outcome.text, "SIGTERM during a wait: peers over TCP"));
+  }
+}
+
+TEST_CASE("ranks find each other beside the agent of torchrun, which listens on MASTER_PORT", "[tcp]") {
+  constexpr int size = 3;
+  // Two ports, one after the other: the agent's, and one that was free a moment ago.
+  fsdp::bootstrap::Socket agent;
+  for (bool found = false; !found;) {
+    agent = fsdp::bootstrap::listen_on("127.0.0.1", 0);
+    try {
+      static_cast<void>(fsdp::bootstrap::listen_on("127.0.0.1", agent.local_port() + 1));
+      found = agent.local_port() < 65535;
+    } catch (fsdp::ConfigError const&) {  // taken: the next try
+    }
+  }
+  auto const port = std::to_string(agent.local_port());
+  Variable const of_size("WORLD_SIZE", "3"), of_address("MASTER_ADDR", "127.0.0.1"),
+      of_port("MASTER_PORT", port.c_str());
+  auto const read = [](int rank) {
+    Variable const of_rank("RANK", std::to_string(rank).c_str());
+    return Environment::read();
+  };
+  for (char const* const without : {"False", "0", ""}) {
+    Variable const store("TORCHELASTIC_USE_AGENT_STORE", without);
+    CHECK(read(0).port == agent.local_port());
+  }
+  for (char const* const with : {"True", "1"}) {
+    Variable const store("TORCHELASTIC_USE_AGENT_STORE", with);
+    std::vector<Environment> places;
+    for (int rank = 0; rank < size; ++rank) places.push_back(read(rank));
+    std::vector<std::vector<std::string>> got(size);
+    auto const thrown = on_ranks(size, [&](int rank) {
+      auto const own = static_cast<std::size_t>(rank);
+      got[own] = TcpGroup(places[own], patience).exchange(std::to_string(rank), "test");
+    });
+    for (auto const& text : thrown) CHECK(text == "");
+    for (auto const& texts : got) CHECK(texts == std::vector<std::string>{"0", "1", "2"});
+  }
+  Variable const store("TORCHELASTIC_USE_AGENT_STORE", "True");
+  {
+    Variable const last("MASTER_PORT", "65535");
+    CHECK(read(1).port == 65534);
+  }
+  Variable const again("MASTER_PORT", port.c_str());
+  Variable const chosen("FSDP_PORT", "12345");
+  CHECK(read(2).port == 12345);
+}
+
 TEST_CASE("the environment is read in full or not at all", "[tcp]") {
-  for (char const* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  for (char const* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "FSDP_PORT", "TORCHELASTIC_USE_AGENT_STORE"})
+    ::unsetenv(name);
   CHECK(Environment::read().size == 1);
   Variable const rank("RANK", "1");
   CHECK_THROWS_AS(Environment::read(), fsdp::ConfigError);

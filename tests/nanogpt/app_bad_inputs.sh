@@ -68,7 +68,7 @@ refuses "frobnicate" "$nanogpt" frobnicate
 for bad in batch_size=0 batch_size=-1 batch_size=two batch_size=1.5 block_size=0 n_layer=0 n_head=0 n_embd=-4 dropout=1.5 dropout=-1 \
   dropout=nan learning_rate=0 learning_rate=-1 learning_rate=nan learning_rate=inf beta1=1 beta1=-0.1 beta2=1.5 beta2=nan \
   weight_decay=-1 grad_clip=-1 max_iters=0 max_iters=-5 eval_interval=0 eval_iters=0 log_interval=0 warmup_iters=-1 lr_decay_iters=0 \
-  min_lr=-1 seed=-1 gradient_accumulation_steps=0 decay_lr=perhaps bias=2 device=tpu strategy=zero dtype=float8 shard_group=-1 \
+  min_lr=-1 seed=-1 gradient_accumulation_steps=0 decay_lr=perhaps bias=2 device=tpu strategy=zero dtype=float8 shard_group=-1 comm=tcp share_gpu=2 \
   prefetch=-1 bucket_mb=0 collective_timeout=0 ranks=0 ranks=1000 out_dir= dataset=; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" train "${small[@]}" "--$bad"
 done
@@ -131,7 +131,11 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "setting 'gradient_accumulation_steps': expected a multiple of the 2 ranks" \
     "${mpirun[@]}" "$nanogpt" train "${small[@]}" --gradient_accumulation_steps=3
   refuses "setting 'ranks'" "${mpirun[@]}" "$nanogpt" train "${small[@]}" --ranks=2
+  refuses "rank 0's has 2 and rank 2's 1: expected as many ranks on each" \
+    env FSDP_RANKS_PER_NODE=2 "${mpirun[@]/%2/3}" "$nanogpt" train "${small[@]}" --strategy=hybrid_shard --gradient_accumulation_steps=3
 fi
+refuses "setting 'comm': mpi connects processes: start them with mpirun" "$nanogpt" train "${small[@]}" --device=cpu --comm=mpi
+refuses "setting 'comm': nccl moves data between GPUs" "$nanogpt" train "${small[@]}" --device=cpu --comm=nccl
 
 # --- launchers: which of them, and whether they know each other -------------------------------------------------------------
 named() { env "RANK=$1" "WORLD_SIZE=$2" LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "${@:3}"; }
@@ -152,6 +156,9 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "mpirun has started 2 processes, but MPI finds 1" env PMI_RANK=0 PMI_SIZE=2 "${train[@]}"
   timeout 60 "${mpirun[@]}" "${train[@]}" --out_dir=alone > output 2>&1 || fail "under mpirun: $(tail -n 3 output)"
   grep -q '^2 processes (MPI), ' output || fail "does not say that there are 2 processes"
+  timeout 60 env FSDP_RANKS_PER_NODE=1 "${mpirun[@]}" "${train[@]}" --out_dir=alone --strategy=hybrid_shard --comm=mpi > output 2>&1 ||
+    fail "on two machines: $(tail -n 3 output)"
+  grep -q '^2 processes (MPI) in shard groups of 1, a machine each, ' output || fail "machines are no shard groups"
 fi
 rm -rf alone
 

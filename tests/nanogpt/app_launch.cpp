@@ -5,12 +5,19 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "agreement.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/in_child.hpp"
 #include "tests/support/messages.hpp"
 
 namespace {
@@ -33,8 +40,9 @@ Variables operator+(Variables left, Variables const& right) {
   return left;
 }
 
-std::string refusal(Variables const& variables, Build build, std::string_view device, std::int64_t ranks = 1) {
-  return what([&] { static_cast<void>(choose_world(read_launch(variables), build, device, ranks)); });
+std::string refusal(Variables const& variables, Build build, std::string_view device, std::int64_t ranks = 1,
+                    std::string_view comm = "auto") {
+  return what([&] { static_cast<void>(choose_world(read_launch(variables), build, device, ranks, comm)); });
 }
 
 WorldKind chosen(Variables const& variables, Build build, std::string_view device, std::int64_t ranks = 1) {
@@ -159,6 +167,64 @@ TEST_CASE("a process that is one of several runs no threads beside it") {
   }
 }
 
+TEST_CASE("what moves data goes with device and launcher, or a sentence says what to do") {
+  Variables const mpi_alone{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
+  Variables const named_alone{{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  struct Row {
+    char const* device;
+    Variables variables;
+    char const *automatic, *local, *mpi, *nccl;  // the world that there is, or words of the sentence
+  };
+  char const *const threads = "threads", *const mpi = "mpi", *const by_mpi = "nccl_by_mpi",
+                    *const by_names = "by names";
+  char const* const on_gpus = "nccl moves data between GPUs: expected --device=cuda";
+  char const* const on_host = "mpi moves data of the host: expected nccl for processes with GPUs, or --device=cpu";
+  char const* const start_mpi = "mpi connects processes: start them with mpirun -n N, or srun; local is for --ranks=N";
+  char const* const start_nccl =
+      "nccl connects processes with a GPU each: start them with mpirun -n N, srun or torchrun";
+  char const* const by_mpirun = "processes on the host are started by mpirun";
+  std::vector<Row> const table{
+      {"cpu", {}, threads, threads, start_mpi, on_gpus},
+      {"cpu", batch_script, threads, threads, start_mpi, on_gpus},
+      {"cpu", named_alone, threads, threads, start_mpi, on_gpus},
+      {"cpu", mpi_alone, mpi, threads, mpi, on_gpus},
+      {"cpu", open_mpi, mpi, "expected --ranks=N without mpirun, or mpi under mpirun", mpi, on_gpus},
+      {"cpu", pmix, mpi, "expected --ranks=N without mpirun, or mpi under mpirun", mpi, on_gpus},
+      {"cpu", srun, mpi, "expected --ranks=N without srun, or mpi under mpirun", mpi, on_gpus},
+      {"cpu", torchrun, by_mpirun, "expected --ranks=N without torchrun, or mpi under mpirun", by_mpirun, on_gpus},
+      {"cuda", {}, threads, threads, on_host, start_nccl},
+      {"cuda", batch_script, threads, threads, on_host, start_nccl},
+      {"cuda", named_alone, threads, threads, on_host, by_names},
+      {"cuda", mpi_alone, threads, threads, on_host, by_mpi},
+      {"cuda", open_mpi, by_mpi, "expected --ranks=N without mpirun, or nccl for processes with GPUs", on_host, by_mpi},
+      {"cuda", pmix, by_mpi, "expected --ranks=N without mpirun, or nccl for processes with GPUs", on_host, by_mpi},
+      {"cuda", srun, by_mpi, "expected --ranks=N without srun, or nccl for processes with GPUs", on_host, by_mpi},
+      {"cuda", torchrun, by_names, "expected --ranks=N without torchrun, or nccl for processes with GPUs", on_host,
+       by_names},
+  };
+  std::map<WorldKind, std::string> const words{{WorldKind::threads, threads},
+                                               {WorldKind::mpi, mpi},
+                                               {WorldKind::nccl_by_mpi, by_mpi},
+                                               {WorldKind::nccl_by_variables, by_names}};
+  for (auto const& row : table) {
+    for (auto const& [comm, expected] : {std::pair("auto", row.automatic), std::pair("local", row.local),
+                                         std::pair("mpi", row.mpi), std::pair("nccl", row.nccl)}) {
+      std::string got;
+      auto const message = what(
+          [&, of = comm] { got = words.at(choose_world(read_launch(row.variables), with_all, row.device, 1, of)); });
+      INFO(row.device << ", " << row.variables.size() << " variables, --comm=" << comm << ": " << got << message);
+      CHECK((got.empty() ? has(message, expected) : got == expected));
+      if (got.empty() && comm != std::string("auto") && row.automatic != by_mpirun)
+        CHECK(has(message, "setting 'comm': "));
+    }
+  }
+  // What was not built in is said as without the setting.
+  CHECK(has(refusal(open_mpi, with_mpi, "cuda", 1, "nccl"), "built without NCCL"));
+  CHECK(has(refusal(mpi_alone, with_nccl, "cuda", 1, "nccl"), "built without MPI"));
+  CHECK(has(refusal(open_mpi, with_none, "cpu", 1, "mpi"), "built without MPI"));
+  CHECK(has(refusal(open_mpi, with_all, "cpu", 2, "local"), "setting 'ranks': expected 1 under mpirun"));
+}
+
 TEST_CASE("runs say how their ranks came about") {
   CHECK(describe(WorldKind::threads, 1) == "one process");
   CHECK(describe(WorldKind::threads, 2) == "2 threads of one process");
@@ -167,6 +233,21 @@ TEST_CASE("runs say how their ranks came about") {
   CHECK(describe(WorldKind::nccl_by_mpi, 8) == "8 processes with a GPU each (NCCL, started by MPI)");
   CHECK(describe(WorldKind::nccl_by_variables, 8) ==
         "8 processes with a GPU each (NCCL, started by RANK and WORLD_SIZE)");
+  CHECK(describe(WorldKind::nccl_by_mpi, 8, 3) == "8 processes that share 3 GPUs (NCCL, started by MPI)");
+  CHECK(describe(WorldKind::nccl_by_variables, 2, 1) ==
+        "2 processes that share 1 GPU (NCCL, started by RANK and WORLD_SIZE)");
+}
+
+TEST_CASE("one process of those that a launcher has started does what takes one") {
+  CHECK(is_first_process({}));
+  CHECK(is_first_process(batch_script));
+  for (auto const& variables : {open_mpi, pmi, pmix, torchrun, srun}) CHECK_FALSE(is_first_process(variables));
+  Variables const first{{"RANK", "0"}, {"WORLD_SIZE", "4"}};
+  CHECK(is_first_process(first));
+  CHECK(is_first_process(first + srun));  // its agent is the second task of a step
+  CHECK_FALSE(is_first_process(torchrun + batch_script));
+  CHECK_FALSE(is_first_process(open_mpi + first));
+  CHECK(is_first_process({{"RANK", "3"}}));  // nobody's
 }
 
 TEST_CASE("a launcher and an MPI that do not know each other are noticed") {
@@ -191,34 +272,111 @@ TEST_CASE("ranks count themselves machine by machine, however they lie") {
   }
 }
 
+TEST_CASE("machines are told apart by their names") {
+  CHECK(nodes_of({"a", "b", "a", "c", "b"}) == std::vector<int>{0, 1, 0, 3, 1});
+  CHECK(nodes_of({}).empty());
+}
+
+TEST_CASE("shard groups of a machine each are as many consecutive ranks on every machine") {
+  CHECK(ranks_of_a_machine({0}) == 0);
+  CHECK(ranks_of_a_machine({0, 0, 0, 0}) == 0);
+  CHECK(ranks_of_a_machine({0, 0, 2, 2}) == 2);
+  CHECK(ranks_of_a_machine({3, 3, 3, 0, 0, 0}) == 3);
+  CHECK(ranks_of_a_machine({0, 1, 2}) == 1);
+  auto const problem = [](std::vector<int> const& nodes) {
+    return what([&] { static_cast<void>(ranks_of_a_machine(nodes)); });
+  };
+  CHECK(has(problem({0, 0, 2}), "rank 0's has 2 and rank 2's 1: expected as many ranks on each"));
+  CHECK(has(problem({0, 1, 1, 1}), "rank 0's has 1 and rank 1's 3"));
+  CHECK(has(problem({0, 1, 0, 1}), "ranks 0 and 2 are on one, and others between them are not"));
+  CHECK(has(problem({0, 0, 2, 2, 4, 0, 4, 2}), "or --shard_group=N"));
+}
+
 TEST_CASE("every rank takes the GPU of its place on the machine") {
   for (int place = 0; place < 4; ++place) {
-    CHECK(choose_gpu({8 + place, 12}, {place, 4}, 4) == place);
-    CHECK(choose_gpu({8 + place, 12}, {place, 4}, 8) == place);
-    CHECK(choose_gpu({8 + place, 12}, {place, 0}, 4) == place);  // LOCAL_RANK does not say how many there are
-    CHECK(choose_gpu({8 + place, 12}, {place, 4}, 1) == 0);      // the launcher shows each rank one
+    for (bool const share : {false, true}) {
+      CHECK(choose_gpu({8 + place, 12}, {place, 4}, 4, share) == place);
+      CHECK(choose_gpu({8 + place, 12}, {place, 4}, 8, share) == place);
+      CHECK(choose_gpu({8 + place, 12}, {place, 0}, 4, share) == place);  // LOCAL_RANK does not say how many there are
+      CHECK(choose_gpu({8 + place, 12}, {place, 4}, 1, share) == 0);      // the launcher shows each rank one
+    }
+    CHECK(choose_gpu({8 + place, 12}, {place, 4}, 3, true) == place % 3);  // dealt round
+    CHECK(choose_gpu({8 + place, 12}, {place, 0}, 2, true) == place % 2);
   }
-  CHECK(choose_gpu({3, 4}, {}, 1) == 0);
-  CHECK(choose_gpu({0, 1}, {}, 8) == 0);
+  CHECK(choose_gpu({3, 4}, {}, 1, false) == 0);
+  CHECK(choose_gpu({0, 1}, {}, 8, false) == 0);
 }
 
 TEST_CASE("fewer GPUs than ranks of a machine are refused on all of them") {
   auto const problem = [](Place rank, LocalPlace here, int gpus) {
-    return what([&] { choose_gpu(rank, here, gpus); });
+    return what([&] { choose_gpu(rank, here, gpus, false); });
   };
   for (int place = 0; place < 4; ++place)
     CHECK(has(problem({8 + place, 12}, {place, 4}, 3),
-              fmt::format("rank {}: expected a GPU for every rank, got 4 ranks on a machine with 3 GPUs", 8 + place)));
+              fmt::format("rank {}: expected a GPU for every rank, got 4 ranks on a machine with 3 GPUs; "
+                          "--share_gpu=true deals ranks round over the GPUs",
+                          8 + place)));
   CHECK(has(problem({7, 8}, {3, 0}, 3),
             "rank 7: expected a GPU for every rank, got LOCAL_RANK 3 on a machine with 3 GPUs"));
   CHECK(has(problem({1, 2}, {}, 2), "rank 1: LOCAL_RANK is not set, and there are 2 GPUs to choose from"));
   CHECK(has(problem({1, 2}, {0, 1}, 0), "found none here"));
+  for (int const gpus : {0, 2})  // sharing makes no GPU, and tells ranks no place
+    CHECK(has(what([&] {
+                choose_gpu({1, 2}, {}, gpus, true);
+              }),
+              gpus == 0 ? "found none here" : "LOCAL_RANK is not set"));
 }
 
 TEST_CASE("ranks that were shown one GPU notice it") {
-  CHECK(what([] { expect_own_gpus({"a", "b", "c"}); }) == "nothing was thrown");
-  CHECK(has(what([] { expect_own_gpus({"a", "b", "c", "b"}); }), "ranks 1 and 3 have the same one (b)"));
-  CHECK(has(what([] { expect_own_gpus({"a", "a"}); }), "ranks 0 and 1"));
+  auto const problem = [](std::vector<std::string> const& gpus, std::vector<int> const& nodes) {
+    return what([&] { expect_own_gpus(gpus, nodes); });
+  };
+  CHECK(problem({"a", "b", "c"}, {0, 0, 2}) == "nothing was thrown");
+  auto const some = problem({"a", "b", "c", "d", "c"}, {0, 0, 2, 2, 2});
+  CHECK(has(some, "ranks 2 and 4 have the same one (c): 3 ranks of their machine have 2 GPUs among them"));
+  CHECK(has(some, "--share_gpu=true"));
+  CHECK(has(problem({"a", "a"}, {0, 0}),
+            "ranks 0 and 1 have the same one (a): 2 ranks of their machine have 1 GPU among"));
+}
+
+TEST_CASE("NCCL takes ranks that share a GPU for machines of their own, and no others") {
+  std::vector<std::string> const gpus{"a", "b", "a", "c", "a"};
+  std::set<std::string> hosts;
+  for (int const rank : {0, 2, 4}) hosts.insert(nccl_host(gpus, rank));
+  CHECK(hosts.size() == 3);
+  CHECK_FALSE(hosts.contains(""));
+  CHECK(nccl_host(gpus, 1).empty());
+  CHECK(nccl_host(gpus, 3).empty());
+}
+
+TEST_CASE("an exception that nothing catches is said before any stack is unwound, and ends the process") {
+  struct Loud {
+    ~Loud() { std::fputs("unwound\n", stderr); }
+  };
+  for (std::string const text : {"the disk is full", "rank 3: the disk is full"}) {
+    auto const outcome = fsdp::testing::in_child([&] {
+      end_on_uncaught_exceptions(3);
+      std::thread([&] {  // below a test's own frames, which catch
+        Loud const stream;
+        throw fsdp::Error(text);
+      })
+          .join();
+    });
+    CHECK(outcome.code == EXIT_FAILURE);
+    CHECK(outcome.text == "nanogpt: error: rank 3: the disk is full\n");
+  }
+}
+
+TEST_CASE("an exception that comes of a wait that ends the process does not take its place") {
+  auto const outcome = fsdp::testing::in_child([&] {
+    end_on_uncaught_exceptions(3);
+    fsdp::host::detail::giving_up.store(true);
+    std::thread([] { throw fsdp::Error("a loss that is not a number"); }).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::_Exit(fsdp::host::wait_expired_exit_code);
+  });
+  CHECK(outcome.code == fsdp::host::wait_expired_exit_code);
+  CHECK(outcome.text == "");
 }
 
 TEST_CASE("ranks that would compute on different devices end alike") {

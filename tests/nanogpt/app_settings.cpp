@@ -124,6 +124,8 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"strategy", "zero3"},
       {"ranks", "0"},
       {"ranks", "65"},
+      {"comm", "tcp"},
+      {"share_gpu", "2"},
       {"prefetch", "-1"},
       {"bucket_mb", "0"},
       {"collective_timeout", "0"},

@@ -46,6 +46,7 @@ class Noted {
     return &memory_;
   }
   void deallocate(void* memory, std::size_t bytes) noexcept { note("deallocate {} {}", memory == &memory_, bytes); }
+  void register_memory(void* memory, std::size_t bytes) { note("register {} {}", memory == &memory_, bytes); }
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
     return collective<T>("all_gather", stream, send, receive, count, label);
@@ -138,6 +139,8 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   expected.push_back("whole: exchange text what");
   void* const memory = world.allocate(11);
   expected.push_back("whole: allocate 11");
+  world.register_memory(memory, 10);
+  expected.push_back("whole: register true 10");
   world.deallocate(memory, 12);
   expected.push_back("whole: deallocate true 12");
 

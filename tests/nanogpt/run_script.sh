@@ -189,5 +189,48 @@ else
   echo "note: not tried as another user than root"
 fi
 
+# --- how run.sh starts the ranks ----------------------------------------------------------------------------------------------
+ln -s "$(command -v tr)" tools/tr
+mkdir built
+echo "MPIEXEC_EXECUTABLE:FILEPATH=$work/mpi/mpirun" > built/CMakeCache.txt
+stub mpi mpirun <<< 'echo "mpirun (Open MPI) 4.1"'
+launches() { # launches GPUS MPI NCCL PRESET: leaves what would be started, a word a line, and how, in output
+  stub gpus nvidia-smi <<< "for ((i = 0; i < $1; ++i)); do echo \"GPU \$i: a stub\"; echo '  MIG 1g'; done"
+  stub gpus nanogpt <<< "printf 'MPI: %s\nCUDA: 13.0\nNCCL: %s\n' '$2' '$3'"
+  PATH=$work/gpus:$work/tools bash -euo pipefail -c '. "$1/choose_launch.sh"
+    choose_launch "$2" built nanogpt
+    printf "%s\n" "ranks $ranks" "$how" ${launch[@]+"${launch[@]}"} ${rank_settings[@]+"${rank_settings[@]}"}' bash "$scripts" "$4" > output 2> errors
+  check "choose_launch.sh says $(< errors)" test ! -s errors
+}
+word() { check "no word '$1'" grep -qxF -- "$1" output; }
+threads() { # threads RANKS WORDS: of one process, and why
+  word "ranks $1"
+  word "--ranks=$1"
+  says "$2"
+  check "mpirun starts threads" test "$(grep -c mpi/mpirun output)" -eq 0
+}
+launches 0 4.1 'not built in' cpu
+says "2 processes, by mpirun"
+for one in "ranks 2" "$work/mpi/mpirun" -n 2 --oversubscribe --bind-to none; do word "$one"; done
+check "processes get --ranks" test "$(grep -c -- --ranks output)" -eq 0
+launches 4 4.1 2.28.9 cuda
+says "4 processes with a GPU each, by mpirun and NCCL (this machine has 4)"
+for one in "ranks 4" "$work/mpi/mpirun" -n 4; do word "$one"; done
+check "processes get --ranks" test "$(grep -c -- --ranks output)" -eq 0
+RANKS=3 launches 4 4.1 2.28.9 cuda
+says "3 processes with a GPU each"
+CUDA_VISIBLE_DEVICES=1,3 launches 4 4.1 2.28.9 cuda
+says "2 processes with a GPU each"
+CUDA_VISIBLE_DEVICES=2 launches 4 4.1 2.28.9 cuda
+threads 2 "2 threads, which share the GPU"
+launches 1 4.1 2.28.9 cuda
+threads 2 "2 threads, which share the GPU"
+launches 4 4.1 'not built in' cuda
+threads 2 "2 threads, which share the first of 4 GPUs: to use all, install NCCL"
+launches 4 'not built in' 'not built in' cuda
+threads 2 "install MPI NCCL"
+RANKS=5 launches 4 4.1 2.28.9 cuda
+threads 5 "5 threads, which share the first of 4 GPUs: RANKS=4 uses all"
+
 echo "$checks checks, $failures failures"
 ((failures == 0))

@@ -31,7 +31,7 @@ double difference_from_host(fsdp::ShardingStrategy const& strategy, fsdp::nccl::
 
 }  // namespace
 
-TEST_CASE("SGD over NCCL equals that of the host under every strategy") {
+TEST_CASE("SGD over NCCL equals that of the host under every strategy, in symmetric memory too where NCCL has it") {
   static auto world = fsdp::nccl::Communicator::from_environment();
   toy::Run run;
   run.optimizer = toy::Optimizer::sgd;
@@ -41,4 +41,15 @@ TEST_CASE("SGD over NCCL equals that of the host under every strategy") {
   CHECK(difference_from_host(fsdp::NoShard{}, world, run) <= 1e-4);
   run.shard_group = 1;
   CHECK(difference_from_host(fsdp::HybridShard<>{}, world, run) <= 1e-4);
+
+  fsdp::nccl::Options symmetric;
+  symmetric.symmetric_memory = true;
+  try {
+    auto other = fsdp::nccl::Communicator::from(world, world.device(), symmetric);
+    for (fsdp::ShardingStrategy const strategy :
+         {fsdp::ShardingStrategy(fsdp::FullShard{}), fsdp::ShardingStrategy(fsdp::NoShard{})})
+      CHECK(difference_from_host(strategy, other, run) <= 1e-4);
+  } catch (fsdp::ConfigError const& error) {  // an older NCCL, or GPUs between which there is no such memory
+    WARN("without symmetric memory: " << error.what());
+  }
 }

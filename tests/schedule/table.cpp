@@ -239,6 +239,9 @@ class Rank {
       wrong(fmt::format("{} bytes in use at most, planned {}", engine_.account().peak_live_state() - rest,
                         plan.live_most - plan.optimizer - rest));
     engine_.synchronize();
+    if (!tally_->strange.empty())
+      wrong(fmt::format("rank {}: {} collectives move memory that their communicator does not know: {}", engine_.rank(),
+                        tally_->strange.size(), tally_->strange.front()));
   }
 
  private:

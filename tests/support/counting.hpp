@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A communicator that writes down what goes through it, and forwards.
+// A communicator that writes down what goes through it, and whether it knew the memory, and forwards.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,24 @@ struct Tally {
   };
   std::vector<Entry> entries;
   std::size_t allocated = 0, deallocated = 0;  ///< bytes through Communicator::allocate
+
+  /// Memory that a communicator has allocated, or was told of.
+  struct Known {
+    int communicator;
+    std::byte const* begin;
+    std::size_t bytes;
+  };
+  int communicators = 0;
+  std::vector<Known> known;
+  std::vector<std::string> strange;  ///< collectives that moved memory which their communicator did not know
+
+  bool knows(int communicator, void const* data, std::size_t bytes) const {
+    auto const* const begin = static_cast<std::byte const*>(data);
+    for (auto const& memory : known)
+      if (memory.communicator == communicator && memory.begin <= begin && begin + bytes <= memory.begin + memory.bytes)
+        return true;
+    return false;
+  }
 
   std::size_t count(std::string const& operation, std::string const& pass = {}) const {
     std::size_t found = 0;
@@ -62,7 +80,8 @@ class Counting {
   using Device = typename C::Device;
   using Stream = typename Device::Stream;
 
-  Counting(C inner, std::shared_ptr<Tally> tally) : inner_(std::move(inner)), tally_(std::move(tally)) {}
+  Counting(C inner, std::shared_ptr<Tally> tally)
+      : inner_(std::move(inner)), tally_(std::move(tally)), number_(tally_->communicators++) {}
 
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
@@ -70,30 +89,36 @@ class Counting {
   Counting split(int color, int key, std::string_view name) { return {inner_.split(color, key, name), tally_}; }
   void* allocate(std::size_t bytes) {
     tally_->allocated += bytes;
-    return inner_.allocate(bytes);
+    auto* const memory = inner_.allocate(bytes);
+    if (memory != nullptr) register_memory(memory, bytes);
+    return memory;
+  }
+  void register_memory(void* memory, std::size_t bytes) {
+    tally_->known.push_back({number_, static_cast<std::byte const*>(memory), bytes});
   }
   void deallocate(void* memory, std::size_t bytes) noexcept {
     tally_->deallocated += bytes;
+    std::erase_if(tally_->known, [&](auto const& known) { return known.begin == memory; });
     inner_.deallocate(memory, bytes);
   }
   template <class T>
   fsdp::Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("all_gather", label, count, sizeof(T));
+    note("all_gather", label, count, sizeof(T), send, count * sizeof(T), recv, count * group() * sizeof(T));
     return inner_.all_gather(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("reduce_scatter", label, count, sizeof(T));
+    note("reduce_scatter", label, count, sizeof(T), send, count * group() * sizeof(T), recv, count * sizeof(T));
     return inner_.reduce_scatter(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    note("all_reduce", label, count, sizeof(T));
+    note("all_reduce", label, count, sizeof(T), send, count * sizeof(T), recv, count * sizeof(T));
     return inner_.all_reduce(stream, send, recv, count, label);
   }
   template <class T>
   fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
-    note("broadcast", label, count, sizeof(T));
+    note("broadcast", label, count, sizeof(T), buffer, count * sizeof(T), buffer, count * sizeof(T));
     return inner_.broadcast(stream, buffer, count, root, label);
   }
   void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
@@ -104,12 +129,17 @@ class Counting {
   }
 
  private:
-  void note(char const* operation, fsdp::Label label, std::size_t count, std::size_t element_bytes) {
+  std::size_t group() const { return static_cast<std::size_t>(size()); }
+  void note(char const* operation, fsdp::Label label, std::size_t count, std::size_t element_bytes, void const* send,
+            std::size_t send_bytes, void const* recv, std::size_t recv_bytes) {
+    if (size() > 1 && !(tally_->knows(number_, send, send_bytes) && tally_->knows(number_, recv, recv_bytes)))
+      tally_->strange.push_back(std::string(operation) + " of " + std::string(label.unit));
     tally_->entries.push_back(
         {operation, std::string(label.unit), std::string(label.pass), count, size(), element_bytes});
   }
   C inner_;
   std::shared_ptr<Tally> tally_;
+  int number_;  // among the rank's communicators
 };
 
 }  // namespace toy

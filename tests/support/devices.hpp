@@ -59,6 +59,14 @@ struct Forward {
 
   D base{};
 
+  template <class Device = D>
+  auto enable_peer_access(Forward const& peer) const -> decltype(Device(base).enable_peer_access(peer.base)) {
+    base.enable_peer_access(peer.base);
+  }
+  template <class Device = D>
+  auto synchronize_all() const noexcept -> decltype(Device(base).synchronize_all()) {
+    base.synchronize_all();
+  }
   Stream make_stream(std::string_view label, StreamPriority priority) const {
     return base.make_stream(label, priority);
   }

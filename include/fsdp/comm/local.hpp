@@ -38,10 +38,15 @@ class Communicator {
   using Stream = typename D::Stream;
   static constexpr std::string_view name = "local";
 
-  /// Used by run(): takes `rank`'s place in a group. @note Collective: yes
+  /// Used by run(): takes `rank`'s place in the group of all ranks.
+  /// @throws ConfigError if ranks are on devices that cannot read each other's memory
+  /// @note Collective: yes
   Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
       : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
-        member_(rank_groups_->join(std::move(group), rank)) {}
+        member_(rank_groups_->join(std::move(group), rank)) {
+    member_->group().run().add_device(device);
+    member_->enable_peer_access();
+  }
 
   Communicator(Communicator&&) noexcept = default;
   Communicator& operator=(Communicator&& other) noexcept {

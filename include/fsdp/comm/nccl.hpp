@@ -129,17 +129,21 @@ class Communicator {
     return Communicator(std::move(state));
   }
 
-  /// Device memory; with Options::symmetric_memory, registered for this communicator.
-  /// @throws ResourceError; ConfigError if sizes differ between ranks or the memory cannot be registered
-  /// @note Collective: yes with symmetric_memory, and blocks.
-  void* allocate(std::size_t bytes) {
-    if (!state().options.symmetric_memory || size() == 1) return device().allocate(bytes);
-    return state_->allocate_symmetric(bytes);
-  }
+  /// Device memory; with Options::symmetric_memory NCCL's.
+  /// @throws ResourceError
+  /// @note Collective: no.
+  void* allocate(std::size_t bytes) { return state().allocate(bytes); }
+  /// @pre other communicators that the memory was registered with have ended
   /// @note Collective: no. May wait for the device to be idle.
   void deallocate(void* memory, std::size_t bytes) noexcept {
-    if (state_ != nullptr && !state_->free_symmetric(memory)) device().deallocate(memory, bytes);
+    if (state_ != nullptr) state_->deallocate(memory, bytes);
   }
+  /// With Options::symmetric_memory, collectives of this communicator treat `memory` as symmetric, until it is
+  /// deallocated here or this communicator ends. One split from this one is to be told by itself. Otherwise nothing.
+  /// @param memory  what allocate(bytes) has given, here or on the communicator that this was split from
+  /// @throws ConfigError if sizes differ between ranks, or the memory cannot be registered
+  /// @note Collective: yes with symmetric_memory, and blocks.
+  void register_memory(void* memory, std::size_t bytes) { state().register_memory(memory, bytes); }
 
   /// Gathers every rank's `count` elements, in rank order, into `recv` (size() * count). In place: `send == recv +
   /// rank() * count`.
@@ -248,6 +252,6 @@ class Communicator {
   std::unique_ptr<State> state_;
 };
 
-static_assert(fsdp::Communicator<Communicator>);
+static_assert(RegistersMemory<Communicator>);
 
 }  // namespace fsdp::nccl

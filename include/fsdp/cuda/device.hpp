@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/cuda/devices.hpp"
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/cuda/nvtx.hpp"
 #include "fsdp/error.hpp"
@@ -23,46 +24,6 @@
 #endif
 
 namespace fsdp::cuda {
-
-/// Why no CUDA device can be used, in one line that begins with "no CUDA device: "; empty when there is one.
-inline std::string unavailable_reason() {
-  int count = 0;
-  auto const status = cudaGetDeviceCount(&count);
-  if (status == cudaSuccess && count > 0) return {};
-  static_cast<void>(cudaGetLastError());
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess) static_cast<void>(cudaGetLastError());
-  if (driver == 0) return "no CUDA device: no NVIDIA driver is installed";
-  if (status == cudaSuccess || status == cudaErrorNoDevice) return "no CUDA device: the driver sees no GPU";
-  return formatted("no CUDA device: {}", cudaGetErrorString(status));
-}
-
-/// Number of usable CUDA devices; 0 without a driver.
-inline int device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  static_cast<void>(cudaGetLastError());
-  return 0;
-}
-
-/// @throws ResourceError "no CUDA device: ..." without one; ConfigError if there are devices but not this one
-inline void require_device(int ordinal = 0) {
-  if (auto const reason = unavailable_reason(); !reason.empty()) fail<ResourceError>("{}", reason);
-  auto const count = device_count();
-  if (ordinal < 0 || ordinal >= count)
-    fail<ConfigError>("CUDA device {} does not exist: there are {} (0 to {})", ordinal, count, count - 1);
-}
-
-/// Makes `ordinal` the calling thread's current device. Costs one thread-local read when it is current already, as it
-/// is in a thread that drives one device.
-///
-/// [Note: The current device is not restored] cudaSetDevice creates the device's context where there is none. Going
-/// back to device 0, the default of a new thread, would put a context of every rank of a node on its first GPU.
-inline void make_current(int ordinal) {
-  int current = 0;
-  FSDP_CUDA_CHECK(cudaGetDevice(&current));
-  if (current != ordinal) FSDP_CUDA_CHECK(cudaSetDevice(ordinal));
-}
 
 /// A CUDA stream: owned, made by Device::make_stream; or a view of the caller's, made by `adopt`.
 class Stream {
@@ -168,6 +129,10 @@ class Device {
   void make_current() const { cuda::make_current(ordinal_); }
   friend bool operator==(Device const& left, Device const& right) noexcept { return left.ordinal_ == right.ordinal_; }
 
+  /// Lets kernels of this device read and write the memory of `peer`, from now on in the whole process.
+  /// @throws ConfigError naming both devices where the machine has no way between them that kernels can take
+  void enable_peer_access(Device const& peer) const { cuda::enable_peer_access(ordinal_, peer.ordinal_); }
+
   /// A stream that does not wait for CUDA's default stream. `label` names it in profilers.
   Stream make_stream(std::string_view label, StreamPriority priority = StreamPriority::normal) const {
     make_current();
@@ -249,6 +214,11 @@ class Device {
   void synchronize(Stream& stream) const {
     make_current();
     FSDP_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+  }
+  /// Blocks until all work of the device is done that this process has given it, whatever becomes of it.
+  void synchronize_all() const noexcept {
+    detail::log_cuda_error(cudaSetDevice(ordinal_), "cudaSetDevice");
+    detail::log_cuda_error(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   /// Blocks until the event's latest record is reached. Not while its stream is being captured into a graph.
   /// @throws VendorError if work before it failed; UsageError if `event` was never recorded

@@ -73,6 +73,7 @@ struct EngineCore {
     split_communicators();
     passes.set_program(program);
     storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input), gather, reduce);
+    storage.register_memory(gather, reduce, scalar_comm);
     storage.place_shards(declared.units(), program);
     gather.prepare(declared.units(), program);
     reduce.prepare(declared.units(), program, storage.direct_gradients());

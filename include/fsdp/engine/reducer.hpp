@@ -59,6 +59,16 @@ class Reducer {
     (replicate_comms_[0] ? replicate_comms_[1] : replicate_comms_[0]).emplace(std::move(group));
   }
 
+  /// @param slots    what the pool and the wires are placed in
+  /// @param direct   gradient shards that backward writes itself; `partial`: those that wait for replicas
+  /// @note Collective: yes, over the communicators that want to know.
+  [[gnu::cold]] void register_memory(AccountedMemory<C> const& slots, AccountedMemory<C> const& direct,
+                                     AccountedMemory<C> const& partial) {
+    register_with(shard_comm_, slots);
+    for (auto& replicas : replicate_comms_)
+      for (auto const* memory : {&slots, &direct, &partial}) register_with(replicas, *memory);
+  }
+
   BufferPool<D>& pool() { return pool_; }
   BufferPool<D>& wires() { return wires_; }
   Stream& stream() { return reduce_; }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,14 @@ class ShardStorage {
     norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
+  }
+
+  /// Tells communicators which memory they move, where they want to know.
+  /// @note Collective: yes, over each of them.
+  [[gnu::cold]] void register_memory(Unsharder<C, P>& gather, Reducer<C, P>& reduce, std::optional<C>& scalars) {
+    gather.register_memory(gather_);
+    reduce.register_memory(reduce_, direct_gradients_, partial_);
+    register_with(scalars, scalars_);
   }
 
   /// Master shards lie in declared order; gradient shards as Program::gradient_order says.

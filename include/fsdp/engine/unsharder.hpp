@@ -52,6 +52,12 @@ class Unsharder {
     kept_comm_.emplace(std::move(group));
     kept_member_ = member;
   }
+  /// @param slots  what the pools are placed in
+  /// @note Collective: yes, over the communicators that want to know.
+  [[gnu::cold]] void register_memory(AccountedMemory<C> const& slots) {
+    register_with(comm_, slots);
+    register_with(kept_comm_, slots);
+  }
   /// The shards are placed: where nothing is gathered, parameters are there from now on.
   template <class Units>
   void prepare(Units& units, Program const& program) {

@@ -65,6 +65,12 @@ inline std::chrono::nanoseconds wait_deadline() {
 inline void request_termination() noexcept { detail::terminate_requested.store(true, std::memory_order_relaxed); }
 inline bool termination_requested() noexcept { return detail::terminate_requested.load(std::memory_order_relaxed); }
 
+/// Blocks for ever if another thread is ending the process because of a wait that has failed: what this one has found
+/// since then may come of that, and is not to be reported instead.
+inline void yield_to_end() {
+  while (detail::giving_up.load()) std::this_thread::sleep_for(std::chrono::hours{1});
+}
+
 /// Installs a SIGTERM handler that calls request_termination(). Opt-in: without it, SIGTERM ends the process at once.
 inline void report_on_sigterm() {
   struct sigaction action {};

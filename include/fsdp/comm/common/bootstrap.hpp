@@ -56,6 +56,10 @@ struct Environment {
   int port = 29500;
 
   /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE: a run of one rank.
+  ///
+  /// [Note: The port beside torchrun's] MASTER_PORT is where rank 0 listens, unless TORCHELASTIC_USE_AGENT_STORE says
+  /// that torchrun's agent listens there itself, for PyTorch's processes to connect to. Then it is the next port (below
+  /// the highest, the one before): each rank knows it without asking. FSDP_PORT, if set on all ranks, is taken instead.
   /// @throws ConfigError if a variable is missing beside others, or malformed
   static Environment read() {
     Environment place;
@@ -71,7 +75,15 @@ struct Environment {
     if (place.address.empty()) fail<ConfigError>("rank {}: MASTER_ADDR is not set", place.rank);
     if (detail::variable("MASTER_PORT").empty()) fail<ConfigError>("rank {}: MASTER_PORT is not set", place.rank);
     place.port = detail::number_variable("MASTER_PORT", 1, 65535);
+    if (agent_listens()) place.port += place.port < 65535 ? 1 : -1;
+    if (!detail::variable("FSDP_PORT").empty()) place.port = detail::number_variable("FSDP_PORT", 1, 65535);
     return place;
+  }
+
+ private:
+  static bool agent_listens() {
+    auto const text = detail::variable("TORCHELASTIC_USE_AGENT_STORE");
+    return text == "True" || text == "true" || text == "1";
   }
 };
 

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
 
 namespace fsdp::bootstrap {
 
@@ -34,6 +35,11 @@ namespace detail {
 inline int milliseconds_until(Clock::time_point deadline) {
   auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, std::numeric_limits<int>::max()));
+}
+
+/// Ends the process if SIGTERM was noted (host::request_termination): a peer may never come.
+inline void end_on_sigterm(Clock::time_point since) {
+  if (host::termination_requested()) host::detail::give_up("peers over TCP", Clock::now() - since, true);
 }
 
 inline std::string system_message(int code) { return std::strerror(code); }
@@ -83,11 +89,15 @@ class Socket {
   explicit operator bool() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
 
-  /// Waits until the socket is ready for `events` of poll(); false at the deadline.
+  /// Waits until the socket is ready for `events` of poll(); false at the deadline. SIGTERM, if it is noted, ends the
+  /// process.
   bool wait(short events, Clock::time_point deadline) const {
+    auto const since = Clock::now();
     while (true) {
       pollfd entry{descriptor_, events, 0};
-      int const ready = ::poll(&entry, 1, detail::milliseconds_until(deadline));
+      detail::end_on_sigterm(since);
+      int const ready =
+          ::poll(&entry, 1, std::min(detail::milliseconds_until(deadline), 100));  // another thread's signal
       if (ready > 0) return true;
       if (ready == 0 && Clock::now() >= deadline) return false;
       if (ready < 0 && errno != EINTR) fail<PeerError>("poll failed: {}", detail::system_message(errno));
@@ -220,7 +230,9 @@ inline Socket accept_from(Socket const& listener, Clock::time_point deadline) {
 inline Socket connect_to(std::string const& host, int port, Clock::time_point deadline) {
   std::string reason = "no address";
   auto pause = std::chrono::milliseconds(20);
+  auto const since = Clock::now();
   while (true) {
+    detail::end_on_sigterm(since);
     detail::Addresses const addresses(host.c_str(), port, 0);
     if (!addresses.error().empty()) reason = addresses.error();
     for (auto const* entry = addresses.first(); entry != nullptr; entry = entry->ai_next) {

@@ -80,7 +80,7 @@ struct Published {
     typename D::Event done;     // this rank has read its peers' inputs
   };
 
-  [[gnu::cold]] explicit Published(D const& device) {
+  [[gnu::cold]] explicit Published(D const& on) : device(on) {
     for (auto& entry : entries) entry.emplace(device);
   }
   Entry& entry(std::uint64_t sequence) { return *entries[sequence % depth]; }
@@ -92,6 +92,7 @@ struct Published {
     host::wake_sleepers(changes, sleepers);
   }
 
+  D device;  // where the rank's memory is
   std::array<std::optional<Entry>, depth> entries;
   // The latest collective whose request, partial event, done event is there; the latest exchange; whether and how the
   // rank left.

@@ -127,6 +127,13 @@ class Member {
   }
   bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
 
+  /// Lets kernels of this rank's device read what peers' devices hold, where devices have to be told.
+  /// @throws what the device throws where it cannot
+  [[gnu::cold]] void enable_peer_access() const {
+    if constexpr (requires { device_.enable_peer_access(device_); })
+      for_peers([&](int peer) { device_.enable_peer_access(group_->published(peer).device); });
+  }
+
   /// Peers in rotating order, so that ranks do not all read the same peer first.
   template <class Visit>
   void for_peers(Visit const& visit) const {

@@ -106,6 +106,10 @@ class Run {
   Run(Run const&) = delete;
   Run& operator=(Run const&) = delete;
   ~Run() {
+    // Work that ranks have left behind may still read what their peers have, on another device than where it lies.
+    if constexpr (requires(D const& device) { device.synchronize_all(); })
+      if (!abandoned_.empty())
+        for (auto const& device : devices_) device.synchronize_all();
     for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
   }
 
@@ -128,6 +132,11 @@ class Run {
     fail<PeerError>("rank {}: rank {} failed: {}", rank, failed, reason_);
   }
 
+  /// A rank of the run is on `device`.
+  void add_device(D const& device) {
+    std::lock_guard const lock{mutex_};
+    devices_.push_back(device);
+  }
   /// Keeps memory until every rank is gone.
   void abandon(D const& device, void* data, std::size_t bytes) {
     std::lock_guard const lock{mutex_};
@@ -161,6 +170,7 @@ class Run {
   std::string reason_;
   bool disagreement_ = false;
   std::vector<Memory> abandoned_;
+  std::vector<D> devices_;  // of all ranks
 };
 
 }  // namespace fsdp::local::detail

@@ -52,6 +52,7 @@ inline int world_rank() {
 /// Says once what ended this rank, then ends the run. Installed as the terminate handler: an exception that nothing
 /// catches gets here before any stack is unwound, so no destructor waits for peers that wait for this rank.
 [[noreturn]] inline void end_by_exception() {
+  host::yield_to_end();
   std::string what = "terminated without an exception";
   if (auto const error = std::current_exception()) {
     try {

@@ -35,8 +35,8 @@ struct Options {
   std::chrono::milliseconds timeout = bootstrap::default_timeout();
   /// Compares every collective over the ranks before it is enqueued. For debugging: each one then blocks the host.
   bool check_order = false;
-  /// `allocate` gives memory from NCCL, registered as a symmetric window (NCCL 2.27 or newer). Then all ranks must
-  /// allocate equal sizes.
+  /// `allocate` gives memory from NCCL, which `register_memory` makes a symmetric window of the communicator that moves
+  /// it (NCCL 2.27 or newer); engines do so for their buffers.
   bool symmetric_memory = false;
   /// All-gathers within one node may run on copy engines instead of multiprocessors (NCCL 2.28 or newer, with
   /// symmetric_memory).
@@ -107,7 +107,9 @@ struct State {
     try {
       auto const waiting = phase({.call = "the end of a communicator"});
       device.make_current();
-      while (!windows.empty()) free_symmetric(windows.begin()->first);
+#if NCCL_VERSION_CODE >= 22700
+      while (!windows.empty()) end_window(windows.begin()->first);
+#endif
       if (watch) watch->attach(nullptr);
       if (owned && std::uncaught_exceptions() > exceptions) {
         static_cast<void>(ncclCommAbort(owned.release()));
@@ -194,53 +196,67 @@ struct State {
     device.synchronize(*control_stream);
   }
 
-  void* allocate_symmetric(std::size_t bytes) {
-    for (auto const& theirs : exchange(std::to_string(bytes), "allocate"))
-      if (theirs != std::to_string(bytes))
-        fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {} bytes here, {} on a peer", rank,
-                          bytes, theirs);
-    if (bytes == 0) return nullptr;
+  /// Whether memory is NCCL's, for windows. A group of one rank moves nothing.
+  bool symmetric() const { return options.symmetric_memory && size > 1; }
+
+  void* allocate(std::size_t bytes) const {
+    if (!symmetric() || bytes == 0) return device.allocate(bytes);
 #if NCCL_VERSION_CODE >= 22700
     device.make_current();
-    constexpr std::size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
-    auto const rounded = (bytes + page - 1) / page * page;
     void* memory = nullptr;
-    if (auto const status = ncclMemAlloc(&memory, rounded); status != ncclSuccess) {
+    if (auto const status = ncclMemAlloc(&memory, window_bytes(bytes)); status != ncclSuccess) {
       static_cast<void>(cudaGetLastError());
-      device.fail_allocation("ncclMemAlloc", rounded, ncclGetErrorString(status));
+      device.fail_allocation("ncclMemAlloc", window_bytes(bytes), ncclGetErrorString(status));
     }
-    ncclWindow_t window = nullptr;
-    auto const waiting = phase({.call = "ncclCommWindowRegister"});
-    auto const status =
-        detail::settle(ncclCommWindowRegister(comm, memory, rounded, &window, NCCL_WIN_COLL_SYMMETRIC), comm);
-    if (status != ncclSuccess || window == nullptr) {
-      static_cast<void>(ncclMemFree(memory));
-      fail<ConfigError>("rank {}: NCCL cannot register symmetric memory here ({}): turn Options::symmetric_memory off",
-                        rank, status == ncclSuccess ? "not supported between these GPUs" : ncclGetErrorString(status));
-    }
-    windows.emplace(memory, window);
     return memory;
 #else
     fail<ConfigError>("nccl::Options::symmetric_memory needs NCCL 2.27 or newer");
 #endif
   }
-
-  /// False if `memory` is not a window of this communicator.
-  bool free_symmetric(void* memory) noexcept {
+  void deallocate(void* memory, std::size_t bytes) noexcept {
+    if (!symmetric() || memory == nullptr) return device.deallocate(memory, bytes);
 #if NCCL_VERSION_CODE >= 22700
-    auto const entry = windows.find(memory);
-    if (entry == windows.end()) return false;
-    auto status = ncclCommWindowDeregister(comm, entry->second);
-    if (status != ncclSuccess) cuda::detail::log_failure("ncclCommWindowDeregister", ncclGetErrorString(status));
-    status = ncclMemFree(memory);
-    if (status != ncclSuccess) cuda::detail::log_failure("ncclMemFree", ncclGetErrorString(status));
-    windows.erase(entry);
-    return true;
-#else
-    static_cast<void>(memory);
-    return false;
+    end_window(memory);
+    if (auto const status = ncclMemFree(memory); status != ncclSuccess)
+      cuda::detail::log_failure("ncclMemFree", ncclGetErrorString(status));
 #endif
   }
+
+  /// Makes `memory` a window of this communicator.
+  void register_memory(void* memory, std::size_t bytes) {
+    if (!symmetric() || memory == nullptr) return;
+    for (auto const& theirs : exchange(std::to_string(bytes), "register memory"))
+      if (theirs != std::to_string(bytes))
+        fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {} bytes here, {} on a peer", rank,
+                          bytes, theirs);
+#if NCCL_VERSION_CODE >= 22700
+    device.make_current();
+    ncclWindow_t window = nullptr;
+    auto const waiting = phase({.call = "ncclCommWindowRegister"});
+    auto const status = detail::settle(
+        ncclCommWindowRegister(comm, memory, window_bytes(bytes), &window, NCCL_WIN_COLL_SYMMETRIC), comm);
+    if (status != ncclSuccess || window == nullptr)
+      fail<ConfigError>("rank {}: NCCL cannot register symmetric memory here ({}): turn Options::symmetric_memory off",
+                        rank, status == ncclSuccess ? "not supported between these GPUs" : ncclGetErrorString(status));
+    windows.emplace(memory, window);
+#endif
+  }
+
+#if NCCL_VERSION_CODE >= 22700
+  /// Windows are whole pages.
+  static std::size_t window_bytes(std::size_t bytes) {
+    constexpr std::size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
+    return (bytes + page - 1) / page * page;
+  }
+  /// Nothing if `memory` is no window of this communicator.
+  void end_window(void* memory) noexcept {
+    auto const entry = windows.find(memory);
+    if (entry == windows.end()) return;
+    auto const status = ncclCommWindowDeregister(comm, entry->second);
+    if (status != ncclSuccess) cuda::detail::log_failure("ncclCommWindowDeregister", ncclGetErrorString(status));
+    windows.erase(entry);
+  }
+#endif
 
   cuda::Device device;
   int rank;
@@ -254,9 +270,7 @@ struct State {
   std::optional<cudaStream_t> bound;
   std::uint64_t sequence = 0;
 #if NCCL_VERSION_CODE >= 22700
-  std::map<void*, ncclWindow_t> windows;
-#else
-  std::map<void*, void*> windows;
+  std::map<void*, ncclWindow_t> windows;  // memory that is registered here
 #endif
   std::optional<cuda::Stream> control_stream;
   void* scratch = nullptr;

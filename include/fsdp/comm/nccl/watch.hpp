@@ -235,6 +235,7 @@ class Watch {
   }
 
   [[noreturn]] static void end_run(std::string const& text, ncclComm_t comm, int code) {
+    host::detail::giving_up.store(true);  // the abort lets the host go on, with what no collective has written
     std::fprintf(stderr, "fsdp: %s\n", text.c_str());
     std::fflush(stderr);
     static std::atomic<bool> aborted{false};
