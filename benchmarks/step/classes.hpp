@@ -11,7 +11,7 @@ namespace bench {
 enum class KernelClass : unsigned char {
   matrix_products,
   attention,
-  layer_norm,
+  layer_norm,  ///< with biases, residuals, and the column sums that are their gradients
   gelu,
   classifier,
   embedding,
@@ -24,7 +24,7 @@ enum class KernelClass : unsigned char {
 inline constexpr std::size_t class_count = static_cast<std::size_t>(KernelClass::count_);
 
 inline constexpr std::array<std::string_view, class_count> class_names{
-    "matrix products", "attention",       "LayerNorm, residual", "GELU",        "classifier",
+    "matrix products", "attention",       "norms, biases, sums", "GELU",        "classifier",
     "embedding",       "optimizer, norm", "casts, zeroing",      "collectives", "other"};
 
 constexpr std::string_view name(KernelClass of) { return class_names[static_cast<std::size_t>(of)]; }
@@ -47,27 +47,36 @@ constexpr KernelClass class_of(std::string_view kernel) {
     KernelClass of;
   };
   using enum KernelClass;
-  constexpr Row rows[]{{"Attention", attention},
-                       {"Softmax", attention},
-                       {"Gelu", gelu},
-                       {"CrossEntropy", classifier},
-                       {"Classifier", classifier},
-                       {"Embedding", embedding},
-                       {"TokenBackward", embedding},
-                       {"PositionBackward", embedding},
-                       {"LayerNorm", layer_norm},
-                       {"Residual", layer_norm},
-                       {"nanogpt::detail::Add", layer_norm},  // residuals, and column sums of LayerNorm
-                       {"AdamW", optimizer},
-                       {"BeginStep", optimizer},
-                       {"NormPartials", optimizer},
-                       {"NormCombine", optimizer},
-                       {"ClipFactor", optimizer},
-                       {"SumFew", collectives},
-                       {"SumMany", collectives},
-                       {"fsdp::kernels::detail::Cast", casts},
-                       {"fsdp::kernels::detail::Accumulate", casts},
-                       {"fsdp::kernels::detail::Add", casts}};
+  constexpr Row rows[]{
+      {"Attention", attention},
+      {"nanogpt::flash::", attention},
+      {"Softmax", attention},
+      {"DropoutRows", attention},  // of probabilities
+      {"Gelu", gelu},
+      {"CrossEntropy", classifier},
+      {"Classifier", classifier},
+      {"nanogpt::detail::Sum", classifier},  // of losses
+      {"Embedding", embedding},
+      {"TokenBackward", embedding},
+      {"PositionBackward", embedding},
+      {"LayerNorm", layer_norm},
+      {"Residual", layer_norm},
+      {"Dropout", layer_norm},  // before the residual addition
+      {"BiasAdd", layer_norm},
+      {"nanogpt::detail::Add", layer_norm},  // residuals, and on the host the second half of column sums
+      {"BiasBackward", layer_norm},          // column sums: gradients of biases and of LayerNorm
+      {"ColumnSums", layer_norm},
+      {"AddPartialRows", layer_norm},
+      {"AdamW", optimizer},
+      {"BeginStep", optimizer},
+      {"NormPartials", optimizer},
+      {"NormCombine", optimizer},
+      {"ClipFactor", optimizer},
+      {"SumFew", collectives},
+      {"SumMany", collectives},
+      {"fsdp::kernels::detail::Cast", casts},
+      {"fsdp::kernels::detail::Accumulate", casts},
+      {"fsdp::kernels::detail::Add", casts}};
   for (auto const& row : rows)
     if (kernel.find(row.word) != std::string_view::npos) return row.of;
   return other;

@@ -131,6 +131,15 @@ class Gemm<bench::Profiled<D>> : public Gemm<D> {
     profile_->measure(stream, "Gemm::run", bench::KernelClass::matrix_products,
                       [&] { Gemm<D>::run(stream, op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); });
   }
+  /// Where the device's own has it.
+  template <class T, class Out>
+  void run_with_bias(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                     GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb, Out const* bias,
+                     Out* c, std::int64_t ldc) {
+    profile_->measure(stream, "Gemm::run_with_bias", bench::KernelClass::matrix_products, [&] {
+      Gemm<D>::run_with_bias(stream, op_a, op_b, m, n, k, alpha, a, lda, b, ldb, bias, c, ldc);
+    });
+  }
   template <class T, class Out>
   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,

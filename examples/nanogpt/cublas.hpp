@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The owner of a cuBLASLt handle, and the checker of its calls.
+// The owners of cuBLASLt's and cuBLAS's handles, and the checker of their calls.
 #pragma once
 
 #include <cublasLt.h>
+#include <cublas_v2.h>
 
 #include "fsdp/cuda/handles.hpp"
 #include "fsdp/error.hpp"
@@ -17,15 +18,18 @@ namespace detail {
 }
 }  // namespace detail
 
-struct CublasLtTraits {
-  using value_type = cublasLtHandle_t;
+/// @tparam Handle, Destroy  a kind of handle, and what destroys it
+template <class Handle, cublasStatus_t (*Destroy)(Handle)>
+struct CublasTraits {
+  using value_type = Handle;
   static void destroy(value_type handle) noexcept {
-    auto const status = cublasLtDestroy(handle);
-    if (status != CUBLAS_STATUS_SUCCESS) fsdp::cuda::detail::log_failure("cublasLtDestroy", cublasGetStatusString(status));
+    auto const status = Destroy(handle);
+    if (status != CUBLAS_STATUS_SUCCESS) fsdp::cuda::detail::log_failure("cublasDestroy", cublasGetStatusString(status));
   }
 };
 
-using UniqueCublasLt = fsdp::cuda::UniqueHandle<CublasLtTraits>;
+using UniqueCublasLt = fsdp::cuda::UniqueHandle<CublasTraits<cublasLtHandle_t, cublasLtDestroy>>;
+using UniqueCublas = fsdp::cuda::UniqueHandle<CublasTraits<cublasHandle_t, cublasDestroy>>;
 
 }  // namespace nanogpt
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on CUDA: cuBLASLt, with a plan kept for every shape and one workspace.
+// Matrix products on CUDA: cuBLASLt, with a plan kept for every shape and one workspace; cuBLAS for what it declines.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,28 @@
 #include <string_view>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 #include "cublas.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/kernels/block.hpp"
 #include "fsdp/tensor.hpp"
 #include "gemm.hpp"
 
 namespace nanogpt {
+
+namespace detail {
+/// The first `columns` elements of every row of out, whose rows are `leading` elements apart, = row.
+struct RepeatRow {
+  template <class Block, class T>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, T const* row, std::int64_t columns, T* out,
+                          std::int64_t leading) const {
+    block.each(
+        columns, out + index * leading, [](fsdp::Compute<T> value) { return value; }, row);
+  }
+};
+}  // namespace detail
 
 /// Matrix products of float, double, bf16 and fp16. fp32 is computed in fp32 (no TF32); bf16 and fp16 are summed in
 /// fp32.
@@ -30,8 +44,13 @@ namespace nanogpt {
 /// the alignment of the operands, but not for beta: the same algorithm adds to a gradient and begins one.
 ///
 /// [Note: Products that repeat bit by bit] A sum over k that is cut into parts is put together from fp32 parts in the
-/// workspace, in a step of its own: schemes that add in the result's type, or in place, are not asked for. A workspace
-/// that two streams share would be a data race, so the first call binds this object to its stream.
+/// workspace, in a step of its own: schemes that add in the result's type, or in place, are taken only where there is
+/// no algorithm without them; they repeat too, but round the parts. A workspace that two streams share would be a data
+/// race, so the first call binds this object to its stream.
+///
+/// [Note: Products that cuBLASLt declines] Its heuristic may know no algorithm for a problem, whatever the scheme. Then
+/// cuBLAS computes it, in the same workspace. It adds no bias: the bias is written to all rows of the result, which the
+/// product is added to, so that the result is rounded once as well.
 template <>
 class Gemm<fsdp::cuda::Device> {
  public:
@@ -108,6 +127,7 @@ class Gemm<fsdp::cuda::Device> {
     cublasLtMatmulDescOpaque_t product{};
     cublasLtMatrixLayoutOpaque_t first{}, second{}, result{};
     cublasLtMatmulAlgo_t algorithm{};
+    bool by_cublas = false;  ///< there is no algorithm
   };
 
   static std::int64_t is(Op op) { return op == Op::transpose ? 1 : 0; }
@@ -146,11 +166,51 @@ class Gemm<fsdp::cuda::Device> {
     if (!bound_) bound_ = handle;
     FSDP_EXPECTS(*bound_ == handle, "a Gemm serves one stream: make another for the second");
     Plan& plan = plan_for(problem, bias);
+    if (plan.by_cublas) return multiply_by_cublas<T, Out>(stream, problem, alpha, a, b, beta, c, bias);
     if (bias != nullptr) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void const*>(bias));
     NANOGPT_CUBLAS_CHECK(cublasLtMatmul(handle_.get(), &plan.product, &alpha, b, &plan.first, a, &plan.second, &beta, c,
-                                     &plan.result, c, &plan.result, &plan.algorithm, workspace_.get(), workspace_bytes_,
-                                     handle));
+                                        &plan.result, c, &plan.result, &plan.algorithm, workspace_.get(),
+                                        workspace_bytes_, handle));
   }
+
+  /// See [Note: Products that cuBLASLt declines].
+  template <class T, class Out>
+  void multiply_by_cublas(Stream& stream, Problem const& p, GemmScalar<Out> alpha, T const* a, T const* b,
+                          GemmScalar<Out> beta, Out* c, Out const* bias) {
+    if (!blas_) open_cublas(stream.get());
+    if (bias != nullptr) {
+      device_.launch(stream, p.m, detail::RepeatRow{}, bias, p.n, c, p.ldc);
+      beta = 1;
+    }
+    bool const wide = p.type == CUDA_R_64F;
+    auto const status = cublasGemmStridedBatchedEx_64(
+        blas_.get(), operation(p.transposed_b), operation(p.transposed_a), p.n, p.m, p.k, &alpha, b, type_of<T>(),
+        p.ldb, p.stride_b, a, type_of<T>(), p.lda, p.stride_a, &beta, c, type_of<Out>(), p.ldc, p.stride_c, p.batch,
+        wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (status != CUBLAS_STATUS_SUCCESS) fail_product("cuBLASLt has no algorithm, and cuBLAS fails", status, p);
+  }
+
+  [[noreturn]] void fail_product(std::string_view what, cublasStatus_t status, Problem const& p) const {
+    static_cast<void>(cudaGetLastError());
+    fsdp::fail<fsdp::VendorError>(
+        "{} ({}): {} product(s) of {} by {} over {} (rows of {}, {} and {} elements, transposed {} and {}, types {} to "
+        "{}, aligned to {}, {} and {} bytes, bias to {}, 0: none) in {} bytes of workspace",
+        what, cublasGetStatusString(status), p.batch, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.transposed_a != 0,
+        p.transposed_b != 0, p.type, p.out, p.align_a, p.align_b, p.align_c, p.align_bias, workspace_bytes_);
+  }
+
+  void open_cublas(cudaStream_t stream) {
+    cublasHandle_t handle = nullptr;
+    NANOGPT_CUBLAS_CHECK(cublasCreate(&handle));
+    UniqueCublas blas(handle);
+    NANOGPT_CUBLAS_CHECK(cublasSetStream(handle, stream));  // before the workspace, which it takes away
+    if (workspace_bytes_ > 0) NANOGPT_CUBLAS_CHECK(cublasSetWorkspace(handle, workspace_.get(), workspace_bytes_));
+    NANOGPT_CUBLAS_CHECK(cublasSetMathMode(
+        handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    blas_ = std::move(blas);
+  }
+
+  static cublasOperation_t operation(std::int64_t transposed) { return transposed != 0 ? CUBLAS_OP_T : CUBLAS_OP_N; }
 
   Plan& plan_for(Problem const& problem, void const* bias) {
     auto const [at, fresh] = plans_.try_emplace(problem);
@@ -169,9 +229,9 @@ class Gemm<fsdp::cuda::Device> {
     // swapping the operands is all there is to do.
     bool const wide = p.type == CUDA_R_64F;
     NANOGPT_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.product, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                             wide ? CUDA_R_64F : CUDA_R_32F));
-    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{p.transposed_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
-    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, std::int32_t{p.transposed_a != 0 ? CUBLAS_OP_T : CUBLAS_OP_N});
+                                                wide ? CUDA_R_64F : CUDA_R_32F));
+    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, std::int32_t{operation(p.transposed_b)});
+    set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, std::int32_t{operation(p.transposed_a)});
     if (bias != nullptr) {  // the heuristic looks at the pointer's alignment
       set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_BIAS});
       set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -182,10 +242,16 @@ class Gemm<fsdp::cuda::Device> {
     lay_out(plan.second, p.type, ta ? p.m : p.k, ta ? p.k : p.m, p.lda, p.batch, p.stride_a);
     lay_out(plan.result, p.out, p.n, p.m, p.ldc, p.batch, p.stride_c);
 
+    plan.by_cublas = !find_algorithm(plan, p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) &&
+                     !find_algorithm(plan, p, CUBLASLT_REDUCTION_SCHEME_MASK);
+  }
+
+  /// Whether there is an algorithm among those that put parts of sums together by one of `schemes`.
+  bool find_algorithm(Plan& plan, Problem const& p, std::uint32_t schemes) const {
     cublasLtMatmulPreferenceOpaque_t wish{};
     NANOGPT_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
     set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
-    set(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    set(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
     set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(p.align_b));
     set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(p.align_a));
     set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(p.align_c));
@@ -195,25 +261,22 @@ class Gemm<fsdp::cuda::Device> {
     auto const status =
         cublasLtMatmulAlgoGetHeuristic(handle_.get(), &plan.product, &plan.first, &plan.second, &plan.result,
                                        &plan.result, &wish, static_cast<int>(found.size()), found.data(), &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
+    if (status != CUBLAS_STATUS_SUCCESS) fail_product("cuBLASLt's heuristic fails", status, p);
     for (int i = 0; i < count; ++i) {
       auto const& candidate = found[static_cast<std::size_t>(i)];
       if (candidate.state != CUBLAS_STATUS_SUCCESS || candidate.workspaceSize > workspace_bytes_) continue;
       plan.algorithm = candidate.algo;
-      return;
+      return true;
     }
-    fsdp::fail<fsdp::VendorError>(
-        "cuBLASLt has no algorithm for {} product(s) of {} by {} over {} (rows of {}, {} and {} elements, transposed "
-        "{} "
-        "and {}, types {} to {}, aligned to {}, {} and {} bytes) in {} bytes of workspace: {}",
-        p.batch, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, ta, tb, p.type, p.out, p.align_a, p.align_b, p.align_c,
-        workspace_bytes_, cublasGetStatusString(status));
+    return false;
   }
 
   static void lay_out(cublasLtMatrixLayoutOpaque_t& layout, std::int64_t type, std::int64_t rows, std::int64_t columns,
                       std::int64_t leading, std::int64_t batch, std::int64_t stride) {
     NANOGPT_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, static_cast<cudaDataType>(type),
-                                               static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
-                                               leading));
+                                                  static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns),
+                                                  leading));
     if (batch == 1) return;
     set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<std::int32_t>(batch));
     set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
@@ -237,6 +300,7 @@ class Gemm<fsdp::cuda::Device> {
   std::size_t workspace_bytes_;
   std::unique_ptr<void, Free> workspace_;
   UniqueCublasLt handle_;
+  UniqueCublas blas_;  // opened when it is needed
   std::unordered_map<Problem, Plan, Hash> plans_;
   std::optional<cudaStream_t> bound_;
 };

@@ -544,3 +544,37 @@ TEST_CASE("mma multiplies fragments as the PTX ISA lays them out", "[emulated][t
     }
   }
 }
+
+namespace {
+
+/// Lanes overwrite rows that they have read together, behind a shuffle alone or behind a barrier too.
+struct Overwrites {
+  static constexpr int threads = 64;
+  static constexpr std::size_t shared_bytes = 2 * 32 * 16;
+  template <class Block>
+  void operator()(Block const& block, std::int64_t, int barriers, std::uint32_t* out) const {
+    auto* const row = reinterpret_cast<std::uint32_t*>(block.shared() + block.thread() * 16);
+    for (int i = 0; i < 4; ++i) row[i] = static_cast<std::uint32_t>(block.thread() * 4 + i);
+    block.sync(first);
+    std::uint32_t r[4];
+    Tile::load_matrices(r, Tile::address(row));
+    out[block.thread()] = block.shuffle_xor(r[0], 1);
+    if (barriers == 1) block.sync_warp(second);
+    if (barriers == 2) block.sync(second);
+    row[0] = 1000;
+    if (barriers == 3) block.sync_warp(second);  // too late
+    if (barriers == 4) block.sync(second);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what a warp has read together may not change before a barrier", "[emulated][tile]") {
+  for (auto const schedule : emulated::schedules) {
+    CAPTURE(emulated::name(schedule));
+    std::vector<std::uint32_t> out(64);
+    for (int const barriers : {0, 3, 4})
+      CHECK(contains(failure<Overwrites>(schedule, barriers, out.data()), "overwritten without a barrier"));
+    for (int const barriers : {1, 2}) CHECK(failure<Overwrites>(schedule, barriers, out.data()) == "");
+  }
+}

@@ -13,62 +13,17 @@
 #include <memory>
 #include <new>
 #include <numeric>
-#include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fsdp/cuda/block.hpp"
-#include "fsdp/error.hpp"
+#include "tests/support/emulated_options.hpp"
 #include "tests/support/fiber.hpp"
 
 namespace emulated {
-
-/// What a kernel did that a thread block may not do: a barrier that not all reach, a shuffle without the whole warp.
-struct Failure : fsdp::Error {
-  using fsdp::Error::Error;
-};
-using fsdp::fail;
-
-/// [Note: Schedules]
-/// A GPU runs warps in any order, so a kernel must be right in all. Forward, reverse and shuffled advance all warps
-/// about evenly: each thread runs up to its next barrier or collective of its warp. Greedy runs one warp up to the
-/// block's next barrier, through all its collectives, before another runs at all: the warp that is far ahead meets
-/// what the others have not read yet, so that a missing trailing barrier shows.
-enum class Schedule : unsigned char { forward, reverse, shuffled, greedy_forward, greedy_reverse };
-inline constexpr std::array<Schedule, 5> schedules{Schedule::forward, Schedule::reverse, Schedule::shuffled,
-                                                   Schedule::greedy_forward, Schedule::greedy_reverse};
-constexpr std::string_view name(Schedule schedule) {
-  constexpr std::array<std::string_view, 5> names{"forward", "reverse", "shuffled", "greedy forward", "greedy reverse"};
-  return names[static_cast<std::size_t>(schedule)];
-}
-
-/// Places of barriers, in order.
-struct SiteOrder {
-  bool operator()(fsdp::SyncSite const& a, fsdp::SyncSite const& b) const {
-    int const files = a.file == b.file ? 0 : std::strcmp(a.file, b.file);
-    return files != 0 ? files < 0 : a.line < b.line;
-  }
-};
-using Sites = std::set<fsdp::SyncSite, SiteOrder>;
-inline bool same(fsdp::SyncSite const& a, fsdp::SyncSite const& b) {
-  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
-}
-inline std::string text(fsdp::SyncSite const& site) {
-  return *site.file == 0 ? std::to_string(site.line) : fsdp::formatted("{}:{}", site.file, site.line);
-}
-
-struct Options {
-  Schedule schedule = Schedule::forward;
-  std::uint64_t seed = 1;                   ///< of `shuffled`
-  std::optional<fsdp::SyncSite> drop = {};  ///< barriers of this place do nothing
-  std::int64_t* dropped = nullptr;          ///< counts the threads that passed a dropped barrier
-  Sites* met = nullptr;                     ///< gets the place of every barrier that a thread comes to
-  Stacks* stacks = nullptr;                 ///< of the block's threads; nullptr: the calling thread's own
-};
 
 class Machine;
 namespace detail {
@@ -76,6 +31,12 @@ inline constinit thread_local Machine* machine = nullptr;
 }
 /// Whose fibers run on the calling thread. ThreadSanitizer does not see that streams may share one.
 EMULATED_UNSEEN inline Machine& machine() { return *detail::machine; }
+
+/// [Note: Rows that are read together]
+/// ldmatrix hands a row that one lane names to other lanes. A shuffle and a product bring lanes together too, but order
+/// no memory: between such a read and a lane that overwrites the row there must be sync_warp or sync. Here a warp's
+/// reads are all done when its last lane comes, so a missing barrier changes no result; the machine keeps what was
+/// read, until the next barrier, and compares.
 
 /// The threads of one block, and its shared memory.
 class Machine {
@@ -126,6 +87,7 @@ class Machine {
     self().ready = false;
     if (++arrived_ == threads_.size()) {
       arrived_ = 0;
+      expect_unchanged_reads();
       for (auto& thread : threads_) thread.ready = true;
       restart_ = true;
     }
@@ -135,7 +97,14 @@ class Machine {
     int nothing = 0;
     if (!dropped(site))
       collective(
-          "sync_warp", site.line, nothing, [](auto&) {}, site.file);
+          "sync_warp", site.line, nothing, [this](auto&) { expect_unchanged_reads(warps_[running_ / 32]); }, site.file);
+  }
+
+  /// A row of 16 bytes that the running warp's lanes have read together. See [Note: Rows that are read together].
+  void note_read(void const* row) {
+    Read read{row, {}};
+    std::memcpy(read.content.data(), row, read.content.size());
+    warps_[running_ / 32].reads.push_back(read);
   }
 
   /// An operation that all lanes of a warp reach together: the last one runs `complete` on everybody's data.
@@ -146,7 +115,8 @@ class Machine {
     if (warp.arrived == 0) {
       warp.operation = operation;
       warp.argument = {file, argument};
-    } else if (!same(warp.argument, {file, argument}) || std::strcmp(warp.operation, operation) != 0) {
+    } else if (!same(warp.argument, {file, argument}) ||
+               (warp.operation != operation && std::strcmp(warp.operation, operation) != 0)) {
       fail<Failure>("thread {} reaches {} ({}) while its warp waits at {} ({})", running_, operation,
                     text({file, argument}), warp.operation, text(warp.argument));
     }
@@ -204,8 +174,13 @@ class Machine {
     std::vector<Copy> copies;
     std::int64_t groups = 0;  ///< committed so far
   };
+  struct Read {
+    void const* row;
+    std::array<std::byte, 16> content;
+  };
   struct Warp {
-    int arrived = 0;  ///< at the collective that its lanes wait in
+    std::vector<Read> reads;  ///< of shared memory by all lanes together, since the last barrier
+    int arrived = 0;          ///< at the collective that its lanes wait in
     char const* operation = nullptr;
     fsdp::SyncSite argument;  ///< a number alone has no file
     std::array<void*, 32> data{};
@@ -221,6 +196,19 @@ class Machine {
     if (!options_.drop || !same(site, *options_.drop)) return false;
     if (options_.dropped != nullptr) ++*options_.dropped;
     return true;
+  }
+
+  /// @throws Failure if rows that were read together have changed since; forgets them otherwise
+  void expect_unchanged_reads(Warp& warp) {
+    for (auto const& read : warp.reads) {
+      if (std::memcmp(read.row, read.content.data(), read.content.size()) == 0) continue;
+      fail<Failure>("rows that warp {} read with ldmatrix were overwritten without a barrier in between",
+                    &warp - warps_.data());
+    }
+    warp.reads.clear();
+  }
+  void expect_unchanged_reads() {
+    for (auto& warp : warps_) expect_unchanged_reads(warp);
   }
 
   /// The thread that runs next, by the schedule.
@@ -285,6 +273,8 @@ class Machine {
       if (++block.done_ < block.threads_.size()) {
         block.running_ = block.pick();
         next = &block.self().context;
+      } else {
+        block.expect_unchanged_reads();
       }
     } catch (...) {
       block.error_ = std::current_exception();

@@ -88,6 +88,7 @@ struct Tile<emulated::Lanes> {
       void const* row;
     } own{r, row};
     emulated::machine().collective(operation, 0, own, [](auto& lanes) {
+      for (auto const* const lane : lanes) emulated::machine().note_read(lane->row);
       for (std::size_t matrix = 0; matrix < 4; ++matrix) {
         std::uint16_t element[8][8];
         for (std::size_t i = 0; i < 8; ++i) std::memcpy(element[i], lanes[matrix * 8 + i]->row, 16);

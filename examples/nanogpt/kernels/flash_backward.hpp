@@ -138,6 +138,7 @@ struct BackwardQueries : Backward<Size> {
     }
 
     auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
+    block.sync_warp();  // the warp has read its queries, whose rows store_rows takes
     store_rows<Size>(block, fsdp::SyncSite::here(), out[0], s.scale, s.scale, queries, row,
                      to.query + (first + row) * to.stride, to.stride, s.length - first - row, lane);
   }
@@ -255,6 +256,7 @@ struct BackwardKeys : Backward<Size> {
 
     auto const to = packed(s, args.qkv_gradient, in_batch, head, Size);
     std::int64_t const valid = s.length - first - row, offset = (first + row) * to.stride;
+    block.sync_warp();  // the warp has read its keys and values, whose rows store_rows takes
     store_rows<Size>(block, fsdp::SyncSite::here(), key_gradient[0], s.scale, s.scale, keys, row, to.key + offset,
                      to.stride, valid, lane);
     store_rows<Size>(block, fsdp::SyncSite::here(), value_gradient[0], 1.0f, 1.0f, values, row, to.value + offset,

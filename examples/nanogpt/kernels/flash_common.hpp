@@ -198,7 +198,8 @@ FSDP_HD inline void add_product(float (&d)[Stripes][blocks::extent(Width / 8)][4
 }
 
 /// Writes a warp's 16 rows, times a factor for each half, to global memory, by way of 16 rows of shared memory that no
-/// other warp uses any more.
+/// other warp uses any more. ldmatrix orders no memory: what the warp has read of these rows with it, it must have left
+/// behind by a barrier.
 /// @param site   of the caller, whose barrier this has
 /// @param row    first of the shared rows
 /// @param valid  rows that are there; the others are not written

@@ -90,6 +90,7 @@ struct Forward {
 
     auto* const to = rows_of(s, mixed, in_batch, head, Size);
     std::int64_t const pitch = s.statistics_rows();
+    block.sync_warp();  // the warp has read its queries, whose rows store_rows takes
     FSDP_UNROLL
     for (int m = 0; m < stripes; ++m) {
       float const upper = row_sum(block, sum[m][0]), lower = row_sum(block, sum[m][1]);
