@@ -212,6 +212,24 @@ TEST_CASE("communicators that do not block are in progress until their ranks hav
         })) == "");
 }
 
+TEST_CASE("fsdp's communicator adopts one of NCCL's that does not block", "[standin]") {
+  auto const id = new_identifier();
+  CHECK(failures(in_processes(2, [&](int rank) {
+          Rank const r(id, rank, 2, rank, 0);
+          check(fsdp::nccl::detail::settle(ncclInProgress, r.comm), "settle");
+          auto comm = fsdp::nccl::Communicator::adopt(r.comm);
+          auto stream = fsdp::cuda::Stream::adopt(r.stream);
+          Memory<float> data(4);
+          r.upload(data.data(), std::vector<float>(4, static_cast<float>(rank)));
+          comm.broadcast(stream, data.data(), 2, 1, {"unit", "test"});
+          comm.all_reduce(stream, static_cast<float const*>(data.data()), data.data(), 4, {"unit", "test"});
+          expect(r.download(data.data(), 4) == std::vector<float>{2, 2, 1, 1}, "values");
+          expect(comm.exchange(std::to_string(rank), "ranks") == std::vector<std::string>{"0", "1"}, "exchange");
+          auto part = comm.split(rank, 0, "alone");
+          expect(part.size() == 1, "split");
+        })) == "");
+}
+
 TEST_CASE("who makes an identifier must live until the others have come, and leaves nothing behind", "[standin]") {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
@@ -261,6 +279,49 @@ TEST_CASE("a lost peer is waited for, or told of as FSDP_STANDIN_NCCL_LOST_PEER 
     CHECK(ended[0].code == 0);
     CHECK(ended[1].code == 128 + SIGKILL);
   }
+}
+
+TEST_CASE("fsdp's watch ends a rank whose peer was lost, and says what it waits in", "[standin]") {
+  for (bool const notice : {false, true}) {
+    auto const id = new_identifier();
+    auto const ended = in_processes(2, [&](int rank) {
+      if (notice) ::setenv("FSDP_STANDIN_NCCL_LOST_PEER", "error", 1);
+      Rank const r(id, rank, 2, rank);
+      fsdp::nccl::Options options;
+      options.timeout = notice ? std::chrono::minutes(5) : std::chrono::seconds(1);
+      auto comm = fsdp::nccl::Communicator::adopt(r.comm, options);
+      auto stream = fsdp::cuda::Stream::adopt(r.stream);
+      Memory<float> data(4);
+      if (rank == 1) ::raise(SIGKILL);
+      comm.all_reduce(stream, static_cast<float const*>(data.data()), data.data(), 4, {"block.3", "backward"});
+      r.synchronize();
+    });
+    INFO(ended[0].text);
+    CHECK(ended[0].code == fsdp::host::wait_expired_exit_code);
+    CHECK(ended[0].text.find("rank 0 of 2 (cuda:0): waiting in all_reduce 1 of 4 fp32 for unit 'block.3' (backward)") !=
+          std::string::npos);
+    CHECK((ended[0].text.find("NCCL reports: a peer failed or is gone; rank 0 of 2: rank 1 (process ") !=
+           std::string::npos) == notice);
+  }
+}
+
+TEST_CASE("a communicator that fsdp's watch aborts is not called afterwards", "[standin]") {
+  auto const id = new_identifier();
+  auto const ended = in_processes(2, [&](int rank) {
+    ::setenv("FSDP_STANDIN_NCCL_LOST_PEER", "error", 1);
+    Rank const r(id, rank, 2, rank);
+    auto comm = fsdp::nccl::Communicator::adopt(r.comm);
+    auto stream = fsdp::cuda::Stream::adopt(r.stream);
+    Memory<float> data(4);
+    if (rank == 1) ::raise(SIGKILL);
+    while (true) {  // goes on to enqueue, and is elsewhere when the watch ends the run
+      comm.all_reduce(stream, static_cast<float const*>(data.data()), data.data(), 4, {"unit", "test"});
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  INFO(ended[0].text);
+  CHECK(ended[0].code == fsdp::host::wait_expired_exit_code);
+  CHECK(ended[0].text.find("standin") == std::string::npos);
 }
 
 namespace {

@@ -123,8 +123,9 @@ bool Collective::step() {
       expect_device_operand(device, request_.receive, request_.receive_bytes(communicator_->size),
                             "the output of " + what_);
     }
-    tell_accesses();
+    tell_input();
     if (contributes(communicator_->rank)) release(communicator_->tags->of(number_));
+    tell_output();
     entered_ = true;
   }
   {
@@ -138,26 +139,31 @@ bool Collective::step() {
     communicator_->finished.store(number_);
     communicator_->shared.ring();
   }
-  if (request_.root < 0 || request_.root != communicator_->rank) acquire(communicator_->tags->of(number_));
+  acquire(communicator_->tags->of(number_));
   return true;
 }
 
-/// Tells ThreadSanitizer of the operands. What is in place already is not written.
-void Collective::tell_accesses() const {
+void Collective::tell_input() const {
 #if STANDIN_TSAN
   auto const& communicator = *communicator_;
-  auto const part = request_.count * element_;
   if (auto const bytes = request_.send_bytes(communicator.rank, communicator.size); bytes > 0)
     __tsan_read_range(const_cast<std::byte*>(request_.send), bytes);
-  if (!request_.in_place(communicator.rank) || request_.operation == Operation::all_reduce ||
-      request_.operation == Operation::reduce_scatter) {
+#endif
+}
+
+/// What is in place already is not written.
+void Collective::tell_output() const {
+#if STANDIN_TSAN
+  auto const& communicator = *communicator_;
+  bool const in_place = request_.in_place(communicator.rank);
+  auto const part = request_.count * element_;
+  if (in_place && request_.operation == Operation::broadcast && request_.root == communicator.rank) return;
+  if (!in_place || request_.operation != Operation::all_gather) {
     __tsan_write_range(request_.receive, request_.receive_bytes(communicator.size));
-  } else if (request_.operation == Operation::all_gather) {
-    for (int peer = 0; peer < communicator.size; ++peer) {
-      if (peer != communicator.rank) __tsan_write_range(request_.receive + static_cast<std::size_t>(peer) * part, part);
-    }
-  } else if (request_.root != communicator.rank) {
-    __tsan_write_range(request_.receive, part);
+    return;
+  }
+  for (int peer = 0; peer < communicator.size; ++peer) {
+    if (peer != communicator.rank) __tsan_write_range(request_.receive + static_cast<std::size_t>(peer) * part, part);
   }
 #endif
 }

@@ -64,7 +64,9 @@ class Collective {
   bool contributes(int rank) const { return request_.root < 0 || request_.root == rank; }
   std::size_t elements_of(std::uint64_t round) const;
   void use_windows(int change);
-  void tell_accesses() const;
+  // To ThreadSanitizer, of the operands.
+  void tell_input() const;
+  void tell_output() const;
 
   std::shared_ptr<Communicator> const communicator_;
   Request const request_;

@@ -77,7 +77,7 @@ Entry::Entry(ncclComm_t handle, std::string_view call, Use use) {
   } else if (use == Use::state) {
     return;
   } else if (communicator_->is_in_progress()) {
-    refuse(rule("call_in_progress"), ncclInvalidUsage, "the communicator's state is ncclInProgress");
+    refuse(rule("call_in_progress"), ncclInvalidArgument, "the communicator's state is ncclInProgress");
   } else if (use == Use::query) {
     return;
   } else if (communicator_->calling.exchange(true)) {
