@@ -35,7 +35,7 @@ struct Marker {
   }
   void forward(Device::Stream&, Params<float const> const&) const { note("forward"); }
   void backward(Device::Stream&, Params<float const> const&, Params<float> const&) const { note("backward"); }
-  void note(std::string pass) const { tally->entries.push_back({"compute", unit, std::move(pass), 0, 1}); }
+  void note(std::string pass) const { tally->entries.push_back({"compute", unit, std::move(pass), 0, 1, 0}); }
 };
 
 struct Step {

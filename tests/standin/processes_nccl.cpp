@@ -305,6 +305,25 @@ TEST_CASE("fsdp's watch ends a rank whose peer was lost, and says what it waits 
   }
 }
 
+TEST_CASE("a communicator that fsdp's watch aborts is not called afterwards", "[standin]") {
+  auto const id = new_identifier();
+  auto const ended = in_processes(2, [&](int rank) {
+    ::setenv("FSDP_STANDIN_NCCL_LOST_PEER", "error", 1);
+    Rank const r(id, rank, 2, rank);
+    auto comm = fsdp::nccl::Communicator::adopt(r.comm);
+    auto stream = fsdp::cuda::Stream::adopt(r.stream);
+    Memory<float> data(4);
+    if (rank == 1) ::raise(SIGKILL);
+    while (true) {  // goes on to enqueue, and is elsewhere when the watch ends the run
+      comm.all_reduce(stream, static_cast<float const*>(data.data()), data.data(), 4, {"unit", "test"});
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  INFO(ended[0].text);
+  CHECK(ended[0].code == fsdp::host::wait_expired_exit_code);
+  CHECK(ended[0].text.find("standin") == std::string::npos);
+}
+
 namespace {
 
 /// Two communicators on a device each; rank 1 enqueues on them in the same order as rank 0, or in the other one.

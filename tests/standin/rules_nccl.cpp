@@ -23,6 +23,7 @@ using standin::test::new_identifier;
 using standin::test::on_threads;
 using standin::test::Rank;
 using standin::test::Reports;
+using standin::test::wait_until;
 
 bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "3", 1) == 0;
 
@@ -54,7 +55,7 @@ void mismatch(std::function<void(Rank&, float*)> const& enqueue) {
   on_two([&](Rank& r) {
     Memory<float> data(64);
     enqueue(r, data.data());
-    while (Reports::size() < before + 2) std::this_thread::yield();
+    wait_until([&] { return Reports::size() >= before + 2; }, "both ranks have reported");
     r.abort();
     r.synchronize();
   });
@@ -166,7 +167,7 @@ void break_window_offset() {
     ncclWindow_t window = nullptr;
     check(ncclCommWindowRegister(r.comm, memory, 4096, &window, NCCL_WIN_COLL_SYMMETRIC), "register");
     check(sum(r, static_cast<float*>(memory) + 4 * r.rank, 4), "sum");
-    while (Reports::size() < before + 2) std::this_thread::yield();
+    wait_until([&] { return Reports::size() >= before + 2; }, "both ranks have reported");
     r.abort();
     r.synchronize();
     check(ncclMemFree(memory), "ncclMemFree");
@@ -216,12 +217,12 @@ void break_concurrent_calls() {
     if (place == 0) {
       std::thread split([&, comm = r.comm] { static_cast<void>(ncclCommSplit(comm, 0, 0, &part, nullptr)); });
       Memory<float> data(1);
-      while (sum(r, data.data(), 0) == ncclSuccess) std::this_thread::yield();  // until the split is under way
+      wait_until([&] { return sum(r, data.data(), 0) != ncclSuccess; }, "the split is under way");
       reported = true;
       r.abort();
       split.join();
     } else {
-      while (!reported) std::this_thread::yield();
+      wait_until([&] { return reported.load(); }, "it is reported");
       r.abort();
     }
   });
@@ -233,7 +234,7 @@ void break_destroy_in_flight() {
     Gate gate(r.stream);
     check(sum(r, data.data(), 4), "sum");
     std::thread opener([&] {
-      while (Reports::of("destroy_in_flight").empty()) std::this_thread::yield();
+      wait_until([] { return !Reports::of("destroy_in_flight").empty(); }, "it is reported");
       gate.open();
     });
     check(ncclCommDestroy(std::exchange(r.comm, nullptr)), "ncclCommDestroy");
@@ -256,7 +257,7 @@ void break_split_in_flight() {
 void break_identifier_reuse() {
   auto const id = new_identifier();
   Rank first(id, 0, 2, 0, 0), second(id, 0, 2, 1, 0);
-  while (Reports::of("identifier_reuse").empty()) std::this_thread::yield();
+  wait_until([&] { return !Reports::of("identifier_reuse").empty(); }, "it is reported");
   first.abort();
   second.abort();
 }
@@ -359,15 +360,18 @@ TEST_CASE("a call of one rank that its peer does not make is reported", "[standi
   CHECK(Reports::size() == 2);
 }
 
-TEST_CASE("a collective's operands are the device's own", "[standin]") {
+TEST_CASE("a collective's operands are the device's own, when it is enqueued and when it runs", "[standin]") {
   Reports const reports;
   on_one([](Rank& r) {
     std::vector<float> host(4);
+    Gate gate(r.stream);
     check(sum(r, host.data(), 4), "sum");
+    expect(Reports::of("device_operand").size() == 2, "input and output: " + Reports::text());
+    gate.open();
     r.synchronize();
   });
-  CHECK(Reports::of("device_operand").size() >= 1);
-  CHECK(Reports::of("device_operand").size() == Reports::size());
+  CHECK(Reports::of("device_operand").size() == 4);
+  CHECK(Reports::size() == 4);
 }
 
 TEST_CASE("buffers in place and in symmetric windows are what NCCL wants of them", "[standin]") {

@@ -230,7 +230,10 @@ class Communicator {
     if (count == 0) return {group.sequence};
     cuda::NvtxRange const range(label.unit, label.pass, operation.call);
     group.device.make_current();
-    call(handle);
+    {
+      auto const waiting = group.phase(operation.numbered(group.sequence));  // NCCL may have yet to connect the ranks
+      call(handle);
+    }
     group.watch->enqueued(handle, operation.numbered(group.sequence));
     return {group.sequence};
   }

@@ -139,7 +139,7 @@ bool Collective::step() {
     communicator_->finished.store(number_);
     communicator_->shared.ring();
   }
-  if (request_.root < 0 || request_.root != communicator_->rank) acquire(communicator_->tags->of(number_));
+  acquire(communicator_->tags->of(number_));
   return true;
 }
 

@@ -23,26 +23,6 @@
 namespace standin::nccl {
 namespace {
 
-/// A collective as a stream holds it. What counts references would order threads for ThreadSanitizer.
-class Enqueued {
- public:
-  explicit Enqueued(std::shared_ptr<Collective> collective) : collective_(std::move(collective)) {}
-  Enqueued(Enqueued const& other) {
-    Unseen const unseen;
-    collective_ = other.collective_;
-  }
-  Enqueued(Enqueued&& other) noexcept : collective_(std::move(other.collective_)) {}
-  Enqueued& operator=(Enqueued const&) = delete;
-  ~Enqueued() {
-    Unseen const unseen;
-    collective_.reset();
-  }
-  bool operator()() const { return collective_->step(); }
-
- private:
-  std::shared_ptr<Collective> collective_;
-};
-
 bool disjoint(std::byte const* a, std::size_t a_bytes, std::byte const* b, std::size_t b_bytes) {
   return a + a_bytes <= b || b + b_bytes <= a;
 }
@@ -97,7 +77,8 @@ ncclResult_t enqueue_collective(char const* call, ncclComm_t comm, Request const
     what = collective->what();
   }
   // Not hidden: what the caller did until now comes before the collective.
-  auto const status = enqueue(stream, std::move(what), Enqueued(std::move(collective)), WorkKind::collective);
+  auto const status = enqueue(
+      stream, std::move(what), [running = std::move(collective)] { return running->step(); }, WorkKind::collective);
   Unseen const unseen;
   if (status != cudaSuccess)
     return leave(failed(ncclUnhandledCudaError, fmt::format("{}: {}", call, cudaGetErrorString(status))));

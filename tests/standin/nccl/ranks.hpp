@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <stdexcept>
@@ -88,6 +90,15 @@ inline ncclUniqueId new_identifier() {
   return id;
 }
 
+/// Waits until `done` says so. A test that fails does not wait forever.
+inline void wait_until(std::function<bool()> const& done, std::string const& what) {
+  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    expect(std::chrono::steady_clock::now() < end, "waited in vain until " + what);
+    std::this_thread::yield();
+  }
+}
+
 /// Device memory with `count` elements.
 template <class T>
 class Memory {
@@ -104,10 +115,9 @@ class Memory {
   std::size_t count_;
 };
 
-/// A stream, and a communicator of one rank. Ends both in order.
+/// A stream, and a communicator of one rank. Ends both; while an exception passes, without waiting for peers.
 class Rank {
  public:
-  /// @param how  adapts the configuration
   Rank(ncclUniqueId const& id, int place, int ranks, int device, int blocking = 1) : rank(place), size(ranks) {
     STANDIN_CHECK(cudaSetDevice(device));
     STANDIN_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -119,7 +129,8 @@ class Rank {
   Rank(Rank const&) = delete;
   Rank& operator=(Rank const&) = delete;
   ~Rank() {
-    if (comm != nullptr) static_cast<void>(ncclCommDestroy(comm));
+    if (comm != nullptr)
+      static_cast<void>(std::uncaught_exceptions() > 0 ? ncclCommAbort(comm) : ncclCommDestroy(comm));
     static_cast<void>(cudaStreamDestroy(stream));
   }
   void abort() { STANDIN_CHECK(ncclCommAbort(std::exchange(comm, nullptr))); }
@@ -181,6 +192,7 @@ inline std::vector<Ended> in_processes(int ranks, std::function<void(int)> const
     auto const process = ::fork();
     expect(process >= 0, "fork");
     if (process == 0) {
+      ::alarm(60);  // of a test that fails a rank may wait for another forever
       for (auto const& sibling : children) ::close(sibling.from);
       ::close(ends[0]);
       ::dup2(ends[1], STDERR_FILENO);

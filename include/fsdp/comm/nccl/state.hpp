@@ -155,7 +155,6 @@ struct State {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (control) return control->exchange(text, what);
     device.make_current();
-    auto const waiting = phase(comm::Operation::exchange(what));
     auto const ranks = static_cast<std::size_t>(size);
     struct Announcement {
       std::uint64_t bytes = 0;
@@ -163,7 +162,7 @@ struct State {
     };
     Announcement const mine{text.size(), comm::Text(what)};
     std::vector<Announcement> calls(ranks);
-    gather(&mine, calls.data(), sizeof(mine));
+    gather(&mine, calls.data(), sizeof(mine), what);
     comm::expect_same_exchange(
         rank, size, [&](int peer) -> auto const& { return calls[static_cast<std::size_t>(peer)].what; },
         [](int peer) { return peer; });
@@ -172,15 +171,16 @@ struct State {
     std::string own = text;
     own.resize(longest);
     std::string all(longest * ranks, '\0');
-    if (longest > 0) gather(own.data(), all.data(), longest);
+    if (longest > 0) gather(own.data(), all.data(), longest, what);
     std::vector<std::string> texts;
     for (std::size_t peer = 0; peer < ranks; ++peer)
       texts.push_back(all.substr(peer * longest, static_cast<std::size_t>(calls[peer].bytes)));
     return texts;
   }
 
-  /// All-gathers `bytes` of host memory from each rank, on a stream of its own.
-  void gather(void const* send, void* recv, std::size_t bytes) {
+  /// All-gathers `bytes` of host memory from each rank, on a stream of its own, as a part of exchange(text, what).
+  void gather(void const* send, void* recv, std::size_t bytes, std::string_view what) {
+    auto const waiting = phase(comm::Operation::exchange(what));
     if (!control_stream) control_stream.emplace(device.make_stream("fsdp exchange"));
     auto const total = bytes * static_cast<std::size_t>(size);
     if (total > scratch_bytes) {

@@ -82,7 +82,8 @@ class Watch {
     comm_ = comm;
   }
 
-  /// The calling thread is about to block in `operation`, until the object ends. The texts live as long.
+  /// The calling thread is about to block in `operation`, until the object ends. The texts live as long. See [Note:
+  /// Aborts and calls]: after a wait for the device, no call of NCCL's follows in the same phase.
   class Phase {
    public:
     /// @param watch may be null: then nothing is watched
@@ -95,8 +96,11 @@ class Watch {
     Phase& operator=(Phase const&) = delete;
     ~Phase() {
       if (watch_ == nullptr) return;
-      auto const lock = watch_->enter();
-      watch_->phases_.pop_back();
+      {
+        std::lock_guard const lock(watch_->mutex_);
+        watch_->phases_.pop_back();
+      }
+      static_cast<void>(watch_->enter());
     }
 
    private:
@@ -230,14 +234,28 @@ class Watch {
       ending_ = true;
       auto const comm = comm_;
       lock.unlock();
-      end_run(text, comm, terminated ? host::wait_terminated_exit_code : host::wait_expired_exit_code);
+      std::fprintf(stderr, "fsdp: %s\n", text.c_str());
+      std::fflush(stderr);
+      leave_calls();
+      end_run(comm, terminated ? host::wait_terminated_exit_code : host::wait_expired_exit_code);
     }
   }
 
-  [[noreturn]] static void end_run(std::string const& text, ncclComm_t comm, int code) {
+  /// [Note: Aborts and calls] ncclCommAbort frees the communicator, and lets go whoever waits in NCCL or for the
+  /// device. No thread may call NCCL for it any more: none begins a phase, nor passes the end of one, and calls that
+  /// end by themselves are given the time to.
+  void leave_calls() {
+    for (int wait = 0; wait < 100; ++wait) {
+      {
+        std::lock_guard const lock(mutex_);
+        if (phases_.empty()) return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+  [[noreturn]] static void end_run(ncclComm_t comm, int code) {
     host::detail::giving_up.store(true);  // the abort lets the host go on, with what no collective has written
-    std::fprintf(stderr, "fsdp: %s\n", text.c_str());
-    std::fflush(stderr);
     static std::atomic<bool> aborted{false};
     if (comm != nullptr) {
       std::thread([comm] {  // it frees this rank's kernels, but may itself wait
