@@ -54,7 +54,7 @@ Occupancy& Occupancy::of(int device) {
   return *entry;
 }
 
-Occupancy::Occupancy(int device) : device_(device) {
+Occupancy::Occupancy(int device) {
   char const* const text = std::getenv("FSDP_STANDIN_NCCL");
   std::string_view const mode = text == nullptr || *text == '\0' ? "serial" : text;
   if (mode != "serial" && mode != "seeded") refuse("FSDP_STANDIN_NCCL", mode, "serial or seeded");

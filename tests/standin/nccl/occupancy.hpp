@@ -60,7 +60,6 @@ class Occupancy {
   bool starts(Place const& place) const;
   void leave(Place& place);
 
-  int const device_;
   bool seeded_ = false;
   std::uint64_t seed_ = 0;
   int capacity_ = std::numeric_limits<int>::max();
