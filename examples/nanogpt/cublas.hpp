@@ -24,7 +24,8 @@ struct CublasTraits {
   using value_type = Handle;
   static void destroy(value_type handle) noexcept {
     auto const status = Destroy(handle);
-    if (status != CUBLAS_STATUS_SUCCESS) fsdp::cuda::detail::log_failure("cublasDestroy", cublasGetStatusString(status));
+    if (status != CUBLAS_STATUS_SUCCESS)
+      fsdp::cuda::detail::log_failure("cublasDestroy", cublasGetStatusString(status));
   }
 };
 
@@ -34,9 +35,9 @@ using UniqueCublas = fsdp::cuda::UniqueHandle<CublasTraits<cublasHandle_t, cubla
 }  // namespace nanogpt
 
 /// Throws fsdp::VendorError with the call's text and cuBLAS's words unless `call` returns CUBLAS_STATUS_SUCCESS.
-#define NANOGPT_CUBLAS_CHECK(call)                                                                \
+#define NANOGPT_CUBLAS_CHECK(call)                                                             \
   do {                                                                                         \
-    ::cublasStatus_t const nanogpt_cublas_status = (call);                                        \
-    if (nanogpt_cublas_status != ::CUBLAS_STATUS_SUCCESS)                                         \
+    ::cublasStatus_t const nanogpt_cublas_status = (call);                                     \
+    if (nanogpt_cublas_status != ::CUBLAS_STATUS_SUCCESS)                                      \
       ::nanogpt::detail::throw_cublas_error(nanogpt_cublas_status, #call, __FILE__, __LINE__); \
   } while (false)

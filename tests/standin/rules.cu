@@ -82,9 +82,16 @@ struct Pointers {
   std::int64_t count;
   std::int64_t* pointer;
 };
+/// The last four bytes of a word are nobody's.
+struct Padded {
+  std::int64_t* pointer;
+  std::int32_t count;
+};
 struct Ignore {
   template <class Block>
   void operator()(Block const&, std::int64_t, Pointers) const {}
+  template <class Block>
+  void operator()(Block const&, std::int64_t, Padded) const {}
 };
 struct HalfWaits {
   static constexpr int threads = 64;
@@ -329,6 +336,12 @@ TEST_CASE("a kernel's pointers are of its device, of pinned memory or of a peer'
   };
   for (auto* const good : {things.memory, things.pinned, things.memory + 8, static_cast<std::int64_t*>(nullptr)})
     CHECK(pass(good) == cudaSuccess);  // one behind the end too: an empty view may begin there
+  CHECK(reports.taken().empty());
+  // Stale bytes between members are no pointer.
+  Padded padded{things.memory, 0};
+  auto const stack = reinterpret_cast<std::uintptr_t>(&on_stack);
+  std::memcpy(reinterpret_cast<std::byte*>(&padded) + 8, &stack, 8);
+  CHECK(launch<Ignore>(things.stream, 1, 32, 512, padded) == cudaSuccess);
   CHECK(reports.taken().empty());
   for (auto* const bad : {&on_stack, on_heap.data()}) static_cast<void>(pass(bad));
   CHECK(reports.taken() == Names(2, "kernel_argument"));

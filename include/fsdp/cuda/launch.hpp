@@ -12,7 +12,7 @@
 #include "fsdp/cuda/block.hpp"
 #include "fsdp/cuda/hardware.hpp"
 #if defined(FSDP_CUDA_STANDIN)
-#include "fsdp_cuda_standin.hpp"  // of a test, which says what run_kernel is there
+#include <fsdp_cuda_standin.hpp>  // of a test, which says what run_kernel is there
 #endif
 
 namespace fsdp::cuda::detail {

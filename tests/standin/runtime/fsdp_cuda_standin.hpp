@@ -18,11 +18,16 @@ namespace fsdp::cuda::detail {
 template <class Kernel, class... Args>
 void run_kernel(Args... args);
 
+template <class T>
+void clear_padding(void* copy) {
+  __builtin_clear_padding(static_cast<T*>(copy));
+}
+
 /// What the stand-in knows of a kernel, made before main() in every program that may launch it.
 template <class Kernel, class... Args>
 struct KernelForStandin {
   static constexpr std::array<standin::Parameter, sizeof...(Args)> parameters{
-      standin::Parameter{sizeof(Args), alignof(Args)}...};
+      standin::Parameter{sizeof(Args), alignof(Args), &clear_padding<Args>}...};
 
   /// One index of a launch, in every thread of an emulated block; the arguments are copied as CUDA copies them.
   static standin::Body bind(void* const* arguments) { return bind(arguments, std::index_sequence_for<Args...>{}); }

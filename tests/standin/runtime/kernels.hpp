@@ -11,6 +11,8 @@ namespace standin {
 
 struct Parameter {
   std::size_t bytes, alignment;
+  /// Zeros the bytes of a copy that are nobody's: what lies between members may look like a pointer.
+  void (*clear_padding)(void* copy);
 };
 
 /// What every thread of a block does. @param index  of the block

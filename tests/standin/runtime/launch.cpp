@@ -4,8 +4,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "tests/standin/runtime/grid.hpp"
 #include "tests/standin/runtime/kernels.hpp"
@@ -56,11 +58,14 @@ bool is_host_memory(std::uintptr_t word) {
 }
 
 /// Notes the allocations that words of an argument point into; reports pointers that a kernel may not follow.
-void inspect(Call& call, int device, void const* argument, std::size_t bytes, std::string const& what,
+void inspect(Call& call, int device, void const* argument, Parameter const& parameter, std::string const& what,
              Allocations& uses) {
-  for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= bytes; at += sizeof(std::uintptr_t)) {
+  std::vector<std::max_align_t> copy(parameter.bytes / sizeof(std::max_align_t) + 1);
+  std::memcpy(copy.data(), argument, parameter.bytes);
+  parameter.clear_padding(copy.data());
+  for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= parameter.bytes; at += sizeof(std::uintptr_t)) {
     std::uintptr_t word = 0;
-    std::memcpy(&word, static_cast<std::byte const*>(argument) + at, sizeof word);
+    std::memcpy(&word, reinterpret_cast<std::byte const*>(copy.data()) + at, sizeof word);
     auto* const address = reinterpret_cast<void const*>(word);
     auto const place = place_of(call.runtime, address);
     if (place.kind == Place::Kind::allocated) {
@@ -120,7 +125,7 @@ cudaError_t launch(Call& call, cudaLaunchConfig_t const& config, Kernel const& k
   auto operation = std::make_unique<Operation>();
   operation->what = name;
   for (std::size_t i = 0; i < kernel.parameters.size(); ++i)
-    inspect(call, device, arguments[i], kernel.parameters[i].bytes, name + ", argument " + std::to_string(i),
+    inspect(call, device, arguments[i], kernel.parameters[i], name + ", argument " + std::to_string(i),
             operation->uses);
   operation->work = grid(*config.stream, static_cast<int>(config.blockDim.x), config.dynamicSmemBytes,
                          std::int64_t{config.gridDim.x}, kernel.bind(arguments), call.runtime.seed);
