@@ -90,7 +90,7 @@ Collective::Collective(std::shared_ptr<Communicator> communicator, Request const
       rounds_((request.count + round_elements_ - 1) / round_elements_),
       signature_(signature_of(*communicator_, request)),
       what_(describe(signature_)),
-      place_(Occupancy::of(communicator_->device), communicator_.get()) {
+      place_(Occupancy::of(communicator_->device), communicator_.get(), communicator_->rank) {
   use_windows(1);
 }
 

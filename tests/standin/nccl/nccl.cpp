@@ -9,8 +9,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/standin/nccl/collective.hpp"
 #include "tests/standin/nccl/communicator.hpp"

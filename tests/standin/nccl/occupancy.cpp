@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "tests/standin/nccl/shared.hpp"
 #include "tests/standin/runtime/unseen.hpp"
 
 namespace standin::nccl {
@@ -54,7 +55,7 @@ Occupancy& Occupancy::of(int device) {
   return *entry;
 }
 
-Occupancy::Occupancy(int device) : device_(device) {
+Occupancy::Occupancy(int device) {
   char const* const text = std::getenv("FSDP_STANDIN_NCCL");
   std::string_view const mode = text == nullptr || *text == '\0' ? "serial" : text;
   if (mode != "serial" && mode != "seeded") refuse("FSDP_STANDIN_NCCL", mode, "serial or seeded");
@@ -82,11 +83,11 @@ int Occupancy::needed() {
   return needed_;
 }
 
-Occupancy::Place::Place(Occupancy& device, void const* communicator)
+Occupancy::Place::Place(Occupancy& device, void const* communicator, int rank)
     : device_(device), communicator_(communicator), draw_(0), declines_(0) {
   std::scoped_lock const lock(device.mutex_);
   if (device.seeded_) {
-    draw_ = mix(device.seed_ ^ ++device.enqueued_);
+    draw_ = mix(device.seed_ ^ mix(++device.enqueued_ * most_ranks + static_cast<std::uint64_t>(rank)));
     declines_ = static_cast<int>(draw_ % 5);
   }
   entry_ = device.places_.insert(device.places_.end(), this);

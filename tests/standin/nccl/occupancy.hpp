@@ -30,7 +30,8 @@ class Occupancy {
   /// A collective's place, taken when it is enqueued, and left when this is destroyed.
   class Place {
    public:
-    Place(Occupancy& device, void const* communicator);
+    /// @param rank  in the communicator: orders are drawn for each anew, also where processes have one device each
+    Place(Occupancy& device, void const* communicator, int rank);
     Place(Place const&) = delete;
     Place& operator=(Place const&) = delete;
     ~Place() { leave(); }
@@ -60,7 +61,6 @@ class Occupancy {
   bool starts(Place const& place) const;
   void leave(Place& place);
 
-  int const device_;
   bool seeded_ = false;
   std::uint64_t seed_ = 0;
   int capacity_ = std::numeric_limits<int>::max();
