@@ -4,7 +4,8 @@
 #
 #   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX]
 #
-#   --all          also under both sanitizers, the CUDA programs, and what compilers and the package accept
+#   --all          also under both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), and what compilers
+#                  and the package accept
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
 #   --only=REGEX   builds only what the host's tests that match REGEX need, and runs those
@@ -22,7 +23,7 @@ for argument in "$@"; do
     --full) full=1 ;;
     --no-install) install=0 ;;
     --only=?*) only=${argument#--only=} ;;
-    -h | --help) sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -67,6 +68,9 @@ if ((all)); then
     build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}"
     say "preset cuda: test (without a GPU, what needs one is skipped)"
     run_tests cuda
+    build standin cuda_programs
+    say "preset standin: test (CUDA's programs, on stand-ins for its libraries)"
+    run_tests standin
   else
     say "no nvcc: CUDA targets are not compiled"
   fi

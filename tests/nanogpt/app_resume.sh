@@ -96,7 +96,7 @@ check "wrote to a full device" test "$("$nanogpt" prepare --dataset=g --data=tex
 1"
 
 mpi=()
-if command -v mpirun >/dev/null && ldd "$nanogpt" | grep -q libmpi; then
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
   mpi=(mpirun --oversubscribe --bind-to none -n 2)
 else
   small+=(--ranks=2)

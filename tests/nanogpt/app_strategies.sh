@@ -74,7 +74,7 @@ narrow narrow_hybrid --reduce_dtype=bfloat16 --strategy=hybrid_shard --shard_gro
 # --- samples: three blocks long, of a model with some character --------------------------------------------------------------
 timeout 120 "$nanogpt" train "${small[@]}" --out_dir=model --max_iters=60 --learning_rate=1e-2 --warmup_iters=5 >output 2>&1 || fail "train"
 mpi=()
-if command -v mpirun >/dev/null && ldd "$nanogpt" | grep -q libmpi; then mpi=(mpirun --oversubscribe --bind-to none -n 2); fi
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then mpi=(mpirun --oversubscribe --bind-to none -n 2); fi
 few=(--num_samples=2 --max_new_tokens=24)
 "$nanogpt" sample --out_dir=model "${few[@]}" >text || fail "sample"
 check "two samples" test "$(grep -cx -- --------------- text)" -eq 2
