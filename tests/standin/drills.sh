@@ -50,7 +50,7 @@ drill() { # drill SIGNAL
     cp "of_$rank" output
     check "$1 of rank $victim: rank $rank ended with $code" test "$code" -eq 70
     check "$1 of rank $victim: rank $rank did not say what it waited for" grep -qE \
-      "^fsdp: rank $rank of 4 \(cuda:$rank\): waiting in [a-z_]+ [0-9]+ of [0-9]+ [a-z0-9]+ for unit '[^']+' \([a-z]+\), for .* s" output
+      "^fsdp: rank $rank of 4 \(cuda:$rank\): waiting in ([a-z_]+ [0-9]+ of [0-9]+ [a-z0-9]+ for unit '[^']+' \([a-z]+\)|exchange of '[^']+'), for .* s" output
   done
   kill -9 "${processes[victim]}" 2>/dev/null
   wait "${processes[victim]}" 2>/dev/null

@@ -20,7 +20,7 @@ for i in $(seq 300); do echo "the quick brown fox $i"; done >text
 export FSDP_STANDIN_DEVICES=4 OPENBLAS_NUM_THREADS=1
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=1 --gradient_accumulation_steps=4
        --max_iters="$((steps - 1))" --eval_interval=100 --eval_iters=1 --log_interval=1 --warmup_iters=0 --lr_decay_iters=100
-       --learning_rate=0.01)
+       --learning_rate=0.001)
 train() { # train LAUNCH FILE ARGUMENT...: the losses go to FILE
   local launch=$1 file=$2
   rm -f "$file"
