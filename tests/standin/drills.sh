@@ -36,6 +36,7 @@ drill() { # drill SIGNAL
     if grep -q '^iter 3:' of_0; then break; fi
     sleep 0.1
   done
+  cat of_[0-3] >output
   check "$1: did not train" grep -q '^iter 3:' of_0
   kill "-$1" "${processes[victim]}"
   begin=$SECONDS
