@@ -9,20 +9,8 @@
 
 #include "fsdp/cuda/device.hpp"
 #include "tests/catch.hpp"
+#include "tests/standin/races.hpp"
 #include "tests/standin/runtime/runtime.hpp"
-
-#if defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<int> races{0};
-}
-extern "C" {
-// What ThreadSanitizer finds here is counted, and no failure of this program.
-void __tsan_on_report(void*) { races.fetch_add(1, std::memory_order_relaxed); }
-char const* __tsan_default_options() {
-  return "exitcode=0:suppress_equal_stacks=0:suppress_equal_addresses=0:log_path=/dev/null";
-}
-}
-#endif
 
 namespace {
 
@@ -108,14 +96,12 @@ namespace {
 
 template <class Action>
 int races_of(Action const& action) {
-  int const before = races.load(std::memory_order_relaxed);
-  {
+  return standin::test::races_during([&] {
     Two two;
     action(two);
     two.device.synchronize(two.first);
     two.device.synchronize(two.second);
-  }
-  return races.load(std::memory_order_relaxed) - before;
+  });
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a collective orders, and what it does not, as ThreadSanitizer sees it: ranks are threads. Without the sanitizer
 // the same programs run, and nothing is looked for.
-#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -14,35 +13,13 @@
 
 #include "tests/catch.hpp"
 #include "tests/standin/nccl/ranks.hpp"
-
-#if defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<int> races{0};
-constexpr bool looks = true;
-// The exit code is the tests': ThreadSanitizer, which runs after this, would make another one of its reports.
-[[maybe_unused]] int const own_exit_code = ::on_exit(
-    [](int code, void*) {
-      std::fflush(nullptr);
-      std::_Exit(code);
-    },
-    nullptr);
-}  // namespace
-extern "C" {
-// What ThreadSanitizer finds is counted, unsaid.
-void __tsan_on_report(void*) { races.fetch_add(1, std::memory_order_relaxed); }
-char const* __tsan_default_options() { return "suppress_equal_stacks=0:suppress_equal_addresses=0:log_path=/dev/null"; }
-}
-#else
-namespace {
-std::atomic<int> races{0};
-constexpr bool looks = false;
-}  // namespace
-#endif
+#include "tests/standin/races.hpp"
 
 namespace {
 
 using standin::test::check;
 using standin::test::expect;
+using standin::test::looks_for_races;
 using standin::test::Memory;
 using standin::test::Rank;
 
@@ -138,10 +115,10 @@ bool race(std::function<void(Ranks&)> const& action) {
     for (std::size_t part = 0; part < size; ++part) Ranks::write(ranks.stream(place), ranks.data(place) + part * count);
   }
   ranks.finish();
-  int const before = races.load(std::memory_order_relaxed);
-  action(ranks);
-  ranks.finish();
-  return races.load(std::memory_order_relaxed) > before;
+  return standin::test::races_during([&] {
+           action(ranks);
+           ranks.finish();
+         }) > 0;
 }
 
 }  // namespace
@@ -164,7 +141,7 @@ TEST_CASE("another stream waits for a collective's result by an event", "[standi
             r.gather();
             if (wait) r.order(0, r.stream(0), r.second_stream(0));
             Ranks::read(r.second_stream(0), r.data(0) + count);
-          }) == (looks && !wait));
+          }) == (looks_for_races && !wait));
   }
 }
 
@@ -174,7 +151,7 @@ TEST_CASE("a collective's input is ready by an event where another stream makes 
             Ranks::write(r.second_stream(1), r.own(1));
             if (wait) r.order(1, r.second_stream(1), r.stream(1));
             r.gather();
-          }) == (looks && !wait));
+          }) == (looks_for_races && !wait));
   }
 }
 
@@ -184,7 +161,7 @@ TEST_CASE("another stream may overwrite an input after the collective, and not d
             r.scatter();
             if (wait) r.order(0, r.stream(0), r.second_stream(0));
             Ranks::write(r.second_stream(0), r.data(0) + count);
-          }) == (looks && !wait));
+          }) == (looks_for_races && !wait));
   }
 }
 
@@ -205,7 +182,7 @@ TEST_CASE("a peer's output is not ready when this rank's is", "[standin]") {
   CHECK(race([](Ranks& r) {
           r.gather();
           Ranks::read(r.stream(0), r.data(1));
-        }) == looks);
+        }) == looks_for_races);
 }
 
 TEST_CASE("who receives a broadcast holds up neither its root nor other receivers", "[standin]") {
@@ -214,7 +191,7 @@ TEST_CASE("who receives a broadcast holds up neither its root nor other receiver
             Ranks::write(r.stream(1), r.own(1));
             r.broadcast();
             Ranks::read(r.stream(reader), r.own(1));
-          }) == looks);
+          }) == looks_for_races);
   }
 }
 
@@ -225,5 +202,5 @@ TEST_CASE("collectives of one communicator on two streams order no other work of
           for (int place = 0; place < size; ++place)
             r.broadcast(place, r.second_stream(place), r.data(place) + 2 * count);
           Ranks::read(r.second_stream(0), r.data(0) + count);
-        }) == looks);
+        }) == looks_for_races);
 }

@@ -4,33 +4,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "fsdp/cuda/device.hpp"
 #include "tests/catch.hpp"
+#include "tests/standin/races.hpp"
 #include "tests/standin/runtime/runtime.hpp"
-
-#if defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<int> races{0};
-// The exit code is the tests': ThreadSanitizer, which runs after this, would make another one of its reports.
-[[maybe_unused]] int const own_exit_code = ::on_exit(
-    [](int code, void*) {
-      std::fflush(nullptr);
-      std::_Exit(code);
-    },
-    nullptr);
-}  // namespace
-extern "C" {
-// What ThreadSanitizer finds is counted, unsaid.
-void __tsan_on_report(void*) { races.fetch_add(1, std::memory_order_relaxed); }
-char const* __tsan_default_options() { return "suppress_equal_stacks=0:suppress_equal_addresses=0:log_path=/dev/null"; }
-}
-#endif
 
 namespace {
 
@@ -155,12 +136,12 @@ void let_run(Stream const& stream) {
 /// Races that `action` has, in a Two of its own.
 template <class Action>
 int races_of(Action const& action) {
-  int const before = races.load(std::memory_order_relaxed);
-  Two two;
-  action(two);
-  two.device.synchronize(two.first);
-  two.device.synchronize(two.second);
-  return races.load(std::memory_order_relaxed) - before;
+  return standin::test::races_during([&] {
+    Two two;
+    action(two);
+    two.device.synchronize(two.first);
+    two.device.synchronize(two.second);
+  });
 }
 
 /// The same with each of the streams held until the other is done.

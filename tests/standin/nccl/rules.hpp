@@ -5,14 +5,12 @@
 #include <array>
 #include <string_view>
 
+#include "tests/standin/runtime/rules.hpp"
+
 namespace standin::nccl {
 
 /// Sources: "Guide" is the NCCL User Guide (2.28), by section or function; "nccl.h" its header. "strict" means that
 /// NCCL allows it, or leaves it undefined, and the stand-in does not.
-struct Rule {
-  std::string_view name, sentence, source;
-};
-
 inline constexpr std::array rules{
     Rule{"collective_mismatch",
          "all ranks of a communicator make the same calls in the same order, with equal count, type, root and "
@@ -52,12 +50,7 @@ inline constexpr std::array rules{
     Rule{"unsupported", "the stand-in knows sums, and no other reduction", "the stand-in's own"},
 };
 
-/// The name of a rule, which must be one of the table: rule("overlapping_buffers").
-consteval std::string_view rule(std::string_view name) {
-  for (auto const& known : rules) {
-    if (known.name == name) return known.name;
-  }
-  throw "the table of rules has no rule of this name";
-}
+/// rule("overlapping_buffers")
+consteval std::string_view rule(std::string_view name) { return name_in(rules, name); }
 
 }  // namespace standin::nccl

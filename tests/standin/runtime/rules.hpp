@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <string_view>
 
 namespace standin {
@@ -27,8 +28,7 @@ inline constexpr std::array rules{
          "Guide, Multi-Device System, Stream and Event Behavior"},
     Rule{"unrecorded_event", "what is waited for, or asked about, was recorded",
          "strict; API, Event Management, cudaEventQuery, cudaEventSynchronize: an event that was never recorded counts "
-         "as "
-         "done; Stream Management, cudaStreamWaitEvent: does nothing then"},
+         "as done; Stream Management, cudaStreamWaitEvent: does nothing then"},
     Rule{"untimed_event", "elapsed time is asked of events that keep times, were recorded and are of one device",
          "API, Event Management, cudaEventElapsedTime; Guide, Stream and Event Behavior"},
     Rule{"grid", "a grid has 1 to 2^31 - 1 blocks in x, 1 to 65535 in y and z; here y and z are 1",
@@ -70,12 +70,15 @@ inline constexpr std::array rules{
     Rule{"throwing_work", "what a stand-in enqueues throws nothing", "the stand-ins' own"},
 };
 
-/// The name of a rule, which must be one of the table: rule("grid").
-consteval std::string_view rule(std::string_view name) {
-  for (auto const& known : rules) {
+/// The name of a rule, which must be one of the table.
+template <std::size_t N>
+consteval std::string_view name_in(std::array<Rule, N> const& table, std::string_view name) {
+  for (auto const& known : table) {
     if (known.name == name) return known.name;
   }
   throw "the table of rules has no rule of this name";
 }
+/// rule("grid")
+consteval std::string_view rule(std::string_view name) { return name_in(rules, name); }
 
 }  // namespace standin
