@@ -2,6 +2,7 @@
 // Exceptions that carry the scene: which rank, which unit, what was expected, what came.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -50,6 +51,22 @@ namespace detail {
 template <class E>
 [[noreturn, gnu::noinline, gnu::cold]] void throw_formatted(std::string_view text, FormatArgument const* arguments) {
   throw E(format_arguments(text, arguments));
+}
+
+/// For a terminate handler, which is called before any stack is unwound: the rank, once, and what the exception says
+/// that nothing has caught.
+[[gnu::cold]] inline std::string uncaught_text(int rank) {
+  std::string what = "terminated without an exception";
+  try {
+    if (auto const error = std::current_exception()) std::rethrow_exception(error);
+  } catch (std::exception const& error) {
+    what = error.what();
+  } catch (...) {
+    what = "an exception that is no std::exception";
+  }
+  auto const who = formatted("rank {}", rank);
+  bool const said = what.starts_with(who + ": ") || what.starts_with(who + " of ");
+  return said ? what : formatted("{}: {}", who, what);
 }
 }  // namespace detail
 

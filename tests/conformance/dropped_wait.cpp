@@ -5,8 +5,9 @@
 //   dropped_wait                                  runs itself for every case below and checks how each ends
 //   dropped_wait <scenario> <late> <keep|drop>    runs one case; the sanitizer makes it exit with 66 if it saw a race
 //
-// Scenarios: `streams` (two streams of one host thread), `all_gather`, `all_reduce`, `reuse` (two ranks of a local
-// communicator). Late: `worker`, `host` or `nobody`. Without the sanitizer only the cases that keep all waits are run.
+// Scenarios: `streams` (two streams of one host thread), `teams` (the same, each of three threads), `all_gather`,
+// `all_reduce`, `reuse` (two ranks of a local communicator). Late: `worker`, `host` or `nobody`. Without the sanitizer
+// only the cases that keep all waits are run.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -70,6 +71,35 @@ void streams(Device const& device, Late late) {
   device.synchronize(writer);
 }
 
+/// The parts take so long that helpers have some.
+void teams(Device const& device, Late late) {
+  auto writer = device.make_stream("writer", fsdp::StreamPriority::normal);
+  auto reader = device.make_stream("reader", fsdp::StreamPriority::normal);
+  auto written = device.make_event();
+  constexpr std::size_t parts = 6, length = count / parts;
+  std::vector<float> data(count);
+  std::vector<double> totals(parts);
+  auto const linger = [] { std::this_thread::sleep_for(std::chrono::milliseconds{2}); };
+  for (int warm = 0; warm < 2; ++warm) {  // a team that knows nothing has nothing to tell
+    writer.enqueue_parts(parts, [linger](std::int64_t) { linger(); });
+    reader.enqueue_parts(parts, [linger](std::int64_t) { linger(); });
+  }
+  late.on_worker(writer);
+  writer.enqueue_parts(parts, [linger, to = data.data()](std::int64_t part) {
+    linger();
+    for (std::size_t i = 0; i < length; ++i) to[static_cast<std::size_t>(part) * length + i] = 1.0f;
+  });
+  device.record(written, writer);
+  late.on_host();
+  device.wait(reader, written, WaitSite::compute_unsharded);
+  reader.enqueue_parts(parts, [from = data.data(), to = totals.data()](std::int64_t part) {
+    auto const own = static_cast<std::size_t>(part);
+    for (std::size_t i = 0; i < length; ++i) to[own] += static_cast<double>(from[own * length + i]);
+  });
+  device.synchronize(reader);
+  device.synchronize(writer);
+}
+
 void collective(Device const& device, Late late, bool reduce) {
   fsdp::local::run(2, device, [&](Comm comm) {
     auto stream = device.make_stream("collectives", fsdp::StreamPriority::high);
@@ -109,13 +139,15 @@ void reuse(Device const& device, Late late) {
 
 void run_case(std::string_view scenario, std::string_view late, bool drop) {
   Late const lag{late == "worker", late == "host"};
-  auto const site = scenario == "streams"      ? WaitSite::compute_unsharded
-                    : scenario == "all_gather" ? WaitSite::collective_peer_ready
-                    : scenario == "all_reduce" ? WaitSite::collective_peer_partial
-                                               : WaitSite::gather_peers_read;
-  Device const device{fsdp::host::Device{}, drop ? site : WaitSite::count_};
+  auto const site = scenario == "streams" || scenario == "teams" ? WaitSite::compute_unsharded
+                    : scenario == "all_gather"                   ? WaitSite::collective_peer_ready
+                    : scenario == "all_reduce"                   ? WaitSite::collective_peer_partial
+                                                                 : WaitSite::gather_peers_read;
+  Device const device{fsdp::host::Device{scenario == "teams" ? 3 : 1}, drop ? site : WaitSite::count_};
   if (scenario == "streams") {
     streams(device, lag);
+  } else if (scenario == "teams") {
+    teams(device, lag);
   } else if (scenario == "reuse") {
     reuse(device, lag);
   } else {
@@ -154,7 +186,7 @@ int spawn_case(char const* program, std::string scenario, std::string late, std:
 int run_all(char const* program) {
   if (sanitized) ::setenv("TSAN_OPTIONS", "exitcode=66", 1);
   int wrong = 0;
-  for (std::string const scenario : {"streams", "all_gather", "all_reduce", "reuse"}) {
+  for (std::string const scenario : {"streams", "teams", "all_gather", "all_reduce", "reuse"}) {
     for (std::string const late : {"worker", "host", "nobody"}) {
       for (std::string const action : {"keep", "drop"}) {
         bool const drop = action == "drop";
@@ -180,7 +212,8 @@ int run_all(char const* program) {
 int main(int argc, char** argv) {
   if (argc == 1) return run_all(argv[0]);
   if (argc != 4) {
-    std::fprintf(stderr, "usage: %s [streams|all_gather|all_reduce|reuse worker|host|nobody keep|drop]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [streams|teams|all_gather|all_reduce|reuse worker|host|nobody keep|drop]\n",
+                 argv[0]);
     return 2;
   }
   run_case(argv[1], argv[2], std::string_view{argv[3]} == "drop");

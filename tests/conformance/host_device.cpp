@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host device: the suite with worker threads, with inline streams and through a delaying wrapper; and what a host
-// stream promises beyond the concept.
+// The host device: the suite with worker threads, with teams of them, with inline streams and through a delaying
+// wrapper; and what a host stream promises beyond the concept.
 #include "fsdp/host/device.hpp"
 
 #include <unistd.h>
@@ -24,6 +24,11 @@ struct Workers {
   static Device device() { return {}; }
   static constexpr bool concurrent = true;
 };
+struct Teams {
+  using Device = host::Device;
+  static Device device() { return {.threads = 3}; }
+  static constexpr bool concurrent = true;
+};
 struct Inline {
   using Device = fsdp::testing::InlineDevice<host::Device>;
   static Device device() { return {}; }
@@ -41,6 +46,7 @@ static_assert(fsdp::Device<fsdp::testing::CountDevice<host::Device>>);
 }  // namespace
 
 FSDP_DEVICE_SUITE("host", Workers);
+FSDP_DEVICE_SUITE("host, three threads a stream", Teams);
 FSDP_DEVICE_SUITE("host, inline streams", Inline);
 FSDP_DEVICE_SUITE("host, delayed", Delayed);
 

@@ -67,6 +67,16 @@ class Variable {
 
 constexpr auto patience = std::chrono::seconds(60);
 
+/// What a rank is told that comes alone; "" if it was let in.
+std::string arrival(Environment const& place, std::chrono::milliseconds timeout = std::chrono::milliseconds(200)) {
+  try {
+    TcpGroup const group(place, timeout);
+  } catch (fsdp::Error const& error) {
+    return error.what();
+  }
+  return {};
+}
+
 }  // namespace
 
 TEST_CASE("texts of any length arrive at every rank, in rank order", "[tcp]") {
@@ -110,13 +120,51 @@ TEST_CASE("a rank that does not come is named at the deadline", "[tcp]") {
   auto const thrown = on_ranks(3, [&](int rank) {
     if (rank != 2) TcpGroup(place(rank, 3, port), std::chrono::milliseconds(400));
   });
-  CHECK(contains(thrown[0], "did not arrive in 0.4 s: 2"));
-  CHECK(contains(thrown[1], "rank 1 of 3"));
+  auto const reason = fmt::format(
+      "rank 0 of 3: these ranks did not arrive in 0.4 s: 2; expected them at 127.0.0.1 port {} (MASTER_ADDR, "
+      "MASTER_PORT)",
+      port);
+  CHECK(thrown[0] == reason);
+  CHECK(thrown[1] == "rank 1 of 3: " + reason);
 }
 
 TEST_CASE("without rank 0 the others say whom they cannot reach", "[tcp]") {
   int const port = free_port();
   CHECK_THROWS_AS(TcpGroup(place(1, 2, port), std::chrono::milliseconds(200)), fsdp::PeerError);
+  CHECK(contains(arrival(place(1, 2, port)), fmt::format("rank 1 of 2: cannot reach 127.0.0.1 port {}: Connection "
+                                                         "refused; expected rank 0 there (MASTER_ADDR, MASTER_PORT)",
+                                                         port)));
+  auto nowhere = place(1, 2, port);
+  nowhere.address = "no-such-machine.invalid";  // RFC 6761: a name that no resolver knows
+  nowhere.port_name = "FSDP_PORT";
+  auto const text = arrival(nowhere);
+  CHECK(contains(text, fmt::format("rank 1 of 2: cannot reach no-such-machine.invalid port {}: the name cannot be "
+                                   "resolved: ",
+                                   port)));
+  CHECK(contains(text, "; expected rank 0 there (MASTER_ADDR, FSDP_PORT)"));
+}
+
+TEST_CASE("who answers in rank 0's place is not waited for, and who is silent for one deadline", "[tcp]") {
+  auto const listener = fsdp::bootstrap::listen_on("127.0.0.1", 0);
+  int const port = listener.local_port();
+  auto const where = fmt::format("rank 1 of 2: 127.0.0.1 port {}", port);
+  auto const begin = fsdp::bootstrap::Clock::now();
+  auto const silent = arrival(place(1, 2, port));  // the system accepts for the listener
+  CHECK(contains(silent, where + " did not answer in time; expected rank 0 there (MASTER_ADDR, MASTER_PORT)"));
+  CHECK(contains(silent, ", which listens until every rank has come once; waited "));
+  CHECK(fsdp::bootstrap::Clock::now() - begin >= std::chrono::milliseconds(200));
+
+  std::atomic<bool> over{false};
+  std::thread stranger([&] {
+    auto const deadline = fsdp::bootstrap::Clock::now() + patience;
+    static_cast<void>(fsdp::bootstrap::accept_from(listener, deadline));  // the silent one's
+    auto const caller = fsdp::bootstrap::accept_from(listener, deadline);
+    caller.send("SSH-2.0-OpenSSH of somebody else\r\n", 34, deadline, "a rank");
+    while (!over) std::this_thread::yield();
+  });
+  CHECK(contains(arrival(place(1, 2, port), patience), where + " is not this run's; expected rank 0 there"));
+  over = true;
+  stranger.join();
 }
 
 TEST_CASE("a rank that ends is noticed by all before the deadline", "[tcp]") {
@@ -187,7 +235,11 @@ TEST_CASE("ranks that disagree about the group are told", "[tcp]") {
   SECTION("about who is who") {
     int const port = free_port();
     auto const thrown = on_ranks(3, [&](int rank) { TcpGroup(place(rank == 0 ? 0 : 1, 3, port), patience); });
-    for (auto const& text : thrown) CHECK(contains(text, "two processes say that they are rank 1 of 3"));
+    CHECK(contains(thrown[0], "rank 0 of 3: two processes"));
+    for (auto const& text : thrown)
+      CHECK(contains(
+          text,
+          "two processes say that they are rank 1 of 3, at 127.0.0.1 and at 127.0.0.1: expected every RANK once"));
   }
 }
 
@@ -209,6 +261,10 @@ TEST_CASE("a stranger on the port does not disturb the ranks", "[tcp]") {
 TEST_CASE("a taken port is a configuration error", "[tcp]") {
   auto const taken = fsdp::bootstrap::listen_on("127.0.0.1", 0);
   CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);
+  CHECK(arrival(place(0, 2, taken.local_port())) ==
+        fmt::format("rank 0 of 2: cannot listen on 127.0.0.1 port {}: Address already in use (MASTER_ADDR, "
+                    "MASTER_PORT); expected a port that no other program, and no other rank 0, has",
+                    taken.local_port()));
 }
 
 TEST_CASE("SIGTERM ends a rank that waits for others to come, whichever it is", "[tcp]") {
@@ -246,6 +302,7 @@ TEST_CASE("ranks find each other beside the agent of torchrun, which listens on 
   for (char const* const without : {"False", "0", ""}) {
     Variable const store("TORCHELASTIC_USE_AGENT_STORE", without);
     CHECK(read(0).port == agent.local_port());
+    CHECK(read(0).port_name == "MASTER_PORT");
   }
   for (char const* const with : {"True", "1"}) {
     Variable const store("TORCHELASTIC_USE_AGENT_STORE", with);
@@ -267,6 +324,7 @@ TEST_CASE("ranks find each other beside the agent of torchrun, which listens on 
   Variable const again("MASTER_PORT", port.c_str());
   Variable const chosen("FSDP_PORT", "12345");
   CHECK(read(2).port == 12345);
+  CHECK(read(2).port_name == "FSDP_PORT");
 }
 
 TEST_CASE("the environment is read in full or not at all", "[tcp]") {

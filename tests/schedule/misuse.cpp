@@ -147,6 +147,8 @@ TEST_CASE("settings out of range are errors") {
     CHECK(contains(
         config({.reduce_dtype = type}),
         "reduce_dtype: backward writes fp32: expected fp32, bf16 or fp16, got " + std::string(fsdp::name(type))));
+  CHECK(contains(config({.reduce_dtype = static_cast<fsdp::DType>(42)}),
+                 "expected fp32, bf16 or fp16, got a DType of value 42"));
   for (auto const type : {fsdp::DType::f32, fsdp::DType::bf16, fsdp::DType::f16})
     CHECK(config({.reduce_dtype = type}).empty());
   CHECK(contains(

@@ -6,9 +6,6 @@
 // Each site runs in a child process of its own (this executable, told by an environment variable), because a race may
 // do anything.
 // long
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -20,12 +17,16 @@
 #include <vector>
 
 #include "tests/catch.hpp"
+#include "tests/schedule/wait_cases.hpp"
 #include "tests/support/devices.hpp"
-#include "tests/support/local_run.hpp"
 
 namespace {
 
 using fsdp::WaitSite;
+using fsdp::testing::ChildOutcome;
+using schedule::cases;
+using schedule::small_run;
+using schedule::train;
 using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
 
 /// Lets the host thread lag behind its streams: sleeps, by seed, before it enqueues a kernel. Or lets one stream lag
@@ -53,118 +54,11 @@ constexpr bool finds_races = true;
 constexpr bool finds_races = false;
 #endif
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid };
-
-struct Case {
-  WaitSite site;
-  int prefetch;
-  Engine engine;
-  bool race_alone = false;  // values hardly ever show it: ThreadSanitizer must
-  toy::Setting setting = toy::Setting::none;
-  bool rounded = false;  // gradients travel in bf16, from wire buffers
-};
-
-// Where a site is implied by another in one configuration (gather_peers_read with two slots: a peer's next all-gather
-// has begun), it is tested in one where it is not.
-std::vector<Case> const cases{
-    {WaitSite::compute_unsharded, 1, Engine::full},
-    {WaitSite::compute_gradient_slot, 1, Engine::full},
-    {WaitSite::gather_slot_read, 0, Engine::full},
-    {WaitSite::gather_peers_read, 0, Engine::full},
-    {WaitSite::gather_updated, 1, Engine::full},
-    {WaitSite::gather_kept_slice, 2, Engine::full},
-    {WaitSite::reduce_gradients, 1, Engine::full},
-    {WaitSite::reduce_peers_read, 1, Engine::full},
-    {WaitSite::reduce_partial_read, 1, Engine::hybrid},
-    {WaitSite::replicate_scattered, 1, Engine::hybrid},
-    {WaitSite::replicate_peers_read, 1, Engine::replicated},
-    {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true},
-    {WaitSite::optimizer_reduced, 1, Engine::full},
-    {WaitSite::norm_peers_read, 1, Engine::full, true},
-    {WaitSite::collective_peer_ready, 1, Engine::full},
-    {WaitSite::collective_peer_partial, 1, Engine::replicated},
-    // Units that differ: a replicated block between others that shard, one of which may stay until backward.
-    {WaitSite::compute_unsharded, 1, Engine::mixed},
-    {WaitSite::compute_gradient_slot, 1, Engine::mixed},
-    {WaitSite::gather_slot_read, 0, Engine::mixed},
-    {WaitSite::gather_peers_read, 0, Engine::mixed},
-    {WaitSite::gather_updated, 1, Engine::mixed},
-    {WaitSite::reduce_gradients, 1, Engine::mixed},
-    {WaitSite::reduce_peers_read, 1, Engine::mixed},
-    {WaitSite::reduce_partial_read, 1, Engine::mixed_hybrid},
-    {WaitSite::replicate_scattered, 1, Engine::mixed_hybrid},
-    {WaitSite::replicate_peers_read, 1, Engine::mixed},
-    {WaitSite::replicate_scatter_peers, 1, Engine::mixed_hybrid, true},
-    {WaitSite::optimizer_reduced, 1, Engine::mixed},
-    {WaitSite::norm_peers_read, 1, Engine::mixed, true},
-    {WaitSite::collective_peer_ready, 1, Engine::mixed},
-    {WaitSite::collective_peer_partial, 1, Engine::mixed},
-    // Where nothing is zeroed, the same waits keep a slot from its next writer.
-    {WaitSite::compute_gradient_slot, 1, Engine::full, false, toy::Setting::every},
-    {WaitSite::reduce_peers_read, 1, Engine::full, false, toy::Setting::every},
-    // Where gradients travel from wire buffers, the waits for peers keep those from their next content.
-    {WaitSite::compute_gradient_slot, 1, Engine::full, false, toy::Setting::none, true},
-    {WaitSite::reduce_gradients, 1, Engine::full, false, toy::Setting::none, true},
-    {WaitSite::reduce_peers_read, 1, Engine::full, false, toy::Setting::none, true},
-    {WaitSite::reduce_wire_read, 1, Engine::hybrid, false, toy::Setting::none, true},
-    {WaitSite::reduce_wire_read, 1, Engine::mixed_hybrid, false, toy::Setting::none, true},
-    {WaitSite::replicate_scattered, 1, Engine::hybrid, false, toy::Setting::none, true},
-    {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true, toy::Setting::none, true},
-    {WaitSite::replicate_peers_read, 1, Engine::hybrid, true, toy::Setting::none, true},
-    {WaitSite::replicate_peers_read, 1, Engine::replicated, false, toy::Setting::none, true},
-    {WaitSite::optimizer_reduced, 1, Engine::full, false, toy::Setting::none, true},
-};
-
-toy::Run small_run(Case const& tested) {
-  toy::Run run;
-  run.steps = 4;
-  run.shard_group = 2;
-  run.options.prefetch = tested.prefetch;
-  run.options.bucket_bytes = 2048;
-  run.options.first_bucket_bytes = 512;
-  run.shape.hidden = {17, 17, 17};
-  run.shape.setting = tested.setting;
-  if (tested.rounded) run.options.reduce_dtype = fsdp::DType::bf16;
-  if (tested.site == WaitSite::gather_kept_slice) {
-    // Three slots: backward gathers the last block into the one that the first block has left, which says nothing of
-    // the last block's copy.
-    run.options.reshard_ranks = 2;
-    run.options.keep_last = false;
-  }
-  if (tested.site == WaitSite::reduce_partial_read) {
-    // Every micro-step all-reduces: the next one adds to the same partial shards, with no optimizer step between.
-    run.options.no_replica_sync = true;
-    run.micro_steps = 3;
-  }
-  if (tested.rounded && tested.site == WaitSite::replicate_scatter_peers) {
-    // One unit alone has one wire buffer, which the next micro-step writes with no optimizer step between. With two
-    // buffers the next unit's reduce-scatter says that peers have read this one's.
-    run.shape.hidden.clear();
-    run.micro_steps = 3;
-  }
-  return run;
-}
-
-std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
-  fsdp::HybridShard<> const hybrid{.group = 2};
-  if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
-    run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so
-    run.shape.strategies = {{}, {}, fsdp::NoShard{}};
-  }
-  if (engine == Engine::mixed) run.shape.strategies.push_back(fsdp::ShardGradOp{});
-  if (engine == Engine::hybrid || engine == Engine::mixed_hybrid) return toy::train_local(hybrid, 4, run, device);
-  if (engine == Engine::replicated) return toy::train_local(fsdp::NoShard{}, 4, run, device);
-  return toy::train_local(fsdp::FullShard{}, 4, run, device);
-}
-
 /// Trains with the site dropped, with delayed workers and every fourth time with a lagging host; where nothing is
 /// noticed, again with longer delays, up to seven times as long: on a busy machine short ones drown. @return 0 if
 /// nothing was noticed, 1 if the result differs, 3 if the site was never reached
-int child(Case const& tested, bool drop) {
-  auto run = small_run(tested);
-  run.relative_clip =
-      tested.site == WaitSite::norm_peers_read;  // otherwise implied: the next gradients wait for all ranks
-  if (run.relative_clip) run.clip = 0.5f;
+int child(schedule::Case const& tested, bool drop) {
+  auto const run = small_run(tested);
   auto const expected = train(tested.engine, run, Device{});
   for (std::uint64_t seed = 1; seed <= (drop ? 56u : 8u); ++seed) {
     bool const lag = seed % 4 == 0;
@@ -193,25 +87,14 @@ int child(Case const& tested, bool drop) {
   return 0;
 }
 
-constexpr char const* variable = "FSDP_TEST_DROP";
-
-int run_in_child(std::size_t index, bool drop) {
-  auto const process = fork();
-  if (process == 0) {
-    auto const value = std::to_string(index) + (drop ? " drop" : " keep");
-    setenv(variable, value.c_str(), 1);
-    execl("/proc/self/exe", "waits", "[.child]", static_cast<char*>(nullptr));
-    _exit(99);
-  }
-  int status = 0;
-  waitpid(process, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+ChildOutcome run_in_child(std::size_t index, bool drop) {
+  return schedule::run_child_test(std::to_string(index) + (drop ? " drop" : " keep"));
 }
 
 }  // namespace
 
 TEST_CASE("child", "[.child]") {
-  auto const* const value = std::getenv(variable);
+  auto const* const value = std::getenv(schedule::child_variable);
   REQUIRE(value != nullptr);
   char* rest = nullptr;
   auto const index = static_cast<std::size_t>(std::strtoul(value, &rest, 10));
@@ -230,7 +113,9 @@ TEST_CASE("every wait site of the schedule is listed") {
 TEST_CASE("with all waits in place, delays change nothing") {
   for (std::size_t index = 0; index < cases.size(); ++index) {
     INFO("case " << index << ", site " << fsdp::name(cases[index].site));
-    CHECK(run_in_child(index, false) == 0);
+    auto const outcome = run_in_child(index, false);
+    INFO(outcome.text);
+    CHECK(outcome.code == 0);
   }
 }
 
@@ -238,7 +123,7 @@ TEST_CASE("each wait, when dropped, is noticed") {
   for (std::size_t index = 0; index < cases.size(); ++index) {
     INFO("case " << index << ", site " << fsdp::name(cases[index].site));
     if (cases[index].race_alone && !finds_races) continue;
-    auto const code = run_in_child(index, true);
+    auto const code = run_in_child(index, true).code;
     CHECK(code != 0);
     CHECK(code != 3);
     CHECK(code != 99);

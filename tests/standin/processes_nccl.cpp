@@ -358,8 +358,15 @@ std::vector<standin::test::Ended> two_communicators(bool same_order, char const*
     expect(a.download(data.data(), 2) == std::vector<float>{2, 4}, "sums");
   });
 }
-bool names(std::string const& text, char const* unit) {
-  return text.find(std::string("waiting in all_reduce 1 of 1 fp32 for unit '") + unit) != std::string::npos;
+/// Whether a report of either communicator says that the rank has enqueued first's collective before second's.
+bool names_order(std::string const& text, char const* first, char const* second) {
+  auto const says = [&](char const* waits, char const* when, char const* other) {
+    auto const at = text.find(fsdp::formatted(": waiting in all_reduce 1 of 1 fp32 for unit '{}' (test), for ", waits));
+    auto const line = at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
+    return line.find(fsdp::formatted("; also waits {} in all_reduce 1 of 1 fp32 for unit '{}' (test)", when, other)) !=
+           std::string::npos;
+  };
+  return says(first, "since then", second) || says(second, "for longer", first);
 }
 
 }  // namespace
@@ -369,10 +376,12 @@ TEST_CASE("one order over communicators never hangs; two orders do where a devic
   CHECK(failures(two_communicators(true, "seeded", "2")) == "");
   CHECK(failures(two_communicators(false, "seeded", "2")) == "");
   auto const ended = two_communicators(false, "serial", "");
-  for (auto const& [code, text] : ended) {
+  for (bool const is_first : {true, false}) {
+    auto const& [code, text] = ended[is_first ? 0 : 1];
     INFO(text);
     CHECK(code == fsdp::host::wait_expired_exit_code);
-    CHECK((names(text, "unit.a") || names(text, "unit.b")));
+    CHECK((names_order(text, "unit.a", "unit.b") == is_first));
+    CHECK((names_order(text, "unit.b", "unit.a") != is_first));
   }
 }
 

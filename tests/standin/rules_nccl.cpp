@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -146,6 +147,16 @@ void break_window_in_use() {
     check(ncclCommWindowDeregister(r.comm, window), "ncclCommWindowDeregister");
     gate.open();
     r.synchronize();
+    check(ncclMemFree(memory), "ncclMemFree");
+  });
+}
+void break_window_left() {
+  on_one([](Rank& r) {
+    void* memory = nullptr;
+    check(ncclMemAlloc(&memory, 4096), "ncclMemAlloc");
+    ncclWindow_t window = nullptr;
+    check(ncclCommWindowRegister(r.comm, memory, 4096, &window, NCCL_WIN_COLL_SYMMETRIC), "register");
+    check(ncclCommDestroy(std::exchange(r.comm, nullptr)), "ncclCommDestroy");
     check(ncclMemFree(memory), "ncclMemFree");
   });
 }
@@ -294,6 +305,7 @@ std::map<std::string_view, void (*)()> const& breakers() {
       {"window_twice", break_window_twice},
       {"window_communicator", break_window_communicator},
       {"window_in_use", break_window_in_use},
+      {"window_left", break_window_left},
       {"window_freed", break_window_freed},
       {"window_offset", break_window_offset},
       {"wild_free", break_wild_free},

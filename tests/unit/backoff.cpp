@@ -4,12 +4,17 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstddef>
+#include <cstdlib>
+#include <string>
 #include <thread>
 
 #include "tests/catch.hpp"
+#include "tests/support/in_child.hpp"
 
 namespace {
 
@@ -65,4 +70,21 @@ TEST_CASE("a wait on a core where another thread computes sleeps at once, and yi
   REQUIRE(pinned);
   CHECK(slept_at_once);
   CHECK(yielded_again);
+}
+
+TEST_CASE("a wait that is asked to end says so, unless another has said more", "[backoff]") {
+  for (bool const reported : {false, true}) {
+    auto const outcome = fsdp::testing::in_child([&] {
+      fsdp::host::detail::reported.store(reported);
+      fsdp::host::request_termination();
+      // As whoever has reported ends the process; a second is for what must not come before.
+      std::signal(SIGALRM, [](int) { std::_Exit(fsdp::host::wait_expired_exit_code); });
+      if (reported) ::alarm(1);
+      for (fsdp::host::Backoff backoff;;) backoff.pause([] { return std::string("a peer"); });
+    });
+    INFO(outcome.text);
+    CHECK(outcome.code == (reported ? fsdp::host::wait_expired_exit_code : fsdp::host::wait_terminated_exit_code));
+    bool const said = outcome.text.find("fsdp: SIGTERM during a wait: a peer; waiting for") != std::string::npos;
+    CHECK(said == !reported);
+  }
 }

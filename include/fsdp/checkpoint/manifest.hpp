@@ -46,10 +46,10 @@ struct Slice {
 
 /// @throws ConfigError if a file could not tell the tensors apart, or a name is not UTF-8
 inline void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<ArrayEntry> const& arrays) {
+  for (auto const& tensor : tensors) expect_writable(tensor.name, formatted("the name of tensor '{}'", tensor.name));
   std::set<std::string> keys;
   for (auto const& array : arrays) {
     for (auto const& tensor : tensors) {
-      expect_writable(tensor.name, formatted("the name of tensor '{}'", tensor.name));
       Slice slice;
       slice.array = array.name;
       slice.tensor = tensor.name;

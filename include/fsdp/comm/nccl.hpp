@@ -16,6 +16,7 @@
 
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "fsdp/comm/common/operation.hpp"
+#include "fsdp/comm/nccl/handles.hpp"
 #include "fsdp/comm/nccl/state.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/concepts.hpp"
@@ -96,7 +97,11 @@ class Communicator {
   /// NCCL's handle; null in a group of one rank that was not adopted.
   ncclComm_t get() const { return state().comm; }
   /// What this rank waits in now, for messages; "" if nothing is pending.
-  std::string pending() const { return state().watch ? state_->watch->pending() : ""; }
+  std::string pending() const {
+    if (!state().watch) return "";
+    state_->device.make_current();
+    return state_->watch->pending();
+  }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank, with resources of its own: the two
   /// progress independently.
@@ -108,9 +113,9 @@ class Communicator {
     FSDP_EXPECTS(color >= 0, "rank {}: split '{}' with color {}", rank(), what, color);
     auto& parent = state();
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
+    parent.device.make_current();
     if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
     static_cast<void>(exchange({}, comm::split_of(what)));
-    parent.device.make_current();
     auto config = detail::make_config(parent.options);
     ncclComm_t made = nullptr;
     {

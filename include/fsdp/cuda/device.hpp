@@ -183,7 +183,9 @@ class Device {
     return memory;
   }
   void deallocate_pinned(void* memory) const noexcept {
-    if (memory != nullptr) detail::log_cuda_error(cudaFreeHost(memory), "cudaFreeHost");
+    if (memory == nullptr) return;
+    detail::log_cuda_error(cudaSetDevice(ordinal_), "cudaSetDevice");
+    detail::log_cuda_error(cudaFreeHost(memory), "cudaFreeHost");
   }
 
   void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
@@ -224,11 +226,13 @@ class Device {
   /// @throws VendorError if work before it failed; UsageError if `event` was never recorded
   void synchronize(Event const& event) const {
     FSDP_EXPECTS(event.recorded(), "cuda:{}: the host is to wait for an event that was never recorded", ordinal_);
+    make_current();
     FSDP_CUDA_CHECK(cudaEventSynchronize(event.get()));
   }
   /// Whether the event's latest record is done. Does not block.
   bool is_done(Event const& event) const {
     FSDP_EXPECTS(event.recorded(), "cuda:{}: query of an event that was never recorded", ordinal_);
+    make_current();
     auto const status = cudaEventQuery(event.get());
     if (status == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());
@@ -239,6 +243,7 @@ class Device {
   }
   /// Time between the records of two timed events, both done.
   float elapsed_milliseconds(Event const& start, Event const& stop) const {
+    make_current();
     float milliseconds = 0;
     FSDP_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start.get(), stop.get()));
     return milliseconds;

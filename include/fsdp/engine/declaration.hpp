@@ -49,7 +49,7 @@ class Declaration {
                         strategy.name);
     if (auto const type = options.reduce_dtype; type && *type != written && !wire())
       fail<ConfigError>("rank {}: reduce_dtype: backward writes {}: expected {}, got {}", rank, fsdp::name(written),
-                        written == DType::f32 ? "fp32, bf16 or fp16" : fsdp::name(written), fsdp::name(*type));
+                        written == DType::f32 ? "fp32, bf16 or fp16" : fsdp::name(written), described(*type));
     if (options.reshard_ranks == 0) return;
     if (!strategy.reshards_after_forward)
       fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
@@ -206,6 +206,11 @@ class Declaration {
     std::size_t use;
     std::vector<std::size_t> ahead;
   };
+  /// Also what is none of them, such as a number that was cast.
+  static std::string described(DType type) {
+    auto const known = fsdp::name(type);
+    return known == "?" ? formatted("a DType of value {}", static_cast<int>(type)) : std::string(known);
+  }
   static std::string described(ShardingStrategy const& strategy) {
     return strategy.grouped ? formatted("{} with groups of {}", strategy.name, strategy.group)
                             : std::string(strategy.name);

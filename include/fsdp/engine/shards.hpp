@@ -62,13 +62,20 @@ class Shards {
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
   template <class Norm = detail::NoNorm>
   void begin_step(std::string_view optimizer, float learning_rate, Norm const& given = {}) const {
-    FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
-                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), optimizer);
+    expect_own(optimizer, given);
     FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
                  optimizer);
     gate().begin_step(given.measurement());
     history().add("step", learning_rate);
+  }
+  /// @param given  a GradNorm, of this engine's gradients or of none
+  /// @param what   it is given to, for the message
+  /// @throws UsageError
+  template <class Norm>
+  void expect_own(std::string_view what, Norm const& given) const {
+    FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
+                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), what);
   }
   /// Whether gradients are what a norm or an export takes them for.
   auto& gate() const { return engine_->core_.gate; }

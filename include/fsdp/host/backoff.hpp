@@ -41,6 +41,8 @@ namespace detail {
 inline std::atomic<std::int64_t> wait_deadline_ns{600'000'000'000};
 inline std::atomic<bool> terminate_requested{false};
 inline std::atomic<bool> giving_up{false};
+inline std::atomic<bool> reported{
+    false};  // by who knows more of the wait: what it comes of is not to be printed after it
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 inline void relax() {
@@ -99,8 +101,11 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
   ::syscall(SYS_futex, address(word), operation, 0x7fffffff, nullptr, nullptr, 0);
 }
 
-/// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs.
+/// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs, and who knows
+/// which peers are missing (`reported`) prints instead.
 [[noreturn]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited, bool terminated) {
+  std::this_thread::sleep_for(std::chrono::milliseconds{150});
+  if (reported.load()) std::this_thread::sleep_for(std::chrono::hours{1});
   auto const line =
       formatted("fsdp: {}: {}; waiting {}\n", terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what,
                 elapsed_text(waited));

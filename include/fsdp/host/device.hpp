@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host as a device: streams are worker threads, memory is the heap, a kernel's blocks run one after another.
+// The host as a device: streams are worker threads, memory is the heap, a kernel's blocks are shared by the threads of
+// its stream.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +17,24 @@
 
 namespace fsdp::host {
 
-/// Model of fsdp::Device that needs no accelerator. Stateless; copy it freely.
+/// Model of fsdp::Device that needs no accelerator. Copy it freely.
+///
+/// Streams of normal priority have so many threads, which share each kernel's blocks: results are equal to the bit for
+/// any number, since a block's sums are its own. Streams of high priority, which move data for collectives, have one.
 struct Device {
+  int threads = 1;  ///< of a compute stream
+
   using Stream = host::Stream;
   using Event = host::Event;
 
   static constexpr std::string_view name = "host";
   static constexpr std::size_t alignment = 256;  ///< of every allocation, in bytes
 
-  /// A stream with a worker thread of its own. Priorities are ignored: the operating system schedules the workers.
-  Stream make_stream(std::string_view label, StreamPriority = StreamPriority::normal) const { return Stream{label}; }
+  /// A stream with a worker thread of its own, and with helpers if its priority is normal. Otherwise priorities are
+  /// ignored: the operating system schedules the threads.
+  Stream make_stream(std::string_view label, StreamPriority priority = StreamPriority::normal) const {
+    return Stream{label, priority == StreamPriority::normal ? threads : 1};
+  }
   Event make_event() const { return Event{}; }
 
   /// @returns memory aligned to 256 bytes, not initialised; nullptr for 0 bytes
@@ -40,23 +49,24 @@ struct Device {
 
   void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
     if (bytes == 0 || to == from) return;
-    stream.enqueue([to, from, bytes] { std::memcpy(to, from, bytes); });
+    in_pieces(stream, bytes, [to, from](std::size_t first, std::size_t count) {
+      std::memcpy(static_cast<std::byte*>(to) + first, static_cast<std::byte const*>(from) + first, count);
+    });
   }
   void zero_async(Stream& stream, void* to, std::size_t bytes) const {
     if (bytes == 0) return;
-    stream.enqueue([to, bytes] { std::memset(to, 0, bytes); });
+    in_pieces(stream, bytes, [to](std::size_t first, std::size_t count) {
+      std::memset(static_cast<std::byte*>(to) + first, 0, count);
+    });
   }
 
-  /// Enqueues `Kernel{}(block, index, args...)` for index in [0, blocks), as one task.
+  /// Enqueues `Kernel{}(block, index, args...)` for index in [0, blocks), as one task of so many parts.
   template <class Kernel, class... Args>
   void launch(Stream& stream, std::int64_t blocks, Kernel, Args... args) const {
     static_assert(std::is_empty_v<Kernel> && std::is_default_constructible_v<Kernel>, "kernels are stateless functors");
     static_assert((std::is_trivially_copyable_v<Args> && ...), "a kernel's arguments are passed by value");
     FSDP_EXPECTS(blocks >= 0, "stream '{}': a kernel cannot run in {} blocks", stream.name(), blocks);
-    if (blocks == 0) return;
-    stream.enqueue([blocks, args...] {
-      for (std::int64_t index = 0; index < blocks; ++index) Kernel{}(HostBlock{}, index, args...);
-    });
+    stream.enqueue_parts(blocks, [args...](std::int64_t index) { Kernel{}(HostBlock{}, index, args...); });
   }
 
   void record(Event& event, Stream& stream) const { stream.record(event); }
@@ -67,6 +77,19 @@ struct Device {
   /// Blocks the calling thread until the event's latest record is reached, and sees what was done before it.
   /// @throws UsageError if `event` was never recorded
   void synchronize(Event const& event) const { Stream::await(event); }
+
+ private:
+  static constexpr std::size_t piece = std::size_t{1} << 20;  ///< bytes; takes about 100 us to move
+
+  /// Enqueues move(first, count) for the whole range at once, or for pieces of it on a stream with several threads.
+  template <class Move>
+  static void in_pieces(Stream& stream, std::size_t bytes, Move move) {
+    if (stream.threads() == 1) return stream.enqueue([move, bytes] { move(0, bytes); });
+    stream.enqueue_parts(static_cast<std::int64_t>((bytes + piece - 1) / piece), [move, bytes](std::int64_t index) {
+      auto const first = static_cast<std::size_t>(index) * piece;
+      move(first, bytes - first < piece ? bytes - first : piece);
+    });
+  }
 };
 
 static_assert(fsdp::Device<Device>);

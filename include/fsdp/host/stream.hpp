@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host streams: a worker thread that runs its queue in order, ordered against other streams by events alone.
+// Host streams: a worker that runs its queue in order, ordered against other streams by events alone. It may be one
+// thread or a team of several.
 #pragma once
 
 #include <pthread.h>
@@ -24,6 +25,7 @@
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/event.hpp"
 #include "fsdp/host/task_queue.hpp"
+#include "fsdp/host/team.hpp"
 #include "fsdp/host/thread.hpp"
 #include "fsdp/wait_site.hpp"
 
@@ -63,42 +65,58 @@ struct StreamCore {
   std::atomic<bool> failed{false};
   std::exception_ptr error;
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(WaitSite::count_)> blocked_ns{};
-  bool stopping = false;  // the worker's
-  Event finished;         // for synchronize
-  std::thread worker;     // none: an inline stream
+  bool stopping = false;       // the worker's
+  Event finished;              // for synchronize
+  std::unique_ptr<Team> team;  // of the worker and its helpers; none: it works alone
+  std::thread worker;          // none: an inline stream
 };
 
-/// Runs `call(callable)` unless the stream has failed; what it throws poisons the stream.
-inline void run_call(StreamCore& core, void (*call)(void*), void* callable) {
+/// Runs the parts of a callable unless the stream has failed; what one throws poisons the stream.
+inline void run_call(StreamCore& core, Team::Range call, void* callable, std::int64_t parts) {
   if (core.failed.load(std::memory_order_relaxed)) return;
   try {
+    if (parts > 1 && core.team != nullptr) return core.team->run(parts, call, callable);
     IeeeArithmetic const arithmetic;
-    call(callable);
+    call(callable, 0, parts, 0);
   } catch (...) {
     core.poison(std::current_exception());
   }
 }
+/// A callable without parts.
 template <class F>
-void call_as(void* callable) {
+void call_as(void* callable, std::int64_t, std::int64_t, int) {
   (*static_cast<F*>(callable))();
+}
+/// A callable of a part, or of a part and the lane that runs it.
+template <class F>
+void call_parts(void* callable, std::int64_t part, std::int64_t end, [[maybe_unused]] int lane) {
+  F const& call = *static_cast<F const*>(callable);
+  for (; part < end; ++part) {
+    if constexpr (std::is_invocable_v<F const&, std::int64_t, int>) {
+      call(part, lane);
+    } else {
+      call(part);
+    }
+  }
 }
 
 /// A callable that may be copied as bytes, as kernels with their arguments are. They lie behind the node.
 struct alignas(std::max_align_t) BytesTask final : Task {
-  explicit BytesTask(void (*function)(void*)) : Task(run_bytes, free_bytes), call(function) {}
+  BytesTask(Team::Range function, std::int64_t count) : Task(run_bytes, free_bytes), call(function), parts(count) {}
 
-  static Task* make(void (*function)(void*), void const* callable, std::size_t bytes) {
+  static Task* make(Team::Range function, std::int64_t parts, void const* callable, std::size_t bytes) {
     void* const memory = ::operator new(sizeof(BytesTask) + bytes);
     std::memcpy(static_cast<std::byte*>(memory) + sizeof(BytesTask), callable, bytes);
-    return ::new (memory) BytesTask(function);
+    return ::new (memory) BytesTask(function, parts);
   }
   static void run_bytes(Task& task, StreamCore& core) {
     auto& bytes = static_cast<BytesTask&>(task);
-    run_call(core, bytes.call, &bytes + 1);
+    run_call(core, bytes.call, &bytes + 1, bytes.parts);
   }
   static void free_bytes(Task* task) noexcept { ::operator delete(static_cast<BytesTask*>(task)); }
 
-  void (*call)(void*);
+  Team::Range call;
+  std::int64_t parts;
 };
 
 /// Any other callable, in memory that it leaves right after it ran or was skipped; the node stays until the queue moves
@@ -111,7 +129,7 @@ struct CallTask final : Task {
 
   static void run_and_destroy(Task& task, StreamCore& core) {
     auto& function = static_cast<CallTask&>(task).function;
-    run_call(core, call_as<F>, &function);
+    run_call(core, call_as<F>, &function, 1);
     function.~F();
   }
 
@@ -162,8 +180,11 @@ inline Task* stop_task() {
 class Stream {
  public:
   /// @param name appears in reports of waits and, cut to 15 characters, as the name of the worker thread
-  /// @throws ResourceError if the worker thread cannot be started
-  [[gnu::cold]] explicit Stream(std::string_view name) : core_(std::make_unique<detail::StreamCore>(name)) {
+  /// @param threads the worker and its helpers, which share the parts of a task (enqueue_parts)
+  /// @throws ResourceError if a thread cannot be started; UsageError if there is no such team
+  [[gnu::cold]] explicit Stream(std::string_view name, int threads = 1)
+      : core_(std::make_unique<detail::StreamCore>(name)) {
+    if (threads != 1) core_->team = std::make_unique<Team>(name, threads);
     try {
       core_->worker = start_thread(work, core_.get());
     } catch (std::exception const& error) {
@@ -172,6 +193,13 @@ class Stream {
   }
   /// A stream without a worker: tasks run at once on the calling thread, waits block it, exceptions pass to the caller.
   static Stream inline_stream(std::string_view name) { return Stream{std::make_unique<detail::StreamCore>(name)}; }
+  /// One inline stream for all threads: what the parts of a task enqueue their own work on, and nothing else. It knows
+  /// neither events nor waits.
+  /// @pre first called by a host thread, not by a task
+  static Stream& of_calling_thread() {
+    static auto stream = inline_stream("calling thread");
+    return stream;
+  }
 
   Stream(Stream&&) noexcept = default;
   Stream& operator=(Stream&& other) noexcept {
@@ -195,7 +223,7 @@ class Stream {
     using Callable = std::decay_t<F>;
     if constexpr (detail::is_bytes<Callable>) {
       Callable bytes(std::forward<F>(task));
-      enqueue_bytes(detail::call_as<Callable>, std::addressof(bytes), sizeof bytes);
+      enqueue_bytes(detail::call_as<Callable>, 1, std::addressof(bytes), sizeof bytes);
     } else if (runs_inline()) {
       Callable callable(std::forward<F>(task));
       IeeeArithmetic const arithmetic;
@@ -204,6 +232,20 @@ class Stream {
       core().rethrow();
       core().queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
     }
+  }
+
+  /// Appends one task that calls `f(part)` for every part in [0, parts), in no order and on all threads of the stream
+  /// at once; or `f(part, lane)`, where no two calls that run at a time have one lane, in [0, threads()). A part is to
+  /// be worth a microsecond or more. It must not enqueue on its own stream; what it computes by kernels it enqueues on
+  /// of_calling_thread(). After a part that throws, parts that have not begun are skipped.
+  /// @param f  is copied as bytes, and called as const by several threads
+  /// @throws what an earlier task threw
+  template <class F>
+  void enqueue_parts(std::int64_t parts, F f) {
+    static_assert(detail::is_bytes<F>,
+                  "what is called by several threads is copied as bytes, as kernels' arguments are");
+    FSDP_EXPECTS(parts >= 0, "stream '{}': a task cannot have {} parts", name(), parts);
+    if (parts > 0) enqueue_bytes(detail::call_parts<F>, parts, std::addressof(f), sizeof f);
   }
 
   /// Lets `event` stand for all work enqueued so far.
@@ -251,6 +293,8 @@ class Stream {
     return core().blocked_ns[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
   }
   std::string_view name() const { return core().name; }
+  /// Threads that share the parts of a task.
+  int threads() const { return core().team == nullptr ? 1 : core().team->threads(); }
   bool runs_inline() const { return !core().worker.joinable(); }
   /// Identifies the stream; unchanged by moves.
   void const* id() const { return core_.get(); }
@@ -264,15 +308,15 @@ class Stream {
   }
 
   /// A callable that may be copied as bytes, by the function that calls it.
-  void enqueue_bytes(void (*call)(void*), void* callable, std::size_t bytes) {
+  void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {
     auto& own = core();
     if (!own.worker.joinable()) {
       IeeeArithmetic const arithmetic;
-      call(callable);
+      call(callable, 0, parts, 0);
       return;
     }
     own.rethrow();
-    own.queue.push(detail::BytesTask::make(call, callable, bytes));
+    own.queue.push(detail::BytesTask::make(call, parts, callable, bytes));
   }
   /// The worker. @param stream  its StreamCore
   static void work(void* stream) {

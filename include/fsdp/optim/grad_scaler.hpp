@@ -88,8 +88,7 @@ class GradScaler {
           static_cast<void const*>(&optimizer.engine()) == engine_,
           "rank {}: GradScaler::step: the optimizer is of another engine, whose gradients are not scaled by this",
           engine_->rank());
-    FSDP_EXPECTS(measured.engine() == nullptr || measured.engine() == engine_,
-                 "rank {}: GradScaler::step: the norm is that of another engine's gradients", engine_->rank());
+    engine_->shards().expect_own("GradScaler::step", measured);
     auto& gate = engine_->shards().gate();
     gate.expect_reduced("GradScaler::step");
     gate.expect_norm(measured.measurement());

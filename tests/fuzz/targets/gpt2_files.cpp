@@ -20,6 +20,7 @@
 #include "gpt2/llm_c.cpp"
 #include "gpt2/tensor_names.cpp"
 #include "gpt2/weights_folder.cpp"
+#include "model_json.cpp"
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "fsdp/format.hpp"
 #include "problem.hpp"
 #include "rules.hpp"
+#include "tests/standin/runtime/runtime.hpp"
 
 namespace standin::cublas {
 
@@ -43,6 +44,7 @@ inline int current_device() {
 
 template <class Context>
 cublasStatus_t create(std::string_view call, Context** handle) {
+  standin::count_call(call);
   if (handle == nullptr) return refuse(CUBLAS_STATUS_INVALID_VALUE, rule::handle, fsdp::formatted("{}: null", call));
   int const device = current_device();
   if (device < 0) return CUBLAS_STATUS_NOT_INITIALIZED;

@@ -117,6 +117,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t preference, int requestedAlgoCount,
                                               cublasLtMatmulHeuristicResult_t results[], int* returnAlgoCount) {
   constexpr char const* call = "cublasLtMatmulAlgoGetHeuristic";
+  standin::count_call(call);
   if (auto const status = expect_usable(call, handle); status != CUBLAS_STATUS_SUCCESS) return status;
   if (requestedAlgoCount <= 0 || results == nullptr || returnAlgoCount == nullptr)
     return refuse(CUBLAS_STATUS_INVALID_VALUE, rule::algorithm, fsdp::formatted("{}: no room for results", call));
@@ -159,6 +160,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               cublasLtMatmulAlgo_t const* algo, void* workspace, size_t workspaceSizeInBytes,
                               cudaStream_t stream) {
   constexpr char const* call = "cublasLtMatmul";
+  standin::count_call(call);
   if (auto const status = expect_usable(call, handle); status != CUBLAS_STATUS_SUCCESS) return status;
   Problem problem;
   problem.call = call;

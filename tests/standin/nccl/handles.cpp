@@ -58,11 +58,13 @@ void for_each_communicator(std::function<void(Communicator&)> const& action) {
 }
 
 Entry::Entry(ncclComm_t handle, std::string_view call, Use use) {
+  count_call(call);
   auto const refuse = [&](std::string_view broken, ncclResult_t status, std::string_view reason) {
     auto const text = fmt::format("{}: {}", call, reason);
     status_ = failed(status, text);
     if (!broken.empty()) report(broken, text);
   };
+  use_current_device();
   bool known = false;
   {
     std::scoped_lock const lock(table().mutex);

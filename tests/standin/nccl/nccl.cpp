@@ -200,6 +200,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
   Unseen const unseen;
+  standin::count_call("ncclCommInitRankConfig");
   if (comm == nullptr || ranks < 1 || rank < 0 || rank >= ranks)
     return failed(ncclInvalidArgument, fmt::format("ncclCommInitRankConfig: rank {} of {}", rank, ranks));
   if (ranks > most_ranks)
@@ -249,6 +250,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Entry const entry(comm, "ncclCommDestroy", Use::last_work);
   if (!entry) return entry.status();
   expect_idle(*entry.communicator(), rule("destroy_in_flight"), "ncclCommDestroy");
+  {
+    std::scoped_lock const lock(entry->windows_mutex);
+    if (!entry->windows.empty())
+      standin::report(rule("window_left"), fmt::format("ncclCommDestroy: rank {} of {} has {} windows", entry->rank,
+                                                       entry->size, entry->windows.size()));
+  }
   auto const status = entry->finalized.load() ? entry->state.load() : entry->finalize();
   kill_handle(comm);
   return status;
@@ -299,11 +306,13 @@ ncclResult_t ncclCommUserRank(ncclComm_t const comm, int* rank) {
 
 ncclResult_t ncclMemAlloc(void** memory, size_t bytes) {
   Unseen const unseen;
+  standin::count_call("ncclMemAlloc");
   return allocate(memory, bytes);
 }
 
 ncclResult_t ncclMemFree(void* memory) {
   Unseen const unseen;
+  standin::count_call("ncclMemFree");
   return release_memory(memory);
 }
 

@@ -43,6 +43,8 @@ inline constexpr std::array rules{
     Rule{"window_communicator", "a window is ended on the communicator that began it, once",
          "Guide, ncclCommWindowDeregister"},
     Rule{"window_in_use", "a window is ended when no collective uses it", "Guide, ncclCommWindowDeregister"},
+    Rule{"window_left", "a communicator's windows are ended before it is destroyed",
+         "strict; Guide, ncclCommWindowDeregister"},
     Rule{"window_freed", "memory is freed after its windows have ended", "strict; Guide, ncclCommWindowDeregister"},
     Rule{"window_offset", "where one rank's buffer lies in a symmetric window, every rank's does, at the same offset",
          "Guide, User Buffer Registration; Window Registration"},

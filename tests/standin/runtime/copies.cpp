@@ -51,7 +51,9 @@ bool fits(cudaMemcpyKind kind, End const& to, End const& from) {
 /// [Note: When copies happen]
 /// Pinned memory is read and written when the stream comes to the copy. Pageable memory is read while the call lasts,
 /// into a buffer; and a copy into pageable memory is done when the call returns. A copy between two places of the host,
-/// one of them pageable, waits for the stream. (API, API Synchronization Behavior, Memcpy, Asynchronous.)
+/// one of them pageable, waits for the stream. (API, API Synchronization Behavior, Memcpy, Asynchronous.) That copies
+/// between a device and pageable memory wait is no promise ("might", since CUDA 12): with FSDP_STANDIN_NO_FAVOURS they
+/// are as those of pinned memory.
 static cudaError_t copy(Call& call, void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream) {
   if (!usable(call, stream, "cudaMemcpyAsync")) return call.result(cudaErrorInvalidResourceHandle);
@@ -72,12 +74,14 @@ static cudaError_t copy(Call& call, void* to, void const* from, std::size_t byte
   }
   if (auto const status = call.result(cudaSuccess, device); status != cudaSuccess) return status;
 
+  if (target.pageable() || source.pageable()) count_locked(call.runtime, pageable_copies);
   auto operation = std::make_unique<Operation>();
   operation->what = "a copy of " + std::to_string(bytes) + " bytes";
   for (auto const& end : {target, source}) {
     if (end.allocation != nullptr) operation->uses.push_back(end.allocation);
   }
-  if (source.pageable()) {
+  bool const late = call.runtime.no_favours && (source.device() || target.device());
+  if (source.pageable() && !late) {
     auto const buffer = std::make_shared<std::vector<std::byte>>();
     call.lock.unlock();
     see([&] {
@@ -90,7 +94,7 @@ static cudaError_t copy(Call& call, void* to, void const* from, std::size_t byte
     operation->work = [from, to, bytes] { return std::memcpy(to, from, bytes) != nullptr; };
   }
   RecordPointer done;
-  if (target.pageable()) done = operation->reaches = std::make_shared<Record>();
+  if (target.pageable() && !late) done = operation->reaches = std::make_shared<Record>();
   if (done != nullptr) done->device = device;
   push_locked(stream, std::move(operation));
   if (done != nullptr) wait_on_host(call, done);

@@ -61,7 +61,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int de
   if (properties == nullptr) return call.result(cudaErrorInvalidValue);
   if (!exists(call, device)) return call.result(cudaErrorInvalidDevice);
   *properties = {};
-  std::snprintf(properties->name, sizeof properties->name, "stand-in");
+  std::snprintf(properties->name, sizeof properties->name, "%s", call.runtime.device_name.c_str());
   std::memcpy(properties->uuid.bytes, "fsdp stand-in ", 14);
   properties->uuid.bytes[14] = static_cast<char>(device / 256);
   properties->uuid.bytes[15] = static_cast<char>(device % 256);

@@ -115,7 +115,8 @@ cudaError_t release_memory(Call& call, std::shared_ptr<Allocation> const& alloca
   return call.result(cudaSuccess, region.device);
 }
 
-/// cudaFree: waits for all streams of the memory's device.
+/// cudaFree: waits for all streams of the memory's device. That is what it has always done, and what NCCL's users are
+/// warned of, but cuda::Device::deallocate promises it to nobody: without favours it does not.
 cudaError_t free_after_device(Call& call, void* memory, std::string_view function) {
   if (memory == nullptr) return call.result(cudaSuccess, current_device());
   auto const allocation = allocation_at(call, MemoryKind::device, memory, function);
@@ -131,7 +132,7 @@ cudaError_t free_after_device(Call& call, void* memory, std::string_view functio
   if (!pending.empty())
     report(call, rule("free_waits_for_collective"),
            std::string(function) + " waits for the device, and so for " + pending);
-  wait_for_device(call, device, std::string(function));
+  if (!call.runtime.no_favours) wait_for_device(call, device, std::string(function));
   return release_memory(call, allocation);
 }
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -63,6 +64,12 @@ void report(std::string_view rule, std::string const& text);
 using Handler = void (*)(std::string_view rule, std::string const& text);
 Handler set_handler(Handler handler);
 
+/// The calling thread does something that makes a context on its current device, as calls of CUDA's do (Guide,
+/// Initialization), and those of NCCL, which choose the communicator's device and then the caller's again.
+void use_current_device();
+/// For tests: whether anything was done while `device` was current.
+bool has_context(int device);
+
 /// A device fails: this and every later call that concerns it gives `error`.
 void fail_device(int device, cudaError_t error);
 
@@ -70,10 +77,20 @@ void fail_device(int device, cudaError_t error);
 /// or device, and what is allocated now.
 std::int64_t calls(std::string_view function);
 std::int64_t synchronizations();
+/// Calls by name of the function, NCCL's among them; what is counted besides: how often the host waited, and copies
+/// that may make it wait.
+using Counts = std::map<std::string_view, std::int64_t>;
+inline constexpr std::string_view host_waits = "waits of the host", pageable_copies = "copies of pageable memory";
+/// What the calling thread has called so far.
+Counts calls_of_thread();
+/// Counts a call of a library whose stand-in is not the runtime. The name lives for ever.
+void count_call(std::string_view function);
 struct Allocated {
   std::int64_t device, device_bytes, pinned, pinned_bytes;
 };
 Allocated allocated();
+/// Streams and events that were made and not destroyed.
+std::int64_t handles();
 
 /// Edges that ThreadSanitizer shall know, as between the ranks of a collective; nothing without it.
 void release(void* tag);

@@ -51,6 +51,7 @@ struct Operation {
   RecordPointer awaits, reaches;
   Allocations uses;
   WorkKind kind = WorkKind::local;
+  bool fails = false;  ///< the device fails at it
 };
 
 struct Fiber;  // that runs a stream under ThreadSanitizer
@@ -83,6 +84,9 @@ struct DeviceState {
   cudaError_t error = cudaSuccess;  ///< sticky
   std::size_t used = 0;             ///< bytes
   std::set<int> peers;              ///< whose memory it may touch
+  std::uint64_t operations = 0;     ///< that its streams were given
+  std::uint64_t fails_at = 0;       ///< of these; 0: none
+  bool context = false;             ///< something was done while it was current
 };
 
 struct Runtime {
@@ -90,9 +94,11 @@ struct Runtime {
   std::condition_variable host_changed;  ///< a record was reached, or a device failed
 
   std::vector<DeviceState> devices;
+  std::string device_name = "stand-in";
   std::size_t memory_bytes = 0;  ///< of each device
   std::uint64_t seed = 0;
   std::int64_t delay_us = 0;  ///< most that a stream sleeps before an operation
+  bool no_favours = false;    ///< calls wait for work only where that is promised
 
   std::set<cudaStream_t> streams;                         ///< that are not destroyed
   std::vector<std::unique_ptr<CUstream_st>> all_streams;  ///< and those that are
@@ -101,8 +107,8 @@ struct Runtime {
   std::map<std::byte const*, std::shared_ptr<Allocation>> memory;  ///< by first byte
   std::map<std::byte const*, std::byte const*> freed;              ///< pages: begin and end
   std::map<std::pair<int, void const*>, int> shared_limits;  ///< of (device, kernel) that asked for more than 48 KiB
-  std::map<std::string_view, std::int64_t> calls;
-  std::int64_t synchronizations = 0;
+  Counts calls;
+  std::deque<Counts> calls_of_threads;  ///< in the order of their first calls
 
   /// Made by the first call, with what the environment says, and never destroyed.
   static Runtime& instance();
@@ -126,6 +132,9 @@ class Call {
   std::unique_lock<std::mutex> lock;
 };
 
+/// Counts for the process and the calling thread.
+void count_locked(Runtime& runtime, std::string_view what);
+
 int current_device();
 void set_current_device(int device);
 
@@ -134,6 +143,9 @@ bool usable(Call& call, cudaStream_t stream, std::string_view function);
 bool usable(Call& call, cudaEvent_t event, std::string_view function);
 /// The same as standin::report, for a caller that holds the mutex.
 void report(Call& call, std::string_view rule, std::string const& text);
+
+/// The device's error is sticky from now on; its streams go through what they were given and do nothing of it.
+void fail_device_locked(Runtime& runtime, int device, cudaError_t error);
 
 /// Appends to a stream; the caller's accesses until now come before it.
 void push_locked(cudaStream_t stream, std::unique_ptr<Operation> operation);

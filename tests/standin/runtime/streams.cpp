@@ -35,6 +35,11 @@ bool work_on(CUstream_st& stream, Operation& operation) {
   return done;
 }
 
+/// The stream has come to its first operation: its device fails if that is the one to fail at.
+void fail_if_told(Runtime& runtime, CUstream_st const& stream) {
+  if (stream.queue.front()->fails) fail_device_locked(runtime, stream.device, cudaErrorLaunchFailure);
+}
+
 bool device_failed(Runtime const& runtime, CUstream_st const& stream) {
   return runtime.devices[static_cast<std::size_t>(stream.device)].error != cudaSuccess;
 }
@@ -90,6 +95,7 @@ class Executor {
       for (std::size_t i = 0, first = streams.empty() ? 0 : random() % streams.size(); i < streams.size(); ++i) {
         auto& stream = *streams[(first + i) % streams.size()];
         if (end_if_destroyed(stream) || stream.queue.empty() || !is_ready(runtime_, stream)) continue;
+        fail_if_told(runtime_, stream);
         bool const skipped = device_failed(runtime_, stream);
         lock.unlock();
         bool const done = run_on_fiber(stream, skipped);
@@ -194,6 +200,7 @@ void run(Runtime& runtime, CUstream_st& stream) {
     stream.changed.wait(lock, [&] { return stream.queue.empty() ? stream.destroyed : is_ready(runtime, stream); });
     if (stream.queue.empty()) return;
     auto& operation = *stream.queue.front();
+    fail_if_told(runtime, stream);
     for (int attempts = 0; !device_failed(runtime, stream); ++attempts) {
       lock.unlock();
       if (attempts == 0 && runtime.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds{delay(random)});
@@ -245,6 +252,8 @@ bool usable(Call& call, cudaStream_t stream, std::string_view function) {
 
 void push_locked(cudaStream_t stream, std::unique_ptr<Operation> operation) {
   for (auto const& used : operation->uses) ++used->pending;
+  auto& device = Runtime::instance().devices[static_cast<std::size_t>(stream->device)];
+  operation->fails = ++device.operations == device.fails_at;
   release_unseen(operation.get());
   stream->queue.push_back(std::move(operation));
   wake_locked(*stream);
@@ -260,13 +269,17 @@ RecordPointer record_locked(cudaStream_t stream, std::string what) {
   return record;
 }
 
-void wait_on_host(Call& call, std::vector<RecordPointer> const& records) {
-  ++call.runtime.synchronizations;
+/// Waits, uncounted.
+static void wait_quietly(Call& call, std::vector<RecordPointer> const& records) {
   for (auto const& record : records) {
     auto const& device = call.runtime.devices[static_cast<std::size_t>(record->device)];
     call.runtime.host_changed.wait(call.lock, [&] { return record->reached || device.error != cudaSuccess; });
     if (record->reached) acquire_unseen(record.get());
   }
+}
+void wait_on_host(Call& call, std::vector<RecordPointer> const& records) {
+  count_locked(call.runtime, host_waits);
+  wait_quietly(call, records);
 }
 void wait_on_host(Call& call, RecordPointer const& record) { wait_on_host(call, std::vector<RecordPointer>{record}); }
 
@@ -357,8 +370,7 @@ cudaError_t CUDARTAPI cudaStreamQuery(cudaStream_t stream) {
   if (!usable(call, stream, "cudaStreamQuery")) return call.result(cudaErrorInvalidResourceHandle);
   if (!stream->queue.empty()) return call.result(cudaErrorNotReady, stream->device);
   // Done, but the caller has yet to see what came before.
-  standin::wait_on_host(call, standin::record_locked(stream, "cudaStreamQuery"));
-  --call.runtime.synchronizations;
+  standin::wait_quietly(call, {standin::record_locked(stream, "cudaStreamQuery")});
   return call.result(cudaSuccess, stream->device);
 }
 

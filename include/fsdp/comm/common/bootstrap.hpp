@@ -1,91 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes without MPI find each other: rank and address from the environment, texts exchanged over TCP.
+// How processes without MPI find each other, and exchange texts over TCP.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/environment.hpp"
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/host/backoff.hpp"
 
 namespace fsdp::bootstrap {
-
-namespace detail {
-/// An environment variable, or "" if it is not set.
-inline std::string variable(char const* name) {
-  char const* const text = std::getenv(name);
-  return text == nullptr ? "" : text;
-}
-/// @throws ConfigError unless the variable is a whole number in [least, most]
-inline int number_variable(char const* name, int least, int most) {
-  auto const text = variable(name);
-  int value = 0;
-  auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most)
-    fail<ConfigError>("{}='{}': expected a whole number from {} to {}", name, text, least, most);
-  return value;
-}
-}  // namespace detail
-
-/// How long a rank waits for its peers: FSDP_TIMEOUT (seconds) where it is set, else host::wait_deadline(), ten
-/// minutes.
-inline std::chrono::milliseconds default_timeout() {
-  if (detail::variable("FSDP_TIMEOUT").empty())
-    return std::chrono::duration_cast<std::chrono::milliseconds>(host::wait_deadline());
-  return std::chrono::seconds(detail::number_variable("FSDP_TIMEOUT", 1, 10'000'000));
-}
-
-/// This process's place in a run, as launchers such as torchrun give it.
-struct Environment {
-  int rank = 0;
-  int size = 1;
-  int local_rank = -1;  ///< place on this machine; -1: not given
-  std::string address = "127.0.0.1";
-  int port = 29500;
-
-  /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE: a run of one rank.
-  ///
-  /// [Note: The port beside torchrun's] MASTER_PORT is where rank 0 listens, unless TORCHELASTIC_USE_AGENT_STORE says
-  /// that torchrun's agent listens there itself, for PyTorch's processes to connect to. Then it is the next port (below
-  /// the highest, the one before): each rank knows it without asking. FSDP_PORT, if set on all ranks, is taken instead.
-  /// @throws ConfigError if a variable is missing beside others, or malformed
-  static Environment read() {
-    Environment place;
-    if (!detail::variable("LOCAL_RANK").empty()) place.local_rank = detail::number_variable("LOCAL_RANK", 0, 1 << 20);
-    bool const ranked = !detail::variable("RANK").empty();
-    bool const sized = !detail::variable("WORLD_SIZE").empty();
-    if (!ranked && !sized) return place;
-    if (ranked != sized) fail<ConfigError>("RANK and WORLD_SIZE: {} is not set", ranked ? "WORLD_SIZE" : "RANK");
-    place.size = detail::number_variable("WORLD_SIZE", 1, 1 << 20);
-    place.rank = detail::number_variable("RANK", 0, place.size - 1);
-    if (place.size == 1) return place;
-    place.address = detail::variable("MASTER_ADDR");
-    if (place.address.empty()) fail<ConfigError>("rank {}: MASTER_ADDR is not set", place.rank);
-    if (detail::variable("MASTER_PORT").empty()) fail<ConfigError>("rank {}: MASTER_PORT is not set", place.rank);
-    place.port = detail::number_variable("MASTER_PORT", 1, 65535);
-    if (agent_listens()) place.port += place.port < 65535 ? 1 : -1;
-    if (!detail::variable("FSDP_PORT").empty()) place.port = detail::number_variable("FSDP_PORT", 1, 65535);
-    return place;
-  }
-
- private:
-  static bool agent_listens() {
-    auto const text = detail::variable("TORCHELASTIC_USE_AGENT_STORE");
-    return text == "True" || text == "true" || text == "1";
-  }
-};
 
 /// A group of processes that exchange texts: every rank holds one connection to the group's rank 0.
 ///
@@ -99,10 +32,11 @@ class TcpGroup {
   explicit TcpGroup(Environment const& place, std::chrono::milliseconds timeout = default_timeout())
       : rank_(place.rank), size_(place.size), timeout_(timeout) {
     if (size_ == 1) return;
+    Door const door{place.address, place.port, formatted(" (MASTER_ADDR, {})", place.port_name)};
     if (rank_ == 0) {
-      gather_peers(listen_on(place.address, place.port), 0);
+      gather_peers(listen_at(door), door, 0);
     } else {
-      join(place.address, place.port, 0);
+      join(door, 0);
     }
   }
 
@@ -154,17 +88,24 @@ class TcpGroup {
     auto const doors = exchange(hosts ? formatted("{} {} {}", listener.local_port(), token, host) : "", what);
     if (group.size_ == 1) return group;
     if (hosts) {
-      group.gather_peers(listener, token);
+      group.gather_peers(listener, {host, listener.local_port(), ""}, token);
     } else {
       auto const door = words(doors[static_cast<std::size_t>(members.front().second)]);
-      group.join(door[2], std::stoi(door[0]), std::stoull(door[1]));
+      group.join({door[2], std::stoi(door[0]), ""}, std::stoull(door[1]));
     }
     return group;
   }
 
  private:
+  /// Where a group's rank 0 listens.
+  struct Door {
+    std::string host;
+    int port;
+    std::string variables;  ///< that say so, for messages
+  };
+  /// What a rank says when it comes, and rank 0 when it opens.
   struct Hello {
-    char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '1'};
+    char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '2'};
     std::uint64_t token = 0;
     std::int32_t rank = 0;
     std::int32_t size = 0;
@@ -203,8 +144,25 @@ class TcpGroup {
   static std::string rank_name(int rank) { return formatted("rank {}", rank); }
   Socket& peer(int rank) { return peers_[static_cast<std::size_t>(rank - 1)]; }
 
+  Hello hello(std::uint64_t token) const {
+    Hello mine;
+    mine.token = token;
+    mine.rank = rank_;
+    mine.size = size_;
+    return mine;
+  }
+
+  Socket listen_at(Door const& door) const {
+    try {
+      return listen_on(door.host, door.port);
+    } catch (ConfigError const& error) {
+      fail<ConfigError>("rank 0 of {}: {}{}; expected a port that no other program, and no other rank 0, has", size_,
+                        error.what(), door.variables);
+    }
+  }
+
   /// Rank 0: waits for every other rank, then tells all of them that the group stands, or why it does not.
-  void gather_peers(Socket const& listener, std::uint64_t token) {
+  void gather_peers(Socket const& listener, Door const& door, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
     peers_.resize(static_cast<std::size_t>(size_ - 1));
     std::string verdict;
@@ -214,25 +172,30 @@ class TcpGroup {
         std::string missing;
         for (int rank = 1; rank < size_; ++rank)
           if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
-        fail<PeerError>("rank 0 of {}: these ranks did not arrive in {} s: {}", size_,
-                        std::chrono::duration<double>(timeout_).count(), missing);
+        auto const text =
+            formatted("rank 0 of {}: these ranks did not arrive in {} s: {}; expected them at {} port {}{}", size_,
+                      std::chrono::duration<double>(timeout_).count(), missing, door.host, door.port, door.variables);
+        tell_failure(failure, text);
+        fail<PeerError>("{}", text);
       }
-      Hello expected;
-      expected.token = token;
-      Hello hello;
+      Hello const mine = hello(token);
+      Hello theirs;
       try {
-        socket.receive(&hello, sizeof(hello), std::min(deadline, Clock::now() + std::chrono::seconds(5)), "a stranger");
+        socket.receive(&theirs, sizeof(theirs), std::min(deadline, Clock::now() + std::chrono::seconds(5)),
+                       "a stranger");
+        if (!theirs.same_kind(mine)) continue;
+        socket.send(&mine, sizeof(mine), deadline, "a peer");
       } catch (PeerError const&) {
-        continue;  // not one of ours
+        continue;  // not one of ours, or gone again
       }
-      if (!hello.same_kind(expected)) continue;
-      if (hello.size != size_ || hello.rank < 1 || hello.rank >= size_) {
-        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_, hello.rank,
-                            hello.size);
-      } else if (peer(hello.rank)) {
-        verdict = formatted("two processes say that they are rank {} of {}", hello.rank, size_);
+      if (theirs.size != size_ || theirs.rank < 1 || theirs.rank >= size_) {
+        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_, theirs.rank,
+                            theirs.size);
+      } else if (peer(theirs.rank)) {
+        verdict = formatted("two processes say that they are rank {} of {}, at {} and at {}: expected every RANK once",
+                            theirs.rank, size_, peer(theirs.rank).remote_address(), socket.remote_address());
       } else {
-        peer(hello.rank) = std::move(socket);
+        peer(theirs.rank) = std::move(socket);
         ++arrived;
         continue;
       }
@@ -243,20 +206,34 @@ class TcpGroup {
     }
     for (int rank = 1; rank < size_; ++rank)
       if (peer(rank)) tell(peer(rank), 0, verdict, deadline, rank_name(rank));
-    if (!verdict.empty()) fail<ConfigError>("{}", verdict);
+    if (!verdict.empty()) fail<ConfigError>("rank 0 of {}: {}", size_, verdict);
   }
 
-  void join(std::string const& host, int port, std::uint64_t token) {
+  /// Connects to rank 0, which says at once who it is: what accepts and stays silent is somebody else.
+  /// @throws PeerError at the deadline, or if somebody else answers
+  Socket reach_first(Door const& door, std::uint64_t token, Clock::time_point deadline) const {
+    auto const since = Clock::now();
+    auto const who = formatted("{} port {}", door.host, door.port);
+    try {
+      Socket socket = connect_to(door.host, door.port, deadline);
+      Hello const mine = hello(token);
+      Hello theirs;
+      socket.send(&mine, sizeof(mine), deadline, who);
+      socket.receive(&theirs, sizeof(theirs), deadline, who);
+      if (!theirs.same_kind(mine) || theirs.rank != 0) fail<PeerError>("{} is not this run's", who);
+      return socket;
+    } catch (PeerError const& error) {
+      fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has come once; waited {:.1f} s",
+                      error.what(), door.variables, std::chrono::duration<double>(Clock::now() - since).count());
+    }
+  }
+
+  void join(Door const& door, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
     std::string verdict;
     try {
-      peers_.push_back(connect_to(host, port, deadline));
-      Hello hello;
-      hello.token = token;
-      hello.rank = rank_;
-      hello.size = size_;
-      peers_.front().send(&hello, sizeof(hello), deadline, "rank 0");
-      // Rank 0 answers when everyone has come, or fails at its own deadline and closes; it may have begun later.
+      peers_.push_back(reach_first(door, token, deadline));
+      // Rank 0 says when everyone has come, or who has not at its own deadline; it may have begun later.
       verdict = hear(peers_.front(), 0, deadline + timeout_, "rank 0");
     } catch (PeerError const& error) {
       peers_.clear();
@@ -301,13 +278,15 @@ class TcpGroup {
 
   void tell_failure(std::uint64_t kind, std::string const& reason) {
     for (auto const& socket : peers_) {
+      if (!socket) continue;  // has not come
       try {
         tell(socket, kind, reason, Clock::now() + std::chrono::seconds(1), "a peer");
       } catch (PeerError const&) {  // that one has gone
       }
     }
     auto const deadline = Clock::now() + std::chrono::seconds(1);
-    for (auto const& socket : peers_) socket.finish(deadline);
+    for (auto const& socket : peers_)
+      if (socket) socket.finish(deadline);
   }
 
   static void tell(Socket const& socket, std::uint64_t sequence, std::string const& text, Clock::time_point deadline,

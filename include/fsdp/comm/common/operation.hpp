@@ -74,7 +74,9 @@ struct Operation {
 /// @param who  "rank 2": this rank    @param waited  until now
 inline std::string waiting_text(std::string_view who, Operation const& operation,
                                 std::chrono::steady_clock::duration waited) {
-  return formatted("{}: waiting in {}, {}", who, operation.describe(), host::elapsed_text(waited));
+  auto where = operation;
+  where.label.since = {};  // for ranks that disagree: these do not, or would have been told
+  return formatted("{}: waiting in {}, {}", who, where.describe(), host::elapsed_text(waited));
 }
 
 /// How the report of a wait that ends the process ends.

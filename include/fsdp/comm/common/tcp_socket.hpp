@@ -149,13 +149,14 @@ class Socket {
 
   /// The numeric address of this end, as peers in the same network reach it.
   std::string local_address() const {
-    sockaddr_storage address{};
-    socklen_t size = sizeof(address);
-    char text[NI_MAXHOST] = {};
-    if (::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-        ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0)
-      fail<ResourceError>("cannot read the address of a socket");
+    auto text = address_by(::getsockname);
+    if (text.empty()) fail<ResourceError>("cannot read the address of a socket");
     return text;
+  }
+  /// That of the other end, for messages.
+  std::string remote_address() const {
+    auto text = address_by(::getpeername);
+    return text.empty() ? "an address that is gone" : text;
   }
   int local_port() const {
     sockaddr_storage address{};
@@ -174,6 +175,17 @@ class Socket {
   }
 
  private:
+  /// @param name_of  getsockname or getpeername    @return "" if the system does not tell
+  std::string address_by(decltype(::getsockname)* name_of) const {
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    char text[NI_MAXHOST] = {};
+    bool const told =
+        name_of(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+        ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0;
+    return told ? text : "";
+  }
+
   int descriptor_ = -1;
 };
 
@@ -208,7 +220,8 @@ inline Socket listen_on(std::string const& host, int port) {
       reason = detail::system_message(errno);
     }
   }
-  fail<ConfigError>("cannot listen on {} port {}: {}", loopback ? host : "this machine's", port, reason);
+  fail<ConfigError>("cannot listen on {} port {}: {}", loopback ? host : "every address of this machine,", port,
+                    reason);
 }
 
 /// Accepts one connection; an empty socket at the deadline.
@@ -234,7 +247,7 @@ inline Socket connect_to(std::string const& host, int port, Clock::time_point de
   while (true) {
     detail::end_on_sigterm(since);
     detail::Addresses const addresses(host.c_str(), port, 0);
-    if (!addresses.error().empty()) reason = addresses.error();
+    if (!addresses.error().empty()) reason = formatted("the name cannot be resolved: {}", addresses.error());
     for (auto const* entry = addresses.first(); entry != nullptr; entry = entry->ai_next) {
       Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       int code = errno;

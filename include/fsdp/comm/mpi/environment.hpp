@@ -53,19 +53,8 @@ inline int world_rank() {
 /// catches gets here before any stack is unwound, so no destructor waits for peers that wait for this rank.
 [[noreturn]] inline void end_by_exception() {
   host::yield_to_end();
-  std::string what = "terminated without an exception";
-  if (auto const error = std::current_exception()) {
-    try {
-      std::rethrow_exception(error);
-    } catch (std::exception const& e) {
-      what = e.what();
-    } catch (...) {
-      what = "an exception that is not a std::exception";
-    }
-  }
-  auto const prefix = formatted("rank {}: ", world_rank());
   std::fflush(nullptr);
-  write_error(formatted("{}{}\n", what.starts_with(prefix) ? "" : prefix, what));
+  write_error(fsdp::detail::uncaught_text(world_rank()) + "\n");
   end_run(EXIT_FAILURE);
 }
 

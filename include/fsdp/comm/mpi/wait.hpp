@@ -62,8 +62,11 @@ inline void write_error(std::string_view text) {
   }
 }
 
-/// Ends every process of the run with a non-zero code. Callable from any thread.
+/// Ends every process of the run with a non-zero code. Callable from any thread. What this rank had to say is said:
+/// SIGTERM, which the launcher sends now, and other threads' waits add nothing to it.
 [[noreturn]] inline void end_run(int code) {
+  host::detail::reported.store(true);
+  std::signal(SIGTERM, SIG_IGN);
   if (process().pending_name[0] != '\0') ::unlink(process().pending_name);
   static std::atomic<bool> ending{false};  // MPI_Abort is not for two threads
   while (ending.exchange(true)) ::pause();
@@ -73,9 +76,7 @@ inline void write_error(std::string_view text) {
   std::_Exit(code);
 }
 
-inline std::string list_of(std::vector<int> const& ranks) {
-  return ranks.empty() ? "unknown" : listed(ranks);
-}
+inline std::string list_of(std::vector<int> const& ranks) { return ranks.empty() ? "unknown" : listed(ranks); }
 
 /// Sleeps until the next look: yields at first, then sleeps for up to 200 microseconds.
 class PollPause {
@@ -117,6 +118,7 @@ void wait_until(int rank, comm::Operation const& operation, std::chrono::millise
     bool const terminated = host::termination_requested();
     auto const elapsed = std::chrono::steady_clock::now() - since;
     if (terminated || elapsed > timeout) {
+      while (host::detail::reported.exchange(true)) ::pause();  // another thread speaks for this rank
       write_error(formatted("{}; missing ranks: {}; {}\n",
                             comm::waiting_text(formatted("rank {}", rank), operation, elapsed), list_of(missing()),
                             comm::reason_to_end(terminated)));

@@ -22,6 +22,7 @@
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/text.hpp"
+#include "fsdp/comm/nccl/handles.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
@@ -154,7 +155,6 @@ struct State {
 
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (control) return control->exchange(text, what);
-    device.make_current();
     auto const ranks = static_cast<std::size_t>(size);
     struct Announcement {
       std::uint64_t bytes = 0;
@@ -191,7 +191,6 @@ struct State {
     auto* const own = static_cast<std::byte*>(scratch) + static_cast<std::size_t>(rank) * bytes;
     device.copy_async(*control_stream, own, send, bytes);
     FSDP_NCCL_CHECK(comm, ncclAllGather(own, scratch, bytes, ncclUint8, comm, control_stream->get()));
-    device.synchronize(*control_stream);
     device.copy_async(*control_stream, recv, scratch, total);
     device.synchronize(*control_stream);
   }
@@ -216,6 +215,7 @@ struct State {
   void deallocate(void* memory, std::size_t bytes) noexcept {
     if (!symmetric() || memory == nullptr) return device.deallocate(memory, bytes);
 #if NCCL_VERSION_CODE >= 22700
+    cuda::detail::log_cuda_error(cudaSetDevice(device.ordinal()), "cudaSetDevice");
     end_window(memory);
     if (auto const status = ncclMemFree(memory); status != ncclSuccess)
       cuda::detail::log_failure("ncclMemFree", ncclGetErrorString(status));
