@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds what this project's own programs need beyond the library. Users never see it.
 foreach(who IN LISTS FSDP_REQUIRE)
-  if(NOT who MATCHES "^(nanogpt|benchmarks|tests|headers_clang)$")
-    message(FATAL_ERROR "FSDP_REQUIRE names '${who}'; it knows nanogpt, benchmarks, tests and headers_clang")
+  if(NOT who MATCHES "^(nanogpt|nanogpt_bf16|benchmarks|tests|headers_clang)$")
+    message(FATAL_ERROR "FSDP_REQUIRE names '${who}'; it knows nanogpt, nanogpt_bf16, benchmarks, tests and headers_clang")
   endif()
 endforeach()
 
@@ -29,6 +29,16 @@ endforeach()
 
 if(NOT xxHash_FOUND)
   fsdp_missing(nanogpt xxHash libxxhash-dev)
+endif()
+
+# bf16 on the host. Its targets' file looks for OpenCL too, which nothing here uses.
+set(FSDP_HAVE_ONEDNN OFF)
+if(NOT FSDP_ONEDNN STREQUAL OFF)
+  find_package(dnnl QUIET)
+  set(FSDP_HAVE_ONEDNN ${dnnl_FOUND})
+  if(NOT dnnl_FOUND)
+    fsdp_missing(nanogpt_bf16 "oneDNN, for bf16 on processors" libdnnl-dev)
+  endif()
 endif()
 
 if(FSDP_BUILD_TESTS)

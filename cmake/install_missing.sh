@@ -71,17 +71,28 @@ need_tools() {
     die "this system's cmake is $version, and the build needs 3.25 or newer"
 }
 
-# Quicker builds: nothing needs these. They are installed where that asks nobody for a password; elsewhere nothing is said.
-wish_for() { # wish_for COMMAND=PACKAGE...
+# What nothing needs: installed where that asks nobody for a password; elsewhere nothing is said.
+install_wish() { # install_wish WHY PACKAGE...
+  local why=$1
+  shift
+  if (($# == 0)) || [[ -n $(why_not_installable) ]]; then return; fi
+  if ((EUID != 0)) && ! sudo -n true 2> /dev/null; then return; fi
+  say "installing $* (for $why)"
+  apt_update
+  apt_install "$@" || true
+}
+wish_for() { # wish_for COMMAND=PACKAGE...: for quicker builds
   local wish packages=()
   for wish in "$@"; do
     command -v "${wish%%=*}" > /dev/null || packages+=("${wish#*=}")
   done
-  if ((${#packages[@]} == 0)) || [[ -n $(why_not_installable) ]]; then return; fi
-  if ((EUID != 0)) && ! sudo -n true 2> /dev/null; then return; fi
-  say "installing ${packages[*]} (for quicker builds)"
-  apt_update
-  apt_install "${packages[@]}" || true
+  install_wish "quicker builds" ${packages[@]+"${packages[@]}"}
+}
+# oneDNN, where this processor multiplies bf16. FSDP_CPUINFO: another processor's, for tests.
+wish_for_bf16() {
+  grep -qwE 'avx512_bf16|amx_bf16' "${FSDP_CPUINFO:-/proc/cpuinfo}" 2> /dev/null || return 0
+  if "${CXX:-c++}" -E -include dnnl.hpp -x c++ /dev/null > /dev/null 2>&1; then return; fi
+  install_wish "bf16 on this processor" libdnnl-dev
 }
 use_quick_tools() { # a fresh build folder takes ninja; one that exists keeps its generator
   if [[ -z ${CMAKE_GENERATOR:-} ]] && command -v ninja > /dev/null; then export CMAKE_GENERATOR=Ninja; fi

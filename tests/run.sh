@@ -32,6 +32,7 @@ die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
 wish_for ninja=ninja-build ccache=ccache
 need_tools
+wish_for_bf16
 use_quick_tools
 run_tests() { ctest --preset "$1" -j "$jobs"; }
 

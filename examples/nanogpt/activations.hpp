@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "fsdp/host/device.hpp"
 #include "fsdp/memory.hpp"
 #include "gemm.hpp"
 #include "gpt_config.hpp"
@@ -24,11 +26,12 @@ struct ActivationPlan {
   std::int64_t recompute = 0;  ///< so many first layers keep only their input; backward computes the rest again
   float dropout = 0.0f;        ///< highest probability of dropping in training
   std::int64_t panel = 256;    ///< query rows of an attention panel
-  std::int64_t attention_elements = 1 << 18;  ///< elements of a panel's scores that are worked on at a time
+  std::int64_t lanes = 1;      ///< threads that work on attention at once, each in a scratch of its own
+  std::int64_t attention_elements = 1 << 18;  ///< elements of a panel's scores that a thread works on at a time
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
   std::int64_t rows() const { return batch * sequence; }
-  /// Room for scores: at least one head's largest panel, at most all heads'.
+  /// A thread's room for scores: at least one head's largest panel, at most all heads'.
   std::int64_t score_elements(GptConfig const& config) const {
     std::int64_t const largest = std::min(panel, sequence) * sequence;
     return std::clamp(attention_elements, largest, largest * config.n_head);
@@ -46,6 +49,17 @@ struct ActivationPlan {
     return (rows() + parts - 1) / parts;
   }
 };
+
+/// Whether attention's groups are parts of a task that a stream's threads share: on the host itself, not on a device
+/// that looks on at what one host thread launches there.
+template <class D>
+inline constexpr bool splits_tasks = std::is_same_v<D, fsdp::host::Device>;
+/// Threads of a compute stream.
+template <class D>
+std::int64_t lanes_of(D const& device) {
+  if constexpr (requires { device.threads; }) return device.threads;
+  return 1;
+}
 
 /// Whether attention runs without scores in memory.
 template <class D, class T>
@@ -89,16 +103,16 @@ struct BlockActivations {
 template <class T>
 struct Workspace {
   using Real = GemmScalar<T>;
-  T* wide = nullptr;             // (B T, 4C)
-  T* scores = nullptr;           // (score_elements): (heads, rows, keys) of some heads' panel
-  T* scores_gradient = nullptr;  // (score_elements)
-  T* logits = nullptr;           // (logits rows, padded vocabulary)
-  T* narrow = nullptr;           // (B T, C)
-  T* narrow_2 = nullptr;         // (B T, C): only with dropout
-  float* products = nullptr;     // FlashShape::statistics: flash attention's backward, instead of the scores
-  Real* row_losses = nullptr;    // (B T)
-  Real* partials = nullptr;      // (ActivationPlan::partial_elements): partial sums of row reductions
-  std::int64_t score_elements = 0;
+  T* wide = nullptr;                // (B T, 4C)
+  T* scores = nullptr;              // (lanes, score_elements): (heads, rows, keys) of some heads' panel
+  T* scores_gradient = nullptr;     // (lanes, score_elements)
+  T* logits = nullptr;              // (logits rows, padded vocabulary)
+  T* narrow = nullptr;              // (B T, C)
+  T* narrow_2 = nullptr;            // (B T, C): only with dropout
+  float* products = nullptr;        // FlashShape::statistics: flash attention's backward, instead of the scores
+  Real* row_losses = nullptr;       // (B T)
+  Real* partials = nullptr;         // (ActivationPlan::partial_elements): partial sums of row reductions
+  std::int64_t score_elements = 0;  // of a lane
 };
 
 /// Activations of a whole model, in memory of device D.
@@ -192,8 +206,8 @@ class Activations {
     Cursor for_head = work;
     std::int64_t const scores = shared_.score_elements = flash ? 0 : plan.score_elements(config);
     shared_.wide = work.template take<T>(rows * 4 * width);
-    shared_.scores = work.template take<T>(scores);
-    if (plan.training) shared_.scores_gradient = work.template take<T>(scores);
+    shared_.scores = work.template take<T>(plan.lanes * scores);
+    if (plan.training) shared_.scores_gradient = work.template take<T>(plan.lanes * scores);
     shared_.logits = for_head.template take<T>(plan.logits_rows(config) * config.padded_vocab());
     work_bytes_ = std::max(work.used, for_head.used);
   }

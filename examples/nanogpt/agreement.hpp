@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "commands.hpp"
 #include "fsdp/error.hpp"
 #include "job.hpp"
 #include "settings.hpp"
@@ -36,18 +37,28 @@ void agree(C& world, Check&& check) {
     if (!text.empty()) throw AgreedError(text);
 }
 
+/// Ends a rank for what all ranks know to be wrong. Rank 0 says it, and so do ranks whose job tells them to: where
+/// every machine has a launcher of its own, the first rank of each.
+/// @return the exit code
+inline int refuse(int rank, Job const& job, std::string const& why) {
+  if (rank == 0 || job.says_refusals) report_error(why);
+  return usage_error;
+}
+
 /// @throws AgreedError on every rank if ranks have chosen other devices or element types, as they may on machines that
 /// differ
 /// @note Collective: yes; blocks.
 template <class C>
 void expect_same_device(C& world, Job const& job) {
   auto const texts = world.exchange(fmt::format("{} in {}", job.device, job.dtype), "devices");
+  auto const device_of = [&](std::size_t rank) { return texts[rank].substr(0, texts[rank].find(' ')); };
   for (std::size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0])
       fsdp::fail<AgreedError>(
-          "ranks compute on different devices: rank 0 on {}, rank {} on {}; expected --device=cpu, or a GPU for every "
-          "rank",
-          texts[0], rank, texts[rank]);
+          "ranks compute on different devices or in different types: rank 0 on {}, rank {} on {}; expected {}",
+          texts[0], rank, texts[rank],
+          device_of(rank) == device_of(0) ? "one type, as --dtype=float32 names it on all ranks"
+                                          : "--device=cpu, or a GPU for every rank");
 }
 
 /// @throws fsdp::ConfigError naming the first setting in which this rank differs from rank 0

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "fsdp/error.hpp"
 #include "gemm.hpp"
 #include "pass.hpp"
 #include "row_kernels.hpp"
@@ -17,8 +18,10 @@ namespace nanogpt {
 /// A panel is at most ActivationPlan::panel query rows of one sequence. Its scores are one matrix product with the keys
 /// up to the panel's last row, so that of T^2 scores about T (T + panel) / 2 are computed. Queries, keys and values are
 /// read where the projection wrote them, packed (B, T, 3C), by their leading dimension: no head is transposed or
-/// copied. As many heads as fit ActivationPlan::attention_elements go together as one batched product; on the host that
-/// keeps the scores in the second-level cache.
+/// copied. As many heads as fit ActivationPlan::attention_elements go together as one batched product, a group.
+///
+/// On the host a group is a part of a task, and all that is done with its scores is done by one thread, in whose
+/// second-level cache they stay. Nothing depends on how heads are grouped, so groups may depend on the threads.
 ///
 /// Backward goes from the last panel to the first. The last one sees all keys, so its products start the gradients of
 /// keys and values (beta = 0) and the others add to them. Probabilities are computed again from queries and keys: one
@@ -66,16 +69,38 @@ class CausalAttention {
   }
   double scale() const { return 1 / std::sqrt(static_cast<double>(context_->config.head_size())); }
 
+  /// What one thread has for the scores of a group.
+  struct Scratch {
+    T *scores, *gradient;
+  };
+
+  /// body(stream, panel, scratch) for each group of heads of all sequences, and the panel of rows from `first`.
+  /// @param body  is copied: it refers to nothing of its caller's frame
   template <class Body>
-  void each_group(Pass const& pass, std::int64_t first, Body&& body) const {
+  void each_group(Stream& stream, Pass const& pass, std::int64_t first, Body const& body) const {
+    auto const& work = context_->workspace;
     std::int64_t const rows = std::min(context_->plan.panel, pass.length - first);
     std::int64_t const keys = pass.position + first + rows;
     std::int64_t const heads = context_->config.n_head;
-    std::int64_t const together =
-        std::clamp<std::int64_t>(context_->workspace.score_elements / (rows * keys), 1, heads);
-    for (std::int64_t sequence = 0; sequence < pass.batch; ++sequence) {
-      for (std::int64_t head = 0; head < heads; head += together) {
-        body(Panel{sequence, first, rows, keys, head, std::min(together, heads - head)});
+    std::int64_t together = std::clamp<std::int64_t>(work.score_elements / (rows * keys), 1, heads);
+    if constexpr (splits_tasks<D>) {
+      auto const lanes = static_cast<std::int64_t>(stream.threads());
+      FSDP_EXPECTS(lanes <= context_->plan.lanes, "attention on {} threads in room for {}", lanes,
+                   context_->plan.lanes);
+      if (lanes > 1) together = std::clamp<std::int64_t>(pass.batch * heads / (2 * lanes), 1, together);
+      std::int64_t const groups = (heads + together - 1) / together;
+      auto& own = Stream::of_calling_thread();
+      stream.enqueue_parts(pass.batch * groups, [=, &own, &work](std::int64_t part, int lane) {
+        std::int64_t const head = part % groups * together, offset = lane * work.score_elements;
+        body(own, Panel{part / groups, first, rows, keys, head, std::min(together, heads - head)},
+             Scratch{work.scores + offset, work.scores_gradient + offset});
+      });
+    } else {
+      for (std::int64_t sequence = 0; sequence < pass.batch; ++sequence) {
+        for (std::int64_t head = 0; head < heads; head += together) {
+          body(stream, Panel{sequence, first, rows, keys, head, std::min(together, heads - head)},
+               Scratch{work.scores, work.scores_gradient});
+        }
       }
     }
   }
@@ -113,21 +138,20 @@ class CausalAttention {
 
 template <class D, class T>
 void CausalAttention<D, T>::forward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv, T* mixed,
-                                    float* log_sums) const {
-  auto const& config = context_->config;
+                                    [[maybe_unused]] float* log_sums) const {
   if constexpr (has_flash_attention<D, T>) {
-    if (uses_flash_attention<D, T>(config))
+    if (uses_flash_attention<D, T>(context_->config))
       return flash_attention_forward(context_->device, stream, flash(pass), mask, qkv, mixed, log_sums);
   }
   for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
-    each_group(pass, first, [&](Panel const& p) {
+    each_group(stream, pass, first, [=, this](Stream& own, Panel const& p, Scratch const& scratch) {
+      auto const size = context_->config.head_size(), width = context_->config.n_embd;
       auto const at = locate(p, pass, qkv);
-      T* const scores = context_->workspace.scores;
-      probabilities(stream, p, at, scores);
-      drop(stream, pass, mask, p, scores);
-      context_->gemm->batched(stream, Op::none, Op::none, p.rows, config.head_size(), p.keys, 1, scores, p.keys,
-                              p.rows * p.keys, at.value, 3 * config.n_embd, config.head_size(), 0,
-                              mixed + mixed_offset(p, pass), config.n_embd, config.head_size(), p.heads);
+      probabilities(own, p, at, scratch.scores);
+      drop(own, pass, mask, p, scratch.scores);
+      context_->gemm->batched(own, Op::none, Op::none, p.rows, size, p.keys, 1, static_cast<T const*>(scratch.scores),
+                              p.keys, p.rows * p.keys, at.value, 3 * width, size, 0, mixed + mixed_offset(p, pass),
+                              width, size, p.heads);
     });
   }
 }
@@ -136,39 +160,38 @@ template <class D, class T>
 void CausalAttention<D, T>::backward(Stream& stream, Pass const& pass, DropoutMask const& mask, T const* qkv,
                                      [[maybe_unused]] T const* mixed, [[maybe_unused]] float const* log_sums,
                                      T const* mixed_gradient, T* qkv_gradient) const {
-  auto const& config = context_->config;
   if constexpr (has_flash_attention<D, T>) {
-    if (uses_flash_attention<D, T>(config))
+    if (uses_flash_attention<D, T>(context_->config))
       return flash_attention_backward(
           context_->device, stream, flash(pass), mask,
           {qkv, mixed, mixed_gradient, log_sums, context_->workspace.products, qkv_gradient});
   }
-  auto& gemm = *context_->gemm;
-  auto const size = config.head_size(), packed = 3 * config.n_embd;
   std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
   for (std::int64_t index = panels; index-- > 0;) {
     GemmScalar<T> const keep = index + 1 == panels ? 0 : 1;
-    each_group(pass, index * context_->plan.panel, [&](Panel const& p) {
-      auto const at = locate(p, pass, qkv);
-      auto const to = locate(p, pass, qkv_gradient);
-      T const* const result = mixed_gradient + mixed_offset(p, pass);
-      T* const scores = context_->workspace.scores;
-      T* const gradient = context_->workspace.scores_gradient;
-      auto const stride = p.rows * p.keys;
-      probabilities(stream, p, at, scores);
-      gemm.batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, config.n_embd, size, at.value,
-                   packed, size, 0, gradient, p.keys, stride, p.heads);
-      drop(stream, pass, mask, p, gradient);
-      causal_softmax_backward(context_->device, stream, static_cast<T const*>(scores), gradient, p.heads, p.rows,
-                              p.keys, scale());
-      drop(stream, pass, mask, p, scores);
-      gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result,
-                   config.n_embd, size, keep, to.value, packed, size, p.heads);
-      gemm.batched(stream, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed, size,
-                   0, to.query, packed, size, p.heads);
-      gemm.batched(stream, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query, packed,
-                   size, keep, to.key, packed, size, p.heads);
-    });
+    each_group(
+        stream, pass, index * context_->plan.panel, [=, this](Stream& own, Panel const& p, Scratch const& scratch) {
+          auto& gemm = *context_->gemm;
+          auto const size = context_->config.head_size(), width = context_->config.n_embd, packed = 3 * width;
+          auto const at = locate(p, pass, qkv);
+          auto const to = locate(p, pass, qkv_gradient);
+          T const* const result = mixed_gradient + mixed_offset(p, pass);
+          T const* const scores = scratch.scores;
+          T const* const gradient = scratch.gradient;
+          auto const stride = p.rows * p.keys;
+          probabilities(own, p, at, scratch.scores);
+          gemm.batched(own, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, width, size, at.value, packed,
+                       size, 0, scratch.gradient, p.keys, stride, p.heads);
+          drop(own, pass, mask, p, scratch.gradient);
+          causal_softmax_backward(context_->device, own, scores, scratch.gradient, p.heads, p.rows, p.keys, scale());
+          drop(own, pass, mask, p, scratch.scores);
+          gemm.batched(own, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result, width,
+                       size, keep, to.value, packed, size, p.heads);
+          gemm.batched(own, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed, size,
+                       0, to.query, packed, size, p.heads);
+          gemm.batched(own, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query,
+                       packed, size, keep, to.key, packed, size, p.heads);
+        });
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fsdp/memory.hpp"
@@ -19,11 +20,11 @@
 
 namespace nanogpt {
 
-/// @param peak  of all ranks together
+/// @param peak  of all ranks together; the host's is measured once more after the steps
 /// @throws fsdp::ResourceError on rank 0 if the log cannot be written
 /// @note Collective: yes.
 template <class T>
-void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log) {
+void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   using Clock = std::chrono::steady_clock;
   auto const& s = job.settings;
   auto& engine = trainer.engine();
@@ -43,6 +44,8 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
   std::int64_t largest_pss = 0;
   for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()), "memory"))
     largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
+  if constexpr (measures_peak_again<std::remove_reference_t<decltype(engine.world())>>)
+    raise(peak, engine.world(), highest_host_rate<typename T::Element>(engine.world().device()));
   if (engine.rank() != 0) return;
 
   double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
@@ -74,7 +77,7 @@ void bench(T& trainer, Job const& job, Peak const& peak, int ranks, JsonLog& log
     device_bytes = std::to_string(used);
   }
   fmt::print("PSS, largest of all ranks: {} bytes\n", with_commas(largest_pss));
-  fmt::print("loss after {} iterations: {:.4f}\n", s.burn_in + s.timed, mean[2]);
+  fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(mean[2]));
   std::fflush(stdout);
   log.write_or_fail(fmt::format(
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"

@@ -89,9 +89,9 @@ Meta read_meta(fs::path const& path) {
   meta.vocab_size = json["vocab_size"].get<std::int64_t>();
   if (meta.vocab_size < 1 || meta.vocab_size > 100'000'000)
     wrong(fmt::format("vocab_size {} is out of range", meta.vocab_size));
-  std::string dtype = "uint16";
-  if (json.contains("dtype")) dtype = json["dtype"].is_string() ? json["dtype"].get<std::string>() : "?";
-  if (dtype != "uint16" && dtype != "uint32") wrong(fmt::format("dtype: expected uint16 or uint32, got '{}'", dtype));
+  Json const dtype = json.value("dtype", Json("uint16"));
+  if (dtype != "uint16" && dtype != "uint32")
+    wrong(fmt::format("dtype: expected \"uint16\" or \"uint32\", got {}", dtype.dump()));
   meta.token_bytes = dtype == "uint16" ? 2 : 4;
   meta.path = path;
   if (json.contains("itos")) {

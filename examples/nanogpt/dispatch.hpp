@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,11 +15,19 @@
 
 namespace nanogpt {
 
-/// Runs this rank in the type that the job names; the host computes in fp32 alone. @return as run_rank
+/// Whether this program has ranks in bf16 on a device: on the host where it is built with oneDNN.
+template <class Device>
+inline constexpr bool computes_in_bf16 = true;
+#if !NANOGPT_HAVE_ONEDNN
+template <>
+inline constexpr bool computes_in_bf16<fsdp::host::Device> = false;
+#endif
+
+/// Runs this rank in the type that the job names. @return as run_rank
 /// @note Collective: yes.
 template <class Device>
 int dispatch(World<Device> world, Job const& job) {
-  if constexpr (!std::is_same_v<Device, fsdp::host::Device>) {
+  if constexpr (computes_in_bf16<Device>) {
     if (job.dtype == "bfloat16") return run_rank<fsdp::Bf16>(std::move(world), job);
   }
   return run_rank<fsdp::Fp32>(std::move(world), job);

@@ -29,7 +29,7 @@ struct GptOptions {
   std::int64_t unit_layers = 1;               ///< neighbouring layers that share a unit; 0: all, in the root
   std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel
-  std::int64_t attention_elements = 1 << 18;  ///< attention scores worked on at a time
+  std::int64_t attention_elements = 1 << 18;  ///< attention scores that a thread works on at a time
   std::int64_t logits_elements = 32 << 20;    ///< logits that exist at a time
 };
 
@@ -61,7 +61,7 @@ class Gpt {
   /// @throws fsdp::ConfigError if the shape is impossible or `length` exceeds the block size
   Gpt(E& engine, GptConfig const& config, std::int64_t batch, std::int64_t length, GptOptions options = {})
       : engine_(engine),
-        plan_(make_plan(config, batch, length, options)),
+        plan_(make_plan(config, batch, length, options, lanes_of(engine.device()))),
         options_(options),
         gemm_(engine.device()),
         activations_(engine.device(), engine.account(), config, plan_),
@@ -202,7 +202,7 @@ class Gpt {
 
  private:
   static ActivationPlan make_plan(GptConfig const& config, std::int64_t batch, std::int64_t length,
-                                  GptOptions const& options) {
+                                  GptOptions const& options, std::int64_t lanes) {
     config.validate();
     if (batch < 1 || length < 1 || length > config.block_size) {
       fsdp::fail<fsdp::ConfigError>("model: {} sequences of {} tokens, with a block size of {}", batch, length,
@@ -216,6 +216,7 @@ class Gpt {
     plan.recompute = options.training ? std::min(options.recompute, config.n_layer) : 0;
     plan.dropout = config.dropout;
     plan.panel = options.panel;
+    plan.lanes = lanes;
     plan.attention_elements = options.attention_elements;
     plan.logits_elements = options.logits_elements;
     return plan;

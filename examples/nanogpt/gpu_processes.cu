@@ -42,21 +42,25 @@ int run_process(Control& control, WorldKind kind, std::vector<int> const& nodes,
   std::optional<fsdp::cuda::Device> device;
   std::vector<std::string> gpus;
   try {
-    std::string name;
+    ChosenGpu mine{"", here.rank, cuda_device_count()};
     agree(control, [&] {
-      device.emplace(choose_gpu({control.rank(), control.size()}, here, cuda_device_count(), share));
-      name = name_of_gpu(*device);
+      device.emplace(choose_gpu({control.rank(), control.size()}, here, mine.seen, share));
+      mine.name = name_of_gpu(*device);
     });
-    gpus = control.exchange(name, "GPUs");
+    std::vector<ChosenGpu> chosen;
+    for (auto const& text : control.exchange(pack(mine), "GPUs")) {
+      chosen.push_back(unpack_gpu(text));
+      gpus.push_back(chosen.back().name);
+    }
     auto const different = std::set<std::string>(gpus.begin(), gpus.end()).size();
-    job.world_kind = describe(kind, control.size(), different == gpus.size() ? 0 : different);
+    job.shares_gpus = different != gpus.size();
+    job.world_kind = describe(kind, control.size(), job.shares_gpus ? different : 0);
     agree(control, [&] {
-      if (!share) expect_own_gpus(gpus, nodes);
+      if (!share) expect_own_gpus(chosen, nodes);
       choose_shard_group(job, nodes);
     });
   } catch (AgreedError const& error) {
-    if (control.rank() == 0) report_error(error.what());
-    return usage_error;
+    return refuse(control.rank(), job, error.what());
   }
   // Before NCCL looks at it, as it does when it connects the first ranks.
   if (auto const host = nccl_host(gpus, control.rank()); !host.empty()) ::setenv("NCCL_HOSTID", host.c_str(), 1);
@@ -90,7 +94,7 @@ int run_gpu_process_by_variables(Job job) {
     return EXIT_SUCCESS;
   });
   if (refused != EXIT_SUCCESS) return refused;
-  divide_cores(here.size);
+  job.says_refusals = nodes[static_cast<std::size_t>(control->rank())] == control->rank();
   return run_process(*control, WorldKind::nccl_by_variables, nodes, here, std::move(job));
 }
 

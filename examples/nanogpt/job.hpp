@@ -14,9 +14,13 @@ namespace nanogpt {
 struct Job {
   Settings settings;
   Command command = Command::train;
-  std::string device;      ///< "cpu" or "cuda"
-  std::string dtype;       ///< "float32" or "bfloat16": what the run computes in
-  std::string world_kind;  ///< how ranks came about, in words
+  std::string device;          ///< "cpu" or "cuda"
+  std::string dtype;           ///< "float32" or "bfloat16": what the run computes in
+  std::string dtype_note;      ///< why that is not the one that was asked for, or empty
+  std::string world_kind;      ///< how ranks came about, in words
+  int threads = 1;             ///< that this rank computes with, on the host
+  bool shares_gpus = false;    ///< there are fewer GPUs than processes
+  bool says_refusals = false;  ///< rank 0 is elsewhere, and what it prints may be too: see refuse()
 };
 
 /// Runs one rank to its end.

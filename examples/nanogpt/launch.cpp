@@ -12,6 +12,7 @@
 #include <exception>
 #include <limits>
 #include <set>
+#include <sstream>
 
 #include "commands.hpp"
 #include "fsdp/error.hpp"
@@ -167,7 +168,8 @@ WorldKind choose_world(Launch const& launch, Build build, std::string_view devic
 
 std::string describe(WorldKind kind, std::int64_t size, std::size_t gpus) {
   auto const processes = fmt::format("{} process{}", size, size == 1 ? "" : "es");
-  auto const on_gpus = gpus == 0 ? " with a GPU each" : fmt::format(" that share {} GPU{}", gpus, gpus == 1 ? "" : "s");
+  auto const own = size == 1 ? " with a GPU" : " with a GPU each";
+  auto const on_gpus = gpus == 0 ? std::string(own) : fmt::format(" that share {} GPU{}", gpus, gpus == 1 ? "" : "s");
   switch (kind) {
     case WorldKind::mpi: return processes + " (MPI)";
     case WorldKind::nccl_by_mpi: return processes + on_gpus + " (NCCL, started by MPI)";
@@ -244,24 +246,48 @@ int choose_gpu(Place rank, LocalPlace here, int gpus, bool share) {
   }
   if (share) return here.rank % gpus;
   if (here.rank < gpus && here.size <= gpus) return here.rank;
-  auto const ranks = here.size > 0 ? fmt::format("{} ranks", here.size) : fmt::format("LOCAL_RANK {}", here.rank);
-  fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, got {} on a machine with {} GPUs; {}",
-                                rank.rank, ranks, gpus, sharing);
+  if (here.size > gpus)
+    fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, got {} ranks on a machine with {} GPUs; {}",
+                                  rank.rank, here.size, gpus, sharing);
+  fsdp::fail<fsdp::ConfigError>(
+      "rank {}: expected a GPU for every rank, got LOCAL_RANK={} on a machine with {} GPUs{}; {}", rank.rank, here.rank,
+      gpus, here.size > 0 ? fmt::format(", whose ranks are {}", here.size) : std::string(), sharing);
 }
 
-void expect_own_gpus(std::vector<std::string> const& gpus, std::vector<int> const& nodes) {
+std::string pack(ChosenGpu const& gpu) { return fmt::format("{} {} {}", gpu.place, gpu.seen, gpu.name); }
+
+ChosenGpu unpack_gpu(std::string const& text) {
+  ChosenGpu gpu;
+  std::istringstream(text) >> gpu.place >> gpu.seen;
+  gpu.name = text.substr(text.find(' ', text.find(' ') + 1) + 1);
+  return gpu;
+}
+
+void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const& nodes) {
   std::map<std::string_view, std::size_t> owners;
   for (std::size_t rank = 0; rank < gpus.size(); ++rank) {
-    auto const [owner, first] = owners.emplace(gpus[rank], rank);
-    if (first) continue;
-    std::set<std::string_view> here;
-    for (std::size_t peer = 0; peer < gpus.size(); ++peer)
-      if (nodes[peer] == nodes[rank]) here.insert(gpus[peer]);
+    auto const [owner, alone] = owners.emplace(gpus[rank].name, rank);
+    if (alone) continue;
+    auto const &first = gpus[owner->second], &second = gpus[rank];
+    auto const both = fmt::format("expected a GPU for every rank, but ranks {} and {} have the same one ({})",
+                                  owner->second, rank, second.name);
+    if (first.seen == 1 && second.seen == 1) {
+      std::set<std::string_view> here;
+      for (std::size_t peer = 0; peer < gpus.size(); ++peer)
+        if (nodes[peer] == nodes[rank]) here.insert(gpus[peer].name);
+      fsdp::fail<fsdp::ConfigError>(
+          "{}, and see no other: {} ranks of their machine have {} GPU{} among them; start fewer, show each rank its "
+          "own (CUDA_VISIBLE_DEVICES), or start threads that share a GPU (--ranks=N without a launcher); {}",
+          both, std::count(nodes.begin(), nodes.end(), nodes[rank]), here.size(), here.size() == 1 ? "" : "s", sharing);
+    }
+    if (first.place == second.place)
+      fsdp::fail<fsdp::ConfigError>(
+          "{}: both have LOCAL_RANK={}, which is to be a rank's place on its machine, from 0 on and each once", both,
+          second.place);
     fsdp::fail<fsdp::ConfigError>(
-        "expected a GPU for every rank, but ranks {} and {} have the same one ({}): {} ranks of their machine have {} "
-        "GPU{} among them; start fewer, or threads that share a GPU (--ranks=N without a launcher); {}",
-        owner->second, rank, gpus[rank], std::count(nodes.begin(), nodes.end(), nodes[rank]), here.size(),
-        here.size() == 1 ? "" : "s", sharing);
+        "{}: one has LOCAL_RANK={} and sees {} GPUs, the other LOCAL_RANK={} and {}: expected CUDA_VISIBLE_DEVICES to "
+        "be alike on all ranks of a machine, or to show each rank its own",
+        both, first.place, first.seen, second.place, second.seen);
   }
 }
 
@@ -275,16 +301,7 @@ void end_on_uncaught_exceptions(int rank) {
   own = rank;
   std::set_terminate([] {
     fsdp::host::yield_to_end();
-    std::string what = "ended without an exception";
-    try {
-      if (auto const error = std::current_exception()) std::rethrow_exception(error);
-    } catch (std::exception const& error) {
-      what = error.what();
-    } catch (...) {
-      what = "an exception that is no std::exception";
-    }
-    auto const prefix = fmt::format("rank {}", own);
-    report_error(what.starts_with(prefix) ? what : fmt::format("{}: {}", prefix, what));
+    report_error(fsdp::detail::uncaught_text(own));
     std::_Exit(EXIT_FAILURE);
   });
 }

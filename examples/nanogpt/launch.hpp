@@ -103,10 +103,20 @@ std::int64_t ranks_of_a_machine(std::vector<int> const& nodes);
 /// @throws fsdp::ConfigError if there is none for this rank, or no saying which
 int choose_gpu(Place rank, LocalPlace here, int gpus, bool share);
 
-/// @param gpus   every rank's GPU, by a name that no other GPU has
+/// A rank's GPU, and how it came to it.
+struct ChosenGpu {
+  std::string name;  ///< that no other GPU has
+  int place = -1;    ///< the rank's on its machine, by LOCAL_RANK where that is set; -1: not said
+  int seen = 1;      ///< GPUs that its process sees
+};
+/// Between ranks, as a text.
+std::string pack(ChosenGpu const& gpu);
+ChosenGpu unpack_gpu(std::string const& text);
+
+/// @param gpus   every rank's
 /// @param nodes  for each rank, something that ranks of one machine have in common
-/// @throws fsdp::ConfigError naming the first two ranks that have one GPU, and how many ranks and GPUs there are
-void expect_own_gpus(std::vector<std::string> const& gpus, std::vector<int> const& nodes);
+/// @throws fsdp::ConfigError naming the first two ranks that have one GPU, how they came to it, and what to do
+void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const& nodes);
 
 /// What NCCL is to take for the machine of a rank (NCCL_HOSTID), which refuses two ranks of one machine on one GPU.
 /// @param gpus  every rank's GPU, by a name that no other GPU has

@@ -14,17 +14,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <thread>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "agreement.hpp"
 #include "commands.hpp"
+#include "cores.hpp"
 #include "dispatch.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
-#include "run_log.hpp"
+#include "machine.hpp"
+#include "metrics.hpp"
 #include "stop_vote.hpp"
 #include "world.hpp"
 #if NANOGPT_HAVE_MPI
@@ -32,6 +35,9 @@
 #endif
 #if NANOGPT_HAVE_CUDA
 #include "gpu_ranks.hpp"
+#endif
+#if NANOGPT_HAVE_ONEDNN
+#include "bf16_products.hpp"
 #endif
 
 namespace nanogpt {
@@ -109,19 +115,33 @@ std::string choose_device(Settings const& settings) {
   return settings.device.empty() ? "cpu" : settings.device;
 }
 
-/// The element type to compute in on `device`: the setting, or bfloat16 on cuda and float32 on cpu.
-/// @throws fsdp::ConfigError unless the device computes in the type that is asked for
-std::string choose_dtype(Settings const& settings, std::string const& device) {
-  bool const host = device == "cpu";
-  if (settings.dtype.empty()) return host ? "float32" : "bfloat16";
-  if (host && settings.dtype != "float32")
-    fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32, the one type that cpu computes in, got {}",
-                                  settings.dtype);
-  if (settings.dtype == "float16")
+/// Chooses the element type to compute in on the job's device: the setting, or bfloat16 on cuda and float32 on cpu. A
+/// processor without units for bf16 computes in float32, and the job's note says so.
+/// @throws fsdp::ConfigError unless there is such a computation
+void choose_dtype(Job& job) {
+  bool const host = job.device == "cpu";
+  auto const& asked = job.settings.dtype;
+  job.dtype = !asked.empty() ? asked : host ? "float32" : "bfloat16";
+  if (asked == "float16")
     fsdp::fail<fsdp::ConfigError>(
         "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
         "got float16");
-  return settings.dtype;
+  if (!host || asked != "bfloat16") return;
+#if NANOGPT_HAVE_ONEDNN
+  if (!bf16_units().empty()) return;
+  job.dtype_note = "this processor has no units for bf16 (AMX or AVX-512 BF16) that oneDNN may use";
+#else
+  job.dtype_note = "this program was built without oneDNN, which bf16 on cpu needs (on Debian: libdnnl-dev)";
+#endif
+  job.dtype_note += ": computing in float32";
+  job.dtype = "float32";
+}
+
+/// OpenBLAS chooses its kernels as it is loaded. Where they leave the processor's wider vectors idle and nobody has
+/// chosen them, starts this program again with others; if that fails, the run's first lines warn.
+void choose_blas_kernels(CommandLine line) {
+  if (std::getenv("OPENBLAS_CORETYPE") != nullptr || !blas_info().wider_idle) return;
+  if (::setenv("OPENBLAS_CORETYPE", "SkylakeX", 1) == 0) ::execv("/proc/self/exe", line.argv);
 }
 
 constexpr Build build{NANOGPT_HAVE_MPI != 0, NANOGPT_HAVE_NCCL != 0};
@@ -130,10 +150,39 @@ int run_as_threads(Job const& job) {
 #if NANOGPT_HAVE_CUDA
   if (job.device == "cuda") return run_gpu_threads(job);
 #endif
-  return run_threads(job, fsdp::host::Device{});
+  return run_threads(job, fsdp::host::Device{job.threads});
+}
+
+/// Threads of a rank: the setting, or its part of the machine.
+/// @param cores  of every rank on the machine; `rank` is an index
+int threads_of(Settings const& settings, std::vector<std::vector<int>> const& cores, std::size_t rank) {
+  if (settings.threads > 0) return static_cast<int>(settings.threads);
+  return std::min(part_of_cores(cores, rank, processor_quota()), 256);
 }
 
 #if NANOGPT_HAVE_MPI
+/// The same for a rank of MPI's world. @note Collective: yes.
+int threads_of(Settings const& settings, fsdp::mpi::Environment const& environment) {
+  auto const mine = allowed_cores();
+  auto const ranks = static_cast<std::size_t>(environment.size());
+  std::vector<int> counts(ranks), starts(ranks);
+  int const own = static_cast<int>(mine.size());
+  MPI_Allgather(&own, 1, MPI_INT, counts.data(), 1, MPI_INT, MPI_COMM_WORLD);
+  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), 0);
+  std::vector<int> all(static_cast<std::size_t>(starts.back() + counts.back()));
+  MPI_Allgatherv(mine.data(), own, MPI_INT, all.data(), counts.data(), starts.data(), MPI_INT, MPI_COMM_WORLD);
+  auto const nodes = environment.nodes();
+  std::vector<std::vector<int>> here;
+  std::size_t place = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (nodes[rank] != nodes[static_cast<std::size_t>(environment.rank())]) continue;
+    if (static_cast<int>(rank) == environment.rank()) place = here.size();
+    auto const first = all.begin() + starts[rank];
+    here.emplace_back(first, first + counts[rank]);
+  }
+  return threads_of(settings, here, place);
+}
+
 /// This process as a rank of MPI's world.
 int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine line) {
   return fsdp::mpi::run(line.argc, line.argv, [&](fsdp::mpi::Environment const& environment) {
@@ -143,17 +192,17 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
     });
     if (refused != EXIT_SUCCESS) return refused;
     job.world_kind = describe(kind, environment.size());
-    divide_cores(local_place(environment.nodes(), environment.rank()).size);
+    job.threads = threads_of(job.settings, environment);
     fsdp::mpi::Options options;
     options.timeout = collective_timeout(job.settings);
-    auto world = World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, {}, options));
+    auto world =
+        World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, fsdp::host::Device{job.threads}, options));
     try {
       expect_same_device(world, job);
       if (kind == WorldKind::mpi)
         agree(world, [&] { choose_shard_group(job, environment.nodes(options.ranks_per_node)); });
     } catch (AgreedError const& error) {
-      if (world.rank() == 0) report_error(error.what());
-      return usage_error;
+      return refuse(world.rank(), job, error.what());
     }
 #if NANOGPT_HAVE_NCCL
     if (kind == WorldKind::nccl_by_mpi) return run_gpu_process(world, environment.nodes(), job);
@@ -173,6 +222,12 @@ std::string version_text() {
 #endif
   std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", NANOGPT_VERSION, compiler,
                                  openblas_get_config(), openblas_get_corename());
+#if NANOGPT_HAVE_ONEDNN
+  text += fmt::format("bf16 on cpu: {}, by oneDNN {}\n", bf16_units().empty() ? "no units" : bf16_units(),
+                      onednn_version());
+#else
+  text += "bf16 on cpu: not built in\n";
+#endif
 #if NANOGPT_HAVE_MPI
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> mpi{};
   int length = 0;
@@ -189,12 +244,6 @@ std::string version_text() {
   nccl = nccl_version();
 #endif
   return text + fmt::format("CUDA: {}\nNCCL: {}", cuda, nccl);
-}
-
-void divide_cores(int ranks_here) {
-  if (std::getenv("OPENBLAS_NUM_THREADS") != nullptr) return;
-  auto const cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  openblas_set_num_threads(std::max(1, cores / std::max(1, ranks_here)));
 }
 
 std::string machine_name() {
@@ -216,12 +265,13 @@ std::chrono::milliseconds collective_timeout(Settings const& settings) {
 }
 
 int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
-  Job job{settings, command, {}, {}, {}};
+  choose_blas_kernels(line);
+  Job job{settings, command, {}, {}, {}, {}};
   Launch launch;
   WorldKind kind{};
   int const refused = guarded([&] {
     job.device = choose_device(settings);
-    job.dtype = choose_dtype(settings, job.device);
+    choose_dtype(job);
     launch = read_launch(launch_variables());
     kind = choose_world(launch, build, job.device, settings.ranks, settings.comm);
     fsdp::host::set_wait_deadline(collective_timeout(settings));
@@ -231,8 +281,6 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   handle_signals(command);
 #if NANOGPT_HAVE_MPI
   if (kind == WorldKind::mpi || kind == WorldKind::nccl_by_mpi) return run_under_mpi(job, kind, launch, line);
-#else
-  static_cast<void>(line);
 #endif
 #if NANOGPT_HAVE_NCCL
   if (kind == WorldKind::nccl_by_variables) {
@@ -240,7 +288,8 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
     return run_gpu_process_by_variables(job);
   }
 #endif
-  divide_cores(static_cast<int>(settings.ranks));
+  job.threads =
+      threads_of(settings, std::vector<std::vector<int>>(static_cast<std::size_t>(settings.ranks), allowed_cores()), 0);
   job.world_kind = describe(kind, settings.ranks);
   return guarded([&] { return run_as_threads(job); });
 }

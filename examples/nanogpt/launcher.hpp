@@ -13,10 +13,6 @@
 
 namespace nanogpt {
 
-/// Gives OpenBLAS this process's part of the cores, unless OPENBLAS_NUM_THREADS says otherwise.
-/// @param ranks_here  ranks that share this machine
-void divide_cores(int ranks_here);
-
 /// A name that processes of this machine have in common, and those of others have not.
 std::string machine_name();
 

@@ -83,6 +83,7 @@ Settings read_settings(Subcommand const& sub) {
     for (auto const& config : sub.configs) apply_config_file(settings, config);
   for (auto const& [name, text] : sub.values)
     if (sub.app->count("--" + name) != 0) assign(settings, *find_setting(name), text, "command line");
+  apply_environment(settings, sub.command);
   return settings;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/host/team.hpp"
 
 namespace nanogpt {
 namespace {
@@ -32,6 +33,8 @@ std::string with_commas(std::int64_t value) {
   return text;
 }
 
+std::string loss_text(double loss) { return std::isnan(loss) ? "nan" : fmt::format("{:.4f}", loss); }
+
 double learning_rate(Settings const& s, std::int64_t iteration) {
   if (!s.decay_lr) return s.learning_rate;
   auto const it = static_cast<double>(iteration);
@@ -44,13 +47,14 @@ double learning_rate(Settings const& s, std::int64_t iteration) {
 
 std::string line(IterationReport const& r) {
   return fmt::format(
-      "iter {}: loss {:.4f}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
-      r.iteration, r.loss, r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
+      "iter {}: loss {}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
+      r.iteration, loss_text(r.loss), r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
       with_commas(std::llround(r.tokens_per_second)), static_cast<double>(r.memory_bytes) / 1e9);
 }
 
 std::string line(EvaluationReport const& r) {
-  return fmt::format("step {}: train loss {:.4f}, val loss {:.4f}", r.iteration, r.train_loss, r.val_loss);
+  return fmt::format("step {}: train loss {}, val loss {}", r.iteration, loss_text(r.train_loss),
+                     loss_text(r.val_loss));
 }
 
 std::string json(IterationReport const& r) {
@@ -114,7 +118,6 @@ std::int64_t pss_bytes() {
 BlasInfo blas_info() {
   BlasInfo info;
   info.core = openblas_get_corename();
-  info.threads = openblas_get_num_threads();
 #if defined(__x86_64__)
   bool const wide = info.core == "SkylakeX" || info.core == "Cooperlake" || info.core == "SapphireRapids";
   info.wider_idle = !wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
@@ -122,19 +125,25 @@ BlasInfo blas_info() {
   return info;
 }
 
-double measure_sgemm_peak() {
+double measure_sgemm_peak(int threads) {
   using Clock = std::chrono::steady_clock;
-  constexpr int n = 512;
-  std::vector<float> a(n * n, 1.0f), b(n * n, 0.5f), c(n * n, 0.0f);
-  auto const product = [&] {
+  constexpr int n = 512, size = n * n;
+  openblas_set_num_threads(1);
+  fsdp::host::Team team("peak", threads);
+  std::vector<float> const a(size, 1.0f), b(size, 0.5f);
+  std::vector<float> c(static_cast<std::size_t>(threads) * size, 0.0f);
+  auto const products = [&] {
     auto const start = Clock::now();
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n);
+    team.run(threads, [&](std::int64_t part) {
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f,
+                  c.data() + part * size, n);
+    });
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  double best = product();  // also warms up
+  double best = products();  // also warms up
   auto const begin = Clock::now();
-  while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
-  return 2.0 * n * n * n / best;
+  while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, products());
+  return 2.0 * n * n * n * threads / best;
 }
 
 }  // namespace nanogpt

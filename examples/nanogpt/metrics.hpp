@@ -14,6 +14,9 @@ namespace nanogpt {
 /// 491520 as "491,520".
 std::string with_commas(std::int64_t value);
 
+/// A loss for people; what is no number has no sign either.
+std::string loss_text(double loss);
+
 /// Learning rate of an iteration: linear warm-up, cosine decay to min_lr, then min_lr; constant without decay_lr.
 double learning_rate(Settings const& settings, std::int64_t iteration);
 
@@ -26,24 +29,26 @@ class MfuMeter {
   /// Enters an iteration that was logged. The first five of a run are not counted.
   void add(std::int64_t local_iteration, double seconds) {
     if (local_iteration < 5) return;
-    double const now = of(seconds);
-    running_ = running_ == -1.0 ? now : 0.9 * running_ + 0.1 * now;
+    double const now = flop_ / seconds;
+    running_ = running_ < 0 ? now : 0.9 * running_ + 0.1 * now;
   }
   double of(double seconds) const { return flop_ / seconds / peak_; }
   /// As a fraction; -1 until it is known.
-  double value() const { return running_; }
+  double value() const { return running_ < 0 ? -1.0 : running_ / peak_; }
+  /// What is smoothed stays: it is relative to another peak from now on.
+  void set_peak(double peak) { peak_ = peak; }
 
  private:
   double flop_, peak_;
-  double running_ = -1.0;
+  double running_ = -1.0;  ///< FLOP per second; -1 until it is known
 };
 
 /// A logged iteration.
 struct IterationReport {
   std::int64_t iteration = 0;
   double loss = 0;
-  double seconds = 0;        ///< an iteration, without evaluation and checkpoint; the mean since a loss was last read
-  double mfu = -1;           ///< fraction
+  double seconds = 0;  ///< an iteration, without evaluation and checkpoint; the mean since a loss was last read
+  double mfu = -1;     ///< fraction
   double learning_rate = 0;
   double total_seconds = 0;  ///< since training began
   double tokens_per_second = 0;
@@ -96,12 +101,12 @@ std::int64_t pss_bytes();
 /// The BLAS that host runs use.
 struct BlasInfo {
   std::string core;         ///< kernel set, such as "SkylakeX"
-  int threads = 1;
   bool wider_idle = false;  ///< the processor has AVX-512, the kernel set does not use it
 };
 BlasInfo blas_info();
 
-/// Highest fp32 matrix-product rate of this process, FLOP per second, measured for about 50 ms.
-double measure_sgemm_peak();
+/// Highest rate of fp32 matrix products on so many threads, each with products of its own; FLOP per second, measured
+/// for about 50 ms.
+double measure_sgemm_peak(int threads);
 
 }  // namespace nanogpt

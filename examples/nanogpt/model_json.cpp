@@ -20,15 +20,20 @@ nlohmann::ordered_json model_json(GptConfig const& config) {
           {"activation", name(config.activation)}};
 }
 
-GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what) {
+GptConfig shape_from(fsdp::checkpoint::Fields const& fields, char const* positions) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
-  fsdp::checkpoint::Fields const fields(object, what);
   GptConfig config;
   config.n_layer = fields.whole("n_layer", 1, most);
   config.n_head = fields.whole("n_head", 1, most);
   config.n_embd = fields.whole("n_embd", 1, most);
-  config.block_size = fields.whole("block_size", 1, most);
+  config.block_size = fields.whole(positions, 1, most);
   config.vocab_size = fields.whole("vocab_size", 1, most);
+  return config;
+}
+
+GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what) {
+  fsdp::checkpoint::Fields const fields(object, what);
+  GptConfig config = shape_from(fields, "block_size");
   config.bias = fields.flag("bias");
   if (fields.has("activation")) config.activation = activation_named(fields.text("activation"), what);
   expect_possible(config, std::string(what));

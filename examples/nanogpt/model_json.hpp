@@ -7,7 +7,16 @@
 
 #include "gpt_config.hpp"
 
+namespace fsdp::checkpoint {
+class Fields;
+}
+
 namespace nanogpt {
+
+/// The fields that files of all makers have: layers, heads, width, vocabulary, and how long a block may be.
+/// @param positions  the name of the last of these
+/// @throws fsdp::ConfigError if one is missing, or below 1
+GptConfig shape_from(fsdp::checkpoint::Fields const& fields, char const* positions);
 
 /// All of it but dropout, which is training's.
 nlohmann::ordered_json model_json(GptConfig const& config);

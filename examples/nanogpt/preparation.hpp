@@ -106,8 +106,9 @@ Preparation prepare(C& world, Job const& job) {
       auto const& tokens = ready.dataset->split(split);
       if (tokens.size() <= settings.block_size)
         fsdp::fail<fsdp::ConfigError>(
-            "setting 'block_size': {} is too long for '{}' with {} tokens: expected at most {}", settings.block_size,
-            tokens.path().string(), tokens.size(), tokens.size() - 1);
+            "setting 'block_size': {} is too long for '{}': expected {} tokens in the file or more, got {} (is it cut "
+            "short?)",
+            settings.block_size, tokens.path().string(), settings.block_size + 1, tokens.size());
       // Each rank checks its part of the ids.
       auto const bound = [&](int rank) {
         return tokens.size() / world.size() * rank + tokens.size() % world.size() * rank / world.size();

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
-#include <thread>
 
 #include "commands.hpp"
+#include "cores.hpp"
 #include "metrics.hpp"
 #include "progress.hpp"
 
@@ -21,7 +21,7 @@ constexpr std::uint64_t megabyte = 1'000'000;
 
 int threads_of(Settings const& settings) {
   if (settings.threads > 0) return static_cast<int>(settings.threads);
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 256u));
+  return std::min(part_of_cores({allowed_cores()}, 0, processor_quota()), 256);
 }
 
 }  // namespace

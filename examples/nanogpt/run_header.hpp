@@ -16,6 +16,7 @@
 #include "fsdp/engine/program.hpp"
 #include "fsdp/memory.hpp"
 #include "job.hpp"
+#include "machine.hpp"
 #include "metrics.hpp"
 #include "preparation.hpp"
 #include "run_log.hpp"
@@ -59,14 +60,14 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   note("strategy", std::string(engine.strategy().name));
   note("device", job.device);
   note("dtype", job.dtype);
-  note("gradients summed in", std::string(summed_in(job.settings)));
+  if (engine.world_size() > 1) note("gradients summed in", std::string(summed_in(job.settings)));
   if constexpr (requires { engine.device().description(); }) note("GPU", engine.device().description());
   note("processor", fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency()));
   note("peak",
        fmt::format("{:.4g} GFLOP/s a rank, {}", ready.peak.flops / engine.world_size() / 1e9, ready.peak.source));
   if (job.device == "cpu") {
     auto const blas = blas_info();
-    note("BLAS kernels", fmt::format("{}, {} thread{} a rank", blas.core, blas.threads, blas.threads == 1 ? "" : "s"));
+    note("BLAS kernels", fmt::format("{}, {} thread{} a rank", blas.core, job.threads, job.threads == 1 ? "" : "s"));
   }
   note("built with", version_text());
   return header;

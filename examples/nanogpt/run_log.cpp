@@ -172,9 +172,4 @@ std::string processor_name() {
   return "unknown";
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
 }  // namespace nanogpt

@@ -89,7 +89,5 @@ std::string log_line_of_stop(std::int64_t iteration, std::string_view why);
 
 /// The processor's name, as the system tells it.
 std::string processor_name();
-/// This machine's name.
-std::string host_name();
 
 }  // namespace nanogpt

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "agreement.hpp"
@@ -19,6 +20,7 @@
 #include "job.hpp"
 #include "metrics.hpp"
 #include "peak.hpp"
+#include "pieces.hpp"
 #include "preparation.hpp"
 #include "run_header.hpp"
 #include "run_log.hpp"
@@ -34,17 +36,23 @@ template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
   auto const& s = job.settings;
   for (auto const& name : s.given) fmt::print("overriding: {} = {}\n", name, find_setting(name)->text_of(s));
-  for (auto const& note : notes_on(s)) fmt::print("{}\n", note);
+  for (auto const& note : notes_on(s, ranks, job.shares_gpus)) fmt::print("{}\n", note);
   fmt::print("tokens per iteration will be: {}\n",
              with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
-  fmt::print("{}, strategy {}, device {}, dtype {}, gradients summed in {}\n", job.world_kind,
-             trainer.engine().strategy().name, job.device, job.dtype, summed_in(s));
+  fmt::print("{}, strategy {}, device {}, dtype {}", job.world_kind, trainer.engine().strategy().name, job.device,
+             job.dtype);
+  if (ranks > 1) fmt::print(", gradients summed in {}", summed_in(s));
+  fmt::print("\n");
+  if (!job.dtype_note.empty()) fmt::print("note: {}\n", job.dtype_note);
+  if (int const cores = static_cast<int>(std::thread::hardware_concurrency()); cores > 0 && job.threads > cores)
+    fmt::print("note: {} threads a rank, on a machine of {} cores\n", job.threads, cores);
   if (job.device == "cpu") {
     auto const blas = blas_info();
-    fmt::print(
-        "OpenBLAS core {}, {} thread{} a rank; sgemm peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
-        blas.core, blas.threads, blas.threads == 1 ? "" : "s", ready.peak.flops / ranks / 1e9);
-    if (blas.wider_idle)
+    bool const wide = job.dtype == "float32";
+    fmt::print("{}, {} thread{} a rank; {} peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
+               wide ? "OpenBLAS core " + blas.core : "products by oneDNN", job.threads, job.threads == 1 ? "" : "s",
+               host_products<typename T::Element>, ready.peak.flops / ranks / 1e9);
+    if (wide && blas.wider_idle)
       fmt::print("warning: this processor has AVX-512, but OpenBLAS runs its '{}' kernels: {}\n", blas.core,
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"
                                                              : "set OPENBLAS_CORETYPE=SkylakeX");
@@ -99,8 +107,7 @@ int run_rank(C world, Job const& job) {
         run_log.emplace();
     });
   } catch (AgreedError const& error) {
-    if (first) report_error(error.what());
-    return usage_error;
+    return refuse(world.rank(), job, error.what());
   }
   int const ranks = world.size();
   Job resolved = job;
@@ -110,6 +117,7 @@ int run_rank(C world, Job const& job) {
   Trainer<C, P> trainer(mesh, resolved.settings, ready.config, source);
   if (ready.pretrained) load_weights(trainer.engine(), *ready.pretrained->weights);
   if (first) introduce(trainer, resolved, ready, ranks);
+  if (job.command == Command::bench && resolved.settings.pieces) return run_pieces(trainer, resolved, ranks);
   if (job.command == Command::bench) {
     bench(trainer, resolved, ready.peak, ranks, *log);
   } else {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/json.hpp"
@@ -70,8 +72,21 @@ RunState read_run(std::filesystem::path const& checkpoint) {
 }
 
 std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
-  auto const name = fsdp::checkpoint::read_pointer(out_dir / "latest");
-  return name ? std::optional(read_run(out_dir / *name)) : std::nullopt;
+  auto const pointer = out_dir / "latest";
+  if (auto const name = fsdp::checkpoint::read_pointer(pointer)) return read_run(out_dir / *name);
+  std::error_code error;
+  if (!std::filesystem::is_directory(out_dir, error)) return std::nullopt;
+  std::vector<std::string> there;
+  for (auto const& checkpoint : fsdp::checkpoint::CheckpointList(out_dir).checkpoints)
+    there.push_back(checkpoint.text());
+  if (there.empty()) return std::nullopt;
+  // A run that is killed between its first checkpoint and the pointer to it leaves one, which is whole.
+  if (there.size() == 1) return read_run(out_dir / there.front());
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'init_from': '{}', which names the checkpoint to resume from, is missing, but there are {}: write one "
+      "of "
+      "these names into it, or take another out_dir",
+      pointer.string(), fsdp::listed(there));
 }
 
 void adopt_model(Settings& settings, RunState const& run) {

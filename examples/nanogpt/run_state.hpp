@@ -34,8 +34,9 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 RunState read_run(std::filesystem::path const& checkpoint);
 
-/// The run that `out_dir`/latest names. @return nullopt if there is no such file
-/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
+/// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
+/// none
+/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged, or one of several that nothing names
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);
 
 /// Takes the model's shape from a run.

@@ -34,7 +34,7 @@ namespace nanogpt {
 /// Rank 0 draws and prints, and tells the others each token; they hold parts of the parameters, and compute the same
 /// passes so that their collectives meet. So every rank has the same text by construction, be its arithmetic as it may:
 /// rank 0's text follows from its own passes. Gathered parameters have the same bits on any number of ranks and with
-/// any strategy, so have these passes, and so the text, where the BLAS library takes as many threads.
+/// any strategy, so have these passes, and so the text.
 ///
 /// @tparam E  engine of the ranks, which holds the model's weights
 template <class E>
@@ -99,11 +99,7 @@ class Sampler {
 template <class P, fsdp::Communicator C>
 int sample_rank(C world, Job const& job) {
   auto const& settings = job.settings;
-  bool const first = world.rank() == 0;
-  auto const refuse = [&](char const* why) {
-    if (first) report_error(why);
-    return usage_error;
-  };
+  int const rank = world.rank();
   SampleRequest request;
   try {
     agree(world, [&] { request = read_sample_request(settings, world.size()); });
@@ -111,10 +107,12 @@ int sample_rank(C world, Job const& job) {
     std::string model;
     agree(world, [&] { model = fingerprint(*request.model.weights); });
     fsdp::detail::expect_equal_texts(world, model, "the model to sample from");
-  } catch (fsdp::Error const& error) {
-    return refuse(error.what());
+  } catch (AgreedError const& error) {
+    return refuse(rank, job, error.what());
+  } catch (fsdp::ConfigError const& error) {  // of expect_equal_texts: every rank's. A lost peer ends the run elsewhere
+    return refuse(rank, job, error.what());
   }
-  if (first && !request.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.note);
+  if (rank == 0 && !request.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.note);
 
   using Engine = fsdp::Engine<C, P>;
   auto const& config = request.model.weights->config();
@@ -129,7 +127,7 @@ int sample_rank(C world, Job const& job) {
   try {
     agree(engine.world(), [&] { load_weights(engine, *request.model.weights); });
   } catch (AgreedError const& error) {
-    return refuse(error.what());
+    return refuse(rank, job, error.what());
   }
   Sampler<Engine>(engine, model, request, settings).run();
   return EXIT_SUCCESS;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -106,7 +107,6 @@ std::vector<Setting> make_table() {
   t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting, "GPT-2's merges");
   t.fraction("val_fraction", &S::val_fraction, prepare,
              "what val.bin gets: of a text's characters, or of the documents");
-  t.count("threads", &S::threads, prepare, "threads that tokenize; 0: one per core", 0, 256);
   t.choice("sampling", &S::sampling, training,
            "how sequences are drawn: each block of the text once an epoch, or at random as nanoGPT does",
            {"epoch", "random"});
@@ -131,18 +131,26 @@ std::vector<Setting> make_table() {
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
-  t.choice("dtype", &S::dtype, computing | exporting,
-           "element type of the computation (default: bfloat16 on cuda, float32 on cpu); export: of the file (float32)",
-           {"float32", "bfloat16", "float16"});
+  t.choice(
+      "dtype", &S::dtype, computing | exporting,
+      "element type of the computation (default: bfloat16 on cuda, float32 on cpu; a processor without units for bf16 "
+      "computes in float32); export: of the file (float32)",
+      {"float32", "bfloat16", "float16"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
+  t.count("threads", &S::threads, computing | prepare,
+          "threads that a rank computes with on the host, or that tokenize; auto: the cores that this process may run "
+          "on, divided over the machine's ranks",
+          0, 256);
+  t.rows.back().word_for_zero = "auto";
   t.choice("comm", &S::comm, computing,
            "what moves data between ranks: mpi for processes on the host, nccl for those with GPUs, local for threads; "
            "auto: as device and launcher need",
            {"auto", "nccl", "local", "mpi"});
   t.flag("share_gpu", &S::share_gpu, computing,
          "more processes than GPUs on a machine: deal them round; slow, for trials");
-  t.positive("collective_timeout", &S::collective_timeout, computing, "seconds after which a collective is given up");
+  t.positive("collective_timeout", &S::collective_timeout, computing,
+             "seconds after which a collective is given up (default: FSDP_TIMEOUT where it is set)");
   t.choice("strategy", &S::strategy, computing, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
   t.count("shard_group", &S::shard_group, computing,
@@ -189,6 +197,9 @@ std::vector<Setting> make_table() {
            {"huggingface", "llm.c", "nanogpt"});
   t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
+  t.flag("pieces", &S::pieces, bench,
+         "instead of timed steps: as many as each line of standard input says, with a line of JSON for each (see "
+         "benchmarks/peers)");
   t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
   t.optional_text(
       "to", &S::to, exporting | report,
@@ -230,7 +241,9 @@ struct Reader {
   }
   void operator()(std::int64_t Settings::*member) const {
     std::int64_t value{};
-    if (!read_number(text, value) || !in_range(setting, static_cast<double>(value))) reject(setting, text, origin);
+    bool const word = !setting.word_for_zero.empty() && text == setting.word_for_zero;
+    if ((!word && !read_number(text, value)) || !in_range(setting, static_cast<double>(value)))
+      reject(setting, text, origin);
     settings.*member = value;
   }
   void operator()(double Settings::*member) const {
@@ -249,8 +262,12 @@ struct Reader {
 
 struct Writer {
   Settings const& settings;
+  Setting const& setting;
   std::string operator()(bool Settings::*member) const { return settings.*member ? "true" : "false"; }
-  std::string operator()(std::int64_t Settings::*member) const { return fmt::format("{}", settings.*member); }
+  std::string operator()(std::int64_t Settings::*member) const {
+    return settings.*member == 0 && !setting.word_for_zero.empty() ? std::string(setting.word_for_zero)
+                                                                   : fmt::format("{}", settings.*member);
+  }
   std::string operator()(double Settings::*member) const { return number_text(settings.*member); }
   std::string operator()(std::string Settings::*member) const {
     auto const& text = settings.*member;
@@ -336,6 +353,7 @@ std::string Setting::expected() const {
                            : fmt::format("one of {}", fsdp::listed(choices));
   bool const whole = std::holds_alternative<std::int64_t Settings::*>(member);
   std::string words = whole ? "a whole number" : "a finite number";
+  if (!word_for_zero.empty()) words = fmt::format("{} or {}", word_for_zero, words);
   if (std::isfinite(low))
     words +=
         low_excluded ? fmt::format(" above {}", number_text(low)) : fmt::format(" of at least {}", number_text(low));
@@ -345,7 +363,7 @@ std::string Setting::expected() const {
   return words;
 }
 
-std::string Setting::text_of(Settings const& settings) const { return std::visit(Writer{settings}, member); }
+std::string Setting::text_of(Settings const& settings) const { return std::visit(Writer{settings, *this}, member); }
 
 Settings defaults(Command command) {
   Settings settings;
@@ -410,7 +428,7 @@ std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_paramet
   return std::min(settings.n_layer, (settings.min_params + layer_parameters - 1) / layer_parameters);
 }
 
-std::vector<std::string> notes_on(Settings const& settings) {
+std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus) {
   std::vector<std::string> notes;
   auto const note = [&](std::string_view name, std::string_view why) {
     if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' is nanoGPT's: {}", name, why));
@@ -419,6 +437,15 @@ std::vector<std::string> notes_on(Settings const& settings) {
   note("backend", "ranks move data as their device and launcher need (--comm)");
   if (settings.was_given("bucket_mb") && settings.strategy != "no_shard")
     notes.push_back(fmt::format("note: 'bucket_mb' is no_shard's: {} reduces each unit as it is", settings.strategy));
+  if (settings.was_given("reduce_dtype") && ranks == 1)
+    notes.emplace_back("note: 'reduce_dtype' changes nothing: one rank sums no gradients with others");
+  if (settings.share_gpu && !shares_gpus)
+    notes.emplace_back("note: 'share_gpu' changes nothing: it is for more processes than GPUs on a machine");
+  if (settings.strategy == "hybrid_shard" && settings.shard_group == 1)
+    notes.emplace_back(
+        "note: shard groups of one rank shard nothing: every rank holds the whole model, as with no_shard");
+  else if (settings.strategy == "hybrid_shard" && settings.shard_group == ranks)
+    notes.push_back(fmt::format("note: one shard group of all {} ranks has no replica: this is full_shard", ranks));
   if (settings.wandb_log) note("wandb_log", "nothing is sent anywhere; --log_json=FILE logs");
   return notes;
 }
@@ -426,6 +453,13 @@ std::vector<std::string> notes_on(Settings const& settings) {
 void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin) {
   std::visit(Reader{settings, setting, text, origin}, setting.member);
   if (!settings.was_given(setting.name)) settings.given.emplace_back(setting.name);
+}
+
+void apply_environment(Settings& settings, Command command) {
+  auto const& setting = *find_setting("collective_timeout");
+  if (!setting.exists_in(command) || settings.was_given(setting.name)) return;
+  if (char const* const text = std::getenv("FSDP_TIMEOUT"); text != nullptr && *text != '\0')
+    assign(settings, setting, text, "FSDP_TIMEOUT");
 }
 
 void apply_config_text(Settings& settings, std::string_view text, std::string_view label) {

@@ -38,7 +38,6 @@ struct Settings {
   std::string tokenizer = "char";
   std::string encoder_json, vocab_bpe;  ///< empty: none
   double val_fraction = 0.1;
-  std::int64_t threads = 0;  ///< 0: one per core
   std::string sampling = "epoch";
   std::int64_t gradient_accumulation_steps = 40;
   std::int64_t batch_size = 12;
@@ -65,6 +64,7 @@ struct Settings {
   std::string dtype;   ///< empty: the device's default
   std::int64_t seed = 1337;
   std::int64_t ranks = 1;
+  std::int64_t threads = 0;  ///< of a rank on the host, or of prepare; 0: auto
   std::string comm = "auto";
   bool share_gpu = false;
   double collective_timeout = 600.0;
@@ -98,6 +98,7 @@ struct Settings {
   // bench
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;
+  bool pieces = false;
   std::string json;
   // report
   std::vector<std::string> runs;  ///< folders; not a setting of its own
@@ -121,6 +122,7 @@ struct Setting {
   bool high_excluded = false;
   bool may_be_empty = false;              ///< texts only
   std::vector<std::string_view> choices;  ///< texts only: the values allowed
+  std::string_view word_for_zero{};       ///< whole numbers only: how 0 is written
 
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   /// What a value must be, in words.
@@ -154,12 +156,19 @@ std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_paramet
 inline std::string_view summed_in(Settings const& settings) {
   return settings.reduce_dtype.empty() ? "float32" : std::string_view(settings.reduce_dtype);
 }
-/// What of the settings that were given nothing will be done with, as lines to be printed.
-std::vector<std::string> notes_on(Settings const& settings);
+/// What of the settings that were given nothing will be done with, or not what their names say, as lines to be printed.
+/// @param ranks        in the world
+/// @param shares_gpus  there are fewer GPUs than processes
+std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus);
 
 /// Reads `text` into the setting. @param origin where the text comes from, for the message
 /// @throws fsdp::ConfigError naming the setting, what was expected and what came
 void assign(Settings& settings, Setting const& setting, std::string_view text, std::string_view origin);
+
+/// Takes collective_timeout from FSDP_TIMEOUT, the library's variable, unless a config file or the command line has set
+/// it.
+/// @throws fsdp::ConfigError as `assign`
+void apply_environment(Settings& settings, Command command);
 
 /// Applies the `name = value` lines of a config file; `#` begins a comment, quotes around a value are dropped.
 /// One file serves all subcommands, so it may set what only another of them reads.

@@ -16,7 +16,8 @@ namespace nanogpt {
 /// Copies token ids to the device behind the caller's back: a call returns once the ids are out of the caller's memory.
 ///
 /// Two staging buffers and two device buffers take turns on a stream of their own, so that a batch is on its way while
-/// the last one is computed with. A call waits for the device only when the host is more than two batches ahead.
+/// the last one is computed with. A call waits until the copies of the batch before the last are done, and so for the
+/// device only when the host is more than three batches ahead: an engine's passes_ahead does not let it come to that.
 template <class D>
 class TokenFeed {
  public:
@@ -43,7 +44,7 @@ class TokenFeed {
                std::int64_t count) {
     auto& slot = slots_[next_];
     if (slot.used) {
-      device_.synchronize(stream_);  // the slot's last copy has left the staging buffer
+      device_.synchronize(slot.there);  // its last copy has left the staging buffer
       device_.wait(stream_, slot.read, fsdp::WaitSite::none);
     }
     slot.used = true;

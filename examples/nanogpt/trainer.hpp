@@ -65,6 +65,7 @@ class Trainer {
  public:
   using Engine = fsdp::Engine<C, P>;
   using Device = typename C::Device;
+  using Element = typename P::Param;
   /// Whether steps may be under way on the device while the host prepares the next: not on the host, where both share
   /// the cores.
   static constexpr bool runs_ahead = !std::is_same_v<Device, fsdp::host::Device>;

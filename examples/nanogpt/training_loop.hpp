@@ -13,6 +13,7 @@
 #include <exception>
 #include <filesystem>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "job.hpp"
 #include "launcher.hpp"
 #include "metrics.hpp"
+#include "peak.hpp"
 #include "preparation.hpp"
 #include "progress.hpp"
 #include "run_log.hpp"
@@ -48,7 +50,8 @@ class TrainingLoop {
         first_rank_(trainer.engine().rank() == 0),
         tokens_(
             static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
-        meter_(tokens_ * ready.config.flop_per_token(), ready.peak.flops),
+        peak_(ready.peak),
+        meter_(tokens_ * ready.config.flop_per_token(), peak_.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
         run_log_(run_log),
@@ -99,7 +102,7 @@ class TrainingLoop {
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
       if (loss && !std::isfinite(*loss))
         fsdp::fail<fsdp::Error>("rank {}: iteration {}: the training loss is {}", trainer_.engine().rank(), iteration,
-                                *loss);
+                                loss_text(*loss));
       auto const end = Clock::now();
       trained_ = iteration + 1;
       span_ += seconds(start, end);
@@ -147,7 +150,9 @@ class TrainingLoop {
 
   /// @return whether it is the best so far
   bool evaluate(std::int64_t iteration, double rate) {
+    auto const began = Clock::now();
     auto const [train_loss, val_loss] = trainer_.evaluate(iteration);
+    look_for_peak(seconds(began, Clock::now()));
     run_.evaluated = iteration;
     run_.train_loss = train_loss;
     run_.val_loss = val_loss;
@@ -165,6 +170,24 @@ class TrainingLoop {
     if ((better || settings_.always_save_checkpoint) && iteration > 0 && !settings_.eval_only)
       export_weights(iteration);
     return better;
+  }
+
+  /// Measures the peak of the host's ranks once more, where it takes 2 % of an evaluation or less, and keeps the
+  /// higher.
+  /// @param evaluation  seconds that it has taken
+  /// @note Collective: yes; one exchange.
+  void look_for_peak(double evaluation) {
+    using World = std::remove_reference_t<decltype(trainer_.engine().world())>;
+    if constexpr (measures_peak_again<World>) {
+      auto& world = trainer_.engine().world();
+      double const before = peak_.flops;
+      using E = typename T::Element;
+      if (!raise(peak_, world, evaluation >= 2.5 ? measure_host_rate<E>(world.device()) : 0)) return;
+      meter_.set_peak(peak_.flops);
+      progress_.say(
+          fmt::format("{} peak measured again: {:.1f} GFLOP/s a rank instead of {:.1f} (mfu is relative to it)",
+                      host_products<E>, peak_.flops / world.size() / 1e9, before / world.size() / 1e9));
+    }
   }
 
   /// Logs the iteration that was read last.
@@ -269,6 +292,7 @@ class TrainingLoop {
   Preparation const& ready_;
   bool first_rank_;
   double tokens_;
+  Peak peak_;
   MfuMeter meter_;
   Progress progress_;
   JsonLog& log_;

@@ -128,12 +128,14 @@ void each_op(Body const& body) {
 }
 
 /// Values whose sums are exact in every type, in matrices with gaps: every element is compared, between rows too.
+/// @param more  shapes that a model takes other ways for
 template <class T, class Out, class D>
-void check_exact_products(D const& device) {
+void check_exact_products(D const& device, std::vector<GemmShape> const& more = {}) {
   // -1, 0 or 1: sums of up to 128 products, and twice one, are exact in bf16.
   auto const draw = [](std::size_t i, std::uint64_t salt) { return static_cast<double>(hash(0, i, salt) % 3) - 1.0; };
-  for (auto const shape : {GemmShape{1, 1, 1, 1}, GemmShape{3, 5, 7, 1}, GemmShape{1, 65, 33, 1},
-                           GemmShape{128, 96, 120, 1}, GemmShape{17, 9, 31, 6}}) {
+  std::vector<GemmShape> shapes{{1, 1, 1, 1}, {3, 5, 7, 1}, {1, 65, 33, 1}, {128, 96, 120, 1}, {17, 9, 31, 6}};
+  shapes.insert(shapes.end(), more.begin(), more.end());
+  for (auto const shape : shapes) {
     each_op([&](Op op_a, Op op_b) {
       GemmCase<D, T, Out> product(device, shape, op_a, op_b, true, draw);
       auto const compare = [&](double beta, bool bias) {

@@ -97,6 +97,9 @@ TEST_CASE("meta.json must make sense; without it the vocabulary is GPT-2's, padd
     INFO(text);
     CHECK(has(what([&] { read_meta(folder.file("meta.json", text)); }), "meta.json"));
   }
+  for (std::string const dtype : {"16", "\"int8\"", "null"})
+    CHECK(has(what([&] { read_meta(folder.file("meta.json", "{\"vocab_size\": 2, \"dtype\": " + dtype + "}")); }),
+              "dtype: expected \"uint16\" or \"uint32\", got " + dtype));
   CHECK(read_meta(folder.file("meta.json", "{\"vocab_size\": 300}")).vocab_size == 300);
 }
 

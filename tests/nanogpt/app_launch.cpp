@@ -230,6 +230,7 @@ TEST_CASE("runs say how their ranks came about") {
   CHECK(describe(WorldKind::threads, 2) == "2 threads of one process");
   CHECK(describe(WorldKind::mpi, 1) == "1 process (MPI)");
   CHECK(describe(WorldKind::mpi, 2) == "2 processes (MPI)");
+  CHECK(describe(WorldKind::nccl_by_mpi, 1) == "1 process with a GPU (NCCL, started by MPI)");
   CHECK(describe(WorldKind::nccl_by_mpi, 8) == "8 processes with a GPU each (NCCL, started by MPI)");
   CHECK(describe(WorldKind::nccl_by_variables, 8) ==
         "8 processes with a GPU each (NCCL, started by RANK and WORLD_SIZE)");
@@ -317,7 +318,9 @@ TEST_CASE("fewer GPUs than ranks of a machine are refused on all of them") {
                           "--share_gpu=true deals ranks round over the GPUs",
                           8 + place)));
   CHECK(has(problem({7, 8}, {3, 0}, 3),
-            "rank 7: expected a GPU for every rank, got LOCAL_RANK 3 on a machine with 3 GPUs"));
+            "rank 7: expected a GPU for every rank, got LOCAL_RANK=3 on a machine with 3 GPUs; --share_gpu=true"));
+  CHECK(has(problem({7, 8}, {3, 2}, 3),  // enough GPUs: the variable is wrong
+            "rank 7: expected a GPU for every rank, got LOCAL_RANK=3 on a machine with 3 GPUs, whose ranks are 2; "));
   CHECK(has(problem({1, 2}, {}, 2), "rank 1: LOCAL_RANK is not set, and there are 2 GPUs to choose from"));
   CHECK(has(problem({1, 2}, {0, 1}, 0), "found none here"));
   for (int const gpus : {0, 2})  // sharing makes no GPU, and tells ranks no place
@@ -328,15 +331,48 @@ TEST_CASE("fewer GPUs than ranks of a machine are refused on all of them") {
 }
 
 TEST_CASE("ranks that were shown one GPU notice it") {
-  auto const problem = [](std::vector<std::string> const& gpus, std::vector<int> const& nodes) {
+  auto const problem = [](std::string const& names, std::vector<int> const& nodes) {
+    std::vector<ChosenGpu> gpus;
+    for (char const name : names) gpus.push_back({std::string(1, name), static_cast<int>(gpus.size()), 1});
     return what([&] { expect_own_gpus(gpus, nodes); });
   };
-  CHECK(problem({"a", "b", "c"}, {0, 0, 2}) == "nothing was thrown");
-  auto const some = problem({"a", "b", "c", "d", "c"}, {0, 0, 2, 2, 2});
-  CHECK(has(some, "ranks 2 and 4 have the same one (c): 3 ranks of their machine have 2 GPUs among them"));
+  CHECK(problem("abc", {0, 0, 2}) == "nothing was thrown");
+  auto const some = problem("abcdc", {0, 0, 2, 2, 2});
+  CHECK(has(some,
+            "ranks 2 and 4 have the same one (c), and see no other: 3 ranks of their machine have 2 GPUs among them"));
   CHECK(has(some, "--share_gpu=true"));
-  CHECK(has(problem({"a", "a"}, {0, 0}),
-            "ranks 0 and 1 have the same one (a): 2 ranks of their machine have 1 GPU among"));
+  CHECK(has(problem("aa", {0, 0}),
+            "ranks 0 and 1 have the same one (a), and see no other: 2 ranks of their machine have 1 GPU among"));
+}
+
+TEST_CASE("ranks that were given one GPU of several are told by which variable") {
+  auto const problem = [](ChosenGpu const& first, ChosenGpu const& second) {
+    return what([&] { expect_own_gpus({first, second}, {0, 0}); });
+  };
+  auto const twice = problem({"a", 0, 4}, {"a", 0, 4});
+  CHECK(has(twice, "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0, which is to be a rank's place"));
+  CHECK_FALSE(has(twice, "start fewer"));  // there are GPUs enough
+  auto const shifted = problem({"b", 1, 4}, {"b", 0, 2});
+  CHECK(has(shifted,
+            "one has LOCAL_RANK=1 and sees 4 GPUs, the other LOCAL_RANK=0 and 2: expected CUDA_VISIBLE_DEVICES"));
+  for (auto const* const name : {"GPU-0a", "GPU-0a of a host with spaces"}) {
+    auto const same = unpack_gpu(pack({name, -1, 8}));
+    CHECK(same.name == name);
+    CHECK((same.place == -1 && same.seen == 8));
+  }
+}
+
+TEST_CASE("what all ranks refuse is said by rank 0, and by those who are told to") {
+  auto const said = [](int rank, bool told) {
+    Job job;
+    job.says_refusals = told;
+    auto const outcome = fsdp::testing::in_child([&] { std::_Exit(refuse(rank, job, "no GPU here")); });
+    CHECK(outcome.code == usage_error);
+    return outcome.text;
+  };
+  CHECK(said(0, false) == "nanogpt: error: no GPU here\n");
+  CHECK(said(1, false) == "");
+  CHECK(said(4, true) == "nanogpt: error: no GPU here\n");
 }
 
 TEST_CASE("NCCL takes ranks that share a GPU for machines of their own, and no others") {
@@ -353,7 +389,7 @@ TEST_CASE("an exception that nothing catches is said before any stack is unwound
   struct Loud {
     ~Loud() { std::fputs("unwound\n", stderr); }
   };
-  for (std::string const text : {"the disk is full", "rank 3: the disk is full"}) {
+  for (std::string const text : {"the disk is full", "rank 3: the disk is full", "rank 3 of 4: it", "rank 31: it"}) {
     auto const outcome = fsdp::testing::in_child([&] {
       end_on_uncaught_exceptions(3);
       std::thread([&] {  // below a test's own frames, which catch
@@ -363,7 +399,8 @@ TEST_CASE("an exception that nothing catches is said before any stack is unwound
           .join();
     });
     CHECK(outcome.code == EXIT_FAILURE);
-    CHECK(outcome.text == "nanogpt: error: rank 3: the disk is full\n");
+    bool const named = text.starts_with("rank 3:") || text.starts_with("rank 3 of");
+    CHECK(outcome.text == fmt::format("nanogpt: error: {}{}\n", named ? "" : "rank 3: ", text));
   }
 }
 

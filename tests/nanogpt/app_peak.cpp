@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What utilisation is relative to: the table of devices, and the peak of ranks together.
+// What utilisation is relative to: the table of devices, the peak of ranks together, and that disturbed measurements of
+// the host's do not count.
+#include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "fsdp/comm/local.hpp"
@@ -9,9 +12,15 @@
 #include "peak.hpp"
 #include "tests/catch.hpp"
 
+namespace {
+std::atomic<int> measured{0};
+}
 namespace nanogpt {
 /// Of one rank; the trainer's own measures OpenBLAS.
-double measure_sgemm_peak() { return 3e9; }
+double measure_sgemm_peak(int) {
+  ++measured;
+  return 3e9;
+}
 }  // namespace nanogpt
 
 TEST_CASE("devices are found by name, as the driver writes it", "[nanogpt]") {
@@ -45,4 +54,42 @@ TEST_CASE("host ranks have a peak each", "[nanogpt]") {
     peaks[static_cast<std::size_t>(world.rank())] = nanogpt::measure_peak<float>(world).flops;
   });
   CHECK(peaks == std::vector<double>(3, 9e9));
+  CHECK(measured == 3 * 2);  // the second agrees with the first
+}
+
+TEST_CASE("a rate is the highest of measurements that stand apart, until two agree", "[nanogpt]") {
+  struct Outcome {
+    double rate;
+    std::size_t measurements;
+  };
+  auto const highest = [](std::vector<double> const& rates) {
+    std::size_t measurements = 0, rests = 0;
+    double const rate = nanogpt::highest_rate([&] { return rates.at(measurements++); }, [&] { ++rests; });
+    CHECK(rests + 1 == measurements);
+    return Outcome{rate, measurements};
+  };
+  auto const is = [](Outcome const& found, double rate, std::size_t measurements) {
+    CHECK(found.rate == rate);
+    CHECK(found.measurements == measurements);
+  };
+  is(highest({100, 99.5}), 100, 2);
+  is(highest({70, 100, 99.5}), 100, 3);          // the first was disturbed
+  is(highest({70, 70.1, 100}), 70.1, 2);         // so was the machine all the time: raise() is for that
+  is(highest({100, 60, 98.9, 80, 99}), 100, 5);  // 98.9 is no agreement, 99 is
+  is(highest({60, 100, 70, 80, 90}), 100, 5);    // never two alike: five are enough
+}
+
+TEST_CASE("a peak rises with what ranks measure later, and never falls", "[nanogpt]") {
+  std::vector<std::vector<double>> peaks(2);
+  fsdp::local::run(2, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> world) {
+    auto peak = nanogpt::measure_peak<float>(world);  // 3e9 each
+    auto& seen = peaks[static_cast<std::size_t>(world.rank())];
+    auto const note = [&](bool risen) { seen.insert(seen.end(), {peak.flops, risen ? 1.0 : 0.0}); };
+    note(nanogpt::raise(peak, world, 0));                                 // nothing was measured
+    note(nanogpt::raise(peak, world, world.rank() == 0 ? 2e9 : 3.01e9));  // by less than 1 %, of one rank
+    note(nanogpt::raise(peak, world, world.rank() == 0 ? 5e9 : 1e9));
+    note(nanogpt::raise(peak, world, 4e9));
+  });
+  std::vector<double> const expected{6e9, 0, 6.01e9, 0, 8.01e9, 1, 9e9, 1};
+  CHECK(peaks == std::vector(2, expected));
 }

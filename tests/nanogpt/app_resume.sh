@@ -24,11 +24,11 @@ train() { timeout 300 "$nanogpt" train "${small[@]}" "$@" >output 2>&1; }
 same() { check "$1 and $2 have other weights" cmp "$1/model.safetensors" "$2/model.safetensors"; }
 losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }
 
-# Stopped by max_iters, between checkpoints; go on with and without the background.
-train --ranks=2 --max_iters=20 --out_dir=whole || fail "whole"
+# Stopped by max_iters, between checkpoints; go on with and without the background, and with other threads.
+train --ranks=2 --threads=1 --max_iters=20 --out_dir=whole || fail "whole"
 losses output >whole.losses
 for mode in true false; do
-  train --ranks=2 --max_iters=7 --checkpoint_interval=3 --async_checkpoint=$mode --out_dir=parts_$mode || fail "first part"
+  train --ranks=2 --threads=3 --max_iters=7 --checkpoint_interval=3 --async_checkpoint=$mode --out_dir=parts_$mode || fail "first part"
   cp output part1
   train --ranks=2 --max_iters=20 --async_checkpoint=$mode --out_dir=parts_$mode --init_from=resume || fail "second part"
   grep -q "^resuming from parts_$mode/step-8 at iteration 8$" output || fail "did not resume at 8"
@@ -57,6 +57,19 @@ ends_in_error "$nanogpt" train "${small[@]}" --out_dir=parts_true --init_from=re
 grep -q "setting 'n_layer': 3 contradicts the checkpoint 'parts_true/step-21', whose model has 2" output ||
   fail "took another model"
 train --ranks=1 --max_iters=2 --out_dir=fresh --init_from=auto || fail "auto from scratch"
+# Checkpoints that nothing names: of several none is chosen, and the only one, which a kill may leave, is gone on from.
+cp -a parts_true unnamed && rm unnamed/latest
+last=$(cat parts_true/latest)
+for from in auto resume; do
+  ends_in_error "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=unnamed --init_from=$from
+  check "$from without latest" grep -q "'unnamed/latest', which names the checkpoint to resume from, is missing, but there are step-" output
+  check "$from does not name them" grep -qE "are .*, $last: write one of these names into it" output
+done
+for checkpoint in unnamed/step-*; do
+  if [[ $checkpoint != "unnamed/$last" ]]; then rm -r "$checkpoint"; fi
+done
+train --ranks=2 --max_iters=22 --out_dir=unnamed --init_from=auto || fail "the only checkpoint"
+check "did not go on from the only checkpoint" grep -q "^resuming from unnamed/$last at iteration 21$" output
 
 # Other tokens, as many: the run and its samples stay what they were, until the other one has saved something.
 tr 'a-z' 'b-za' <text >rotated

@@ -78,6 +78,25 @@ TEST_CASE("defaults are nanoGPT's") {
   CHECK(nanogpt::defaults(Command::sample).init_from == "resume");
 }
 
+TEST_CASE("threads are a number, or auto") {
+  Settings settings;
+  auto const& setting = *find_setting("threads");
+  CHECK(setting.text_of(settings) == "auto");
+  set(settings, "threads", "3");
+  CHECK(settings.threads == 3);
+  CHECK(setting.text_of(settings) == "3");
+  for (char const* const text : {"auto", "0"}) {
+    set(settings, "threads", text);
+    CHECK(settings.threads == 0);
+    CHECK(setting.text_of(settings) == "auto");
+  }
+  for (char const* const text : {"-1", "257", "many", "", "1.5"})
+    CHECK(has(what([&] { set(settings, "threads", text); }),
+              fmt::format("setting 'threads': expected auto or a whole number of at least 0 and at most 256, got '{}'",
+                          text)));
+  CHECK(has(what([&] { set(settings, "ranks", "auto"); }), "expected a whole number"));
+}
+
 TEST_CASE("values out of range or of the wrong type are refused by name, with what was expected and what came") {
   std::vector<std::pair<char const*, char const*>> const bad{
       {"batch_size", "0"},
@@ -359,6 +378,10 @@ TEST_CASE("log lines have nanoGPT's form") {
   CHECK(line(EvaluationReport{0, 4.28741, 4.28234, 1e-3, -1}) == "step 0: train loss 4.2874, val loss 4.2823");
   IterationReport const first{};
   CHECK(has(line(first), "mfu -100.00%"));
+  double const nan = std::copysign(std::nan(""), -1.0);  // as 0 * infinity gives it
+  CHECK(has(line(IterationReport{10, nan, 1, 1, 1, 1, 1, 1}), "iter 10: loss nan, "));
+  CHECK(line(EvaluationReport{0, nan, nan, 1e-3, -1}) == "step 0: train loss nan, val loss nan");
+  CHECK(loss_text(std::numeric_limits<double>::infinity()) == "inf");
 }
 
 TEST_CASE("JSON lines parse and keep every digit") {
@@ -377,6 +400,11 @@ TEST_CASE("utilisation is smoothed from the fifth iteration on") {
   CHECK(meter.value() == Approx(0.1));
   meter.add(6, 0.5);
   CHECK(meter.value() == Approx(0.9 * 0.1 + 0.1 * 0.2));
+  meter.set_peak(2000.0);
+  CHECK(meter.value() == Approx((0.9 * 0.1 + 0.1 * 0.2) / 2));
+  CHECK(meter.of(0.5) == Approx(0.1));
+  meter.add(7, 1.0);
+  CHECK(meter.value() == Approx(0.9 * (0.9 * 0.1 + 0.1 * 0.2) / 2 + 0.1 * 0.05));
 }
 
 TEST_CASE("numbers with commas") {
@@ -417,19 +445,57 @@ TEST_CASE("layers whose activations are computed again") {
 
 TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting knows whether it was given") {
   nanogpt::Settings settings;
-  CHECK(nanogpt::notes_on(settings).empty());
+  CHECK(nanogpt::notes_on(settings, 2, false).empty());
   nanogpt::apply_config_text(settings, "compile = False\nbackend = 'gloo'\nwandb_log = True\nwandb_project = 'x'\n",
                              "file");
   nanogpt::Settings buckets;
   nanogpt::apply_config_text(buckets, "bucket_mb = 4\n", "file");
-  REQUIRE(nanogpt::notes_on(buckets).size() == 1);
-  CHECK(has(nanogpt::notes_on(buckets)[0], "'bucket_mb' is no_shard's"));
+  REQUIRE(nanogpt::notes_on(buckets, 2, false).size() == 1);
+  CHECK(has(nanogpt::notes_on(buckets, 2, false)[0], "'bucket_mb' is no_shard's"));
   buckets.strategy = "no_shard";
-  CHECK(nanogpt::notes_on(buckets).empty());
-  auto const notes = nanogpt::notes_on(settings);
+  CHECK(nanogpt::notes_on(buckets, 2, false).empty());
+  auto const notes = nanogpt::notes_on(settings, 2, false);
   REQUIRE(notes.size() == 3);
   CHECK(has(notes[0], "'compile'"));
   CHECK(has(notes[2], "nothing is sent anywhere"));
   CHECK(settings.was_given("backend"));
   CHECK_FALSE(settings.was_given("n_layer"));
+}
+
+TEST_CASE("settings that change nothing, or not what they say, get a note") {
+  auto const note = [](std::string_view name, std::string_view value, std::int64_t ranks, bool shares_gpus = false) {
+    nanogpt::Settings settings;
+    set(settings, "strategy", "hybrid_shard");
+    settings.shard_group = 2;
+    set(settings, name, value);
+    auto const notes = nanogpt::notes_on(settings, ranks, shares_gpus);
+    CHECK(notes.size() <= 1);
+    return notes.empty() ? std::string() : notes.front();
+  };
+  CHECK(note("shard_group", "2", 4) == "");
+  CHECK(has(note("shard_group", "1", 4), "note: shard groups of one rank shard nothing"));
+  CHECK(has(note("shard_group", "4", 4), "note: one shard group of all 4 ranks has no replica: this is full_shard"));
+  CHECK(note("reduce_dtype", "bfloat16", 4) == "");
+  CHECK(has(note("reduce_dtype", "bfloat16", 1), "note: 'reduce_dtype' changes nothing: one rank sums no gradients"));
+  CHECK(note("share_gpu", "true", 4, true) == "");
+  CHECK(has(note("share_gpu", "true", 4), "note: 'share_gpu' changes nothing: it is for more processes than GPUs"));
+}
+
+TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, unless a setting says it") {
+  auto const timeout = [](char const* variable, std::string_view given = "", Command command = Command::train) {
+    nanogpt::Settings settings;
+    if (!given.empty()) set(settings, "collective_timeout", given);
+    REQUIRE(::setenv("FSDP_TIMEOUT", variable, 1) == 0);
+    nanogpt::apply_environment(settings, command);
+    REQUIRE(::unsetenv("FSDP_TIMEOUT") == 0);
+    return settings.collective_timeout;
+  };
+  CHECK(timeout("") == 600.0);
+  CHECK(timeout("30") == 30.0);
+  CHECK(timeout("30", "", Command::bench) == 30.0);
+  CHECK(timeout("30", "7") == 7.0);
+  CHECK(timeout("30", "", Command::prepare) == 600.0);
+  CHECK(has(what([&] { timeout("soon"); }),
+            "setting 'collective_timeout': expected a finite number above 0, got 'soon' (FSDP_TIMEOUT)"));
+  ::unsetenv("FSDP_TIMEOUT");
 }

@@ -13,6 +13,8 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 cmake=$(command -v cmake)
+export FSDP_CPUINFO=$work/cpuinfo
+echo "flags : fpu avx2" > cpuinfo
 unset CMAKE_GENERATOR CMAKE_CXX_COMPILER_LAUNCHER CMAKE_CUDA_COMPILER_LAUNCHER CXX CXXFLAGS
 
 mkdir repository
@@ -36,6 +38,7 @@ hide libxxhash-dev xxHash
 hide libfmt-dev fmt
 hide libopenmpi-dev MPI
 hide catch2 Catch2
+hide libdnnl-dev dnnl
 if [[ \$1 == --build ]]; then exit 9; fi
 if [[ \$1 == --preset ]]; then exec "$cmake" "\$@" "\${hidden[@]}"; fi
 exec "$cmake" "\$@"
@@ -143,6 +146,35 @@ packages
 PATH=$work/all run tests/run.sh --no-install
 builds
 installed
+
+# oneDNN is installed where the processor multiplies bf16, and missed by nobody where it cannot be had.
+stub c++ << EOF2
+if [[ " \$* " == *" dnnl.hpp "* ]]; then [[ ! -e $work/missing/libdnnl-dev ]]; exit; fi
+exec "$(command -v c++)" "\$@"
+EOF2
+packages libdnnl-dev
+run $script
+builds
+installed
+echo "flags : fpu avx2 avx512_bf16 avx512_fp16" > cpuinfo
+if ((EUID == 0)); then
+  run $script
+  builds
+  installed libdnnl-dev
+  said "installing libdnnl-dev (for bf16 on this processor)"
+  run tests/run.sh
+  builds
+  installed
+fi
+packages libdnnl-dev
+NOT_IN_ARCHIVE=libdnnl-dev run $script
+builds
+packages libdnnl-dev
+run tests/run.sh --no-install
+builds
+installed
+rm stubs/c++
+echo "flags : fpu avx2" > cpuinfo
 
 # CMake alone: an error only where it is demanded.
 configure() {

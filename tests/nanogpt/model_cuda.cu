@@ -31,10 +31,16 @@ Outcome on_gpu() {
   return model_test::train<P>(fsdp::FullShard{}, fsdp::cuda::Device{}, model_test::aligned_run(64));
 }
 
+/// The first run in fp32, which both tests compare with.
+Outcome const& fp32_on_gpu() {
+  static Outcome const outcome = on_gpu<fsdp::Fp32>();
+  return outcome;
+}
+
 }  // namespace
 
 TEST_CASE("fp32 on a GPU is the host's fp32", "[nanogpt][model]") {
-  auto const gpu = on_gpu<fsdp::Fp32>();
+  auto const& gpu = fp32_on_gpu();
   // TF32 would round every operand to 2^-11.
   model_test::check_alike(
       gpu, model_test::train<fsdp::Fp32>(fsdp::FullShard{}, fsdp::host::Device{}, model_test::aligned_run(64)), 1e-4,
@@ -47,6 +53,6 @@ TEST_CASE("bf16 on a GPU trains as fp32 does", "[nanogpt][model]") {
   // The bounds of model_precision.cpp, where the same is checked on the host: a loss, a mean over rows, moves by less
   // than one rounding of 2^-9, and 2^-8 leaves room for what 20 small steps make of it; logits of about 1 go through
   // ten.
-  model_test::check_alike(narrow, on_gpu<fsdp::Fp32>(), 0x1p-8, 10 * 0x1p-9f);
+  model_test::check_alike(narrow, fp32_on_gpu(), 0x1p-8, 10 * 0x1p-9f);
   if (repeats) CHECK(on_gpu<fsdp::Bf16>() == narrow);
 }

@@ -13,7 +13,8 @@
 namespace {
 
 /// `ranks` threads on the host, in fp32.
-model_test::Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, bool interrupt, int steps = 8, std::int64_t recompute = 0, int micro_steps = 2) {
+model_test::Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, bool interrupt, int steps = 8,
+                          std::int64_t recompute = 0, int micro_steps = 2) {
   model_test::TrainingRun run;
   run.ranks = ranks;
   run.steps = steps;
@@ -21,6 +22,18 @@ model_test::Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, boo
   run.interrupt = interrupt;
   run.recompute = recompute;
   return model_test::train<fsdp::Fp32>(strategy, fsdp::host::Device{}, run);
+}
+
+/// The same on ranks of several threads. @param wide  so wide that matrix products are cut into tiles
+model_test::Outcome train_on(int threads, int ranks, bool wide) {
+  model_test::TrainingRun run;
+  run.ranks = ranks;
+  run.steps = 3;
+  if (wide) {
+    run.config = {2, 4, 192, 64, 1100, 0.1f, true};
+    run.batch = 4;
+  }
+  return model_test::train<fsdp::Fp32>(fsdp::FullShard{}, fsdp::host::Device{threads}, run);
 }
 
 }  // namespace
@@ -47,4 +60,17 @@ TEST_CASE("evaluation and decoding leave training as it was", "[nanogpt][model][
 TEST_CASE("recomputed layers give the same losses", "[nanogpt][model][engine]") {
   auto const kept = train(fsdp::FullShard{}, 2, false, 4).losses;
   for (auto const layers : {1, 2, 1000}) CHECK(train(fsdp::FullShard{}, 2, false, 4, layers).losses == kept);
+}
+
+TEST_CASE("any number of threads trains to the same bits", "[nanogpt][model][engine]") {
+#if defined(NANOGPT_PLAIN_GEMM)  // ThreadSanitizer looks for races, not at wide models
+  CHECK(train_on(3, 2, false) == train_on(1, 2, false));
+#else
+  auto const alone = train_on(1, 1, true);
+  for (int const threads : {2, 3, 5, 8, 16}) {
+    CAPTURE(threads);
+    CHECK(train_on(threads, 1, true) == alone);
+  }
+  CHECK(train_on(4, 2, true) == train_on(1, 2, true));
+#endif
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpt2/config_json.hpp"
 
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/tensor_names.hpp"
+#include "model_json.hpp"
 
 namespace nanogpt {
 namespace {
@@ -61,13 +61,7 @@ GptConfig parse_huggingface_config(std::string_view text, std::string_view what)
   auto const& fields = choices.fields;
   if (fields.text("model_type") != "gpt2") fields.wrong("model_type", "\"gpt2\"");
 
-  constexpr auto most = std::numeric_limits<std::int64_t>::max();
-  GptConfig config;
-  config.n_layer = fields.whole("n_layer", 1, most);
-  config.n_head = fields.whole("n_head", 1, most);
-  config.n_embd = fields.whole("n_embd", 1, most);
-  config.block_size = fields.whole("n_positions", 1, most);
-  config.vocab_size = fields.whole("vocab_size", 1, most);
+  GptConfig config = shape_from(fields, "n_positions");
   config.bias = true;
   config.activation = activation_of(choices);
   expect_possible(config, what);

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// run_rank on the host, in bf16 with fp32 master weights.
+#include "layers_host.hpp"
+#include "run_rank.hpp"
+#include "world.hpp"
+
+namespace nanogpt {
+
+template int run_rank<fsdp::Bf16>(World<fsdp::host::Device>, Job const&);
+
+}  // namespace nanogpt

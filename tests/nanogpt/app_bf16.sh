@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# nanogpt in bf16 on the host: it trains alike under every strategy and launcher, resumes to the bit, and learns as in fp32.
+# Where the processor or the build cannot, it says so and computes in fp32.
+# programs: nanogpt
+# skip-sanitizers
+#
+#   app_bf16.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+small=(--dataset=d --n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --gradient_accumulation_steps=2
+  --max_iters=40 --eval_interval=20 --eval_iters=1 --log_interval=1 --warmup_iters=5 --learning_rate=1e-3)
+run() { # run FOLDER SETTING...: its losses, a line each
+  local folder=$1
+  shift
+  timeout 120 "${launch[@]}" "$nanogpt" train "${small[@]}" --out_dir="$folder" "$@" >output 2>&1 || fail "$*: ended with $?"
+  grep -oE '^iter [0-9]+: loss [0-9.]+' output >"$folder.losses"
+}
+launch=(env)
+
+# --- where there are no units ------------------------------------------------------------------------------------------------
+run wide --ranks=2 --dtype=float32
+check "says its type" grep -qF ', dtype float32,' output
+launch=(env ONEDNN_MAX_CPU_ISA=AVX2)
+run without --ranks=2 --dtype=bfloat16
+check "does not say that it computes in float32" grep -qE '^note: .*bf16.*: computing in float32$' output
+check "does not compute in float32" grep -qF ', dtype float32,' output
+check "other weights than with --dtype=float32" cmp wide/model.safetensors without/model.safetensors
+launch=(env)
+"$nanogpt" --version >version
+if ! grep -qE '^bf16 on cpu: A' version; then
+  grep '^bf16 on cpu' version
+  echo "skipped: bf16 itself; $checks checks of what is said instead"
+  exit $((failures > 0))
+fi
+
+# --- where there are ---------------------------------------------------------------------------------------------------------
+run narrow --ranks=2 --dtype=bfloat16 --threads=1
+check "says its type" grep -qF ', dtype bfloat16,' output
+check "says what multiplies" grep -qE '^products by oneDNN, 1 thread a rank; bf16 product peak measured: ' output
+check "40 steps" test "$(wc -l <narrow.losses)" -eq 41
+check "bf16 changes nothing" test "$(cmp -s wide/model.safetensors narrow/model.safetensors; echo $?)" -eq 1
+check "losses are not within 1 % of those in fp32" awk '
+  NR == FNR { wide[$2] = $4; next }
+  { seen++; if ($4 < 0.99 * wide[$2] || $4 > 1.01 * wide[$2]) exit 1 }
+  END { exit seen != 41 }' wide.losses narrow.losses
+for strategy in shard_grad_op no_shard; do
+  run "$strategy" --ranks=2 --dtype=bfloat16 --strategy=$strategy
+  check "$strategy: other weights than full_shard's" cmp narrow/model.safetensors "$strategy/model.safetensors"
+done
+run threads --ranks=2 --dtype=bfloat16 --threads=3
+check "3 threads a rank: other weights than one's" cmp narrow/model.safetensors threads/model.safetensors
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
+  launch=(mpirun --oversubscribe --bind-to none -n 2)
+  run processes --dtype=bfloat16
+  check "processes: other weights than threads'" cmp narrow/model.safetensors processes/model.safetensors
+  launch=(env)
+fi
+run half --ranks=2 --dtype=bfloat16 --max_iters=20 --lr_decay_iters=40
+run half --ranks=2 --dtype=bfloat16 --max_iters=40 --lr_decay_iters=40 --init_from=resume
+run whole --ranks=2 --dtype=bfloat16 --max_iters=40 --lr_decay_iters=40
+check "resumed: other weights" cmp whole/model.safetensors half/model.safetensors
+timeout 60 "$nanogpt" sample --out_dir=narrow --dtype=bfloat16 --num_samples=1 --max_new_tokens=40 >output 2>&1 || fail "sample"
+((failures == 0)) && echo "bf16 on the host; $checks checks"
+exit $((failures > 0))
