@@ -9,6 +9,7 @@ With --attention: scaled_dot_product_attention alone, forward and backward, by e
 import argparse
 import contextlib
 import json
+import pathlib
 import statistics
 import sys
 import time
@@ -16,6 +17,9 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "peers"))
+from pytorch_gpt import Gpt, adamw  # noqa: E402  # found by the line above
 
 MODELS = {  # layers, heads, width, sequences of a micro-step on a large GPU
     "gpt2": (12, 12, 768, 64),
@@ -25,48 +29,6 @@ MODELS = {  # layers, heads, width, sequences of a micro-step on a large GPU
 }
 # Dense bf16 tensor-core rates in TFLOP/s, from NVIDIA's data sheets ("with sparsity" halved); the first that fits.
 PEAKS = (("H200 NVL", 835.5), ("H200", 989.4), ("H100 NVL", 835.5), ("H100 PCIe", 756.5), ("H100", 989.4), ("A100", 312.0))
-
-
-class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm_1 = nn.LayerNorm(width, bias=False)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.mix = nn.Linear(width, width, bias=False)
-        self.norm_2 = nn.LayerNorm(width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        packed = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, length, head size)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, layers, heads, width, block, vocabulary):
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(block, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width, bias=False)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                residual = name.endswith(("mix.weight", "down.weight"))
-                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
-
-    def forward(self, ids, targets):
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        logits = F.linear(self.norm(x), self.tokens.weight)  # the head is the token table
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def first_line(error):
@@ -126,10 +88,7 @@ def run_step(args, device, head, variant):
     with torch.device(device):
         model = Gpt(args.n_layer, args.n_head, args.n_embd, args.block, args.vocab_size)
         ids = torch.randint(args.vocab_size, (4, 2, args.batch, args.block))
-    decayed = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=6e-5, betas=(0.9, 0.95), fused=device.type == "cuda")
+    optimizer = adamw(model, 6e-5, fused=device.type == "cuda")
     call = torch.compile(model) if variant == "compiled" else model
     narrow = args.dtype == "bfloat16"
     autocast = torch.autocast(device.type, torch.bfloat16) if narrow else contextlib.nullcontext()
@@ -146,8 +105,8 @@ def run_step(args, device, head, variant):
             losses.add_(loss.detach())
         if args.clip > 0:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        adamw.step()
-        adamw.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     clock = Clock(device)
     for _ in range(args.burn_in):
