@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on the host: OpenBLAS, and oneDNN for bf16, on the stream's threads; plain loops under
-// ThreadSanitizer, which cannot see into either.
+// Matrix products on the host, on the stream's threads: kernels of our own for fp32 where there is AVX-512, else
+// OpenBLAS; oneDNN for bf16; plain loops under ThreadSanitizer, which cannot see into them.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "fsdp/host/device.hpp"
@@ -21,6 +22,8 @@
 
 #if !defined(NANOGPT_PLAIN_GEMM)
 #include <cblas.h>
+
+#include "fp32_products.hpp"
 #if NANOGPT_HAVE_ONEDNN  // of the target nanogpt_bf16
 #include "bf16_products.hpp"
 #endif
@@ -75,8 +78,43 @@ struct HostTiles {
   }
 };
 
-/// Matrix products of float and double by OpenBLAS, of bf16 by oneDNN where it is linked, each call on one thread. Of
-/// fp16, and of bf16 elsewhere, by plain loops, which are there so that narrow models can be checked on the host.
+/// A product's results cut into about as equal tiles as threads share well, for kernels whose results do not depend on
+/// how they are cut.
+/// @param threads  2 tiles each, so that one that other work delays does not hold up all; one tile for one thread
+inline HostTiles tiles_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
+  std::int64_t const most = threads <= 1 || m * n * k < 2 * HostTiles::least_terms ? 1 : 2 * threads;
+  std::int64_t down = 1, across = 1;
+  double best = std::numeric_limits<double>::infinity();
+  for (std::int64_t i = 1; i <= most; ++i) {
+    if (most % i != 0) continue;
+    // Packing an element of B, of which each row of tiles does all, costs about twice as much as one of A.
+    double const cost = static_cast<double>(2 * i) / static_cast<double>(std::max<std::int64_t>(m, 1)) +
+                        static_cast<double>(most / i) / static_cast<double>(std::max<std::int64_t>(n, 1));
+    if (cost < best) {
+      best = cost;
+      down = i;
+      across = most / i;
+    }
+  }
+  auto const part = [](std::int64_t length, std::int64_t parts, std::int64_t unit) {
+    return std::max<std::int64_t>(1, std::min(length, ((length + parts - 1) / parts + unit - 1) / unit * unit));
+  };
+  return {m, n, part(m, down, 14), part(n, across, 32)};
+}
+
+/// Whether products of fp32 are made by multiply_fp32, where Gemm could choose. Tests say no, to reach OpenBLAS.
+inline bool& uses_fp32_products() {
+#if defined(NANOGPT_PLAIN_GEMM)
+  static bool uses = false;
+#else
+  static bool uses = has_fp32_products();
+#endif
+  return uses;
+}
+
+/// Matrix products of float by kernels of our own where the processor is made for them, of float elsewhere and of
+/// double by OpenBLAS, of bf16 by oneDNN where it is linked, each call on one thread. Of fp16, and of bf16 elsewhere,
+/// by plain loops, which are there so that narrow models can be checked on the host.
 template <>
 class Gemm<fsdp::host::Device> {
  public:
@@ -93,7 +131,9 @@ class Gemm<fsdp::host::Device> {
   template <class T, class Out>
   void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
            T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c, std::int64_t ldc) {
-    auto const tiles = HostTiles::of(m, n, k);
+    bool const free =
+        std::is_same_v<T, float> && m > 1 && uses_fp32_products() && alpha == 1 && (beta == 0 || beta == 1);
+    auto const tiles = free ? tiles_for_threads(m, n, k, stream.threads()) : HostTiles::of(m, n, k);
     stream.enqueue_parts(tiles.count(), [=](std::int64_t index) {
       auto const [row, column, rows, columns] = tiles.at(index);
       multiply(op_a, op_b, rows, columns, k, alpha, a + row * (op_a == Op::none ? lda : 1), lda,
@@ -140,6 +180,8 @@ class Gemm<fsdp::host::Device> {
                   size(transposed ? k : n), alpha, b, size(ldb), a, 1, beta, c, 1);
       return;
     }
+    if (alpha == 1.0f && (beta == 0.0f || beta == 1.0f) && uses_fp32_products())
+      return multiply_fp32({op_a, op_b, m, n, k, lda, ldb, ldc, beta == 1.0f}, a, b, c);
     cblas_sgemm(CblasRowMajor, blas(op_a), blas(op_b), size(m), size(n), size(k), alpha, a, size(lda), b, size(ldb),
                 beta, c, size(ldc));
   }

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// See [Note: fp32 products].
+#include "fp32_products.hpp"
+
+#if defined(__AVX512F__)
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+// This file alone is compiled for AVX-512, whatever the rest is compiled for. So it instantiates nothing that another
+// file might share: a linker keeps one copy, which an older processor may have to run.
+namespace nanogpt {
+namespace {
+
+/// [Note: fp32 products] As in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), with
+/// the roles of A and B exchanged, since C is row-major. A tile of C, 14 rows by 32 columns, stays in 28 registers
+/// while a block of k passes. The block of B (up to 384 by 768) lies in the second-level cache, packed by panels of 32
+/// columns; 14 rows of A lie in the first one. Packing A by rows is a plain copy, which spares the cache the strides of
+/// the whole matrix. While a tile is computed, the rows of A that come next are fetched into the second-level cache:
+/// where they begin, no hardware foresees.
+constexpr std::int64_t tile_rows = 14, tile_columns = 32;
+constexpr std::int64_t vector = 16;
+constexpr std::int64_t most_terms = 384;                 ///< of a block, in k
+constexpr std::int64_t most_columns = 768;               ///< of a block of B
+constexpr std::int64_t row_pitch = most_terms + vector;  ///< of packed rows of A
+constexpr std::int64_t group = 8;   ///< tiles whose rows of a transposed A are packed together: its rows are long
+constexpr std::int64_t ahead = 16;  ///< terms by which a panel of B is fetched before it is used
+
+std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+std::int64_t whole(std::int64_t length, std::int64_t unit) { return (length + unit - 1) / unit * unit; }
+
+/// Into how large parts to cut `length`, as few as may be of at most `most`, and all of about one size.
+std::int64_t part(std::int64_t length, std::int64_t most, std::int64_t unit) {
+  std::int64_t const parts = (length + most - 1) / most;
+  return whole((length + parts - 1) / parts, unit);
+}
+
+/// What one thread packs operands into.
+class Packed {
+ public:
+  explicit Packed(std::int64_t elements)
+      : data_(static_cast<float*>(std::aligned_alloc(4096, static_cast<std::size_t>(whole(elements * 4, 4096))))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Packed(Packed const&) = delete;
+  Packed& operator=(Packed const&) = delete;
+  ~Packed() { std::free(data_); }
+  float* data() const { return data_; }
+
+ private:
+  float* data_;
+};
+
+/// Rows of memory that will be read soon: one for each half of a tile's time.
+struct Next {
+  char const *first, *second;
+};
+
+using Vector = __m512;
+
+/// c (Rows, 32) = or += a (Rows, terms) b (terms, 32); element (r, i) of a lies at r * RowPitch + i * TermPitch.
+template <int Rows, int RowPitch, int TermPitch>
+void tile(std::int64_t terms, float const* a, float const* b, float* c, std::int64_t ldc, bool adds, Next next) {
+  Vector sum[static_cast<std::size_t>(Rows)][2];
+#pragma GCC unroll 14
+  for (int r = 0; r < Rows; ++r) {
+    sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    _mm_prefetch(reinterpret_cast<char const*>(c + r * ldc), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<char const*>(c + r * ldc + vector), _MM_HINT_T0);
+  }
+  auto const add = [&](std::int64_t i) __attribute__((always_inline)) {
+    char const* const later = reinterpret_cast<char const*>(b) + (i + ahead) * tile_columns * 4;
+    _mm_prefetch(later, _MM_HINT_T0);
+    _mm_prefetch(later + 64, _MM_HINT_T0);
+    Vector const left = _mm512_load_ps(b + i * tile_columns), right = _mm512_load_ps(b + i * tile_columns + vector);
+#pragma GCC unroll 14
+    for (int r = 0; r < Rows; ++r) {
+      Vector const x = _mm512_set1_ps(a[r * RowPitch + i * TermPitch]);
+      sum[r][0] = _mm512_fmadd_ps(x, left, sum[r][0]);
+      sum[r][1] = _mm512_fmadd_ps(x, right, sum[r][1]);
+    }
+  };
+  std::int64_t i = 0;
+  for (; i + vector <= terms; i += vector) {
+    _mm_prefetch(next.first + i * 4, _MM_HINT_T1);
+    _mm_prefetch(next.second + i * 4, _MM_HINT_T1);
+    for (std::int64_t four = i; four < i + vector; four += 4) {
+      add(four);
+      add(four + 1);
+      add(four + 2);
+      add(four + 3);
+    }
+  }
+  for (; i < terms; ++i) add(i);
+#pragma GCC unroll 14
+  for (int r = 0; r < Rows; ++r) {
+    float* const row = c + r * ldc;
+    if (adds) {
+      sum[r][0] = _mm512_add_ps(sum[r][0], _mm512_loadu_ps(row));
+      sum[r][1] = _mm512_add_ps(sum[r][1], _mm512_loadu_ps(row + vector));
+    }
+    _mm512_storeu_ps(row, sum[r][0]);
+    _mm512_storeu_ps(row + vector, sum[r][1]);
+  }
+}
+
+using Tile = void (*)(std::int64_t, float const*, float const*, float*, std::int64_t, bool, Next);
+/// By rows - 1.
+template <int RowPitch, int TermPitch>
+constexpr Tile tiles[tile_rows] = {
+    tile<1, RowPitch, TermPitch>,  tile<2, RowPitch, TermPitch>,  tile<3, RowPitch, TermPitch>,
+    tile<4, RowPitch, TermPitch>,  tile<5, RowPitch, TermPitch>,  tile<6, RowPitch, TermPitch>,
+    tile<7, RowPitch, TermPitch>,  tile<8, RowPitch, TermPitch>,  tile<9, RowPitch, TermPitch>,
+    tile<10, RowPitch, TermPitch>, tile<11, RowPitch, TermPitch>, tile<12, RowPitch, TermPitch>,
+    tile<13, RowPitch, TermPitch>, tile<14, RowPitch, TermPitch>};
+
+/// Columns of `to`, 32 apart, become 16 rows of 16 elements that are `pitch` apart.
+void transpose(float const* from, std::int64_t pitch, float* to) {
+  auto const pairs = [](Vector x) { return _mm512_castps_pd(x); };
+  Vector r[16], t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * pitch);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(t[i]), pairs(t[i + 2])));
+    r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(t[i]), pairs(t[i + 2])));
+    r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(t[i + 1]), pairs(t[i + 3])));
+    r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(t[i + 1]), pairs(t[i + 3])));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // quarter q of r[4 j + i] holds column 4 q + i of rows 4 j to 4 j + 3
+    Vector const even = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88), odd = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+    Vector const even_below = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+    Vector const odd_below = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+    _mm512_store_ps(to + i * tile_columns, _mm512_shuffle_f32x4(even, even_below, 0x88));
+    _mm512_store_ps(to + (4 + i) * tile_columns, _mm512_shuffle_f32x4(odd, odd_below, 0x88));
+    _mm512_store_ps(to + (8 + i) * tile_columns, _mm512_shuffle_f32x4(even, even_below, 0xdd));
+    _mm512_store_ps(to + (12 + i) * tile_columns, _mm512_shuffle_f32x4(odd, odd_below, 0xdd));
+  }
+}
+
+/// Panels of op(B), (terms, 32) each, with zeros for columns that it has not.
+void pack_b(Op op, float const* b, std::int64_t ldb, std::int64_t terms, std::int64_t columns, float* to) {
+  for (std::int64_t first = 0; first < columns; first += tile_columns, to += terms * tile_columns) {
+    std::int64_t const width = least(tile_columns, columns - first);
+    for (std::int64_t half = 0; half < tile_columns; half += vector) {
+      bool const full = width >= half + vector;
+      float const* from = b + (op == Op::none ? first + half : (first + half) * ldb);
+      float* out = to + half;
+      std::int64_t i = 0;
+      if (full && op == Op::none) {
+        for (; i < terms; ++i) _mm512_store_ps(out + i * tile_columns, _mm512_loadu_ps(from + i * ldb));
+      } else if (full) {
+        for (; i + vector <= terms; i += vector) transpose(from + i, ldb, out + i * tile_columns);
+      }
+      for (; i < terms; ++i) {
+        for (std::int64_t column = 0; column < vector; ++column) {
+          bool const there = half + column < width;
+          out[i * tile_columns + column] = !there           ? 0.0f
+                                           : op == Op::none ? from[i * ldb + column]
+                                                            : from[column * ldb + i];
+        }
+      }
+    }
+  }
+}
+
+/// Rows of A, row_pitch apart.
+void copy_rows(float const* a, std::int64_t lda, std::int64_t rows, std::int64_t terms, float* to) {
+  for (std::int64_t r = 0; r < rows; ++r, a += lda, to += row_pitch) {
+    std::int64_t i = 0;
+    for (; i + vector <= terms; i += vector) _mm512_store_ps(to + i, _mm512_loadu_ps(a + i));
+    for (; i < terms; ++i) to[i] = a[i];
+  }
+}
+
+/// Columns of a transposed A: for each tile_rows of them (terms, 16), of which two are not used.
+void copy_columns(float const* a, std::int64_t lda, std::int64_t columns, std::int64_t terms, float* to) {
+  for (std::int64_t i = 0; i < terms; ++i, a += lda, to += vector) {
+    float const* from = a;
+    float* out = to;
+    std::int64_t left = columns;
+    for (; left >= vector; left -= tile_rows, from += tile_rows, out += terms * vector)
+      _mm512_store_ps(out, _mm512_loadu_ps(from));
+    for (; left > 0; left -= tile_rows, from += tile_rows, out += terms * vector)
+      _mm512_store_ps(out, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << left) - 1U), from));
+  }
+}
+
+/// A block of B with all rows of A.
+struct Block {
+  Op op_a;
+  float const* a;  ///< of op_a(A) (rows, terms)
+  std::int64_t lda, rows, terms, columns;
+  float* c;  ///< (rows, columns)
+  std::int64_t ldc;
+  bool adds;
+};
+
+/// Tiles of one block of 14 rows, or fewer.
+/// @param row   the first of them
+/// @param left  packed rows of A, `right` packed panels of B
+void multiply_rows(Block const& p, std::int64_t row, float const* left, float const* right) {
+  std::int64_t const rows = least(tile_rows, p.rows - row);
+  bool const by_rows = p.op_a == Op::none;
+  Tile const compute = by_rows ? tiles<row_pitch, 1>[rows - 1] : tiles<1, vector>[rows - 1];
+  std::int64_t const coming = by_rows ? least(tile_rows, p.rows - row - rows) : 0;  // rows to fetch
+  std::int64_t const panels = (p.columns + tile_columns - 1) / tile_columns, step = (coming + panels - 1) / panels;
+  auto const fetch = [&](std::int64_t index) {
+    bool const there = index < coming && index < 2 * panels;
+    return reinterpret_cast<char const*>(there ? p.a + (row + rows + index) * p.lda : left);
+  };
+  for (std::int64_t panel = 0; panel < panels; ++panel) {
+    Next const next{fetch(step > 1 ? 2 * panel : panel),
+                    step > 1 ? fetch(2 * panel + 1) : reinterpret_cast<char const*>(left)};
+    float* const to = p.c + row * p.ldc + panel * tile_columns;
+    float const* const b = right + panel * tile_columns * p.terms;
+    std::int64_t const width = p.columns - panel * tile_columns;
+    if (width >= tile_columns) {
+      compute(p.terms, left, b, to, p.ldc, p.adds, next);
+      continue;
+    }
+    alignas(64) float all[tile_rows * tile_columns];
+    compute(p.terms, left, b, all, tile_columns, false, next);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < width; ++i) {
+        float& result = to[r * p.ldc + i];
+        result = p.adds ? all[r * tile_columns + i] + result : all[r * tile_columns + i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool has_fp32_products() { return __builtin_cpu_supports("avx512f") != 0; }
+
+void multiply_fp32(Fp32Product const& p, float const* a, float const* b, float* c) {
+  thread_local Packed const left(group * vector * row_pitch);
+  thread_local Packed const right(most_terms * (most_columns + tile_columns));
+  if (p.m <= 0 || p.n <= 0) return;
+  std::int64_t const terms = p.k > 0 ? part(p.k, most_terms, vector) : 1;
+  std::int64_t const columns = part(p.n, most_columns, tile_columns);
+  for (std::int64_t column = 0; column < p.n; column += columns) {
+    for (std::int64_t first = 0; first == 0 || first < p.k; first += terms) {
+      Block const block{p.op_a,
+                        a + (p.op_a == Op::none ? first : first * p.lda),
+                        p.lda,
+                        p.m,
+                        least(terms, p.k - first),
+                        least(columns, p.n - column),
+                        c + column,
+                        p.ldc,
+                        p.adds || first > 0};
+      pack_b(p.op_b, b + (p.op_b == Op::none ? first * p.ldb + column : column * p.ldb + first), p.ldb, block.terms,
+             block.columns, right.data());
+      if (p.op_a == Op::none) {
+        for (std::int64_t row = 0; row < p.m; row += tile_rows) {
+          copy_rows(block.a + row * p.lda, p.lda, least(tile_rows, p.m - row), block.terms, left.data());
+          multiply_rows(block, row, left.data(), right.data());
+        }
+      } else {
+        for (std::int64_t row = 0; row < p.m; row += tile_rows) {
+          std::int64_t const inside = row / tile_rows % group;
+          if (inside == 0)
+            copy_columns(block.a + row, p.lda, least(group * tile_rows, p.m - row), block.terms, left.data());
+          multiply_rows(block, row, left.data() + inside * block.terms * vector, right.data());
+        }
+      }
+    }
+  }
+}
+
+}  // namespace nanogpt
+
+#else
+
+namespace nanogpt {
+
+bool has_fp32_products() { return false; }
+void multiply_fp32(Fp32Product const&, float const*, float const*, float*) {}
+
+}  // namespace nanogpt
+
+#endif
