@@ -119,7 +119,7 @@ class CausalAttention {
   void probabilities(Stream& stream, Panel const& p, Place<T const> const& at, T* scores) const {
     auto const size = context_->config.head_size(), packed = 3 * context_->config.n_embd;
     context_->gemm->batched(stream, Op::none, Op::transpose, p.rows, p.keys, size, 1, at.query, packed, size, at.key,
-                            packed, size, 0, scores, p.keys, p.rows * p.keys, p.heads);
+                            packed, size, 0, scores, p.keys, p.rows * p.keys, p.heads, Lower::result);
     causal_softmax(context_->device, stream, scores, p.heads, p.rows, p.keys, scale());
   }
 
@@ -151,7 +151,7 @@ void CausalAttention<D, T>::forward(Stream& stream, Pass const& pass, DropoutMas
       drop(own, pass, mask, p, scratch.scores);
       context_->gemm->batched(own, Op::none, Op::none, p.rows, size, p.keys, 1, static_cast<T const*>(scratch.scores),
                               p.keys, p.rows * p.keys, at.value, 3 * width, size, 0, mixed + mixed_offset(p, pass),
-                              width, size, p.heads);
+                              width, size, p.heads, Lower::left);
     });
   }
 }
@@ -181,16 +181,16 @@ void CausalAttention<D, T>::backward(Stream& stream, Pass const& pass, DropoutMa
           auto const stride = p.rows * p.keys;
           probabilities(own, p, at, scratch.scores);
           gemm.batched(own, Op::none, Op::transpose, p.rows, p.keys, size, 1, result, width, size, at.value, packed,
-                       size, 0, scratch.gradient, p.keys, stride, p.heads);
+                       size, 0, scratch.gradient, p.keys, stride, p.heads, Lower::result);
           drop(own, pass, mask, p, scratch.gradient);
           causal_softmax_backward(context_->device, own, scores, scratch.gradient, p.heads, p.rows, p.keys, scale());
           drop(own, pass, mask, p, scratch.scores);
           gemm.batched(own, Op::transpose, Op::none, p.keys, size, p.rows, 1, scores, p.keys, stride, result, width,
-                       size, keep, to.value, packed, size, p.heads);
+                       size, keep, to.value, packed, size, p.heads, Lower::left);
           gemm.batched(own, Op::none, Op::none, p.rows, size, p.keys, 1, gradient, p.keys, stride, at.key, packed, size,
-                       0, to.query, packed, size, p.heads);
+                       0, to.query, packed, size, p.heads, Lower::left);
           gemm.batched(own, Op::transpose, Op::none, p.keys, size, p.rows, 1, gradient, p.keys, stride, at.query,
-                       packed, size, keep, to.key, packed, size, p.heads);
+                       packed, size, keep, to.key, packed, size, p.heads, Lower::left);
         });
   }
 }

@@ -30,6 +30,7 @@ constexpr std::int64_t group = 8;   ///< tiles whose rows of a transposed A are 
 constexpr std::int64_t ahead = 16;  ///< terms by which a panel of B is fetched before it is used
 
 std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+std::int64_t within(std::int64_t value, std::int64_t most) { return value < 0 ? 0 : least(value, most); }
 std::int64_t whole(std::int64_t length, std::int64_t unit) { return (length + unit - 1) / unit * unit; }
 
 /// Into how large parts to cut `length`, as few as may be of at most `most`, and all of about one size.
@@ -197,45 +198,79 @@ void copy_columns(float const* a, std::int64_t lda, std::int64_t columns, std::i
 
 /// A block of B with all rows of A.
 struct Block {
-  Op op_a;
-  float const* a;  ///< of op_a(A) (rows, terms)
-  std::int64_t lda, rows, terms, columns;
-  float* c;  ///< (rows, columns)
-  std::int64_t ldc;
+  Fp32Product const& product;
+  float const* a;  ///< of op_a(A) (m, terms)
+  float* c;        ///< of C (m, columns)
+  std::int64_t first_term, terms, first_column, columns;
   bool adds;
 };
 
-/// Tiles of one block of 14 rows, or fewer.
-/// @param row   the first of them
-/// @param left  packed rows of A, `right` packed panels of B
-void multiply_rows(Block const& p, std::int64_t row, float const* left, float const* right) {
-  std::int64_t const rows = least(tile_rows, p.rows - row);
+/// The terms [begin, end) of a block, and the columns up to `columns`, that a tile's rows [first, last) need.
+struct Needed {
+  std::int64_t begin, end, columns;
+};
+Needed needed(Block const& block, std::int64_t first, std::int64_t last) {
+  auto const& p = block.product;
+  Needed all{0, block.terms, block.columns};
+  if (p.lower == Lower::result) {
+    all.columns = within(last + p.n - p.m - block.first_column, block.columns);
+  } else if (p.lower == Lower::left && p.op_a == Op::none) {
+    all.end = within(last + p.k - p.m - block.first_term, block.terms);
+  } else if (p.lower == Lower::left) {
+    all.begin = within(first - (p.m - p.k) - block.first_term, block.terms);
+  }
+  return all;
+}
+
+/// Tiles of up to 14 rows of C, from `row`.
+/// @param left   packed rows of A: needed() of them, or with a transposed A all terms
+/// @param right  packed panels of B
+void multiply_rows(Block const& block, std::int64_t row, Needed const& range, float const* left, float const* right) {
+  auto const& p = block.product;
+  std::int64_t const rows = least(tile_rows, p.m - row), terms = range.end - range.begin;
   bool const by_rows = p.op_a == Op::none;
   Tile const compute = by_rows ? tiles<row_pitch, 1>[rows - 1] : tiles<1, vector>[rows - 1];
-  std::int64_t const coming = by_rows ? least(tile_rows, p.rows - row - rows) : 0;  // rows to fetch
-  std::int64_t const panels = (p.columns + tile_columns - 1) / tile_columns, step = (coming + panels - 1) / panels;
+  float const* const a = by_rows ? left : left + range.begin * vector;
+  // Rows of A to fetch: the next ones, two for a panel at most.
+  std::int64_t const panels = (range.columns + tile_columns - 1) / tile_columns;
+  std::int64_t const coming = by_rows ? least(least(tile_rows, p.m - row - rows), 2 * panels) : 0;
   auto const fetch = [&](std::int64_t index) {
-    bool const there = index < coming && index < 2 * panels;
-    return reinterpret_cast<char const*>(there ? p.a + (row + rows + index) * p.lda : left);
+    return reinterpret_cast<char const*>(index < coming ? block.a + (row + rows + index) * p.lda : left);
   };
   for (std::int64_t panel = 0; panel < panels; ++panel) {
-    Next const next{fetch(step > 1 ? 2 * panel : panel),
-                    step > 1 ? fetch(2 * panel + 1) : reinterpret_cast<char const*>(left)};
-    float* const to = p.c + row * p.ldc + panel * tile_columns;
-    float const* const b = right + panel * tile_columns * p.terms;
-    std::int64_t const width = p.columns - panel * tile_columns;
+    Next const next =
+        coming > panels ? Next{fetch(2 * panel), fetch(2 * panel + 1)} : Next{fetch(panel), fetch(coming)};
+    float* const to = block.c + row * p.ldc + panel * tile_columns;
+    float const* const b = right + (panel * block.terms + range.begin) * tile_columns;
+    std::int64_t const width = block.columns - panel * tile_columns;
     if (width >= tile_columns) {
-      compute(p.terms, left, b, to, p.ldc, p.adds, next);
+      compute(terms, a, b, to, p.ldc, block.adds, next);
       continue;
     }
     alignas(64) float all[tile_rows * tile_columns];
-    compute(p.terms, left, b, all, tile_columns, false, next);
+    compute(terms, a, b, all, tile_columns, false, next);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t i = 0; i < width; ++i) {
         float& result = to[r * p.ldc + i];
-        result = p.adds ? all[r * tile_columns + i] + result : all[r * tile_columns + i];
+        result = block.adds ? all[r * tile_columns + i] + result : all[r * tile_columns + i];
       }
     }
+  }
+}
+
+/// All tiles of a block.
+/// @param left  room for packed rows of A
+void multiply_block(Block const& block, float* left, float const* right) {
+  auto const& p = block.product;
+  for (std::int64_t row = 0; row < p.m; row += tile_rows) {
+    std::int64_t const inside = p.op_a == Op::none ? 0 : row / tile_rows % group;
+    auto const range = needed(block, row, least(row + tile_rows, p.m));
+    if (p.op_a == Op::none) {
+      copy_rows(block.a + row * p.lda, p.lda, least(tile_rows, p.m - row), range.end, left);
+    } else if (inside == 0) {
+      copy_columns(block.a + row, p.lda, least(group * tile_rows, p.m - row), block.terms, left);
+    }
+    multiply_rows(block, row, range, left + inside * block.terms * vector, right);
   }
 }
 
@@ -251,30 +286,17 @@ void multiply_fp32(Fp32Product const& p, float const* a, float const* b, float* 
   std::int64_t const columns = part(p.n, most_columns, tile_columns);
   for (std::int64_t column = 0; column < p.n; column += columns) {
     for (std::int64_t first = 0; first == 0 || first < p.k; first += terms) {
-      Block const block{p.op_a,
+      Block const block{p,
                         a + (p.op_a == Op::none ? first : first * p.lda),
-                        p.lda,
-                        p.m,
-                        least(terms, p.k - first),
-                        least(columns, p.n - column),
                         c + column,
-                        p.ldc,
+                        first,
+                        least(terms, p.k - first),
+                        column,
+                        least(columns, p.n - column),
                         p.adds || first > 0};
       pack_b(p.op_b, b + (p.op_b == Op::none ? first * p.ldb + column : column * p.ldb + first), p.ldb, block.terms,
              block.columns, right.data());
-      if (p.op_a == Op::none) {
-        for (std::int64_t row = 0; row < p.m; row += tile_rows) {
-          copy_rows(block.a + row * p.lda, p.lda, least(tile_rows, p.m - row), block.terms, left.data());
-          multiply_rows(block, row, left.data(), right.data());
-        }
-      } else {
-        for (std::int64_t row = 0; row < p.m; row += tile_rows) {
-          std::int64_t const inside = row / tile_rows % group;
-          if (inside == 0)
-            copy_columns(block.a + row, p.lda, least(group * tile_rows, p.m - row), block.terms, left.data());
-          multiply_rows(block, row, left.data() + inside * block.terms * vector, right.data());
-        }
-      }
+      multiply_block(block, left.data(), right.data());
     }
   }
 }

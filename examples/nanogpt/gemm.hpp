@@ -10,6 +10,13 @@ namespace nanogpt {
 /// Whether an operand is used as stored or transposed.
 enum class Op : unsigned char { none, transpose };
 
+/// What of a product is a lower trapezoid: element (r, c) of (rows, columns) lies in it if c - r <= columns - rows.
+enum class Lower : unsigned char {
+  none,
+  left,    ///< A, as stored: elements outside are 0, and may be left out of the sums
+  result,  ///< C: elements outside are not wanted, and may be left as they are
+};
+
 /// The type of alpha and beta for results of type `Out`.
 template <class Out>
 using GemmScalar = std::conditional_t<std::is_same_v<Out, double>, double, float>;
@@ -29,12 +36,13 @@ using GemmScalar = std::conditional_t<std::is_same_v<Out, double>, double, float
 ///            GemmScalar<Out> alpha, T const* a, std::int64_t lda, T const* b, std::int64_t ldb,
 ///            GemmScalar<Out> beta, Out* c, std::int64_t ldc);
 ///
-///   // `batch` products; matrix i of an operand starts i strides after the first
+///   // `batch` products; matrix i of an operand starts i strides after the first. `lower` may spare work.
 ///   template <class T, class Out>
 ///   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
 ///                GemmScalar<Out> alpha, T const* a, std::int64_t lda, std::int64_t stride_a,
 ///                T const* b, std::int64_t ldb, std::int64_t stride_b,
-///                GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch);
+///                GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch, Lower
+///                lower = Lower::none);
 /// @endcode
 /// One Gemm serves one stream: it may own a workspace that its products share.
 /// @note Stream: both calls only enqueue.

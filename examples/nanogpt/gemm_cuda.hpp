@@ -93,7 +93,8 @@ class Gemm<fsdp::cuda::Device> {
   template <class T, class Out>
   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,
-               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
+               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch,
+               Lower = Lower::none) {
     if (batch == 0) return;
     multiply<T, Out>(stream, {m, n, k, lda, ldb, ldc, is(op_a), is(op_b), batch, stride_a, stride_b, stride_c}, alpha,
                      a, b, beta, c, nullptr);

@@ -144,9 +144,11 @@ class Gemm<fsdp::host::Device> {
   template <class T, class Out>
   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,
-               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
+               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch,
+               Lower lower = Lower::none) {
     stream.enqueue_parts(batch, [=](std::int64_t i) {
-      multiply(op_a, op_b, m, n, k, alpha, a + i * stride_a, lda, b + i * stride_b, ldb, beta, c + i * stride_c, ldc);
+      multiply(op_a, op_b, m, n, k, alpha, a + i * stride_a, lda, b + i * stride_b, ldb, beta, c + i * stride_c, ldc,
+               lower);
     });
   }
 
@@ -154,7 +156,7 @@ class Gemm<fsdp::host::Device> {
   template <class T, class Out>
   static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                        T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c,
-                       std::int64_t ldc) {
+                       std::int64_t ldc, Lower = Lower::none) {
     using Sum = GemmScalar<Out>;
     for (std::int64_t row = 0; row < m; ++row) {
       for (std::int64_t column = 0; column < n; ++column) {
@@ -173,7 +175,8 @@ class Gemm<fsdp::host::Device> {
   static blasint size(std::int64_t value) { return static_cast<blasint>(value); }
 
   static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float const* a,
-                       std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+                       std::int64_t lda, float const* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc,
+                       Lower lower = Lower::none) {
     if (m == 1 && op_a == Op::none) {  // a row times a matrix: bound by memory, and a matrix-vector product reads once
       bool const transposed = op_b == Op::transpose;
       cblas_sgemv(CblasRowMajor, transposed ? CblasNoTrans : CblasTrans, size(transposed ? n : k),
@@ -181,12 +184,13 @@ class Gemm<fsdp::host::Device> {
       return;
     }
     if (alpha == 1.0f && (beta == 0.0f || beta == 1.0f) && uses_fp32_products())
-      return multiply_fp32({op_a, op_b, m, n, k, lda, ldb, ldc, beta == 1.0f}, a, b, c);
+      return multiply_fp32({op_a, op_b, m, n, k, lda, ldb, ldc, beta == 1.0f, lower}, a, b, c);
     cblas_sgemm(CblasRowMajor, blas(op_a), blas(op_b), size(m), size(n), size(k), alpha, a, size(lda), b, size(ldb),
                 beta, c, size(ldc));
   }
   static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, double const* a,
-                       std::int64_t lda, double const* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc) {
+                       std::int64_t lda, double const* b, std::int64_t ldb, double beta, double* c, std::int64_t ldc,
+                       Lower = Lower::none) {
     cblas_dgemm(CblasRowMajor, blas(op_a), blas(op_b), size(m), size(n), size(k), alpha, a, size(lda), b, size(ldb),
                 beta, c, size(ldc));
   }
@@ -194,7 +198,7 @@ class Gemm<fsdp::host::Device> {
   template <class Out>
   static void multiply(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
                        fsdp::bf16 const* a, std::int64_t lda, fsdp::bf16 const* b, std::int64_t ldb, float beta, Out* c,
-                       std::int64_t ldc) {
+                       std::int64_t ldc, Lower = Lower::none) {
     if (alpha == 1.0f && (beta == 0.0f || beta == 1.0f) &&
         multiply_bf16({op_a, op_b, m, n, k, lda, ldb, ldc, beta == 1.0f, std::is_same_v<Out, float>}, a, b, c))
       return;
