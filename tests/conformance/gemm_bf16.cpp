@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's products of bf16 on the host by oneDNN. Where it has no kernel, plain loops stand in and must pass too.
 // needs: OpenBLAS
-// links: nanogpt_bf16
+// links: nanogpt_bf16 nanogpt_fp32
 // skip-tsan
 #include "examples/nanogpt/bf16_products.hpp"
 
