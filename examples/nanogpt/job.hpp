@@ -15,8 +15,8 @@ struct Job {
   Settings settings;
   Command command = Command::train;
   std::string device;          ///< "cpu" or "cuda"
-  std::string dtype;           ///< "float32" or "bfloat16": what the run computes in
-  std::string dtype_note;      ///< why that is not the one that was asked for, or empty
+  std::string dtype;           ///< "float32" or "bfloat16": what the run computes in. "fastest": not known yet
+  std::string dtype_note;      ///< why it is that one, where the settings alone do not say so, or empty
   std::string world_kind;      ///< how ranks came about, in words
   int threads = 1;             ///< that this rank computes with, on the host
   bool shares_gpus = false;    ///< there are fewer GPUs than processes

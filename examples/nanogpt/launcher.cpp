@@ -22,6 +22,7 @@
 #include "commands.hpp"
 #include "cores.hpp"
 #include "dispatch.hpp"
+#include "element_type.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
@@ -115,28 +116,6 @@ std::string choose_device(Settings const& settings) {
   return settings.device.empty() ? "cpu" : settings.device;
 }
 
-/// Chooses the element type to compute in on the job's device: the setting, or bfloat16 on cuda and float32 on cpu. A
-/// processor without units for bf16 computes in float32, and the job's note says so.
-/// @throws fsdp::ConfigError unless there is such a computation
-void choose_dtype(Job& job) {
-  bool const host = job.device == "cpu";
-  auto const& asked = job.settings.dtype;
-  job.dtype = !asked.empty() ? asked : host ? "float32" : "bfloat16";
-  if (asked == "float16")
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
-        "got float16");
-  if (!host || asked != "bfloat16") return;
-#if NANOGPT_HAVE_ONEDNN
-  if (!bf16_units().empty()) return;
-  job.dtype_note = "this processor has no units for bf16 (AMX or AVX-512 BF16) that oneDNN may use";
-#else
-  job.dtype_note = "this program was built without oneDNN, which bf16 on cpu needs (on Debian: libdnnl-dev)";
-#endif
-  job.dtype_note += ": computing in float32";
-  job.dtype = "float32";
-}
-
 /// OpenBLAS chooses its kernels as it is loaded. Where they leave the processor's wider vectors idle and nobody has
 /// chosen them, starts this program again with others; if that fails, the run's first lines warn.
 void choose_blas_kernels(CommandLine line) {
@@ -199,6 +178,7 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
         World<fsdp::host::Device>::of(fsdp::mpi::Communicator(environment, fsdp::host::Device{job.threads}, options));
     try {
       expect_same_device(world, job);
+      take_fastest_type(job, [&](std::string const& mine) { return world.exchange(mine, "rates of products"); });
       if (kind == WorldKind::mpi)
         agree(world, [&] { choose_shard_group(job, environment.nodes(options.ranks_per_node)); });
     } catch (AgreedError const& error) {
@@ -291,7 +271,10 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   job.threads =
       threads_of(settings, std::vector<std::vector<int>>(static_cast<std::size_t>(settings.ranks), allowed_cores()), 0);
   job.world_kind = describe(kind, settings.ranks);
-  return guarded([&] { return run_as_threads(job); });
+  return guarded([&] {
+    take_fastest_type(job, [](std::string const& mine) { return std::vector{mine}; });  // for all ranks
+    return run_as_threads(job);
+  });
 }
 
 }  // namespace nanogpt

@@ -2,6 +2,7 @@
 // What a run reports: schedule of the learning rate, speed, utilisation, memory, and the lines that say so.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -105,8 +106,11 @@ struct BlasInfo {
 };
 BlasInfo blas_info();
 
+/// How long a rate is measured, where nothing else is said.
+inline constexpr std::chrono::milliseconds usual_span{50};
+
 /// Highest rate of fp32 matrix products on so many threads, each with products of its own; FLOP per second, measured
-/// for about 50 ms.
-double measure_sgemm_peak(int threads);
+/// for about as long as `span` says.
+double measure_sgemm_peak(int threads, std::chrono::milliseconds span = usual_span);
 
 }  // namespace nanogpt

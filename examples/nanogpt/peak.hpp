@@ -85,9 +85,11 @@ inline double data_sheet_bf16_peak(std::string_view text) {
 
 namespace detail {
 
-/// Highest rate of products of n by n elements of T, so many at once, FLOP per second, measured for about 50 ms.
+/// Highest rate of products of n by n elements of T, so many at once, FLOP per second, measured for about as long as
+/// `span` says.
 template <class T, class D>
-double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 1) {
+double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 1,
+                        std::chrono::milliseconds span = usual_span) {
   using Clock = std::chrono::steady_clock;
   auto const bytes = static_cast<std::size_t>(n * n) * sizeof(T);
   fsdp::MemoryAccount account;
@@ -114,7 +116,7 @@ double measure_products(D const& device, std::int64_t n, std::int64_t at_once = 
   };
   double best = product();  // also warms up
   auto const begin = Clock::now();
-  while (Clock::now() - begin < std::chrono::milliseconds(50)) best = std::min(best, product());
+  while (Clock::now() - begin < span) best = std::min(best, product());
   return 2.0 * static_cast<double>(at_once * n * n * n) / best;
 }
 
@@ -132,13 +134,13 @@ double measure_products(D const& device) {
 
 }  // namespace detail
 
-/// Rate of a host rank's products of T, FLOP per second, measured for about 50 ms.
+/// Rate of a host rank's products of T, FLOP per second, measured for about as long as `span` says.
 template <class T>
-double measure_host_rate(fsdp::host::Device const& device) {
+double measure_host_rate(fsdp::host::Device const& device, std::chrono::milliseconds span = usual_span) {
   if constexpr (std::is_same_v<T, float>) {
-    return measure_sgemm_peak(device.threads);
+    return measure_sgemm_peak(device.threads, span);
   } else {
-    return detail::measure_products<T>(device, 512, device.threads);
+    return detail::measure_products<T>(device, 512, device.threads, span);
   }
 }
 template <class T>

@@ -77,14 +77,9 @@ for setting in ${settings[@]+"${settings[@]}"}; do
 done
 . "$repository/examples/nanogpt/choose_launch.sh"
 choose_launch "$preset" "$repository/build/$preset" "$nanogpt"
-# The type that is fastest here: as a config file, which one of the caller's may overrule.
-fastest=()
-if [[ $preset == cpu && $("$nanogpt" --version) =~ 'bf16 on cpu: A'[^$'\n']* ]]; then
-  echo "dtype = 'bfloat16'" > fastest_type
-  fastest=(fastest_type)
-  say "${BASH_REMATCH[0]}: the type is bfloat16, unless your settings name another"
-fi
-defaults=(train_shakespeare_char_cpu ${fastest[@]+"${fastest[@]}"} --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
+# The type that is fastest here, which nanogpt measures: as a config file, which one of the caller's may overrule.
+echo "dtype = 'fastest'" > fastest_type
+defaults=(train_shakespeare_char_cpu fastest_type --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
           --batch_size=6 --gradient_accumulation_steps="$ranks" --trace="$out_dir/trace.json"
           ${rank_settings[@]+"${rank_settings[@]}"})
 if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi

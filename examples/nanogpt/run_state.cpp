@@ -44,6 +44,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
           {"train_loss", number_json(run.train_loss)},
           {"val_loss", number_json(run.val_loss)},
           {"best_val_loss", number_json(run.best_val_loss)},
+          {"dtype", run.dtype},
           {"data_vocab_size", run.data_vocab_size},
           {"vocabulary_xxh64", run.vocabulary},
           {"model", model_json(run.model)},
@@ -65,6 +66,9 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   run.train_loss = fields.number("train_loss");
   run.val_loss = fields.number("val_loss");
   run.best_val_loss = fields.number("best_val_loss");
+  if (fields.has("dtype")) run.dtype = fields.text("dtype");
+  if (!run.dtype.empty() && run.dtype != "float32" && run.dtype != "bfloat16")
+    fields.wrong("dtype", "\"float32\" or \"bfloat16\"");
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   run.model = model_from(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known

@@ -21,6 +21,7 @@ struct RunState {
   std::int64_t evaluated = -1;  ///< iteration of the last evaluation
   double train_loss = 0, val_loss = 0;
   double best_val_loss = 1e9;
+  std::string dtype;  ///< that it computes in: "float32" or "bfloat16"; empty: not known
   std::int64_t data_vocab_size =
       0;                   ///< of the data, which may be less than the model's; 0: their meta.json did not say
   std::string vocabulary;  ///< checksum of what the data's tokens are; empty: not known

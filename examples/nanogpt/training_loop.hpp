@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -47,6 +49,7 @@ class TrainingLoop {
       : trainer_(trainer),
         settings_(job.settings),
         ready_(ready),
+        dtype_(job.dtype),
         first_rank_(trainer.engine().rank() == 0),
         tokens_(
             static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
@@ -81,6 +84,7 @@ class TrainingLoop {
   int train() {
     if (ready_.resumed) resume();
     run_.vocabulary = ready_.vocabulary;
+    run_.dtype = dtype_;
     auto const first = run_.iteration;
     auto const began = Clock::now();
     for (std::int64_t iteration = first; iteration <= settings_.max_iters || settings_.eval_only; ++iteration) {
@@ -290,6 +294,7 @@ class TrainingLoop {
   T& trainer_;
   Settings const& settings_;
   Preparation const& ready_;
+  std::string dtype_;  ///< that is computed in
   bool first_rank_;
   double tokens_;
   Peak peak_;
