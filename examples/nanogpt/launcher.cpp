@@ -65,7 +65,7 @@ void stop_at_once(char const* signal) {
   }
   put(": stopping\n");
   if (::write(STDERR_FILENO, text.data(), length) < 0) std::_Exit(fsdp::host::wait_terminated_exit_code);
-  fsdp::host::request_termination();
+  fsdp::host::request_termination(signal);
 }
 
 extern "C" void on_sigterm(int) { stop_at_once("SIGTERM"); }

@@ -139,10 +139,11 @@ std::vector<Setting> make_table() {
       {"float32", "bfloat16", "float16", "fastest"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
-  t.count("threads", &S::threads, computing | prepare,
-          "threads that a rank computes with on the host, or that tokenize; auto: the cores that this process may run "
-          "on, divided over the machine's ranks",
-          0, 256);
+  t.count(
+      "threads", &S::threads, computing | prepare,
+      "threads that a rank computes with on the host, or that tokenize; auto, or 0: the cores that this process may "
+      "run on, divided over the machine's ranks",
+      0, 256);
   t.rows.back().word_for_zero = "auto";
   t.choice("comm", &S::comm, computing,
            "what moves data between ranks: mpi for processes on the host, nccl for those with GPUs, local for threads; "

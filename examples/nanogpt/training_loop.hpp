@@ -147,7 +147,7 @@ class TrainingLoop {
   }
   void stop_if_asked() {
     if (!fsdp::host::termination_requested()) return;
-    run_log_.write(log_line_of_stop(trained_, "SIGTERM"));
+    run_log_.write(log_line_of_stop(trained_, fsdp::host::termination_cause()));
     std::fflush(stdout);
     std::_Exit(fsdp::host::wait_terminated_exit_code);
   }
@@ -168,7 +168,7 @@ class TrainingLoop {
     if (!std::isfinite(train_loss) || !std::isfinite(val_loss))
       fsdp::fail<fsdp::Error>(
           "rank {}: iteration {}: the evaluation gives a training loss of {} and a validation loss of {}",
-          trainer_.engine().rank(), iteration, train_loss, val_loss);
+          trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss));
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
     if ((better || settings_.always_save_checkpoint) && iteration > 0 && !settings_.eval_only)

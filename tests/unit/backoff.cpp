@@ -72,6 +72,16 @@ TEST_CASE("a wait on a core where another thread computes sleeps at once, and yi
   CHECK(yielded_again);
 }
 
+TEST_CASE("a wait that is asked to end names what asked it to", "[backoff]") {
+  auto const outcome = fsdp::testing::in_child([] {
+    fsdp::host::request_termination("another SIGUSR1");
+    for (fsdp::host::Backoff backoff;;) backoff.pause([] { return std::string("a peer"); });
+  });
+  INFO(outcome.text);
+  CHECK(outcome.code == fsdp::host::wait_terminated_exit_code);
+  CHECK(outcome.text.find("fsdp: another SIGUSR1 during a wait: a peer; waiting for") != std::string::npos);
+}
+
 TEST_CASE("a wait that is asked to end says so, unless another has said more", "[backoff]") {
   for (bool const reported : {false, true}) {
     auto const outcome = fsdp::testing::in_child([&] {

@@ -40,10 +40,12 @@ inline std::string elapsed_text(std::chrono::steady_clock::duration waited) {
 namespace detail {
 inline std::atomic<std::int64_t> wait_deadline_ns{600'000'000'000};
 inline std::atomic<bool> terminate_requested{false};
+inline std::atomic<char const*> termination_cause{"SIGTERM"};
 inline std::atomic<bool> giving_up{false};
 inline std::atomic<bool> reported{
     false};  // by who knows more of the wait: what it comes of is not to be printed after it
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<char const*>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -64,8 +66,13 @@ inline std::chrono::nanoseconds wait_deadline() {
 }
 
 /// Marks the process as asked to end: threads that wait report what they wait for and end it. Async-signal-safe.
-inline void request_termination() noexcept { detail::terminate_requested.store(true, std::memory_order_relaxed); }
+/// @param cause  what they name: a signal, say. It is kept, not copied
+inline void request_termination(char const* cause = "SIGTERM") noexcept {
+  detail::termination_cause.store(cause, std::memory_order_relaxed);
+  detail::terminate_requested.store(true);  // after its cause
+}
 inline bool termination_requested() noexcept { return detail::terminate_requested.load(std::memory_order_relaxed); }
+inline char const* termination_cause() noexcept { return detail::termination_cause.load(std::memory_order_relaxed); }
 
 /// Blocks for ever if another thread is ending the process because of a wait that has failed: what this one has found
 /// since then may come of that, and is not to be reported instead.
@@ -106,9 +113,9 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 [[noreturn]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited, bool terminated) {
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
   if (reported.load()) std::this_thread::sleep_for(std::chrono::hours{1});
-  auto const line =
-      formatted("fsdp: {}: {}; waiting {}\n", terminated ? "SIGTERM during a wait" : "a wait missed its deadline", what,
-                elapsed_text(waited));
+  auto const why = terminated ? formatted("{} during a wait", termination_cause.load(std::memory_order_relaxed))
+                              : std::string("a wait missed its deadline");
+  auto const line = formatted("fsdp: {}: {}; waiting {}\n", why, what, elapsed_text(waited));
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
   bool const first = !giving_up.exchange(true, std::memory_order_relaxed);
