@@ -13,8 +13,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -120,7 +122,12 @@ std::string choose_device(Settings const& settings) {
 /// chosen them, starts this program again with others; if that fails, the run's first lines warn.
 void choose_blas_kernels(CommandLine line) {
   if (std::getenv("OPENBLAS_CORETYPE") != nullptr || !blas_info().wider_idle) return;
-  if (::setenv("OPENBLAS_CORETYPE", "SkylakeX", 1) == 0) ::execv("/proc/self/exe", line.argv);
+  if (::setenv("OPENBLAS_CORETYPE", "SkylakeX", 1) != 0) return;
+  constexpr char const* self = "/proc/self/exe";
+  std::error_code error;
+  auto const file = std::filesystem::read_symlink(self, error);
+  if (!error) ::execv(file.c_str(), line.argv);  // by this name, for a process is called what its file is
+  ::execv(self, line.argv);                      // the file is no longer there
 }
 
 constexpr Build build{NANOGPT_HAVE_MPI != 0, NANOGPT_HAVE_NCCL != 0};

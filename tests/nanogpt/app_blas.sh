@@ -19,7 +19,9 @@ fi
 cat >name.cpp <<'EOF'
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 // Notes each call in the file "asked": the name is asked for once as the program starts, and once when it is printed.
+// Notes in the file "called" what the process is called then.
 extern "C" char* openblas_get_corename() {
   static char narrow[] = "Zen", wide[] = "SkylakeX";
   auto const* const chosen = std::getenv("OPENBLAS_CORETYPE");
@@ -27,6 +29,8 @@ extern "C" char* openblas_get_corename() {
     std::fputs(chosen ? "chosen\n" : "by itself\n", file);
     std::fclose(file);
   }
+  std::ifstream comm("/proc/self/comm");
+  std::ofstream("called", std::ios::app) << comm.rdbuf();
   return chosen != nullptr && chosen[0] == 'S' ? wide : narrow;
 }
 EOF
@@ -37,6 +41,7 @@ bench() { timeout 60 env "$@" "$nanogpt" bench "${tiny[@]}" >output 2>&1 || fail
 bench -u OPENBLAS_CORETYPE LD_PRELOAD="$PWD/name.so"
 check "did not choose" grep -q '^OpenBLAS core SkylakeX' output
 check "asked before once, then after" test "$(head -n 2 asked | tr '\n' ,)" = "by itself,chosen,"
+check "a process that pgrep finds by another name" test "$(sort -u called)" = nanogpt
 check "started again and again" test "$(grep -c 'by itself' asked)" -eq 1
 bench OPENBLAS_CORETYPE=Haswell LD_PRELOAD="$PWD/name.so"
 check "chose although somebody had" grep -q '^OpenBLAS core Zen' output
