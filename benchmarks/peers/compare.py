@@ -40,12 +40,15 @@ def ranks_launcher(args, path, ranks):
     """The words before nanogpt, and its settings, that start its ranks: processes where it knows MPI, else threads."""
     if ranks == 1:
         return [], []
+    mpirun = args.mpirun or "mpirun"
     version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-    if args.mpirun == "none" or "MPI: not built in" in version or not shutil.which(args.mpirun):
+    if mpirun == "none" or "MPI: not built in" in version or not shutil.which(mpirun):
+        if args.mpirun not in (None, "none"):
+            raise PeersError(f"--mpirun: '{path}' was built without MPI; 'none' lets ranks be threads")
         return [], [f"--ranks={ranks}"]
-    maker = subprocess.run([args.mpirun, "--version"], capture_output=True, text=True).stdout
+    maker = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     flags = ["--oversubscribe", "--bind-to", "none"] if re.search("open.?mpi|openrte|prte", maker, re.IGNORECASE) else []
-    return [args.mpirun, "-n", str(ranks), *flags], []
+    return [mpirun, "-n", str(ranks), *flags], []
 
 
 def common_environment(args):
@@ -163,7 +166,9 @@ def run_all(args, wanted):
 
 def main():
     args = settings.arguments(__doc__)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that sides are ended
+    for which in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(which) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(which, lambda number, _: sys.exit(128 + number))  # as an exception, so that sides are ended
     try:
         if args.list:
             report.list_all(MODELS, PAIRINGS, PEERS, settings.torch_version(args.python), args)

@@ -68,15 +68,20 @@ def progress(args, ready):
     return say
 
 
-def configuration(name, ready):
+def threads(count):
+    return f"{count} thread{'s' * (count != 1)} a rank"
+
+
+def configuration(ready):
     """What a side has said of itself."""
     if "torch" in ready:
         return listed([f"torch {ready['torch']}", f"{ready['dtype']}{' autocast' * (ready['dtype'] != 'float32')}",
-                       f"{ready['threads']} thread{'s' * (ready['threads'] > 1)} a rank", f"AdamW {ready['adamw']}",
+                       threads(ready['threads']), f"AdamW {ready['adamw']}",
                        f"oneDNN {'on' if ready['mkldnn'] else 'off'}", f"MKL {'on' if ready['mkl'] else 'off'}",
                        f"kernels for {ready['capability']}"])
     known = {key: ready.get(key, "?") for key in ("dtype", "strategy", "blas_core")}
-    return f"{known['dtype']}, strategy {known['strategy']}, OpenBLAS core {known['blas_core']}"
+    return listed([known["dtype"], threads(ready.get("threads", "?")), f"strategy {known['strategy']}",
+                   f"OpenBLAS core {known['blas_core']}"])
 
 
 def result(found):
@@ -85,7 +90,7 @@ def result(found):
     print(f"  {ready['tokens_per_step']:,} tokens a step, {ready['parameters']:,} parameters")
     for side in (ours, theirs):
         pieces = len(side.get("pieces", side.get("seconds", [])))
-        detail = "" if "ready" not in side else f", {configuration(side['name'], side['ready'])}"
+        detail = "" if "ready" not in side else f", {configuration(side['ready'])}"
         memory = f", {side['memory_bytes'] / 1e9:.3f} GB (PSS)" if side.get("memory_bytes") else ""
         steps = side["steps_of_a_piece"]
         print(f"  {side['name']:<8} {side['tokens_per_s']:>12,.1f} tokens/s (median of {pieces} pieces of {steps} "

@@ -5,6 +5,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -91,7 +92,8 @@ def arguments(description):
     add("--python", metavar="PATH", default=sys.executable, help="the interpreter that has torch (default: this one)")
     add("--theirs", metavar="PATH",
         help="another nanogpt (or what takes its arguments and speaks its protocol) instead of PyTorch")
-    add("--mpirun", metavar="PATH", default="mpirun", help="starts nanogpt's ranks as processes; 'none': they are threads")
+    add("--mpirun", metavar="PATH",
+        help="starts nanogpt's ranks as processes; 'none': they are threads (default: mpirun, or threads where there is none)")
     add("--llmc", metavar="PATH", help="llm.c's train_gpt2; it runs in the folder that holds it")
     add("--llmc-batch", type=count, default=4, help="sequences of its step, as it was compiled")
     add("--llmc-block", type=count, default=64, help="tokens of a sequence, likewise")
@@ -162,6 +164,8 @@ def check_here(args, peers):
         check_program("--theirs", args.theirs)
     if "llmc" in peers:
         check_program("--llmc", args.llmc)
+    if args.mpirun not in (None, "none") and not shutil.which(args.mpirun):
+        raise PeersError(f"--mpirun: '{args.mpirun}' is no program that can be run; 'none' lets ranks be threads")
     if args.data and not os.path.isfile(args.data):
         raise PeersError(f"--data: there is no file '{args.data}'")
     for pairing in args.pairing:

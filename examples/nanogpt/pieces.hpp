@@ -81,9 +81,9 @@ int run_pieces(T& trainer, Job const& job, int ranks) {
   for (auto const& tensor : fsdp::tensor_list(engine)) parameters += tensor.numel;
   auto const blas = job.device == "cpu" ? fmt::format("\"{}\"", blas_info().core) : std::string("null");
   say(fmt::format(
-      R"({{"kind":"ready","ranks":{},"parameters":{},"tokens_per_step":{},"strategy":"{}","dtype":"{}","blas_core":{}}})",
+      R"({{"kind":"ready","ranks":{},"parameters":{},"tokens_per_step":{},"strategy":"{}","dtype":"{}","threads":{},"blas_core":{}}})",
       ranks, parameters, s.gradient_accumulation_steps * s.batch_size * s.block_size, engine.strategy().name, job.dtype,
-      blas));
+      job.threads, blas));
   while (true) {
     auto const line = speaks ? wait_for_line() : std::nullopt;
     auto const order = engine.world().exchange(line ? "piece " + *line : "end", "the next piece").front();

@@ -52,7 +52,9 @@ refuses() { # refuses MESSAGE ARGUMENT...: before anything is started
 }
 
 # --- a known ratio ------------------------------------------------------------------------------------------------------
-OURS_SECONDS=0.008 THEIRS_SECONDS=0.010 stubs 0 --pairs=20 --json=result.json
+OURS_SECONDS=0.008 THEIRS_SECONDS=0.010 THEIRS_THREADS=3 stubs 0 --pairs=20 --json=result.json
+says "float32, 1 thread a rank, strategy ?"
+says "float32, 3 threads a rank, strategy ?"
 says "median of paired ratios"
 check "a side ran while the other had the cores" test "$(grep -c meantime notes)" -eq 0
 check "a side's processes did not run at all" test -s ours.count -a -s theirs.count
@@ -103,14 +105,18 @@ OURS_TYPE=16 stubs 1
 says "the sides compute in different types: float16 against float32"
 stubs 2 --json=no/folder.json
 says "No such file or directory: 'no/folder.json'"
-rm -f notes ./*.count
-OURS_HANG=0 "$python" "$sources/benchmarks/peers/compare.py" --ours=./ours --theirs=./theirs --model=tiny >output 2>&1 &
-harness=$!
-for _ in $(seq 600); do [[ $(grep -c "ours piece" notes 2>/dev/null) -gt 0 ]] && break; sleep 0.1; done
-kill -TERM $harness
-wait $harness
-check "SIGTERM ends it" test $? -eq 143
-left
+mkdir temporary
+for which in TERM:143 HUP:129; do
+  rm -f notes ./*.count
+  TMPDIR=$folder/temporary OURS_HANG=0 "$python" "$sources/benchmarks/peers/compare.py" --ours=./ours --theirs=./theirs --model=tiny >output 2>&1 &
+  harness=$!
+  for _ in $(seq 600); do [[ $(grep -c "ours piece" notes 2>/dev/null) -gt 0 ]] && break; sleep 0.1; done
+  kill -"${which%:*}" $harness
+  wait $harness
+  check "SIG${which%:*} does not end it" test $? -eq "${which#*:}"
+  left
+  check "SIG${which%:*} leaves $(ls temporary)" test -z "$(ls temporary)"
+done
 
 # --- llm.c, whose steps are read from what it prints ----------------------------------------------------------------------
 cat >train_gpt2 <<'SH'
@@ -152,6 +158,15 @@ refuses "--cores: this program may use" --ours=./ours --theirs=./theirs --cores=
 refuses "1 rank of 2 threads: expected 2 cores, got 1" --ours=./ours --theirs=./theirs --threads=2 --cores="$core"
 refuses "2 ranks of 2048 threads: expected 4096 cores, there are" --ours=./ours --theirs=./theirs --pairing=sharded --threads=2048
 refuses "expected a number above 0, got '0'" --pairs=0
+for words in '' --dry-run; do
+  refuses "--mpirun: '/no/such' is no program that can be run; 'none' lets ranks be threads" --ours=./ours --theirs=./theirs --mpirun=/no/such $words
+done
+if (($(nproc) > 1)); then
+  OURS_VERSION="MPI: not built in" refuses "--mpirun: './ours' was built without MPI; 'none' lets ranks be threads" \
+    --ours=./ours --theirs=./theirs --pairing=sharded --mpirun=./theirs
+  check "--mpirun=none" peers --ours=./ours --theirs=./theirs --model=tiny --pairing=sharded --mpirun=none --dry-run
+  says "--ranks=2"
+fi
 refuses "only where --llmc=PATH names it" --ours=./ours --peers=llmc
 refuses "expected --model=124m --pairing=1rank" --ours=./ours --peers=llmc --llmc=./train_gpt2 --pairing=sharded
 printf '#!/bin/sh\nexit 1\n' >no_torch

@@ -8,6 +8,8 @@ Its name, that of the file it is started as, says how it behaves; the variables 
   HANG     answers no more after so many pieces
   SHAPE    parameters that it says it has
   TYPE     bits of the element type that it says it computes in
+  VERSION  what it says to --version
+  THREADS  that it says a rank of it has
 It also starts a process that counts while it may run, and says if that of the other side counted in a piece of its own.
 """
 import json
@@ -47,7 +49,7 @@ def counted(other):
 
 def main():
     if sys.argv[1:] == ["--version"]:
-        print("stub 1.0")
+        print(of("VERSION", "stub 1.0"))
         return 0
     if sys.argv[1:] == ["count"]:
         count()
@@ -59,7 +61,7 @@ def main():
         time.sleep(0.001)
     print("some words that are no part of the protocol")
     print(json.dumps(dict(kind="ready", ranks=1, parameters=of("SHAPE", 1000), tokens_per_step=64,
-                          dtype=f"float{of('TYPE', 32)}")), flush=True)
+                          dtype=f"float{of('TYPE', 32)}", threads=of("THREADS", 1))), flush=True)
     draw, other, pieces = random.Random(name), "theirs" if name == "ours" else "ours", 0
     for line in sys.stdin:
         steps = int(line)
