@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/background_saver.hpp"
+#include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/error.hpp"
@@ -129,6 +131,7 @@ class TrainingLoop {
       progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
       return stop_after(first, "nothing to do", EXIT_SUCCESS);
     }
+    expect_finite_weights();
     run_.iteration = trained_;
     save_checkpoint(false);
     if (exported_ < 0 || (settings_.always_save_checkpoint && exported_ != trained_)) export_weights(trained_);
@@ -258,8 +261,26 @@ class TrainingLoop {
     fsdp::save(trainer_.engine(), trainer_.optimizer(), settings_.out_dir, run, options);
   }
 
+  /// Before what no step follows, whose loss would tell.
+  /// @throws fsdp::Error on every rank if a weight is not finite
+  /// @note Collective: yes; gathers the weights, as an export does.
+  void expect_finite_weights() {
+    auto& engine = trainer_.engine();
+    std::string found;  // the first such tensor; on rank 0 alone
+    fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+      auto const finite = [](float value) { return std::isfinite(value); };
+      if (found.empty() && !std::all_of(values.begin(), values.end(), finite)) found = tensor.name;
+    });
+    auto const name = engine.world().exchange(found, "weights that are not finite").front();
+    if (!name.empty())
+      fsdp::fail<fsdp::Error>(
+          "rank {}: iteration {}: the step has left weights in '{}' that are not finite; they are not saved",
+          engine.rank(), trained_ - 1, name);
+  }
+
   /// After an iteration: whoever starts the run again goes on from here.
   int stop() {
+    expect_finite_weights();
     run_.iteration = trained_;
     save_checkpoint(false);
     saver_.wait();

@@ -84,6 +84,16 @@ for other in e f; do
   train --dataset=$other --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=fresh && fail "did not diverge"
   check "a run that saved nothing has changed the folder's tokens" cmp before <(sampled fresh)
 done
+train --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --eval_interval=1 --out_dir=diverged && fail "did not diverge"
+check "does not say what the evaluation gives" \
+  grep -q "iteration [12]: the evaluation gives a training loss of nan and a validation loss of nan$" output
+
+# Weights that the last step has broken, whose loss nobody has seen.
+train --ranks=2 --max_iters=1 --warmup_iters=0 --lr_decay_iters=1 --learning_rate=1e-3 --min_lr=3e38 --weight_decay=100 --out_dir=broken &&
+  fail "the last step has broken the weights: it ended well"
+check "does not say what the last step has done" \
+  grep -qE "rank [01]: iteration 1: the step has left weights in '.*' that are not finite; they are not saved$" output
+check "saved what the last step has broken" test ! -e broken/latest -a ! -e broken/model.safetensors
 sed -i 's/"q"/"Q"/' fresh/meta.json
 check "sampled with other tokens" grep -q "has other tokens than those that the model in 'fresh/step-3' has learned" <(sampled fresh)
 
