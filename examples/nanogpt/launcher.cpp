@@ -25,6 +25,7 @@
 #include "cores.hpp"
 #include "dispatch.hpp"
 #include "element_type.hpp"
+#include "fp32_products.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
@@ -209,6 +210,7 @@ std::string version_text() {
 #endif
   std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", NANOGPT_VERSION, compiler,
                                  openblas_get_config(), openblas_get_corename());
+  text += fmt::format("fp32 on cpu: {}\n", has_fp32_products() ? "AVX-512, by kernels of its own" : "by BLAS");
 #if NANOGPT_HAVE_ONEDNN
   text += fmt::format("bf16 on cpu: {}, by oneDNN {}\n", bf16_units().empty() ? "no units" : bf16_units(),
                       onednn_version());

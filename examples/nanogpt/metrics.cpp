@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp32_products.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/team.hpp"
 
@@ -129,14 +130,20 @@ double measure_sgemm_peak(int threads, std::chrono::milliseconds span) {
   using Clock = std::chrono::steady_clock;
   constexpr int n = 512, size = n * n;
   openblas_set_num_threads(1);
+  bool const own = has_fp32_products();
   fsdp::host::Team team("peak", threads);
   std::vector<float> const a(size, 1.0f), b(size, 0.5f);
   std::vector<float> c(static_cast<std::size_t>(threads) * size, 0.0f);
   auto const products = [&] {
     auto const start = Clock::now();
     team.run(threads, [&](std::int64_t part) {
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f,
-                  c.data() + part * size, n);
+      float* const result = c.data() + part * size;
+      if (own) {
+        multiply_fp32({Op::none, Op::none, n, n, n, n, n, n, false}, a.data(), b.data(), result);
+      } else {
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, result,
+                    n);
+      }
     });
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
