@@ -6,10 +6,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/conformance/device_suite.hpp"
 #include "tests/support/in_child.hpp"
@@ -108,26 +113,146 @@ TEST_CASE("host: the destructor finishes the queue, and assignment finishes the 
   CHECK(ran == 300);
 }
 
-TEST_CASE("host: a callable is destroyed before the next task runs", "[device]") {
-  struct Canary {
-    explicit Canary(int* count) : alive(count) { ++*alive; }
-    Canary(Canary&& other) noexcept : alive(std::exchange(other.alive, nullptr)) {}
-    Canary(Canary const&) = delete;
-    Canary& operator=(Canary const&) = delete;
-    ~Canary() {
-      if (alive != nullptr) --*alive;
-    }
-    void operator()() const {}
-    int* alive;
-  };
-  int alive = 0, seen = -1;
-  {
-    host::Stream stream{"canary"};
-    stream.enqueue(Canary{&alive});
-    stream.enqueue([&] { seen = alive; });
-    stream.synchronize();
+namespace {
+
+/// Counts how many there are that were not moved from.
+struct Canary {
+  explicit Canary(std::atomic<int>* count) : alive(count) { ++*alive; }
+  Canary(Canary&& other) noexcept : alive(std::exchange(other.alive, nullptr)) {}
+  Canary(Canary const&) = delete;
+  Canary& operator=(Canary const&) = delete;
+  ~Canary() {
+    if (alive != nullptr) --*alive;
   }
-  CHECK(seen == 0);
+  void operator()() const {}
+  std::atomic<int>* alive;
+};
+struct CanaryOfBytes : Canary {
+  using Canary::Canary;
+  static constexpr bool moves_as_bytes = true;
+};
+
+/// Stops a stream's worker until the end of its scope.
+class Stop {
+ public:
+  explicit Stop(host::Stream& stream) {
+    stream.enqueue([this] {
+      begun_.store(true);
+      while (!goes_on_.load()) std::this_thread::yield();
+      ended_.store(true);
+    });
+    while (!begun_.load()) std::this_thread::yield();
+  }
+  Stop(Stop const&) = delete;
+  ~Stop() {
+    goes_on_.store(true);
+    while (!ended_.load()) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<bool> begun_{false}, goes_on_{false}, ended_{false};
+};
+
+template <class C>
+int alive_in_the_next_task() {
+  std::atomic<int> alive{0};
+  int seen = -1;
+  host::Stream stream{"canary"};
+  stream.enqueue(C{&alive});
+  stream.enqueue([&] { seen = alive; });
+  stream.synchronize();
+  return seen;
+}
+template <class C>
+int alive_after_a_failure() {
+  std::atomic<int> alive{0};
+  {
+    host::Stream stream{"skips"};
+    Stop const stop(stream);
+    stream.enqueue([] { throw fsdp::Error("the first"); });
+    for (int i = 0; i < 3; ++i) stream.enqueue(C{&alive});
+  }
+  return alive;
+}
+
+int tasks_with_their_bytes = 0;  // of one stream's tasks at a time
+
+/// Enqueues a task of so many bytes, which are looked at when it runs.
+template <std::size_t Bytes>
+void enqueue_bytes(host::Stream& stream, int value) {
+  std::array<unsigned char, Bytes - 1> bytes;
+  bytes.fill(static_cast<unsigned char>(value));
+  stream.enqueue([bytes, last = static_cast<unsigned char>(value)] {
+    for (auto const byte : bytes)
+      if (byte != last) return;
+    ++tasks_with_their_bytes;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("host: a callable is destroyed before the next task runs", "[device]") {
+  CHECK(alive_in_the_next_task<Canary>() == 0);
+  CHECK(alive_in_the_next_task<CanaryOfBytes>() == 0);
+  CHECK(alive_after_a_failure<Canary>() == 0);
+  CHECK(alive_after_a_failure<CanaryOfBytes>() == 0);
+}
+
+TEST_CASE("host: tasks of any size come out as they went in, in order, however many wait", "[device]") {
+  host::Stream stream{"sizes"};
+  std::vector<int> order;
+  for (int const backlog : {1, 30, 300, 3'000, 30, 3'000}) {
+    tasks_with_their_bytes = 0;
+    order.clear();
+    {
+      std::optional<Stop> stop(std::in_place, stream);
+      for (int i = 0; i < backlog; ++i) {
+        switch (i % 7) {
+          case 0: enqueue_bytes<2>(stream, i); break;
+          case 1: enqueue_bytes<8>(stream, i); break;
+          case 2: enqueue_bytes<77>(stream, i); break;
+          case 3: enqueue_bytes<500>(stream, i); break;
+          case 4: enqueue_bytes<4'000>(stream, i); break;
+          case 5: enqueue_bytes<4'080>(stream, i); break;  // the most
+          case 6: enqueue_bytes<5'000>(stream, i); break;  // in memory of its own
+        }
+        stream.enqueue([&order, i] { order.push_back(i); });
+        if (i == 1'000) stop.reset();  // from now on the queue is emptied while it is filled
+      }
+    }
+    stream.synchronize();
+    CHECK(tasks_with_their_bytes == backlog);
+    REQUIRE(order.size() == static_cast<std::size_t>(backlog));
+    for (int i = 0; i < backlog; ++i) REQUIRE(order[static_cast<std::size_t>(i)] == i);
+  }
+}
+
+namespace {
+
+/// Fills queues, which have taken some tasks before, to the last word.
+template <std::size_t Bytes>
+void fill_queues() {
+  for (int before = 0; before < 12; ++before) {
+    host::Stream stream{"full"};
+    tasks_with_their_bytes = 0;
+    for (int i = 0; i < before; ++i) enqueue_bytes<Bytes>(stream, i);
+    {
+      Stop const stop(stream);
+      for (int i = 0; i < 1'000; ++i) enqueue_bytes<Bytes>(stream, i);
+    }
+    stream.synchronize();
+    CHECK(tasks_with_their_bytes == before + 1'000);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("host: a queue that is full to the last word keeps every task", "[device]") {
+  fill_queues<8>();
+  fill_queues<16>();
+  fill_queues<24>();
+  fill_queues<32>();
+  fill_queues<64>();
 }
 
 namespace {

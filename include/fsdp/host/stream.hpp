@@ -100,74 +100,63 @@ void call_parts(void* callable, std::int64_t part, std::int64_t end, [[maybe_unu
   }
 }
 
-/// A callable that may be copied as bytes, as kernels with their arguments are. They lie behind the node.
-struct alignas(std::max_align_t) BytesTask final : Task {
-  BytesTask(Team::Range function, std::int64_t count) : Task(run_bytes, free_bytes), call(function), parts(count) {}
-
-  static Task* make(Team::Range function, std::int64_t parts, void const* callable, std::size_t bytes) {
-    void* const memory = ::operator new(sizeof(BytesTask) + bytes);
-    std::memcpy(static_cast<std::byte*>(memory) + sizeof(BytesTask), callable, bytes);
-    return ::new (memory) BytesTask(function, parts);
-  }
-  static void run_bytes(Task& task, StreamCore& core) {
-    auto& bytes = static_cast<BytesTask&>(task);
-    run_call(core, bytes.call, &bytes + 1, bytes.parts);
-  }
-  static void free_bytes(Task* task) noexcept { ::operator delete(static_cast<BytesTask*>(task)); }
-
+/// A callable that may be copied as bytes, as kernels with their arguments are. It lies behind this.
+struct alignas(std::max_align_t) BytesTask {
   Team::Range call;
   std::int64_t parts;
+
+  static void run(void* task, StreamCore& core) {
+    auto& bytes = *static_cast<BytesTask*>(task);
+    run_call(core, bytes.call, &bytes + 1, bytes.parts);
+  }
 };
-
-/// Any other callable, in memory that it leaves right after it ran or was skipped; the node stays until the queue moves
-/// on.
+/// Any other callable, which is destroyed right after it ran or was skipped. In the queue, if it says that its bytes
+/// may be moved instead of it; else in memory of its own.
 template <class F>
-struct CallTask final : Task {
-  template <class G>
-  explicit CallTask(G&& call) : Task(run_and_destroy, free_task<CallTask>), function(std::forward<G>(call)) {}
-  ~CallTask() {}
-
-  static void run_and_destroy(Task& task, StreamCore& core) {
-    auto& function = static_cast<CallTask&>(task).function;
+struct CallTask {
+  static void run(void* task, StreamCore& core) {
+    auto& function = *static_cast<F*>(task);
     run_call(core, call_as<F>, &function, 1);
     function.~F();
   }
-
-  union {
-    F function;
-  };
+  static void run_owned(void* task, StreamCore& core) {
+    std::unique_ptr<F> const function(*static_cast<F**>(task));
+    run_call(core, call_as<F>, function.get(), 1);
+  }
 };
 
 template <class F>
-inline constexpr bool is_bytes = std::is_trivially_copyable_v<F> && alignof(F) <= alignof(std::max_align_t);
+inline constexpr bool is_bytes = std::is_trivially_copyable_v<F> && alignof(F) <= alignof(std::max_align_t) &&
+                                 sizeof(F) + sizeof(BytesTask) <= TaskQueue::most_bytes;
+template <class F>
+concept MovesAsBytes = F::moves_as_bytes && sizeof(F) <= TaskQueue::most_bytes &&
+                       alignof(F) <= alignof(std::max_align_t);
 
-struct RecordTask final : Task {
-  RecordTask(EventState& event, std::uint32_t number)
-      : Task(reach, free_task<RecordTask>), state(event), ticket(number) {}
-  static void reach(Task& task, StreamCore&) {
-    auto& record = static_cast<RecordTask&>(task);
-    record.state.complete(record.ticket);
-    record.state.leave();
-  }
-  EventState& state;
+struct RecordTask {
+  EventState* state;
   std::uint32_t ticket;
-};
 
-struct WaitTask final : Task {
-  WaitTask(EventState& event, std::uint32_t number, WaitSite where)
-      : Task(await, free_task<WaitTask>), state(event), ticket(number), site(where) {}
-  static void await(Task& task, StreamCore& core) {
-    auto& wait = static_cast<WaitTask&>(task);
-    core.await(wait.state, wait.ticket, wait.site);
-    wait.state.leave();
+  static void run(void* task, StreamCore&) {
+    auto const& record = *static_cast<RecordTask const*>(task);
+    record.state->complete(record.ticket);
+    record.state->leave();
   }
-  EventState& state;
+};
+struct WaitTask {
+  EventState* state;
   std::uint32_t ticket;
   WaitSite site;
-};
 
-inline Task* stop_task() {
-  return new Task([](Task&, StreamCore& core) { core.stopping = true; }, free_task<Task>);
+  static void run(void* task, StreamCore& core) {
+    auto const& wait = *static_cast<WaitTask const*>(task);
+    core.await(*wait.state, wait.ticket, wait.site);
+    wait.state->leave();
+  }
+};
+template <class T>
+void push_task(TaskQueue& queue, T const& task) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  queue.push(T::run, std::addressof(task), sizeof task);
 }
 
 }  // namespace detail
@@ -209,7 +198,7 @@ class Stream {
   }
   ~Stream() {
     if (core_ == nullptr || !core_->worker.joinable()) return;
-    core_->queue.push(detail::stop_task());
+    core_->queue.push([](void*, detail::StreamCore& core) { core.stopping = true; }, nullptr, 0);
     core_->worker.join();
   }
 
@@ -217,6 +206,9 @@ class Stream {
   /// without a worker it runs and is destroyed before this returns. Its destructor must not throw, and it must not
   /// enqueue on its own stream.
   /// It computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
+  /// Memory of its own is allocated for a callable that is larger than TaskQueue::most_bytes, or can neither be copied
+  /// as bytes nor says `static constexpr bool moves_as_bytes = true`: that a copy of its bytes is as good as a move of
+  /// it whose source is then destroyed.
   /// @throws what an earlier task threw
   template <class F>
   void enqueue(F&& task) {
@@ -228,9 +220,18 @@ class Stream {
       Callable callable(std::forward<F>(task));
       IeeeArithmetic const arithmetic;
       callable();
+    } else if constexpr (detail::MovesAsBytes<Callable>) {
+      core().rethrow();
+      core().queue.make_room(sizeof(Callable));
+      alignas(Callable) std::byte bytes[sizeof(Callable)];
+      ::new (static_cast<void*>(bytes)) Callable(std::forward<F>(task));  // the worker destroys it
+      core().queue.push(detail::CallTask<Callable>::run, bytes, sizeof bytes);
     } else {
       core().rethrow();
-      core().queue.push(new detail::CallTask<Callable>(std::forward<F>(task)));
+      auto callable = std::make_unique<Callable>(std::forward<F>(task));
+      auto* const bytes = callable.get();
+      core().queue.push(detail::CallTask<Callable>::run_owned, &bytes, sizeof bytes);
+      static_cast<void>(callable.release());
     }
   }
 
@@ -238,7 +239,7 @@ class Stream {
   /// at once; or `f(part, lane)`, where no two calls that run at a time have one lane, in [0, threads()). A part is to
   /// be worth a microsecond or more. It must not enqueue on its own stream; what it computes by kernels it enqueues on
   /// of_calling_thread(). After a part that throws, parts that have not begun are skipped.
-  /// @param f  is copied as bytes, and called as const by several threads
+  /// @param f  is copied as bytes, 4 KiB less two words at most, and called as const by several threads
   /// @throws what an earlier task threw
   template <class F>
   void enqueue_parts(std::int64_t parts, F f) {
@@ -265,7 +266,7 @@ class Stream {
       return;
     }
     event.state_->enter();
-    core().queue.push(new detail::WaitTask(*event.state_, event.ticket_, site));
+    detail::push_task(core().queue, detail::WaitTask{event.state_, event.ticket_, site});
   }
 
   /// Blocks the calling thread until all enqueued work is done.
@@ -316,15 +317,17 @@ class Stream {
       return;
     }
     own.rethrow();
-    own.queue.push(detail::BytesTask::make(call, parts, callable, bytes));
+    detail::BytesTask const task{call, parts};
+    own.queue.push(detail::BytesTask::run, &task, sizeof task, callable, bytes);
   }
   /// The worker. @param stream  its StreamCore
   static void work(void* stream) {
     auto& core = *static_cast<detail::StreamCore*>(stream);
     ::pthread_setname_np(::pthread_self(), core.name.substr(0, 15).c_str());
     while (!core.stopping) {
-      auto& task = *core.queue.pop();
-      task.run(task, core);
+      void* bytes = nullptr;
+      auto const run = core.queue.pop(bytes);
+      run(bytes, core);
     }
   }
   void push_record(Event& event) {
@@ -334,7 +337,7 @@ class Stream {
       return;
     }
     event.state_->enter();
-    core_->queue.push(new detail::RecordTask(*event.state_, ticket));
+    detail::push_task(core_->queue, detail::RecordTask{event.state_, ticket});
   }
 
   std::unique_ptr<detail::StreamCore> core_;
