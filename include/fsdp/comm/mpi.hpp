@@ -126,7 +126,7 @@ class BasicCommunicator {
     FSDP_EXPECTS(ticket.sequence <= state().sequence, "rank {}: wait_for_peers for collective {} of {} at site '{}'",
                  world_rank(), ticket.sequence, state_->sequence, fsdp::name(site));
     if (size() == 1 || ticket.sequence == 0) return;
-    stream.enqueue([state = state_, ticket, site] { state->collectives.wait_for_peers(ticket, site); });
+    stream.enqueue(PeerWait{state_, ticket, site});
   }
 
   /// All-gathers a text. Blocks the calling thread.
@@ -149,6 +149,8 @@ class BasicCommunicator {
   };
   /// A collective as a task of its stream. If that has failed, the task is destroyed without having run.
   struct Task {
+    static constexpr bool moves_as_bytes = true;  // as a shared_ptr does
+
     Task(std::shared_ptr<State> state, detail::Call const& what) : owner(std::move(state)), call(what) {}
     Task(Task&&) noexcept = default;
     ~Task() {
@@ -160,6 +162,14 @@ class BasicCommunicator {
     }
     std::shared_ptr<State> owner;
     detail::Call call;
+  };
+  struct PeerWait {
+    static constexpr bool moves_as_bytes = true;
+
+    void operator()() const { state->collectives.wait_for_peers(ticket, site); }
+    std::shared_ptr<State> state;
+    Ticket ticket;
+    WaitSite site;
   };
   struct Extent {
     std::size_t count;     // what the order check compares

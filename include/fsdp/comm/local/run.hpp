@@ -2,10 +2,12 @@
 // What all groups of a run of threads share: the first failure, who waits for whom, and memory that outlives a failure.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,15 +46,17 @@ class WaitGraph {
   /// @return the circle that this closes, as a text; "" if there is none
   std::string wait(int rank, std::uint64_t call, int peer, std::uint64_t seen) {
     at(rank).link.store(pack(call, peer, seen), std::memory_order_relaxed);
-    std::vector<int> circle{rank};
+    std::array<int, 1 << peer_bits> circle;
+    circle[0] = rank;
+    std::size_t size = 1;
     while (peer != rank) {
       auto const link = at(peer).link.load(std::memory_order_relaxed);
-      if (link == 0 || (link >> (peer_bits + count_bits)) != low(seen) || circle.size() == ranks_.size()) return {};
-      circle.push_back(peer);
+      if (link == 0 || (link >> (peer_bits + count_bits)) != low(seen) || size == ranks_.size()) return {};
+      circle[size++] = peer;
       peer = static_cast<int>(link & ((1u << peer_bits) - 1));
       seen = link >> peer_bits & count_mask;
     }
-    return low(seen) == low(call) ? text_of(circle) : std::string{};
+    return low(seen) == low(call) ? text_of({circle.data(), size}) : std::string{};
   }
   void end_wait(int rank) { at(rank).link.store(0, std::memory_order_relaxed); }
 
@@ -76,7 +80,7 @@ class WaitGraph {
   Caller const& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
   /// The same on whichever rank it is found: from the lowest rank on.
-  [[gnu::cold]] std::string text_of(std::vector<int> const& circle) const {
+  [[gnu::cold]] std::string text_of(std::span<int const> circle) const {
     auto const size = circle.size();
     std::size_t first = 0;
     for (std::size_t i = 1; i < size; ++i)

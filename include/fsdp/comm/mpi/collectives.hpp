@@ -29,7 +29,10 @@ namespace fsdp::mpi::detail {
 class Collectives {
  public:
   explicit Collectives(Group& group)
-      : group_(group), messages_(group.comm()), headers_(static_cast<std::size_t>(group.size())) {}
+      : group_(group),
+        messages_(group.comm()),
+        headers_(static_cast<std::size_t>(group.size())),
+        sources_(headers_.size()) {}
 
   void run(Call const& call) {
     if (group_.size() == 1) return run_alone(call);
@@ -214,7 +217,6 @@ class Collectives {
       }
       messages_.close_round();
     };
-    std::vector<void const*> sources(ranks);
     if (parts.part > 0) post(0);
     for (std::size_t begin = 0; begin < parts.part;) {
       std::size_t const next = begin + std::min(chunk, parts.part - begin);
@@ -232,13 +234,13 @@ class Collectives {
       std::size_t const offset = (parts.begin(self) + begin) * element;
       if (length > 0) {
         for (auto const peer : group_.elsewhere())
-          sources[static_cast<std::size_t>(peer)] = received(static_cast<std::size_t>(peer), begin);
+          sources_[static_cast<std::size_t>(peer)] = received(static_cast<std::size_t>(peer), begin);
         for_each_neighbour([&](int peer) {
           auto const r = static_cast<std::size_t>(peer);
-          sources[r] = direct ? group_.address(headers_[r].send, peer) + offset : staged(peer) + self * slot;
+          sources_[r] = direct ? group_.address(headers_[r].send, peer) + offset : staged(peer) + self * slot;
         });
-        sources[self] = call.send + offset;
-        pairwise_sum(call.header.type, sources.data(), ranks, to + begin * element, length);
+        sources_[self] = call.send + offset;
+        pairwise_sum(call.header.type, sources_.data(), ranks, to + begin * element, length);
       }
       begin = next;
     }
@@ -289,11 +291,10 @@ class Collectives {
     }
     messages_.close_round();
     messages_.wait_all(waiter());
-    std::vector<void const*> sources(ranks);
-    for (auto const peer : group_.on_node()) sources[static_cast<std::size_t>(peer)] = staged(peer);
+    for (auto const peer : group_.on_node()) sources_[static_cast<std::size_t>(peer)] = staged(peer);
     for (auto const peer : group_.elsewhere())
-      sources[static_cast<std::size_t>(peer)] = received_.data() + static_cast<std::size_t>(peer) * small_all_reduce;
-    pairwise_sum(call.header.type, sources.data(), ranks, call.receive, call.header.count);
+      sources_[static_cast<std::size_t>(peer)] = received_.data() + static_cast<std::size_t>(peer) * small_all_reduce;
+    pairwise_sum(call.header.type, sources_.data(), ranks, call.receive, call.header.count);
   }
 
   void broadcast(Call const& call) {
@@ -331,9 +332,10 @@ class Collectives {
 
   Group& group_;
   Messages messages_;
-  std::vector<Header> headers_;      // of the running collective, by rank
-  std::vector<std::byte> received_;  // chunks from other nodes
-  Awaited awaited_;                  // of the running collective
+  std::vector<Header> headers_;       // of the running collective, by rank
+  std::vector<void const*> sources_;  // of the running sum, by rank
+  std::vector<std::byte> received_;   // chunks from other nodes
+  Awaited awaited_;                   // of the running collective
   std::uint64_t step_ = 0;
 };
 

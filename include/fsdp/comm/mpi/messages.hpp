@@ -3,8 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
-#include <utility>
+#include <list>
 #include <vector>
 
 #include "fsdp/comm/mpi/header.hpp"
@@ -34,7 +33,11 @@ class Messages {
     check(MPI_Isend(from, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &request), "MPI_Isend");
   }
   /// Closes the round; it is in flight until wait_round has returned for it.
-  void close_round() { flying_.push_back(std::exchange(open_, Round{})); }
+  void close_round() {
+    if (spare_.empty()) spare_.emplace_back();
+    flying_.splice(flying_.end(), open_);
+    open_.splice(open_.begin(), spare_, spare_.begin());
+  }
   std::size_t rounds_in_flight() const { return flying_.size(); }
 
   /// Waits until the oldest round is complete: its buffers may be read and overwritten.
@@ -53,7 +56,8 @@ class Messages {
           },
           PollPause{}, [&] { return round.unfinished(); });
     }
-    flying_.pop_front();
+    round.clear();
+    spare_.splice(spare_.begin(), flying_, flying_.begin());
   }
   template <class Wait>
   void wait_all(Wait&& wait) {
@@ -64,7 +68,7 @@ class Messages {
   /// @return false if MPI may still read or write buffers of messages: they must stay
   bool abandon() noexcept {
     bool quiet = true;
-    flying_.push_back(std::exchange(open_, Round{}));
+    close_round();
     for (auto& round : flying_) {
       for (std::size_t i = 0; i < round.requests.size(); ++i) {
         int complete = 0;
@@ -84,6 +88,11 @@ class Messages {
     std::vector<int> peers;
     std::vector<bool> receives;
 
+    void clear() {
+      requests.clear();
+      peers.clear();
+      receives.clear();
+    }
     std::vector<int> unfinished() {
       std::vector<int> ranks;
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -96,14 +105,16 @@ class Messages {
   };
 
   MPI_Request& add(int peer, bool receives) {
-    open_.peers.push_back(peer);
-    open_.receives.push_back(receives);
-    return open_.requests.emplace_back(MPI_REQUEST_NULL);
+    auto& round = open_.front();
+    round.peers.push_back(peer);
+    round.receives.push_back(receives);
+    return round.requests.emplace_back(MPI_REQUEST_NULL);
   }
 
   MPI_Comm comm_;
-  Round open_;
-  std::deque<Round> flying_;
+  std::list<Round> open_{1};  // one: it is being composed
+  std::list<Round> flying_;
+  std::list<Round> spare_;  // for the next ones: rounds keep their memory
 };
 
 }  // namespace fsdp::mpi::detail

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -73,11 +74,18 @@ void sum_many(T const* const* from, std::size_t ranks, T* to, std::size_t count)
 /// Sums `count` elements over `ranks` sources, in rank order, in the fixed pairwise tree. `to` may be one of them.
 inline void pairwise_sum(DType type, void const* const* sources, std::size_t ranks, void* to, std::size_t count) {
   auto const run = [&]<class T>(std::type_identity<T>) {
-    std::vector<T const*> from(ranks);
-    for (std::size_t r = 0; r < ranks; ++r) from[r] = static_cast<T const*>(sources[r]);
     auto* const sum = static_cast<T*>(to);
-    ranks <= pairwise::max_ranks ? sum_at_once<T>(from.data(), ranks, sum, count)
-                                 : sum_many<T>(from.data(), ranks, sum, count);
+    auto const take = [&](T const** from) {
+      for (std::size_t r = 0; r < ranks; ++r) from[r] = static_cast<T const*>(sources[r]);
+      return from;
+    };
+    if (ranks <= pairwise::max_ranks) {
+      std::array<T const*, pairwise::max_ranks> from;
+      sum_at_once<T>(take(from.data()), ranks, sum, count);
+    } else {
+      std::vector<T const*> from(ranks);
+      sum_many<T>(take(from.data()), ranks, sum, count);
+    }
   };
   switch (type) {
     case DType::f32: return run(std::type_identity<float>{});
