@@ -148,30 +148,43 @@ void transpose(float const* from, std::int64_t pitch, float* to) {
   }
 }
 
-/// Panels of op(B), (terms, 32) each, with zeros for columns that it has not.
-void pack_b(Op op, float const* b, std::int64_t ldb, std::int64_t terms, std::int64_t columns, float* to) {
-  for (std::int64_t first = 0; first < columns; first += tile_columns, to += terms * tile_columns) {
-    std::int64_t const width = least(tile_columns, columns - first);
-    for (std::int64_t half = 0; half < tile_columns; half += vector) {
-      bool const full = width >= half + vector;
-      float const* from = b + (op == Op::none ? first + half : (first + half) * ldb);
-      float* out = to + half;
-      std::int64_t i = 0;
-      if (full && op == Op::none) {
-        for (; i < terms; ++i) _mm512_store_ps(out + i * tile_columns, _mm512_loadu_ps(from + i * ldb));
-      } else if (full) {
-        for (; i + vector <= terms; i += vector) transpose(from + i, ldb, out + i * tile_columns);
-      }
-      for (; i < terms; ++i) {
-        for (std::int64_t column = 0; column < vector; ++column) {
-          bool const there = half + column < width;
-          out[i * tile_columns + column] = !there           ? 0.0f
-                                           : op == Op::none ? from[i * ldb + column]
-                                                            : from[column * ldb + i];
-        }
+/// Elements from one panel of B to the next: lines of several panels are not to meet in one set of the cache.
+std::int64_t panel_pitch(std::int64_t terms) { return (terms + 1) * tile_columns; }
+
+/// A panel of op(B), (terms, 32), with zeros for columns that it has not.
+void pack_panel(Op op, float const* b, std::int64_t ldb, std::int64_t terms, std::int64_t width, float* to) {
+  for (std::int64_t half = 0; half < tile_columns; half += vector) {
+    float const* const from = b + (op == Op::none ? half : half * ldb);
+    float* const out = to + half;
+    std::int64_t i = 0;
+    if (op == Op::transpose && width >= half + vector)
+      for (; i + vector <= terms; i += vector) transpose(from + i, ldb, out + i * tile_columns);
+    for (; i < terms; ++i) {
+      for (std::int64_t column = 0; column < vector; ++column) {
+        bool const there = half + column < width;
+        out[i * tile_columns + column] = !there           ? 0.0f
+                                         : op == Op::none ? from[i * ldb + column]
+                                                          : from[column * ldb + i];
       }
     }
   }
+}
+
+/// Panels of op(B), panel_pitch apart. Whole ones of a B that is not transposed row by row: it is read as it lies.
+void pack_b(Op op, float const* b, std::int64_t ldb, std::int64_t terms, std::int64_t columns, float* to) {
+  std::int64_t const pitch = panel_pitch(terms);
+  std::int64_t const together = op == Op::none ? columns / tile_columns : 0;
+  for (std::int64_t i = 0; i < terms && together > 0; ++i) {
+    float const* from = b + i * ldb;
+    float* out = to + i * tile_columns;
+    for (std::int64_t panel = 0; panel < together; ++panel, from += tile_columns, out += pitch) {
+      _mm512_store_ps(out, _mm512_loadu_ps(from));
+      _mm512_store_ps(out + vector, _mm512_loadu_ps(from + vector));
+    }
+  }
+  for (std::int64_t first = together * tile_columns; first < columns; first += tile_columns)
+    pack_panel(op, b + (op == Op::none ? first : first * ldb), ldb, terms, least(tile_columns, columns - first),
+               to + first / tile_columns * pitch);
 }
 
 /// Rows of A, row_pitch apart.
@@ -241,7 +254,7 @@ void multiply_rows(Block const& block, std::int64_t row, Needed const& range, fl
     Next const next =
         coming > panels ? Next{fetch(2 * panel), fetch(2 * panel + 1)} : Next{fetch(panel), fetch(coming)};
     float* const to = block.c + row * p.ldc + panel * tile_columns;
-    float const* const b = right + (panel * block.terms + range.begin) * tile_columns;
+    float const* const b = right + panel * panel_pitch(block.terms) + range.begin * tile_columns;
     std::int64_t const width = block.columns - panel * tile_columns;
     if (width >= tile_columns) {
       compute(terms, a, b, to, p.ldc, block.adds, next);
@@ -280,7 +293,7 @@ bool has_fp32_products() { return __builtin_cpu_supports("avx512f") != 0; }
 
 void multiply_fp32(Fp32Product const& p, float const* a, float const* b, float* c) {
   thread_local Packed const left(group * vector * row_pitch);
-  thread_local Packed const right(most_terms * (most_columns + tile_columns));
+  thread_local Packed const right(panel_pitch(most_terms) * (most_columns / tile_columns));
   if (p.m <= 0 || p.n <= 0) return;
   std::int64_t const terms = p.k > 0 ? part(p.k, most_terms, vector) : 1;
   std::int64_t const columns = part(p.n, most_columns, tile_columns);
