@@ -143,10 +143,11 @@ class Gemm<bench::Profiled<D>> : public Gemm<D> {
   template <class T, class Out>
   void batched(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
                T const* a, std::int64_t lda, std::int64_t stride_a, T const* b, std::int64_t ldb, std::int64_t stride_b,
-               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch) {
+               GemmScalar<Out> beta, Out* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t batch,
+               Lower lower = Lower::none) {
     profile_->measure(stream, "Gemm::batched", bench::KernelClass::attention, [&] {
       Gemm<D>::batched(stream, op_a, op_b, m, n, k, alpha, a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c,
-                       batch);
+                       batch, lower);
     });
   }
 
