@@ -289,7 +289,10 @@ void multiply_block(Block const& block, float* left, float const* right) {
 
 }  // namespace
 
-bool has_fp32_products() { return __builtin_cpu_supports("avx512f") != 0; }
+bool has_fp32_products() {  // -mavx512f stands for the second one too
+  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx2") != 0 &&
+         __builtin_cpu_supports("fma") != 0;
+}
 
 void multiply_fp32(Fp32Product const& p, float const* a, float const* b, float* c) {
   thread_local Packed const left(group * vector * row_pitch);

@@ -131,9 +131,22 @@ class Gemm<fsdp::host::Device> {
   template <class T, class Out>
   void run(Stream& stream, Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k, GemmScalar<Out> alpha,
            T const* a, std::int64_t lda, T const* b, std::int64_t ldb, GemmScalar<Out> beta, Out* c, std::int64_t ldc) {
-    bool const free =
-        std::is_same_v<T, float> && m > 1 && uses_fp32_products() && alpha == 1 && (beta == 0 || beta == 1);
-    auto const tiles = free ? tiles_for_threads(m, n, k, stream.threads()) : HostTiles::of(m, n, k);
+#if !defined(NANOGPT_PLAIN_GEMM)
+    if constexpr (std::is_same_v<T, float>) {
+      if (m > 1 && alpha == 1 && (beta == 0 || beta == 1) && uses_fp32_products()) {
+        // Not by multiply(), which takes a row for a vector: whether a tile is one depends on the threads.
+        auto const tiles = tiles_for_threads(m, n, k, stream.threads());
+        stream.enqueue_parts(tiles.count(), [=](std::int64_t index) {
+          auto const [row, column, rows, columns] = tiles.at(index);
+          multiply_fp32({op_a, op_b, rows, columns, k, lda, ldb, ldc, beta == 1},
+                        a + row * (op_a == Op::none ? lda : 1), b + column * (op_b == Op::none ? 1 : ldb),
+                        c + row * ldc + column);
+        });
+        return;
+      }
+    }
+#endif
+    auto const tiles = HostTiles::of(m, n, k);
     stream.enqueue_parts(tiles.count(), [=](std::int64_t index) {
       auto const [row, column, rows, columns] = tiles.at(index);
       multiply(op_a, op_b, rows, columns, k, alpha, a + row * (op_a == Op::none ? lda : 1), lda,

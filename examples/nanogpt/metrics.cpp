@@ -119,6 +119,7 @@ std::int64_t pss_bytes() {
 BlasInfo blas_info() {
   BlasInfo info;
   info.core = openblas_get_corename();
+  info.own_products = has_fp32_products();
 #if defined(__x86_64__)
   bool const wide = info.core == "SkylakeX" || info.core == "Cooperlake" || info.core == "SapphireRapids";
   info.wider_idle = !wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");

@@ -101,8 +101,9 @@ std::int64_t pss_bytes();
 
 /// The BLAS that host runs use.
 struct BlasInfo {
-  std::string core;         ///< kernel set, such as "SkylakeX"
-  bool wider_idle = false;  ///< the processor has AVX-512, the kernel set does not use it
+  std::string core;           ///< kernel set, such as "SkylakeX"
+  bool wider_idle = false;    ///< the processor has AVX-512, the kernel set does not use it
+  bool own_products = false;  ///< most products of fp32 are not OpenBLAS's: multiply_fp32 makes them
 };
 BlasInfo blas_info();
 

@@ -49,9 +49,10 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (job.device == "cpu") {
     auto const blas = blas_info();
     bool const wide = job.dtype == "float32";
+    auto const own = blas.own_products ? ", most products by AVX-512 kernels of nanogpt's own" : "";
     fmt::print("{}, {} thread{} a rank; {} peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
-               wide ? "OpenBLAS core " + blas.core : "products by oneDNN", job.threads, job.threads == 1 ? "" : "s",
-               host_products<typename T::Element>, ready.peak.flops / ranks / 1e9);
+               wide ? fmt::format("OpenBLAS core {}{}", blas.core, own) : "products by oneDNN", job.threads,
+               job.threads == 1 ? "" : "s", host_products<typename T::Element>, ready.peak.flops / ranks / 1e9);
     if (wide && blas.wider_idle)
       fmt::print("warning: this processor has AVX-512, but OpenBLAS runs its '{}' kernels: {}\n", blas.core,
                  std::getenv("OPENBLAS_CORETYPE") != nullptr ? "unset OPENBLAS_CORETYPE, or set it to SkylakeX"

@@ -177,7 +177,8 @@ TEST_CASE("host gemm: any number of threads gives the same bits", "[gemm]") {
                                                                           Op::transpose, false, draw);
     return product.run(1.0);
   };
-  for (auto const shape : {GemmShape{1600, 1000, 16, 1}, {1, 8192, 130, 1}, {40, 33, 64, 12}, {100, 200, 900, 1}}) {
+  for (auto const shape :
+       {GemmShape{1600, 1000, 16, 1}, {1, 8192, 130, 1}, {40, 33, 64, 12}, {100, 200, 900, 1}, {421, 64, 256, 1}}) {
     CAPTURE(shape.m, shape.n, shape.k);
     auto const alone = run(1, shape);
     for (int const threads : {2, 3, 5, 8, 16}) CHECK(run(threads, shape) == alone);
