@@ -16,9 +16,10 @@ namespace nanogpt {
 
 /// [Note: Attention by panels]
 /// A panel is at most ActivationPlan::panel query rows of one sequence. Its scores are one matrix product with the keys
-/// up to the panel's last row, so that of T^2 scores about T (T + panel) / 2 are computed. Queries, keys and values are
-/// read where the projection wrote them, packed (B, T, 3C), by their leading dimension: no head is transposed or
-/// copied. As many heads as fit ActivationPlan::attention_elements go together as one batched product, a group.
+/// up to the panel's last row, so that of T^2 scores about T (T + panel) / 2 are computed, and about T^2 / 2 by
+/// products that know what is Lower. Queries, keys and values are read where the projection wrote them, packed (B, T,
+/// 3C), by their leading dimension: no head is transposed or copied. As many heads as fit
+/// ActivationPlan::attention_elements go together as one batched product, a group.
 ///
 /// On the host a group is a part of a task, and all that is done with its scores is done by one thread, in whose
 /// second-level cache they stay. Nothing depends on how heads are grouped, so groups may depend on the threads.

@@ -12,9 +12,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
-enter "$nanogpt"
-for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
-"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+enter_with_text "$nanogpt"
 small=(--dataset=d --n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --gradient_accumulation_steps=2
   --max_iters=40 --eval_interval=20 --eval_iters=1 --log_interval=1 --warmup_iters=5 --learning_rate=1e-3)
 run() { # run FOLDER SETTING...: its losses, a line each

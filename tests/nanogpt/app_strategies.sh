@@ -11,9 +11,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
-enter "$nanogpt"
-for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
-"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+enter_with_text "$nanogpt"
 small=(--dataset=d --ranks=4 --n_layer=4 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
   --max_iters=6 --eval_interval=3 --eval_iters=1)
 

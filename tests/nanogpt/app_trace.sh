@@ -11,9 +11,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 nanogpt=$1/examples/nanogpt/nanogpt
-enter "$nanogpt"
-for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
-"$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+enter_with_text "$nanogpt"
 # Evaluations fall before steps 3 and 6: between traced steps.
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
   --max_iters=6 --eval_interval=3 --eval_iters=1 --out_dir=out)

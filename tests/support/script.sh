@@ -13,6 +13,12 @@ enter() {
   trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
   cd "$folder" || exit 1
 }
+# enter_with_text NANOGPT: as enter, with a small dataset `d` of characters.
+enter_with_text() {
+  enter "$1"
+  for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+  "$1" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
+}
 # fail WHAT: says so, with what was printed last (in `output`, and where it is kept apart in `errors`).
 fail() {
   echo "FAILED: $1"
