@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <fstream>
+#include <stdexcept>
 #include <string>
 
 #include "examples/nanogpt/gemm_host.hpp"
@@ -28,6 +29,14 @@ std::string describe_host() {
 
 void run_host(StepSettings const& settings) {
   fsdp::host::Device const device;
+  if (settings.dtype == "bfloat16") {
+#if NANOGPT_HAVE_ONEDNN
+    if (settings.kernels) throw std::invalid_argument("--kernels on the host: expected --dtype=float32");
+    return step_host_bf16(settings, describe_host());
+#else
+    throw std::invalid_argument("--dtype=bfloat16: this program was built without oneDNN");
+#endif
+  }
   if (settings.kernels) return run_kernels<float>(device, describe_host(), host_cache(), settings);
   run_step<fsdp::Fp32>(device, describe_host(), host_cache(), settings);
 }

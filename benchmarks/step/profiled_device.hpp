@@ -11,6 +11,7 @@
 
 #include "classes.hpp"
 #include "examples/nanogpt/gemm.hpp"
+#include "examples/nanogpt/host_attention.hpp"
 #include "fsdp/concepts.hpp"
 #include "marks.hpp"
 
@@ -154,5 +155,21 @@ class Gemm<bench::Profiled<D>> : public Gemm<D> {
  private:
   bench::Profile<D>* profile_;
 };
+
+/// Attention of the host's own kernels.
+template <class D, class T>
+void host_attention_forward(bench::Profiled<D> const& device, typename D::Stream& stream, HostAttention const& shape,
+                            T const* qkv, T* mixed, LaneScratch scratch) {
+  device.profile().measure(stream, "HostAttention, forward", bench::KernelClass::attention, [&] {
+    host_attention_forward(static_cast<D const&>(device), stream, shape, qkv, mixed, scratch);
+  });
+}
+template <class D, class T>
+void host_attention_backward(bench::Profiled<D> const& device, typename D::Stream& stream, HostAttention const& shape,
+                             T const* qkv, T const* mixed_gradient, T* qkv_gradient, LaneScratch scratch) {
+  device.profile().measure(stream, "HostAttention, backward", bench::KernelClass::attention, [&] {
+    host_attention_backward(static_cast<D const&>(device), stream, shape, qkv, mixed_gradient, qkv_gradient, scratch);
+  });
+}
 
 }  // namespace nanogpt

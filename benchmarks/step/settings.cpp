@@ -48,11 +48,9 @@ int parse(int argc, char** argv, bool cuda, StepSettings& s) {
   count("--batch", s.batch, "sequences of a micro-step (0: by model on CUDA, 1 on the host)", 0, 1'000'000);
   count("--block", s.block, "tokens of a sequence", 1, 1'000'000);
   count("--accumulate", s.accumulate, "micro-steps of an optimizer step", 1, 1'000'000);
-  std::vector<std::string> types{"float32"};
-  if (cuda) types.insert(types.begin(), "bfloat16");
-  s.dtype = types.front();
+  s.dtype = cuda ? "bfloat16" : "float32";
   app.add_option("--dtype", s.dtype, "of parameters and activations as they are computed with")
-      ->check(CLI::IsMember(types))
+      ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->capture_default_str();
   count("--burn_in", s.burn_in, "steps before the clock starts", 0, 1'000'000);
   count("--timed", s.timed, "steps that are timed", 1, 1'000'000);

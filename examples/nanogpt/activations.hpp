@@ -14,6 +14,7 @@
 #include "fsdp/memory.hpp"
 #include "gemm.hpp"
 #include "gpt_config.hpp"
+#include "host_attention.hpp"
 #include "row_kernels.hpp"
 
 namespace nanogpt {
@@ -77,6 +78,17 @@ inline FlashShape flash_shape(GptConfig const& config, ActivationPlan const& pla
   return shape;
 }
 
+/// Bytes that each thread of the host has for attention in tiles; 0 where attention goes by panels alone: on other
+/// devices, and where products have matrix units.
+template <class D, class T>
+std::int64_t attention_tile_bytes(GptConfig const& config, ActivationPlan const& plan) {
+  if constexpr (has_host_attention<D, T>) {
+    if (host_attention_serves<T>(config.head_size()) && !Gemm<D>::template has_matrix_units<T>())
+      return host_attention_scratch(plan.sequence, config.head_size(), sizeof(T), plan.training);
+  }
+  return 0;
+}
+
 /// Row statistics of a LayerNorm.
 template <class Real>
 struct NormStatistics {
@@ -106,6 +118,7 @@ struct Workspace {
   T* wide = nullptr;                // (B T, 4C)
   T* scores = nullptr;              // (lanes, score_elements): (heads, rows, keys) of some heads' panel
   T* scores_gradient = nullptr;     // (lanes, score_elements)
+  std::byte* tiles = nullptr;       // (lanes, tile_bytes): attention in tiles, instead of the scores
   T* logits = nullptr;              // (logits rows, padded vocabulary)
   T* narrow = nullptr;              // (B T, C)
   T* narrow_2 = nullptr;            // (B T, C): only with dropout
@@ -113,6 +126,7 @@ struct Workspace {
   Real* row_losses = nullptr;       // (B T)
   Real* partials = nullptr;         // (ActivationPlan::partial_elements): partial sums of row reductions
   std::int64_t score_elements = 0;  // of a lane
+  std::int64_t tile_bytes = 0;      // of a lane
 };
 
 /// Activations of a whole model, in memory of device D.
@@ -206,10 +220,13 @@ class Activations {
     Cursor for_head = work;
     std::int64_t const scores = shared_.score_elements = flash ? 0 : plan.score_elements(config);
     shared_.wide = work.template take<T>(rows * 4 * width);
+    Cursor for_tiles = work;
+    shared_.tile_bytes = attention_tile_bytes<D, T>(config, plan);
+    shared_.tiles = for_tiles.template take<std::byte>(plan.lanes * shared_.tile_bytes);
     shared_.scores = work.template take<T>(plan.lanes * scores);
     if (plan.training) shared_.scores_gradient = work.template take<T>(plan.lanes * scores);
     shared_.logits = for_head.template take<T>(plan.logits_rows(config) * config.padded_vocab());
-    work_bytes_ = std::max(work.used, for_head.used);
+    work_bytes_ = std::max({work.used, for_head.used, for_tiles.used});
   }
 
   D device_;

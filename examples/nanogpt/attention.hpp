@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal attention: flash attention where a device has its kernels; else by panels, matrix products of some query rows
-// with the keys that they may see.
+// Causal attention: kernels of its own where a device has them; else by panels, matrix products of some query rows with
+// the keys that they may see.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "fsdp/error.hpp"
 #include "gemm.hpp"
+#include "host_attention.hpp"
 #include "pass.hpp"
 #include "row_kernels.hpp"
 
@@ -20,6 +21,9 @@ namespace nanogpt {
 /// products that know what is Lower. Queries, keys and values are read where the projection wrote them, packed (B, T,
 /// 3C), by their leading dimension: no head is transposed or copied. As many heads as fit
 /// ActivationPlan::attention_elements go together as one batched product, a group.
+///
+/// The host has kernels of its own for what most passes need (host_attention.hpp); panels are for the rest, and for
+/// processors that have not what those are made of.
 ///
 /// On the host a group is a part of a task, and all that is done with its scores is done by one thread, in whose
 /// second-level cache they stay. Nothing depends on how heads are grouped, so groups may depend on the threads.
@@ -68,7 +72,18 @@ class CausalAttention {
     shape.sequence = pass.sequence;
     return shape;
   }
+  HostAttention tiles(Pass const& pass) const {
+    return {pass.batch,  context_->config.n_head, context_->config.head_size(),
+            pass.length, pass.position,           pass.capacity};
+  }
+  /// Whether this pass goes in tiles: not a few rows, which would not repay what is packed for them, and nothing that
+  /// drops.
+  bool goes_in_tiles(Pass const& pass, DropoutMask const& mask) const {
+    return context_->workspace.tile_bytes > 0 && mask.probability == 0.0f && pass.length >= 16;
+  }
   double scale() const { return 1 / std::sqrt(static_cast<double>(context_->config.head_size())); }
+
+  LaneScratch lane_scratch() const { return {context_->workspace.tiles, context_->workspace.tile_bytes}; }
 
   /// What one thread has for the scores of a group.
   struct Scratch {
@@ -144,6 +159,10 @@ void CausalAttention<D, T>::forward(Stream& stream, Pass const& pass, DropoutMas
     if (uses_flash_attention<D, T>(context_->config))
       return flash_attention_forward(context_->device, stream, flash(pass), mask, qkv, mixed, log_sums);
   }
+  if constexpr (has_host_attention<D, T>) {
+    if (goes_in_tiles(pass, mask))
+      return host_attention_forward(context_->device, stream, tiles(pass), qkv, mixed, lane_scratch());
+  }
   for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
     each_group(stream, pass, first, [=, this](Stream& own, Panel const& p, Scratch const& scratch) {
       auto const size = context_->config.head_size(), width = context_->config.n_embd;
@@ -166,6 +185,11 @@ void CausalAttention<D, T>::backward(Stream& stream, Pass const& pass, DropoutMa
       return flash_attention_backward(
           context_->device, stream, flash(pass), mask,
           {qkv, mixed, mixed_gradient, log_sums, context_->workspace.products, qkv_gradient});
+  }
+  if constexpr (has_host_attention<D, T>) {
+    if (goes_in_tiles(pass, mask))
+      return host_attention_backward(context_->device, stream, tiles(pass), qkv, mixed_gradient, qkv_gradient,
+                                     lane_scratch());
   }
   std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
   for (std::int64_t index = panels; index-- > 0;) {

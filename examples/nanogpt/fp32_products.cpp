@@ -4,14 +4,12 @@
 
 #if defined(__AVX512F__)
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdlib>
 #include <new>
 
-// This file alone is compiled for AVX-512, whatever the rest is compiled for. So it instantiates nothing that another
-// file might share: a linker keeps one copy, which an older processor may have to run.
+#include "avx512.hpp"
+
 namespace nanogpt {
 namespace {
 
@@ -21,17 +19,13 @@ namespace {
 /// columns; 14 rows of A lie in the first one. Packing A by rows is a plain copy, which spares the cache the strides of
 /// the whole matrix. While a tile is computed, the rows of A that come next are fetched into the second-level cache:
 /// where they begin, no hardware foresees.
-constexpr std::int64_t tile_rows = 14, tile_columns = 32;
-constexpr std::int64_t vector = 16;
 constexpr std::int64_t most_terms = 384;                 ///< of a block, in k
 constexpr std::int64_t most_columns = 768;               ///< of a block of B
 constexpr std::int64_t row_pitch = most_terms + vector;  ///< of packed rows of A
 constexpr std::int64_t group = 8;   ///< tiles whose rows of a transposed A are packed together: its rows are long
 constexpr std::int64_t ahead = 16;  ///< terms by which a panel of B is fetched before it is used
 
-std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 std::int64_t within(std::int64_t value, std::int64_t most) { return value < 0 ? 0 : least(value, most); }
-std::int64_t whole(std::int64_t length, std::int64_t unit) { return (length + unit - 1) / unit * unit; }
 
 /// Into how large parts to cut `length`, as few as may be of at most `most`, and all of about one size.
 std::int64_t part(std::int64_t length, std::int64_t most, std::int64_t unit) {
@@ -59,8 +53,6 @@ class Packed {
 struct Next {
   char const *first, *second;
 };
-
-using Vector = __m512;
 
 /// c (Rows, 32) = or += a (Rows, terms) b (terms, 32); element (r, i) of a lies at r * RowPitch + i * TermPitch.
 template <int Rows, int RowPitch, int TermPitch>
@@ -118,36 +110,6 @@ constexpr Tile tiles[tile_rows] = {
     tile<10, RowPitch, TermPitch>, tile<11, RowPitch, TermPitch>, tile<12, RowPitch, TermPitch>,
     tile<13, RowPitch, TermPitch>, tile<14, RowPitch, TermPitch>};
 
-/// Columns of `to`, 32 apart, become 16 rows of 16 elements that are `pitch` apart.
-void transpose(float const* from, std::int64_t pitch, float* to) {
-  auto const pairs = [](Vector x) { return _mm512_castps_pd(x); };
-  Vector r[16], t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * pitch);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(t[i]), pairs(t[i + 2])));
-    r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(t[i]), pairs(t[i + 2])));
-    r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(t[i + 1]), pairs(t[i + 3])));
-    r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(t[i + 1]), pairs(t[i + 3])));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // quarter q of r[4 j + i] holds column 4 q + i of rows 4 j to 4 j + 3
-    Vector const even = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88), odd = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-    Vector const even_below = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-    Vector const odd_below = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-    _mm512_store_ps(to + i * tile_columns, _mm512_shuffle_f32x4(even, even_below, 0x88));
-    _mm512_store_ps(to + (4 + i) * tile_columns, _mm512_shuffle_f32x4(odd, odd_below, 0x88));
-    _mm512_store_ps(to + (8 + i) * tile_columns, _mm512_shuffle_f32x4(even, even_below, 0xdd));
-    _mm512_store_ps(to + (12 + i) * tile_columns, _mm512_shuffle_f32x4(odd, odd_below, 0xdd));
-  }
-}
-
 /// Elements from one panel of B to the next: lines of several panels are not to meet in one set of the cache.
 std::int64_t panel_pitch(std::int64_t terms) { return (terms + 1) * tile_columns; }
 
@@ -158,7 +120,9 @@ void pack_panel(Op op, float const* b, std::int64_t ldb, std::int64_t terms, std
     float* const out = to + half;
     std::int64_t i = 0;
     if (op == Op::transpose && width >= half + vector)
-      for (; i + vector <= terms; i += vector) transpose(from + i, ldb, out + i * tile_columns);
+      for (; i + vector <= terms; i += vector)
+        transpose(reinterpret_cast<char const*>(from + i), ldb * 4, vector,
+                  reinterpret_cast<Word*>(out + i * tile_columns));
     for (; i < terms; ++i) {
       for (std::int64_t column = 0; column < vector; ++column) {
         bool const there = half + column < width;

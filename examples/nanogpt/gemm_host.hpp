@@ -122,6 +122,15 @@ class Gemm<fsdp::host::Device> {
 
   static constexpr bool adds_bias = false;
 
+  /// Whether products of T go so much faster than anything vectors do that attention had better be products.
+  template <class T>
+  static bool has_matrix_units() {
+#if NANOGPT_HAVE_ONEDNN && !defined(NANOGPT_PLAIN_GEMM)
+    if constexpr (std::is_same_v<T, fsdp::bf16>) return bf16_units() == "AMX";
+#endif
+    return false;
+  }
+
   explicit Gemm(fsdp::host::Device const&) {
 #if !defined(NANOGPT_PLAIN_GEMM)
     openblas_set_num_threads(1);

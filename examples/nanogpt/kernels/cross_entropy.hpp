@@ -29,7 +29,8 @@ struct CrossEntropy {
     T const chosen = fsdp::widen(in[target]);
     T const largest = block.max(
         vocabulary, [](T v) { return v; }, in);
-    auto const power = [=](T v) { return fsdp::math::exp_to_zero(v - largest); };
+    // Used more than once: a compiler may call it instead, and a loop with a call is not vectorised.
+    auto const power = [=](T v) __attribute__((always_inline)) { return fsdp::math::exp_to_zero(v - largest); };
     if (!gradient) {
       T const sum = block.sum(vocabulary, power, in);
       losses[row] = fsdp::math::log(sum) + (largest - chosen);

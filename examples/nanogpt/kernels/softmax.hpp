@@ -26,7 +26,8 @@ struct CausalSoftmax {
     std::int64_t const length = visible(row, rows, keys);
     T const offset = scale * block.max(
                                  length, [](T v) { return v; }, in);
-    auto const power = [=](T v) { return fsdp::math::exp_to_zero(scale * v - offset); };
+    // Used more than once: a compiler may call it instead, and a loop with a call is not vectorised.
+    auto const power = [=](T v) __attribute__((always_inline)) { return fsdp::math::exp_to_zero(scale * v - offset); };
     if constexpr (std::is_same_v<A, T>) {
       T const inverse = T(1) / block.each_sum(length, out, power, in);
       block.each(
