@@ -27,6 +27,7 @@ void check() {
   // A row, sizes of a model, and those that no vector divides.
   fsdp::conformance::check_product_errors<bf16, Out>(
       device, {{1, 384, 96, 1}, {64, 96, 256, 1}, {65, 130, 1001, 1}, {48, 64, 64, 3}});
+  fsdp::conformance::check_errors_beside_plain<bf16, Out>(device, {{64, 96, 256, 1}, {65, 130, 1001, 1}});
 }
 
 /// C (n, n) of ones times ones, which is n everywhere.

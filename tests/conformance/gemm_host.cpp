@@ -51,6 +51,11 @@ TEST_CASE("host gemm: fp32", "[gemm]") {
   shapes.insert(shapes.end(), {{29, 33, 400, 1}, {113, 48, 50, 1}, {113, 48, 50, 2}, {20, 1553, 17, 1}, {3, 64, 0, 1}});
   check<float, float>(shapes, {{40, 70, 1200, 1}});
 }
+TEST_CASE("host gemm: fp32 errs no more than 1.5 times as much as a plain loop", "[gemm]") {
+  fsdp::host::Device const device;
+  std::vector<GemmShape> const shapes{{2, 40, 33, 1}, {40, 70, 1200, 1}, {128, 64, 257, 1}, {30, 48, 64, 2}};
+  fsdp::conformance::check_errors_beside_plain<float, float>(device, shapes);
+}
 TEST_CASE("host gemm: fp32 by OpenBLAS", "[gemm]") {
   ByOpenblas const there;
   check<float, float>();

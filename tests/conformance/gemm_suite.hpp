@@ -51,7 +51,8 @@ class GemmCase {
     fill(bias_, n, 4, draw);
   }
 
-  /// The result by definition, in double; elements between rows and matrices stay.
+  /// The result by definition, summed in Real one product after another; elements between rows and matrices stay.
+  template <class Real = double>
   std::vector<double> expected(double beta, bool bias = false) const {
     std::vector<double> result;
     for (auto const value : c_) result.push_back(to_double(value));
@@ -59,14 +60,15 @@ class GemmCase {
     for (std::int64_t i = 0; i < batch; ++i) {
       for (std::int64_t row = 0; row < m; ++row) {
         for (std::int64_t column = 0; column < n; ++column) {
-          double sum = bias ? to_double(bias_[static_cast<std::size_t>(column)]) : 0;
+          Real sum = bias ? static_cast<Real>(to_double(bias_[static_cast<std::size_t>(column)])) : Real{0};
           for (std::int64_t p = 0; p < k; ++p) {
             auto const at_a = i * stride_a_ + (op_a_ == Op::none ? row * lda_ + p : p * lda_ + row);
             auto const at_b = i * stride_b_ + (op_b_ == Op::none ? p * ldb_ + column : column * ldb_ + p);
-            sum += to_double(a_[static_cast<std::size_t>(at_a)]) * to_double(b_[static_cast<std::size_t>(at_b)]);
+            sum += static_cast<Real>(to_double(a_[static_cast<std::size_t>(at_a)])) *
+                   static_cast<Real>(to_double(b_[static_cast<std::size_t>(at_b)]));
           }
           auto& value = result[static_cast<std::size_t>(i * stride_c_ + row * ldc_ + column)];
-          value = sum + beta * value;
+          value = static_cast<double>(sum + static_cast<Real>(beta * value));
         }
       }
     }
@@ -151,6 +153,40 @@ void check_exact_products(D const& device, std::vector<GemmShape> const& more = 
   }
 }
 
+/// Root of the mean square of what results differ by, by that of the expected ones.
+template <class Values>
+double product_error(Values const& got, std::vector<double> const& expected) {
+  double squares = 0, reference = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    squares += std::pow(to_double(got[i]) - expected[i], 2);
+    reference += std::pow(expected[i], 2);
+  }
+  return std::sqrt(squares / reference);
+}
+
+/// Operands of a model: uniform in [-1/2, 1/2].
+inline double draw_uniform(std::size_t i, std::uint64_t salt) {
+  return static_cast<double>(hash(0, i, salt) >> 11) * 0x1p-53 - 0.5;
+}
+
+/// Products of T that are summed in fp32 err at most 1.5 times as much as a plain loop in fp32.
+template <class T, class Out, class D>
+void check_errors_beside_plain(D const& device, std::vector<GemmShape> const& shapes) {
+  for (auto const shape : shapes) {
+    each_op([&](Op op_a, Op op_b) {
+      GemmCase<D, T, Out> product(device, shape, op_a, op_b, false, draw_uniform);
+      for (double const beta : {0.0, 1.0}) {
+        auto const expected = product.expected(beta);
+        std::vector<Out> plain;
+        for (auto const value : product.template expected<float>(beta)) plain.push_back(from_double<Out>(value));
+        double const error = product_error(product.run(beta), expected), of_plain = product_error(plain, expected);
+        expect(error <= 1.5 * of_plain, "{}: error {:.3g} of the result, a plain loop's is {:.3g}", product.text(beta),
+               error, of_plain);
+      }
+    });
+  }
+}
+
 /// The error of a model's products against fp64, and that they repeat bit by bit.
 ///
 /// Operands are uniform in [-1/2, 1/2], so a sum of k products has the deviation sqrt(k) / 12. Sums in fp32, each
@@ -159,24 +195,16 @@ void check_exact_products(D const& device, std::vector<GemmShape> const& more = 
 /// over 2^-9. A result rounded to bf16 (fp16) is off by at most 2^-9 (2^-12) of itself.
 template <class T, class Out, class D>
 void check_product_errors(D const& device, std::vector<GemmShape> const& shapes) {
-  auto const draw = [](std::size_t i, std::uint64_t salt) {
-    return static_cast<double>(hash(0, i, salt) >> 11) * 0x1p-53 - 0.5;
-  };
   for (auto const shape : shapes) {
     each_op([&](Op op_a, Op op_b) {
-      GemmCase<D, T, Out> product(device, shape, op_a, op_b, false, draw);
+      GemmCase<D, T, Out> product(device, shape, op_a, op_b, false, draw_uniform);
       double const k = static_cast<double>(shape.k);
       double const sums = sizeof(T) == 8 ? k * 0x1p-53 : 0x1p-24 * (1.6 * std::sqrt(k) + (sizeof(T) == 2 ? k / 4 : 0));
       double const rounding = std::is_same_v<Out, bf16> ? 0x1p-9 : std::is_same_v<Out, fp16> ? 0x1p-12 : 0x1p-24;
       for (double const beta : {0.0, 1.0}) {
         auto const expected = product.expected(beta);
         auto const got = product.run(beta);
-        double squares = 0, reference = 0;
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          squares += std::pow(to_double(got[i]) - expected[i], 2);
-          reference += std::pow(expected[i], 2);
-        }
-        double const error = std::sqrt(squares / reference);
+        double const error = product_error(got, expected);
         expect(error <= sums + rounding, "{}: error {:.3g} of the result, at most {:.3g} expected", product.text(beta),
                error, sums + rounding);
         expect_equal(product.run(beta), got, product.text(beta) + ", again");
