@@ -37,6 +37,11 @@ done
 checks=$((checks + 1))
 timeout 120 "$program" "${tiny[@]}" "${quick[@]}" --profiled=0 >output 2>&1 || fail "ended with $? without a profile"
 grep -q 'taken apart' output && fail "a profile that nobody asked for"
+# In bf16, where oneDNN is built in; with heads wide enough for attention in tiles.
+checks=$((checks + 1))
+timeout 120 "$program" --n_layer=2 --n_head=2 --n_embd=64 --block=16 --batch=3 --vocab_size=200 "${quick[@]}" --dtype=bfloat16 --profiled=1 >output 2>&1 ||
+  grep -q 'built without oneDNN' output || fail "ended with $? in bf16"
+grep -qE '^loss: 5\.|without oneDNN' output || fail "no loss in bf16"
 checks=$((checks + 1))
 timeout 120 "$program" "${tiny[@]}" "${quick[@]}" --kernels --json=kernels.json >output 2>&1 || fail "ended with $? at --kernels"
 
@@ -78,7 +83,7 @@ assert rows["attention backward"]["tflops"] > 0 and rows["AdamW"]["tflops"] is N
 PY
 
 refuses "--model" "$program" --model=gpt3
-refuses "--dtype" "$program" --dtype=bfloat16
+refuses "--dtype" "$program" --dtype=bfloat17
 refuses "expected a multiple of the 5 heads" "$program" --n_head=5 --n_embd=32
 refuses "--timed" "$program" --timed=0
 refuses "--nonsense" "$program" --nonsense
