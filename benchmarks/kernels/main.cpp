@@ -142,9 +142,9 @@ void rows() {
 /// Time per element of what has no yardstick here.
 void others() {
   std::int64_t const n = 1 << 17, columns = 768, count = n / columns;
-  Array x(n), y(n), z(n), w(columns), g(columns), b(columns), mean(count), scale(count, 1.0f);
+  Array x(n), y(n), z(n), hidden(n), w(columns), g(columns), b(columns), mean(count), scale(count, 1.0f);
   Array partials(nanogpt::layer_norm_partials(count, columns));
-  x.randomise(1.0f, 6), y.randomise(1.0f, 7), w.randomise(1.0f, 8);
+  x.randomise(1.0f, 6), y.randomise(1.0f, 7), w.randomise(1.0f, 8), hidden.randomise(1.0f, 10);
   auto const report = [&](char const* what, double elements, auto f) {
     std::printf("%-34s %9.3f ns/element\n", what, 1e9 * best_of(50, f) / elements);
   };
@@ -159,10 +159,10 @@ void others() {
   report("bias backward", static_cast<double>(count * columns),
          [&] { nanogpt::bias_backward(device, stream, up, count, columns, g.data(), partials.data()); });
   report("gelu forward", all, [&] { nanogpt::gelu_forward(device, stream, in, z.data(), n); });
-  report("gelu backward", all, [&] { nanogpt::gelu_backward(device, stream, in, up, z.data(), n); });
+  report("gelu backward", all, [&] { nanogpt::gelu_backward(device, stream, hidden.data(), z.data(), n); });
   report("gelu_new forward", all, [&] { nanogpt::gelu_forward<nanogpt::TanhGelu>(device, stream, in, z.data(), n); });
   report("gelu_new backward", all,
-         [&] { nanogpt::gelu_backward<nanogpt::TanhGelu>(device, stream, in, up, z.data(), n); });
+         [&] { nanogpt::gelu_backward<nanogpt::TanhGelu>(device, stream, hidden.data(), z.data(), n); });
   report("dropout", all, [&] { nanogpt::dropout(device, stream, in, z.data(), n, {0.2f, 1, 2, 3}, 0); });
   report("initialize, normal", all,
          [&] { fsdp::kernels::initialize(device, stream, z.data(), n, fsdp::init::normal(1.0f), 1, 2, 0); });

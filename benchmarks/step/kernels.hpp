@@ -119,10 +119,9 @@ class Kernels {
     }
     {
       auto const n = working_set_ / (2 * size);
-      T *const x = take<T>(n), *const dy = take<T>(n);
-      report("GELU backward, in place", 3 * n * size, [=, this] {
-        nanogpt::gelu_backward(device_, stream_, static_cast<T const*>(x), static_cast<T const*>(dy), dy, n);
-      });
+      T *const x = take<T>(n), *const gradient = take<T>(n);
+      report("GELU backward, in place", 4 * n * size,
+             [=, this] { nanogpt::gelu_backward(device_, stream_, x, gradient, n); });
     }
     auto const n = working_set_ / (3 * size);
     T *const a = take<T>(n), *const b = take<T>(n), *const out = take<T>(n, 0);

@@ -193,16 +193,12 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
     bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
   }
 
-  // MLP. a.hidden becomes GELU's result once GELU's derivative has been taken.
+  // MLP. a.hidden becomes GELU's result as GELU's derivative is taken.
   T const* const down = dropped(stream, pass, mlp_mask, gradient);
   bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
   linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
-  with_formula([&](auto formula) {
-    T const* const hidden = a.hidden;
-    gelu_backward<decltype(formula)>(device, stream, hidden, static_cast<T const*>(work.wide), work.wide,
-                                     rows * 4 * width);
-    gelu_forward<decltype(formula)>(device, stream, hidden, a.hidden, rows * 4 * width);
-  });
+  with_formula(
+      [&](auto formula) { gelu_backward<decltype(formula)>(device, stream, a.hidden, work.wide, rows * 4 * width); });
   linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
                          g.down_weight.fresh);
   linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,

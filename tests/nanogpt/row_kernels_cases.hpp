@@ -149,20 +149,20 @@ std::vector<Doubles> cross_entropy(B& b, std::int64_t rows, std::int64_t vocabul
   return all;
 }
 
-/// Both GELUs, of sums with a bias and without, and their derivatives.
+/// Both GELUs, of sums with a bias and without, and backward, which has the value again.
 template <class B>
 std::vector<Doubles> gelu(B& b, std::int64_t rows, std::int64_t columns) {
   auto const n = rows * columns;
-  auto const *const x = b.put(values(n, 12)), *const up = b.put(values(n, 13)),
-                    *const bias = b.put(values(columns, 14));
+  auto const *const x = b.put(values(n, 12)), *const bias = b.put(values(columns, 14));
   std::vector<Doubles> all;
   auto const run = [&](auto formula) {
     using Formula = decltype(formula);
-    auto *y = b.blank(n), *dx = b.blank(n), *of_sum = b.blank(n), *sum = b.put(values(n, 15));
+    auto *y = b.blank(n), *again = b.put(values(n, 12)), *dx = b.put(values(n, 13));
+    auto *of_sum = b.blank(n), *sum = b.put(values(n, 15));
     nanogpt::gelu_forward<Formula>(b.device(), b.stream(), x, y, n);
-    nanogpt::gelu_backward<Formula>(b.device(), b.stream(), x, up, dx, n);
+    nanogpt::gelu_backward<Formula>(b.device(), b.stream(), again, dx, n);
     nanogpt::bias_gelu_forward<Formula>(b.device(), b.stream(), sum, bias, of_sum, rows, columns);
-    for (auto* const result : {y, dx, sum, of_sum}) all.push_back(b.get(result, n));
+    for (auto* const result : {y, again, dx, sum, of_sum}) all.push_back(b.get(result, n));
   };
   run(nanogpt::ExactGelu{});
   run(nanogpt::TanhGelu{});

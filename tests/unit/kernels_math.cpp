@@ -79,7 +79,7 @@ TEST_CASE("gelu and its derivative keep their documented error", "[kernels][math
               [&](double x) { return x == -HUGE_VAL ? 0.0 : x * 0.5 * std::erfc(-root * x); }, scale) <= 1.6e-7);
   CHECK(worst([](float x) { return nanogpt::gelu(std::fabs(x)); },
               [&](double x) { return std::fabs(x) * 0.5 * std::erfc(-root * std::fabs(x)); }, ulp) <= 3.0);
-  CHECK(worst([](float x) { return nanogpt::gelu_derivative(x); },
+  CHECK(worst([](float x) { return nanogpt::gelu_with_derivative(x).derivative; },
               [&](double x) {
                 if (std::isnan(x)) return x;
                 double const y = finite(x);
@@ -101,18 +101,37 @@ TEST_CASE("gelu_new and its derivative keep their documented error", "[kernels][
   };
   CHECK(worst([](float x) { return nanogpt::gelu_new(x); }, exact, scale) <= 1.6e-7);
   CHECK(worst([](float x) { return nanogpt::gelu_new(std::fabs(x)); }, of_size, ulp) <= 3.0);
-  CHECK(worst([](float x) { return nanogpt::gelu_new_derivative(x); }, slope, scale) <= 2.5e-7);
+  CHECK(worst([](float x) { return nanogpt::gelu_new_with_derivative(x).derivative; }, slope, scale) <= 2.5e-7);
   for (double x = -8.0; x <= 8.0; x += 0.01) {
     CHECK(std::fabs(nanogpt::gelu_new(x) - exact(x)) <= 1e-14);
-    CHECK(std::fabs(nanogpt::gelu_new_derivative(x) - slope(x)) <= 1e-14);
+    CHECK(std::fabs(nanogpt::gelu_new_with_derivative(x).derivative - slope(x)) <= 1e-14);
   }
+}
+
+TEST_CASE("what backward takes for gelu is gelu, to the bit", "[kernels][math]") {
+  auto const bits = [](float x) { return std::isnan(x) ? 0x7fc00000u : fsdp::detail::bit_cast<std::uint32_t>(x); };
+  auto const check = [&](auto formula) {
+    std::int64_t different = 0;
+    for (std::uint64_t word = 0; word <= 0xffffffffull; word += 1511) {
+      float const x = fsdp::detail::bit_cast<float>(static_cast<std::uint32_t>(word));
+      if (bits(formula.with_derivative(x).value) != bits(formula.value(x))) ++different;
+    }
+    CHECK(different == 0);
+    for (float const x : {infinity, -infinity, not_a_number, -not_a_number, 0.0f, -0.0f})
+      CHECK(bits(formula.with_derivative(x).value) == bits(formula.value(x)));
+  };
+  check(nanogpt::ExactGelu{});
+  check(nanogpt::TanhGelu{});
 }
 
 TEST_CASE("the double forms agree with central differences", "[kernels][math]") {
   auto const check = [](auto formula) {
     double const h = 1e-5;
-    for (double x = -6.0; x <= 6.0; x += 0.01)
-      CHECK(std::fabs(formula.derivative(x) - (formula.value(x + h) - formula.value(x - h)) / (2.0 * h)) <= 1e-9);
+    for (double x = -6.0; x <= 6.0; x += 0.01) {
+      auto const [value, derivative] = formula.with_derivative(x);
+      CHECK(std::fabs(derivative - (formula.value(x + h) - formula.value(x - h)) / (2.0 * h)) <= 1e-9);
+      CHECK(value == formula.value(x));
+    }
   };
   check(nanogpt::ExactGelu{});
   check(nanogpt::TanhGelu{});
@@ -136,15 +155,16 @@ TEST_CASE("special values", "[kernels][math]") {
   CHECK(m::tanh(-infinity) == -1.0f);
   CHECK(nanogpt::gelu(infinity) == infinity);
   CHECK(nanogpt::gelu(-infinity) == 0.0f);
-  CHECK(nanogpt::gelu_derivative(infinity) == 1.0f);
-  CHECK(std::fabs(nanogpt::gelu_derivative(-infinity)) < 1e-29f);
+  CHECK(nanogpt::gelu_with_derivative(infinity).derivative == 1.0f);
+  CHECK(std::fabs(nanogpt::gelu_with_derivative(-infinity).derivative) < 1e-29f);
   CHECK(nanogpt::gelu_new(infinity) == infinity);
   CHECK(std::fabs(nanogpt::gelu_new(-infinity)) < 1e-27f);
-  CHECK(nanogpt::gelu_new_derivative(infinity) == 1.0f);
-  CHECK(std::fabs(nanogpt::gelu_new_derivative(-infinity)) < 1e-26f);
+  CHECK(nanogpt::gelu_new_with_derivative(infinity).derivative == 1.0f);
+  CHECK(std::fabs(nanogpt::gelu_new_with_derivative(-infinity).derivative) < 1e-26f);
   for (float const value : {not_a_number, -not_a_number}) {
     CHECK(std::isnan(nanogpt::gelu_new(value)));
-    CHECK(std::isnan(nanogpt::gelu_new_derivative(value)));
+    CHECK(std::isnan(nanogpt::gelu_new_with_derivative(value).derivative));
+    CHECK(std::isnan(nanogpt::gelu_with_derivative(value).derivative));
   }
   CHECK(std::isnan(m::exp(not_a_number)));
   CHECK(m::exp_to_zero(-infinity) == 0.0f);
@@ -155,7 +175,6 @@ TEST_CASE("special values", "[kernels][math]") {
   CHECK(std::isnan(m::log(not_a_number)));
   CHECK(std::isnan(m::tanh(not_a_number)));
   CHECK(std::isnan(nanogpt::gelu(not_a_number)));
-  CHECK(std::isnan(nanogpt::gelu_derivative(not_a_number)));
   CHECK_FALSE(m::is_finite(not_a_number));
   CHECK_FALSE(m::is_finite(-infinity));
   CHECK(m::is_finite(std::numeric_limits<float>::max()));

@@ -24,12 +24,17 @@ struct Gelu {
 template <class Formula>
 struct GeluBackward {
   template <class Block, class A>
-  FSDP_HD void operator()(Block const& block, std::int64_t index, A const* x, A const* dy, A* dx,
-                          std::int64_t n) const {
+  FSDP_HD void operator()(Block const& block, std::int64_t index, A* x, A* gradient, std::int64_t n) const {
     using T = Compute<A>;
     std::int64_t const begin = index * chunk_elements;
-    block.each(
-        chunk_length(n, index), dx + begin, [](T v, T g) { return g * Formula::derivative(v); }, x + begin, dy + begin);
+    block.update(
+        chunk_length(n, index),
+        [](T& v, T& g) {
+          auto const [value, derivative] = Formula::with_derivative(v);
+          v = value;
+          g *= derivative;
+        },
+        x + begin, gradient + begin);
   }
 };
 
@@ -98,10 +103,11 @@ void gelu_forward(D const& device, typename D::Stream& stream, A const* x, A* y,
   if (n > 0) device.launch(stream, detail::blocks_for(n), detail::Gelu<Formula>{}, x, y, n);
 }
 
-/// dx = dy * gelu'(x), n elements.
+/// gradient *= gelu'(x), x = gelu(x), n elements: backward of what follows GELU wants its result, which is not kept.
+/// @pre gradient is not x
 template <class Formula = ExactGelu, fsdp::Device D, class A>
-void gelu_backward(D const& device, typename D::Stream& stream, A const* x, A const* dy, A* dx, std::int64_t n) {
-  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::GeluBackward<Formula>{}, x, dy, dx, n);
+void gelu_backward(D const& device, typename D::Stream& stream, A* x, A* gradient, std::int64_t n) {
+  if (n > 0) device.launch(stream, detail::blocks_for(n), detail::GeluBackward<Formula>{}, x, gradient, n);
 }
 
 /// out = a + b, n elements.
