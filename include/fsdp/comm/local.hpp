@@ -43,7 +43,7 @@ class Communicator {
   /// @note Collective: yes
   Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
       : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
-        member_(rank_groups_->join(std::move(group), rank)) {
+        member_(&rank_groups_->join(std::move(group), rank)) {
     member_->group().run().add_device(device);
     member_->enable_peer_access();
   }
@@ -53,12 +53,12 @@ class Communicator {
     if (this == &other) return *this;
     leave();
     rank_groups_ = std::move(other.rank_groups_);
-    member_ = std::move(other.member_);
+    member_ = other.member_;
     return *this;
   }
   /// Peers that still wait for this rank get a PeerError. A communicator that was moved from can be destroyed, assigned
   /// to, and nothing else: calls throw a UsageError.
-  ~Communicator() { leave(); }
+  [[gnu::cold, gnu::noinline]] ~Communicator() { leave(); }
 
   int rank() const { return member().rank(); }
   int size() const { return member().size(); }
@@ -85,7 +85,7 @@ class Communicator {
     if (rank() == founder) group.published(rank()).child.reset();
     int mine = 0;
     while (members[static_cast<std::size_t>(mine)] != rank()) ++mine;
-    return Communicator(rank_groups_, rank_groups_->join(std::move(child), mine));
+    return Communicator(rank_groups_, &rank_groups_->join(std::move(child), mine));
   }
 
   /// Device memory.
@@ -101,29 +101,15 @@ class Communicator {
   /// Every rank's `count` elements, in rank order, to every rank. In place: `send == recv + rank() * count`.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(comm::Collective::all_gather, send, recv, count, 0, label);
-    return member().collective(stream, request, [&](std::uint64_t sequence) {
-      auto* const own = recv + static_cast<std::size_t>(rank()) * count;
-      if (own != send) device().copy_async(stream, own, send, count * sizeof(T));
-      member_->for_peers([&](int peer) {
-        auto const& entry = member_->peer_entry(peer, sequence);
-        if (count == 0) return;
-        device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
-        device().copy_async(stream, recv + static_cast<std::size_t>(peer) * count, entry.request.send,
-                            count * sizeof(T));
-      });
-    });
+    return run(stream, {comm::Collective::all_gather, dtype_of<T>, count, 0, false, send, recv}, label);
   }
 
   /// Slice r of the sum over ranks of `send` (size() * count elements) to rank r. In place: `recv == send + rank() *
   /// count`.
   template <class T>
   Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(comm::Collective::reduce_scatter, send, recv, count, 0, label);
-    return member().collective(stream, request, [&](std::uint64_t sequence) {
-      wait_for_inputs(stream, sequence, count);
-      sum(stream, sequence, send, static_cast<std::size_t>(rank()) * count, recv, count);
-    });
+    return run(stream, {comm::Collective::reduce_scatter, dtype_of<T>, count, 0, false, send, recv}, label,
+               launch_sum<T>);
   }
 
   /// The sum over ranks of `count` elements, to every rank. In place: `send == recv`.
@@ -132,28 +118,15 @@ class Communicator {
   /// everything into `recv`, because peers may still read a rank's input, but never its result, after its collective.
   template <class T>
   Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
-    auto const request = make_request<T>(comm::Collective::all_reduce, send, recv, count, 0, label);
-    return member().collective(stream, request, [&](std::uint64_t sequence) {
-      wait_for_inputs(stream, sequence, count);
-      if (send != recv || size() == 1) {
-        sum(stream, sequence, send, 0, recv, count);
-      } else {
-        all_reduce_in_place(stream, sequence, recv, count);
-      }
-    });
+    return run(stream, {comm::Collective::all_reduce, dtype_of<T>, count, 0, send == recv, send, recv}, label,
+               launch_sum<T>);
   }
 
   /// `count` elements of rank `root` to every rank, in place.
   /// @throws UsageError if there is no rank `root`
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
-    auto const request = make_request<T>(comm::Collective::broadcast, data, data, count, root, label);
-    return member().collective(stream, request, [&](std::uint64_t sequence) {
-      if (rank() == root || count == 0) return;
-      auto const& entry = member_->peer_entry(root, sequence);
-      device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
-      device().copy_async(stream, data, entry.request.send, count * sizeof(T));
-    });
+    return run(stream, {comm::Collective::broadcast, dtype_of<T>, count, root, false, data, data}, label);
   }
 
   /// Later work of `stream` waits until every peer has finished its part of the collective, so that this rank's input
@@ -170,69 +143,99 @@ class Communicator {
   }
 
  private:
-  Communicator(std::shared_ptr<detail::RankGroups<D>> rank_groups, std::shared_ptr<detail::Member<D>> member)
-      : rank_groups_(std::move(rank_groups)), member_(std::move(member)) {}
+  Communicator(std::shared_ptr<detail::RankGroups<D>> rank_groups, detail::Member<D>* member)
+      : rank_groups_(std::move(rank_groups)), member_(member) {}
 
   void leave() noexcept {
-    if (member_ != nullptr) member_->leave();
+    if (rank_groups_ != nullptr) member_->leave();
   }
 
   detail::Member<D>& member() const {
-    FSDP_EXPECTS(member_ != nullptr, "a call of a communicator that was moved from");
+    FSDP_EXPECTS(rank_groups_ != nullptr, "a call of a communicator that was moved from");
     return *member_;
   }
 
+  /// pairwise::launch_sum for elements of one type. Nothing else of a collective depends on what its elements are.
+  using LaunchSum = void (*)(D const&, Stream&, void const* const* from, int ranks, void* to, std::int64_t count);
   template <class T>
-  detail::Request make_request(comm::Collective collective, T const* send, T* recv, std::size_t count, int root,
-                               Label label) const {
-    auto const operation = comm::Operation::collective(collective, count, dtype_of<T>, root, label);
-    if (collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
-    comm::expect_buffers(member().world_rank(), operation, send, recv);
-    bool const in_place = collective == comm::Collective::all_reduce && send == recv;
-    detail::Request request{collective, dtype_of<T>, count, root, in_place, send, recv, {}, {}, {}};
-    request.unit.assign(label.unit);
-    request.pass.assign(label.pass);
-    request.since.assign(label.since);
-    return request;
+  static void launch_sum(D const& device, Stream& stream, void const* const* from, int ranks, void* to,
+                         std::int64_t count) {
+    pairwise::launch_sum(device, stream, from, ranks, static_cast<T*>(to), count);
   }
 
-  template <class T>
-  void all_reduce_in_place(Stream& stream, std::uint64_t sequence, T* data, std::size_t count) {
-    auto const [first, last] = segment(rank(), count);
-    sum(stream, sequence, data, first, data + first, last - first);
+  /// @param sum  of a reduction's elements
+  [[gnu::noinline]] Ticket run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum = nullptr) {
+    auto const operation =
+        comm::Operation::collective(transfer.collective, transfer.count, transfer.dtype, transfer.root, label);
+    if (transfer.collective == comm::Collective::broadcast) comm::expect_root(member().world_rank(), size(), operation);
+    comm::expect_buffers(member().world_rank(), operation, transfer.send, transfer.recv);
+    detail::Request const request(transfer, label);
+    return member().collective(stream, request, [&](std::uint64_t sequence) {
+      if (request.count == 0) return;
+      switch (request.collective) {
+        case comm::Collective::all_gather: return gather_from_all(stream, sequence, request);
+        case comm::Collective::reduce_scatter:
+          return sum_inputs(stream, sequence, request, sum, static_cast<std::size_t>(rank()) * request.count,
+                            request.recv, request.count);
+        case comm::Collective::all_reduce:
+          if (request.in_place && size() > 1) return all_reduce_in_place(stream, sequence, request, sum);
+          return sum_inputs(stream, sequence, request, sum, 0, request.recv, request.count);
+        case comm::Collective::broadcast:
+          if (rank() == request.root) return;
+          auto const* const input = await_input(stream, sequence, request.root);
+          return copy(stream, request.recv, input, request.bytes(request.count));
+      }
+    });
+  }
+
+  void gather_from_all(Stream& stream, std::uint64_t sequence, detail::Request const& request) {
+    auto const bytes = request.bytes(request.count);
+    auto* const all = static_cast<std::byte*>(request.recv);
+    copy(stream, all + static_cast<std::size_t>(rank()) * bytes, request.send, bytes);
+    member_->for_peers([&](int peer) {
+      auto const* const input = await_input(stream, sequence, peer);
+      copy(stream, all + static_cast<std::size_t>(peer) * bytes, input, bytes);
+    });
+  }
+
+  void all_reduce_in_place(Stream& stream, std::uint64_t sequence, detail::Request const& request, LaunchSum sum) {
+    auto* const data = static_cast<std::byte*>(request.recv);
+    auto const [first, last] = segment(rank(), request.count);
+    sum_inputs(stream, sequence, request, sum, first, data + request.bytes(first), last - first);
     member_->publish_partial(stream, sequence);
     member_->for_peers([&](int peer) {
       auto const& entry = member_->await_partial(peer, sequence);
-      auto const [begin, end] = segment(peer, count);
+      auto const [begin, end] = segment(peer, request.count);
       if (begin == end) return;
       device().wait(stream, entry.partial, WaitSite::collective_peer_partial);
-      device().copy_async(stream, data + begin, static_cast<T const*>(entry.request.recv) + begin,
-                          (end - begin) * sizeof(T));
+      auto const* const theirs = static_cast<std::byte const*>(entry.request.recv);
+      copy(stream, data + request.bytes(begin), theirs + request.bytes(begin), request.bytes(end - begin));
     });
   }
 
-  void wait_for_inputs(Stream& stream, std::uint64_t sequence, std::size_t count) {
+  /// The `count` elements from `first` on of every rank's input, summed into `to`.
+  void sum_inputs(Stream& stream, std::uint64_t sequence, detail::Request const& request, LaunchSum sum,
+                  std::size_t first, void* to, std::size_t count) {
+    std::array<void const*, pairwise::max_ranks> from{};
+    auto const at_first = [&](void const* input) {
+      return static_cast<std::byte const*>(input) + request.bytes(first);
+    };
+    auto const* const own = from[static_cast<std::size_t>(rank())] = at_first(request.send);
+    member_->for_peers(
+        [&](int peer) { from[static_cast<std::size_t>(peer)] = at_first(await_input(stream, sequence, peer)); });
     if (count == 0) return;
-    member_->for_peers([&](int peer) {
-      device().wait(stream, member_->peer_entry(peer, sequence).ready, WaitSite::collective_peer_ready);
-    });
+    if (size() == 1) return copy(stream, to, own, request.bytes(count));
+    sum(device(), stream, from.data(), size(), to, static_cast<std::int64_t>(count));
   }
 
-  /// to[i] = the sum over ranks of their input's element offset + i.
-  template <class T>
-  void sum(Stream& stream, std::uint64_t sequence, T const* own, std::size_t offset, T* to, std::size_t count) {
-    if (count == 0) return;
-    if (size() == 1) {
-      if (own + offset != to) device().copy_async(stream, to, own + offset, count * sizeof(T));
-      return;
-    }
-    std::array<T const*, pairwise::max_ranks> from{};
-    from[static_cast<std::size_t>(rank())] = own + offset;
-    member_->for_peers([&](int peer) {
-      auto const& entry = member_->peer_entry(peer, sequence);
-      from[static_cast<std::size_t>(peer)] = static_cast<T const*>(entry.request.send) + offset;
-    });
-    pairwise::launch_sum(device(), stream, from.data(), size(), to, static_cast<std::int64_t>(count));
+  /// @return what `peer` sends, which later work of the stream finds complete
+  void const* await_input(Stream& stream, std::uint64_t sequence, int peer) {
+    auto const& entry = member_->peer_entry(peer, sequence);
+    device().wait(stream, entry.ready, WaitSite::collective_peer_ready);
+    return entry.request.send;
+  }
+  void copy(Stream& stream, void* to, void const* from, std::size_t bytes) {
+    if (to != from) device().copy_async(stream, to, from, bytes);
   }
 
   /// The elements [first, second) of an all-reduce that `owner` sums: equal shares in multiples of 64 elements.
@@ -243,8 +246,8 @@ class Communicator {
     return {std::min(count, index * share), std::min(count, (index + 1) * share)};
   }
 
-  std::shared_ptr<detail::RankGroups<D>> rank_groups_;
-  std::shared_ptr<detail::Member<D>> member_;
+  std::shared_ptr<detail::RankGroups<D>> rank_groups_;  // nullptr: moved from
+  detail::Member<D>* member_;                           // one of its
 };
 
 namespace detail {

@@ -56,7 +56,7 @@ struct Operation {
   }
 
   /// "all_gather 57 of 1024 bf16 for unit 'block.3' (backward) on 'gather' after step 0.5".
-  std::string describe() const {
+  [[gnu::cold]] std::string describe() const {
     std::string text{call};
     if (sequence != 0) text += formatted(" {}", sequence);
     if (!what.empty()) text += formatted(" of '{}'", what);
@@ -72,8 +72,8 @@ struct Operation {
 };
 
 /// @param who  "rank 2": this rank    @param waited  until now
-inline std::string waiting_text(std::string_view who, Operation const& operation,
-                                std::chrono::steady_clock::duration waited) {
+[[gnu::cold]] inline std::string waiting_text(std::string_view who, Operation const& operation,
+                                              std::chrono::steady_clock::duration waited) {
   auto where = operation;
   where.label.since = {};  // for ranks that disagree: these do not, or would have been told
   return formatted("{}: waiting in {}, {}", who, where.describe(), host::elapsed_text(waited));
@@ -83,14 +83,14 @@ inline std::string waiting_text(std::string_view who, Operation const& operation
 constexpr std::string_view reason_to_end(bool terminated) { return terminated ? "asked to terminate" : "giving up"; }
 
 /// Ranks' collectives number `sequence` differ. `first` and `second` describe them.
-inline std::string disagreement_text(std::uint64_t sequence, int first_rank, std::string_view first, int second_rank,
-                                     std::string_view second) {
+[[gnu::cold]] inline std::string disagreement_text(std::uint64_t sequence, int first_rank, std::string_view first,
+                                                   int second_rank, std::string_view second) {
   return formatted("ranks disagree about collective {}: rank {} runs {}, rank {} runs {}", sequence, first_rank, first,
                    second_rank, second);
 }
 
 /// @throws PeerError: `rank` waits for `peer`, which makes no more calls
-[[noreturn]] inline void throw_peer_left(int rank, Operation const& operation, int peer, bool by_exception) {
+[[noreturn, gnu::cold]] inline void throw_peer_left(int rank, Operation const& operation, int peer, bool by_exception) {
   fail<PeerError>("rank {}: waits in {}, but rank {} has left the group{}", rank, operation.describe(), peer,
                   by_exception ? " after an exception" : "");
 }

@@ -118,19 +118,19 @@ struct SumMany {
 };
 
 namespace detail {
-template <std::size_t Ranks, class D, class T>
-void launch_few(D const& device, typename D::Stream& stream, T const* const* from, T* to, std::int64_t count) {
+template <std::size_t Ranks, class D, class From, class T>
+void launch_few(D const& device, typename D::Stream& stream, From const* from, T* to, std::int64_t count) {
   Sources<T, Ranks> sources{};
-  for (std::size_t rank = 0; rank < Ranks; ++rank) sources.from[rank] = from[rank];
+  for (std::size_t rank = 0; rank < Ranks; ++rank) sources.from[rank] = static_cast<T const*>(from[rank]);
   device.launch(stream, (count + chunk_elements - 1) / chunk_elements, SumFew<T, Ranks>{}, sources, to, count);
 }
 }  // namespace detail
 
 /// Enqueues to[i] = the tree sum of from[0..ranks)[i] for `count` elements. `to` may be one of the sources.
+/// @param from  pointers to T, or to void
 /// @throws ConfigError for more than max_ranks ranks
-template <class D, class T>
-void launch_sum(D const& device, typename D::Stream& stream, T const* const* from, int ranks, T* to,
-                std::int64_t count) {
+template <class D, class From, class T>
+void launch_sum(D const& device, typename D::Stream& stream, From const* from, int ranks, T* to, std::int64_t count) {
   // Doubles are a norm's, one a rank: no kernels are compiled for those. Narrow sums have them for the usual numbers of
   // ranks, so that every engine can have such sums without being compiled for long.
   if constexpr (sizeof(T) == 2) {
@@ -155,7 +155,7 @@ void launch_sum(D const& device, typename D::Stream& stream, T const* const* fro
   }
   if (ranks < 1 || ranks > max_ranks) fail<ConfigError>("a sum over {} ranks: the limit is {}", ranks, max_ranks);
   Sources<T, max_ranks> sources{};
-  for (int rank = 0; rank < ranks; ++rank) sources.from[rank] = from[rank];
+  for (int rank = 0; rank < ranks; ++rank) sources.from[rank] = static_cast<T const*>(from[rank]);
   device.launch(stream, (count + chunk_elements - 1) / chunk_elements, SumMany<T>{}, sources, to, count, ranks);
 }
 

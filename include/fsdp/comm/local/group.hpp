@@ -30,8 +30,8 @@ using comm::Collective;
 using comm::Operation;
 using comm::Text;
 
-/// What a rank says about a collective that it enqueues.
-struct Request {
+/// What a collective moves.
+struct Transfer {
   Collective collective{};
   DType dtype{};
   std::size_t count = 0;
@@ -39,6 +39,16 @@ struct Request {
   bool in_place = false;  // of an all-reduce: the two forms run differently
   void const* send = nullptr;
   void* recv = nullptr;
+
+  std::size_t bytes(std::size_t elements) const { return elements * size_of(dtype); }
+};
+
+/// What a rank says about a collective that it enqueues.
+struct Request : Transfer {
+  Request() = default;
+  Request(Transfer const& transfer, Label label)
+      : Transfer(transfer), unit(label.unit), pass(label.pass), since(label.since) {}
+
   Text unit;
   Text pass;
   Text since;
@@ -48,7 +58,7 @@ struct Request {
            in_place == other.in_place && unit == other.unit && since == other.since;
   }
   /// Refers to the texts of this.
-  Operation operation() const {
+  [[gnu::noinline]] Operation operation() const {
     auto operation = Operation::collective(collective, count, dtype, root, {unit.view(), pass.view(), since.view()});
     operation.in_place = in_place;
     return operation;
@@ -209,7 +219,7 @@ class Group {
   }
 
   /// An exception is on its way through a peer's code: gives it a moment to be reported with its text.
-  void await_reason(int rank) const {
+  [[gnu::cold]] void await_reason(int rank) const {
     for (int round = 0; round < 200; ++round) {
       throw_if_poisoned(rank);
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
@@ -233,7 +243,8 @@ class Group {
   /// Looks at each member that is yet to join, beginning with another one each time: the last is left for others to
   /// see.
   /// @throws OrderError if one of them waits for `rank`, directly or by way of others
-  void expect_no_circle(Link& link, int rank, Counter what, std::uint64_t value, std::uint64_t call, int first) {
+  [[gnu::cold]] void expect_no_circle(Link& link, int rank, Counter what, std::uint64_t value, std::uint64_t call,
+                                      int first) {
     for (int step = 0; step < size(); ++step) {
       int const member = (first + step) % size();
       auto const announced = link.waits.announced(world_rank(member));

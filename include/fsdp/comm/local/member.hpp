@@ -77,7 +77,7 @@ class Member {
     return peer_entry(peer, sequence);
   }
 
-  void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) const {
+  [[gnu::noinline]] void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) const {
     FSDP_EXPECTS(ticket.sequence <= sequence_, "rank {}: a ticket for collective {}, but only {} were enqueued here",
                  world_rank(), ticket.sequence, sequence_);
     if (size() == 1 || ticket.sequence == 0) return;
@@ -89,7 +89,7 @@ class Member {
     });
   }
 
-  std::vector<std::string> exchange(std::string text, std::string_view what) {
+  [[gnu::cold]] std::vector<std::string> exchange(std::string text, std::string_view what) {
     auto const number = ++exchanges_;
     // A text is overwritten two exchanges later: by then every peer has published the next, thus read this one.
     published().texts[number % 2] = std::move(text);
@@ -164,14 +164,17 @@ class Member {
                  request.operation().describe());
     comm::expect_bound_stream(world_rank(), request.operation(), stream_ == id);
   }
-  void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
-             std::uint64_t call) const {
+  [[gnu::noinline]] void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
+                               std::uint64_t call) const {
     auto const operation = published().entry(sequence).request.operation();
     group_->await(rank_, peer, what, sequence, call, operation.numbered(sequence, group_->name()));
   }
   void check(Request const& request, int peer, std::uint64_t sequence) const {
     auto const& theirs = peer_entry(peer, sequence).request;
-    if (request.agrees(theirs)) return;
+    if (!request.agrees(theirs)) refuse(request, peer, theirs, sequence);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse(Request const& request, int peer, Request const& theirs,
+                                                     std::uint64_t sequence) const {
     fail<OrderError>("rank {}: {}", world_rank(),
                      comm::disagreement_text(sequence, world_rank(), request.operation().describe(),
                                              group_->world_rank(peer), theirs.operation().describe()));
@@ -194,13 +197,13 @@ template <class D>
 struct RankGroups {
   explicit RankGroups(D const& on) : device(on) {}
 
-  std::shared_ptr<Member<D>> join(std::shared_ptr<Group<D>> group, int rank) {
-    members.push_back(std::make_shared<Member<D>>(std::move(group), rank, device));
-    return members.back();
+  Member<D>& join(std::shared_ptr<Group<D>> group, int rank) {
+    members.push_back(std::make_unique<Member<D>>(std::move(group), rank, device));
+    return *members.back();
   }
 
   /// Frees memory that collectives of this rank may have used.
-  void release(Run<D>& run, void* memory, std::size_t bytes) noexcept {
+  [[gnu::cold]] void release(Run<D>& run, void* memory, std::size_t bytes) noexcept {
     if (memory == nullptr) return;
     bool quiet = false;
     try {
@@ -218,10 +221,10 @@ struct RankGroups {
   }
 
   D device;
-  std::vector<std::shared_ptr<Member<D>>> members;
+  std::vector<std::unique_ptr<Member<D>>> members;
 
  private:
-  bool drain(Run<D>& run) {
+  [[gnu::cold]] bool drain(Run<D>& run) {
     if (run.poisoned() || members.front()->unwinding()) return false;
     bool needed = false;
     for (auto const& member : members) needed = needed || member->needs_drain();

@@ -109,7 +109,7 @@ class Run {
   explicit Run(int ranks) : ranks_(ranks), waits_(ranks) {}
   Run(Run const&) = delete;
   Run& operator=(Run const&) = delete;
-  ~Run() {
+  [[gnu::cold]] ~Run() {
     // Work that ranks have left behind may still read what their peers have, on another device than where it lies.
     if constexpr (requires(D const& device) { device.synchronize_all(); })
       if (!abandoned_.empty())
@@ -132,17 +132,16 @@ class Run {
   void throw_if_poisoned(int rank) const {
     auto const failed = failed_rank();
     if (failed < 0) return;
-    if (disagreement_) fail<OrderError>("rank {}: {}", rank, reason_);
-    fail<PeerError>("rank {}: rank {} failed: {}", rank, failed, reason_);
+    throw_failure(rank, failed);
   }
 
   /// A rank of the run is on `device`.
-  void add_device(D const& device) {
+  [[gnu::cold]] void add_device(D const& device) {
     std::lock_guard const lock{mutex_};
     devices_.push_back(device);
   }
   /// Keeps memory until every rank is gone.
-  void abandon(D const& device, void* data, std::size_t bytes) {
+  [[gnu::cold]] void abandon(D const& device, void* data, std::size_t bytes) {
     std::lock_guard const lock{mutex_};
     abandoned_.push_back({device, data, bytes});
   }
@@ -154,7 +153,11 @@ class Run {
     std::size_t bytes;
   };
 
-  void poison(int rank, std::string_view reason, bool disagreement) noexcept {
+  [[noreturn, gnu::cold]] void throw_failure(int rank, int failed) const {
+    if (disagreement_) fail<OrderError>("rank {}: {}", rank, reason_);
+    fail<PeerError>("rank {}: rank {} failed: {}", rank, failed, reason_);
+  }
+  [[gnu::cold]] void poison(int rank, std::string_view reason, bool disagreement) noexcept {
     std::lock_guard const lock{mutex_};
     if (failed_rank_.load(std::memory_order_relaxed) >= 0) return;
     try {
