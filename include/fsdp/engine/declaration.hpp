@@ -173,7 +173,7 @@ class Declaration {
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       input.uses.push_back(schedule_.unit(use));
-      input.modules.emplace_back(schedule_.module_name(use));
+      input.modules.push_back(std::string(schedule_.module_name(use)));
     }
     input.shards = where_.shards;
     input.replicas = where_.replicas;

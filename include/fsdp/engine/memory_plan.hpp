@@ -49,15 +49,12 @@ class LiveBytes {
         param_(static_cast<std::int64_t>(input.param_bytes)),
         reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
         wire_(static_cast<std::int64_t>(program.reduce_bytes)),
-        parameters_(program.units.size(), 0),
-        slices_(parameters_),
-        held_(parameters_),
-        leased_(program.gradient_slots.size(), 0),
-        wired_(program.wires.size(), 0) {}
+        most_(std::max({program.units.size(), program.gradient_slots.size(), program.wires.size()})),
+        used_(kinds * most_, 0) {}
 
   std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
-  std::int64_t run(Phase phase, Facts facts) {
+  [[gnu::cold]] std::int64_t run(Phase phase, Facts facts) {
     auto highest = bytes_;
     program_->for_each(phase, facts, [&](Operation const& operation) {
       run(operation);
@@ -69,75 +66,80 @@ class LiveBytes {
     auto const& unit = program_->units[operation.unit];
     switch (operation.action) {
       case Action::gather:
-      case Action::gather_slices: return use(parameters_[operation.unit], unit.elements * param_);
-      case Action::drop: return use(parameters_[operation.unit], 0);
-      case Action::keep_slice: return use(slices_[operation.unit], kept(unit));
-      case Action::drop_slice: return use(slices_[operation.unit], 0);
+      case Action::gather_slices: return use(parameters, operation.unit, unit.elements * param_);
+      case Action::drop: return use(parameters, operation.unit, 0);
+      case Action::keep_slice: return use(slices, operation.unit, kept(unit));
+      case Action::drop_slice: return use(slices, operation.unit, 0);
       case Action::lease:
         // A slot's gradients count until its next lease, or until it is settled.
-        if (operation.slot != Operation::no_slot) use(leased_[operation.slot], unit.elements * reduce_);
+        if (operation.slot != Operation::no_slot) use(leased, operation.slot, unit.elements * reduce_);
         return;
-      case Action::hold: return use(held_[operation.unit], unit.elements * static_cast<std::int64_t>(sizeof(float)));
+      case Action::hold: return use(held, operation.unit, unit.elements * static_cast<std::int64_t>(sizeof(float)));
       case Action::reduce:
       case Action::reduce_group:
         // So do rounded ones, of a wire buffer.
-        if (operation.slot != Operation::no_slot) use(wired_[operation.slot], unit.elements * wire_);
+        if (operation.slot != Operation::no_slot) use(wired, operation.slot, unit.elements * wire_);
         return;
       case Action::all_reduce:
         if (program_->bucket_wire != Operation::no_slot)
-          use(wired_[program_->bucket_wire], program_->buckets[operation.slot].size() * wire_);
+          use(wired, program_->bucket_wire, program_->buckets[operation.slot].size() * wire_);
         return;
-      case Action::settle_wire: return use(wired_[operation.slot], 0);
+      case Action::settle_wire: return use(wired, operation.slot, 0);
       case Action::settle:
-        return use(operation.slot != Operation::no_slot ? leased_[operation.slot] : held_[operation.unit], 0);
+        return operation.slot != Operation::no_slot ? use(leased, operation.slot, 0) : use(held, operation.unit, 0);
       default: return;
     }
   }
   /// What passes have left of parameters is dropped.
   void reshard() {
-    for (auto& bytes : parameters_) use(bytes, 0);
-    for (auto& bytes : slices_) use(bytes, 0);
+    for (auto const kind : {parameters, slices}) forget(kind);
   }
   /// What they have left of gradients is forgotten.
   void discard() {
-    for (auto& bytes : leased_) use(bytes, 0);
-    for (auto& bytes : wired_) use(bytes, 0);
-    for (auto& bytes : held_) use(bytes, 0);
+    for (auto const kind : {leased, wired, held}) forget(kind);
   }
 
  private:
+  /// What is in use: of units; slots of gradients; wire buffers.
+  enum Kind : std::size_t { parameters, slices, held, leased, wired, kinds };
+
   std::int64_t kept(Program::Unit const& unit) const { return program_->kept_slots[unit.kept_slot].elements * param_; }
-  void use(std::int64_t& of, std::int64_t bytes) { bytes_ += bytes - std::exchange(of, bytes); }
+  void use(Kind kind, std::size_t index, std::int64_t bytes) {
+    bytes_ += bytes - std::exchange(used_[kind * most_ + index], bytes);
+  }
+  void forget(Kind kind) {
+    for (std::size_t index = 0; index < most_; ++index) use(kind, index, 0);
+  }
 
   Program const* program_;
   std::int64_t param_, reduce_, wire_;
-  std::vector<std::int64_t> parameters_, slices_, held_;  ///< bytes of each unit that are in use
-  std::vector<std::int64_t> leased_;                      ///< and of each slot of gradients
-  std::vector<std::int64_t> wired_;                       ///< and of each wire buffer
+  std::size_t most_;                ///< of a kind
+  std::vector<std::int64_t> used_;  ///< bytes in use, by kind
   std::int64_t bytes_ = 0;
 };
 
 /// The highest use in any pass that the options allow, after any that they allow.
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
-  std::vector<std::pair<Facts, LiveBytes>> states{{left_by(plain_step), {program, input}}};
+  struct State {
+    Facts left;
+    LiveBytes live;
+  };
+  std::vector<State> states;
+  states.push_back({left_by(plain_step), {program, input}});
+  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
+                                         {true, true, false}, {true, false, false}, {false, true, false}};
   std::int64_t highest = 0;
   for (std::size_t at = 0; at < states.size(); ++at) {
-    auto const visit = [&](BackwardFlags flags) {
-      if (!missing_option(program, input, flags).option.empty()) return;
+    for (auto const flags : every_choice) {
+      if (!missing_option(program, input, flags).option.empty()) continue;
       auto [facts, live] = states[at];
       facts = facts | flags.facts();
       for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
-      auto const left = left_by(facts);
-      for (auto const& state : states)
-        if (state.first == left) return;
-      states.emplace_back(left, live);
-    };
-    for (bool const reshard : {true, false}) {
-      visit({true, true, reshard});
-      visit({true, false, reshard});
-      visit({false, true, reshard});
+      bool known = false;
+      for (auto const& state : states) known = known || state.left == left_by(facts);
+      if (!known) states.push_back({left_by(facts), std::move(live)});
     }
-    auto evaluated = states[at].second;
+    auto evaluated = states[at].live;
     evaluated.reshard();
     highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));
   }
