@@ -97,7 +97,7 @@ class Engine {
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
-  ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
+  [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
     FSDP_EXPECTS(!core_.sealed, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
     std::vector<std::size_t> tensors;
@@ -115,8 +115,8 @@ class Engine {
     return shard(std::move(modules), prefix, strategy());
   }
   template <Module M>
-  std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
-                                              Strategy auto const& strategy) {
+  [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
+                                                            Strategy auto const& strategy) {
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
     for (std::size_t i = 0; i < modules.size(); ++i)

@@ -25,7 +25,7 @@ class FormatOutput {
  public:
   explicit FormatOutput(std::span<char> out) : out_(out) {}
 
-  void add(std::string_view text) {
+  [[gnu::noinline]] void add(std::string_view text) {
     auto const room = out_.size() - std::min(size_, out_.size());
     std::copy_n(text.data(), std::min(room, text.size()), out_.data() + std::min(size_, out_.size()));
     size_ += text.size();

@@ -55,7 +55,7 @@ class MemoryAccount {
  private:
   class Counters {
    public:
-    void add(MemoryTag tag, std::int64_t bytes) {
+    [[gnu::noinline]] void add(MemoryTag tag, std::int64_t bytes) {
       by_tag_[static_cast<std::size_t>(tag)].fetch_add(bytes, std::memory_order_relaxed);
       auto const now = state();
       auto peak = peak_.load(std::memory_order_relaxed);
@@ -88,7 +88,7 @@ template <class Allocator>
 class AccountedMemory {
  public:
   AccountedMemory() = default;
-  AccountedMemory(Allocator& allocator, MemoryAccount& account, MemoryTag tag, std::size_t bytes)
+  [[gnu::cold]] AccountedMemory(Allocator& allocator, MemoryAccount& account, MemoryTag tag, std::size_t bytes)
       : allocator_(&allocator), account_(&account), tag_(tag), bytes_(bytes), data_(allocator.allocate(bytes)) {
     account_->reserve(tag_, static_cast<std::int64_t>(bytes_));
   }
@@ -97,7 +97,7 @@ class AccountedMemory {
     AccountedMemory(std::move(other)).swap(*this);
     return *this;
   }
-  ~AccountedMemory() {
+  [[gnu::cold, gnu::noinline]] ~AccountedMemory() {
     if (allocator_ == nullptr) return;
     allocator_->deallocate(data_, bytes_);
     account_->reserve(tag_, -static_cast<std::int64_t>(bytes_));

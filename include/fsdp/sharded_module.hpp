@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -27,7 +28,8 @@ struct Registrar {
   std::vector<std::size_t>* tensors;
 
   template <class T, std::size_t Rank>
-  void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents, TensorOptions options = {}) const {
+  [[gnu::cold]] void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
+                                TensorOptions options = {}) const {
     auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
     layout->add({std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init}, *tensors);
   }
@@ -41,14 +43,16 @@ struct NamedTensors {
 
   /// @return the index of the next one in the layout
   /// @throws UsageError if that is not the one that `describe` names now
-  template <class Shape>
-  std::size_t take(std::string_view tensor, Shape const& extents) {
+  [[gnu::noinline]] std::size_t take(std::string_view tensor, std::span<std::int64_t const> extents) {
     if (next != end) {
       auto const& known = layout->tensors()[*next];
       auto const prefix = known.name.size() - tensor.size();
       bool const named = known.name.ends_with(tensor) && (prefix == 0 || known.name[prefix - 1] == '.');
       if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) return *next++;
     }
+    refuse(tensor, extents);
+  }
+  [[noreturn, gnu::cold]] void refuse(std::string_view tensor, std::span<std::int64_t const> extents) const {
     fail<UsageError>(
         "a module's describe names '{}' ({}), where it named {} when it was registered: it must name the "
         "same tensors each time, and for every element type",

@@ -63,7 +63,8 @@ struct EngineCore {
     if (!sealed) seal_once();
   }
   /// [Note: Cold] What runs once is marked [[gnu::cold]] where it is long: compilers then make it small instead of
-  /// fast, in less time. Nothing is that a step runs.
+  /// fast, in less time. Nothing is that a step runs, but the texts of messages. What many places call, and would be
+  /// copied into all of them, is marked [[gnu::noinline]]: compilers then optimise it once.
   [[gnu::cold]] void seal_once() {
     declared.seal();
     input = declared.plan_input();
@@ -113,7 +114,7 @@ struct EngineCore {
 
   /// A scope begins.
   /// @throws UsageError for want of buffers; nothing has changed then
-  void begin_backward_scope(BackwardChange change) {
+  [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
     passes.add_scope(change, 1);
     try {
       if (sealed) return expect_buffers(program, input, passes.next_backward());
@@ -125,7 +126,7 @@ struct EngineCore {
     }
   }
   void end_backward_scope(BackwardChange change) noexcept { passes.add_scope(change, -1); }
-  void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
+  [[gnu::cold]] void expect_buffers(Program const& of, StepInput const& from, BackwardFlags flags) const {
     auto const missing = missing_option(of, from, flags);
     if (missing.option.empty()) return;
     fail<UsageError>("rank {}: unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,

@@ -49,6 +49,9 @@ class FlatParam {
         name_(std::move(unit_name)),
         strategy_(strategy) {}
 
+  FlatParam(FlatParam const&) = delete;
+  [[gnu::cold, gnu::noinline]] ~FlatParam() = default;
+
   std::string const& name() const { return name_; }
   ShardingStrategy const& strategy() const { return strategy_; }
   /// Where this rank stands as to this unit. @pre sealed

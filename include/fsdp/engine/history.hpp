@@ -28,9 +28,8 @@ class History {
     size_ = 0;
   }
   /// The last of them, and all; nothing at first. Until the next add(). Made when somebody reads it.
-  std::string_view text() const {
-    if (size_ == 0 && !what_.empty())
-      size_ = formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_).size();
+  [[gnu::noinline]] std::string_view text() const {
+    if (size_ == 0 && !what_.empty()) size_ = formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_).size();
     return {text_.data(), size_};
   }
   /// The label of a collective that is enqueued now.

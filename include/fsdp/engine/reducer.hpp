@@ -51,10 +51,10 @@ class Reducer {
         reduce_(device.make_stream("reduce", StreamPriority::high)) {}
 
   /// Units that several ranks share are reduced within `group`.
-  void set_shard_group(C group) { shard_comm_.emplace(std::move(group)); }
+  [[gnu::cold]] void set_shard_group(C group) { shard_comm_.emplace(std::move(group)); }
   /// Units that have as many replicas as `group` has ranks are summed over it. There may be two such groups: the
   /// replicas of shards, and the world, for what every rank keeps whole.
-  void add_replicate_group(C group) {
+  [[gnu::cold]] void add_replicate_group(C group) {
     if (!replicate_) replicate_.emplace(device_.make_stream("replicate", StreamPriority::high));
     (replicate_comms_[0] ? replicate_comms_[1] : replicate_comms_[0]).emplace(std::move(group));
   }

@@ -57,7 +57,7 @@ class [[nodiscard]] BackwardScope {
 template <class E>
 class [[nodiscard]] UseScope {
  public:
-  UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
+  [[gnu::noinline]] UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
       auto const what = fsdp::name(pass);
@@ -68,7 +68,7 @@ class [[nodiscard]] UseScope {
     }
   }
   UseScope(UseScope const&) = delete;
-  ~UseScope() noexcept(false) {
+  [[gnu::noinline]] ~UseScope() noexcept(false) {
     auto& passes = engine_->passes;
     if (std::uncaught_exceptions() > exceptions_) {
       passes.interrupt();

@@ -18,7 +18,7 @@ class StepGate {
 
   /// @throws UsageError unless every unit has reduced gradients of whole backward passes since the last optimizer step
   /// @param what  needs them, for the message
-  void expect_reduced(std::string_view what) const {
+  [[gnu::noinline]] void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     expect_units();
     for (auto const& unit : passes_->units())
@@ -39,7 +39,7 @@ class StepGate {
   /// @param measurement  of the norm whose factor it takes; 0: it takes none
   /// @throws UsageError if gradients are missing, the norm is not that of these gradients, or one that was to be
   /// limited is left out
-  void begin_step(std::uint64_t measurement) {
+  [[gnu::noinline]] void begin_step(std::uint64_t measurement) {
     expect_reduced("an optimizer step begins");
     expect_norm(measurement);
     passes_->abandon("an optimizer step begins");

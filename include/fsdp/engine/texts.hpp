@@ -50,7 +50,8 @@ template <class Failure = ConfigError, class C>
 /// @throws OrderError on every rank if it is not
 /// @note Collective: yes; blocks.
 template <class C>
-std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values, std::string_view history) {
+[[gnu::cold]] std::vector<double> mean_over_ranks(C& world, std::vector<double> const& values,
+                                                  std::string_view history) {
   auto const bytes = values.size() * sizeof(double);
   std::string mine(bytes, '\0');
   if (!values.empty()) std::memcpy(mine.data(), values.data(), bytes);

@@ -27,7 +27,7 @@ inline constexpr int wait_expired_exit_code = 70;      ///< the process ended be
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
 
 /// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z".
-inline std::string elapsed_text(std::chrono::steady_clock::duration waited) {
+[[gnu::cold]] inline std::string elapsed_text(std::chrono::steady_clock::duration waited) {
   auto const since = std::chrono::system_clock::to_time_t(
       std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
   std::tm utc{};
@@ -110,7 +110,8 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 
 /// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs, and who knows
 /// which peers are missing (`reported`) prints instead.
-[[noreturn]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited, bool terminated) {
+[[noreturn, gnu::cold]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited,
+                                            bool terminated) {
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
   if (reported.load()) std::this_thread::sleep_for(std::chrono::hours{1});
   auto const why = terminated ? formatted("{} during a wait", termination_cause.load(std::memory_order_relaxed))
@@ -192,7 +193,7 @@ class Backoff {
   template <class Describe>
   void pause(Describe const& describe) {
     if (brief()) return;
-    check(describe);
+    if (is_over()) give_up(describe());
     timespec const span{0, sleep_ns_};
     ::nanosleep(&span, nullptr);
     sleep_ns_ = sleep_ns_ * 2 < 1'000'000 ? sleep_ns_ * 2 : 1'000'000;
@@ -205,7 +206,22 @@ class Backoff {
   void pause(std::atomic<std::uint32_t> const& word, std::uint32_t seen, std::atomic<std::uint32_t>& sleepers,
              Describe const& describe, FutexScope scope = FutexScope::process) {
     if (brief()) return;
-    check(describe);
+    if (is_over()) give_up(describe());
+    sleep(word, seen, sleepers, scope);
+  }
+
+ private:
+  static constexpr int spins = 64;
+  static constexpr std::int64_t sleep_at_most_ns = 5'000'000;
+
+  [[gnu::noinline]] bool brief() {
+    if (rounds_ == spins) return yields_.yield();
+    if (rounds_++ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
+    detail::relax();
+    return true;
+  }
+  [[gnu::noinline]] void sleep(std::atomic<std::uint32_t> const& word, std::uint32_t seen,
+                               std::atomic<std::uint32_t>& sleepers, FutexScope scope) const {
     // Relaxed on both sides: a lock-prefixed operation orders the processor where that matters, ThreadSanitizer learns
     // no order from it, and the limit covers processors on which a wake-up could be missed.
     sleepers.fetch_add(1, std::memory_order_relaxed);
@@ -214,23 +230,14 @@ class Backoff {
     }
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
-
- private:
-  static constexpr int spins = 64;
-  static constexpr std::int64_t sleep_at_most_ns = 5'000'000;
-
-  bool brief() {
-    if (rounds_ == spins) return yields_.yield();
-    if (rounds_++ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
-    detail::relax();
-    return true;
+  /// Something has ended the wait before its time.
+  bool is_over() const {
+    if (limit_ == Limit::none) return false;
+    return termination_requested() ||
+           (limit_ == Limit::deadline && std::chrono::steady_clock::now() - start_ > wait_deadline());
   }
-  template <class Describe>
-  void check(Describe const& describe) const {
-    if (limit_ == Limit::none) return;
-    auto const waited = std::chrono::steady_clock::now() - start_;
-    if (termination_requested()) detail::give_up(describe(), waited, true);
-    if (limit_ == Limit::deadline && waited > wait_deadline()) detail::give_up(describe(), waited, false);
+  [[noreturn, gnu::cold, gnu::noinline]] void give_up(std::string const& what) const {
+    detail::give_up(what, std::chrono::steady_clock::now() - start_, termination_requested());
   }
 
   Limit limit_;

@@ -65,7 +65,7 @@ struct Device {
   void launch(Stream& stream, std::int64_t blocks, Kernel, Args... args) const {
     static_assert(std::is_empty_v<Kernel> && std::is_default_constructible_v<Kernel>, "kernels are stateless functors");
     static_assert((std::is_trivially_copyable_v<Args> && ...), "a kernel's arguments are passed by value");
-    FSDP_EXPECTS(blocks >= 0, "stream '{}': a kernel cannot run in {} blocks", stream.name(), blocks);
+    if (blocks < 0) refuse(stream, blocks);
     stream.enqueue_parts(blocks, [args...](std::int64_t index) { Kernel{}(HostBlock{}, index, args...); });
   }
 
@@ -83,12 +83,15 @@ struct Device {
 
   /// Enqueues move(first, count) for the whole range at once, or for pieces of it on a stream with several threads.
   template <class Move>
-  static void in_pieces(Stream& stream, std::size_t bytes, Move move) {
-    if (stream.threads() == 1) return stream.enqueue([move, bytes] { move(0, bytes); });
-    stream.enqueue_parts(static_cast<std::int64_t>((bytes + piece - 1) / piece), [move, bytes](std::int64_t index) {
-      auto const first = static_cast<std::size_t>(index) * piece;
-      move(first, bytes - first < piece ? bytes - first : piece);
+  [[gnu::noinline]] static void in_pieces(Stream& stream, std::size_t bytes, Move move) {
+    auto const most = stream.threads() == 1 ? bytes : piece;
+    stream.enqueue_parts(static_cast<std::int64_t>((bytes + most - 1) / most), [=](std::int64_t index) {
+      auto const first = static_cast<std::size_t>(index) * most;
+      move(first, bytes - first < most ? bytes - first : most);
     });
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(Stream const& stream, std::int64_t blocks) {
+    fail<UsageError>("stream '{}': a kernel cannot run in {} blocks", stream.name(), blocks);
   }
 };
 

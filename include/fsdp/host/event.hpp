@@ -48,23 +48,25 @@ struct alignas(64) EventState {
 /// Flags for reuse. Host threads only: workers never come here.
 class EventPool {
  public:
+  [[gnu::noinline]] static EventState* take() {
+    auto& pool = instance();
+    std::lock_guard const lock{pool.mutex_};
+    pool.reclaim();
+    if (pool.free_ == nullptr) return new EventState;
+    return pop(pool.free_);
+  }
+  [[gnu::noinline]] static void give(EventState* state, std::uint32_t last_ticket) noexcept {
+    auto& pool = instance();
+    std::lock_guard const lock{pool.mutex_};
+    state->base = last_ticket;
+    push(state->idle() ? pool.free_ : pool.busy_, state);
+  }
+
+ private:
   static EventPool& instance() {
     static auto& pool = *new EventPool;  // outlives every stream and event of the process
     return pool;
   }
-  EventState* take() {
-    std::lock_guard const lock{mutex_};
-    reclaim();
-    if (free_ == nullptr) return new EventState;
-    return pop(free_);
-  }
-  void give(EventState* state, std::uint32_t last_ticket) noexcept {
-    std::lock_guard const lock{mutex_};
-    state->base = last_ticket;
-    push(state->idle() ? free_ : busy_, state);
-  }
-
- private:
   static EventState* pop(EventState*& list) { return std::exchange(list, list->next); }
   static void push(EventState*& list, EventState* state) { state->next = std::exchange(list, state); }
   void reclaim() {
@@ -89,7 +91,7 @@ class Stream;
 /// while streams still have to reach it.
 class Event {
  public:
-  Event() : state_(detail::EventPool::instance().take()), ticket_(state_->base) {}
+  Event() : state_(detail::EventPool::take()), ticket_(state_->base) {}
   Event(Event&& other) noexcept { swap(other); }
   Event& operator=(Event&& other) noexcept {
     Event moved(std::move(other));
@@ -97,7 +99,7 @@ class Event {
     return *this;
   }
   ~Event() {
-    if (state_ != nullptr) detail::EventPool::instance().give(state_, ticket_);
+    if (state_ != nullptr) detail::EventPool::give(state_, ticket_);
   }
 
   /// Whether record was ever called.
@@ -115,8 +117,8 @@ class Event {
   std::uint32_t next_ticket(void const* stream) {
     // Tickets of one flag must be reached in order: another stream gets another flag while the first is in use.
     if (recorded() && stream != stream_ && !state_->idle()) {
-      auto* const fresh = detail::EventPool::instance().take();
-      detail::EventPool::instance().give(state_, ticket_);
+      auto* const fresh = detail::EventPool::take();
+      detail::EventPool::give(state_, ticket_);
       state_ = fresh;
       ticket_ = fresh->base;
     }

@@ -44,8 +44,9 @@ struct StreamCore {
     failed.store(true, std::memory_order_release);
   }
   void rethrow() const {
-    if (failed.load(std::memory_order_relaxed) && failed.load(std::memory_order_acquire)) std::rethrow_exception(error);
+    if (failed.load(std::memory_order_relaxed) && failed.load(std::memory_order_acquire)) rethrow_error();
   }
+  [[noreturn, gnu::cold, gnu::noinline]] void rethrow_error() const { std::rethrow_exception(error); }
   void await(EventState& state, std::uint32_t ticket, WaitSite site) {
     if (!state.reached(ticket, std::memory_order_relaxed)) {
       auto const start = std::chrono::steady_clock::now();
@@ -92,7 +93,7 @@ template <class F>
 void call_parts(void* callable, std::int64_t part, std::int64_t end, [[maybe_unused]] int lane) {
   F const& call = *static_cast<F const*>(callable);
   for (; part < end; ++part) {
-    if constexpr (std::is_invocable_v<F const&, std::int64_t, int>) {
+    if constexpr (requires { call(part, lane); }) {
       call(part, lane);
     } else {
       call(part);
@@ -196,7 +197,7 @@ class Stream {
     core_ = std::move(other.core_);
     return *this;
   }
-  ~Stream() {
+  [[gnu::cold]] ~Stream() {
     if (core_ == nullptr || !core_->worker.joinable()) return;
     core_->queue.push([](void*, detail::StreamCore& core) { core.stopping = true; }, nullptr, 0);
     core_->worker.join();
@@ -245,19 +246,18 @@ class Stream {
   void enqueue_parts(std::int64_t parts, F f) {
     static_assert(detail::is_bytes<F>,
                   "what is called by several threads is copied as bytes, as kernels' arguments are");
-    FSDP_EXPECTS(parts >= 0, "stream '{}': a task cannot have {} parts", name(), parts);
-    if (parts > 0) enqueue_bytes(detail::call_parts<F>, parts, std::addressof(f), sizeof f);
+    enqueue_bytes(detail::call_parts<F>, parts, std::addressof(f), sizeof f);
   }
 
   /// Lets `event` stand for all work enqueued so far.
-  void record(Event& event) {
+  [[gnu::noinline]] void record(Event& event) {
     core().rethrow();
     push_record(event);
   }
 
   /// Later work of this stream waits until the latest record of `event` is reached.
   /// @throws UsageError if `event` was never recorded
-  void wait(Event const& event, WaitSite site = WaitSite::none) {
+  [[gnu::noinline]] void wait(Event const& event, WaitSite site = WaitSite::none) {
     FSDP_EXPECTS(event.recorded(), "stream '{}' is to wait at site '{}' for an event that was never recorded", name(),
                  fsdp::name(site));
     core().rethrow();
@@ -309,8 +309,10 @@ class Stream {
   }
 
   /// A callable that may be copied as bytes, by the function that calls it.
-  void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {
+  [[gnu::noinline]] void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {
     auto& own = core();
+    FSDP_EXPECTS(parts >= 0, "stream '{}': a task cannot have {} parts", own.name, parts);
+    if (parts == 0) return;
     if (!own.worker.joinable()) {
       IeeeArithmetic const arithmetic;
       call(callable, 0, parts, 0);

@@ -46,20 +46,22 @@ class Team {
   /// @param name     begins the names of the helpers' threads
   /// @param threads  with the caller's, which is lane 0
   /// @throws UsageError unless threads is in [1, most_threads]; ResourceError if a helper cannot be started
-  Team(std::string_view name, int threads) : threads_(threads) {
+  [[gnu::cold]] Team(std::string_view name, int threads) : threads_(threads) {
     FSDP_EXPECTS(threads >= 1 && threads <= most_threads, "team '{}': expected 1 to {} threads, got {}", name,
                  most_threads, threads);
-    helpers_.reserve(static_cast<std::size_t>(threads - 1));  // what a helper is started with stays in its place
+    helpers_ = std::vector<Helper>(static_cast<std::size_t>(threads - 1));
+    int lane = 1;
     try {
-      for (int lane = 1; lane < threads; ++lane) {
-        auto& helper = helpers_.emplace_back(Helper{this, lane, {}});
+      for (auto& helper : helpers_) {
+        helper.team = this;
+        helper.lane = lane;
         helper.thread = start_thread(help, &helper);
         ::pthread_setname_np(helper.thread.native_handle(), formatted("{}+{}", name.substr(0, 10), lane).c_str());
+        ++lane;
       }
     } catch (std::exception const& error) {
-      auto const started = helpers_.size() - 1;
       stop();
-      fail<ResourceError>("team '{}': cannot start helper {} of {}: {}", name, started + 1, threads - 1, error.what());
+      fail<ResourceError>("team '{}': cannot start helper {} of {}: {}", name, lane, threads - 1, error.what());
     }
   }
   Team(Team const&) = delete;
@@ -96,8 +98,8 @@ class Team {
 
  private:
   struct Helper {
-    Team* team;
-    int lane;
+    Team* team = nullptr;
+    int lane = 0;
     std::thread thread;
   };
   static constexpr std::int64_t most_parts = 0xffff'ffff;  // at once
@@ -164,7 +166,7 @@ class Team {
       }
     }
   }
-  void stop() {
+  [[gnu::cold]] void stop() {
     stopping_.store(true, std::memory_order_relaxed);
     calls_.fetch_add(1, std::memory_order_relaxed);
     detail::futex_wake_all(calls_, FutexScope::process);

@@ -37,7 +37,7 @@ class AdamW {
   /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone; ConfigError on every rank if
   /// ranks' options differ
   /// @note Collective: yes.
-  explicit AdamW(E& engine, AdamWOptions options = {})
+  [[gnu::cold]] explicit AdamW(E& engine, AdamWOptions options = {})
       : engine_(&engine),
         options_(checked(options)),
         state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}

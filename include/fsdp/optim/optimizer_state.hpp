@@ -48,8 +48,8 @@ class OptimizerState {
   /// @param stochastic  the optimizer rounds at random
   /// @throws UsageError if there is nothing to round; ConfigError on every rank if options differ
   /// @note Collective: yes. Waits for compute once.
-  OptimizerState(E& engine, std::string_view name, std::string const& options, int moments, float weight_decay,
-                 bool stochastic)
+  [[gnu::cold]] OptimizerState(E& engine, std::string_view name, std::string const& options, int moments,
+                               float weight_decay, bool stochastic)
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
@@ -69,7 +69,7 @@ class OptimizerState {
     if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
   }
   OptimizerState(OptimizerState&&) = delete;
-  ~OptimizerState() {
+  [[gnu::cold]] ~OptimizerState() {
     engine_->drain();
     engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
   }

@@ -125,8 +125,8 @@ class Tracer {
   Tracer(Tracer&&) = delete;
 
   /// The texts must outlive the tracer: unit names and literals. @return what end() takes
-  std::size_t begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what,
-                    std::string_view pass, std::int64_t bytes) {
+  [[gnu::noinline]] std::size_t begin(Stream& stream, StreamKind kind, std::string_view unit, std::string_view what,
+                                      std::string_view pass, std::int64_t bytes) {
     bool const updates = pass == "optimizer";
     if (updated_ && !updates) ++step_;
     updated_ = updates;
@@ -139,7 +139,7 @@ class Tracer {
     device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span));
     return span;
   }
-  void end(Stream& stream, std::size_t span) {
+  [[gnu::noinline]] void end(Stream& stream, std::size_t span) {
     if (span == none) return;
     device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span) + 1);
     records_[span].ended = true;
@@ -150,7 +150,7 @@ class Tracer {
   /// The spans so far, in the order in which the host enqueued them; starts anew. What an exception cut short is left
   /// out.
   /// @pre all streams that carry spans have been synchronised
-  std::vector<TraceSpan> collect(Stream& stream) {
+  [[gnu::cold]] std::vector<TraceSpan> collect(Stream& stream) {
     std::vector<std::int64_t> times(records_.size() * 2);
     device_.copy_async(stream, times.data(), stamps_.data(), times.size() * sizeof(std::int64_t));
     device_.synchronize(stream);
