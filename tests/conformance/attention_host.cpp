@@ -3,6 +3,7 @@
 // needs: OpenBLAS
 // links: nanogpt_fp32
 // optimised
+// skip-tsan
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
