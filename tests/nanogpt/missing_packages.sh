@@ -150,7 +150,7 @@ installed
 # oneDNN is installed where the processor multiplies bf16, and missed by nobody where it cannot be had.
 stub c++ << EOF2
 if [[ " \$* " == *" dnnl.hpp "* ]]; then [[ ! -e $work/missing/libdnnl-dev ]]; exit; fi
-exec "$(command -v c++)" "\$@"
+exec "$(type -ap c++ | grep -v /ccache/ | head -n 1)" "\$@"
 EOF2
 packages libdnnl-dev
 run $script
