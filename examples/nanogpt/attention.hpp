@@ -83,7 +83,16 @@ class CausalAttention {
   }
   double scale() const { return 1 / std::sqrt(static_cast<double>(context_->config.head_size())); }
 
-  LaneScratch lane_scratch() const { return {context_->workspace.tiles, context_->workspace.tile_bytes}; }
+  /// Threads of a stream of the host, each of which works in a scratch of its own.
+  std::int64_t lanes(auto const& stream) const {
+    auto const count = static_cast<std::int64_t>(stream.threads());
+    FSDP_EXPECTS(count <= context_->plan.lanes, "attention on {} threads in room for {}", count, context_->plan.lanes);
+    return count;
+  }
+  LaneScratch lane_scratch(auto const& stream) const {
+    lanes(stream);
+    return {context_->workspace.tiles, context_->workspace.tile_bytes};
+  }
 
   /// What one thread has for the scores of a group.
   struct Scratch {
@@ -100,10 +109,8 @@ class CausalAttention {
     std::int64_t const heads = context_->config.n_head;
     std::int64_t together = std::clamp<std::int64_t>(work.score_elements / (rows * keys), 1, heads);
     if constexpr (splits_tasks<D>) {
-      auto const lanes = static_cast<std::int64_t>(stream.threads());
-      FSDP_EXPECTS(lanes <= context_->plan.lanes, "attention on {} threads in room for {}", lanes,
-                   context_->plan.lanes);
-      if (lanes > 1) together = std::clamp<std::int64_t>(pass.batch * heads / (2 * lanes), 1, together);
+      std::int64_t const threads = lanes(stream);
+      if (threads > 1) together = std::clamp<std::int64_t>(pass.batch * heads / (2 * threads), 1, together);
       std::int64_t const groups = (heads + together - 1) / together;
       auto& own = Stream::of_calling_thread();
       stream.enqueue_parts(pass.batch * groups, [=, &own, &work](std::int64_t part, int lane) {
@@ -161,7 +168,7 @@ void CausalAttention<D, T>::forward(Stream& stream, Pass const& pass, DropoutMas
   }
   if constexpr (has_host_attention<D, T>) {
     if (goes_in_tiles(pass, mask))
-      return host_attention_forward(context_->device, stream, tiles(pass), qkv, mixed, lane_scratch());
+      return host_attention_forward(context_->device, stream, tiles(pass), qkv, mixed, lane_scratch(stream));
   }
   for (std::int64_t first = 0; first < pass.length; first += context_->plan.panel) {
     each_group(stream, pass, first, [=, this](Stream& own, Panel const& p, Scratch const& scratch) {
@@ -189,7 +196,7 @@ void CausalAttention<D, T>::backward(Stream& stream, Pass const& pass, DropoutMa
   if constexpr (has_host_attention<D, T>) {
     if (goes_in_tiles(pass, mask))
       return host_attention_backward(context_->device, stream, tiles(pass), qkv, mixed_gradient, qkv_gradient,
-                                     lane_scratch());
+                                     lane_scratch(stream));
   }
   std::int64_t const panels = (pass.length + context_->plan.panel - 1) / context_->plan.panel;
   for (std::int64_t index = panels; index-- > 0;) {

@@ -257,4 +257,7 @@ TEST_CASE("attention goes in tiles where there is room for them, not for a few r
   CHECK_FALSE(went_in_tiles(15, bytes, 0.0f));
   CHECK_FALSE(went_in_tiles(40, 0, 0.0f));
   CHECK_FALSE(went_in_tiles(40, bytes, 0.5f));
+  stream = Device{.threads = 2}.make_stream("compute");  // and room for one
+  CHECK_THROWS_AS(went_in_tiles(40, bytes, 0.0f), fsdp::UsageError);
+  CHECK_THROWS_AS(went_in_tiles(40, 0, 0.0f), fsdp::UsageError);
 }
