@@ -11,6 +11,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/kernels/mean.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace nanogpt {
@@ -61,6 +62,9 @@ class World {
   Ticket all_reduce(Stream& stream, double const* send, double* receive, std::size_t count, Label label) {
     return held_->all_reduce(stream, send, receive, count, label);
   }
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return held_->all_reduce_mean(stream, send, receive, count, label);
+  }
   Ticket broadcast(Stream& stream, float* data, std::size_t count, int root, Label label) {
     return held_->broadcast(stream, data, count, root, label);
   }
@@ -91,6 +95,7 @@ class World {
     virtual Ticket all_reduce(Stream&, fsdp::bf16 const*, fsdp::bf16*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket all_reduce(Stream&, double const*, double*, std::size_t, Label) = 0;
+    virtual Ticket all_reduce_mean(Stream&, float const*, float*, std::size_t, Label) = 0;
     virtual Ticket broadcast(Stream&, float*, std::size_t, int, Label) = 0;
     virtual void wait_for_peers(Stream&, Ticket, fsdp::WaitSite) = 0;
     virtual std::vector<std::string> exchange(std::string const& text, std::string_view what) = 0;
@@ -138,6 +143,9 @@ class World {
     Ticket all_reduce(Stream& stream, double const* send, double* receive, std::size_t count, Label label) override {
       return world.all_reduce(stream, send, receive, count, label);
     }
+    Ticket all_reduce_mean(Stream& stream, float const* send, float* receive, std::size_t count, Label label) override {
+      return fsdp::kernels::all_reduce_mean(world, stream, send, receive, count, label);
+    }
     Ticket broadcast(Stream& stream, float* data, std::size_t count, int root, Label label) override {
       return world.broadcast(stream, data, count, root, label);
     }
@@ -155,6 +163,6 @@ class World {
   std::unique_ptr<Held> held_;
 };
 
-static_assert(fsdp::RegistersMemory<World<fsdp::host::Device>>);
+static_assert(fsdp::RegistersMemory<World<fsdp::host::Device>> && fsdp::TakesMeans<World<fsdp::host::Device>>);
 
 }  // namespace nanogpt

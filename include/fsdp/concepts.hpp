@@ -109,6 +109,15 @@ concept RegistersMemory = Communicator<C> && requires(C& comm, void* memory, std
   { comm.register_memory(memory, bytes) };                  // what allocate(bytes) gave, here or on what this was split from; collective
 };
 
+/// A communicator that takes the mean over ranks itself, in the passes over memory that the sum takes: what all_reduce
+/// gives, times 1.0f / size(), rounded once more. Of others, engines multiply the sum in a pass of its own; the bits are
+/// the same.
+template <class C>
+concept TakesMeans = Communicator<C> && requires(C& comm, typename C::Device::Stream& stream, float const* send, float* recv,
+                                                 std::size_t count, Label label) {
+  { comm.all_reduce_mean(stream, send, recv, count, label) } -> std::same_as<Ticket>;
+};
+
 /// How a unit's parameters, gradients and optimizer state are divided over ranks (see strategy.hpp): what Engine and
 /// Engine::shard take. A strategy that has a member `group` as well (int) shards within groups of so many consecutive
 /// ranks, and replicates over the groups.

@@ -126,8 +126,9 @@ struct CommunicatorSuite {
     r.device.synchronize(r.stream);
   }
 
+  /// @param mean  all_reduce_mean, of those that have it
   template <class T, class Value>
-  static void check_all_reduce(R& r, std::size_t count, bool in_place, Value const& value) {
+  static void check_all_reduce(R& r, std::size_t count, bool in_place, Value const& value, bool mean = false) {
     Buffer<T, C> recv(r.comm, count);
     Buffer<T, C> apart(r.comm, count);
     T* const send = in_place ? recv.data() : apart.data();
@@ -135,9 +136,15 @@ struct CommunicatorSuite {
     for (std::size_t i = 0; i < count; ++i) mine[i] = value(r.rank, i);
     for (std::size_t i = 0; i < count; ++i) expected[i] = sum_over_ranks<T>(r, i, value);
     upload(r.device, r.stream, send, mine);
-    auto const ticket = r.comm.all_reduce(r.stream, static_cast<T const*>(send), recv.data(), count, label);
-    auto const what = fmt::format("rank {} of {}: all_reduce of {} {}, in place: {}", r.rank, r.size, count,
-                                  fsdp::name(dtype_of<T>), in_place);
+    Ticket ticket;
+    if constexpr (TakesMeans<C> && std::is_same_v<T, float>)
+      if (mean) {
+        for (auto& sum : expected) sum *= 1.0f / static_cast<float>(r.size);
+        ticket = r.comm.all_reduce_mean(r.stream, static_cast<T const*>(send), recv.data(), count, label);
+      }
+    if (!mean) ticket = r.comm.all_reduce(r.stream, static_cast<T const*>(send), recv.data(), count, label);
+    auto const what = fmt::format("rank {} of {}: all_reduce{} of {} {}, in place: {}", r.rank, r.size,
+                                  mean ? "_mean" : "", count, fsdp::name(dtype_of<T>), in_place);
     expect_equal(download(r.device, r.stream, recv.data(), count), expected, what);
     if (!in_place) expect_equal(download(r.device, r.stream, send, count), mine, what + ", input");
     r.comm.wait_for_peers(r.stream, ticket, WaitSite::none);
@@ -190,6 +197,8 @@ struct CommunicatorSuite {
   static void all_reduce() {
     values([](R& r, auto type, std::size_t count, bool in_place, std::uint64_t salt) {
       check_all_reduce<decltype(type)>(r, count, in_place, Small<decltype(type)>{salt});
+      if constexpr (TakesMeans<C> && std::is_same_v<decltype(type), float>)
+        check_all_reduce<float>(r, count, in_place, Small<float>{salt}, true);
     });
   }
   static void broadcast() {
@@ -229,6 +238,7 @@ struct CommunicatorSuite {
             check_reduce_scatter<bf16>(r, count, in_place, Rough<bf16>{++salt});
             check_reduce_scatter<fp16>(r, count, in_place, Rough<fp16>{++salt});
             check_all_reduce<float>(r, count, in_place, Rough<float>{++salt});
+            if constexpr (TakesMeans<C>) check_all_reduce<float>(r, count, in_place, Rough<float>{++salt}, true);
             check_all_reduce<double>(r, count, in_place, Rough<double>{++salt});
             check_all_reduce<bf16>(r, count, in_place, Rough<bf16>{++salt});
             check_all_reduce<fp16>(r, count, in_place, Rough<fp16>{++salt});

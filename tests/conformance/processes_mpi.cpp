@@ -142,6 +142,51 @@ TEST_CASE("the result of an all_reduce out of place is free as soon as it is the
   }
 }
 
+TEST_CASE("all_reduce writes where its results are asked for and nowhere else, in whatever memory they are") {
+  for (int const ranks_per_node : {0, 1, 2}) {
+    auto world = make_world(ranks_per_node);
+    auto stream = world.device().make_stream("reduce", fsdp::StreamPriority::high);
+    constexpr std::size_t count = 30000, few = 30;
+    auto* const shared = static_cast<float*>(world.allocate(2 * count * sizeof(float)));
+    std::vector<float> own(2 * count);
+    // Inputs and results: shared and private, on all ranks or with one rank that differs.
+    for (int form = 0; form < 8; ++form) {
+      bool const odd = (form & 4) != 0 && world.rank() == world.size() - 1;
+      float* const send = ((form & 1) != 0) != odd ? shared : own.data();
+      float* const receive = (((form & 2) != 0) != odd ? shared : own.data()) + count;
+      for (std::size_t i = 0; i < count; ++i) send[i] = static_cast<float>(i % 11 + index(world.rank()));
+      std::fill_n(receive, count, -1.0f);
+      auto const wrong = [&](std::size_t reduced, auto const& value) {
+        std::int64_t found = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+          float expected = -1.0f;
+          float sum = 0;  // of whole numbers: exact
+          for (int rank = 0; rank < world.size(); ++rank) sum += static_cast<float>(i % 11 + index(rank));
+          if (i < reduced) expected = value(sum);
+          found += receive[i] != expected;
+          found += send[i] != static_cast<float>(i % 11 + index(world.rank()));
+        }
+        world.exchange({}, "looked");
+        std::fill_n(receive, count, -1.0f);
+        world.exchange({}, "filled");
+        return found;
+      };
+      INFO("form " << form << ", ranks of a node: " << ranks_per_node);
+      world.all_reduce(stream, static_cast<float const*>(send), receive, count, label);
+      stream.synchronize();
+      CHECK(wrong(count, [](float sum) { return sum; }) == 0);
+      world.all_reduce(stream, static_cast<float const*>(send), receive, few, label);
+      stream.synchronize();
+      CHECK(wrong(few, [](float sum) { return sum; }) == 0);
+      world.all_reduce_mean(stream, send, receive, count, label);
+      stream.synchronize();
+      CHECK(wrong(count, [&](float sum) { return sum * (1.0f / static_cast<float>(world.size())); }) == 0);
+    }
+    world.exchange({}, "done");
+    world.deallocate(shared, 2 * count * sizeof(float));
+  }
+}
+
 TEST_CASE("all ranks get the OrderError, and other communicators go on") {
   for (int const ranks_per_node : {0, 1, 2}) {
     auto world = make_world(ranks_per_node);

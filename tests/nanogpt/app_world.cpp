@@ -59,6 +59,9 @@ class Noted {
   Ticket all_reduce(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
     return collective<T>("all_reduce", stream, send, receive, count, label);
   }
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return collective<float>("all_reduce_mean", stream, send, receive, count, label);
+  }
   template <class T>
   Ticket broadcast(Stream& stream, T* data, std::size_t count, int root, Label label) {
     return collective<T>(fmt::format("broadcast from {}", root), stream, data, data, count, label);
@@ -130,6 +133,8 @@ TEST_CASE("a world hands every call on, and gives back what it got", "[nanogpt]"
   expect("all_reduce", 4, type_name<float>, &send, &receive, ticket);
   ticket = world.all_reduce(stream, &wide_send, &wide_receive, 5, label);
   expect("all_reduce", 5, type_name<double>, &wide_send, &wide_receive, ticket);
+  ticket = world.all_reduce_mean(stream, &send, &receive, 9, label);
+  expect("all_reduce_mean", 9, type_name<float>, &send, &receive, ticket);
   ticket = world.broadcast(stream, &receive, 6, 3, label);
   expect("broadcast from 3", 6, type_name<float>, &receive, &receive, ticket);
 

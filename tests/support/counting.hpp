@@ -116,6 +116,11 @@ class Counting {
     note("all_reduce", label, count, sizeof(T), send, count * sizeof(T), recv, count * sizeof(T));
     return inner_.all_reduce(stream, send, recv, count, label);
   }
+  fsdp::Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count,
+                               fsdp::Label label) requires fsdp::TakesMeans<C> {
+    note("all_reduce", label, count, sizeof(float), send, count * sizeof(float), recv, count * sizeof(float));
+    return inner_.all_reduce_mean(stream, send, recv, count, label);
+  }
   template <class T>
   fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
     note("broadcast", label, count, sizeof(T), buffer, count * sizeof(T), buffer, count * sizeof(T));

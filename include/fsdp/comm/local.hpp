@@ -21,6 +21,7 @@
 #include "fsdp/comm/local/rank_thread.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/kernels/elementwise.hpp"
 
 namespace fsdp::local {
 
@@ -122,6 +123,13 @@ class Communicator {
                launch_sum<T>);
   }
 
+  /// The mean over ranks: of each element, the sum that all_reduce gives, times 1.0f / size(). In place, each rank
+  /// multiplies one segment.
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* recv, std::size_t count, Label label) {
+    return run(stream, {comm::Collective::all_reduce_mean, DType::f32, count, 0, send == recv, send, recv}, label,
+               launch_mean);
+  }
+
   /// `count` elements of rank `root` to every rank, in place.
   /// @throws UsageError if there is no rank `root`
   template <class T>
@@ -162,6 +170,11 @@ class Communicator {
                          std::int64_t count) {
     pairwise::launch_sum(device, stream, from, ranks, static_cast<T*>(to), count);
   }
+  static void launch_mean(D const& device, Stream& stream, void const* const* from, int ranks, void* to,
+                          std::int64_t count) {
+    launch_sum<float>(device, stream, from, ranks, to, count);
+    kernels::scale(device, stream, static_cast<float*>(to), count, 1.0f / static_cast<float>(ranks));
+  }
 
   /// @param sum  of a reduction's elements
   [[gnu::noinline]] Ticket run(Stream& stream, detail::Transfer const& transfer, Label label, LaunchSum sum = nullptr) {
@@ -178,6 +191,7 @@ class Communicator {
           return sum_inputs(stream, sequence, request, sum, static_cast<std::size_t>(rank()) * request.count,
                             request.recv, request.count);
         case comm::Collective::all_reduce:
+        case comm::Collective::all_reduce_mean:
           if (request.in_place && size() > 1) return all_reduce_in_place(stream, sequence, request, sum);
           return sum_inputs(stream, sequence, request, sum, 0, request.recv, request.count);
         case comm::Collective::broadcast:

@@ -110,6 +110,12 @@ class BasicCommunicator {
     return enqueue(stream, comm::Collective::all_reduce, send, receive, {count, count, count}, 0, label);
   }
 
+  /// The mean over all ranks: of each element, the sum that all_reduce gives, times 1.0f / size(). In the same passes
+  /// over memory.
+  Ticket all_reduce_mean(Stream& stream, float const* send, float* receive, std::size_t count, Label label) {
+    return enqueue(stream, comm::Collective::all_reduce_mean, send, receive, {count, count, count}, 0, label);
+  }
+
   /// Copies `count` elements of rank `root` to all ranks, in place.
   /// @note Stream: peers may read the root's memory after its completion, until wait_for_peers.
   /// @note Collective: yes.
@@ -174,7 +180,7 @@ class BasicCommunicator {
   struct Extent {
     std::size_t count;     // what the order check compares
     std::size_t sent;      // elements that peers may read from `send`
-    std::size_t received;  // elements that peers may read from `receive`
+    std::size_t received;  // elements that peers may write into `receive`
   };
 
   BasicCommunicator(std::shared_ptr<detail::Group> group, D device)

@@ -9,6 +9,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/mean.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
@@ -52,6 +53,19 @@ struct GradientSums {
       if (type == DType::f16) return rounded_to<fp16>();
     fail<ConfigError>("rank {}: reduce_dtype {}: the communicator's reduce_scatter and all_reduce do not take {}", rank,
                       fsdp::name(type), fsdp::name(type));
+  }
+
+  /// The mean over ranks, in place. `data` are this rank's alone then.
+  static void average(C& comm, Stream& stream, float* data, std::int64_t count, Label label) {
+    auto const ticket = kernels::all_reduce_mean(comm, stream, data, data, static_cast<std::size_t>(count), label);
+    comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
+  }
+  /// The mean over ranks of what was rounded, into fp32. `rounded` is this rank's alone then.
+  void average_into(C& comm, D const& device, Stream& stream, void* rounded, float* out, std::int64_t count,
+                    Label label) const {
+    auto const ticket = all_reduce(comm, stream, rounded, count, label);
+    accumulate(device, stream, rounded, out, count, 1.0f / static_cast<float>(comm.size()), true);
+    comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
   }
 
  private:

@@ -29,7 +29,7 @@ namespace fsdp {
 /// (EngineOptions::no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
 /// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
 /// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
-/// (*direct*), and buckets of it are all-reduced in place. Where ranks sum in a narrower type
+/// (*direct*), and buckets of it become means in place. Where ranks sum in a narrower type
 /// (EngineOptions::reduce_dtype), what travels is rounded into a wire buffer first: see [Note: Wires].
 template <Communicator C, class P>
 class Reducer {
@@ -202,21 +202,21 @@ class Reducer {
     auto const bucket = program.buckets[index];
     float* const begin = gradients_ + bucket.begin;
     auto& world = replicas_of(unit);
+    auto const label = history_->label(unit.name(), "backward");
     auto* const wire = program.bucket_wire == Operation::no_slot ? nullptr : &wires_[program.bucket_wire];
-    auto const& sums = wire == nullptr ? written_ : rounded_;
-    void* travels = begin;
     if (wire != nullptr) {
-      lease_bytes(*wire, bucket.size(), sums.element_bytes);
+      lease_bytes(*wire, bucket.size(), rounded_.element_bytes);
       auto rounding = begin_span(*replicate_, StreamKind::replicate, unit, "round", bucket.size(), sizeof(float));
-      sums.round(device_, *replicate_, begin, travels = wire->data, bucket.size());
+      rounded_.round(device_, *replicate_, begin, wire->data, bucket.size());
       rounding.end();
     }
-    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size(), sums.element_bytes);
-    auto const reduced =
-        sums.all_reduce(world, *replicate_, travels, bucket.size(), history_->label(unit.name(), "backward"));
-    if (wire != nullptr) sums.accumulate(device_, *replicate_, travels, begin, bucket.size(), mean_of_sum(unit), true);
-    world.wait_for_peers(*replicate_, reduced, WaitSite::replicate_peers_read);
-    if (wire == nullptr) kernels::scale(device_, *replicate_, begin, bucket.size(), mean_of_sum(unit));
+    auto span = begin_span(*replicate_, StreamKind::replicate, unit, "all-reduce", bucket.size(),
+                           wire == nullptr ? sizeof(float) : rounded_.element_bytes);
+    if (wire == nullptr) {
+      Sums::average(world, *replicate_, begin, bucket.size(), label);
+    } else {
+      rounded_.average_into(world, device_, *replicate_, wire->data, begin, bucket.size(), label);
+    }
     span.end();
   }
   /// All of the unit's buckets are under way: `unit.reduced` says when its gradient shard is complete.

@@ -16,10 +16,11 @@
 
 namespace fsdp::comm {
 
-enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast };
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_reduce_mean, broadcast };
 
 constexpr std::string_view name(Collective collective) {
-  constexpr std::array<std::string_view, 4> names{"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  constexpr std::array<std::string_view, 5> names{"all_gather", "reduce_scatter", "all_reduce", "all_reduce_mean",
+                                                  "broadcast"};
   return names[static_cast<std::size_t>(collective)];
 }
 

@@ -16,6 +16,7 @@ struct Call {
   std::byte* receive = nullptr;
 
   std::size_t element() const { return size_of(header.type); }
+  bool takes_mean() const { return header.collective == Collective::all_reduce_mean; }
 };
 
 /// How elements divide over ranks: equal parts, the last ones shorter or empty.

@@ -32,7 +32,7 @@ class Collectives {
       : group_(group),
         messages_(group.comm()),
         headers_(static_cast<std::size_t>(group.size())),
-        sources_(headers_.size()) {}
+        sum_(headers_.size()) {}
 
   void run(Call const& call) {
     if (group_.size() == 1) return run_alone(call);
@@ -44,7 +44,8 @@ class Collectives {
       switch (call.header.collective) {
         case Collective::all_gather: all_gather(call); break;
         case Collective::reduce_scatter: reduce_scatter(call); break;
-        case Collective::all_reduce: all_reduce(call); break;
+        case Collective::all_reduce:
+        case Collective::all_reduce_mean: all_reduce(call); break;
         case Collective::broadcast: broadcast(call); break;
       }
     } catch (OrderError const&) {
@@ -56,10 +57,6 @@ class Collectives {
       throw;
     }
     group_.own().done.publish(sequence);
-    // Peers read this rank's result in the second half of an all_reduce. In place, that is the input, which is the
-    // caller's to guard; otherwise the result must be the caller's alone when the collective completes.
-    if (call.header.collective == Collective::all_reduce && call.send != call.receive)
-      group_.wait_for_node(&RankControl::done, sequence, awaited_);
   }
 
   /// The call will not be run, because its stream has failed: peers are told.
@@ -169,9 +166,9 @@ class Collectives {
     return chunk / 64 * 64;
   }
 
-  /// Each rank's part travels to all others. `place` finds a peer's part on the node where it is read directly.
-  template <class PlaceOf>
-  void gather(Call const& call, Parts parts, std::byte const* own, std::byte* to, bool direct, PlaceOf&& place) {
+  /// Each rank's part travels to all others. `fetch(peer, begin, bytes)` moves a neighbour's where none is staged.
+  template <class Fetch>
+  void gather(Call const& call, Parts parts, std::byte const* own, std::byte* to, bool direct, Fetch&& fetch) {
     std::size_t const element = call.element();
     auto const self = static_cast<std::size_t>(group_.rank());
     std::size_t const chunk = chunk_bytes(direct, group_.control().half()) / element;
@@ -188,8 +185,8 @@ class Collectives {
         auto const r = static_cast<std::size_t>(peer);
         auto const bytes = parts.length(r, begin, chunk) * element;
         if (bytes == 0) return;
-        copy(to + (parts.begin(r) + begin) * element,
-             direct ? group_.address(place(peer), peer) + begin * element : staged(peer), bytes);
+        if (direct) return fetch(peer, begin * element, bytes);
+        copy(to + (parts.begin(r) + begin) * element, staged(peer), bytes);
       });
       copy(to + (parts.begin(self) + begin) * element, own + begin * element, own_bytes);
       while (messages_.rounds_in_flight() > 2) messages_.wait_round(waiter());
@@ -197,7 +194,8 @@ class Collectives {
     messages_.wait_all(waiter());
   }
 
-  /// Sums this rank's part over all ranks into `to`.
+  /// Sums this rank's part over all ranks into `to`. Where an all_reduce reads peers' memory, it writes the sum there
+  /// as well.
   void scatter(Call const& call, Parts parts, std::byte* to, bool direct) {
     std::size_t const element = call.element();
     auto const ranks = static_cast<std::size_t>(group_.size());
@@ -234,13 +232,18 @@ class Collectives {
       std::size_t const offset = (parts.begin(self) + begin) * element;
       if (length > 0) {
         for (auto const peer : group_.elsewhere())
-          sources_[static_cast<std::size_t>(peer)] = received(static_cast<std::size_t>(peer), begin);
+          sum_.from[static_cast<std::size_t>(peer)] = received(static_cast<std::size_t>(peer), begin);
         for_each_neighbour([&](int peer) {
           auto const r = static_cast<std::size_t>(peer);
-          sources_[r] = direct ? group_.address(headers_[r].send, peer) + offset : staged(peer) + self * slot;
+          sum_.from[r] = direct ? group_.address(headers_[r].send, peer) + offset : staged(peer) + self * slot;
         });
-        sources_[self] = call.send + offset;
-        pairwise_sum(call.header.type, sources_.data(), ranks, to + begin * element, length);
+        sum_.from[self] = call.send + offset;
+        if (direct && call.header.collective != Collective::reduce_scatter)
+          for_each_neighbour([&](int peer) {
+            auto const r = static_cast<std::size_t>(peer);
+            sum_.to.push_back(group_.address(headers_[r].receive, peer) + offset);
+          });
+        sum_.run(call.header.type, call.takes_mean(), to + begin * element, length);
       }
       begin = next;
     }
@@ -251,7 +254,11 @@ class Collectives {
     std::size_t const count = call.header.count;
     bool const direct = all([](Header const& h) { return h.send.direct; });
     gather(call, {count * static_cast<std::size_t>(group_.size()), count}, call.send, call.receive, direct,
-           [&](int peer) { return headers_[static_cast<std::size_t>(peer)].send; });
+           [&](int peer, std::size_t begin, std::size_t bytes) {
+             auto const r = static_cast<std::size_t>(peer);
+             copy(call.receive + r * count * call.element() + begin, group_.address(headers_[r].send, peer) + begin,
+                  bytes);
+           });
   }
 
   void reduce_scatter(Call const& call) {
@@ -270,13 +277,8 @@ class Collectives {
     bool const direct = all([](Header const& h) { return h.send.direct && h.receive.direct; });
     std::byte* const own = call.receive + parts.begin(self) * call.element();
     scatter(call, parts, own, direct);
-    if (direct) meet_step([](std::byte*) {});  // all ranks of the node have read their part of all inputs and summed it
-    gather(call, parts, own, call.receive, direct, [&](int peer) {
-      auto const r = static_cast<std::size_t>(peer);
-      Place place = headers_[r].receive;
-      place.offset += parts.begin(r) * call.element();
-      return place;
-    });
+    gather(call, parts, own, call.receive, direct, [](int, std::size_t, std::size_t) {});  // scatter has done it
+    if (direct) meet_step([](std::byte*) {});  // all ranks of the node have written here, and read what is here
   }
 
   void all_reduce_small(Call const& call) {
@@ -291,10 +293,10 @@ class Collectives {
     }
     messages_.close_round();
     messages_.wait_all(waiter());
-    for (auto const peer : group_.on_node()) sources_[static_cast<std::size_t>(peer)] = staged(peer);
+    for (auto const peer : group_.on_node()) sum_.from[static_cast<std::size_t>(peer)] = staged(peer);
     for (auto const peer : group_.elsewhere())
-      sources_[static_cast<std::size_t>(peer)] = received_.data() + static_cast<std::size_t>(peer) * small_all_reduce;
-    pairwise_sum(call.header.type, sources_.data(), ranks, call.receive, call.header.count);
+      sum_.from[static_cast<std::size_t>(peer)] = received_.data() + static_cast<std::size_t>(peer) * small_all_reduce;
+    sum_.run(call.header.type, call.takes_mean(), call.receive, call.header.count);
   }
 
   void broadcast(Call const& call) {
@@ -332,10 +334,10 @@ class Collectives {
 
   Group& group_;
   Messages messages_;
-  std::vector<Header> headers_;       // of the running collective, by rank
-  std::vector<void const*> sources_;  // of the running sum, by rank
-  std::vector<std::byte> received_;   // chunks from other nodes
-  Awaited awaited_;                   // of the running collective
+  std::vector<Header> headers_;      // of the running collective, by rank
+  SpreadSum sum_;                    // the running one
+  std::vector<std::byte> received_;  // chunks from other nodes
+  Awaited awaited_;                  // of the running collective
   std::uint64_t step_ = 0;
 };
 

@@ -6,11 +6,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/kernels/block.hpp"
+#include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp::mpi::detail {
@@ -95,5 +97,31 @@ inline void pairwise_sum(DType type, void const* const* sources, std::size_t ran
     case DType::i64: return run(std::type_identity<std::int64_t>{});
   }
 }
+
+/// A sum over ranks whose result goes to several places: what it reads and writes, which its owner names anew for each.
+struct SpreadSum {
+  std::vector<void const*> from;  ///< by rank
+  std::vector<std::byte*> to;     ///< besides this rank's result; none after run()
+
+  explicit SpreadSum(std::size_t ranks) : from(ranks) { to.reserve(ranks); }
+
+  /// Sums `count` elements as pairwise_sum does, of fp32 the mean if that is asked for, and copies the result: block by
+  /// block, so that the sum's reading is the only one that may miss the cache. `own` and `to` may be among the sources.
+  void run(DType type, bool mean, std::byte* own, std::size_t count) {
+    constexpr std::size_t block = pairwise::chunk_elements;
+    std::size_t const ranks = from.size(), element = size_of(type);
+    for (std::size_t begin = 0; begin < count; begin += block) {
+      std::size_t const length = std::min(block, count - begin);
+      std::byte* const sum = own + begin * element;
+      pairwise_sum(type, from.data(), ranks, sum, length);
+      if (mean)
+        kernels::detail::Scale{}(HostBlock{}, 0, reinterpret_cast<float*>(sum), static_cast<std::int64_t>(length),
+                                 1.0f / static_cast<float>(ranks));
+      for (auto* const place : to) std::memcpy(place + begin * element, sum, length * element);
+      for (auto& source : from) source = static_cast<std::byte const*>(source) + length * element;
+    }
+    to.clear();
+  }
+};
 
 }  // namespace fsdp::mpi::detail
