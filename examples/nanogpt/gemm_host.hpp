@@ -11,13 +11,10 @@
 #include "fsdp/host/device.hpp"
 #include "fsdp/kernels/block.hpp"
 #include "gemm.hpp"
+#include "thread_sanitizer.hpp"
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(NANOGPT_THREAD_SANITIZER)
 #define NANOGPT_PLAIN_GEMM 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define NANOGPT_PLAIN_GEMM 1
-#endif
 #endif
 
 #if !defined(NANOGPT_PLAIN_GEMM)

@@ -2,15 +2,9 @@
 // See [Note: Attention in tiles].
 #include "host_attention.hpp"
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define NANOGPT_UNDER_THREAD_SANITIZER 1
-#endif
-#elif defined(__SANITIZE_THREAD__)
-#define NANOGPT_UNDER_THREAD_SANITIZER 1
-#endif
+#include "thread_sanitizer.hpp"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && !defined(NANOGPT_UNDER_THREAD_SANITIZER)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && !defined(NANOGPT_THREAD_SANITIZER)
 
 #include "avx512.hpp"
 
