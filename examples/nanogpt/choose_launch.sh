@@ -21,6 +21,7 @@ choose_launch() {
   launch=() rank_settings=()
   ranks=${RANKS:-2}
   how="$ranks processes, by mpirun"
+  if ((ranks == 1)); then how="1 process, by mpirun"; fi
   if [[ $1 == cuda ]]; then
     gpus=$(count_gpus)
     missing=$("$3" --version | sed -nE 's/^(MPI|NCCL): not built in$/\1/p' | tr '\n' ' ')

@@ -68,7 +68,6 @@ if [[ $dataset == repository_text ]] || ((!prepared)); then # the repository's t
 fi
 
 # --- train --------------------------------------------------------------------------------------------------------------
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
 if grep -qw avx512vl /proc/cpuinfo 2> /dev/null; then export OPENBLAS_CORETYPE=SkylakeX; fi
 if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 out_dir=out-$dataset
@@ -88,7 +87,8 @@ key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$
 if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then
   say "$work/$out_dir holds the model of these settings: not training again"
 else
-  say "training on $ranks ranks, fully sharded: $how"
+  if ((ranks == 1)); then sharded="1 rank"; else sharded="$ranks ranks, fully sharded"; fi
+  say "training on $sharded: $how"
   rm -f "$out_dir/.trained"
   ${launch[@]+"${launch[@]}"} "$nanogpt" train "${defaults[@]}" ${settings[@]+"${settings[@]}"}
   if [[ -s $out_dir/model.safetensors ]]; then printf '%s\n' "$key" > "$out_dir/.trained"; fi

@@ -213,6 +213,8 @@ launches 0 4.1 'not built in' cpu
 says "2 processes, by mpirun"
 for one in "ranks 2" "$work/mpi/mpirun" -n 2 --oversubscribe --bind-to none; do word "$one"; done
 check "processes get --ranks" test "$(grep -c -- --ranks output)" -eq 0
+RANKS=1 launches 0 4.1 'not built in' cpu
+says "1 process, by mpirun"
 launches 4 4.1 2.28.9 cuda
 says "4 processes with a GPU each, by mpirun and NCCL (this machine has 4)"
 for one in "ranks 4" "$work/mpi/mpirun" -n 4; do word "$one"; done
