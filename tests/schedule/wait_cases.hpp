@@ -56,7 +56,7 @@ inline std::vector<Case> const cases{
     {WaitSite::reduce_peers_read, 1, Engine::mixed},
     {WaitSite::reduce_partial_read, 1, Engine::mixed_hybrid},
     {WaitSite::replicate_scattered, 1, Engine::mixed_hybrid},
-    {WaitSite::replicate_peers_read, 1, Engine::mixed},
+    {WaitSite::replicate_peers_read, 1, Engine::mixed, false, toy::Setting::none, true},
     {WaitSite::replicate_scatter_peers, 1, Engine::mixed_hybrid, true},
     {WaitSite::optimizer_reduced, 1, Engine::mixed},
     {WaitSite::norm_peers_read, 1, Engine::mixed, true},
@@ -97,6 +97,11 @@ inline toy::Run small_run(Case const& tested) {
   if (tested.site == WaitSite::reduce_partial_read) {
     // Every micro-step all-reduces: the next one adds to the same partial shards, with no optimizer step between.
     run.options.no_replica_sync = true;
+    run.micro_steps = 3;
+  }
+  if (!tested.rounded && tested.site == WaitSite::replicate_peers_read) {
+    // Every micro-step makes means in place, and the next one adds to them with no optimizer step between.
+    run.shape.hidden.clear();
     run.micro_steps = 3;
   }
   if (tested.rounded && tested.site == WaitSite::replicate_scatter_peers) {

@@ -41,9 +41,13 @@ struct Lagging : fsdp::testing::Forward<Delayed> {
     if (stream.name() == slow_stream) fsdp::testing::delay(base.base, stream, uneven ? (*draws)(6000) : 3000);
     base.launch(stream, blocks, kernel, args...);
   }
+  void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
+    if (stream.name() == slow_copies) fsdp::testing::delay(base.base, stream, (*draws)(6000));
+    base.copy_async(stream, to, from, bytes);
+  }
   std::shared_ptr<fsdp::testing::Draws> draws;
   std::int64_t limit = 0;
-  std::string_view slow_stream = "none";
+  std::string_view slow_stream = "none", slow_copies = "none";
   bool uneven = false;
 };
 using Device = fsdp::testing::DropDevice<Lagging>;
@@ -73,6 +77,11 @@ int child(schedule::Case const& tested, bool drop) {
     if (tested.setting != toy::Setting::none || (tested.rounded && tested.site == WaitSite::compute_gradient_slot)) {
       device.base.slow_stream = "reduce";
       device.base.uneven = true;
+    }
+    // The next pass's gradients must catch up with peers that copy this rank's part of the mean.
+    if (tested.site == WaitSite::replicate_peers_read && !tested.rounded) {
+      device.base.slow_copies = "replicate";
+      device.base.base.limit = 0;
     }
     std::vector<float> got;
     try {
