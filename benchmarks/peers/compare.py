@@ -178,7 +178,7 @@ def main():
         facts = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **host.describe(), "torch": version,
                  "nanogpt": report.version_of(args.ours)}
         report.host(facts)
-        if args.json:
+        if args.json and not args.dry_run:
             open(args.json, "a").close()  # what cannot be written is an error before anything is measured
         results = run_all(args, settings.combinations(args, peers))
         if args.json and not args.dry_run:

@@ -173,7 +173,7 @@ def check_here(args, peers):
     if not PYTORCH & set(peers):
         return None
     version = torch_version(args.python)
-    if version is None:
+    if version is None and not args.dry_run:
         raise PeersError(f"'{args.python}' has no torch: run '{args.python} -m pip install torch', or name an interpreter "
                          "that has it by --python=PATH")
     return version

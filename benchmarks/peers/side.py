@@ -4,6 +4,7 @@
 The protocol is that of `nanogpt bench --pieces` (examples/nanogpt/pieces.hpp). Between its pieces a side is stopped with
 all its processes, so that no thread of it spins or polls on the cores that the other side has then.
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -111,7 +112,8 @@ class Side:
     def end(self):
         processes.kill(self.process.pid)
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # what a side that died has not read is written once more
+            self.process.stdin.close()
         self.process.stdout.close()
 
     def _answer(self, kind, seconds):

@@ -96,6 +96,8 @@ says "other: it ended with code 7 after 3 pieces"
 says "out of luck"
 OURS_DIE=-2 stubs 1 --pairs=4
 says "nanogpt: it ended by signal 9 after 2 pieces"
+THEIRS_KILL=2 stubs 1 --pairs=4 # while it is stopped
+says "nanogpt: it ended by signal 9 after"
 OURS_HANG=2 stubs 1 --pairs=4 --answer-seconds=1
 says "nanogpt: no answer within 1 s"
 says "no part of the protocol"

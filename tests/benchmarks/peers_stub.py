@@ -6,6 +6,7 @@ Its name, that of the file it is started as, says how it behaves; the variables 
   SECONDS  of a step; all stubs drift alike from piece to piece, and differ by 1 % at random
   DIE      ends after so many pieces, by code 7 or, if negative, by SIGKILL
   HANG     answers no more after so many pieces
+  KILL     ends the other side by SIGKILL after so many pieces
   SHAPE    parameters that it says it has
   TYPE     bits of the element type that it says it computes in
   VERSION  what it says to --version
@@ -54,7 +55,8 @@ def main():
     if sys.argv[1:] == ["count"]:
         count()
         return 0
-    subprocess.Popen([sys.executable, sys.argv[0], "count"], stdout=subprocess.DEVNULL)
+    subprocess.Popen([sys.executable, sys.argv[0], "count"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    (folder / f"{name}.pid").write_text(str(os.getpid()))
     note("cores", sorted(os.sched_getaffinity(0)))
     note("threads", os.environ["OMP_NUM_THREADS"], os.environ["OPENBLAS_NUM_THREADS"])
     while not counted(name):
@@ -73,6 +75,8 @@ def main():
             return 7
         if pieces == of("HANG", 99):
             time.sleep(600)
+        if pieces == of("KILL", 99):
+            os.kill(int((folder / f"{other}.pid").read_text()), signal.SIGKILL)
         before = counted(other)
         time.sleep(0.02)
         if counted(other) != before:
