@@ -74,7 +74,8 @@ struct Ticket {
 /// both belong to: models may report ranks that differ in it, even where no wait would come of it. Enqueueing never waits
 /// for device work. Reductions are sums, in the fixed pairwise tree of docs/numerics.md where the model can promise it.
 /// In place: all_gather with `send == recv + rank * count`; reduce_scatter with `recv == send + rank * count`;
-/// all_reduce with `send == recv`.
+/// all_reduce with `send == recv`. Otherwise `send` and `recv` are apart. An all_reduce is in place on all ranks or on
+/// none: a model may refuse others.
 /// What the concept asks in fp32, engines ask in the types of their precision; reductions in bf16 and fp16 where they can
 /// be had, for EngineOptions::reduce_dtype.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the

@@ -92,6 +92,9 @@ grep -Eq "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(f
   "$work/log" || fail "SIGTERM while waiting: no message"
 nothing_left "SIGTERM while waiting"
 
+expect "no folder for shared memory" 20 \
+  "rank [01]: [0-9]+ bytes of shared memory in $work/none .*No such file or directory.*FSDP_SHM_DIR may name another folder" \
+  -x FSDP_SHM_DIR="$work/none" -np 2 "$program" shm
 # Shared memory that is too small: a tmpfs of 6 MiB for two times 4 MiB. Needs the right to mount.
 mkdir "$work/shm"
 if mount -t tmpfs -o size=6m tmpfs "$work/shm" 2> /dev/null; then

@@ -220,11 +220,13 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   file.remove_name();
   for (std::size_t r = 0; r < outcomes.size(); ++r) {
     if (outcomes[r] == "0") continue;
+    int const reason = std::atoi(outcomes[r].c_str());
     fail<ResourceError>(
         "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could not be had: {} "
-        "(reported by rank {}). Enlarge {}, for a container with --shm-size",
-        rank, total, directory, segment.stride, members.size(), std::strerror(std::atoi(outcomes[r].c_str())), r,
-        directory);
+        "(reported by rank {}). {}",
+        rank, total, directory, segment.stride, members.size(), std::strerror(reason), r,
+        reason == ENOSPC ? formatted("Enlarge {}, for a container with --shm-size", directory)
+                         : std::string("FSDP_SHM_DIR may name another folder, on a tmpfs"));
   }
   if (largest == 0) return segment;
   if (members.size() == 1) return private_segment(largest);
