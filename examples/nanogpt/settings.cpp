@@ -133,9 +133,8 @@ std::vector<Setting> make_table() {
            {"cpu", "cuda"});
   t.choice("dtype", &S::dtype, computing | exporting,
            "element type of the computation (default: that of a run that train resumes, else bfloat16 on cuda, float32 "
-           "on cpu; "
-           "a processor without units for bf16 computes in float32); fastest: bfloat16 on cuda, and on cpu where a "
-           "measurement finds its products faster; export: of the file (float32)",
+           "on cpu; a processor without units for bf16 computes in float32); fastest: bfloat16 on cuda, and on cpu "
+           "where a measurement finds its products faster; export: of the file (float32)",
            {"float32", "bfloat16", "float16", "fastest"});
   t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);

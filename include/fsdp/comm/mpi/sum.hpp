@@ -109,6 +109,7 @@ struct SpreadSum {
   /// block, so that the sum's reading is the only one that may miss the cache. `own` and `to` may be among the sources.
   void run(DType type, bool mean, std::byte* own, std::size_t count) {
     constexpr std::size_t block = pairwise::chunk_elements;
+    static_assert(block <= kernels::chunk_elements, "one block of the kernel that scales");
     std::size_t const ranks = from.size(), element = size_of(type);
     for (std::size_t begin = 0; begin < count; begin += block) {
       std::size_t const length = std::min(block, count - begin);
