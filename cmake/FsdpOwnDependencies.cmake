@@ -31,12 +31,12 @@ if(NOT xxHash_FOUND)
   fsdp_missing(nanogpt xxHash libxxhash-dev)
 endif()
 
-# bf16 on the host. Its targets' file looks for OpenCL too, which nothing here uses.
+# bf16 on the host.
 set(FSDP_HAVE_ONEDNN OFF)
 if(NOT FSDP_ONEDNN STREQUAL OFF)
-  find_package(dnnl QUIET)
-  set(FSDP_HAVE_ONEDNN ${dnnl_FOUND})
-  if(NOT dnnl_FOUND)
+  find_package(oneDNN QUIET)
+  set(FSDP_HAVE_ONEDNN ${oneDNN_FOUND})
+  if(NOT oneDNN_FOUND)
     fsdp_missing(nanogpt_bf16 "oneDNN, for bf16 on processors" libdnnl-dev)
   endif()
 endif()

@@ -38,7 +38,7 @@ hide libxxhash-dev xxHash
 hide libfmt-dev fmt
 hide libopenmpi-dev MPI
 hide catch2 Catch2
-hide libdnnl-dev dnnl
+hide libdnnl-dev oneDNN
 if [[ \$1 == --build ]]; then exit 9; fi
 if [[ \$1 == --preset ]]; then exec "$cmake" "\$@" "\${hidden[@]}"; fi
 exec "$cmake" "\$@"
