@@ -318,11 +318,25 @@ std::string quoted_value(std::string_view text, std::string_view& rest, std::str
   return value;
 }
 
+/// The value of a product of whole numbers, as `5 * 8`; any other text unchanged.
+std::string product_value(std::string_view text) {
+  if (text.find('*') == std::string_view::npos) return std::string(text);
+  std::int64_t product = 1;
+  for (auto rest = text;;) {
+    auto const star = rest.find('*');
+    std::int64_t factor{};
+    if (!read_number(trim(rest.substr(0, star)), factor) || __builtin_mul_overflow(product, factor, &product))
+      return std::string(text);
+    if (star == std::string_view::npos) return fmt::format("{}", product);
+    rest.remove_prefix(star + 1);
+  }
+}
+
 /// The value of a config line: quoted (to the closing quote) or plain (to a comment).
 std::string line_value(std::string_view text, std::string_view where) {
   text = trim(text);
   if (text.empty() || (text.front() != '\'' && text.front() != '"'))
-    return std::string(trim(text.substr(0, text.find('#'))));
+    return product_value(trim(text.substr(0, text.find('#'))));
   std::string_view rest;
   auto value = quoted_value(text, rest, where);
   rest = trim(rest);
@@ -471,6 +485,7 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
     text.remove_prefix(std::min(end + 1, text.size()));
     auto const where = fmt::format("{}, line {}", label, ++number);
     if (line.empty() || line.front() == '#') continue;
+    if (line.starts_with("import ")) continue;  // nanoGPT's finetune_shakespeare.py imports time for wandb_run_name
     auto const equals = line.find('=');
     if (equals == std::string_view::npos)
       fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, line);
@@ -481,7 +496,8 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
       fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see nanogpt train --help)", where, name,
                                     nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest));
     }
-    assign(settings, *setting, line_value(line.substr(equals + 1), where), where);
+    auto const value = line.substr(equals + 1);
+    assign(settings, *setting, name == "wandb_run_name" ? std::string(trim(value)) : line_value(value, where), where);
   }
 }
 

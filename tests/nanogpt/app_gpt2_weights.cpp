@@ -473,7 +473,7 @@ TEST_CASE("GPT-2 is found by name: in model_dir, then where HuggingFace keeps it
   auto settings = from("gpt2");
   auto const missing = what([&] { open_pretrained(settings); });
   CHECK(has(missing, (cache.path / "models--gpt2").string()));
-  CHECK(has(missing, "huggingface-cli download openai-community/gpt2"));
+  CHECK(has(missing, "hf download openai-community/gpt2"));
   auto const repository = cache.path / "models--openai-community--gpt2";
   auto const snapshot = repository / "snapshots" / "607a30d";
   fs::create_directories(repository / "refs");

@@ -215,6 +215,19 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   CHECK(has(what([&] { apply_config_file(settings, "no_such_config"); }), "tiny"));
 }
 
+TEST_CASE("config files of nanoGPT are read as they are: products, an import, a name that Python computes") {
+  Settings settings;
+  apply_config_text(settings, "import time\nwandb_run_name = 'ft-' + str(time.time())\n", "file");
+  apply_config_text(settings, "gradient_accumulation_steps = 5 * 8  # eight GPUs\nblock_size=2*3 *4", "file");
+  CHECK(settings.gradient_accumulation_steps == 40);
+  CHECK(settings.block_size == 24);
+  for (char const* const text : {"5 +8", "5 ** 2", "5 *", "* 8", "5 * n", "5 * 8.0", "9223372036854775807 * 2"})
+    CHECK(has(
+        what([&] { apply_config_text(settings, fmt::format("batch_size = {}", text), "file"); }),
+        fmt::format("'batch_size': expected a whole number of at least 1 and at most 1000000, got '{}' (file, line 1)",
+                    text)));
+}
+
 TEST_CASE("settings that do not fit together are refused") {
   auto const problem = [](auto&& change, std::int64_t ranks) {
     Settings settings;

@@ -77,9 +77,9 @@ fs::path find_published(std::string const& name, Settings const& settings) {
     texts.push_back(place.string());
   }
   fsdp::fail<fsdp::ConfigError>(
-      "setting 'init_from': the weights of {} are in none of {}: `huggingface-cli download openai-community/{}` "
-      "fetches "
-      "them, or put model.safetensors, config.json, vocab.json and merges.txt into {}/{} (--model_dir)",
+      "setting 'init_from': the weights of {} were not found in any of {}; download them with `hf download "
+      "openai-community/{}` (pip install huggingface_hub), or put config.json, model.safetensors, vocab.json and "
+      "merges.txt into {}/{} (--model_dir)",
       name, fsdp::listed(texts), name, settings.model_dir.empty() ? "DIR" : settings.model_dir, name);
 }
 
