@@ -191,7 +191,7 @@ refuses "setting 'stop_at_end': the vocabulary has no <|endoftext|>" "$nanogpt" 
 refuses "expected best, latest or the folder of a checkpoint" "$nanogpt" sample --out_dir=out --checkpoint=none
 refuses "there is no 'nowhere/latest'" "$nanogpt" sample --out_dir=nowhere --checkpoint=latest
 refuses "setting 'shard_group'" "$nanogpt" sample --out_dir=out --strategy=hybrid_shard
-refuses "the weights of gpt2 are in none of" "$nanogpt" sample --out_dir=out --init_from=gpt2
+refuses "the weights of gpt2 were not found in any of" "$nanogpt" sample --out_dir=out --init_from=gpt2
 refuses "setting 'init_from': expected resume" "$nanogpt" sample --out_dir=out --init_from=scratch
 refuses "setting 'checkpoint': only a run in out_dir has some, got 'best' with init_from gpt2" "$nanogpt" sample --out_dir=out --init_from=gpt2 --checkpoint=best
 for bad in temperature=-1 temperature=nan top_p=0 top_p=1.5 top_k=0 num_samples=0 max_new_tokens=-1; do

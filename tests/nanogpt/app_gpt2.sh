@@ -93,7 +93,7 @@ refuses "a tokenizer is two files, encoder_json and vocab_bpe, got one" sample -
 # What does not fit.
 refuses "setting 'n_layer': 3 contradicts the weights 'hf', whose model has 2" train "${runs[@]}" --init_from=hf --n_layer=3
 refuses "setting 'block_size': 9 contradicts" train "${runs[@]}" --init_from=hf --block_size=9
-refuses "the weights of gpt2-xl are in none of models/gpt2-xl, $PWD/no_cache/models--gpt2-xl" train "${runs[@]}" --init_from=gpt2-xl
+refuses "the weights of gpt2-xl were not found in any of models/gpt2-xl, $PWD/no_cache/models--gpt2-xl" train "${runs[@]}" --init_from=gpt2-xl
 refuses "setting 'init_from': expected scratch" train "${runs[@]}" --init_from=nowhere
 echo 'init_from = hf' >begin.conf
 refuses "setting 'init_from': expected scratch, the one that bench has" bench begin.conf

@@ -481,11 +481,11 @@ TEST_CASE("GPT-2 is found by name: in model_dir, then where HuggingFace keeps it
   Folder const made;
   write_folder(made, tiny());
   fs::copy(made.path, snapshot);
-  CHECK(has(what([&] { open_pretrained(settings); }), "are in none of"));
+  CHECK(has(what([&] { open_pretrained(settings); }), "were not found in any of"));
   fs::copy(made.path, repository / "607a30d");  // outside of the snapshots
   for (auto const* const wrong : {"../607a30d", "", "main"}) {
     std::ofstream(repository / "refs" / "main") << wrong;
-    CHECK(has(what([&] { open_pretrained(settings); }), "are in none of"));
+    CHECK(has(what([&] { open_pretrained(settings); }), "were not found in any of"));
   }
   std::ofstream(repository / "refs" / "main") << "607a30d\n";
   CHECK(open_pretrained(settings).weights->path() == snapshot);
