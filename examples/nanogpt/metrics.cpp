@@ -25,6 +25,9 @@ namespace {
 
 std::string json_number(double value) { return std::isfinite(value) ? fmt::format("{:.17g}", value) : "null"; }
 
+/// A value that is never negative; -1 says that it is not known.
+std::string json_known(double value) { return value < 0 ? "null" : json_number(value); }
+
 }  // namespace
 
 std::string with_commas(std::int64_t value) {
@@ -47,9 +50,11 @@ double learning_rate(Settings const& s, std::int64_t iteration) {
 }
 
 std::string line(IterationReport const& r) {
+  auto const mfu = r.mfu < 0 ? std::string("-") : fmt::format("{:.2f}%", r.mfu * 100);
+  auto const norm = r.gradient_norm < 0 ? std::string() : fmt::format(" norm {},", loss_text(r.gradient_norm));
   return fmt::format(
-      "iter {}: loss {}, time {:.2f}ms, mfu {:.2f}%, lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
-      r.iteration, loss_text(r.loss), r.seconds * 1e3, r.mfu * 100, r.learning_rate, r.total_seconds,
+      "iter {}: loss {}, time {:.2f}ms, mfu {},{} lr {:.2e}, total time {:.2f}s, tokens/s {}, mem {:.2f}GB",
+      r.iteration, loss_text(r.loss), r.seconds * 1e3, mfu, norm, r.learning_rate, r.total_seconds,
       with_commas(std::llround(r.tokens_per_second)), static_cast<double>(r.memory_bytes) / 1e9);
 }
 
@@ -60,15 +65,16 @@ std::string line(EvaluationReport const& r) {
 
 std::string json(IterationReport const& r) {
   return fmt::format(
-      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{},"total_time_s":{},"tokens_per_s":{},"mfu":{},"mem_bytes":{}}})",
+      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{},"total_time_s":{},"tokens_per_s":{},"mfu":{},"grad_norm":{},"mem_bytes":{}}})",
       r.iteration, json_number(r.loss), json_number(r.learning_rate), json_number(r.seconds * 1e3),
-      json_number(r.total_seconds), json_number(r.tokens_per_second), json_number(r.mfu), r.memory_bytes);
+      json_number(r.total_seconds), json_number(r.tokens_per_second), json_known(r.mfu), json_known(r.gradient_norm),
+      r.memory_bytes);
 }
 
 std::string json(EvaluationReport const& r) {
   return fmt::format(R"({{"kind":"eval","iter":{},"train_loss":{},"val_loss":{},"lr":{},"mfu":{}}})", r.iteration,
                      json_number(r.train_loss), json_number(r.val_loss), json_number(r.learning_rate),
-                     json_number(r.mfu));
+                     json_known(r.mfu));
 }
 
 JsonLog::JsonLog(std::string_view setting, std::string const& file) : setting_(setting), name_(file) {

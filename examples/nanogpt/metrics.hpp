@@ -15,7 +15,7 @@ namespace nanogpt {
 /// 491520 as "491,520".
 std::string with_commas(std::int64_t value);
 
-/// A loss for people; what is no number has no sign either.
+/// A loss or a norm with four decimals, "inf" or "nan".
 std::string loss_text(double loss);
 
 /// Learning rate of an iteration: linear warm-up, cosine decay to min_lr, then min_lr; constant without decay_lr.
@@ -49,11 +49,12 @@ struct IterationReport {
   std::int64_t iteration = 0;
   double loss = 0;
   double seconds = 0;  ///< an iteration, without evaluation and checkpoint; the mean since a loss was last read
-  double mfu = -1;     ///< fraction
+  double mfu = -1;     ///< fraction; -1: not known yet
   double learning_rate = 0;
   double total_seconds = 0;  ///< since training began
   double tokens_per_second = 0;
   std::int64_t memory_bytes = 0;
+  double gradient_norm = -1;  ///< of all ranks' gradients before clipping; -1: not measured
 };
 
 /// A logged evaluation.
@@ -61,7 +62,7 @@ struct EvaluationReport {
   std::int64_t iteration = 0;
   double train_loss = 0, val_loss = 0;
   double learning_rate = 0;
-  double mfu = -1;
+  double mfu = -1;  ///< fraction; -1: not known yet
 };
 
 std::string line(IterationReport const& report);

@@ -142,14 +142,19 @@ std::string log_line(RunHeader const& header) {
 
 std::string log_line(IterationReport const& r) {
   return fmt::format(
-      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"time_ms":{:.6g},"tokens_per_s":{:.6g},"mfu":{:.6g},"total_time_s":{:.6f}}})",
-      r.iteration, number(r.loss), number(r.learning_rate), r.seconds * 1e3, r.tokens_per_second, r.mfu,
-      r.total_seconds);
+      R"({{"kind":"iter","iter":{},"loss":{},"lr":{},"grad_norm":{},"time_ms":{:.6g},"tokens_per_s":{:.6g},"mfu":{:.6g},"total_time_s":{:.6f}}})",
+      r.iteration, number(r.loss), number(r.learning_rate), r.gradient_norm < 0 ? "null" : number(r.gradient_norm),
+      r.seconds * 1e3, r.tokens_per_second, r.mfu, r.total_seconds);
 }
 
 std::string log_line(EvaluationReport const& r) {
   return fmt::format(R"({{"kind":"eval","iter":{},"train_loss":{},"val_loss":{},"lr":{}}})", r.iteration,
                      number(r.train_loss), number(r.val_loss), number(r.learning_rate));
+}
+
+std::string log_line(Jump const& jump, std::string_view what) {
+  return fmt::format(R"({{"kind":"jump","iter":{},"what":"{}","value":{},"median":{}}})", jump.iteration, what,
+                     number(jump.value), number(jump.median));
 }
 
 std::string log_line_of_save(std::int64_t iteration, std::string_view what) {

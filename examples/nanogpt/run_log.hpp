@@ -13,6 +13,7 @@
 
 #include "fsdp/memory.hpp"
 #include "gpt_config.hpp"
+#include "jump_watch.hpp"
 #include "metrics.hpp"
 
 namespace nanogpt {
@@ -76,11 +77,13 @@ std::string const& run_id();
 /// A Chrome trace that says at its beginning which start of a run it is of.
 std::string with_run_id(std::string trace);
 
-/// Objects for RunLog::write, each with its `kind`: run, iter, eval, save, memory, stop.
+/// Objects for RunLog::write, each with its `kind`: run, iter, eval, jump, save, memory, stop.
 std::string log_line(RunHeader const& header);
 /// @param report  its mfu is this iteration's own
 std::string log_line(IterationReport const& report);
 std::string log_line(EvaluationReport const& report);
+/// @param what  "loss" or "grad_norm"
+std::string log_line(Jump const& jump, std::string_view what);
 /// @param what  "checkpoint" or "weights"
 std::string log_line_of_save(std::int64_t iteration, std::string_view what);
 /// @param ranks  what each rank has packed

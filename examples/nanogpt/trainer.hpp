@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -85,6 +86,10 @@ class Trainer {
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
 
+  /// What is told of passes that are under way: `done` of `of` have been enqueued.
+  using Watcher = std::function<void(bool training, std::int64_t done, std::int64_t of)>;
+  void watch(Watcher watcher) { watcher_ = std::move(watcher); }
+
   /// One optimizer step.
   /// @param want_loss  false: a device that runs ahead is not waited for
   /// @return this rank's mean loss over its micro-steps, if it was waited for
@@ -98,15 +103,22 @@ class Trainer {
       source_.training(iteration, micro, inputs_, targets_);
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
       model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));
+      if (watcher_ && micro + 1 < micro_steps) watcher_(true, micro + 1, micro_steps);
     }
     fsdp::GradNorm<Engine> norm;
     if (settings_.grad_clip > 0) norm = fsdp::clip_grad_norm(engine_, static_cast<float>(settings_.grad_clip));
     adamw_.step(static_cast<float>(learning_rate), norm);
-    if (want_loss || !runs_ahead) return model_.read_loss();
+    if (want_loss || !runs_ahead) {
+      auto const loss = model_.read_loss();
+      gradient_norm_ = settings_.grad_clip > 0 ? norm.value() : -1;
+      return loss;
+    }
     model_.discard_loss();
     return std::nullopt;
   }
   double step(std::int64_t iteration, double learning_rate) { return *step(iteration, learning_rate, true); }
+  /// The gradients' norm before clipping, of the last step whose loss was read. -1: nothing is clipped, nor measured.
+  double gradient_norm() const { return gradient_norm_; }
 
   /// Mean losses of both splits over eval_iters batches of every rank.
   /// @note Collective: yes: every rank takes part.
@@ -116,6 +128,8 @@ class Trainer {
       for (std::int64_t k = 0; k < settings_.eval_iters; ++k) {
         source_.evaluation(split, iteration * settings_.eval_iters + k, inputs_, targets_);
         model_.evaluate(inputs_.data(), targets_.data());
+        if (watcher_)
+          watcher_(false, k + 1 + (split == Split::val ? settings_.eval_iters : 0), 2 * settings_.eval_iters);
       }
       losses.push_back(model_.read_evaluation());
     }
@@ -153,6 +167,8 @@ class Trainer {
   Engine engine_;
   Gpt<Engine> model_;
   fsdp::AdamW<Engine> adamw_;
+  double gradient_norm_ = -1;
+  Watcher watcher_;
 };
 
 }  // namespace nanogpt

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "job.hpp"
+#include "jump_watch.hpp"
 #include "launcher.hpp"
 #include "metrics.hpp"
 #include "peak.hpp"
@@ -64,7 +66,14 @@ class TrainingLoop {
         saver_(trainer.engine(), collective_timeout(settings_)) {
     run_.model = ready.config;
     if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
+    if (!first_rank_) return;
+    trainer_.watch([this](bool training, std::int64_t done, std::int64_t of) {
+      progress_.within(training ? "training" : "evaluating", done, of, training ? "micro-steps" : "batches");
+    });
   }
+  TrainingLoop(TrainingLoop const&) = delete;
+  TrainingLoop& operator=(TrainingLoop const&) = delete;
+  ~TrainingLoop() { trainer_.watch({}); }
 
   /// @return the exit code: saved_and_stopped if a rank was asked to
   int run() {
@@ -88,6 +97,7 @@ class TrainingLoop {
     run_.vocabulary = ready_.vocabulary;
     run_.dtype = dtype_;
     auto const first = run_.iteration;
+    progress_.begin(first);
     auto const began = Clock::now();
     for (std::int64_t iteration = first; iteration <= settings_.max_iters || settings_.eval_only; ++iteration) {
       current_iteration.store(iteration, std::memory_order_relaxed);
@@ -116,8 +126,8 @@ class TrainingLoop {
       if (loss) {
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
         last_loss_ = *loss;
-        unwritten_.push_back(
-            {iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each, reserved()});
+        unwritten_.push_back({iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each,
+                              reserved(), trainer_.gradient_norm()});
         if (iteration % settings_.log_interval == 0) report(iteration - first);
         if (unwritten_.size() == most_unwritten) write_iterations();
       }
@@ -217,11 +227,29 @@ class TrainingLoop {
     auto const means = trainer_.engine().mean_over_ranks(losses);
     for (std::size_t i = 0; i < means.size(); ++i) {
       unwritten_[i].loss = means[i];
-      if (first_rank_) run_log_.write(log_line(unwritten_[i]));
+      if (!first_rank_) continue;
+      run_log_.write(log_line(unwritten_[i]));
+      watch(unwritten_[i]);
     }
     auto const last = unwritten_.back();
     unwritten_.clear();
     return last;
+  }
+
+  /// Says so if the loss or the gradients' norm of an iteration stands far above those before it.
+  void watch(IterationReport const& report) {
+    auto const say = [&](std::optional<Jump> const& jump, std::string_view name, std::string_view what) {
+      if (!jump) return;
+      progress_.say(text_of(*jump, name));
+      run_log_.write(log_line(*jump, what));
+    };
+    say(losses_.add(report.iteration, report.loss), "loss", "loss");
+    if (report.gradient_norm == -1) return;
+    if (std::isfinite(report.gradient_norm))
+      say(norms_.add(report.iteration, report.gradient_norm), "gradient norm", "grad_norm");
+    else
+      progress_.say(fmt::format("warning: iteration {}: the gradient norm is {}; the optimizer skipped this step",
+                                report.iteration, loss_text(report.gradient_norm)));
   }
 
   /// Writes every rank's memory to the run's log. @note Collective: yes; one exchange.
@@ -330,6 +358,7 @@ class TrainingLoop {
   double span_ = 0;                         ///< seconds that iterations have taken since a loss was read
   std::int64_t spanned_ = 0;                ///< how many
   std::vector<IterationReport> unwritten_;  ///< read since the run's log was last written; losses are this rank's
+  JumpWatch losses_{1.2}, norms_{5};        ///< rank 0's
   double last_loss_ = 0;
   bool tokens_saved_ = false;
   std::int64_t exported_ = -1;  ///< iteration of the last export

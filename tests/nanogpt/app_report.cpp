@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fsdp/trace/trace_file.hpp"
+#include "jump_watch.hpp"
 #include "report/chart.hpp"
 #include "report/curves.hpp"
 #include "report/escape.hpp"
@@ -193,6 +194,40 @@ TEST_CASE("what a log says of a run is read back") {
   CHECK(run.memory[1].peak_state == 99);
   CHECK(run.stopped == "max_iters");
   CHECK(run.unread == 0);
+}
+
+TEST_CASE("a loss or a norm that jumps is told once, and an ordinary training is quiet") {
+  JumpWatch losses{1.2}, norms{5};
+  std::vector<Jump> told;
+  auto const enter = [&](std::int64_t i, double loss, double norm) {
+    if (auto const jump = losses.add(i, loss)) told.push_back(*jump);
+    if (auto const jump = norms.add(i, norm)) told.push_back(*jump);
+  };
+  // Early training: the loss falls, with noise; the norm begins high, falls and grows again.
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    double const x = static_cast<double>(i), noise = std::sin(x * 12.9) * std::cos(x * 4.1);
+    enter(i, 1.5 + 3 * std::exp(-x / 200) + 0.1 * noise, 0.5 + 3 * std::exp(-x / 30) + x / 500 + 0.4 * noise);
+  }
+  CHECK(told.empty());
+  enter(1000, 2.4, 2.5);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].iteration == 1000);
+  CHECK(told[0].value == 2.4);
+  CHECK(told[0].of == 100);
+  CHECK(has(text_of(told[0], "loss"),
+            "note: iteration 1000: the loss jumps to 2.4000, the median of the last 100 is 1.5"));
+  enter(1001, 2.5, 20);  // the loss is still above: told before
+  REQUIRE(told.size() == 2);
+  CHECK(told[1].value == 20);
+  enter(1002, 1.5, 2.5);
+  enter(1003, 2.4, 2.5);
+  CHECK(told.size() == 3);
+
+  JumpWatch noisy{1.2};  // half the readings are far from the median: twice the median says nothing
+  for (std::int64_t i = 0; i < 200; ++i)
+    CHECK(!noisy.add(i, i % 7 == 0 ? 4.0 : 2.0 + 0.3 * static_cast<double>(i % 5)));
+  JumpWatch young{1.2};  // too few to tell
+  for (std::int64_t i = 0; i < 20; ++i) CHECK(!young.add(i, i == 19 ? 100 : 2 + 0.01 * static_cast<double>(i % 3)));
 }
 
 TEST_CASE("a line begins on its own after one that was torn, and nothing of old is lost") {

@@ -36,6 +36,15 @@ expect "iterations with the losses of one rank" 9 \
 printed=$(sed -n 's/^iter 5: loss \([0-9.]*\),.*/\1/p' output)
 logged=$(sed -n 's/.*"iter":5,"loss":\([0-9.]*\),.*/\1/p' one/log.jsonl)
 expect "the loss of iteration 5" "$printed" "$(printf '%.4f' "$logged")"
+printed=$(sed -n 's/^iter 5: .*, mfu [0-9.]*%, norm \([0-9.]*\), lr .*/\1/p' output)
+logged=$(sed -n 's/.*"iter":5,.*"grad_norm":\([0-9.]*\),.*/\1/p' one/log.jsonl)
+expect "the gradient norm of iteration 5" "$printed" "$(printf '%.4f' "$logged")"
+# The form that scripts written for nanoGPT's lines look for.
+expect "nanoGPT's form" 2 "$(grep -cE '^iter [0-9]+: loss [0-9.]+, time [0-9.]+ms, mfu ([0-9.]+%|-),' output)"
+
+check "without clipping" timeout 120 "$nanogpt" "${small[@]}" --max_iters=1 --grad_clip=0 --out_dir=unclipped >output 2>&1
+expect "no norm is measured" 2 "$(grep -c '"kind":"iter",.*"grad_norm":null,' unclipped/log.jsonl)"
+if grep -q '^iter.*norm' output; then fail "a norm that nobody measured is printed"; fi
 
 printf '{"kind":"iter","iter":9,"lo' >>one/log.jsonl  # killed within a line
 check "resume" timeout 120 "$nanogpt" "${small[@]}" --max_iters=12 --out_dir=one --init_from=resume --trace=one/t.json >output 2>&1

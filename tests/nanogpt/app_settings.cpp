@@ -389,8 +389,13 @@ TEST_CASE("log lines have nanoGPT's form") {
   CHECK(line(report) ==
         "iter 10: loss 3.1332, time 27.30ms, mfu 3.41%, lr 6.00e-04, total time 1.52s, tokens/s 302,000, mem 0.48GB");
   CHECK(line(EvaluationReport{0, 4.28741, 4.28234, 1e-3, -1}) == "step 0: train loss 4.2874, val loss 4.2823");
-  IterationReport const first{};
-  CHECK(has(line(first), "mfu -100.00%"));
+  IterationReport first{};
+  CHECK(has(line(first), "ms, mfu -, lr "));  // not known yet
+  CHECK(has(json(first), R"("mfu":null,"grad_norm":null,)"));
+  CHECK(has(json(EvaluationReport{}), R"("mfu":null})"));
+  first.gradient_norm = 0.97214;
+  CHECK(has(line(first), "mfu -, norm 0.9721, lr "));
+  CHECK(has(json(first), R"("grad_norm":0.97214)"));
   double const nan = std::copysign(std::nan(""), -1.0);  // as 0 * infinity gives it
   CHECK(has(line(IterationReport{10, nan, 1, 1, 1, 1, 1, 1}), "iter 10: loss nan, "));
   CHECK(line(EvaluationReport{0, nan, nan, 1e-3, -1}) == "step 0: train loss nan, val loss nan");

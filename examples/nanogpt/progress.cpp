@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "progress.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+
+#include "terminal.hpp"
+
+namespace nanogpt {
+
+Progress::Progress(bool speaks, std::int64_t total)
+    : speaks_(speaks), columns_(speaks ? static_cast<std::size_t>(terminal_columns()) : 0), total_(total) {
+  advanced_ = said_ = Clock::now();
+}
+
+void Progress::say(std::string_view text) {
+  if (!speaks_) return;
+  clear();
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+  said_ = Clock::now();
+}
+
+void Progress::begin(std::int64_t done) {
+  done_ = first_ = done;
+  began_ = advanced_ = Clock::now();
+}
+
+void Progress::advance(std::int64_t done, double loss) {
+  if (columns_ > 0) advance(done, fmt::format(" loss {:.4f}", loss));
+}
+
+void Progress::advance(std::int64_t done, std::string_view note) {
+  auto const now = Clock::now();
+  done_ = done;
+  advanced_ = now;
+  if (columns_ == 0) return;
+  if (first_ < 0) first_ = done, began_ = now;
+  if (now - drawn_ < std::chrono::milliseconds(100) && done < total_) return;
+  draw(fmt::format("{}{}", note, remaining(now)), now);
+}
+
+void Progress::within(std::string_view what, std::int64_t done, std::int64_t of, std::string_view units) {
+  using namespace std::chrono_literals;
+  auto const now = Clock::now();
+  bool const ends = done == of;
+  if (!speaks_ || (now - advanced_ < 1s && !ends)) return;
+  if (columns_ == 0) {
+    if (now - std::max(said_, advanced_) >= 60s) say(fmt::format("{}: {} of {} {}", what, done, of, units));
+  } else if (now - drawn_ >= 100ms || ends) {
+    draw(fmt::format(" {}: {} of {} {}", what, done, of, units), now);
+  }
+}
+
+void Progress::draw(std::string_view note, Clock::time_point now) {
+  constexpr std::size_t width = 30;
+  double const share =
+      std::clamp(static_cast<double>(done_) / static_cast<double>(std::max<std::int64_t>(total_, 1)), 0.0, 1.0);
+  auto const full = static_cast<std::size_t>(share * width);
+  auto text = fmt::format("[{}{}] {:3.0f}% {}/{}{}", std::string(full, '='), std::string(width - full, ' '),
+                          share * 100, done_, total_, note);
+  text.resize(std::min(text.size(), columns_ - 1));  // a longer one would leave its first row behind
+  fmt::print("\r\x1b[K{}", text);
+  std::fflush(stdout);
+  drawn_ = now;
+  drawn_once_ = true;
+}
+
+std::string Progress::remaining(Clock::time_point now) const {
+  if (done_ <= first_) return "";
+  double const each = std::chrono::duration<double>(now - began_).count() / static_cast<double>(done_ - first_);
+  auto const seconds = static_cast<std::int64_t>(each * static_cast<double>(std::max<std::int64_t>(total_ - done_, 0)));
+  if (seconds >= 3600) return fmt::format(", {}:{:02}:{:02} left", seconds / 3600, seconds / 60 % 60, seconds % 60);
+  return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);
+}
+
+void Progress::clear() {
+  if (drawn_once_) fmt::print("\r\x1b[K");
+  drawn_once_ = false;
+}
+
+}  // namespace nanogpt
