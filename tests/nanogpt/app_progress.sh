@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nanogpt train shows a progress bar where its lines go to a terminal, alone and below mpirun, and nowhere else.
 # programs: nanogpt
+# skip-tsan
 #
 #   app_progress.sh BINARY_DIR
 set -uo pipefail
