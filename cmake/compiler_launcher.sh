@@ -1,10 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What run.sh and tests/run.sh have compilers started by: ccache as soon as there is one, without anything being built anew
-# when it comes or goes. The same object for another folder of the same sources.
+# Starts the compilers of run.sh and tests/run.sh: by ccache as soon as there is one, without anything being built anew when it
+# comes or goes. Sources in another folder take the same objects. A ccache that fails (its folder cannot be written, say) ends
+# no build: the compiler is then called without it, and reports its own errors.
 if command -v ccache > /dev/null; then
   CCACHE_BASEDIR=${CCACHE_BASEDIR-$(cd "$(dirname "$0")/.." && pwd)} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
   export CCACHE_BASEDIR CCACHE_NOHASHDIR CCACHE_SLOPPINESS
-  exec ccache "$@"
+  if words=$(ccache "$@" 2>&1); then
+    [ -z "$words" ] || printf '%s\n' "$words" >&2
+    exit 0
+  fi
 fi
 exec "$@"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What run.sh and tests/run.sh install: exactly what CMake does not find, once; and how they end where it cannot be had.
-# CMake is the real one, made blind to packages that are "not installed"; apt-get and sudo are stubs, and nothing is built.
+# What run.sh and tests/run.sh install: exactly what CMake does not find, once; how they end where it cannot be had; and that a
+# wish ends neither. CMake is the real one, made blind to packages that are "not installed"; apt-get, dpkg-query and sudo are
+# stubs, and nothing is built.
 # timeout: 300
 # skip-sanitizers
 set -uo pipefail
@@ -54,18 +55,22 @@ for package in "\$@"; do
   fi
 done
 [[ -n \${USELESS:-} ]] || (cd "$work/missing" && rm -f -- "\$@")
+exit \${INSTALL_CODE:-0}
+EOF2
+stub dpkg-query << EOF2
+if [[ -e $work/missing/\${!#} ]]; then echo "deinstall ok config-files"; else echo "install ok installed"; fi
 EOF2
 stub nvidia-smi <<< 'exit 1'
 stub sudo <<< 'exec "$@"'
 
 packages() { # packages NAME...: these are missing
-  rm -rf missing repository/build
+  rm -rf missing
   mkdir missing
   for package in "$@"; do touch "missing/$package"; done
 }
 run() { # run SCRIPT ARGUMENTS...: in the copy; leaves its code, output and calls
   : > calls
-  PATH=$work/stubs:$PATH timeout 120 "repository/$1" "${@:2}" > output 2>&1 < /dev/null
+  PATH=${path:-$work/stubs:$PATH} timeout 120 "repository/$1" "${@:2}" > output 2>&1 < /dev/null
   code=$?
 }
 said() { check "does not say '$1'" grep -qF -- "$1" output; }
@@ -77,104 +82,11 @@ installed() { # installed PACKAGE...: these were asked for, each once, and nothi
   check "installed '$asked', not '$expected'" test "$asked" = "${*:+$expected}"
 }
 builds() { check "ended with $code before it built" test "$code" -eq 9; }
-
-script=examples/nanogpt/run.sh
-packages libopenblas-dev
-run $script
-builds
-installed libopenblas-dev
-said "installing libopenblas-dev (nanogpt needs OpenBLAS)"
-run $script
-builds
-check "asked for packages again" test -z "$(grep -E '^(apt-get|sudo)' calls)"
-
-# All that is missing, at once; what only the tests need is not asked for.
-all=(libfmt-dev libopenmpi-dev openmpi-bin libopenblas-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
-packages "${all[@]}" catch2
-run $script
-builds
-installed "${all[@]}"
-check "not at once" test "$(grep -c '^apt-get update' calls) $(grep -c '^apt-get install' calls)" = "1 1"
-run tests/run.sh
-builds
-installed catch2
-packages "${all[@]}" catch2
-run tests/run.sh
-builds
-installed "${all[@]}" catch2
-
-# What cannot be had: the sentence that names it and who needs it.
 ends_with() { # ends_with SENTENCE
   check "ended with $code" test "$code" -eq 1
   last_line "run.sh: error: missing $1"
 }
-for script in examples/nanogpt/run.sh "tests/run.sh"; do
-  packages libopenblas-dev libcli11-dev
-  NOT_IN_ARCHIVE=libcli11-dev run $script
-  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not install it (see above)"
-  check "still misses what can be had" test ! -e missing/libopenblas-dev
-  NOT_IN_ARCHIVE=libcli11-dev UPDATE_CODE=100 run $script
-  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not update its lists, nor install it (see above): is there a network?"
-  USELESS=yes run $script
-  ends_with "libcli11-dev (nanogpt needs CLI11): apt-get reported success, and still CMake does not find it (build/cpu.log)"
-  run $script # after all that, a good one
-  builds
-done
-packages libopenblas-dev
-run tests/run.sh --no-install
-ends_with "libopenblas-dev (nanogpt needs OpenBLAS): installing was forbidden"
-installed
-
-# Ninja and ccache are installed where they can be had, and missed by nobody where not.
-mkdir all
-IFS=: read -ra folders <<< "$PATH"
-for folder in "${folders[@]}"; do
-  [[ ! -d $folder ]] || cp -rsn "$(cd "$folder" && pwd -P)/." all 2> /dev/null
-done
-rm -f all/ninja all/ccache
-if ((EUID == 0)); then
-  packages
-  PATH=$work/all run tests/run.sh
-  builds
-  installed ninja-build ccache
-  packages
-  NOT_IN_ARCHIVE=ccache PATH=$work/all run tests/run.sh
-  builds
-  said "E: Unable to locate package ccache"
-fi
-packages
-PATH=$work/all run tests/run.sh --no-install
-builds
-installed
-
-# oneDNN is installed where the processor multiplies bf16, and missed by nobody where it cannot be had.
-stub c++ << EOF2
-if [[ " \$* " == *" dnnl.hpp "* ]]; then [[ ! -e $work/missing/libdnnl-dev ]]; exit; fi
-exec "$(type -ap c++ | grep -v /ccache/ | head -n 1)" "\$@"
-EOF2
-packages libdnnl-dev
-run $script
-builds
-installed
-echo "flags : fpu avx2 avx512_bf16 avx512_fp16" > cpuinfo
-if ((EUID == 0)); then
-  run $script
-  builds
-  installed libdnnl-dev
-  said "installing libdnnl-dev (for bf16 on this processor)"
-  run tests/run.sh
-  builds
-  installed
-fi
-packages libdnnl-dev
-NOT_IN_ARCHIVE=libdnnl-dev run $script
-builds
-packages libdnnl-dev
-run tests/run.sh --no-install
-builds
-installed
-rm stubs/c++
-echo "flags : fpu avx2" > cpuinfo
+first=examples/nanogpt/run.sh second=tests/run.sh
 
 # CMake alone: an error only where it is demanded.
 configure() {
@@ -185,23 +97,107 @@ packages libopenblas-dev
 configure
 check "ended with $code" test "$code" -eq 0
 said "fsdp: not built: nanogpt, for want of OpenBLAS (on Debian: libopenblas-dev)"
-configure -DFSDP_REQUIRE=nanogpt
-check "is no error" test "$code" -ne 0
-said "nanogpt needs OpenBLAS (on Debian: libopenblas-dev)"
 configure -DFSDP_REQUIRE=everything
 check "is no error" test "$code" -ne 0
 said "FSDP_REQUIRE names 'everything'"
-packages libfmt-dev
-configure
-check "is no error" test "$code" -ne 0
-said "fsdp needs fmt 9 or newer (on Debian: libfmt-dev)"
+
+# All that is missing, at once; what only the tests need is not asked for.
+all=(libfmt-dev libopenmpi-dev openmpi-bin libopenblas-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
+packages "${all[@]}" catch2
+rm -rf repository/build
+run $first
+builds
+installed "${all[@]}"
+said "libopenblas-dev (nanogpt needs OpenBLAS)"
+check "not at once" test "$(grep -c '^apt-get update' calls) $(grep -c '^apt-get install' calls)" = "1 1"
+run $first
+builds
+installed
+
+# What cannot be had: the sentence that names it and who needs it.
+packages libopenblas-dev libcli11-dev
+NOT_IN_ARCHIVE=libcli11-dev run $first
+ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not install it (see above)"
+check "still misses what can be had" test ! -e missing/libopenblas-dev
+NOT_IN_ARCHIVE=libcli11-dev UPDATE_CODE=100 run $first
+ends_with "libcli11-dev (nanogpt needs CLI11): apt-get could not update its lists, nor install it (see above): is there a network?"
+USELESS=yes run $first
+ends_with "libcli11-dev (nanogpt needs CLI11): apt-get reported success, and still CMake does not find it (build/cpu.log)"
+# Another package, half installed, makes apt-get fail though it has installed these.
+INSTALL_CODE=100 run $first
+builds
+
+# oneDNN is installed where the processor multiplies bf16, and missed by nobody where it cannot be had.
+echo '[[ " $* " == *" dnnl.hpp "* ]] && exit 1; exec '"$(type -ap c++ | grep -v /ccache/ | head -n 1)"' "$@"' | stub c++
+packages libdnnl-dev
+run $first
+builds
+installed
+echo "flags : fpu avx2 avx512_bf16 avx512_fp16" > cpuinfo
+if ((EUID == 0)); then
+  NOT_IN_ARCHIVE=libdnnl-dev run $first
+  builds
+  said "E: Unable to locate package libdnnl-dev"
+  run $first
+  builds
+  installed libdnnl-dev
+  said "installing libdnnl-dev (for bf16 on this processor)"
+  run $first
+  builds
+  installed
+fi
+rm stubs/c++
+echo "flags : fpu avx2" > cpuinfo
+
+# Ninja and ccache are installed where they can be had, and missed by nobody where not.
+mkdir all
+IFS=: read -ra folders <<< "$PATH"
+for folder in "${folders[@]}"; do
+  [[ ! -d $folder ]] || cp -rsn "$(cd "$folder" && pwd -P)/." all 2> /dev/null
+done
+rm -f all/ninja all/ccache
+path=$work/stubs:$work/all
+packages catch2
+if ((EUID == 0)); then
+  NOT_IN_ARCHIVE=ccache run $second
+  builds
+  said "E: Unable to locate package ccache"
+  check "catch2 is still missing" test ! -e missing/catch2
+fi
+packages catch2
+run $second --no-install
+ends_with "catch2 (tests need Catch2): installing was forbidden"
+installed
+
+# A ninja that does not run is none, nor is that of a folder whose ninja has gone; a ccache that fails is done without.
+ninja=$(command -v ninja)
+packages
+rm -rf repository/build
+echo 'exit 127' | stub ninja
+run $first
+builds
+rm -rf repository/build stubs/ninja
+if [[ -n $ninja ]]; then
+  ln -s "$ninja" stubs/ninja
+  run $first
+  builds
+  check "not configured for ninja" grep -q '^CMAKE_GENERATOR:INTERNAL=Ninja' repository/build/cpu/CMakeCache.txt
+  rm stubs/ninja
+  run $first
+  builds
+  check "still configured for ninja" grep -q '^CMAKE_GENERATOR:INTERNAL=Unix' repository/build/cpu/CMakeCache.txt
+fi
+echo 'exit 1' | stub ccache
+check "a ccache that fails ends a compilation" env PATH="$work/stubs:$PATH" "$source_folder/cmake/compiler_launcher.sh" test -d stubs
+check "ccache was not asked" grep -q '^ccache test' calls
 
 # An error of CMake's own is shown.
-packages
-CXX=/bin/false run examples/nanogpt/run.sh
+path=
+rm -rf repository/build
+CXX=/bin/false run $first
 said "is not able to compile"
 last_line "run.sh: error: CMake could not configure build/cpu (its messages are above, and in build/cpu.log)"
-CXX=/no/compiler run examples/nanogpt/run.sh
+CXX=/no/compiler run $first
 last_line "run.sh: error: CXX=/no/compiler: there is no such compiler"
 
 echo "$checks checks, $failures failures"
