@@ -7,7 +7,9 @@
 #include <mutex>
 #include <utility>
 
+#include "fsdp/failure.hpp"
 #include "fsdp/host/backoff.hpp"
+#include "fsdp/host/failure_text.hpp"
 
 namespace fsdp::host {
 
@@ -16,12 +18,18 @@ namespace detail {
 /// [Note: Events are the only order] Workers release into and acquire from `completed` and nothing else, so that
 /// ThreadSanitizer sees exactly the order that the schedule asked for. All other counters are relaxed, and the memory
 /// of a flag is never freed: giving it back to an allocator from another thread would itself need an order.
+///
+/// [Note: Events carry failures] A record that a failed stream reaches completes as any other, and says why the stream
+/// has failed: first which ticket is the first one with a failure, then `completed`. So a wait fails or not by its
+/// ticket alone, whenever the worker comes to it.
 struct alignas(64) EventState {
   std::atomic<std::uint32_t> completed{0};  // the latest ticket reached, modulo 2^32
   std::atomic<std::uint32_t> sleepers{0};
-  std::atomic<std::uint32_t> pending{0};  // tasks enqueued that still refer to this flag
-  std::uint32_t base = 0;                 // the last ticket of the previous owner; host threads only
-  EventState* next = nullptr;             // in the pool's lists; host threads only
+  std::atomic<std::uint32_t> pending{0};       // tasks enqueued that still refer to this flag
+  std::uint32_t base = 0;                      // the last ticket of the previous owner; host threads only
+  EventState* next = nullptr;                  // in the pool's lists; host threads only
+  std::atomic<std::uint64_t> failed_since{0};  // 0: no failure; else the first ticket that has one, plus 2^32
+  std::atomic<FailureText*> failure{nullptr};  // a share in it
 
   bool reached(std::uint32_t ticket, std::memory_order order) const {
     return static_cast<std::int32_t>(completed.load(order) - ticket) >= 0;
@@ -39,6 +47,32 @@ struct alignas(64) EventState {
     }
     static_cast<void>(reached(ticket, std::memory_order_acquire));
   }
+  /// Tickets from `ticket` on have this failure. Before complete().
+  [[gnu::cold]] void fail(std::uint32_t ticket, FailureText& why) {
+    if (failed_since.load(std::memory_order_relaxed) != 0) return;  // of an earlier ticket
+    why.share();
+    failure.store(&why, std::memory_order_relaxed);
+    failed_since.store(has_failure + ticket, std::memory_order_relaxed);
+  }
+  /// Whether the record of `ticket` has a failure. @pre await(ticket) has returned
+  bool has_failed(std::uint32_t ticket) const {
+    auto const since = failed_since.load(std::memory_order_relaxed);
+    return since != 0 && static_cast<std::int32_t>(ticket - static_cast<std::uint32_t>(since)) >= 0;
+  }
+  /// For who waits. @param rank  that the event belongs to; negative: the waiter's own
+  /// @pre has_failed
+  [[gnu::cold]] Failure failure_of_rank(int rank) const {
+    auto const why = failure.load(std::memory_order_relaxed)->read();
+    return rank < 0 ? why : peer_failure(rank, why);
+  }
+  /// Another stream will record. Host threads only. @pre idle
+  void forget_failure() noexcept {
+    if (failed_since.load(std::memory_order_relaxed) == 0) return;
+    failed_since.store(0, std::memory_order_relaxed);
+    FailureTexts::give(failure.exchange(nullptr, std::memory_order_relaxed));
+  }
+  static constexpr std::uint64_t has_failure = std::uint64_t{1} << 32;
+
   void enter() { pending.fetch_add(1, std::memory_order_relaxed); }
   // Release keeps this after the store to `completed`; nobody acquires it.
   void leave() { pending.fetch_sub(1, std::memory_order_release); }
@@ -59,7 +93,11 @@ class EventPool {
     auto& pool = instance();
     std::lock_guard const lock{pool.mutex_};
     state->base = last_ticket;
-    push(state->idle() ? pool.free_ : pool.busy_, state);
+    if (state->idle()) {
+      push_free(pool, state);
+    } else {
+      push(pool.busy_, state);
+    }
   }
 
  private:
@@ -69,10 +107,14 @@ class EventPool {
   }
   static EventState* pop(EventState*& list) { return std::exchange(list, list->next); }
   static void push(EventState*& list, EventState* state) { state->next = std::exchange(list, state); }
+  static void push_free(EventPool& pool, EventState* state) {
+    state->forget_failure();
+    push(pool.free_, state);
+  }
   void reclaim() {
     for (EventState** link = &busy_; *link != nullptr;) {
       if ((*link)->idle()) {
-        push(free_, pop(*link));
+        push_free(*this, pop(*link));
       } else {
         link = &(*link)->next;
       }
@@ -105,6 +147,9 @@ class Event {
   /// Whether record was ever called.
   bool recorded() const { return stream_ != nullptr; }
 
+  /// The event belongs to rank `rank`, and others wait for it: they fail with a PeerError that names the rank.
+  void set_rank(int rank) { rank_ = rank; }
+
  private:
   friend class Stream;
 
@@ -112,15 +157,20 @@ class Event {
     std::swap(state_, other.state_);
     std::swap(ticket_, other.ticket_);
     std::swap(stream_, other.stream_);
+    std::swap(rank_, other.rank_);
   }
   /// Takes the next ticket for a record on the stream with identity `stream`.
   std::uint32_t next_ticket(void const* stream) {
     // Tickets of one flag must be reached in order: another stream gets another flag while the first is in use.
-    if (recorded() && stream != stream_ && !state_->idle()) {
-      auto* const fresh = detail::EventPool::take();
-      detail::EventPool::give(state_, ticket_);
-      state_ = fresh;
-      ticket_ = fresh->base;
+    if (recorded() && stream != stream_) {
+      if (state_->idle()) {
+        state_->forget_failure();
+      } else {
+        auto* const fresh = detail::EventPool::take();
+        detail::EventPool::give(state_, ticket_);
+        state_ = fresh;
+        ticket_ = fresh->base;
+      }
     }
     stream_ = stream;
     return ++ticket_;
@@ -129,6 +179,8 @@ class Event {
   detail::EventState* state_ = nullptr;
   std::uint32_t ticket_ = 0;      // of the latest record
   void const* stream_ = nullptr;  // where the latest record was made
+  int rank_ = no_rank;
+  static constexpr int no_rank = -1;
 };
 
 }  // namespace fsdp::host

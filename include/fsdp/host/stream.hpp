@@ -22,8 +22,10 @@
 
 #include "fsdp/arithmetic.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/event.hpp"
+#include "fsdp/host/failure_text.hpp"
 #include "fsdp/host/task_queue.hpp"
 #include "fsdp/host/team.hpp"
 #include "fsdp/host/thread.hpp"
@@ -36,17 +38,29 @@ namespace detail {
 /// What a stream's worker and its owner share.
 struct StreamCore {
   explicit StreamCore(std::string_view label) : name(label) {}
+  StreamCore(StreamCore const&) = delete;
+  ~StreamCore() { FailureTexts::give(failure_text); }
 
-  /// Keeps the first error. Later tasks are skipped; records and waits are not, so that other streams go on.
-  void poison(std::exception_ptr what) {
-    if (failed.load(std::memory_order_relaxed)) return;
-    error = std::move(what);
+  /// The stream has failed, for good: later tasks are skipped. Records and waits are not: who waits for a later record
+  /// fails too. The worker's.
+  [[gnu::cold]] void fail(Failure why, std::exception_ptr thrown = nullptr) {
+    if (has_failed()) return;
+    failure = std::move(why);
+    error = std::move(thrown);
+    failure_text->write(failure);
     failed.store(true, std::memory_order_release);
   }
+  /// For the worker.
+  bool has_failed() const { return failed.load(std::memory_order_relaxed); }
+  /// For the host, which sees the failure.
+  bool is_known_failed() const { return has_failed() && failed.load(std::memory_order_acquire); }
   void rethrow() const {
-    if (failed.load(std::memory_order_relaxed) && failed.load(std::memory_order_acquire)) rethrow_error();
+    if (is_known_failed()) rethrow_error();
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void rethrow_error() const { std::rethrow_exception(error); }
+  [[noreturn, gnu::cold, gnu::noinline]] void rethrow_error() const {
+    if (error != nullptr) std::rethrow_exception(error);
+    failure.raise();
+  }
   void await(EventState& state, std::uint32_t ticket, WaitSite site) {
     if (!state.reached(ticket, std::memory_order_relaxed)) {
       auto const start = std::chrono::steady_clock::now();
@@ -64,7 +78,9 @@ struct StreamCore {
   std::string const name;
   TaskQueue queue;
   std::atomic<bool> failed{false};
-  std::exception_ptr error;
+  Failure failure;           // if so
+  std::exception_ptr error;  // what a task of this stream threw; none: it waited for the failure of another one
+  FailureText* const failure_text = FailureTexts::take();  // the failure, for events
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(WaitSite::count_)> blocked_ns{};
   bool stopping = false;       // the worker's
   Event finished;              // for synchronize
@@ -72,15 +88,15 @@ struct StreamCore {
   std::thread worker;          // none: an inline stream
 };
 
-/// Runs the parts of a callable unless the stream has failed; what one throws poisons the stream.
+/// Runs the parts of a callable unless the stream has failed; if one throws, the stream fails.
 inline void run_call(StreamCore& core, Team::Range call, void* callable, std::int64_t parts) {
-  if (core.failed.load(std::memory_order_relaxed)) return;
+  if (core.has_failed()) return;
   try {
     if (parts > 1 && core.team != nullptr) return core.team->run(parts, call, callable);
     IeeeArithmetic const arithmetic;
     call(callable, 0, parts, 0);
   } catch (...) {
-    core.poison(std::current_exception());
+    core.fail(current_failure(), std::current_exception());
   }
 }
 /// A callable without parts.
@@ -111,24 +127,40 @@ struct alignas(std::max_align_t) BytesTask {
     run_call(core, bytes.call, &bytes + 1, bytes.parts);
   }
 };
+/// A callable that wants to know why it is skipped.
+template <class F>
+concept HearsFailure = requires(F& function, Failure const& why) {
+  { function.skip(why) }
+  noexcept;
+};
+
 /// Any other callable, which is destroyed right after it ran or was skipped. In the queue, if it says that its bytes
 /// may be moved instead of it; else in memory of its own.
 template <class F>
 struct CallTask {
   static void run(void* task, StreamCore& core) {
     auto& function = *static_cast<F*>(task);
-    run_call(core, call_as<F>, &function, 1);
+    call(function, core);
     function.~F();
   }
   static void run_owned(void* task, StreamCore& core) {
     std::unique_ptr<F> const function(*static_cast<F**>(task));
-    run_call(core, call_as<F>, function.get(), 1);
+    call(*function, core);
+  }
+
+ private:
+  static void call(F& function, StreamCore& core) {
+    if constexpr (HearsFailure<F>) {
+      if (core.has_failed()) return function.skip(core.failure);
+    }
+    run_call(core, call_as<F>, &function, 1);
   }
 };
 
 template <class F>
-inline constexpr bool is_bytes = std::is_trivially_copyable_v<F> && alignof(F) <= alignof(std::max_align_t) &&
-                                 sizeof(F) + sizeof(BytesTask) <= TaskQueue::most_bytes;
+inline constexpr bool is_bytes =
+    std::is_trivially_copyable_v<F> && !HearsFailure<F> && alignof(F) <= alignof(std::max_align_t) &&
+    sizeof(F) + sizeof(BytesTask) <= TaskQueue::most_bytes;
 template <class F>
 concept MovesAsBytes = F::moves_as_bytes && sizeof(F) <= TaskQueue::most_bytes &&
                        alignof(F) <= alignof(std::max_align_t);
@@ -137,8 +169,9 @@ struct RecordTask {
   EventState* state;
   std::uint32_t ticket;
 
-  static void run(void* task, StreamCore&) {
+  static void run(void* task, StreamCore& core) {
     auto const& record = *static_cast<RecordTask const*>(task);
+    if (core.has_failed()) record.state->fail(record.ticket, *core.failure_text);
     record.state->complete(record.ticket);
     record.state->leave();
   }
@@ -147,10 +180,12 @@ struct WaitTask {
   EventState* state;
   std::uint32_t ticket;
   WaitSite site;
+  int rank;  // that the event belongs to
 
   static void run(void* task, StreamCore& core) {
     auto const& wait = *static_cast<WaitTask const*>(task);
     core.await(*wait.state, wait.ticket, wait.site);
+    if (wait.state->has_failed(wait.ticket)) core.fail(wait.state->failure_of_rank(wait.rank));
     wait.state->leave();
   }
 };
@@ -164,9 +199,11 @@ void push_task(TaskQueue& queue, T const& task) {
 
 /// A queue of work with CUDA's semantics: in order within a stream, unordered across streams except through events.
 ///
-/// Work is enqueued by one host thread at a time. A task that throws poisons the stream: later tasks are skipped
-/// (records still complete), and every later enqueue, record, wait and synchronize rethrows. The destructor finishes
-/// the queue.
+/// Work is enqueued by one host thread at a time. A task that throws fails the stream, for good: later tasks are
+/// skipped, and every later enqueue, record, wait and synchronize throws the same exception. Records that were enqueued
+/// before still complete, with the failure: a stream that waits for one fails, and so does a host thread, with an
+/// exception of the same type and text (of type fsdp::Error if the first was none of the library's). See [Note: Events
+/// carry failures]. The destructor finishes the queue.
 class Stream {
  public:
   /// @param name appears in reports of waits and, cut to 15 characters, as the name of the worker thread
@@ -207,6 +244,8 @@ class Stream {
   /// without a worker it runs and is destroyed before this returns. Its destructor must not throw, and it must not
   /// enqueue on its own stream.
   /// It computes as IEEE 754 says, whatever the calling thread's modes are (IeeeArithmetic).
+  /// If the stream has failed before it, a callable with a member `void skip(Failure const& why) noexcept` gets that
+  /// call instead.
   /// Memory of its own is allocated for a callable that is larger than TaskQueue::most_bytes, or can neither be copied
   /// as bytes nor says `static constexpr bool moves_as_bytes = true`: that a copy of its bytes is as good as a move of
   /// it whose source is then destroyed.
@@ -263,10 +302,10 @@ class Stream {
     core().rethrow();
     if (runs_inline()) {
       core().await(*event.state_, event.ticket_, site);
-      return;
+      return raise_failure(event);
     }
     event.state_->enter();
-    detail::push_task(core().queue, detail::WaitTask{event.state_, event.ticket_, site});
+    detail::push_task(core().queue, detail::WaitTask{event.state_, event.ticket_, site, event.rank_});
   }
 
   /// Blocks the calling thread until all enqueued work is done.
@@ -282,11 +321,16 @@ class Stream {
     core().rethrow();
   }
 
+  /// Why the stream has failed, as far as the worker has come; nullptr: it has not. Lives as long as the stream.
+  Failure const* failure() const { return core().is_known_failed() ? &core_->failure : nullptr; }
+
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
+  /// @throws why that stream had failed before the record; UsageError if `event` was never recorded
   static void await(Event const& event) {
     FSDP_EXPECTS(event.recorded(), "the host is to wait for an event that was never recorded");
     event.state_->await(event.ticket_, Backoff{Backoff::Limit::termination},
                         [] { return std::string{"the host waits for an event"}; });
+    raise_failure(event);
   }
 
   /// Nanoseconds that the stream has spent blocked at `site`, so far.
@@ -308,6 +352,9 @@ class Stream {
     return *core_;
   }
 
+  static void raise_failure(Event const& event) {
+    if (event.state_->has_failed(event.ticket_)) event.state_->failure_of_rank(event.rank_).raise();
+  }
   /// A callable that may be copied as bytes, by the function that calls it.
   [[gnu::noinline]] void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {
     auto& own = core();

@@ -90,8 +90,13 @@ struct Published {
     typename D::Event done;     // this rank has read its peers' inputs
   };
 
-  [[gnu::cold]] explicit Published(D const& on) : device(on) {
-    for (auto& entry : entries) entry.emplace(device);
+  /// @param world_rank  the rank's number in the whole run
+  [[gnu::cold]] Published(D const& on, int world_rank) : device(on) {
+    for (auto& entry : entries) {
+      entry.emplace(device);
+      if constexpr (requires { entry->ready.set_rank(world_rank); })
+        for (auto* event : {&entry->ready, &entry->partial, &entry->done}) event->set_rank(world_rank);
+    }
   }
   Entry& entry(std::uint64_t sequence) { return *entries[sequence % depth]; }
 
@@ -172,7 +177,7 @@ class Group {
 
   /// Enters; returns when all members have.
   [[gnu::cold]] void enter(int rank, D const& device) {
-    published_[static_cast<std::size_t>(rank)] = std::make_unique<Published<D>>(device);
+    published_[static_cast<std::size_t>(rank)] = std::make_unique<Published<D>>(device, world_rank(rank));
     entered_.fetch_add(1, std::memory_order_acq_rel);
     host::wake_sleepers(entered_, sleepers_);
     host::Backoff backoff;

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why a stream or a rank has failed, where its exception cannot travel: to other threads and processes.
+#pragma once
+
+#include <concepts>
+#include <exception>
+#include <string>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp {
+
+/// The type of an exception.
+enum class ErrorKind : unsigned char { other, usage, config, order, resource, vendor, peer };
+
+/// An exception's type and its text.
+struct Failure {
+  ErrorKind kind = ErrorKind::other;
+  std::string text;
+
+  /// Throws an exception of that type; of type fsdp::Error for `other`.
+  [[noreturn, gnu::cold]] void raise() const {
+    switch (kind) {
+      case ErrorKind::usage: throw UsageError(text);
+      case ErrorKind::config: throw ConfigError(text);
+      case ErrorKind::order: throw OrderError(text);
+      case ErrorKind::resource: throw ResourceError(text);
+      case ErrorKind::vendor: throw VendorError(text);
+      case ErrorKind::peer: throw PeerError(text);
+      case ErrorKind::other: break;
+    }
+    throw Error(text);
+  }
+};
+
+/// What peers of `rank` are told of its failure. What it has been told of another rank, they are told unchanged.
+[[gnu::cold]] inline Failure peer_failure(int rank, Failure const& why) {
+  if (why.kind == ErrorKind::peer) return why;
+  return {ErrorKind::peer, formatted("rank {} failed: {}", rank, why.text)};
+}
+
+/// The exception that is being handled. @pre called in a catch block
+[[gnu::cold]] inline Failure current_failure() {
+  try {
+    throw;
+  } catch (UsageError const& error) {
+    return {ErrorKind::usage, error.what()};
+  } catch (ConfigError const& error) {
+    return {ErrorKind::config, error.what()};
+  } catch (OrderError const& error) {
+    return {ErrorKind::order, error.what()};
+  } catch (ResourceError const& error) {
+    return {ErrorKind::resource, error.what()};
+  } catch (VendorError const& error) {
+    return {ErrorKind::vendor, error.what()};
+  } catch (PeerError const& error) {
+    return {ErrorKind::peer, error.what()};
+  } catch (std::exception const& error) {
+    return {ErrorKind::other, error.what()};
+  } catch (...) {
+    return {ErrorKind::other, "an exception that is no std::exception"};
+  }
+}
+
+/// A stream that says whether it has failed, as host streams do: Failure const* failure() const.
+template <class Stream>
+concept TellsFailure = requires(Stream const& stream) {
+  { stream.failure() } -> std::same_as<Failure const*>;
+};
+
+/// Why the stream has failed; nullptr if it has not, or if streams of its device do not fail.
+template <class Stream>
+Failure const* failure_of([[maybe_unused]] Stream const& stream) {
+  if constexpr (TellsFailure<Stream>) {
+    return stream.failure();
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace fsdp
