@@ -49,9 +49,12 @@ void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string co
     auto help_text = std::string(setting.help);
     if (auto const otherwise = setting.text_of(defaults(sub.command)); !otherwise.empty())
       help_text += fmt::format(" [{}]", otherwise);
-    sub.app->add_option(fmt::format("--{}", setting.name), sub.values[std::string(setting.name)], help_text)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-        ->type_name(setting.expected());
+    auto& value = sub.values[std::string(setting.name)];
+    auto const name_of_option = fmt::format("--{}", setting.name);
+    auto* const option = setting.may_stand_alone ? sub.app->add_flag(name_of_option, value, help_text)
+                                                 : sub.app->add_option(name_of_option, value, help_text);
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    if (!setting.may_stand_alone) option->type_name(setting.expected());
   }
 }
 

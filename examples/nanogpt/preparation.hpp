@@ -73,6 +73,24 @@ inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::fi
   ready.config.activation = model.activation;
 }
 
+/// Holds out_dir for this run. Rank 0.
+/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError if it holds another run, which this
+/// one would destroy
+inline void take_out_dir(Preparation& ready) {
+  auto const& settings = ready.settings;
+  std::filesystem::path const folder(settings.out_dir);
+  if (!ready.lock)
+    ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
+        folder / ".train.lock", "another run is training in the folder: wait for it, or take another out_dir");
+  if (ready.resumed || settings.overwrite || settings.eval_only) return;
+  auto const other = run_in(folder);
+  if (other.empty()) return;
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there and removes this one; or "
+      "take another out_dir",
+      settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
+}
+
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
 /// @tparam T  what the run computes in
 template <class T, class C>
@@ -94,6 +112,8 @@ Preparation prepare(C& world, Job const& job) {
     }
     check_together(settings, job.command, world.size());
     std::error_code ignored;
+    bool const keeps = training && world.rank() == 0;
+    if (keeps && std::filesystem::is_directory(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks
     if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset(settings.dataset));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
@@ -115,11 +135,9 @@ Preparation prepare(C& world, Job const& job) {
       };
       tokens.check_ids(ready.config.vocab_size, bound(world.rank()), bound(world.rank() + 1));
     }
-    if (!training || world.rank() != 0) return;
+    if (!keeps) return;
     prepare_out_dir(settings.out_dir);
-    ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
-        std::filesystem::path(settings.out_dir) / ".train.lock",
-        "another run is training in the folder: wait for it, or take another out_dir");
+    take_out_dir(ready);
   });
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {

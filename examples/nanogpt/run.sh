@@ -6,7 +6,8 @@
 #
 # Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, or over all GPUs,
 # samples, and draws the run as a page.
-# A second run skips what is done. Trainer settings override the defaults, e.g. --max_iters=500 --strategy=ddp.
+# A second run skips what is done, and continues training that was stopped. Trainer settings override the defaults, e.g.
+# --max_iters=500 --strategy=ddp; with other settings a new run starts, and the old one is kept beside it.
 #   RANKS=N     ranks to start (2; on several GPUs, with NCCL and MPI: a process for each)
 #   JOBS=2      compilers at a time
 #   WORK=DIR    where data and models go (default: build/nanogpt-run)
@@ -27,7 +28,7 @@ while (($#)); do
   case $1 in
     --data) [[ -n ${2-} ]] || die "--data needs a file"; data=$2; shift 2 ;;
     --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
-    -h | --help) sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
 done
@@ -70,10 +71,11 @@ fi
 # --- train --------------------------------------------------------------------------------------------------------------
 if grep -qw avx512vl /proc/cpuinfo 2> /dev/null; then export OPENBLAS_CORETYPE=SkylakeX; fi
 if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
-out_dir=out-$dataset
+out_dir=out-$dataset named=0
 for setting in ${settings[@]+"${settings[@]}"}; do
-  if [[ $setting == --out_dir=* ]]; then out_dir=${setting#--out_dir=}; fi
+  if [[ $setting == --out_dir=* ]]; then out_dir=${setting#--out_dir=} named=1; fi
 done
+. "$repository/examples/nanogpt/choose_start.sh"
 . "$repository/examples/nanogpt/choose_launch.sh"
 choose_launch "$preset" "$repository/build/$preset" "$nanogpt"
 # The type that is fastest here, which nanogpt measures: as a config file, which one of the caller's may overrule.
@@ -89,8 +91,13 @@ if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.tr
 else
   if ((ranks == 1)); then sharded="1 rank"; else sharded="$ranks ranks, fully sharded"; fi
   say "training on $sharded: $how"
-  rm -f "$out_dir/.trained"
-  ${launch[@]+"${launch[@]}"} "$nanogpt" train "${defaults[@]}" ${settings[@]+"${settings[@]}"}
+  choose_start "$out_dir" "$key" "$named" ${settings[@]+"${settings[@]}"}
+  ended=0
+  ${launch[@]+"${launch[@]}"} "$nanogpt" train "${defaults[@]}" ${start[@]+"${start[@]}"} ${settings[@]+"${settings[@]}"} || ended=$?
+  if ((ended != 0)); then
+    if [[ ${start[*]-} == *auto* && -e $out_dir/latest ]]; then say "the same command continues this run from its last checkpoint"; fi
+    exit "$ended"
+  fi
   if [[ -s $out_dir/model.safetensors ]]; then printf '%s\n' "$key" > "$out_dir/.trained"; fi
 fi
 

@@ -93,6 +93,30 @@ std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
       pointer.string(), fsdp::listed(there));
 }
 
+std::string run_in(std::filesystem::path const& out_dir) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(out_dir, error)) return {};
+  auto const checkpoints = fsdp::checkpoint::CheckpointList(out_dir).checkpoints;
+  if (!checkpoints.empty())
+    return fsdp::formatted("{} checkpoint{}, the newest {}", checkpoints.size(), checkpoints.size() == 1 ? "" : "s",
+                           checkpoints.back().text());
+  return std::filesystem::exists(out_dir / weights_name, error) ? std::string(weights_name) : std::string();
+}
+
+void remove_run(std::filesystem::path const& out_dir) {
+  namespace ckpt = fsdp::checkpoint;
+  ckpt::FileLock const lock(out_dir / ".lock");
+  for (auto const name : {std::string_view("latest"), std::string_view("best"), weights_name})
+    ckpt::remove_folder(out_dir / name);
+  ckpt::remove_folder(out_dir / "config.json");
+  ckpt::sync_folder(out_dir);
+  for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) {
+    auto const hidden = out_dir / ("." + checkpoint.text() + ".old");  // never half of one under its name
+    ckpt::rename_durably(out_dir / checkpoint.text(), hidden);
+    ckpt::remove_folder(hidden);
+  }
+}
+
 void adopt_model(Settings& settings, RunState const& run) {
   adopt_shape(settings, run.model, fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
 }

@@ -40,6 +40,12 @@ RunState read_run(std::filesystem::path const& checkpoint);
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged, or one of several that nothing names
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);
 
+/// The run that a new one in `out_dir` would destroy, in words for messages. @return empty if there is none
+std::string run_in(std::filesystem::path const& out_dir);
+
+/// Removes the checkpoints of a run, the files that name them, and its weights. @throws fsdp::ResourceError
+void remove_run(std::filesystem::path const& out_dir);
+
 /// Takes the model's shape from a run.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another
 void adopt_model(Settings& settings, RunState const& run);

@@ -97,6 +97,9 @@ std::vector<Setting> make_table() {
          "where training starts: scratch, resume (from out_dir), auto (resume if there is something, else scratch); "
          "sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large or gpt2-xl, a folder with "
          "safetensors and config.json, or llm.c's file of weights");
+  t.flag("overwrite", &S::overwrite, train,
+         "start a new run in an out_dir that holds one already: its first save removes the old run");
+  t.rows.back().may_stand_alone = true;
   t.optional_text("model_dir", &S::model_dir, train | sample,
                   "where gpt2 and its sizes are looked for, each in a folder of its name, before HuggingFace's cache");
   t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
@@ -562,6 +565,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.init_from != "scratch" && command == Command::bench)
     fsdp::fail<fsdp::ConfigError>("setting 'init_from': expected scratch, the one that bench has, got '{}'",
                                   s.init_from);
+  if (s.overwrite && (s.init_from == "resume" || s.init_from == "auto"))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'overwrite': a new run replaces the old one, and init_from={} continues it: expected one of the two",
+        s.init_from);
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "

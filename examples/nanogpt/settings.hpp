@@ -28,6 +28,7 @@ struct Settings {
   std::int64_t keep_last = 2;
   bool async_checkpoint = true;
   std::string init_from = "scratch";
+  bool overwrite = false;
   std::string model_dir = "models";
   std::string log_json;
   std::string trace;  ///< empty: no trace
@@ -123,6 +124,7 @@ struct Setting {
   bool may_be_empty = false;              ///< texts only
   std::vector<std::string_view> choices;  ///< texts only: the values allowed
   std::string_view word_for_zero{};       ///< whole numbers only: how 0 is written
+  bool may_stand_alone = false;           ///< flags only: `--name` means `--name=true`
 
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   /// What a value must be, in words.

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/background_saver.hpp"
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/checkpoint/load.hpp"
@@ -282,7 +283,7 @@ class TrainingLoop {
     options.step = run_.iteration;
     options.keep_last = static_cast<int>(settings_.keep_last);
     if (best) options.pointers.emplace_back("best");
-    save_tokens();
+    take_folder();
     run_log_.write(log_line_of_save(run_.iteration, "checkpoint"));
     auto const run = run_state_json(run_, settings_);
     if (settings_.async_checkpoint) return saver_.save(trainer_.optimizer(), settings_.out_dir, run, options);
@@ -317,19 +318,28 @@ class TrainingLoop {
     return stop_after(trained_, "asked to stop", saved_and_stopped);
   }
 
-  /// Before anything is saved: what the tokens are. Until then the folder says so of what others have saved there.
-  void save_tokens() {
-    if (!first_rank_ || std::exchange(tokens_saved_, true)) return;
-    auto const& meta = ready_.dataset->meta;
-    save_vocabulary(settings_.out_dir, meta);
-    // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
-    if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
-      copy_tokenizer(ready_.pretrained->tokenizer, settings_.out_dir);
+  /// Before anything is saved: removes the run that this one overwrites, and says what the tokens are. Until then the
+  /// folder is as the other run has left it.
+  /// @throws fsdp::Error on every rank if files cannot be written
+  /// @note Collective: yes, until it has succeeded once.
+  void take_folder() {
+    if (folder_taken_) return;
+    fsdp::checkpoint::agreed(trainer_.engine().world(), "out_dir", [&] {
+      if (!first_rank_) return "";
+      if (settings_.overwrite) remove_run(settings_.out_dir);
+      auto const& meta = ready_.dataset->meta;
+      save_vocabulary(settings_.out_dir, meta);
+      // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
+      if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
+        copy_tokenizer(ready_.pretrained->tokenizer, settings_.out_dir);
+      return "";
+    });
+    folder_taken_ = true;
   }
 
   /// The whole weights, for `sample` and for others' programs.
   void export_weights(std::int64_t iteration) {
-    save_tokens();
+    take_folder();
     progress_.say(fmt::format("saving checkpoint to {}", settings_.out_dir));
     std::filesystem::path const folder(settings_.out_dir);
     save_weights(trainer_.engine(), folder / weights_name);
@@ -360,7 +370,7 @@ class TrainingLoop {
   std::vector<IterationReport> unwritten_;  ///< read since the run's log was last written; losses are this rank's
   JumpWatch losses_{1.2}, norms_{5};        ///< rank 0's
   double last_loss_ = 0;
-  bool tokens_saved_ = false;
+  bool folder_taken_ = false;
   std::int64_t exported_ = -1;  ///< iteration of the last export
   std::int64_t trained_ = 0;    ///< optimizer steps of the run, once this process has done one
 };

@@ -43,7 +43,7 @@ printf 'abc\xff\n' > latin
 : > nothing
 
 small=(--dataset=good --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=1
-       --eval_iters=1 --out_dir=out)
+       --eval_iters=1 --out_dir=out --overwrite)
 
 refuses "'data'" "$nanogpt" prepare --dataset=x
 refuses "'no_such_file' cannot be opened" "$nanogpt" prepare --dataset=x --data=no_such_file

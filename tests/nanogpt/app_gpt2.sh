@@ -105,6 +105,6 @@ head -c 5000 bin/model.bin >cut.bin
 refuses "it is cut short" train "${runs[@]}" --ranks=3 --init_from=cut.bin
 echo "a much larger vocabulary: ABCDEFGHIJKLMNOPQRSTUVWXYZ !@#%^&*()" | cat - text >more
 "$nanogpt" prepare --dataset=more --data=more >output 2>&1 || fail "prepare more"
-refuses "setting 'dataset': 'more' has a vocabulary of" train "${runs[@]}" --dataset=more --init_from=hf
+refuses "setting 'dataset': 'more' has a vocabulary of" train "${runs[@]}" --overwrite --dataset=more --init_from=hf
 echo "$checks checks, $failures failures"
 ((failures == 0))

@@ -81,7 +81,7 @@ sampled fresh >before
 ends_in_error "$nanogpt" train "${small[@]}" --dataset=e --out_dir=fresh --init_from=resume
 grep -q "'e' has other tokens than those that the run in 'fresh/step-3' has learned" output || fail "took other tokens"
 for other in e f; do
-  train --dataset=$other --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=fresh && fail "did not diverge"
+  train --dataset=$other --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=fresh --overwrite && fail "did not diverge"
   check "a run that saved nothing has changed the folder's tokens" cmp before <(sampled fresh)
 done
 train --ranks=1 --max_iters=2 --learning_rate=1e30 --grad_clip=0 --eval_interval=1 --out_dir=diverged && fail "did not diverge"

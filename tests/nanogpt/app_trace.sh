@@ -14,7 +14,7 @@ nanogpt=$1/examples/nanogpt/nanogpt
 enter_with_text "$nanogpt"
 # Evaluations fall before steps 3 and 6: between traced steps.
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
-  --max_iters=6 --eval_interval=3 --eval_iters=1 --out_dir=out)
+  --max_iters=6 --eval_interval=3 --eval_iters=1 --out_dir=out --overwrite)
 
 # traces RANKS FIRST LAST COMMAND...: the command traces these iterations of that many ranks
 traces() {

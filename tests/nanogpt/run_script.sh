@@ -234,5 +234,35 @@ threads 2 "install MPI NCCL"
 RANKS=5 launches 4 4.1 2.28.9 cuda
 threads 5 "5 threads, which share the first of 4 GPUs: RANKS=4 uses all"
 
+# --- a run that is in run.sh's folder already -----------------------------------------------------------------------------------
+starts() { # starts FOLDER KEY NAMED SETTING...: leaves what nanogpt is told, a word a line, in output
+  bash -euo pipefail -c 'say() { echo "$*"; }
+    . "$1/choose_start.sh"
+    choose_start "${@:2}"
+    printf "%s\n" ${start[@]+"${start[@]}"}' bash "$scripts" "$@" > output 2> errors || fail "choose_start.sh $*"
+}
+silent() { check "says more than nothing" test -z "$(< output)"; }
+starts model one 0
+word --init_from=auto
+echo step-1 > model/latest
+starts model one 0 # the same settings again: the run goes on
+word --init_from=auto
+check "the run is not where it was" test -e model/latest -a ! -e model.1
+for setting in --init_from=resume --overwrite; do
+  starts model one 0 "$setting"
+  silent
+  check "the run is not where it was" test -e model/latest -a ! -e model.1
+done
+for number in 1 2; do
+  starts model "other$number" 0
+  says "kept in model.$number"
+  check "the old run is lost" test -e "model.$number/latest" -a ! -e model/latest
+  touch model/latest
+done
+starts model other3 1 # in a folder that the caller has named: nanogpt refuses it
+silent
+check "a folder of the caller's was moved" test -e model/latest -a ! -e model.3
+check "the run counts as one of other settings" test "$(< model/.started)" = other2
+
 echo "$checks checks, $failures failures"
 ((failures == 0))
