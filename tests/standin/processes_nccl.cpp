@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fsdp/comm/nccl.hpp"
 #include "tests/catch.hpp"
+#include "tests/standin/nccl/occupancy.hpp"
 #include "tests/standin/nccl/ranks.hpp"
+#include "tests/standin/runtime/unseen.hpp"
 
 namespace {
 
@@ -386,6 +389,58 @@ TEST_CASE("one order over communicators never hangs; two orders do where a devic
     for (auto const& each : ended) CHECK(each.code == fsdp::host::wait_expired_exit_code);
     CHECK((names_order(text, "unit.a", "unit.b") == (rank == 0)));
     CHECK((names_order(text, "unit.b", "unit.a") == (rank == 1)));
+  }
+}
+
+namespace {
+
+/// Two communicators on a device each, which has room for one collective. Both ranks enqueue on both in one order. A
+/// hold keeps rank 0's stream of the second communicator, and rank 1's of the first, until another collective is under
+/// way on the device: for 100 ms, or without a limit where the test expects ranks that wait for each other.
+std::vector<standin::test::Ended> started_crosswise(std::vector<std::pair<char const*, char const*>> const& variables,
+                                                    bool without_limit) {
+  auto const first = new_identifier(), second = new_identifier();
+  return in_processes(2, [&](int rank) {
+    ::setenv("FSDP_STANDIN_NCCL", "seeded", 1);
+    ::setenv("FSDP_STANDIN_NCCL_CAPACITY", "1", 1);
+    for (auto const& [name, value] : variables) ::setenv(name, value, 1);
+    Rank a(first, rank, 2, rank), b(second, rank, 2, rank);
+    fsdp::nccl::Options options;
+    options.timeout = without_limit ? std::chrono::seconds(1) : std::chrono::minutes(5);
+    auto comm_a = fsdp::nccl::Communicator::adopt(a.comm, options);
+    auto comm_b = fsdp::nccl::Communicator::adopt(b.comm, options);
+    auto stream_a = fsdp::cuda::Stream::adopt(a.stream), stream_b = fsdp::cuda::Stream::adopt(b.stream);
+    Memory<float> data(2);
+    a.upload(data.data(), {1, 2});
+    auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    auto const hold = [=] {
+      standin::Unseen const unseen;
+      return standin::nccl::Occupancy::of(rank).needed() > 0 ||
+             (!without_limit && std::chrono::steady_clock::now() > until);
+    };
+    check(standin::enqueue(rank == 0 ? b.stream : a.stream, "a hold", hold), "hold");
+    comm_a.all_reduce(stream_a, static_cast<float const*>(data.data()), data.data(), 1, {"unit.a", "test"});
+    comm_b.all_reduce(stream_b, static_cast<float const*>(data.data() + 1), data.data() + 1, 1, {"unit.b", "test"});
+    a.synchronize();
+    b.synchronize();
+    expect(a.download(data.data(), 2) == std::vector<float>{2, 4}, "sums");
+  });
+}
+
+}  // namespace
+
+TEST_CASE("collectives of several communicators start in the host's order, by NCCL or by events", "[standin]") {
+  for (char const* const seed : {"1", "2", "3"}) {
+    CHECK(failures(started_crosswise({{"FSDP_STANDIN_SEED", seed}}, false)) == "");
+    CHECK(failures(started_crosswise({{"FSDP_STANDIN_SEED", seed}, {"FSDP_STANDIN_NCCL_VERSION", "22505"}}, false)) ==
+          "");
+  }
+  // Without an order each rank starts what the other has not started, and both wait.
+  for (char const* const version : {"22605", "22505"}) {
+    auto const ended =
+        started_crosswise({{"NCCL_LAUNCH_ORDER_IMPLICIT", "0"}, {"FSDP_STANDIN_NCCL_VERSION", version}}, true);
+    INFO(ended[0].text);
+    for (auto const& each : ended) CHECK(each.code == fsdp::host::wait_expired_exit_code);
   }
 }
 

@@ -34,9 +34,9 @@ namespace fsdp::nccl {
 /// stream only when the rank's input has been consumed: it was copied into transport buffers, or peers that read it
 /// directly have passed the barrier with which such kernels end. What follows it on the stream may overwrite the input.
 ///
-/// [Note: Several communicators on one device] Their kernels wait for peers while they hold multiprocessors. All ranks
-/// must enqueue the collectives of all their communicators in one order, as the engine does; otherwise two ranks can
-/// each run the collective that the other has not begun. Nothing but Options::check_order and the deadline notices.
+/// All ranks must enqueue the collectives of all their communicators in one order, as the engine does. Nothing but
+/// Options::check_order and the deadline notices where they do not. Collectives also start in that order: see [Note:
+/// Several communicators on one device] in nccl/launch_order.hpp, which sets NCCL_LAUNCH_ORDER_IMPLICIT.
 ///
 /// A communicator that was moved from can be destroyed, assigned to, and nothing else: calls throw a UsageError.
 class Communicator {
@@ -237,7 +237,7 @@ class Communicator {
     group.device.make_current();
     {
       auto const waiting = group.phase(operation.numbered(group.sequence));  // NCCL may have yet to connect the ranks
-      call(handle);
+      group.enqueue(handle, [&] { call(handle); });
     }
     group.watch->enqueued(handle, operation.numbered(group.sequence));
     return {group.sequence};

@@ -133,6 +133,7 @@ ncclResult_t Communicator::expect_own_gpus() {
 }
 
 ncclResult_t Communicator::join(ncclUniqueId const& id) {
+  static_cast<void>(Occupancy::of(device));  // reads the environment
   if (auto const status = take_seat(id); status != ncclSuccess) return status;
   std::vector<Mail> all;
   if (auto const status = exchange(mail_of("ncclCommInitRank"), all); status != ncclSuccess) return status;

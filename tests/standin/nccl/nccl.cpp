@@ -17,6 +17,7 @@
 #include "tests/standin/nccl/collective.hpp"
 #include "tests/standin/nccl/communicator.hpp"
 #include "tests/standin/nccl/handles.hpp"
+#include "tests/standin/nccl/occupancy.hpp"
 #include "tests/standin/nccl/rules.hpp"
 #include "tests/standin/nccl/sum.hpp"
 #include "tests/standin/runtime/runtime.hpp"
@@ -166,7 +167,7 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
   if (version == nullptr) return ncclInvalidArgument;
-  *version = NCCL_VERSION_CODE;
+  *version = standin::nccl::version();
   return ncclSuccess;
 }
 

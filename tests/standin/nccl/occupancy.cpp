@@ -2,6 +2,7 @@
 #include "tests/standin/nccl/occupancy.hpp"
 
 #include <fmt/format.h>
+#include <nccl.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -48,6 +49,11 @@ std::uint64_t mix(std::uint64_t x) {
 
 }  // namespace
 
+int version() {
+  static auto const value = static_cast<int>(number("FSDP_STANDIN_NCCL_VERSION", NCCL_VERSION_CODE));
+  return value;
+}
+
 Occupancy& Occupancy::of(int device) {
   std::scoped_lock const lock(devices().mutex);
   auto& entry = devices().occupancies[device];
@@ -64,6 +70,7 @@ Occupancy::Occupancy(int device) {
     capacity_ = 1;
     return;
   }
+  host_order_ = version() >= 22600 && number("NCCL_LAUNCH_ORDER_IMPLICIT", 0) != 0;
   seed_ = mix(number("FSDP_STANDIN_SEED", 0) + static_cast<std::uint64_t>(device));
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<int>::max());
   capacity_ = static_cast<int>(std::min(number("FSDP_STANDIN_NCCL_CAPACITY", most), most));
@@ -111,7 +118,11 @@ bool Occupancy::starts(Place const& place) const {
   if (running_ >= capacity_) return false;
   if (!seeded_) return places_.front() == &place;
   for (auto const* other : places_) {
-    if (other->ready_ && !other->running_ && other->declines_ == 0 && other->draw_ < place.draw_) return false;
+    if (host_order_) {
+      if (other == &place) break;
+      if (!other->running_) return false;
+    } else if (other->ready_ && !other->running_ && other->declines_ == 0 && other->draw_ < place.draw_)
+      return false;
   }
   return true;
 }

@@ -11,6 +11,9 @@
 
 namespace standin::nccl {
 
+/// The version that the stand-in reports: FSDP_STANDIN_NCCL_VERSION (22605 for 2.26.5), or that of its nccl.h.
+int version();
+
 /// [Note: Collectives hold a device]
 /// A collective's kernel waits for its peers while it holds multiprocessors (Guide, Using multiple NCCL communicators
 /// concurrently). Whether another one fits beside it depends on the GPU, on what else runs there, and on NCCL's
@@ -22,6 +25,9 @@ namespace standin::nccl {
 ///   seeded                a collective whose stream has come to it starts when FSDP_STANDIN_SEED says so, at most
 ///                         FSDP_STANDIN_NCCL_CAPACITY at once (unset: any number). How many were under way at once is
 ///                         said at the end: so many must fit for this order not to hang.
+///
+/// From version 2.26 on, with NCCL_LAUNCH_ORDER_IMPLICIT=1, a seeded device starts collectives in the order in which
+/// the host enqueued them, as NCCL does. Both are read when the device's first communicator is made.
 class Occupancy {
  public:
   /// Of a device; made by the first call, as the environment says.
@@ -62,6 +68,7 @@ class Occupancy {
   void leave(Place& place);
 
   bool seeded_ = false;
+  bool host_order_ = false;
   std::uint64_t seed_ = 0;
   int capacity_ = std::numeric_limits<int>::max();
   std::mutex mutex_;

@@ -23,6 +23,7 @@
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/comm/nccl/handles.hpp"
+#include "fsdp/comm/nccl/launch_order.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
@@ -125,7 +126,14 @@ struct State {
 
   void use(ncclComm_t made) {
     comm = made;
+    order_by_events = detail::orders_by_events(runtime_version());
     if (watch) watch->attach(made);
+  }
+  /// Calls `launch`, which enqueues a collective on `stream`. See [Note: Several communicators on one device].
+  template <class Launch>
+  void enqueue(cudaStream_t stream, Launch const& launch) const {
+    if (!order_by_events) return launch();
+    detail::LaunchOrder::of(device.ordinal()).enqueue(stream, launch);
   }
   /// The calling thread blocks in `operation` until the result ends.
   Watch::Phase phase(comm::Operation const& operation) { return {watch.get(), operation}; }
@@ -190,7 +198,8 @@ struct State {
     }
     auto* const own = static_cast<std::byte*>(scratch) + static_cast<std::size_t>(rank) * bytes;
     device.copy_async(*control_stream, own, send, bytes);
-    FSDP_NCCL_CHECK(comm, ncclAllGather(own, scratch, bytes, ncclUint8, comm, control_stream->get()));
+    auto const stream = control_stream->get();
+    enqueue(stream, [&] { FSDP_NCCL_CHECK(comm, ncclAllGather(own, scratch, bytes, ncclUint8, comm, stream)); });
     device.copy_async(*control_stream, recv, scratch, total);
     device.synchronize(*control_stream);
   }
@@ -243,9 +252,13 @@ struct State {
   }
 
 #if NCCL_VERSION_CODE >= 22700
-  /// Windows are whole pages.
+  /// Windows are whole pages. NCCL 2.27 has no name for their size.
   static std::size_t window_bytes(std::size_t bytes) {
+#if defined(NCCL_WIN_REQUIRED_ALIGNMENT)
     constexpr std::size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
+#else
+    constexpr std::size_t page = 4096;
+#endif
     return (bytes + page - 1) / page * page;
   }
   /// Nothing if `memory` is no window of this communicator.
@@ -267,6 +280,7 @@ struct State {
   std::optional<bootstrap::TcpGroup> control;
   UniqueComm owned;           // empty if adopted
   ncclComm_t comm = nullptr;  // owned or adopted
+  bool order_by_events = false;
   std::optional<cudaStream_t> bound;
   std::uint64_t sequence = 0;
 #if NCCL_VERSION_CODE >= 22700
