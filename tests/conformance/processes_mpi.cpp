@@ -2,7 +2,6 @@
 // What mpi::Communicator promises beyond the suite: shared memory, errors that reach all ranks, results that are free.
 // ranks: 2 3 4
 // sanitizer-ranks: 3
-#include <dirent.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -10,7 +9,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,15 +48,12 @@ std::string thrown(Action&& action) {
   return "nothing was thrown";
 }
 
-/// Names of this library in /dev/shm that belong to this process.
-int names_left() {
+/// Files without a name that this process has open.
+int nameless_files() {
   int count = 0;
-  DIR* const directory = ::opendir("/dev/shm");
-  if (directory == nullptr) return 0;
-  auto const prefix = "fsdp-" + fmt::format("{:x}", ::getpid());
-  while (auto const* entry = ::readdir(directory))
-    if (std::string(static_cast<char const*>(entry->d_name)).rfind(prefix, 0) == 0) ++count;
-  ::closedir(directory);
+  std::error_code gone;
+  for (auto const& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    if (std::filesystem::read_symlink(entry, gone).string().rfind("/dev/shm/#", 0) == 0) ++count;
   return count;
 }
 
@@ -64,14 +62,14 @@ float value(int rank, std::size_t i) { return static_cast<float>(static_cast<int
 
 }  // namespace
 
-TEST_CASE("memory is shared from the first byte to the last, and its name is gone") {
+TEST_CASE("memory is shared from the first byte to the last, and no file stays open") {
   auto world = make_world(0);
   constexpr std::size_t bytes = 70001;
   auto* const memory = static_cast<unsigned char*>(world.allocate(bytes));
   REQUIRE(memory != nullptr);
   CHECK(reinterpret_cast<std::uintptr_t>(memory) % 4096 == 0);
   CHECK(std::all_of(memory, memory + bytes, [](unsigned char byte) { return byte == 0; }));
-  CHECK(names_left() == 0);
+  CHECK(nameless_files() == 0);
   memory[0] = memory[bytes - 1] = 1;
   world.deallocate(memory, bytes);
 }

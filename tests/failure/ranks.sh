@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Ranks that fail end the whole run, soon, with a non-zero code and a message that says why; nothing stays in /dev/shm.
+# Ranks that fail end the whole run, soon, with a non-zero code and a message that says why; no shared memory stays behind.
 # programs: failure_ranks_mpi
 # timeout: 300
 # skip-sanitizers
@@ -12,8 +12,10 @@ if [ -z "$program" ] || ! command -v mpirun > /dev/null; then
 fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 work=$(mktemp -d)
+FSDP_SHM_DIR=$(mktemp -d /dev/shm/test-ranks.XXXXXX)  # other programs share memory too
+export FSDP_SHM_DIR
 mounted=""
-trap '[ -n "$mounted" ] && umount "$mounted"; rm -rf "$work"' EXIT
+trap '[ -n "$mounted" ] && umount "$mounted"; rm -rf "$work" "$FSDP_SHM_DIR"' EXIT
 failures=0
 date='[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z'  # as a regular expression
 
@@ -37,19 +39,21 @@ expect() {
   nothing_left "$name"
 }
 nothing_left() {
-  if ls /dev/shm | grep -q '^fsdp-'; then fail "$1: left behind in /dev/shm: $(ls /dev/shm | grep '^fsdp-')"; fi
+  local left
+  left=$(ls -A "$FSDP_SHM_DIR")
+  if [ -n "$left" ]; then fail "$1: shared memory is left behind: $left"; fi
 }
 
 for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
   timeout 60 mpirun --oversubscribe --bind-to none $nodes -np 3 "$program" none > "$work/log" 2>&1 ||
     fail "without a fault $nodes: the run fails"
   nothing_left "without a fault"
-  expect "a rank is killed $nodes" 20 'signal 9' $nodes -np 3 "$program" killed
-  expect "a rank never comes $nodes" 20 \
+  expect "a rank is killed $nodes" 60 'signal 9' $nodes -np 3 "$program" killed
+  expect "a rank never comes $nodes" 60 \
     "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', for [2-9]\.[0-9] s, since $date; missing ranks: 2; giving up" \
     -x FSDP_TIMEOUT=2 $nodes -np 3 "$program" absent
-  expect "a rank throws out of main $nodes" 20 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
-  expect "a rank returns early $nodes" 20 \
+  expect "a rank throws out of main $nodes" 60 'rank 2: this rank has had enough' $nodes -np 3 "$program" throws
+  expect "a rank returns early $nodes" 60 \
     "rank [01]: waits in all_gather 3 of 4096 fp32 for unit 'block.1' \(forward\) on 'world', but rank 2 has left the group" \
     $nodes -np 3 "$program" returns
   # Everyone catches it and ends in order: so does the run.
@@ -60,13 +64,13 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
       fail "a rank $how, and all catch it $nodes: peers were not told"
     nothing_left "a rank $how, and all catch it"
   done
-  expect "ranks run different collectives $nodes" 20 \
+  expect "ranks run different collectives $nodes" 60 \
     "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs reduce_scatter of 4096 fp32 for unit 'block.0' \(backward\)" \
     $nodes -np 3 "$program" order
-  expect "ranks pass different counts $nodes" 20 "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
+  expect "ranks pass different counts $nodes" 60 "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
     $nodes -np 3 "$program" count
 done
-expect "a rank misses a control call" 20 "rank [01]: waiting in exchange of 'test' on 'world', for [2-9]\.[0-9] s, since $date; missing ranks: 2; giving up" \
+expect "a rank misses a control call" 60 "rank [01]: waiting in exchange of 'test' on 'world', for [2-9]\.[0-9] s, since $date; missing ranks: 2; giving up" \
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 
 # SIGTERM to a waiting rank.
@@ -76,7 +80,7 @@ for _ in $(seq 100); do
   grep -q ready "$work/log" && break
   sleep 0.1
 done
-sleep 0.5
+sleep 2
 waiting=$(pgrep -P "$launcher" -f "$program sigterm" | head -1)
 kill -TERM "$waiting"
 for _ in $(seq 150); do
@@ -92,15 +96,20 @@ grep -Eq "rank [01]: waiting in all_gather 3 of 4096 fp32 for unit 'block.1' \(f
   "$work/log" || fail "SIGTERM while waiting: no message"
 nothing_left "SIGTERM while waiting"
 
-expect "no folder for shared memory" 20 \
-  "rank [01]: [0-9]+ bytes of shared memory in $work/none .*No such file or directory.*FSDP_SHM_DIR may name another folder" \
+expect "ranks are killed before they map what they share" 60 'signal 9' -np 3 "$program" reserving
+expect "no folder for shared memory" 60 \
+  "rank [01]: [0-9]+ bytes of shared memory in $work/none .*making a file without a name: No such file or directory .*FSDP_SHM_DIR may name another folder" \
   -x FSDP_SHM_DIR="$work/none" -np 2 "$program" shm
+expect "a folder whose files need names" 60 "rank [01]: .*Operation not supported .*FSDP_SHM_DIR may name another folder, on a tmpfs" \
+  -np 2 "$program" named
+env -u FSDP_SHM_DIR timeout 60 mpirun --oversubscribe --bind-to none -np 2 "$program" named > "$work/log" 2>&1 ||
+  fail "/dev/shm, whose files need names: the run fails"
 # Shared memory that is too small: a tmpfs of 6 MiB for two times 4 MiB. Needs the right to mount.
 mkdir "$work/shm"
 if mount -t tmpfs -o size=6m tmpfs "$work/shm" 2> /dev/null; then
   mounted="$work/shm"
-  expect "shared memory is too small" 20 \
-    "rank [01]: 8388608 bytes of shared memory in $work/shm .*No space left on device.*--shm-size" \
+  expect "shared memory is too small" 60 \
+    "rank [01]: 8388608 bytes of shared memory in $work/shm .*reserving it: No space left on device.*--shm-size" \
     -x FSDP_SHM_DIR="$work/shm" -np 2 "$program" shm
   grep -q allocated "$work/log" && fail "shared memory is too small: a rank goes on"
   [ -n "$(ls "$work/shm")" ] && fail "shared memory is too small: files are left"

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program whose ranks fail in the way that its argument names; tests/failure/*.sh run it under mpirun.
+#include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -10,6 +14,30 @@
 #include <vector>
 
 #include "fsdp/comm/mpi.hpp"
+
+namespace {
+
+/// What the functions below do instead of those of the C library, which they hide.
+bool reserving_kills = false;   ///< SIGKILL: shared memory is made, and not mapped
+bool files_need_names = false;  ///< EOPNOTSUPP for files without a name
+
+}  // namespace
+
+extern "C" int posix_fallocate(int file, off_t begin, off_t bytes) {
+  if (reserving_kills) ::raise(SIGKILL);
+  return ::syscall(SYS_fallocate, file, 0, begin, bytes) == 0 ? 0 : errno;
+}
+extern "C" int open(char const* path, int flags, ...) {
+  if (files_need_names && (flags & O_TMPFILE) == O_TMPFILE) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  std::va_list rest;
+  va_start(rest, flags);
+  auto const mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
 
 namespace {
 
@@ -35,7 +63,9 @@ int survive(fsdp::mpi::Environment const& environment, std::string_view how) {
 }
 
 int body(fsdp::mpi::Environment const& environment, std::string_view how) {
+  files_need_names = how == "named";
   fsdp::mpi::Communicator world(environment);
+  reserving_kills = how == "reserving";
   auto const last = world.rank() == world.size() - 1;
   auto const ranks = static_cast<std::size_t>(world.size());
   if (how == "shm") {

@@ -13,8 +13,6 @@ set -uo pipefail
 
 nanogpt=$1/examples/nanogpt/nanogpt
 enter "$nanogpt"
-mkdir shm
-export FSDP_SHM_DIR=$PWD/shm  # what a rank that is killed leaves behind lies here
 for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4

@@ -4,8 +4,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,17 +11,16 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/mpi/wait.hpp"
+#include "fsdp/comm/mpi/descriptor_post.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::mpi::detail {
@@ -119,10 +116,11 @@ class SegmentBook {
 };
 
 /// Where shared memory is made: a directory on a tmpfs. FSDP_SHM_DIR overrides /dev/shm.
-inline std::string shared_directory() {
+inline bool is_chosen_directory() {
   char const* const setting = std::getenv("FSDP_SHM_DIR");
-  return setting != nullptr && *setting != '\0' ? setting : "/dev/shm";
+  return setting != nullptr && *setting != '\0';
 }
+inline std::string shared_directory() { return is_chosen_directory() ? std::getenv("FSDP_SHM_DIR") : "/dev/shm"; }
 
 inline std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 inline std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -138,51 +136,43 @@ inline Segment private_segment(std::size_t bytes) {
   return segment;
 }
 
-/// A file that ranks of a node open by its name while they make a segment. Neither file nor name outlives it.
+inline constexpr std::string_view handing_over = "handing it to the other ranks";
+
+/// A file without a name, which ranks of a node map.
+///
+/// [Note: Memory without a name] A rank may be killed at any moment, and a name would then stay for ever; so the file
+/// never has one, its descriptor travels through a socket without one, and the kernel frees both with the last process.
 class SharedFile {
  public:
   SharedFile() = default;
   SharedFile(SharedFile const&) = delete;
   SharedFile& operator=(SharedFile const&) = delete;
   ~SharedFile() {
-    remove_name();
     if (file_ >= 0) ::close(file_);
   }
+  /// Makes it in shared_directory(). Where that is /dev/shm by default and cannot hold such files, it is in no folder.
   /// @return errno, or 0
-  int create(std::string path) {
-    path_ = std::move(path);
-    std::snprintf(process().pending_name, sizeof process().pending_name, "%s", path_.c_str());
-    return open_as(path_, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC);
+  int create() {
+    file_ = ::open(shared_directory().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int const error = file_ < 0 ? errno : 0;
+    if (error == 0 || is_chosen_directory()) return error;
+    file_ = ::memfd_create("fsdp", MFD_CLOEXEC);
+    return file_ < 0 ? error : 0;
   }
-  int open(std::string const& path) { return open_as(path, O_RDWR | O_CLOEXEC); }
+  int receive(DescriptorPost const& post, std::string const& from) { return post.receive(file_, from); }
   int reserve(std::size_t begin, std::size_t bytes) const {
     int error = EINTR;
     while (error == EINTR) error = ::posix_fallocate(file_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
     return error;
   }
-  /// Of the rank that created it.
-  void remove_name() {
-    if (path_.empty()) return;
-    ::unlink(path_.c_str());
-    path_.clear();
-    process().pending_name[0] = '\0';
-  }
   int descriptor() const { return file_; }
 
  private:
-  int open_as(std::string const& path, int flags) {
-    file_ = ::open(path.c_str(), flags, 0600);
-    return file_ < 0 ? errno : 0;
-  }
-
-  std::string path_;  // of the creator, until all have opened it
   int file_ = -1;
 };
 
 /// Makes one segment for the ranks of a node; zeroed, each rank's pages reserved by that rank.
-///
-/// The name is gone as soon as all ranks have opened it, or one has failed: nothing stays behind.
-/// @param exchange all-gathers a text over the communicator; called twice by every rank
+/// @param exchange all-gathers a text over the communicator; called three times by every rank
 /// @param members communicator ranks on this node, ascending
 /// @param bytes per rank; the largest of the node counts
 /// @throws ResourceError on every rank of the communicator if the memory cannot be had on any node
@@ -190,46 +180,68 @@ template <class Exchange>
 Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& members, std::size_t bytes) {
   static std::atomic<std::uint32_t> counter{0};
   auto const place = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
-  bool const leader = place == 0;
-  auto const id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
-  std::string const directory = shared_directory();
-  std::string path = formatted("{}/fsdp-{:x}-{:08x}", directory, id, std::random_device{}());
+  bool const alone = members.size() == 1, leader = place == 0;
   SharedFile file;
-  int error = leader && members.size() > 1 ? file.create(path) : 0;
-  std::vector<std::string> const offers = exchange(formatted("{} {} {}", bytes, id, path));
-  auto const offered_bytes = [&](int member) {
-    return static_cast<std::size_t>(std::strtoull(offers[static_cast<std::size_t>(member)].c_str(), nullptr, 10));
+  DescriptorPost post;
+  int const opened = alone ? 0 : post.open();
+  auto const own_id = (static_cast<std::uint64_t>(::getpid()) << 32) | (counter.fetch_add(1) + 1);
+  struct Offer {
+    std::size_t bytes = 0;
+    std::uint64_t id = 0;
+    std::string post;
   };
+  std::vector<Offer> offers;  // of the ranks of the node
+  auto const texts = exchange(formatted("{} {} {}", bytes, own_id, post.name()));
   Segment segment;
   std::size_t largest = 0;
-  for (auto const member : members) largest = std::max(largest, offered_bytes(member));
+  for (auto const member : members) {
+    auto const& text = texts[static_cast<std::size_t>(member)];
+    char* rest = nullptr;
+    auto& offer = offers.emplace_back();
+    offer.bytes = std::strtoull(text.c_str(), &rest, 10);
+    offer.id = std::strtoull(rest, &rest, 10);
+    offer.post = rest + 1;
+    largest = std::max(largest, offer.bytes);
+  }
   segment.stride = round_up(largest, page_bytes());
   std::size_t const total = segment.stride * members.size();
+  if (!alone) segment.id = offers.front().id;
 
-  if (members.size() > 1) {
-    auto const& offer = offers[static_cast<std::size_t>(members.front())];
-    auto const first = offer.find(' ') + 1;
-    auto const second = offer.find(' ', first) + 1;
-    segment.id = std::strtoull(offer.c_str() + first, nullptr, 10);
-    path = offer.substr(second);
-    if (!leader) error = file.open(path);
-    // Each rank reserves its own pages, which puts them on its own memory controller.
-    if (error == 0 && largest > 0) error = file.reserve(place * segment.stride, segment.stride);
-  }
-  std::vector<std::string> const outcomes = exchange(std::to_string(error));
-  file.remove_name();
-  for (std::size_t r = 0; r < outcomes.size(); ++r) {
-    if (outcomes[r] == "0") continue;
-    int const reason = std::atoi(outcomes[r].c_str());
+  // All ranks go on, or none does.
+  auto const agree = [&](std::string_view doing, int own_error) {
+    auto const outcomes = exchange(own_error == 0 ? "" : formatted("{} {}", own_error, doing));
+    auto const failed = std::find_if(outcomes.begin(), outcomes.end(), [](auto const& text) { return !text.empty(); });
+    if (failed == outcomes.end()) return;
+    char* rest = nullptr;
+    int const error = static_cast<int>(std::strtol(failed->c_str(), &rest, 10));
+    std::string const directory = shared_directory();
     fail<ResourceError>(
-        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could not be had: {} "
-        "(reported by rank {}). {}",
-        rank, total, directory, segment.stride, members.size(), std::strerror(reason), r,
-        reason == ENOSPC ? formatted("Enlarge {}, for a container with --shm-size", directory)
-                         : std::string("FSDP_SHM_DIR may name another folder, on a tmpfs"));
+        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could "
+        "not be had:{}: {} (reported by rank {}). {}",
+        rank, total, directory, segment.stride, members.size(), rest, std::strerror(error), failed - outcomes.begin(),
+        error == ENOSPC ? formatted("Enlarge {}, for a container with --shm-size", directory)
+        : *failed != formatted("{} {}", error, handing_over)
+            ? std::string("FSDP_SHM_DIR may name another folder, on a tmpfs")
+            : std::string("The ranks of a node must share a network namespace"));
+  };
+  int error = opened;
+  std::string_view doing = handing_over;
+  if (leader && !alone && error == 0) {
+    error = file.create();
+    if (error != 0) doing = "making a file without a name";
+    for (std::size_t i = 1; i < offers.size() && error == 0; ++i) error = post.send(file.descriptor(), offers[i].post);
   }
+  agree(doing, error);
+  doing = handing_over;
+  if (!alone && !leader) error = file.receive(post, offers.front().post);
+  // Each rank reserves its own pages, which puts them on its own memory controller.
+  if (!alone && error == 0 && largest > 0) {
+    doing = "reserving it";
+    error = file.reserve(place * segment.stride, segment.stride);
+  }
+  agree(doing, error);
   if (largest == 0) return segment;
-  if (members.size() == 1) return private_segment(largest);
+  if (alone) return private_segment(largest);
   void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.descriptor(), 0);
   if (base == MAP_FAILED) fail<ResourceError>("rank {}: mapping {} bytes: {}", rank, total, std::strerror(errno));
   segment.mapping = Mapping(static_cast<std::byte*>(base), total);

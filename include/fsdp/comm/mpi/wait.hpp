@@ -34,7 +34,6 @@ namespace detail {
 struct Process {
   std::atomic<int> waiting{0};           ///< threads that wait for peers now
   std::atomic<bool> initialized{false};  ///< MPI runs
-  char pending_name[256] = {};           ///< a shared-memory name that exists and is not unlinked yet
 };
 
 inline Process& process() {
@@ -67,7 +66,6 @@ inline void write_error(std::string_view text) {
 [[noreturn]] inline void end_run(int code) {
   host::detail::reported.store(true);
   std::signal(SIGTERM, SIG_IGN);
-  if (process().pending_name[0] != '\0') ::unlink(process().pending_name);
   static std::atomic<bool> ending{false};  // MPI_Abort is not for two threads
   while (ending.exchange(true)) ::pause();
   std::signal(SIGALRM, SIG_DFL);
