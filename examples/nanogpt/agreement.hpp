@@ -55,9 +55,9 @@ void expect_same_device(C& world, Job const& job) {
   for (std::size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0])
       fsdp::fail<AgreedError>(
-          "ranks compute on different devices or in different types: rank 0 on {}, rank {} on {}; expected {}",
+          "ranks compute on different devices or in different types: rank 0 uses {}, rank {} uses {}; expected {}",
           texts[0], rank, texts[rank],
-          device_of(rank) == device_of(0) ? "one type, as --dtype=float32 names it on all ranks"
+          device_of(rank) == device_of(0) ? "one type on all ranks, for example --dtype=float32"
                                           : "--device=cpu, or a GPU for every rank");
 }
 

@@ -139,7 +139,7 @@ std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta) {
 TokenFile::TokenFile(fs::path const& path, std::size_t token_bytes) : path_(path), token_bytes_(token_bytes) {
   std::error_code error;
   if (!fs::exists(path, error))
-    fsdp::fail<fsdp::ConfigError>("data: '{}' is missing (nanogpt prepare --dataset=NAME --data=FILE writes it)",
+    fsdp::fail<fsdp::ConfigError>("data: '{}' is missing; write it with: nanogpt prepare --dataset=NAME --data=FILE",
                                   path.string());
   file_ = MappedFile(path);
   if (file_.bytes().empty()) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", path.string());
@@ -162,8 +162,9 @@ void TokenFile::read_header() {
   if (kind == std::end(header_kinds)) return;
   header_bytes_ = header_words * sizeof words[0];
   if (bytes.size() < header_bytes_)
-    fsdp::fail<fsdp::ConfigError>("data: '{}' begins as llm.c's token files do, whose header has {} bytes, but has {}",
-                                  path_.string(), header_bytes_, bytes.size());
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}' begins like llm.c's token files, whose header has {} bytes; the file has only {}", path_.string(),
+        header_bytes_, bytes.size());
   if (words[1] != kind->version)
     fsdp::fail<fsdp::ConfigError>("data: '{}' has llm.c's header {} in version {}, expected version {}", path_.string(),
                                   kind->magic, words[1], kind->version);
@@ -206,7 +207,7 @@ Dataset open_dataset(std::string const& name) {
   std::error_code error;
   if (!fs::is_directory(folder, error))
     fsdp::fail<fsdp::ConfigError>(
-        "data: there is no folder '{}' for dataset '{}' (nanogpt prepare --dataset={} --data=FILE makes it)",
+        "data: there is no folder '{}' for dataset '{}'; make it with: nanogpt prepare --dataset={} --data=FILE",
         folder.string(), name, name);
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;

@@ -94,11 +94,12 @@ int run_export(Settings const& settings) {
   fs::path const to(settings.to);
   std::error_code error;
   if (fs::equivalent(to, settings.out_dir, error))
-    fsdp::fail<fsdp::ConfigError>("setting 'to': expected another folder than out_dir, '{}'", settings.out_dir);
+    fsdp::fail<fsdp::ConfigError>("setting 'to': expected a folder other than out_dir, got '{}'", settings.out_dir);
   for (auto const* const name : {"latest", "log.jsonl"})
     if (fs::exists(to / name, error))
-      fsdp::fail<fsdp::ConfigError>("setting 'to': '{}' is the out_dir of a run: its model would be overwritten",
-                                    to.string());
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'to': '{}' is the out_dir of a run, whose model would be overwritten; name another folder",
+          to.string());
   auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
   auto const files = tokenizer_of(model, settings);
   fsdp::checkpoint::make_folders(to);

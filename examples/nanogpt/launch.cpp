@@ -53,23 +53,22 @@ void expect_comm(Launch const& launch, std::string_view device, std::string_view
   bool const host = device == "cpu", several = launch.several();
   if (comm == "nccl" && host)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': nccl moves data between GPUs: expected --device=cuda, or on the host mpi under mpirun and "
-        "local "
-        "for threads");
+        "setting 'comm': nccl connects GPUs; expected --device=cuda, or on the host mpi (under mpirun) or local "
+        "(threads)");
   if (comm == "mpi" && !host)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': mpi moves data of the host: expected nccl for processes with GPUs, or --device=cpu");
+        "setting 'comm': mpi connects processes on the host; expected nccl for processes with GPUs, or --device=cpu");
   if (comm == "nccl" && !several && !launch.mpi && !launch.named)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': nccl connects processes with a GPU each: start them with mpirun -n N, srun or torchrun; local "
-        "is for --ranks=N, threads that share a GPU");
+        "setting 'comm': nccl connects processes with one GPU each; start them with mpirun -n N, srun or torchrun, or "
+        "use local for threads that share a GPU (--ranks=N)");
   if (comm == "mpi" && !several && !launch.mpi)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': mpi connects processes: start them with mpirun -n N, or srun; local is for --ranks=N, threads "
-        "of one process");
+        "setting 'comm': mpi connects processes; start them with mpirun -n N or srun, or use local for threads of one "
+        "process (--ranks=N)");
   if (comm == "local" && several)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': local connects threads of one process: expected --ranks=N without {}, or {}", starter(launch),
+        "setting 'comm': local connects threads of one process; expected --ranks=N without {}, or {}", starter(launch),
         host ? "mpi under mpirun" : "nccl for processes with GPUs");
 }
 
@@ -130,7 +129,7 @@ Launch read_launch(Variables const& variables) {
   auto const [mpi_rank, mpi_size] = *launch.mpi;
   if ((mpi_rank >= 0 && mpi_rank != rank) || (mpi_size > 0 && mpi_size != size))
     fsdp::fail<fsdp::ConfigError>(
-        "RANK and WORLD_SIZE say rank {} of {}, and mpirun says rank {} of {}: unset RANK and WORLD_SIZE, or start the "
+        "RANK and WORLD_SIZE say rank {} of {}, but mpirun says rank {} of {}; unset RANK and WORLD_SIZE, or start the "
         "ranks without mpirun",
         rank, size, mpi_rank, mpi_size == 0 ? std::string("some") : fmt::format("{}", mpi_size));
   return launch;
@@ -149,21 +148,22 @@ WorldKind choose_world(Launch const& launch, Build build, std::string_view devic
     if (!several) return WorldKind::threads;
     if (launch.named && !launch.mpi)
       fsdp::fail<fsdp::ConfigError>(
-          "RANK and WORLD_SIZE say rank {} of {}, but processes on the host are started by mpirun, and --ranks=N runs "
-          "threads: expected one of these, or --device=cuda",
+          "RANK and WORLD_SIZE say rank {} of {}, which works with --device=cuda only; on the host use mpirun, or "
+          "--ranks=N for threads",
           launch.named->rank, launch.named->size);
     fsdp::fail<fsdp::ConfigError>(
-        "this program was built without MPI and cannot be one of several ranks; --ranks=N runs threads");
+        "this program was built without MPI, so it cannot be one of several processes; use --ranks=N for threads");
   }
   if (!several && comm != "nccl") return WorldKind::threads;
   if (!build.nccl)
     fsdp::fail<fsdp::ConfigError>(
-        "this program was built without NCCL: its processes cannot train on GPUs together; --ranks=N runs threads that "
-        "share one");
+        "this program was built without NCCL, so several processes cannot train together on GPUs; use --ranks=N for "
+        "threads that share one GPU");
   if (build.mpi && (launch.mpi || !launch.named)) return WorldKind::nccl_by_mpi;
   if (launch.named) return WorldKind::nccl_by_variables;
-  fsdp::fail<fsdp::ConfigError>("this program was built without MPI, by which the processes of {} find each other: {}",
-                                starter(launch), variables_to_set);
+  fsdp::fail<fsdp::ConfigError>(
+      "this program was built without MPI, which the processes of {} need to find each other: {}", starter(launch),
+      variables_to_set);
 }
 
 std::string describe(WorldKind kind, std::int64_t size, std::size_t gpus) {
@@ -282,11 +282,11 @@ void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const&
     }
     if (first.place == second.place)
       fsdp::fail<fsdp::ConfigError>(
-          "{}: both have LOCAL_RANK={}, which is to be a rank's place on its machine, from 0 on and each once", both,
+          "{}: both have LOCAL_RANK={}; expected a different one for each rank of a machine, from 0 on", both,
           second.place);
     fsdp::fail<fsdp::ConfigError>(
-        "{}: one has LOCAL_RANK={} and sees {} GPUs, the other LOCAL_RANK={} and {}: expected CUDA_VISIBLE_DEVICES to "
-        "be alike on all ranks of a machine, or to show each rank its own",
+        "{}: one has LOCAL_RANK={} and sees {} GPUs, the other LOCAL_RANK={} and {}: expected the same "
+        "CUDA_VISIBLE_DEVICES on all ranks of a machine, or one that shows each rank its own GPU",
         both, first.place, first.seen, second.place, second.seen);
   }
 }

@@ -21,7 +21,7 @@ void expect_finite(std::span<float const> logits) {
   for (std::size_t id = 0; id < logits.size(); ++id)
     if (!std::isfinite(logits[id]))
       fsdp::fail<fsdp::Error>(
-          "the model's logit of token {} is {}: no token can be drawn. Its weights are damaged, or training has "
+          "the model's logit of token {} is {}, so no token can be drawn; the weights are damaged, or training has "
           "diverged",
           id, static_cast<double>(logits[id]));
 }

@@ -62,12 +62,12 @@ inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::fi
       ready.resumed && !meta.path.empty() &&
       of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : model.vocab_size);
   if (of_data > model.vocab_size || other)
-    fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, the model in '{}' one of {}",
+    fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, but the model in '{}' has one of {}",
                                   ready.settings.dataset, of_data, from.string(), model.vocab_size);
   if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
       ready.vocabulary != ready.resumed->vocabulary)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'dataset': '{}' has other tokens than those that the run in '{}' has learned", ready.settings.dataset,
+        "setting 'dataset': '{}' has another vocabulary than the run in '{}' was trained with", ready.settings.dataset,
         from.string());
   ready.config.vocab_size = model.vocab_size;
   ready.config.activation = model.activation;

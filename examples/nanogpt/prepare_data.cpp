@@ -102,7 +102,7 @@ class Survey {
     for (std::size_t offset = 0; offset < text.size();) {
       auto const character = utf8_at(text, offset);
       if (!character.valid)
-        fsdp::fail<fsdp::ConfigError>("data: '{}': byte {} (0x{:02x}) begins no valid UTF-8 character",
+        fsdp::fail<fsdp::ConfigError>("data: '{}': byte {} (0x{:02x}) is not the beginning of a UTF-8 character",
                                       piece.section->path.string(), piece.offset + offset,
                                       static_cast<unsigned>(character.code));
       seen_[character.code] = true;
@@ -232,8 +232,8 @@ class Preparer {
     write_tokens();
     if (documents_ && prepared_.val_tokens == 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'val_fraction': none of the {} documents is for validation with {}: expected a larger fraction or "
-          "more documents",
+          "setting 'val_fraction': of {} documents none is for validation with {}; expected a larger fraction "
+          "or more documents",
           prepared_.documents, options_.val_fraction);
     meta_["vocab_size"] = prepared_.vocab_size;
     meta_["dtype"] = token_bytes_ == 2 ? "uint16" : "uint32";

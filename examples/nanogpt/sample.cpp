@@ -55,8 +55,8 @@ SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) 
   request.tokenizer = open_tokenizer(request.model, settings);
   if (request.tokenizer == nullptr)
     fsdp::fail<fsdp::ConfigError>(
-        "'{}': there is no vocabulary beside the weights (vocab.json and merges.txt, or a meta.json with 'itos' or "
-        "'tokenizer'), so there are no characters to print: --encoder_json=FILE and --vocab_bpe=FILE name GPT-2's",
+        "'{}' has weights but no vocabulary (vocab.json and merges.txt, or a meta.json with 'itos' or 'tokenizer'), so "
+        "no text can be printed; name GPT-2's files with --encoder_json=FILE and --vocab_bpe=FILE",
         request.model.weights->path().string());
   if (settings.stop_at_end && !request.tokenizer->end_of_text())
     fsdp::fail<fsdp::ConfigError>("setting 'stop_at_end': the vocabulary has no {} to stop at", end_of_text_marker);

@@ -110,7 +110,7 @@ SavedModel open_saved_model(fs::path const& folder) {
   for (auto const& needed : {path, model.weights})
     if (!fs::is_regular_file(needed, error))
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'out_dir': '{}' holds no trained model: '{}' is missing (nanogpt train --out_dir={})",
+          "setting 'out_dir': '{}' has no trained model: '{}' is missing; train one with: nanogpt train --out_dir={}",
           folder.string(), needed.string(), folder.string());
   auto const what = fsdp::formatted("'{}'", path.string());
   auto const json = fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(path), what);

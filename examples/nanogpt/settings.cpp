@@ -352,7 +352,8 @@ void check_strategy(Settings const& s, std::int64_t ranks) {
   if (s.strategy == "hybrid_shard") {
     if (s.shard_group == 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'shard_group': on one machine strategy hybrid_shard needs the ranks per shard group, got none");
+          "setting 'shard_group': on one machine, strategy hybrid_shard needs a number of ranks per shard group "
+          "(--shard_group=N), got none");
     if (ranks % s.shard_group != 0)
       fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
                                     s.shard_group);
@@ -449,21 +450,24 @@ std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_paramet
 std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus) {
   std::vector<std::string> notes;
   auto const note = [&](std::string_view name, std::string_view why) {
-    if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' is nanoGPT's: {}", name, why));
+    if (settings.was_given(name)) notes.push_back(fmt::format("note: '{}' of nanoGPT has no effect: {}", name, why));
   };
   note("compile", "there is nothing to compile here");
-  note("backend", "ranks move data as their device and launcher need (--comm)");
+  note("backend", "device and launcher decide what moves data (see --comm)");
   if (settings.was_given("bucket_mb") && settings.strategy != "no_shard")
-    notes.push_back(fmt::format("note: 'bucket_mb' is no_shard's: {} reduces each unit as it is", settings.strategy));
+    notes.push_back(
+        fmt::format("note: 'bucket_mb' has no effect: only no_shard has buckets, and {} reduces each unit by itself",
+                    settings.strategy));
   if (settings.was_given("reduce_dtype") && ranks == 1)
-    notes.emplace_back("note: 'reduce_dtype' changes nothing: one rank sums no gradients with others");
+    notes.emplace_back("note: 'reduce_dtype' has no effect with one rank, which has no gradients of others to sum");
   if (settings.share_gpu && !shares_gpus)
-    notes.emplace_back("note: 'share_gpu' changes nothing: it is for more processes than GPUs on a machine");
+    notes.emplace_back("note: 'share_gpu' has no effect: no machine has more processes than GPUs");
   if (settings.strategy == "hybrid_shard" && settings.shard_group == 1)
     notes.emplace_back(
-        "note: shard groups of one rank shard nothing: every rank holds the whole model, as with no_shard");
+        "note: shard groups of one rank do not shard: every rank keeps the whole model, as with no_shard");
   else if (settings.strategy == "hybrid_shard" && settings.shard_group == ranks)
-    notes.push_back(fmt::format("note: one shard group of all {} ranks has no replica: this is full_shard", ranks));
+    notes.push_back(
+        fmt::format("note: one shard group of all {} ranks has no replicas, so this equals full_shard", ranks));
   if (settings.wandb_log) note("wandb_log", "nothing is sent anywhere; --log_json=FILE logs");
   return notes;
 }
@@ -519,7 +523,7 @@ void apply_config_file(Settings& settings, std::string const& file) {
     if (stem == shipped.name) return apply_config_text(settings, shipped.text, file);
     names.push_back(shipped.name);
   }
-  fsdp::fail<fsdp::ConfigError>("config '{}': expected a file, or one of the shipped configs {}; got neither", file,
+  fsdp::fail<fsdp::ConfigError>("config '{}': no such file, and none of the built-in configs ({}) has this name", file,
                                 fsdp::listed(names));
 }
 
@@ -533,7 +537,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     for (auto const& [name, file] :
          {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {
       if (gpt2 && file->empty())
-        fsdp::fail<fsdp::ConfigError>("setting '{}': tokenizer gpt2 needs this file of GPT-2's, got nothing", name);
+        fsdp::fail<fsdp::ConfigError>(
+            "setting '{}': tokenizer gpt2 needs this file (GPT-2's encoder.json and vocab.bpe, or HuggingFace's "
+            "vocab.json and merges.txt), got nothing",
+            name);
       if (!gpt2 && !file->empty())
         fsdp::fail<fsdp::ConfigError>("setting '{}': only tokenizer gpt2 reads it, got '{}' with {}", name, *file,
                                       s.tokenizer);
@@ -550,8 +557,9 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
           "setting 'init_from': expected resume (the model in out_dir) or weights to sample from, got '{}'",
           s.init_from);
     if (!s.checkpoint.empty() && s.init_from != "resume")
-      fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': only a run in out_dir has some, got '{}' with init_from {}",
-                                    s.checkpoint, s.init_from);
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'checkpoint': only a run in out_dir has checkpoints (init_from resume), got '{}' with init_from {}",
+          s.checkpoint, s.init_from);
     check_strategy(s, ranks);
     return;
   }
@@ -563,8 +571,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     return;
   }
   if (s.init_from != "scratch" && command == Command::bench)
-    fsdp::fail<fsdp::ConfigError>("setting 'init_from': expected scratch, the one that bench has, got '{}'",
-                                  s.init_from);
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': bench supports only scratch, got '{}'", s.init_from);
   if (s.overwrite && (s.init_from == "resume" || s.init_from == "auto"))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': a new run replaces the old one, and init_from={} continues it: expected one of the two",
@@ -579,15 +586,13 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
       kept > 0 && group > 0 && (kept >= group || group % kept != 0))
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'reshard_after_forward': expected true, false, or a divisor of the {} ranks that share a unit, below "
-        "them, got {}",
+        "setting 'reshard_after_forward': expected true, false, or a smaller divisor of the {} ranks that share a "
+        "unit, got {}",
         group, kept);
   if (s.was_given("min_params") && s.wrap != "size")
     fsdp::fail<fsdp::ConfigError>("setting 'min_params': only wrap size reads it, got {} with {}", s.min_params,
                                   s.wrap);
-  if (s.cpu_offload)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'cpu_offload': shards stay in the device's memory in this version: expected false, got true");
+  if (s.cpu_offload) fsdp::fail<fsdp::ConfigError>("setting 'cpu_offload': not supported; expected false, got true");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   check_strategy(s, ranks);

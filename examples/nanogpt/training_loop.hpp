@@ -303,8 +303,8 @@ class TrainingLoop {
     auto const name = engine.world().exchange(found, "weights that are not finite").front();
     if (!name.empty())
       fsdp::fail<fsdp::Error>(
-          "rank {}: iteration {}: the step has left weights in '{}' that are not finite; they are not saved",
-          engine.rank(), trained_ - 1, name);
+          "rank {}: iteration {}: weights of '{}' are not finite after the step; they were not saved", engine.rank(),
+          trained_ - 1, name);
   }
 
   /// After an iteration: whoever starts the run again goes on from here.
@@ -313,7 +313,7 @@ class TrainingLoop {
     run_.iteration = trained_;
     save_checkpoint(false);
     saver_.wait();
-    progress_.say(fmt::format("asked to stop: saved in {} before iteration {}; --init_from=resume goes on",
+    progress_.say(fmt::format("asked to stop: saved in {} before iteration {}; continue with --init_from=resume",
                               settings_.out_dir, trained_));
     return stop_after(trained_, "asked to stop", saved_and_stopped);
   }

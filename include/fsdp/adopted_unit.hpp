@@ -51,20 +51,23 @@ class AdoptedUnit {
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
       : engine_(&engine), unit_(checked(engine, name, options)), tensors_(std::move(tensors)) {
     for (auto const& tensor : tensors_) {
-      FSDP_EXPECTS(tensor.weight != nullptr, "rank {}: adopted tensor '{}': where is its weight's pointer kept?",
-                   engine.rank(), tensor.name);
+      FSDP_EXPECTS(
+          tensor.weight != nullptr,
+          "rank {}: adopted tensor '{}': AdoptedTensor::weight is null; expected the address of the weight's pointer",
+          engine.rank(), tensor.name);
       for (auto const& other : tensors_)
-        FSDP_EXPECTS(&other == &tensor || (other.weight != tensor.weight &&
-                                           (other.gradient == nullptr || other.gradient != tensor.gradient)),
-                     "rank {}: adopted tensors '{}' and '{}' are kept by the same pointer", engine.rank(), other.name,
-                     tensor.name);
+        FSDP_EXPECTS(
+            &other == &tensor ||
+                (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
+            "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
+            engine.rank(), other.name, tensor.name);
       engine.shards()[unit_].layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
                                           indices_);
     }
     use_ = engine.declare_use(unit_, name);
   }
   template <class None = void>
-  AdoptedUnit(E&, ...) = delete;  // fsdp: not name, tensors, AdoptedOptions: is a name misspelt, or out of order?
+  AdoptedUnit(E&, ...) = delete;  // fsdp: expected (engine, name, tensors[, AdoptedOptions]); check the names in braces
   AdoptedUnit(AdoptedUnit&&) noexcept = default;
   AdoptedUnit& operator=(AdoptedUnit&&) noexcept = default;
 
@@ -94,12 +97,11 @@ class AdoptedUnit {
  private:
   static UnitId checked(E& engine, std::string const& name, AdoptedOptions const& options) {
     if constexpr (requires { engine.compute().runs_inline(); })
-      FSDP_EXPECTS(
-          options.kernels_are_enqueued || engine.compute().runs_inline(),
-          "rank {}: adopted unit '{}': compute is a worker's stream, and kernels on the calling thread would not "
-          "wait for it: give the engine a host::Stream::inline_stream, or enqueue kernels on engine.compute() "
-          "and say so (AdoptedOptions::kernels_are_enqueued)",
-          engine.rank(), name);
+      FSDP_EXPECTS(options.kernels_are_enqueued || engine.compute().runs_inline(),
+                   "rank {}: adopted unit '{}': the engine's compute stream is a worker thread, and kernels on the "
+                   "calling thread would not wait for it; give the engine a host::Stream::inline_stream, or enqueue "
+                   "the kernels on engine.compute() and set AdoptedOptions::kernels_are_enqueued",
+                   engine.rank(), name);
     return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
   }
   E& engine() const { return *engine_.get("an adopted unit"); }

@@ -62,7 +62,8 @@ class Engine {
 
   Engine(Engine&&) = delete;
   template <class None = void>
-  Engine(Mesh<C>&, ...) = delete;  // fsdp: not (strategy, precision, options, stream): misspelt, or out of order?
+  Engine(Mesh<C>&,
+         ...) = delete;  // fsdp: expected (mesh, strategy[, precision][, options][, stream]); check the names in braces
 
   Device const& device() const { return core_.device; }
   Stream& compute() { return *core_.compute; }
@@ -80,7 +81,9 @@ class Engine {
   /// @param strategy  of this unit: NoShard, or one that shards over the same ranks as the engine's
   /// @throws ConfigError if it shards over others
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
-    FSDP_EXPECTS(!core_.sealed, "rank {}: unit '{}' comes after the engine was sealed", rank(), unit_name);
+    FSDP_EXPECTS(!core_.sealed,
+                 "rank {}: unit '{}' was added after the engine was sealed; add units before the first pass", rank(),
+                 unit_name);
     return core_.declared.add_unit(core_.device, unit_name, strategy);
   }
 
@@ -99,7 +102,9 @@ class Engine {
   template <Module M>
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
-    FSDP_EXPECTS(!core_.sealed, "rank {}: module '{}' comes after the engine was sealed", rank(), prefix);
+    FSDP_EXPECTS(!core_.sealed,
+                 "rank {}: module '{}' was added after the engine was sealed; add modules before the first pass",
+                 rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
     detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
@@ -236,7 +241,9 @@ class Engine {
   typename Declaration<Device, P>::Units& units() { return core_.declared.units(); }
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
-    FSDP_EXPECTS(!core_.sealed, "rank {}: prefetch lists come after the engine was sealed", rank());
+    FSDP_EXPECTS(!core_.sealed,
+                 "rank {}: prefetch lists were set after the engine was sealed; set them before the first pass",
+                 rank());
     std::vector<std::size_t> uses;
     for (auto const use : ahead) uses.push_back(use.index);
     core_.declared.set_prefetch(pass, at.index, std::move(uses));

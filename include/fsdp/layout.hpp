@@ -80,9 +80,10 @@ class FlatLayout {
     auto const name = tensor.name;
     auto const index = add(std::move(tensor));
     for (auto const earlier : named)
-      FSDP_EXPECTS(earlier != index,
-                   "a module names its tensor '{}' twice: what it uses in two places needs one name and one member",
-                   name);
+      FSDP_EXPECTS(
+          earlier != index,
+          "a module names its tensor '{}' twice; use one name and one member for a tensor that is used in two places",
+          name);
     named.push_back(index);
   }
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
@@ -95,7 +96,7 @@ class FlatLayout {
       FSDP_EXPECTS(extent >= 0, "tensor '{}': extents must not be negative, got ({})", tensor.name,
                    listed(tensor.shape));
       FSDP_EXPECTS(!__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) && tensor.numel <= largest_numel,
-                   "tensor '{}': ({}) are more elements than fit", tensor.name, listed(tensor.shape));
+                   "tensor '{}': shape ({}) has too many elements", tensor.name, listed(tensor.shape));
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;

@@ -25,7 +25,8 @@ struct Placement {
 /// @throws ConfigError if the strategy's groups do not divide the world, or it does not say them
 inline Placement place(int rank, int world, ShardingStrategy const& strategy) {
   if (strategy.grouped && strategy.group == 0)
-    fail<ConfigError>("rank {}: {} needs the ranks per shard group (HybridShard::group)", rank, strategy.name);
+    fail<ConfigError>("rank {}: {}: set HybridShard::group to the number of ranks per shard group", rank,
+                      strategy.name);
   if (strategy.grouped && (strategy.group < 0 || world % strategy.group != 0))
     fail<ConfigError>("rank {}: {}: a shard group of {} ranks does not divide the world of {}", rank, strategy.name,
                       strategy.group, world);

@@ -54,13 +54,13 @@ struct NamedTensors {
   }
   [[noreturn, gnu::cold]] void refuse(std::string_view tensor, std::span<std::int64_t const> extents) const {
     fail<UsageError>(
-        "a module's describe names '{}' ({}), where it named {} when it was registered: it must name the "
-        "same tensors each time, and for every element type",
+        "describe() of a module names '{}' ({}); at registration it named {}. It must name the same tensors each time "
+        "and for every element type",
         tensor, listed(extents), next == end ? "no more" : formatted("'{}'", layout->tensors()[*next].name));
   }
   /// @throws UsageError if it named more
   void expect_all() const {
-    FSDP_EXPECTS(next == end, "a module's describe leaves out '{}', which it named when it was registered",
+    FSDP_EXPECTS(next == end, "describe() of a module leaves out '{}', which it named at registration",
                  layout->tensors()[*next].name);
   }
 };

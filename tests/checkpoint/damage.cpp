@@ -175,13 +175,14 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
   };
   std::string const first = "rank-00000-of-00002.safetensors.json";
   std::vector<Case> const cases{
-      {"checkpoint.json", "\"version\": 1", "\"version\": 2", "'version': expected a whole number from 1 to 1, got 2"},
+      {"checkpoint.json", "\"version\": 1", "\"version\": 2",
+       "was written by a newer fsdp (format 2; this one reads 1)"},
       {"checkpoint.json", "\"fsdp sharded checkpoint\"", "\"something\"", "'format'"},
       {"checkpoint.json", "\"step\": 2", "\"step\": 18446744073709551615", "'step'"},
       {"checkpoint.json", "\"step\": 2", "\"step\": -1", "'step'"},
       {"checkpoint.json", "\"ends.gain\"", "\"ends.other\"", "has no tensor 'ends.gain'"},
       {"checkpoint.json", "\"ends.gain\"", "\"ends.table\"", "has no tensor 'ends.gain'"},
-      {"checkpoint.json", "\"exp_avg\"", "\"exp_max\"", "has the state of 'AdamW' (parameters, exp_max, "},
+      {"checkpoint.json", "\"exp_avg\"", "\"exp_max\"", "has the state of optimizer 'AdamW' (parameters, exp_max, "},
       {"checkpoint.json", "\"name\": \"parameters\",\n   \"dtype\": \"fp32\"",
        "\"name\": \"parameters\",\n   \"dtype\": \"fp16\"", "has a slice of another type"},
       {"checkpoint.json", "\"dtype\": \"fp32\"", "\"dtype\": \"fp8\"", "expected fp32, bf16 or fp16, got \"fp8\""},
@@ -198,7 +199,7 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
       {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 1", "'bytes'"},
       {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 3000000",
        "'header_bytes': expected a whole number from 8 to 1000"},
-      {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "is of another file"},
+      {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "describes another file"},
   };
   for (auto const& each : cases) {
     Victim const victim;
@@ -249,15 +250,17 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
     expect("extra has a text that is not UTF-8", [&] {
       fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}});
     });
-    expect("extra: 'best': 'loss' has a number that is infinite or none", [&] {
+    expect("extra: 'best': 'loss' has a number that is not finite", [&] {
       fsdp::save(engine, adamw, victim.folder.path, {{"best", {{"loss", INFINITY}}}});
     });
     nlohmann::ordered_json deep;
     for (int i = 0; i < 60; ++i) deep = {{"in", deep}};
     expect("nested more than 48 deep", [&] { fsdp::save(engine, adamw, victim.folder.path, deep); });
     for (auto const* name : {"", ".", "..", "a/b", "a\nb", "step-1", "step-1/checkpoint.json", ".hidden", "x.tmp"})
-      expect("cannot be called '", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.pointers = {name}}); });
-    expect("must not be negative", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.step = -2}); });
+      expect("cannot be the name of a pointer",
+             [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.pointers = {name}}); });
+    expect("SaveOptions::step: expected 0 or more, got -2",
+           [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.step = -2}); });
     expect("0 (all) or more", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.keep_last = -1}); });
     expect("has no name", [&] { fsdp::save(engine, adamw, ""); });
     auto const loaded = fsdp::load_latest(engine, adamw, victim.folder.path);
@@ -349,7 +352,7 @@ TEST_CASE("names that a checkpoint could not tell apart, or not write, are refus
     return what([&] { expect_nameable(tensors, {{"parameters", {}}, {"exp_avg", {}}}); });
   };
   CHECK(problem({"x", "exp_avg", "y/exp_avg/x"}) == "nothing was thrown");
-  CHECK(has(problem({"exp_avg/x", "x"}), "exp_avg of tensor 'x' is called 'exp_avg/x', and so is something else"));
+  CHECK(has(problem({"exp_avg/x", "x"}), "exp_avg of tensor 'x' as 'exp_avg/x', a name that is taken"));
   CHECK(has(problem({"x\xff"}), "not UTF-8"));
 }
 
@@ -363,7 +366,7 @@ TEST_CASE("a rank that does not see the folder of the others says so") {
     if (engine.rank() == 0)
       CHECK(
           has(what([&] { now.write([](auto...) { return std::span<std::byte const>(); }); }),
-              ".step-3.partial', which rank 0 has made, is not to be seen: checkpoints need a folder that all nodes"));
+              ".step-3.partial', which rank 0 created, is not visible here: checkpoints need a folder that all nodes"));
   });
 }
 
@@ -375,9 +378,9 @@ TEST_CASE("an optimizer of another engine is refused") {
     toy::Network of_a(a, tiny());
     toy::Network of_b(b, toy::Shape{});
     fsdp::AdamW adamw_a(a), adamw_b(b);
-    CHECK(has(what([&] { fsdp::save(a, adamw_b, folder.path); }), "the optimizer 'AdamW' is another engine's"));
-    CHECK(has(what([&] { fsdp::load(a, adamw_b, folder.path); }), "another engine's"));
+    CHECK(has(what([&] { fsdp::save(a, adamw_b, folder.path); }), "the optimizer 'AdamW' belongs to another engine"));
+    CHECK(has(what([&] { fsdp::load(a, adamw_b, folder.path); }), "belongs to another engine"));
     fsdp::BackgroundSaver saver(b);
-    CHECK(has(what([&] { saver.save(adamw_a, folder.path); }), "another engine's"));
+    CHECK(has(what([&] { saver.save(adamw_a, folder.path); }), "belongs to another engine"));
   });
 }

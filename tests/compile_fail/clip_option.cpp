@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.kind
-// expect: fsdp: not ClipOptions: is a name misspelt, or out of order\?
+// expect: fsdp: expected \(engine, max_norm\[, ClipOptions\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

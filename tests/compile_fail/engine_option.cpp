@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.prefech
-// expect: fsdp: not \(strategy, precision, options, stream\): misspelt, or out of order\?
+// expect: fsdp: expected \(mesh, strategy\[, precision\]\[, options\]\[, stream\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

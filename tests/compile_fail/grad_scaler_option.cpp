@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.scale
-// expect: fsdp: not GradScalerOptions: is a name misspelt, or out of order\?
+// expect: fsdp: expected \(engine\[, GradScalerOptions\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

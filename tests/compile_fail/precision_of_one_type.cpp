@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine's precision is a policy, not an element type.
-// expect: fsdp: not \(strategy, precision, options, stream\)
+// expect: fsdp: expected \(mesh, strategy\[, precision\]\[, options\]\[, stream\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A user's own strategy answers every question.
-// expect: fsdp: not \(strategy, precision, options, stream\)
+// expect: fsdp: expected \(mesh, strategy\[, precision\]\[, options\]\[, stream\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

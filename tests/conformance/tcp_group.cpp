@@ -162,7 +162,7 @@ TEST_CASE("who answers in rank 0's place is not waited for, and who is silent fo
     caller.send("SSH-2.0-OpenSSH of somebody else\r\n", 34, deadline, "a rank");
     while (!over) std::this_thread::yield();
   });
-  CHECK(contains(arrival(place(1, 2, port), patience), where + " is not this run's; expected rank 0 there"));
+  CHECK(contains(arrival(place(1, 2, port), patience), where + " does not belong to this run; expected rank 0 there"));
   over = true;
   stranger.join();
 }
@@ -263,7 +263,7 @@ TEST_CASE("a taken port is a configuration error", "[tcp]") {
   CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);
   CHECK(arrival(place(0, 2, taken.local_port())) ==
         fmt::format("rank 0 of 2: cannot listen on 127.0.0.1 port {}: Address already in use (MASTER_ADDR, "
-                    "MASTER_PORT); expected a port that no other program, and no other rank 0, has",
+                    "MASTER_PORT); choose a port that no other program and no other rank 0 uses",
                     taken.local_port()));
 }
 

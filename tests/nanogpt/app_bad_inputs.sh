@@ -131,8 +131,8 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "rank 0's has 2 and rank 2's 1: expected as many ranks on each" \
     env FSDP_RANKS_PER_NODE=2 "${mpirun[@]/%2/3}" "$nanogpt" train "${small[@]}" --strategy=hybrid_shard --gradient_accumulation_steps=3
 fi
-refuses "setting 'comm': mpi connects processes: start them with mpirun" "$nanogpt" train "${small[@]}" --device=cpu --comm=mpi
-refuses "setting 'comm': nccl moves data between GPUs" "$nanogpt" train "${small[@]}" --device=cpu --comm=nccl
+refuses "setting 'comm': mpi connects processes; start them with mpirun" "$nanogpt" train "${small[@]}" --device=cpu --comm=mpi
+refuses "setting 'comm': nccl connects GPUs" "$nanogpt" train "${small[@]}" --device=cpu --comm=nccl
 
 # --- launchers: which of them, and whether they know each other -------------------------------------------------------------
 named() { env "RANK=$1" "WORLD_SIZE=$2" LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "${@:3}"; }
@@ -149,7 +149,7 @@ refuses "$([[ -n ${mpirun[*]-} ]] && echo "srun has started 2 processes, but MPI
   env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 "${train[@]}"
 timeout 60 env SLURM_PROCID=0 SLURM_NTASKS=2 "${train[@]}" --out_dir=alone > output 2>&1 || fail "a batch script: $(tail -n 3 output)"
 if [[ -n ${mpirun[*]-} ]]; then
-  refuses "and mpirun says rank" "${mpirun[@]}" env RANK=0 WORLD_SIZE=3 "${train[@]}"
+  refuses "but mpirun says rank" "${mpirun[@]}" env RANK=0 WORLD_SIZE=3 "${train[@]}"
   refuses "mpirun has started 2 processes, but MPI finds 1" env PMI_RANK=0 PMI_SIZE=2 "${train[@]}"
   timeout 60 "${mpirun[@]}" "${train[@]}" --out_dir=alone > output 2>&1 || fail "under mpirun: $(tail -n 3 output)"
   grep -q '^2 processes (MPI), ' output || fail "does not say that there are 2 processes"
@@ -182,9 +182,9 @@ for ranks in 1 2; do
 done
 
 # --- sample -----------------------------------------------------------------------------------------------------------------
-refuses "holds no trained model" "$nanogpt" sample --out_dir=nowhere
+refuses "has no trained model" "$nanogpt" sample --out_dir=nowhere
 "$nanogpt" train "${small[@]}" > output 2>&1 || fail "a good run"
-refuses "not among the" "$nanogpt" sample --out_dir=out --start=§
+refuses "is not one of the" "$nanogpt" sample --out_dir=out --start=§
 refuses "cannot be read" "$nanogpt" sample --out_dir=out --start=FILE:none
 refuses "setting 'start': expected a text that is not empty" "$nanogpt" sample --out_dir=out --start=
 refuses "setting 'stop_at_end': the vocabulary has no <|endoftext|>" "$nanogpt" sample --out_dir=out --stop_at_end=true
@@ -193,7 +193,7 @@ refuses "there is no 'nowhere/latest'" "$nanogpt" sample --out_dir=nowhere --che
 refuses "setting 'shard_group'" "$nanogpt" sample --out_dir=out --strategy=hybrid_shard
 refuses "the weights of gpt2 were not found in any of" "$nanogpt" sample --out_dir=out --init_from=gpt2
 refuses "setting 'init_from': expected resume" "$nanogpt" sample --out_dir=out --init_from=scratch
-refuses "setting 'checkpoint': only a run in out_dir has some, got 'best' with init_from gpt2" "$nanogpt" sample --out_dir=out --init_from=gpt2 --checkpoint=best
+refuses "setting 'checkpoint': only a run in out_dir has checkpoints (init_from resume), got 'best' with init_from gpt2" "$nanogpt" sample --out_dir=out --init_from=gpt2 --checkpoint=best
 for bad in temperature=-1 temperature=nan top_p=0 top_p=1.5 top_k=0 num_samples=0 max_new_tokens=-1; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" sample --out_dir=out "--$bad"
 done

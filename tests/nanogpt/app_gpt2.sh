@@ -87,22 +87,22 @@ for run in out:fewer tuned:d; do
 done
 
 # Byte pairs beside the weights, by HuggingFace's names.
-refuses "there is no vocabulary beside the weights" sample --init_from=hf
+refuses "has weights but no vocabulary" sample --init_from=hf
 refuses "a tokenizer is two files, encoder_json and vocab_bpe, got one" sample --init_from=hf --vocab_bpe=x
 
 # What does not fit.
-refuses "setting 'n_layer': 3 contradicts the weights 'hf', whose model has 2" train "${runs[@]}" --init_from=hf --n_layer=3
+refuses "setting 'n_layer': 3 contradicts the model of the weights 'hf', which has 2" train "${runs[@]}" --init_from=hf --n_layer=3
 refuses "setting 'block_size': 9 contradicts" train "${runs[@]}" --init_from=hf --block_size=9
 refuses "the weights of gpt2-xl were not found in any of models/gpt2-xl, $PWD/no_cache/models--gpt2-xl" train "${runs[@]}" --init_from=gpt2-xl
 refuses "setting 'init_from': expected scratch" train "${runs[@]}" --init_from=nowhere
 echo 'init_from = hf' >begin.conf
-refuses "setting 'init_from': expected scratch, the one that bench has" bench begin.conf
+refuses "setting 'init_from': bench supports only scratch" bench begin.conf
 refuses "setting 'to': expected the folder to write to" export --out_dir=out
-refuses "setting 'to': expected another folder than out_dir" export --out_dir=out --to=./out
+refuses "setting 'to': expected a folder other than out_dir" export --out_dir=out --to=./out
 refuses "setting 'checkpoint': expected best, latest or the folder" export --out_dir=out --to=x --checkpoint=step-77
 check "an export that was refused has written" test ! -e x
 head -c 5000 bin/model.bin >cut.bin
-refuses "it is cut short" train "${runs[@]}" --ranks=3 --init_from=cut.bin
+refuses "it is truncated" train "${runs[@]}" --ranks=3 --init_from=cut.bin
 echo "a much larger vocabulary: ABCDEFGHIJKLMNOPQRSTUVWXYZ !@#%^&*()" | cat - text >more
 "$nanogpt" prepare --dataset=more --data=more >output 2>&1 || fail "prepare more"
 refuses "setting 'dataset': 'more' has a vocabulary of" train "${runs[@]}" --overwrite --dataset=more --init_from=hf

@@ -304,7 +304,7 @@ TEST_CASE("weights that are missing, strange or not tied are refused by name") {
        [&](auto& all) {
          named(all, "transformer.h.0.attn.c_attn.weight").entry.shape = {12, 4};
        }},
-      {"tensors 'transformer.wpe.weight' and 'wpe.weight' are the same one",
+      {"'transformer.wpe.weight' and 'wpe.weight' are two names of one tensor",
        [&](auto& all) {
          auto again = named(all, "transformer.wpe.weight");
          again.entry.name = "wpe.weight";
@@ -351,7 +351,7 @@ TEST_CASE("files and folders that do not hold together are refused") {
     text.replace(text.find(from_text), from_text.size(), to_text);
     f.file(index, text);
   };
-  CHECK(has(problem([&](auto& f) { renamed(f, "transformer.wpe.weight", "wpe"); }, two), "does not say to be there"));
+  CHECK(has(problem([&](auto& f) { renamed(f, "transformer.wpe.weight", "wpe"); }, two), "does not list"));
   CHECK(has(problem(
                 [&](auto& f) {
                   renamed(f, "\"transformer.wpe", "\"x\": \"model-00002-of-00002.safetensors\", \"transformer.wpe");
@@ -428,9 +428,9 @@ TEST_CASE("llm.c's files that are not what their headers say are refused") {
     return what([&] { LlmcFile const file(path); });
   };
   CHECK(has(problem(good), "nothing was thrown"));
-  CHECK(has(problem(good.substr(0, good.size() - 1)), "it is cut short"));
+  CHECK(has(problem(good.substr(0, good.size() - 1)), "it is truncated"));
   CHECK(has(problem(good.substr(0, 1000)), "too few for llm.c's header"));
-  CHECK(has(problem(good + "x"), "something follows the weights"));
+  CHECK(has(problem(good + "x"), "there are bytes after the weights"));
   auto const changed = [&](std::size_t word, std::int32_t number) {
     auto words = llm_c_header();
     words[word] = number;
@@ -442,8 +442,8 @@ TEST_CASE("llm.c's files that are not what their headers say are refused") {
     for (auto const number : {0, -1, INT32_MIN, INT32_MAX}) CHECK(has(changed(word, number), ": expected 1 to"));
   CHECK(has(changed(5, 3), "not a multiple of 3 heads"));
   CHECK(has(changed(7, 9), "smaller than the vocabulary"));
-  CHECK(has(changed(4, 10'000), "it is cut short"));  // layers
-  CHECK(has(changed(6, 1'000'000), "it is cut short"));
+  CHECK(has(changed(4, 10'000), "it is truncated"));  // layers
+  CHECK(has(changed(6, 1'000'000), "it is truncated"));
 }
 
 TEST_CASE("settings follow the weights; a shorter block takes their first positions") {
@@ -496,7 +496,7 @@ TEST_CASE("GPT-2 is found by name: in model_dir, then where HuggingFace keeps it
   settings.init_from = "gpt2-small";
   CHECK(has(what([&] { open_pretrained(settings); }), "expected scratch, resume, auto, gpt2"));
   settings.init_from = models.file("x", "no weights").string();
-  CHECK(has(what([&] { open_pretrained(settings); }), "is a file of another kind"));
+  CHECK(has(what([&] { open_pretrained(settings); }), "is none of these"));
 }
 
 TEST_CASE("ranks that read other weights notice") {

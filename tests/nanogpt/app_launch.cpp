@@ -119,12 +119,12 @@ TEST_CASE("on the host processes are MPI's, or there is one") {
     CHECK(chosen({}, build, "cpu", 3) == WorldKind::threads);
     CHECK(chosen({{"RANK", "0"}, {"WORLD_SIZE", "1"}}, build, "cpu", 3) == WorldKind::threads);
     CHECK(chosen(batch_script, build, "cpu", 3) == WorldKind::threads);
-    CHECK(has(refusal(torchrun, build, "cpu"), "rank 1 of 4, but processes on the host are started by mpirun"));
-    CHECK(has(refusal(torchrun + srun, build, "cpu"), "processes on the host are started by mpirun"));
+    CHECK(has(refusal(torchrun, build, "cpu"), "rank 1 of 4, which works with --device=cuda only"));
+    CHECK(has(refusal(torchrun + srun, build, "cpu"), "works with --device=cuda only; on the host use mpirun"));
   }
   for (auto const build : {with_nccl, with_none}) {
     for (auto const& variables : {open_mpi, pmi, pmix, srun, open_mpi + torchrun})
-      CHECK(has(refusal(variables, build, "cpu"), "built without MPI and cannot be one of several ranks"));
+      CHECK(has(refusal(variables, build, "cpu"), "built without MPI, so it cannot be one of several processes"));
     CHECK(chosen({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}, build, "cpu") == WorldKind::threads);
   }
 }
@@ -177,12 +177,13 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
   };
   char const *const threads = "threads", *const mpi = "mpi", *const by_mpi = "nccl_by_mpi",
                     *const by_names = "by names";
-  char const* const on_gpus = "nccl moves data between GPUs: expected --device=cuda";
-  char const* const on_host = "mpi moves data of the host: expected nccl for processes with GPUs, or --device=cpu";
-  char const* const start_mpi = "mpi connects processes: start them with mpirun -n N, or srun; local is for --ranks=N";
+  char const* const on_gpus = "nccl connects GPUs; expected --device=cuda";
+  char const* const on_host =
+      "mpi connects processes on the host; expected nccl for processes with GPUs, or --device=cpu";
+  char const* const start_mpi = "mpi connects processes; start them with mpirun -n N or srun, or use local";
   char const* const start_nccl =
-      "nccl connects processes with a GPU each: start them with mpirun -n N, srun or torchrun";
-  char const* const by_mpirun = "processes on the host are started by mpirun";
+      "nccl connects processes with one GPU each; start them with mpirun -n N, srun or torchrun";
+  char const* const by_mpirun = "works with --device=cuda only; on the host use mpirun";
   std::vector<Row> const table{
       {"cpu", {}, threads, threads, start_mpi, on_gpus},
       {"cpu", batch_script, threads, threads, start_mpi, on_gpus},
@@ -350,7 +351,8 @@ TEST_CASE("ranks that were given one GPU of several are told by which variable")
     return what([&] { expect_own_gpus({first, second}, {0, 0}); });
   };
   auto const twice = problem({"a", 0, 4}, {"a", 0, 4});
-  CHECK(has(twice, "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0, which is to be a rank's place"));
+  CHECK(has(twice,
+            "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0; expected a different one for each rank"));
   CHECK_FALSE(has(twice, "start fewer"));  // there are GPUs enough
   auto const shifted = problem({"b", 1, 4}, {"b", 0, 2});
   CHECK(has(shifted,

@@ -75,7 +75,7 @@ mkdir empty
 ends_in_error "$nanogpt" report
 check "no folder" grep -q "expected the out_dir of a run" output
 ends_in_error "$nanogpt" report empty
-check "no log" grep -q "'empty': expected the out_dir of a nanogpt train" output
+check "no log" grep -q "'empty': expected the out_dir of a training run" output
 ends_in_error "$nanogpt" report one --to=no/such/page.html
 ends_in_error "$nanogpt" report one --tilt=3
 

@@ -112,7 +112,7 @@ TEST_CASE("an unfinished or wrong write leaves no file, and the old one stays") 
   std::vector<float> const one{1};
   {
     SafetensorsWriter writer(path, {{"a", fsdp::DType::f32, {1}}, {"b", fsdp::DType::f32, {1}}});
-    CHECK(has(what([&] { writer.write<float>("b", one); }), "'a' was to come next, 'b' came"));
+    CHECK(has(what([&] { writer.write<float>("b", one); }), "expected tensor 'a' next, got 'b'"));
     CHECK(has(what([&] { writer.write<float>("a", std::vector<float>{1, 2}); }), "1 x fp32, 2 x fp32 came"));
     writer.write<float>("a", one);
     CHECK(has(what([&] { writer.finish(); }), "1 of 2 tensors"));

@@ -258,7 +258,7 @@ TEST_CASE("each subcommand begins with what it can") {
     settings.to = "somewhere";
     return what([&] { check_together(settings, command, 1); });
   };
-  CHECK(has(problem(Command::bench, "gpt2"), "'init_from': expected scratch, the one that bench has, got 'gpt2'"));
+  CHECK(has(problem(Command::bench, "gpt2"), "'init_from': bench supports only scratch, got 'gpt2'"));
   for (std::string const from : {"scratch", "auto"})
     CHECK(has(problem(Command::sample, from), "'init_from': expected resume (the model in out_dir) or weights"));
   for (std::string const from : {"resume", "gpt2"}) CHECK(problem(Command::sample, from) == "nothing was thrown");
@@ -469,7 +469,7 @@ TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting k
   nanogpt::Settings buckets;
   nanogpt::apply_config_text(buckets, "bucket_mb = 4\n", "file");
   REQUIRE(nanogpt::notes_on(buckets, 2, false).size() == 1);
-  CHECK(has(nanogpt::notes_on(buckets, 2, false)[0], "'bucket_mb' is no_shard's"));
+  CHECK(has(nanogpt::notes_on(buckets, 2, false)[0], "'bucket_mb' has no effect: only no_shard has buckets"));
   buckets.strategy = "no_shard";
   CHECK(nanogpt::notes_on(buckets, 2, false).empty());
   auto const notes = nanogpt::notes_on(settings, 2, false);
@@ -491,12 +491,13 @@ TEST_CASE("settings that change nothing, or not what they say, get a note") {
     return notes.empty() ? std::string() : notes.front();
   };
   CHECK(note("shard_group", "2", 4) == "");
-  CHECK(has(note("shard_group", "1", 4), "note: shard groups of one rank shard nothing"));
-  CHECK(has(note("shard_group", "4", 4), "note: one shard group of all 4 ranks has no replica: this is full_shard"));
+  CHECK(has(note("shard_group", "1", 4), "note: shard groups of one rank do not shard"));
+  CHECK(has(note("shard_group", "4", 4),
+            "note: one shard group of all 4 ranks has no replicas, so this equals full_shard"));
   CHECK(note("reduce_dtype", "bfloat16", 4) == "");
-  CHECK(has(note("reduce_dtype", "bfloat16", 1), "note: 'reduce_dtype' changes nothing: one rank sums no gradients"));
+  CHECK(has(note("reduce_dtype", "bfloat16", 1), "note: 'reduce_dtype' has no effect with one rank"));
   CHECK(note("share_gpu", "true", 4, true) == "");
-  CHECK(has(note("share_gpu", "true", 4), "note: 'share_gpu' changes nothing: it is for more processes than GPUs"));
+  CHECK(has(note("share_gpu", "true", 4), "note: 'share_gpu' has no effect: no machine has more processes than GPUs"));
 }
 
 TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, unless a setting says it") {

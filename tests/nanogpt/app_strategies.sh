@@ -102,7 +102,7 @@ if ((${#mpi[@]})); then
   the_same "2 processes, the latest checkpoint" "${mpi[@]}" "${sample[@]}" --checkpoint=latest
 fi
 rm model/model.safetensors
-echo "nanogpt: there is no 'model/model.safetensors': taking the latest checkpoint, 'model/$(cat model/latest)'" >said
+echo "nanogpt: 'model/model.safetensors' does not exist; using the latest checkpoint, 'model/$(cat model/latest)'" >said
 the_same "no whole weights" "${sample[@]}" --ranks=2
 
 # At temperature 0 and with the smallest nucleus the seed means nothing.

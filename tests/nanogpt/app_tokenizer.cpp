@@ -282,7 +282,7 @@ TEST_CASE("files that do not fit together are refused, with the file, the line a
   CHECK(has(refused("{\"a\": 0, \"b\": 0}", ""), "token 'b': expected an id below 2 that no other token has, got 0"));
   CHECK(has(refused("{\"a\": \"0\"}", ""), "expected an id below 1 that no other token has, got \"0\""));
   CHECK(has(refused("{\"\": 0}", ""), "a token is empty"));
-  CHECK(has(refused("{\"\xe4\xb8\xad\": 0}", ""), "U+4E2D stands for no byte"));
+  CHECK(has(refused("{\"\xe4\xb8\xad\": 0}", ""), "U+4E2D does not represent a byte"));
   for (std::string const bad : {"a", "a b c", " a b", "a  b", "a "})
     CHECK(has(refused(json, "#version\n" + bad + "\n"), "'m.bpe', line 2: expected two symbols with a blank"));
   CHECK(has(refused(json, "a x\n"), "'m.bpe', line 1: encoder.json has no id for 'ax'"));

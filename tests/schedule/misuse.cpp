@@ -176,7 +176,7 @@ TEST_CASE("a shard group must divide the world, and HybridShard must have one") 
     return message;
   };
   CHECK(contains(hybrid(3), "a shard group of 3 ranks does not divide the world of 4"));
-  CHECK(contains(hybrid(0), "hybrid_shard(full_shard) needs the ranks per shard group"));
+  CHECK(contains(hybrid(0), "hybrid_shard(full_shard): set HybridShard::group"));
   CHECK(hybrid(2).empty());
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("modules after sealing, and names twice, are errors") {
                               engine.seal();
                               (void)engine.shard(layer(), "late");
                             }),
-                 "'late' comes after the engine was sealed"));
+                 "'late' was added after the engine was sealed"));
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { (void)engine.shard(layer(), "layers.1"); }),
       "there is a unit 'layers.1' already"));

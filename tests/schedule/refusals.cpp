@@ -157,7 +157,8 @@ TEST_CASE("a step takes the norm that was measured last, of its own gradients, o
     CHECK(contains(message_of([&] { sgd.step(); }), "without the norm that clip_grad_norm was to limit"));
     auto const second = fsdp::clip_grad_norm(engine, 1e6f);
     CHECK(contains(message_of([&] { sgd.step(first); }), "a norm that another measurement has replaced"));
-    CHECK(contains(message_of([&] { static_cast<void>(first.value()); }), "after clip_grad_norm has measured another"));
+    CHECK(
+        contains(message_of([&] { static_cast<void>(first.value()); }), "because clip_grad_norm has measured another"));
     sgd.step(second);
     CHECK(second.value() > 0.0);  // still there
     pass(layers, 1.0f);
@@ -171,7 +172,8 @@ TEST_CASE("a step takes the norm that was measured last, of its own gradients, o
     auto const measured = fsdp::clip_grad_norm(engine, infinity);
     CHECK(measured.value() > 0.0);
     sgd.step();  // nothing was to be limited
-    CHECK(contains(message_of([&] { static_cast<void>(fsdp::GradNorm<Engine>{}.value()); }), "has not measured"));
+    CHECK(contains(message_of([&] { static_cast<void>(fsdp::GradNorm<Engine>{}.value()); }),
+                   "expected a norm from clip_grad_norm, got an empty one"));
   });
   CHECK(weight == -3.0f);
   CHECK(contains(on_engine(1,
@@ -188,7 +190,7 @@ TEST_CASE("a step takes the norm that was measured last, of its own gradients, o
                                sgd.step(norm);
                              });
                            }),
-                 "the norm is that of another engine's gradients"));
+                 "the norm belongs to another engine's gradients"));
 }
 
 TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
@@ -248,10 +250,10 @@ TEST_CASE("a module names the same tensors each time") {
     });
   };
   CHECK(changed(0).empty());
-  CHECK(contains(changed(1), "describe names 'other' (4), where it named 'it.v' when it was registered"));
-  CHECK(contains(changed(2), "describe names 'w' (4), where it named 'it.v' when it was registered"));
-  CHECK(contains(changed(3), "describe names 'v' (5), where it named 'it.v'"));
-  CHECK(contains(changed(4), "describe names 'more' (4), where it named no more when it was registered"));
+  CHECK(contains(changed(1), "names 'other' (4); at registration it named 'it.v'"));
+  CHECK(contains(changed(2), "names 'w' (4); at registration it named 'it.v'"));
+  CHECK(contains(changed(3), "names 'v' (5); at registration it named 'it.v'"));
+  CHECK(contains(changed(4), "names 'more' (4); at registration it named no more"));
 }
 
 TEST_CASE("an engine without modules has no gradients") {
@@ -414,7 +416,7 @@ TEST_CASE("discarding begins half a forward pass anew, and leaves a whole one") 
 TEST_CASE("what was moved from, or never was, is refused by name") {
   auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
     auto moved = std::move(layers[0]);
-    CHECK(contains(message_of([&] { layers[0].forward(); }), "a sharded module is used that was moved from"));
+    CHECK(contains(message_of([&] { layers[0].forward(); }), "a sharded module was used after it was moved from"));
     CHECK(contains(message_of([&] { engine.shard(Ramp<>{}, "x", fsdp::UnitId{7}); }), "the engine has no such unit"));
     fsdp::AdoptedUnit<Engine>::Tensor nowhere{"fc.w", nullptr, nullptr, {4}};
     CHECK(contains(
@@ -427,7 +429,7 @@ TEST_CASE("what was moved from, or never was, is refused by name") {
                            [](Engine& engine, Layers&) {
                              engine.shard(Named{"w", {}, std::int64_t{1} << 60}, "x");
                            }),
-                 "are more elements than fit"));
+                 "has too many elements"));
 }
 
 TEST_CASE("a scaler steps the optimizers of its own engine") {
@@ -477,7 +479,7 @@ TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels a
     return message_of([&] { fsdp::AdoptedUnit unit{engine, "fc", {{"fc.w", &w, &g, {4}}}, options}; });
   };
   on_engine(1, [&](Engine& engine, Layers&) {
-    CHECK(contains(adopt(engine, {}), "adopted unit 'fc': compute is a worker's stream"));
+    CHECK(contains(adopt(engine, {}), "adopted unit 'fc': the engine's compute stream is a worker thread"));
     CHECK(adopt(engine, {.kernels_are_enqueued = true}).empty());
     auto const twice = [&] {
       fsdp::AdoptedUnit unit{engine, "two", {{"w", &w, &g, {4}}, {"w", &w2, &g2, {4}}}, {true}};
@@ -486,7 +488,7 @@ TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels a
     auto const same = [&] {
       fsdp::AdoptedUnit unit{engine, "p", {{"v", &w, &g, {4}}, {"u", &w, nullptr, {4}}}, {true}};
     };
-    CHECK(contains(message_of(same), "adopted tensors 'u' and 'v' are kept by the same pointer"));
+    CHECK(contains(message_of(same), "adopted tensors 'u' and 'v' have the same pointer"));
   });
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));

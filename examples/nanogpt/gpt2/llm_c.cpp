@@ -86,8 +86,8 @@ LlmcFile::Header LlmcFile::read_header(fs::path const& path) {
                                   header.padded_vocab, config.vocab_size);
   auto const expected = header_bytes + elements_of(config, header.padded_vocab) * header.element_bytes;
   if (file.size() != expected)
-    fsdp::fail<fsdp::ConfigError>("{}: its header says {} bytes, it has {}: {}", name, expected, file.size(),
-                                  file.size() < expected ? "it is cut short" : "something follows the weights");
+    fsdp::fail<fsdp::ConfigError>("{}: its header says {} bytes, but it has {}: {}", name, expected, file.size(),
+                                  file.size() < expected ? "it is truncated" : "there are bytes after the weights");
   return header;
 }
 

@@ -91,8 +91,8 @@ TokenizerFiles find_tokenizer(fs::path const& folder) {
 
 OpenedModel open_folder(fs::path const& folder) {
   if (!is_file(folder / config_name))
-    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' has no {}, which says what model its weights are of",
-                                  folder.string(), config_name);
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' has no {}, which describes the model", folder.string(),
+                                  config_name);
   if (kind_of_config(folder / config_name) == ConfigKind::nanogpt) return open_saved(folder);
   auto const config = read_huggingface_config(folder / config_name);
   return {std::make_shared<WeightsFolder>(folder, config, Orientation::in_out), {}, find_tokenizer(folder), 0};
@@ -116,9 +116,8 @@ OpenedModel open_pretrained(Settings const& settings) {
   if (fs::is_directory(name, error)) return open_folder(name);
   if (is_llm_c(name)) return {std::make_shared<LlmcFile>(name), {}, find_tokenizer(ckpt::folder_of(name)), 0};
   fsdp::fail<fsdp::ConfigError>(
-      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's file of them; '{}' "
-      "{}",
-      fsdp::listed(published), name, fs::exists(name, error) ? "is a file of another kind" : "is not there");
+      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file; '{}' {}",
+      fsdp::listed(published), name, fs::exists(name, error) ? "is none of these" : "is not there");
 }
 
 OpenedModel open_saved(fs::path const& folder) {
@@ -149,7 +148,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
     model.meta = read_vocabulary(path, run.model, folder);
     if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)
       fsdp::fail<fsdp::ConfigError>(
-          "'{}' has other tokens than those that the model in '{}' has learned: of another run?", path.string(),
+          "'{}' has another vocabulary than the model in '{}' was trained with; is it from another run?", path.string(),
           folder.string());
   }
   return model;
@@ -160,7 +159,7 @@ OpenedRun open_run(Settings const& settings) {
   if (!settings.checkpoint.empty()) return {open_checkpoint(out_dir, settings.checkpoint), {}};
   if (std::error_code error; is_file(whole) || !fs::exists(out_dir / "latest", error)) return {open_saved(out_dir), {}};
   auto model = open_checkpoint(out_dir, "latest");
-  auto note = fsdp::formatted("there is no '{}': taking the latest checkpoint, '{}'", whole.string(),
+  auto note = fsdp::formatted("'{}' does not exist; using the latest checkpoint, '{}'", whole.string(),
                               model.weights->path().string());
   return {std::move(model), std::move(note)};
 }
@@ -176,7 +175,7 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
   auto tokenizer =
       std::make_shared<BytePair>(BytePairFiles{as_text(encoder), as_text(merges), encoder_name, merges_name});
   if (tokenizer->size() > model.weights->config().vocab_size)
-    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, the model in '{}' a vocabulary of {}", encoder_name,
+    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but the model in '{}' has a vocabulary of {}", encoder_name,
                                   tokenizer->size(), model.weights->path().string(),
                                   model.weights->config().vocab_size);
   return tokenizer;

@@ -46,8 +46,8 @@ void WeightsFolder::open_files() {
   } else {
     fsdp::fail<fsdp::ConfigError>("'{}' has no weights: expected {} or {}{}", path().string(), file_name, index_name,
                                   fs::exists(path() / "pytorch_model.bin", error)
-                                      ? " (pytorch_model.bin is a pickle, which is not read: "
-                                        "save_pretrained(..., safe_serialization=True) writes what is)"
+                                      ? " (pytorch_model.bin is a pickle and is not read; write safetensors with "
+                                        "save_pretrained(..., safe_serialization=True))"
                                       : "");
   }
   for (auto const& name : names_) files_.push_back(std::make_unique<File>(path() / name));
@@ -79,7 +79,7 @@ void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index
       if (!index.empty()) {
         auto const found = listed.find(theirs);
         if (found == listed.end() || found->second != names_[file])
-          fsdp::fail<fsdp::ConfigError>("'{}' has a tensor '{}' that {} does not say to be there", where(file), theirs,
+          fsdp::fail<fsdp::ConfigError>("'{}' has a tensor '{}' that {} does not list", where(file), theirs,
                                         index_name);
         listed.erase(found);
       }
@@ -93,12 +93,12 @@ void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index
       if (ours.empty()) continue;
       auto const [place, fresh] = places_.try_emplace(ours, Place{file, entry.name});
       if (!fresh)
-        fsdp::fail<fsdp::ConfigError>("'{}': tensors '{}' and '{}' are the same one", path().string(),
+        fsdp::fail<fsdp::ConfigError>("'{}': '{}' and '{}' are two names of one tensor", path().string(),
                                       place->second.name, entry.name);
     }
   }
   if (!listed.empty())
-    fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing, which {} says to be there",
+    fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing, though {} lists it",
                                   (path() / listed.begin()->second).string(), listed.begin()->first, index_name);
 }
 
@@ -145,7 +145,7 @@ void WeightsFolder::expect_tied(Place const& head) const {
     files_[head.file]->read(head.name, shape, first, std::span(other).first(size));
     if (std::memcmp(one.data(), other.data(), size * sizeof(float)) != 0)
       fsdp::fail<fsdp::ConfigError>(
-          "'{}': '{}' differs from '{}': a head of its own (untied embeddings) is nothing that nanogpt has",
+          "'{}': '{}' differs from '{}': nanogpt supports tied embeddings only; this model has a separate lm_head",
           path().string(), head.name, table.place.name);
   }
 }

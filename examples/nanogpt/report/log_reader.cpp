@@ -154,11 +154,11 @@ Run read_run(std::filesystem::path const& folder) {
   auto const file = folder / run_log_name;
   std::ifstream stream(file, std::ios::binary);
   if (!stream)
-    fsdp::fail<fsdp::ConfigError>("'{}': expected the out_dir of a nanogpt train, with a {}; there is none",
+    fsdp::fail<fsdp::ConfigError>("'{}': expected the out_dir of a training run, with a file {}; there is none",
                                   folder.string(), run_log_name);
   auto run = read_log(stream);
   if (run.starts == 0 && run.iterations.empty() && run.evaluations.empty())
-    fsdp::fail<fsdp::ConfigError>("'{}' has no line of a run in it", file.string());
+    fsdp::fail<fsdp::ConfigError>("'{}' has no line of kind 'run'", file.string());
   run.folder = folder;
   std::error_code ignored;
   auto const whole = std::filesystem::weakly_canonical(folder, ignored);

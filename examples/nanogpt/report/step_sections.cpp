@@ -62,7 +62,7 @@ std::string memory_table(Run const& run) {
   rows += "<tr class=\"sum\">" +
           row("what the library plans", static_cast<double>(planned_bytes(run.header.plan)), state.low, state.high) +
           "</tr>\n";
-  if (peak.high > 0) rows += "<tr>" + row("of it in use at once, at most", 0, peak.low, peak.high) + "</tr>\n";
+  if (peak.high > 0) rows += "<tr>" + row("peak", 0, peak.low, peak.high) + "</tr>\n";
   rows += "<tr class=\"sum\">" + row("all", 0, total.low, total.high) + "</tr>\n";
   return fmt::format(
       "<table class=\"kinds\"><thead><tr><th scope=\"col\">kind</th><th scope=\"col\" class=\"number\">planned</th><th "

@@ -40,7 +40,7 @@ std::string bytes_of(std::string const& token, std::string_view file) {
   for (auto const character : decode_utf8(token, file)) {
     auto const found = bytes.find(character);
     if (found == bytes.end())
-      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': U+{:04X} stands for no byte", file, token,
+      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': U+{:04X} does not represent a byte", file, token,
                                     static_cast<std::uint32_t>(character));
     text += found->second;
   }
@@ -57,8 +57,8 @@ Ids read_ids(std::string_view text, std::string_view file) {
     if (token.empty()) fsdp::fail<fsdp::ConfigError>("'{}': a token is empty", file);
     auto const id = value.is_number_integer() ? value.get<std::int64_t>() : -1;
     if (id < 0 || id >= static_cast<std::int64_t>(json.size()) || taken[static_cast<std::size_t>(id)])
-      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': expected an id below {} that no other token has, got {}", file,
-                                    token, json.size(), value.dump());
+      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': expected a unique id below {}, got {}", file, token, json.size(),
+                                    value.dump());
     taken[static_cast<std::size_t>(id)] = true;
     ids.emplace(token, static_cast<Merges::Id>(id));
   }

@@ -21,7 +21,7 @@ std::string named(char32_t character) {
 Characters::Characters(std::vector<std::string> symbols) : symbols_(std::move(symbols)) {
   for (auto const& symbol : symbols_)
     if (!ids_.emplace(symbol, static_cast<std::int64_t>(ids_.size())).second)
-      fsdp::fail<fsdp::ConfigError>("the symbol '{}' stands twice in the vocabulary", symbol);
+      fsdp::fail<fsdp::ConfigError>("the symbol '{}' occurs twice in the vocabulary", symbol);
 }
 
 std::optional<std::int64_t> Characters::end_of_text() const {
@@ -33,8 +33,8 @@ void Characters::append(std::string_view text, std::vector<std::int64_t>& ids, W
   for (char32_t const character : decode_utf8(text, "text")) {
     auto const found = ids_.find(encode_utf8(character));
     if (found == ids_.end())
-      fsdp::fail<fsdp::ConfigError>("text: character {} is not among the {} of the vocabulary", named(character),
-                                    size());
+      fsdp::fail<fsdp::ConfigError>("text: character {} is not one of the {} characters of the vocabulary",
+                                    named(character), size());
     ids.push_back(found->second);
   }
 }

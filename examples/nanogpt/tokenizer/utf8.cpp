@@ -77,7 +77,7 @@ std::vector<char32_t> decode_utf8(std::string_view text, std::string_view origin
   for (std::size_t offset = 0; offset < text.size();) {
     auto const character = utf8_at(text, offset);
     if (!character.valid)
-      fsdp::fail<fsdp::ConfigError>("{}: byte {} (0x{:02x}) begins no valid UTF-8 character", origin, offset,
+      fsdp::fail<fsdp::ConfigError>("{}: byte {} (0x{:02x}) is not the beginning of a UTF-8 character", origin, offset,
                                     static_cast<unsigned>(character.code));
     characters.push_back(character.code);
     offset += character.length;

@@ -116,12 +116,14 @@ struct CheckpointList {
 
 /// @throws UsageError unless the options can be followed
 inline void expect_possible(SaveOptions const& options) {
-  FSDP_EXPECTS(options.step >= -1, "a checkpoint's step must not be negative, got {}", options.step);
-  FSDP_EXPECTS(options.keep_last >= 0, "checkpoints to keep: expected 0 (all) or more, got {}", options.keep_last);
+  FSDP_EXPECTS(options.step >= -1, "SaveOptions::step: expected 0 or more, got {}", options.step);
+  FSDP_EXPECTS(options.keep_last >= 0, "SaveOptions::keep_last: expected 0 (all) or more, got {}", options.keep_last);
   for (auto const& name : options.pointers)
     FSDP_EXPECTS(!name.empty() && name.front() != '.' && name.find_first_of("/\n") == std::string::npos &&
                      !name.ends_with(".tmp") && !CheckpointName::parse(name),
-                 "a pointer to a checkpoint cannot be called '{}'", name);
+                 "SaveOptions::pointers: '{}' cannot be the name of a pointer; expected a file name without slash that "
+                 "does not begin with a dot, end in .tmp, or look like step-N",
+                 name);
 }
 
 /// Rank 0, first: makes the hidden folder, and removes what dead saves have left. @return its name
@@ -154,9 +156,8 @@ inline std::filesystem::path commit_checkpoint(std::filesystem::path const& fold
     auto const description = hidden / description_name(name);
     if (!std::filesystem::exists(description, error))
       fail<ConfigError>(
-          "rank 0 does not see rank {}'s '{}': either it was not written, or the folder is not one that all nodes "
-          "share, "
-          "as checkpoints need",
+          "rank 0 does not see rank {}'s file '{}': it was not written, or the nodes do not share this folder; "
+          "checkpoints need a shared folder",
           rank, description.string());
     manifest.files.emplace_back(name, checksum_of(read_text_file(description)));
   }

@@ -117,7 +117,8 @@ class InputFile {
       auto const got = detail::retried([&] { return ::pread(file_, out.data(), out.size(), first); });
       if (got < 0) fail<ConfigError>("'{}' cannot be read: {}", path_.string(), detail::system_text(errno));
       if (got == 0)
-        fail<ConfigError>("'{}' is cut short: {} bytes from {} on are missing", path_.string(), out.size(), first);
+        fail<ConfigError>("'{}' is truncated: {} bytes from offset {} on are missing", path_.string(), out.size(),
+                          first);
       out = out.subspan(static_cast<std::size_t>(got));
       first += got;
     }
@@ -143,7 +144,7 @@ class FileLock {
       : file_(path, O_RDWR | O_CREAT) {
     if (file_ < 0) detail::throw_file_error(path, "created", errno);
     if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
-    fail<ResourceError>("'{}' is held: {}", path.string(), who);
+    fail<ResourceError>("'{}' is locked: {}", path.string(), who);
   }
 
  private:
@@ -154,7 +155,7 @@ class FileLock {
 /// @throws ConfigError if it cannot be read or is longer
 inline std::string read_text_file(std::filesystem::path const& path, std::int64_t most = 1 << 28) {
   InputFile const file(path);
-  if (file.size() > most) fail<ConfigError>("'{}' has {} bytes: more than {}", path.string(), file.size(), most);
+  if (file.size() > most) fail<ConfigError>("'{}' has {} bytes; expected at most {}", path.string(), file.size(), most);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -48,12 +48,12 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
     auto const theirs = find(manifest.tensors, tensor.name);
     if (theirs == manifest.tensors.end()) fail<ConfigError>("{} has no tensor '{}'", what, tensor.name);
     if (theirs->shape != tensor.shape)
-      fail<ConfigError>("{}: tensor '{}' is ({}) there, ({}) in the model", what, tensor.name, listed(theirs->shape),
-                        listed(tensor.shape));
+      fail<ConfigError>("{}: tensor '{}' has shape ({}); the model's has shape ({})", what, tensor.name,
+                        listed(theirs->shape), listed(tensor.shape));
   }
   for (auto const& tensor : manifest.tensors)
     if (find(tensors, tensor.name) == tensors.end())
-      fail<ConfigError>("{} has a tensor '{}', which the model has not", what, tensor.name);
+      fail<ConfigError>("{} has a tensor '{}' that the model does not have", what, tensor.name);
   if (optimizer.empty()) return;
   bool same = manifest.optimizer == optimizer && manifest.arrays.size() == arrays.size();
   for (std::size_t i = 0; same && i < arrays.size(); ++i) same = manifest.arrays[i].name == arrays[i].name;
@@ -64,9 +64,9 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
     return listed(texts);
   };
   if (manifest.optimizer.empty())
-    fail<ConfigError>("{} has parameters alone, and the optimizer '{}' needs its state ({})", what, optimizer,
+    fail<ConfigError>("{} has only parameters; the optimizer '{}' needs its state ({})", what, optimizer,
                       names(arrays));
-  fail<ConfigError>("{} has the state of '{}' ({}), the optimizer is '{}' ({})", what, manifest.optimizer,
+  fail<ConfigError>("{} has the state of optimizer '{}' ({}); this optimizer is '{}' ({})", what, manifest.optimizer,
                     names(manifest.arrays), optimizer, names(arrays));
 }
 

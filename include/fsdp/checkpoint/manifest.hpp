@@ -54,8 +54,9 @@ inline void expect_nameable(std::vector<TensorInfo> const& tensors, std::vector<
       slice.array = array.name;
       slice.tensor = tensor.name;
       if (!keys.insert(slice.key()).second)
-        fail<ConfigError>("in a checkpoint {} of tensor '{}' is called '{}', and so is something else", array.name,
-                          tensor.name, slice.key());
+        fail<ConfigError>(
+            "the checkpoint would store {} of tensor '{}' as '{}', a name that is taken; rename the tensor", array.name,
+            tensor.name, slice.key());
     }
   }
 }
@@ -175,11 +176,12 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);
   if (fields.text("format") != "fsdp sharded checkpoint") fields.wrong("format", "\"fsdp sharded checkpoint\"");
-  fields.whole("version", 1, 1);
+  if (auto const version = fields.whole("version", 1, 1'000'000); version > 1)
+    fail<ConfigError>("{} was written by a newer fsdp (format {}; this one reads 1)", what, version);
   auto const checksum = fields.checksum("xxh64");
   json.erase("xxh64");
   if (checksum_of(json.dump(-1, ' ', false, Json::error_handler_t::replace)) != checksum)
-    fail<ConfigError>("{} is damaged: its checksum is another", what);
+    fail<ConfigError>("{} is damaged: checksum mismatch", what);
 
   Manifest manifest;
   manifest.step = fields.whole("step", 0, std::numeric_limits<std::int64_t>::max());

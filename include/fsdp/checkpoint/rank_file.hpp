@@ -67,11 +67,11 @@ class RankFileReader {
   RankFileReader(std::filesystem::path const& folder, RankFile description)
       : description_(std::move(description)), file_(folder / description_.name) {
     if (file_.size() != description_.bytes)
-      fail<ConfigError>("'{}' has {} bytes, {} were written", file_.path().string(), file_.size(), description_.bytes);
+      fail<ConfigError>("'{}' has {} bytes; expected {}", file_.path().string(), file_.size(), description_.bytes);
     std::vector<std::byte> header(static_cast<std::size_t>(description_.header_bytes));
     file_.read(0, header);
     if (checksum_of(header) != description_.header_checksum)
-      fail<ConfigError>("'{}' is damaged: the checksum of its header is another", file_.path().string());
+      fail<ConfigError>("'{}' is damaged: checksum mismatch in its header", file_.path().string());
   }
 
   /// Visits `count` elements of a slice from its element `first` on, in pieces of at most a block. Reads, and checks,
@@ -86,8 +86,8 @@ class RankFileReader {
       block_.resize(static_cast<std::size_t>(std::min(block_bytes, slice.bytes() - at)));
       file_.read(slice.offset + at, block_);
       if (checksum_of(block_) != slice.checksums[static_cast<std::size_t>(at / block_bytes)])
-        fail<ConfigError>("'{}' is damaged: the checksum of {} of '{}', elements {} to {}, is another",
-                          file_.path().string(), slice.array, slice.tensor, slice.first + at / element,
+        fail<ConfigError>("'{}' is damaged: checksum mismatch in {} of '{}', elements {} to {}", file_.path().string(),
+                          slice.array, slice.tensor, slice.first + at / element,
                           slice.first + (at + static_cast<std::int64_t>(block_.size())) / element);
       auto const from = std::max(begin, at), to = std::min(end, at + static_cast<std::int64_t>(block_.size()));
       visit(std::span<std::byte const>(block_).subspan(static_cast<std::size_t>(from - at),

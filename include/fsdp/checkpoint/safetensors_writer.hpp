@@ -48,12 +48,12 @@ class SafetensorsWriter {
   /// refuses
   template <class T>
   void write(std::string_view name, std::span<T const> values) {
-    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' comes after the last of {}", path_.string(), name,
-                 entries_.size());
+    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' is one more than the {} that were declared",
+                 path_.string(), name, entries_.size());
     auto const& entry = entries_[next_];
-    FSDP_EXPECTS(entry.name == name, "'{}': tensor '{}' was to come next, '{}' came", path_.string(), entry.name, name);
+    FSDP_EXPECTS(entry.name == name, "'{}': expected tensor '{}' next, got '{}'", path_.string(), entry.name, name);
     FSDP_EXPECTS(entry.dtype == dtype_of<T> && entry.numel() == static_cast<std::int64_t>(values.size()),
-                 "'{}': tensor '{}' has {} x {}, {} x {} came", path_.string(), name, entry.numel(),
+                 "'{}': tensor '{}': expected {} x {}, got {} x {}", path_.string(), name, entry.numel(),
                  fsdp::name(entry.dtype), values.size(), fsdp::name(dtype_of<T>));
     file_->write(std::as_bytes(values));
     ++next_;
@@ -62,7 +62,7 @@ class SafetensorsWriter {
   /// Waits until everything is on the disk, and gives the file its name.
   /// @throws UsageError if tensors are missing; ResourceError if the disk refuses
   void finish() {
-    FSDP_EXPECTS(next_ == entries_.size(), "'{}': {} of {} tensors were written", path_.string(), next_,
+    FSDP_EXPECTS(next_ == entries_.size(), "'{}': only {} of {} tensors were written", path_.string(), next_,
                  entries_.size());
     file_->finish();
     rename_durably(temporary_, path_);

@@ -87,7 +87,7 @@ class Save {
   void write(Block&& block) const {
     if (std::error_code error; !std::filesystem::is_directory(folder_ / partial_, error))
       fail<ResourceError>(
-          "'{}', which rank 0 has made, is not to be seen: checkpoints need a folder that all nodes share",
+          "'{}', which rank 0 created, is not visible here: checkpoints need a folder that all nodes share",
           (folder_ / partial_).string());
     write_rank_file(folder_ / partial_, rank_file_name(engine_->rank(), manifest_.world_size), own_.slices,
                     std::forward<Block>(block));

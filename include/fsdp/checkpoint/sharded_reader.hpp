@@ -34,9 +34,9 @@ class ShardedReader {
       auto const path = folder_ / description_name(name);
       auto const text = read_text_file(path);
       auto const what = formatted("'{}'", path.string());
-      if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: its checksum is another", what);
+      if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: checksum mismatch", what);
       descriptions_.push_back(parse_rank_file(text, what));
-      if (descriptions_.back().name != name) fail<ConfigError>("{} is of another file", what);
+      if (descriptions_.back().name != name) fail<ConfigError>("{} describes another file", what);
     }
     readers_.resize(descriptions_.size());
     place_slices();

@@ -100,8 +100,8 @@ class Declaration {
       if (other == id.index) continue;
       auto const* const shared = first_shared_name(units_[other]->layout(), units_[id.index]->layout());
       FSDP_EXPECTS(shared == nullptr,
-                   "rank {}: units '{}' and '{}' both have a tensor '{}': its name is what it is saved by, and modules "
-                   "that share it share a unit",
+                   "rank {}: units '{}' and '{}' both have a tensor '{}'; tensors are saved by name: give them "
+                   "different names, or put modules that share a tensor into one unit",
                    where_.rank, units_[other]->name(), units_[id.index]->name(), *shared);
     }
     if (!again) named_.push_back(id.index);
@@ -110,7 +110,8 @@ class Declaration {
   /// @return `use`
   /// @throws UsageError if there is no such use
   std::size_t expect_use(std::size_t use) const {
-    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there are {} uses, no use {}", where_.rank, schedule_.size(), use);
+    FSDP_EXPECTS(use < schedule_.size(), "rank {}: expected a use below {}, got {}", where_.rank, schedule_.size(),
+                 use);
     return use;
   }
 

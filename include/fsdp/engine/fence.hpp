@@ -26,7 +26,7 @@ class Fence {
   /// `stream` waits for the last signal.
   /// @throws UsageError if there was none since the last await
   void await(D const& device, Stream& stream, WaitSite site) {
-    FSDP_EXPECTS(signalled_, "{}: nothing was signalled to wait for", name(site));
+    FSDP_EXPECTS(signalled_, "{}: a wait without a signal before it", name(site));
     await_pending(device, stream, site);
   }
   /// `stream` waits for the last signal, unless it was awaited already, or there was none.

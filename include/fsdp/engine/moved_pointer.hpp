@@ -21,7 +21,7 @@ class MovedPointer {
   }
   /// @throws UsageError if `what`, its owner, was moved from
   T* get(std::string_view what) const {
-    FSDP_EXPECTS(pointer_ != nullptr, "{} is used that was moved from", what);
+    FSDP_EXPECTS(pointer_ != nullptr, "{} was used after it was moved from", what);
     return pointer_;
   }
 

@@ -75,7 +75,7 @@ class Shards {
   template <class Norm>
   void expect_own(std::string_view what, Norm const& given) const {
     FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
-                 "rank {}: {}: the norm is that of another engine's gradients", engine_->rank(), what);
+                 "rank {}: {}: the norm belongs to another engine's gradients", engine_->rank(), what);
   }
   /// Whether gradients are what a norm or an export takes them for.
   auto& gate() const { return engine_->core_.gate; }

@@ -43,7 +43,7 @@ class AdamW {
         state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}
 
   template <class None = void>
-  AdamW(E&, ...) = delete;  // fsdp: not AdamWOptions: is a name misspelt, or out of order?
+  AdamW(E&, ...) = delete;  // fsdp: expected (engine[, AdamWOptions]); check the names in braces
 
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }

@@ -95,6 +95,7 @@ template <class E>
   }
   return result;
 }
-void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: not ClipOptions: is a name misspelt, or out of order?
+void clip_grad_norm(detail::Anything,
+                    ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
 
 }  // namespace fsdp

@@ -33,9 +33,11 @@ class GradNorm {
 
  private:
   ClipScalars read() const {
-    FSDP_EXPECTS(engine_ != nullptr, "a norm is read that clip_grad_norm has not measured");
+    FSDP_EXPECTS(engine_ != nullptr, "GradNorm::value: expected a norm from clip_grad_norm, got an empty one");
     FSDP_EXPECTS(engine_->shards().gate().is_last_measurement(measurement_),
-                 "rank {}: a norm is read after clip_grad_norm has measured another", engine_->rank());
+                 "rank {}: this norm is no longer valid, because clip_grad_norm has measured another; read a norm "
+                 "before the next clip_grad_norm",
+                 engine_->rank());
     ClipScalars scalars{};
     engine_->device().copy_async(engine_->compute(), &scalars, engine_->shards().norm().result, sizeof scalars);
     engine_->device().synchronize(engine_->compute());

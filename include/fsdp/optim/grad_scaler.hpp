@@ -63,7 +63,7 @@ class GradScaler {
   }
   GradScaler(GradScaler&&) = delete;
   template <class None = void>
-  GradScaler(E&, ...) = delete;  // fsdp: not GradScalerOptions: is a name misspelt, or out of order?
+  GradScaler(E&, ...) = delete;  // fsdp: expected (engine[, GradScalerOptions]); check the names in braces
   ~GradScaler() {
     engine_->drain();
     if (memory_) engine_->shards().norm().loss_scale = nullptr;

@@ -120,7 +120,7 @@ class OptimizerState {
   }
   /// Continues as after `steps` steps. @throws UsageError if they are negative @note Waits for compute.
   void set_steps(std::int64_t steps) {
-    FSDP_EXPECTS(steps >= 0, "rank {}: {}: {} steps", engine_->rank(), name_, steps);
+    FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine_->rank(), name_, steps);
     OptimizerStep const now{.taken = steps};
     engine_->device().copy_async(engine_->compute(), step_, &now, sizeof now);
     engine_->device().synchronize(engine_->compute());

@@ -37,7 +37,7 @@ class Sgd {
                options.stochastic_rounding) {}
 
   template <class None = void>
-  Sgd(E&, ...) = delete;  // fsdp: not SgdOptions: is a name misspelt, or out of order?
+  Sgd(E&, ...) = delete;  // fsdp: expected (engine[, SgdOptions]); check the names in braces
 
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }

@@ -181,8 +181,8 @@ inline std::string summary(OverlapReport const& report) {
   double const scale = 1e3 / static_cast<double>(std::max<std::int64_t>(report.steps, 1));
   auto const rest = report.exposed - report.final_reduction;
   return formatted(
-      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %), of which the last "
-      "reductions of backward, which nothing can hide, {:.3f} and the rest {:.3f} ({:.1f} %)",
+      "{} step{} of {:.3f} ms: t_comm {:.3f}, t_comp {:.3f}, idle {:.3f}; exposed {:.3f} ({:.1f} %): {:.3f} after the "
+      "last backward (unavoidable), {:.3f} ({:.1f} %) elsewhere",
       report.steps, report.steps == 1 ? "" : "s", report.wall * scale, report.communication * scale,
       report.compute * scale, report.idle() * scale, report.exposed * scale, report.exposed_share() * 100.0,
       report.final_reduction * scale, rest * scale,

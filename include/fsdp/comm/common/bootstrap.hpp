@@ -156,7 +156,7 @@ class TcpGroup {
     try {
       return listen_on(door.host, door.port);
     } catch (ConfigError const& error) {
-      fail<ConfigError>("rank 0 of {}: {}{}; expected a port that no other program, and no other rank 0, has", size_,
+      fail<ConfigError>("rank 0 of {}: {}{}; choose a port that no other program and no other rank 0 uses", size_,
                         error.what(), door.variables);
     }
   }
@@ -220,7 +220,7 @@ class TcpGroup {
       Hello theirs;
       socket.send(&mine, sizeof(mine), deadline, who);
       socket.receive(&theirs, sizeof(theirs), deadline, who);
-      if (!theirs.same_kind(mine) || theirs.rank != 0) fail<PeerError>("{} is not this run's", who);
+      if (!theirs.same_kind(mine) || theirs.rank != 0) fail<PeerError>("{} does not belong to this run", who);
       return socket;
     } catch (PeerError const& error) {
       fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has come once; waited {:.1f} s",
