@@ -62,8 +62,9 @@ class Engine {
 
   Engine(Engine&&) = delete;
   template <class None = void>
-  Engine(Mesh<C>&,
-         ...) = delete;  // fsdp: expected (mesh, strategy[, precision][, options][, stream]); check the names in braces
+  // clang-format off
+  Engine(Mesh<C>&, ...) = delete;  // fsdp: expected (mesh, strategy[, precision][, options][, stream]); check the names in braces
+  // clang-format on
 
   Device const& device() const { return core_.device; }
   Stream& compute() { return *core_.compute; }

@@ -95,7 +95,8 @@ template <class E>
   }
   return result;
 }
-void clip_grad_norm(detail::Anything,
-                    ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
+// clang-format off
+void clip_grad_norm(detail::Anything, ...) = delete;  // fsdp: expected (engine, max_norm[, ClipOptions]); check the names in braces
+// clang-format on
 
 }  // namespace fsdp
