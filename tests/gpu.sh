@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds what needs a GPU and runs it in stages of at most eight minutes.
+# Builds the tests and benchmarks that need a GPU, and runs them in stages of at most eight minutes.
 # usage: tests/gpu.sh [--list] [--needs] [--only local] [--data FILE] [--stage NAME]...
 #   --list        names the stages
-#   --needs       names the packages that stages need, which of them this machine lacks, and how they come to one that
-#                 reaches no registry; installs nothing
-#   --only local  what one process can do: neither NCCL nor MPI is needed
-#   --data FILE   the works of Shakespeare, for the stage shakespeare (else $FSDP_TEST_DATA/tinyshakespeare.txt)
-#   --stage NAME  this stage (may be repeated); what it needs is built first
+#   --needs       names the packages that stages need and those that this machine lacks, and prints how to bring them to a
+#                 machine without network; installs nothing
+#   --only local  only stages of one process, which need neither NCCL nor MPI
+#   --data FILE   the works of Shakespeare, for the stage shakespeare (default: $FSDP_TEST_DATA/tinyshakespeare.txt)
+#   --stage NAME  runs this stage (may be repeated), after building its programs
 # Stages: build; every test of a *.cu file; compute-sanitizer's memcheck, racecheck and synccheck over the library's
 # kernels and (*_nanogpt) the trainer's; strategies: nanogpt at 2 and 4 ranks, losses of all strategies bit by bit;
 # devices: nanogpt on host and GPU, and in bfloat16; shakespeare: the validation loss of train_shakespeare_char;
 # step: bench_step_cuda in the four sizes of GPT-2; kernels: its kernels alone; pytorch: the same steps in PyTorch;
-# attention: ours beside PyTorch's. The last two are skipped where python3 has no torch.
-# Writes gpu-tests.log, gpu-tests.tsv and figures (*.json, *.jsonl) to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES chooses
-# what is compiled for; by default the first GPU. BATCH=N: sequences of a step, where the default does not fit.
+# attention: attention alone, nanogpt's and PyTorch's. The last two are skipped if python3 has no torch.
+# Writes gpu-tests.log, gpu-tests.tsv and figures (*.json, *.jsonl) to $OUT, else to build/gpu-logs. CUDA_ARCHITECTURES sets
+# the architectures (default: the first GPU's). BATCH=N sets the sequences of a step if the default does not fit.
 # Exit code: 0 all passed, 1 a stage failed, 77 no GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds, and tests on the host. The last lines are ctest's own summary of the main suite.
+# Installs missing packages, builds, and runs the tests of the host. The last lines are ctest's summary of the main suite.
 #
 #   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX]
 #
-#   --all          also under both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), and what compilers
-#                  and the package accept
+#   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), and the tests of
+#                  compilers and of the package
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
-#   --only=REGEX   builds only what the host's tests that match REGEX need, and runs those
-#   JOBS=2         compilers, and tests, at a time
-#   CUDA_ARCHITECTURES=90a-real   what the CUDA programs are compiled for; a plain build takes three architectures, and the
-#            test kernels_report compiles the kernels for 80 too
+#   --only=REGEX   builds and runs only the host's tests that match REGEX
+#   JOBS=2         number of compilers, and of tests, at a time
+#   CUDA_ARCHITECTURES=90a-real   architectures of the CUDA programs; a plain build has three, and the test kernels_report
+#            also compiles the kernels for 80
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-2}
@@ -67,7 +67,7 @@ if ((all)); then
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
     build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}"
-    say "preset cuda: test (without a GPU, what needs one is skipped)"
+    say "preset cuda: test (without a GPU, tests that need one are skipped)"
     run_tests cuda
     build standin cuda_programs
     say "preset standin: test (CUDA's programs, on stand-ins for its libraries)"

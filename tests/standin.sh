@@ -5,11 +5,11 @@
 #   tests/standin.sh [-np N] ARGUMENTS...
 #
 #   -np N        N processes with a stand-in GPU each, over NCCL's stand-in, started by mpirun; without it one process
-#   ARGUMENTS    nanogpt's, e.g. train --device=cuda --dataset=shakespeare_char --n_layer=1 --n_embd=32 --n_head=2 --block_size=16
-#   JOBS=2       compilers at a time
-#   FSDP_STANDIN_*   what the stand-ins do (docs/testing.md, "Stand-ins")
+#   ARGUMENTS    arguments of nanogpt, e.g. train --device=cuda --dataset=shakespeare_char --n_layer=1 --n_embd=32 --n_head=2 --block_size=16
+#   JOBS=2       number of compilers at a time
+#   FSDP_STANDIN_*   settings of the stand-ins (docs/testing.md, "Stand-ins")
 #
-# NVIDIA's headers are all that is needed of CUDA. An element costs what a thousand would on the host: keep models tiny.
+# Of CUDA only NVIDIA's headers are needed. An element costs as much as a thousand on the host, so keep models tiny.
 set -euo pipefail
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 processes=1

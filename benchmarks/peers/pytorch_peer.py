@@ -136,7 +136,7 @@ def arguments():
     parser.add_argument("--variant", choices=("eager", "compiled"), default="eager")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of a rank")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of a rank")
     parser.add_argument("--burn_in", type=int, default=3)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)  # the file by which ranks find each other

@@ -23,7 +23,7 @@ fetch() { # fetch URL FILE
   elif command -v wget > /dev/null; then
     timeout 60 wget --quiet --tries=1 --timeout=10 --output-document="$2" "$1"
   else
-    say "neither curl nor wget is here"
+    say "neither curl nor wget is installed"
     return 1
   fi
 }
@@ -41,7 +41,7 @@ own_text() (
 )
 
 if (($# > 1)); then
-  [[ -f $2 && -r $2 ]] || die "--data: '$2' is not a file that can be read"
+  [[ -f $2 && -r $2 ]] || die "--data: cannot read '$2'"
   [[ -s $2 ]] || die "--data: '$2' is empty"
   printf 'own_%s\t%s\n' "$(sha256sum < "$2" | cut -c1-12)" "$2"
   exit

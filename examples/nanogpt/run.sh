@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# From a fresh clone to a trained character-level GPT and a sample of what it writes.
+# Trains a small character-level GPT from a fresh clone, and prints a sample of its text.
 #
 #   ./examples/nanogpt/run.sh [--data FILE] [trainer settings...]
 #
-# Installs what is missing (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks, or over all GPUs,
-# samples, and draws the run as a page.
-# A second run skips what is done, and continues training that was stopped. Trainer settings override the defaults, e.g.
-# --max_iters=500 --strategy=ddp; with other settings a new run starts, and the old one is kept beside it.
-#   RANKS=N     ranks to start (2; on several GPUs, with NCCL and MPI: a process for each)
-#   JOBS=2      compilers at a time
-#   WORK=DIR    where data and models go (default: build/nanogpt-run)
+# Installs missing packages (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks (or over all
+# GPUs), samples, and writes a report page.
+# A second run skips finished work and continues training that was stopped. Trainer settings override the defaults, e.g.
+# --max_iters=500 --strategy=ddp; other settings start a new run, and the old one stays beside it.
+#   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
+#   JOBS=2      number of compilers at a time
+#   WORK=DIR    folder for data and models (default: build/nanogpt-run)
 set -euo pipefail
 
 say() { printf '== %s\n' "$*"; }
@@ -35,7 +35,7 @@ done
 [[ ${RANKS:-2} =~ ^[1-9][0-9]*$ ]] || die "RANKS=$RANKS: expected a positive number"
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data
-  [[ -f $data && -r $data ]] || die "--data: '$data' is not a file that can be read"
+  [[ -f $data && -r $data ]] || die "--data: cannot read '$data'"
 fi
 
 # --- build, with what CMake finds missing ---------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
 
 key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$(sha256sum < "data/$dataset/train.bin")" | sha256sum)
 if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then
-  say "$work/$out_dir holds the model of these settings: not training again"
+  say "$work/$out_dir already has the model of these settings: not training again"
 else
   if ((ranks == 1)); then sharded="1 rank"; else sharded="$ranks ranks, fully sharded"; fi
   say "training on $sharded: $how"
@@ -102,12 +102,12 @@ else
 fi
 
 # --- sample -------------------------------------------------------------------------------------------------------------
-[[ -s $out_dir/model.safetensors ]] || { say "no model was saved: nothing to sample"; exit 0; }
+[[ -s $out_dir/model.safetensors ]] || { say "no model was saved, so there is nothing to sample"; exit 0; }
 say "a sample"
 "$nanogpt" sample --out_dir="$out_dir" --num_samples=1 --max_new_tokens=500
 
 # --- report -------------------------------------------------------------------------------------------------------------
 if [[ -s $out_dir/log.jsonl ]]; then
-  say "the run as a page"
+  say "writing the report page"
   "$nanogpt" report "$out_dir" --to="$work/report.html"
 fi
