@@ -96,7 +96,7 @@ void check_together(Settings const& s, bool ranks_given) {
           fmt::format("-b {} and -e {}: expected 0 < minbytes <= maxbytes", s.min_bytes, s.max_bytes));
   require(s.pool_bytes > 0, "--pool: expected a positive byte count");
   require(s.comm == "local" || !ranks_given,
-          fmt::format("--ranks is for --comm=local: with --comm={} the launcher says how many", s.comm));
+          fmt::format("--ranks is for --comm=local: with --comm={} the launcher decides the number", s.comm));
   require(s.comm != "local" || processes == 1,
           "--comm=local runs all ranks in one process: start it without mpirun, with --ranks");
   bool const alone = s.mode == Mode::units || s.mode == Mode::sweep;
@@ -152,11 +152,11 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
   bytes("-i,--stepbytes", s.step_bytes, "distance between sizes, instead of the factor", single);
   number("-n,--iters", s.iterations, "collectives in a timed block", 1, 1e6, single);
   number("-w,--warmup_iters", s.warmup, "collectives before timing", 0, 1e6, {Mode::table});
-  number("--rounds", s.rounds, "timed blocks; the median counts", 1, 1e4,
+  number("--rounds", s.rounds, "number of timed blocks; the result is their median", 1, 1e4,
          {Mode::table, Mode::overlap, Mode::units, Mode::sweep});
   number("-c,--check", s.check, "check every element of one run of each form (0 or 1)", 0, 1, {Mode::table});
   std::string op = "sum";
-  scopes.push_back({app.add_option("-o,--op", op, "reduction: sum is the only one")
+  scopes.push_back({app.add_option("-o,--op", op, "reduction; only sum is supported")
                         ->check(CLI::IsMember({"sum"}))
                         ->capture_default_str(),
                     {Mode::table}});
@@ -168,35 +168,38 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
                                                 {"reduce_scatter", Collective::reduce_scatter},
                                                 {"all_reduce", Collective::all_reduce}};
   s.collectives = {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
-  scopes.push_back({app.add_option("--collective", s.collectives, "which ones, separated by commas")
+  scopes.push_back({app.add_option("--collective", s.collectives, "collectives, separated by commas")
                         ->delimiter(',')
                         ->transform(CLI::CheckedTransformer(names, CLI::ignore_case))
                         ->type_name("LIST")
                         ->option_text("all_gather,reduce_scatter,all_reduce"),
                     single});
-  app.add_option("--comm", s.comm, "communicator; under mpirun or srun mpi by itself")
+  app.add_option("--comm", s.comm, "communicator; default mpi under mpirun or srun")
       ->check(CLI::IsMember(build.comms))
       ->capture_default_str();
-  auto* const ranks =
-      app.add_option("--ranks", s.ranks, "threads of --comm=local")->check(CLI::Range(1, 64))->capture_default_str();
-  bytes("--pool", s.pool_bytes, "what iterations rotate through, so that caches do not flatter", single);
-  number("--compare", s.compare, "time the plain memory operation, and MPI's own collectives, too (0 or 1)", 0, 1,
+  auto* const ranks = app.add_option("--ranks", s.ranks, "number of ranks with --comm=local, which are threads")
+                          ->check(CLI::Range(1, 64))
+                          ->capture_default_str();
+  bytes("--pool", s.pool_bytes, "bytes of the buffers through which iterations rotate, so that caches do not help",
+        single);
+  number("--compare", s.compare, "also time the plain memory operation and MPI's own collectives (0 or 1)", 0, 1,
          {Mode::table});
-  app.add_option("--bind", s.bind, "keep each rank's threads on one core, ranks in turn (0 or 1)")
-      ->capture_default_str();
+  app.add_option("--bind", s.bind, "bind the threads of each rank to one core (0 or 1)")->capture_default_str();
   app.add_option("--json", s.json, "also write the results to this file");
 
   bool overlap = false;
   bool sweep = false;
-  app.add_flag("--overlap", overlap, "run collectives against matrix products");
-  auto* const units =
-      number("--units", s.units, "with --overlap: a FullShard engine over this many units, not single calls", 1, 4096,
-             {Mode::units, Mode::sweep});
-  number("--prefetch", s.prefetch, "of the engine", 0, 64, {Mode::units});
-  bytes("--unit_bytes", s.unit_bytes, "parameters of a unit, rounded to whole matrices", {Mode::units, Mode::sweep});
-  number("--width", s.width, "of the square matrices of the products", 16, 16384, products);
-  number("--rows", s.rows, "of the activations of a rank", 1, 1 << 20, products);
-  app.add_flag("--sweep", sweep, "the engine over unit sizes and prefetch depths, at units * unit_bytes parameters");
+  app.add_flag("--overlap", overlap, "run collectives beside matrix products");
+  auto* const units = number("--units", s.units,
+                             "with --overlap: measure a FullShard engine with this many units instead of single calls",
+                             1, 4096, {Mode::units, Mode::sweep});
+  number("--prefetch", s.prefetch, "prefetch of the engine", 0, 64, {Mode::units});
+  bytes("--unit_bytes", s.unit_bytes, "bytes of a unit's parameters, rounded to whole matrices",
+        {Mode::units, Mode::sweep});
+  number("--width", s.width, "width of the square matrices", 16, 16384, products);
+  number("--rows", s.rows, "rows of a rank's activations", 1, 1 << 20, products);
+  app.add_flag("--sweep", sweep,
+               "measure the engine for several unit sizes and prefetch depths, with units * unit_bytes of parameters");
 
   int const rank = launched_rank();
   try {

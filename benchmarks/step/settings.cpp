@@ -40,33 +40,38 @@ int parse(int argc, char** argv, bool cuda, StepSettings& s) {
                          std::int64_t least, std::int64_t most) {
     app.add_option(flag, value, description)->check(CLI::Range(least, most))->capture_default_str();
   };
-  app.add_option("--model", s.model, "layers, heads and width")->check(CLI::IsMember(names))->capture_default_str();
-  count("--n_layer", s.n_layer, "instead of the model's (0: the model's)", 0, 10'000);
-  count("--n_head", s.n_head, "the same", 0, 10'000);
-  count("--n_embd", s.n_embd, "the same", 0, 1'000'000);
+  app.add_option("--model", s.model, "model that sets layers, heads and width")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+  count("--n_layer", s.n_layer, "number of layers (0: the model's)", 0, 10'000);
+  count("--n_head", s.n_head, "number of heads (0: the model's)", 0, 10'000);
+  count("--n_embd", s.n_embd, "width (0: the model's)", 0, 1'000'000);
   count("--vocab_size", s.vocab_size, "tokens of the vocabulary", 1, 100'000'000);
-  count("--batch", s.batch, "sequences of a micro-step (0: by model on CUDA, 1 on the host)", 0, 1'000'000);
-  count("--block", s.block, "tokens of a sequence", 1, 1'000'000);
-  count("--accumulate", s.accumulate, "micro-steps of an optimizer step", 1, 1'000'000);
+  count("--batch", s.batch, "sequences per micro-step (0: depends on the model on CUDA, 1 on the host)", 0, 1'000'000);
+  count("--block", s.block, "tokens per sequence", 1, 1'000'000);
+  count("--accumulate", s.accumulate, "micro-steps per optimizer step", 1, 1'000'000);
   s.dtype = cuda ? "bfloat16" : "float32";
-  app.add_option("--dtype", s.dtype, "of parameters and activations as they are computed with")
+  app.add_option("--dtype", s.dtype, "element type of parameters and activations in forward and backward")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->capture_default_str();
-  count("--burn_in", s.burn_in, "steps before the clock starts", 0, 1'000'000);
-  count("--timed", s.timed, "steps that are timed", 1, 1'000'000);
-  count("--profiled", s.profiled, "steps behind the table of kernel classes (0: no table)", 0, 1000);
+  count("--burn_in", s.burn_in, "warm-up steps", 0, 1'000'000);
+  count("--timed", s.timed, "timed steps", 1, 1'000'000);
+  count("--profiled", s.profiled, "steps measured for the table of kernel classes (0: no table)", 0, 1000);
   app.add_option("--clip", s.clip, "largest gradient norm (0: no clipping)")
       ->check(CLI::Range(0.0, 1e30))
       ->capture_default_str();
-  app.add_option("--peak", s.peak_tflops, "TFLOP/s that MFU is relative to (0: the data sheet's, else as measured)")
+  app.add_option("--peak", s.peak_tflops,
+                 "reference of MFU in TFLOP/s (0: the data sheet's rate if known, else the measured one)")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
-  count("--gemm_size", s.gemm_size, "edge of the product that measures the roof (0: 8192 on CUDA, 1024 on the host)", 0,
-        65536);
-  count("--cache_kib", s.cache_kib, "last-level cache; working sets are four times as large (0: ask the device)", 0,
+  count("--gemm_size", s.gemm_size,
+        "size of the matrix product that measures the peak rate (0: 8192 on CUDA, 1024 on the host)", 0, 65536);
+  count("--cache_kib", s.cache_kib,
+        "size of the last-level cache; working sets are four times as large (0: ask the device)", 0,
         std::int64_t{1} << 30);
-  count("--repeats", s.repeats, "of a roof's or a single kernel's measurement; the median counts", 1, 100'000);
-  app.add_flag("--kernels", s.kernels, "single kernels instead of a step");
+  count("--repeats", s.repeats,
+        "repetitions of a peak rate's or a single kernel's measurement; the result is their median", 1, 100'000);
+  app.add_flag("--kernels", s.kernels, "measure single kernels instead of a step");
   app.add_option("--json", s.json, "also write the figures to this file, one line of JSON");
   try {
     app.parse(argc, argv);
