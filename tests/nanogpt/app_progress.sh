@@ -36,8 +36,8 @@ no_bar $train --ranks=2 --out_dir=file
 if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
   trains_on_a_terminal mpirun --oversubscribe --bind-to none -n 2 $train --out_dir=mpi
   no_bar mpirun --oversubscribe --bind-to none -n 2 $train --out_dir=mpifile
-  check "mpirun on a terminal, into a file" on_terminal "mpirun --oversubscribe --bind-to none -n 2 $train --out_dir=into >into 2>&1"
-  if grep -q $'\x1b' into; then fail "a bar in mpirun's file"; fi
+  check "mpirun on a terminal, into a file" on_terminal "mpirun --oversubscribe --bind-to none -n 2 $train --out_dir=mpiinto >printed 2>&1"
+  if grep -q $'\x1b' printed; then fail "a bar in mpirun's file"; fi
 fi
 check "asked for" env NANOGPT_PROGRESS=1 $train --out_dir=asked >output 2>&1
 check "a bar in a file that asks for it" grep -q "$bar" output
