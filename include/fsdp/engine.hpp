@@ -224,9 +224,11 @@ class Engine {
   Tracer<Device>* tracer() { return core_.tracer.get(); }  ///< nullptr while nothing is traced
 
   /// Every rank's mean of `values`, in a fixed order.
-  /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise
+  /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
+  /// why one of this rank's streams has failed, if that is known already
   /// @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
+    core_.expect_whole_streams();
     return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text());
   }
 
@@ -234,6 +236,7 @@ class Engine {
   void drain() noexcept { core_.drain(*core_.compute); }
 
   /// Waits until all streams of this rank have run dry.
+  /// @throws why one of them has failed: what a task threw, or a PeerError that names the rank where it began
   void synchronize() { core_.synchronize(); }
 
  private:

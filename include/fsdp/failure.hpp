@@ -62,10 +62,13 @@ struct Failure {
   }
 }
 
-/// A stream that says whether it has failed, as host streams do: Failure const* failure() const.
+/// A stream that may fail, as host streams do, and says so. What a Device's streams may have beyond the concept.
 template <class Stream>
-concept TellsFailure = requires(Stream const& stream) {
-  { stream.failure() } -> std::same_as<Failure const*>;
+concept TellsFailure = requires(Stream& stream, Stream const& view) {
+  { view.failure() } -> std::same_as<Failure const*>;  // nullptr: whole, as far as is known
+  view.rethrow();                                      // throws it, if there is one
+  { view.was_told() } -> std::same_as<bool>;           // some call has thrown it
+  stream.finish();                                     // waits until all work is done or skipped; throws nothing
 };
 
 /// Why the stream has failed; nullptr if it has not, or if streams of its device do not fail.

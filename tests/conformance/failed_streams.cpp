@@ -13,7 +13,6 @@
 #include "fsdp/host/stream.hpp"
 #include "tests/catch.hpp"
 
-namespace failed_streams {
 namespace {
 
 using fsdp::ErrorKind;
@@ -223,5 +222,3 @@ TEST_CASE("failed streams: a callable that asks for it is told why it is skipped
   CHECK_THROWS_AS(stream.synchronize(), fsdp::Error);
   CHECK(heard == "ran boom boom ");
 }
-
-}  // namespace failed_streams

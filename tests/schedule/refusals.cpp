@@ -276,19 +276,27 @@ TEST_CASE("without replicas nothing waits for them, in a world of one too") {
         }).empty());
 }
 
-TEST_CASE("ranks that have stepped otherwise neither export nor average together") {
+TEST_CASE("ranks that have stepped or discarded otherwise neither step, export nor average together") {
   auto const after = [](auto const& act) {
     return on_engine(2, [&](Engine& engine, Layers& layers) {
       fsdp::Sgd sgd(engine, {.lr = 1.0f});
       pass(layers, 1.0f);
-      sgd.step(engine.rank() == 0 ? 0.5f : 0.25f);
+      sgd.step(0.5f);
+      pass(layers, 1.0f);
+      if (engine.rank() == 0) engine.discard_gradients();
       act(engine);
     });
   };
   CHECK(contains(after([](Engine& engine) { fsdp::export_full(engine, [](auto&&...) {}); }),
-                 "rank 0 has \"exports after step 0.5"));
+                 "rank 0 has \"exports after discard_gradients"));
   CHECK(contains(after([](Engine& engine) { static_cast<void>(engine.mean_over_ranks({1.0})); }),
-                 "averages 1 values after step"));
+                 "averages 1 values after discard_gradients"));
+  auto const stepped = on_engine(2, [](Engine& engine, Layers& layers) {
+    fsdp::Sgd sgd(engine, {.lr = 1.0f});
+    pass(layers, 1.0f);
+    sgd.step(engine.rank() == 0 ? 0.5f : 0.25f);
+  });
+  CHECK(contains(stepped, "unit 'all units' (optimizer) after step 0.5"));
 }
 
 TEST_CASE("ranks compare the strategy of each unit, by its answers") {

@@ -40,6 +40,7 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   auto const shards = engine.shards();
   constexpr std::int64_t chunk_elements = 1 << 20;
   auto const rank = engine.rank();
+  engine.synchronize();  // the last update is complete; no rank exports if a stream of one has failed
   detail::expect_equal_texts<OrderError>(engine.world(), formatted("exports after {}", shards.history().text()),
                                          "what is exported");
   auto& stream = shards.gather_stream();
@@ -49,7 +50,6 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
       static_cast<std::size_t>(chunk_elements * engine.placement().shards) * sizeof(T));
   auto* const all = staging.template as<T>();
 
-  device.synchronize(engine.compute());  // the last update is complete
   std::vector<T> values;
   std::vector<float> wide;
   Ticket last{};

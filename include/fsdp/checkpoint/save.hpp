@@ -37,6 +37,7 @@ class Save {
     expect_own_optimizer(engine, optimizer);
     expect_possible(options);
     engine.seal();
+    engine.synchronize();  // no rank saves if a stream of one has failed
     auto const arrays = array_list(engine, optimizer);
     manifest_.steps_taken = optimizer.steps();
     manifest_.step = options.step < 0 ? manifest_.steps_taken : options.step;

@@ -21,6 +21,7 @@
 #include "fsdp/comm/local/rank_thread.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 
 namespace fsdp::local {
@@ -29,8 +30,12 @@ namespace fsdp::local {
 ///
 /// Collectives are device copies, and kernels that sum peers' buffers, ordered by events. Enqueueing collective k waits
 /// until every peer has enqueued its k, never for device work: `stream wait` on a peer's event needs the event to be
-/// recorded, and what ranks disagree about (operation, count, type, unit, root) becomes an OrderError on every rank. A
-/// rank that fails makes every wait of the others throw a PeerError that names it.
+/// recorded, and what ranks disagree about (operation, count, type, unit, root) becomes an OrderError on every rank.
+///
+/// A rank that fails ends the collectives that it does not join any more, and no earlier ones: the calls of its peers
+/// throw a PeerError that names it. Where streams can fail, a collective on a stream that has failed passes the failure
+/// on: the peers' streams fail when they come to that collective. A collective of 0 elements moves nothing, and fails
+/// the same way.
 /// Sums run in the fixed pairwise tree over ranks (pairwise.hpp): results repeat bitwise and are equal on all ranks.
 template <fsdp::Device D>
 class Communicator {
@@ -142,6 +147,12 @@ class Communicator {
   /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { member().wait_for_peers(stream, ticket, site); }
 
+  /// A stream of this rank has failed, and no call has thrown that: run() throws it when the rank has returned.
+  /// @note Collective: no
+  [[gnu::cold]] void leave_failure(Failure const& why) noexcept {
+    if (rank_groups_ != nullptr) member_->group().run().leave(member_->world_rank(), why);
+  }
+
   /// Every rank's text, in rank order.
   /// @param what the texts are, in a word or two: equal on all ranks
   /// @throws OrderError on every rank if their `what` differ
@@ -184,7 +195,7 @@ class Communicator {
     comm::expect_buffers(member().world_rank(), operation, transfer.send, transfer.recv);
     detail::Request const request(transfer, label);
     return member().collective(stream, request, [&](std::uint64_t sequence) {
-      if (request.count == 0) return;
+      if (request.count == 0) return member_->for_peers([&](int peer) { await_input(stream, sequence, peer); });
       switch (request.collective) {
         case comm::Collective::all_gather: return gather_from_all(stream, sequence, request);
         case comm::Collective::reduce_scatter:
@@ -278,9 +289,9 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   auto group = std::make_shared<Group<D>>(shared, world, "world");
   std::vector<RankThread> threads(world.size());
   auto const live = [&](int rank) {
-    auto const failed = [&](std::string_view reason) {
+    auto const failed = [&] {
       threads[static_cast<std::size_t>(rank)].error = std::current_exception();
-      shared->poison(rank, reason);
+      shared->set_failed(rank, current_failure());
     };
     try {
       Communicator<D> communicator(group, rank, device_of(rank));
@@ -290,14 +301,14 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
         } else {
           body(communicator);
         }
-      } catch (std::exception const& error) {
-        failed(error.what());
+        shared->raise_left(rank);
       } catch (...) {
-        failed("an exception that is no std::exception");
+        failed();
       }
-    } catch (std::exception const& error) {
-      failed(error.what());
+    } catch (std::exception const&) {
+      failed();
     }
+    shared->end(rank);
   };
   auto const main = [](void* context) {
     auto const& of = *static_cast<RankThread const*>(context);
@@ -312,7 +323,8 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
     } catch (std::exception const& error) {
       own.error = std::make_exception_ptr(
           ResourceError(formatted("cannot start the thread of rank {}: {}", rank, error.what())));
-      shared->poison(rank, "its thread could not be started");
+      shared->set_failed(rank, {ErrorKind::resource, "its thread could not be started"});
+      for (int missing = rank; missing < ranks; ++missing) shared->end(missing);
       break;
     }
   }
@@ -327,7 +339,8 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
 /// @param ranks 1 to 256: see pairwise::max_ranks
 /// @param device the device of every rank, or a callable that returns the device of the rank it is given
 /// @param body called concurrently, with an rvalue (or an lvalue) Communicator
-/// @throws what the first rank that failed threw, rather than what peers threw because of it
+/// @throws what the first rank that failed threw, rather than what peers threw because of it; where no rank threw, what
+/// an engine has left (leave_failure)
 template <class DeviceOrFactory, class Body>
 void run(int ranks, DeviceOrFactory const& device, Body&& body) {
   if constexpr (fsdp::Device<DeviceOrFactory>) {

@@ -25,6 +25,7 @@
 #include "fsdp/engine/user_checks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/mesh.hpp"
 #include "fsdp/trace/trace.hpp"
@@ -54,8 +55,9 @@ struct EngineCore {
   }
   EngineCore(EngineCore&&) = delete;
   [[gnu::cold]] ~EngineCore() {
-    for (auto* stream : {&gather.stream(), compute, &reduce.stream()}) drain(*stream);
-    if (reduce.replicate_stream()) drain(*reduce.replicate_stream());
+    bool const told = std::uncaught_exceptions() > exceptions || was_told();
+    for_each_stream([&](Stream& stream) { drain(stream); });
+    if (!told) leave_failure();
   }
 
   /// See Engine.
@@ -152,8 +154,10 @@ struct EngineCore {
     tracer = std::move(next);
   }
 
+  /// For destructors. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {
+      if constexpr (TellsFailure<Stream>) return stream.finish();
       device.synchronize(stream);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "fsdp: rank %d: %s\n", where.rank, error.what());
@@ -163,14 +167,56 @@ struct EngineCore {
   }
 
   /// Waits until all streams of this rank have run dry.
+  /// @throws why one of them has failed
   void synchronize() {
-    device.synchronize(gather.stream());
-    device.synchronize(*compute);
-    device.synchronize(reduce.stream());
-    if (reduce.replicate_stream()) device.synchronize(*reduce.replicate_stream());
+    if constexpr (TellsFailure<Stream>) {
+      for_each_stream([](Stream& stream) { stream.finish(); });
+      expect_whole_streams();
+    }
+    for_each_stream([&](Stream& stream) { device.synchronize(stream); });
+  }
+
+  /// Looks at this rank's streams, and waits for nothing.
+  /// @throws why one of them has failed: the cause, where there are failures that come of it
+  void expect_whole_streams() {
+    if constexpr (TellsFailure<Stream>)
+      if (auto const* const failed = failed_stream()) failed->rethrow();
+  }
+
+  template <class Visit>
+  void for_each_stream(Visit const& visit) {
+    for (auto* stream : {&gather.stream(), compute, &reduce.stream()}) visit(*stream);
+    if (reduce.replicate_stream()) visit(*reduce.replicate_stream());
+  }
+  /// nullptr: none. One that has failed by itself goes before those that peers have failed.
+  [[gnu::cold]] Stream* failed_stream() {
+    Stream* found = nullptr;
+    for_each_stream([&](Stream& stream) {
+      auto const* const why = failure_of(stream);
+      if (why != nullptr && (found == nullptr || why->kind != ErrorKind::peer)) found = &stream;
+    });
+    return found;
+  }
+  bool was_told() {
+    bool told = false;
+    if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });
+    return told;
+  }
+  /// A stream has failed, and no call has thrown that: the world reports it in its end, if it can; else the engine now.
+  [[gnu::cold]] void leave_failure() noexcept {
+    if constexpr (TellsFailure<Stream>) {
+      auto const* const failed = failed_stream();
+      if (failed == nullptr) return;
+      if constexpr (requires { mesh->world().leave_failure(*failed->failure()); }) {
+        mesh->world().leave_failure(*failed->failure());
+      } else {
+        std::fprintf(stderr, "fsdp: rank %d: %s\n", where.rank, failed->failure()->text.c_str());
+      }
+    }
   }
 
   Mesh<C>* mesh;
+  int exceptions = std::uncaught_exceptions();  ///< on their way when the engine was made
   Device device;
   Placement where;  ///< of the units that shard
   MemoryAccount account;

@@ -17,6 +17,7 @@
 #include "fsdp/engine/schedule.hpp"
 #include "fsdp/engine/unsharder.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 
 namespace fsdp {
 
@@ -164,10 +165,21 @@ class Passes {
   decltype(auto) or_interrupt(Act const& act) {
     try {
       return act();
+    } catch (PeerError const&) {
+      interrupt();
+      raise_own_failure();
+      throw;
     } catch (...) {
       interrupt();
       throw;
     }
+  }
+  /// A peer has ended because a stream of this rank has failed, and this rank hears of the peer first.
+  [[gnu::cold]] void raise_own_failure() const {
+    if constexpr (TellsFailure<Stream>)
+      for (auto const* const stream : {compute_, &gather_->stream(), &reduce_->stream()})
+        if (auto const* const why = failure_of(*stream); why != nullptr && why->kind != ErrorKind::peer)
+          stream->rethrow();
   }
 
   /// [Note: How far the host runs ahead] A pass begins: waits until all passes but the latest `passes_ahead` are

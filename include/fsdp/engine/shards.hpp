@@ -9,6 +9,7 @@
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/trace/trace.hpp"
 #include "fsdp/wait_site.hpp"
 
@@ -57,6 +58,10 @@ class Shards {
   }
 
   /// An optimizer's step begins.
+  ///
+  /// [Note: All ranks step, or none] Where streams can fail, compute waits for every unit's gradients before the first
+  /// update, and for the other ranks' compute streams, which wait for theirs: a collective of 0 elements. So a task that
+  /// throws before the updates leaves the weights of all ranks as they were.
   /// @param given  a GradNorm, whose factor the step applies
   /// @throws UsageError if gradients are missing or left half-way, the norm is not theirs or is left out (see
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
@@ -68,6 +73,7 @@ class Shards {
                  optimizer);
     gate().begin_step(given.measurement());
     history().add("step", learning_rate);
+    if constexpr (TellsFailure<typename E::Stream>) meet();
   }
   /// @param given  a GradNorm, of this engine's gradients or of none
   /// @param what   it is given to, for the message
@@ -102,6 +108,13 @@ class Shards {
   }
 
  private:
+  void meet() const {
+    for (std::size_t u = 0; u < size(); ++u) await_reduced((*this)[u]);
+    if (engine_->world_size() == 1) return;
+    scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),
+                                     static_cast<double*>(nullptr), 0, history().label("all units", "optimizer"));
+  }
+
   E* engine_;
 };
 

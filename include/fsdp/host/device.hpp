@@ -12,6 +12,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/host/stream.hpp"
 #include "fsdp/kernels/block.hpp"
 
@@ -96,5 +97,6 @@ struct Device {
 };
 
 static_assert(fsdp::Device<Device>);
+static_assert(TellsFailure<Stream>);
 
 }  // namespace fsdp::host

@@ -65,6 +65,8 @@ struct alignas(64) EventState {
     auto const why = failure.load(std::memory_order_relaxed)->read();
     return rank < 0 ? why : peer_failure(rank, why);
   }
+  /// Somebody is told of it. @pre has_failed
+  [[gnu::cold]] void tell_failure() { failure.load(std::memory_order_relaxed)->tell(); }
   /// Another stream will record. Host threads only. @pre idle
   void forget_failure() noexcept {
     if (failed_since.load(std::memory_order_relaxed) == 0) return;

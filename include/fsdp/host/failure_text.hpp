@@ -41,6 +41,9 @@ class FailureText {
     }
     return failure;
   }
+  /// Some call has thrown it.
+  void tell() { told_.store(true, std::memory_order_relaxed); }
+  bool was_told() const { return told_.load(std::memory_order_relaxed); }
   void share() { shares_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -50,6 +53,7 @@ class FailureText {
 
   std::atomic<std::uint32_t> shares_{0};
   std::atomic<ErrorKind> kind_{};
+  std::atomic<bool> told_{false};
   std::atomic<std::size_t> size_{0};
   std::array<std::atomic<Word>, most_text / sizeof(Word)> words_{};
   FailureText* next_ = nullptr;  // in the pool; host threads only
@@ -62,6 +66,7 @@ class FailureTexts {
     auto& pool = instance();
     std::lock_guard const lock{pool.mutex_};
     auto* const text = pool.free_ == nullptr ? new FailureText : std::exchange(pool.free_, pool.free_->next_);
+    text->told_.store(false, std::memory_order_relaxed);
     text->share();
     return text;
   }

@@ -58,6 +58,7 @@ struct StreamCore {
     if (is_known_failed()) rethrow_error();
   }
   [[noreturn, gnu::cold, gnu::noinline]] void rethrow_error() const {
+    failure_text->tell();
     if (error != nullptr) std::rethrow_exception(error);
     failure.raise();
   }
@@ -314,15 +315,26 @@ class Stream {
     if (runs_inline()) return;
     FSDP_EXPECTS(std::this_thread::get_id() != core().worker.get_id(),
                  "stream '{}': a task cannot synchronize its own stream", name());
+    finish();
+    core().rethrow();
+  }
+  /// Blocks the calling thread until all enqueued work is done, or skipped because the stream has failed. Not from
+  /// inside a task of this stream.
+  void finish() {
+    if (runs_inline()) return;
     Event& done = core().finished;
     push_record(done);
     done.state_->await(done.ticket_, Backoff{Backoff::Limit::termination},
                        [&] { return formatted("the host waits for stream '{}'", name()); });
-    core().rethrow();
   }
 
   /// Why the stream has failed, as far as the worker has come; nullptr: it has not. Lives as long as the stream.
   Failure const* failure() const { return core().is_known_failed() ? &core_->failure : nullptr; }
+
+  /// @throws that, as every call that enqueues does; nothing if the stream has not failed
+  void rethrow() const { core().rethrow(); }
+  /// Some call has thrown the failure, of this stream or of an event of it.
+  bool was_told() const { return core().is_known_failed() && core_->failure_text->was_told(); }
 
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
   /// @throws why that stream had failed before the record; UsageError if `event` was never recorded
@@ -353,7 +365,9 @@ class Stream {
   }
 
   static void raise_failure(Event const& event) {
-    if (event.state_->has_failed(event.ticket_)) event.state_->failure_of_rank(event.rank_).raise();
+    if (!event.state_->has_failed(event.ticket_)) return;
+    event.state_->tell_failure();
+    event.state_->failure_of_rank(event.rank_).raise();
   }
   /// A callable that may be copied as bytes, by the function that calls it.
   [[gnu::noinline]] void enqueue_bytes(Team::Range call, std::int64_t parts, void* callable, std::size_t bytes) {

@@ -22,6 +22,7 @@
 #include "fsdp/comm/local/run.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/host/backoff.hpp"
 
 namespace fsdp::local::detail {
@@ -79,7 +80,7 @@ struct Published {
   static constexpr std::size_t depth = 16;
   static constexpr std::uint64_t left_in_order = 1;
   static constexpr std::uint64_t left_by_exception = 2;
-  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `reason` says why
+  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `failure` says why
 
   struct Entry {
     explicit Entry(D const& device)
@@ -120,7 +121,7 @@ struct Published {
   std::atomic<std::uint32_t> sleepers{0};
   std::array<std::string, 2> texts;  // of the last two exchanges
   std::array<Text, 2> whats;         // and what they are
-  std::string reason;                // why the rank failed
+  Failure failure;                   // why the rank failed
   std::shared_ptr<Group<D>> child;   // the group that this rank founds, during a split
 };
 
@@ -197,8 +198,10 @@ class Group {
   /// Waits until `peer` has announced `value` of `what`.
   /// @param call  the number of the call that the peer is yet to join; 0: it has joined
   /// @param operation  in which `rank` waits, for messages
-  /// @throws PeerError if a rank of the run fails first, or if the peer leaves the group without; OrderError if ranks
-  /// wait for each other
+  /// [Note: Failures count from a number] A peer's failure ends the waits for what the peer does not announce any more,
+  /// and no others: all ranks join the same collectives before it, and do the same with the results. Whoever waits for
+  /// a rank that has found out the same way learns it as soon as that one leaves.
+  /// @throws PeerError if the peer fails first, or leaves the group without; OrderError if ranks wait for each other
   void await(int rank, int peer, Counter what, std::uint64_t value, std::uint64_t call, Operation const& operation) {
     auto& from = published(peer);
     host::Backoff backoff;
@@ -206,14 +209,14 @@ class Group {
     for (int looks = 0;; ++looks) {
       auto const seen = from.changes.load(std::memory_order_relaxed);
       auto const left = from.left.load(std::memory_order_acquire);
+      bool const ended = run_->has_ended(world_rank(peer));
       if ((from.*what).load(std::memory_order_acquire) >= value) return;
-      throw_if_poisoned(rank);
+      if (run_->disagreed()) throw_if_poisoned(rank);
       if (call != 0 && looks > 64) expect_no_circle(link, rank, what, value, call, looks);
-      if (left == Published<D>::failed) {
-        fail<PeerError>("rank {}: rank {} failed: {}", world_rank(rank), world_rank(peer), from.reason);
-      }
-      if (left == Published<D>::left_by_exception) await_reason(rank);
-      if (left != 0) {
+      if (left == Published<D>::failed) throw_told(world_rank(rank), world_rank(peer), from.failure);
+      if (left == Published<D>::left_by_exception && !ended) await_end(peer);
+      if (left != 0 || ended) {
+        throw_if_poisoned(rank);
         comm::throw_peer_left(world_rank(rank), operation, world_rank(peer), left == Published<D>::left_by_exception);
       }
       backoff.pause(from.changes, seen, from.sleepers, [&] {
@@ -223,12 +226,14 @@ class Group {
     }
   }
 
-  /// An exception is on its way through a peer's code: gives it a moment to be reported with its text.
-  [[gnu::cold]] void await_reason(int rank) const {
-    for (int round = 0; round < 200; ++round) {
-      throw_if_poisoned(rank);
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
-    }
+  /// An exception is on its way through a peer's code: gives it time to be reported with its text, unless the peer
+  /// catches it.
+  [[gnu::cold]] void await_end(int peer) const {
+    auto const calls = run_->waits().announced(world_rank(peer));
+    auto const lives = [&] {
+      return !run_->has_ended(world_rank(peer)) && run_->waits().announced(world_rank(peer)) == calls;
+    };
+    for (int round = 0; round < 1000 && lives(); ++round) std::this_thread::sleep_for(std::chrono::milliseconds{1});
   }
 
   void throw_if_poisoned(int rank) const { run_->throw_if_poisoned(world_rank(rank)); }

@@ -58,8 +58,8 @@ class Member {
         device_.record(published().entry(sequence).done, stream);
         published().announce(published().done, sequence);
       }
-    } catch (std::exception const& error) {
-      if (size() > 1) fail_peers(error.what());
+    } catch (std::exception const&) {
+      if (size() > 1) fail_peers();
       throw;
     }
     return Ticket{sequence};
@@ -149,9 +149,10 @@ class Member {
     for_peers([&](int peer) { await(peer, &Published<D>::published, sequence, call); });
     for_peers([&](int peer) { check(request, peer, sequence); });
   }
-  void fail_peers(std::string_view reason) {
+  /// In a catch block.
+  [[gnu::cold]] void fail_peers() {
     if (std::exchange(broken_, true)) return;
-    published().reason = reason;
+    published().failure = current_failure();
     published().announce(published().left, Published<D>::failed);
   }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "fsdp/comm/common/call_note.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 
 namespace fsdp::local::detail {
 
@@ -99,6 +101,14 @@ class WaitGraph {
   std::vector<Caller> ranks_;
 };
 
+/// Tells `rank` that `peer` has failed. What the peer was told of a third rank is passed on.
+[[noreturn, gnu::cold]] inline void throw_told(int rank, int peer, Failure const& why) {
+  auto const prefix = formatted("rank {}: ", peer);
+  auto text = peer_failure(peer, why).text;
+  if (why.kind == ErrorKind::peer && text.starts_with(prefix)) text.erase(0, prefix.size());
+  fail<PeerError>("rank {}: {}", rank, text);
+}
+
 /// What all groups of one run share: the first failure, who waits for whom, and memory that peers may have been reading
 /// when the failure came.
 template <class D>
@@ -106,7 +116,7 @@ class Run {
  public:
   static constexpr int max_ranks = 1 << 10;  ///< what WaitGraph can name
 
-  explicit Run(int ranks) : ranks_(ranks), waits_(ranks) {}
+  explicit Run(int ranks) : ranks_(ranks), waits_(ranks), ended_(static_cast<std::size_t>(ranks)) {}
   Run(Run const&) = delete;
   Run& operator=(Run const&) = delete;
   [[gnu::cold]] ~Run() {
@@ -122,13 +132,33 @@ class Run {
   /// A number that no other group of the run has.
   std::uint64_t next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// Records that `rank` failed, unless another rank failed before.
-  void poison(int rank, std::string_view reason) noexcept { poison(rank, reason, false); }
+  /// `rank` has ended, and joins no call any more.
+  void end(int rank) noexcept { ended_[static_cast<std::size_t>(rank)].store(true, std::memory_order_release); }
+  bool has_ended(int rank) const { return ended_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire); }
+  /// `rank` has a failure that nobody was told of. The first of them counts.
+  void leave(int rank, Failure const& why) noexcept {
+    std::lock_guard const lock{mutex_};
+    try {
+      left_.try_emplace(rank, why);
+    } catch (...) {  // no memory for the text
+    }
+  }
+  /// @throws what `rank` has left, if anything
+  void raise_left(int rank) const {
+    std::lock_guard const lock{mutex_};
+    if (auto const found = left_.find(rank); found != left_.end()) found->second.raise();
+  }
+  /// `rank` has failed, and ends. Peers learn it where they wait for the rank, and not before.
+  void set_failed(int rank, Failure const& why) noexcept { note(rank, why, false); }
   /// Records that ranks cannot go on together, as `rank` has found out.
-  void disagree(int rank, std::string_view how) noexcept { poison(rank, how, true); }
+  void disagree(int rank, std::string_view how) noexcept {
+    note(rank, {ErrorKind::order, std::string(how)}, true);
+    disagreed_.store(true, std::memory_order_release);
+  }
+  bool disagreed() const { return disagreed_.load(std::memory_order_acquire); }
   bool poisoned() const { return failed_rank() >= 0; }
   int failed_rank() const { return failed_rank_.load(std::memory_order_acquire); }
-  /// @throws PeerError or OrderError, for `rank`, if the run has failed
+  /// @throws PeerError or OrderError, for `rank`, if some rank has failed
   void throw_if_poisoned(int rank) const {
     auto const failed = failed_rank();
     if (failed < 0) return;
@@ -154,16 +184,16 @@ class Run {
   };
 
   [[noreturn, gnu::cold]] void throw_failure(int rank, int failed) const {
-    if (disagreement_) fail<OrderError>("rank {}: {}", rank, reason_);
-    fail<PeerError>("rank {}: rank {} failed: {}", rank, failed, reason_);
+    if (disagreement_) fail<OrderError>("rank {}: {}", rank, why_.text);
+    throw_told(rank, failed, why_);
   }
-  [[gnu::cold]] void poison(int rank, std::string_view reason, bool disagreement) noexcept {
+  [[gnu::cold]] void note(int rank, Failure const& why, bool disagreement) noexcept {
     std::lock_guard const lock{mutex_};
     if (failed_rank_.load(std::memory_order_relaxed) >= 0) return;
     try {
-      reason_ = reason;
-    } catch (...) {
-      reason_.clear();
+      why_ = why;
+    } catch (...) {  // no memory for the text
+      why_.text.clear();
     }
     disagreement_ = disagreement;
     failed_rank_.store(rank, std::memory_order_release);
@@ -173,11 +203,14 @@ class Run {
   WaitGraph waits_;
   std::atomic<int> failed_rank_{-1};
   std::atomic<std::uint64_t> groups_{1};
-  std::mutex mutex_;
-  std::string reason_;
+  mutable std::mutex mutex_;
+  std::map<int, Failure> left_;
+  Failure why_;
   bool disagreement_ = false;
+  std::atomic<bool> disagreed_{false};
   std::vector<Memory> abandoned_;
   std::vector<D> devices_;  // of all ranks
+  std::vector<std::atomic<bool>> ended_;
 };
 
 }  // namespace fsdp::local::detail
