@@ -144,6 +144,11 @@ TEST_CASE("destructors survive a stream that has failed, and nothing else goes o
       CHECK_THROWS(engine.synchronize());
       CHECK_THROWS(layer.forward());
       CHECK_THROWS(layer.forward());  // still that exception: no scope was left open
+      try {
+        engine.discard_gradients();
+      } catch (...) {
+      }
+      CHECK_THROWS(layer.forward());  // it does not revive the stream
       auto moved = std::move(layer);
       CHECK_THROWS(moved.forward());
     });
