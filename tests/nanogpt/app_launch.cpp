@@ -104,7 +104,7 @@ TEST_CASE("variables that are malformed, half there or contradict each other are
   CHECK(read_launch(open_mpi + torchrun).several());  // they agree
   for (auto const& other :
        {Variables{{"RANK", "2"}, {"WORLD_SIZE", "4"}}, Variables{{"RANK", "1"}, {"WORLD_SIZE", "8"}}})
-    CHECK(has(what([&] { read_launch(open_mpi + other); }), "and mpirun says rank 1 of 4: unset RANK and WORLD_SIZE"));
+    CHECK(has(what([&] { read_launch(open_mpi + other); }), "but mpirun says rank 1 of 4; unset RANK and WORLD_SIZE"));
   CHECK(read_launch(pmix + torchrun).several());
   CHECK(has(what([] { read_launch(pmix + Variables{{"RANK", "2"}, {"WORLD_SIZE", "4"}}); }), "rank 1 of some"));
 }
@@ -355,8 +355,9 @@ TEST_CASE("ranks that were given one GPU of several are told by which variable")
             "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0; expected a different one for each rank"));
   CHECK_FALSE(has(twice, "start fewer"));  // there are GPUs enough
   auto const shifted = problem({"b", 1, 4}, {"b", 0, 2});
-  CHECK(has(shifted,
-            "one has LOCAL_RANK=1 and sees 4 GPUs, the other LOCAL_RANK=0 and 2: expected CUDA_VISIBLE_DEVICES"));
+  CHECK(has(
+      shifted,
+      "one has LOCAL_RANK=1 and sees 4 GPUs, the other LOCAL_RANK=0 and 2: expected the same CUDA_VISIBLE_DEVICES"));
   for (auto const* const name : {"GPU-0a", "GPU-0a of a host with spaces"}) {
     auto const same = unpack_gpu(pack({name, -1, 8}));
     CHECK(same.name == name);
@@ -425,7 +426,7 @@ TEST_CASE("ranks that would compute on different devices end alike") {
   Peers alike{{"cuda in bfloat16", "cuda in bfloat16"}};
   CHECK(what([&] { expect_same_device(alike, job); }) == "nothing was thrown");
   Peers mixed{{"cuda in bfloat16", "cuda in bfloat16", "cpu in float32", "cpu in float32"}};
-  CHECK(has(what([&] { expect_same_device(mixed, job); }), "rank 0 on cuda in bfloat16, rank 2 on cpu in float32"));
+  CHECK(has(what([&] { expect_same_device(mixed, job); }), "rank 0 uses cuda in bfloat16, rank 2 uses cpu in float32"));
   CHECK_THROWS_AS(expect_same_device(mixed, job), AgreedError);
 }
 

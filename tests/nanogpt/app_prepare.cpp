@@ -278,7 +278,7 @@ TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
   auto const one = folder.file("one.jsonl", "{\"text\": \"a\"}");
   auto options = with_byte_pairs(folder, one, pairs);
   options.val_fraction = 0.001;
-  CHECK(has(refused(options), "'val_fraction': none of the 1 documents is for validation with 0.001"));
+  CHECK(has(refused(options), "'val_fraction': of 1 documents none is for validation with 0.001"));
   pairs.marker = false;
   CHECK(has(refused(with_byte_pairs(folder, one, pairs)), "expected a token '<|endoftext|>'"));
   options.vocab_bpe = folder.path / "none";

@@ -90,7 +90,7 @@ check "does not say what the evaluation gives" \
 train --ranks=2 --max_iters=1 --warmup_iters=0 --lr_decay_iters=1 --learning_rate=1e-3 --min_lr=3e38 --weight_decay=100 --out_dir=broken &&
   fail "the last step has broken the weights: it ended well"
 check "does not say what the last step has done" \
-  grep -qE "rank [01]: iteration 1: the step has left weights in '.*' that are not finite; they are not saved$" output
+  grep -qE "rank [01]: iteration 1: weights of '.*' are not finite after the step; they were not saved$" output
 check "saved what the last step has broken" test ! -e broken/latest -a ! -e broken/model.safetensors
 sed -i 's/"q"/"Q"/' fresh/meta.json
 check "sampled with other tokens" grep -q "has another vocabulary than the model in 'fresh/step-3' was trained with" <(sampled fresh)

@@ -113,7 +113,7 @@ TEST_CASE("an unfinished or wrong write leaves no file, and the old one stays") 
   {
     SafetensorsWriter writer(path, {{"a", fsdp::DType::f32, {1}}, {"b", fsdp::DType::f32, {1}}});
     CHECK(has(what([&] { writer.write<float>("b", one); }), "expected tensor 'a' next, got 'b'"));
-    CHECK(has(what([&] { writer.write<float>("a", std::vector<float>{1, 2}); }), "1 x fp32, 2 x fp32 came"));
+    CHECK(has(what([&] { writer.write<float>("a", std::vector<float>{1, 2}); }), "expected 1 x fp32, got 2 x fp32"));
     writer.write<float>("a", one);
     CHECK(has(what([&] { writer.finish(); }), "1 of 2 tensors"));
   }

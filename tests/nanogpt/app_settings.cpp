@@ -308,9 +308,9 @@ TEST_CASE("what becomes of a unit after forward goes with the strategy") {
   };
   CHECK(problem("2", 4, 0) == "nothing was thrown");
   CHECK(problem("2", 8, 4) == "nothing was thrown");
-  CHECK(has(problem("4", 4, 0), "a divisor of the 4 ranks"));
-  CHECK(has(problem("3", 4, 0), "a divisor of the 4 ranks"));
-  CHECK(has(problem("4", 8, 4), "a divisor of the 4 ranks"));
+  CHECK(has(problem("4", 4, 0), "a smaller divisor of the 4 ranks"));
+  CHECK(has(problem("3", 4, 0), "a smaller divisor of the 4 ranks"));
+  CHECK(has(problem("4", 8, 4), "a smaller divisor of the 4 ranks"));
 }
 
 TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {

@@ -262,8 +262,9 @@ TEST_CASE("ids outside the vocabulary are refused by name") {
 TEST_CASE("a character that the vocabulary lacks is named, on one line") {
   Characters const characters({"a", "b"});
   CHECK(what([&] { (void)characters.encode("ab\xc3\xa9"); }) ==
-        "text: character '\xc3\xa9' (U+00E9) is not among the 2 of the vocabulary");
-  CHECK(what([&] { (void)characters.encode("a\n"); }) == "text: character U+000A is not among the 2 of the vocabulary");
+        "text: character '\xc3\xa9' (U+00E9) is not one of the 2 characters of the vocabulary");
+  CHECK(what([&] { (void)characters.encode("a\n"); }) ==
+        "text: character U+000A is not one of the 2 characters of the vocabulary");
 }
 
 TEST_CASE("files that do not fit together are refused, with the file, the line and why") {
@@ -278,9 +279,9 @@ TEST_CASE("files that do not fit together are refused, with the file, the line a
   for (std::string const bad : {"", "[]", "{}", "{\"a\": 0", "7"})
     CHECK(has(refused(bad, ""), "'e.json': expected a JSON object of tokens"));
   CHECK(has(refused("{\"a\": 0}", ""), "'e.json': expected a token '\xc4\x80' for the byte 0x00, got none"));
-  CHECK(has(refused("{\"a\": 1}", ""), "token 'a': expected an id below 1 that no other token has, got 1"));
-  CHECK(has(refused("{\"a\": 0, \"b\": 0}", ""), "token 'b': expected an id below 2 that no other token has, got 0"));
-  CHECK(has(refused("{\"a\": \"0\"}", ""), "expected an id below 1 that no other token has, got \"0\""));
+  CHECK(has(refused("{\"a\": 1}", ""), "token 'a': expected a unique id below 1, got 1"));
+  CHECK(has(refused("{\"a\": 0, \"b\": 0}", ""), "token 'b': expected a unique id below 2, got 0"));
+  CHECK(has(refused("{\"a\": \"0\"}", ""), "expected a unique id below 1, got \"0\""));
   CHECK(has(refused("{\"\": 0}", ""), "a token is empty"));
   CHECK(has(refused("{\"\xe4\xb8\xad\": 0}", ""), "U+4E2D does not represent a byte"));
   for (std::string const bad : {"a", "a b c", " a b", "a  b", "a "})
