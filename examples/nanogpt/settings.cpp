@@ -81,37 +81,38 @@ class Table {
 std::vector<Setting> make_table() {
   using S = Settings;
   Table t;
-  t.text("out_dir", &S::out_dir, train | sample | exporting, "where checkpoints go and come from");
+  t.text("out_dir", &S::out_dir, train | sample | exporting, "folder of the run: checkpoints, model, log");
   t.count("eval_interval", &S::eval_interval, train, "iterations between evaluations");
   t.count("log_interval", &S::log_interval, train, "iterations between log lines");
-  t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each split");
+  t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each of the two splits");
   t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
   t.flag("always_save_checkpoint", &S::always_save_checkpoint, train,
          "save at every evaluation, not only at a better one");
-  t.count("checkpoint_interval", &S::checkpoint_interval, train,
-          "iterations between checkpoints to resume from; 0: eval_interval", 0);
-  t.count("keep_last", &S::keep_last, train, "checkpoints that stay, besides the best", 1, 1'000'000);
+  t.count("checkpoint_interval", &S::checkpoint_interval, train, "iterations between checkpoints; 0: eval_interval", 0);
+  t.count("keep_last", &S::keep_last, train, "number of checkpoints to keep, besides the best one", 1, 1'000'000);
   t.flag("async_checkpoint", &S::async_checkpoint, train,
-         "write checkpoints from a copy in host memory while training goes on");
+         "write checkpoints in the background, from a copy in host memory");
   t.text("init_from", &S::init_from, train | sample,
-         "where training starts: scratch, resume (from out_dir), auto (resume if there is something, else scratch); "
-         "sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large or gpt2-xl, a folder with "
-         "safetensors and config.json, or llm.c's file of weights");
+         "initial weights. train: scratch, resume (the run in out_dir), auto (resume if out_dir has a checkpoint, else "
+         "scratch); sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with "
+         "safetensors and config.json, or llm.c's model file");
   t.flag("overwrite", &S::overwrite, train,
          "start a new run in an out_dir that holds one already: its first save removes the old run");
   t.rows.back().may_stand_alone = true;
   t.optional_text("model_dir", &S::model_dir, train | sample,
-                  "where gpt2 and its sizes are looked for, each in a folder of its name, before HuggingFace's cache");
-  t.text("dataset", &S::dataset, train | bench | prepare, "the folder below data/ that holds train.bin and val.bin");
+                  "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
+  t.text("dataset", &S::dataset, train | bench | prepare, "folder in data/ with train.bin and val.bin");
   t.text("data", &S::data, prepare,
-         "the text to prepare: a file, or documents: a .jsonl file or a folder of .txt and .jsonl");
-  t.choice("tokenizer", &S::tokenizer, prepare, "what tokens are: characters, or GPT-2's byte pairs", {"char", "gpt2"});
-  t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting, "GPT-2's tokens and their ids");
-  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting, "GPT-2's merges");
+         "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files");
+  t.choice("tokenizer", &S::tokenizer, prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
+  t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting,
+                  "file of GPT-2's tokens: encoder.json, or HuggingFace's vocab.json");
+  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting,
+                  "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
   t.fraction("val_fraction", &S::val_fraction, prepare,
-             "what val.bin gets: of a text's characters, or of the documents");
+             "part for val.bin: of a text's characters, or of the documents");
   t.choice("sampling", &S::sampling, training,
-           "how sequences are drawn: each block of the text once an epoch, or at random as nanoGPT does",
+           "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
@@ -135,81 +136,80 @@ std::vector<Setting> make_table() {
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
   t.choice("dtype", &S::dtype, computing | exporting,
-           "element type of the computation (default: that of a run that train resumes, else bfloat16 on cuda, float32 "
-           "on cpu; a processor without units for bf16 computes in float32); fastest: bfloat16 on cuda, and on cpu "
-           "where a measurement finds its products faster; export: of the file (float32)",
+           "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
+           "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
+           "type that a measurement finds faster. export: type of the file (float32)",
            {"float32", "bfloat16", "float16", "fastest"});
-  t.count("seed", &S::seed, computing, "seed of weights, batches, dropout and samples", 0, 1'000'000'000'000'000);
-  t.count("ranks", &S::ranks, computing, "ranks as threads of this process (without mpirun)", 1, 64);
-  t.count(
-      "threads", &S::threads, computing | prepare,
-      "threads that a rank computes with on the host, or that tokenize; auto, or 0: the cores that this process may "
-      "run on, divided over the machine's ranks",
-      0, 256);
+  t.count("seed", &S::seed, computing, "seed of initial weights, batches, dropout and samples", 0,
+          1'000'000'000'000'000);
+  t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
+  t.count("threads", &S::threads, computing | prepare,
+          "threads of each rank on the host, or of prepare; auto or 0: the cores available to this process, divided by "
+          "the machine's ranks",
+          0, 256);
   t.rows.back().word_for_zero = "auto";
   t.choice("comm", &S::comm, computing,
-           "what moves data between ranks: mpi for processes on the host, nccl for those with GPUs, local for threads; "
-           "auto: as device and launcher need",
+           "communicator between ranks: mpi for processes on the host, nccl for processes with GPUs, local for "
+           "threads; auto: by device and launcher",
            {"auto", "nccl", "local", "mpi"});
-  t.flag("share_gpu", &S::share_gpu, computing,
-         "more processes than GPUs on a machine: deal them round; slow, for trials");
+  t.flag("share_gpu", &S::share_gpu, computing, "allow several processes per GPU; slow, for trials");
   t.positive("collective_timeout", &S::collective_timeout, computing,
-             "seconds after which a collective is given up (default: FSDP_TIMEOUT where it is set)");
+             "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
   t.choice("strategy", &S::strategy, computing, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
   t.count("shard_group", &S::shard_group, computing,
-          "ranks per shard group of hybrid_shard (default: those of a machine, of several)");
-  t.optional_text(
-      "reshard_after_forward", &S::reshard_after_forward, training,
-      "drop a unit after forward: true, false (as shard_grad_op), or keep it sharded over a number of ranks "
-      "(default: as the strategy says)");
+          "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
+  t.optional_text("reshard_after_forward", &S::reshard_after_forward, training,
+                  "after forward: true drops a unit, false keeps it (as shard_grad_op), a number keeps it sharded over "
+                  "this many ranks (default: as the strategy says)");
   t.choice("wrap", &S::wrap, training,
-           "what is gathered together: a transformer block, neighbours of min_params or more, or the whole model",
+           "unit that is gathered together: block (a transformer block), size (neighbouring blocks with at least "
+           "min_params), or model (everything)",
            {"block", "size", "model"});
-  t.count("min_params", &S::min_params, training, "wrap=size: fewest parameters of a unit of blocks", 1,
+  t.count("min_params", &S::min_params, training, "wrap=size: minimum number of parameters per unit", 1,
           1'000'000'000'000);
   t.count("prefetch", &S::prefetch, computing, "units gathered ahead", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
-  t.text(
-      "activation_checkpointing", &S::activation_checkpointing, training,
-      "keep layers' inputs alone, and compute their activations again in backward: false, true, or a number of layers");
+  t.text("activation_checkpointing", &S::activation_checkpointing, training,
+         "compute activations again in backward instead of keeping them: false, true, or a number of layers");
   t.choice("reduce_dtype", &S::reduce_dtype, training,
-           "element type that ranks sum gradients in (default: float32, whatever dtype is)", {"float32", "bfloat16"});
+           "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
-  t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile here");
-  t.text("backend", &S::backend, training, "nanoGPT's; --comm is what there is here");
-  t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; --log_json=FILE logs here");
+  t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
+  t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
+  t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
-  t.optional_text("log_json", &S::log_json, train, "file that gets a JSON object per logged line");
-  t.optional_text("trace", &S::trace, train, "file that gets a Chrome trace of some steps, all ranks in one");
-  t.count("trace_steps", &S::trace_steps, train, "steps that are traced, after two", 1, 10'000);
+  t.optional_text("log_json", &S::log_json, train, "output file: one JSON object per printed line");
+  t.optional_text("trace", &S::trace, train, "output file: a Chrome trace of some steps, of all ranks");
+  t.count("trace_steps", &S::trace_steps, train, "number of traced steps, after two warm-up steps", 1, 10'000);
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
-  t.optional_text("checkpoint", &S::checkpoint, sample | exporting,
-                  "weights from a checkpoint instead of out_dir's model.safetensors: best, latest, or its folder");
+  t.optional_text(
+      "checkpoint", &S::checkpoint, sample | exporting,
+      "use the weights of a checkpoint instead of out_dir's model.safetensors: best, latest, or its folder");
   t.non_negative("temperature", &S::temperature, sample, "below 1: less random; 0: always the most likely token");
   t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
-  auto& top_p = t.add("top_p", &S::top_p, sample,
-                      "draw from the most likely tokens that make up this part of the probability; 1: all");
+  auto& top_p =
+      t.add("top_p", &S::top_p, sample, "draw from the most likely tokens with this total probability; 1: all");
   top_p.low = 0;
   top_p.low_excluded = true;
   top_p.high = 1;
-  t.flag("stop_at_end", &S::stop_at_end, sample, "a sample ends where the model draws <|endoftext|>");
-  t.choice("format", &S::format, exporting, "for whom: huggingface, llm.c, or nanogpt (a folder as training writes it)",
+  t.flag("stop_at_end", &S::stop_at_end, sample, "end a sample at <|endoftext|>");
+  t.choice("format", &S::format, exporting,
+           "format of the export: huggingface, llm.c, or nanogpt (a folder as training writes it)",
            {"huggingface", "llm.c", "nanogpt"});
-  t.count("burn_in", &S::burn_in, bench, "steps before the clock starts", 0, 1'000'000);
-  t.count("timed", &S::timed, bench, "steps that are timed", 1, 1'000'000);
-  t.flag("pieces", &S::pieces, bench,
-         "instead of timed steps: as many as each line of standard input says, with a line of JSON for each (see "
-         "benchmarks/peers)");
-  t.optional_text("json", &S::json, bench, "file that gets the figures as one JSON object");
-  t.optional_text(
-      "to", &S::to, exporting | report,
-      "export: the folder that is written; report: the page's file (otherwise report.html in the first folder)");
+  t.count("burn_in", &S::burn_in, bench, "warm-up steps", 0, 1'000'000);
+  t.count("timed", &S::timed, bench, "timed steps", 1, 1'000'000);
+  t.flag(
+      "pieces", &S::pieces, bench,
+      "run as many steps as each line of standard input says, and answer with a line of JSON (see benchmarks/peers)");
+  t.optional_text("json", &S::json, bench, "output file: the results as one JSON object");
+  t.optional_text("to", &S::to, exporting | report,
+                  "export: output folder; report: output file (default: report.html in the first folder)");
   t.optional_text("svg", &S::svg, report,
-                  "file that gets a picture for a README: losses, and a step if there is a trace");
+                  "output file: a picture of losses, and of a step if there is a trace, for a README");
   return t.rows;
 }
 
