@@ -210,6 +210,9 @@ std::vector<Setting> make_table() {
                   "export: output folder; report: output file (default: report.html in the first folder)");
   t.optional_text("svg", &S::svg, report,
                   "output file: a picture of losses, and of a step if there is a trace, for a README");
+  t.optional_text("csv", &S::csv, report, "output file: losses, norms and speeds as comma-separated values");
+  t.flag("watch", &S::watch, report, "rewrite the page whenever the log grows, until Ctrl-C");
+  t.rows.back().may_stand_alone = true;
   return t.rows;
 }
 

@@ -103,7 +103,8 @@ struct Settings {
   std::string json;
   // report
   std::vector<std::string> runs;  ///< folders; not a setting of its own
-  std::string to, svg;            ///< files; `to` empty: report.html in the first folder. export: a folder
+  std::string to, svg, csv;       ///< files; `to` empty: report.html in the first folder. export: a folder
+  bool watch = false;
 
   std::vector<std::string> given;  ///< settings that a config file or the command line has set
   bool was_given(std::string_view name) const { return std::find(given.begin(), given.end(), name) != given.end(); }

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -20,10 +21,12 @@
 #include "fsdp/trace/trace_file.hpp"
 #include "jump_watch.hpp"
 #include "report/chart.hpp"
+#include "report/csv.hpp"
 #include "report/curves.hpp"
 #include "report/escape.hpp"
 #include "report/log_reader.hpp"
 #include "report/memory_bars.hpp"
+#include "report/notes.hpp"
 #include "report/output.hpp"
 #include "report/page.hpp"
 #include "report/scale.hpp"
@@ -99,6 +102,10 @@ report::Trace trace_of(std::string const& json) {
 
 constexpr char const* hostile_text = "</script><script>alert(1)</script>\"'&<b>\x01 ]]> \xe2\x80\xae";
 constexpr char const* hostile = "</script><script>alert(1)</script>\"'&<b>\x01 ]]> \xff \xe2\x80\xae";
+
+/// As a log gives it back: JSON is UTF-8.
+constexpr char const* hostile_text_logged =
+    "</script><script>alert(1)</script>\"'&<b>\x01 ]]> \xef\xbf\xbd \xe2\x80\xae";
 
 /// A run in which every text is hostile.
 Material hostile_material() {
@@ -490,14 +497,140 @@ TEST_CASE("a training loss is told with the iteration that it is of") {
   CHECK(!has(tiles, "3.5<small>at iteration 21<"));
 }
 
+namespace {
+
+/// Ten iterations of 8 tokens and half a second each, then a resumption at iteration 5 with 16 tokens an iteration.
+std::string resumed_log() {
+  auto const begin = [](std::int64_t first, bool resumed, char const* batch) {
+    RunHeader header;
+    header.iteration = first;
+    header.resumed = resumed;
+    header.settings = {
+        {"gradient_accumulation_steps", "2", false}, {"batch_size", batch, true}, {"block_size", "4", true}};
+    return log_line(header) + "\n";
+  };
+  auto const row = [](std::int64_t number, double total) {
+    return log_line(IterationReport{number, 3, 0.5, 0.5, 1e-3, total, 16, 0, 0.25}) + "\n";
+  };
+  auto log = begin(0, false, "1") + log_line(EvaluationReport{0, 4.0, 4.1, 1e-3, -1}) + "\n";
+  for (std::int64_t i = 0; i < 10; ++i) log += row(i, 0.5 * static_cast<double>(i + 1));
+  log += log_line(Jump{9, 9, 3, 20}, "loss") + "\n" + begin(5, true, "2");
+  for (std::int64_t i = 5; i < 9; ++i) log += row(i, 0.5 * static_cast<double>(i - 4));
+  return log + log_line(EvaluationReport{9, 2.0, 2.1, 1e-3, -1}) + "\n";
+}
+
+}  // namespace
+
+TEST_CASE("tokens and time go on where a run is resumed, and a page is drawn by them too") {
+  auto const run = run_of(resumed_log());
+  REQUIRE(run.iterations.size() == 10);
+  CHECK(run.iterations[0].tokens == 0);
+  CHECK(run.iterations[4].tokens == 4 * 8);
+  CHECK(run.iterations[5].tokens == 5 * 8);
+  CHECK(run.iterations[8].tokens == 5 * 8 + 3 * 16);
+  CHECK(run.iterations[4].seconds == 2.5);
+  CHECK(run.iterations[5].seconds == 3);  // 5 to 9 of the first start are lost, and their time with them
+  CHECK(run.iterations[8].seconds == 4.5);
+  REQUIRE(run.evaluations.size() == 2);
+  CHECK(run.evaluations[0].seconds == 0);
+  CHECK(run.evaluations[1].tokens == 5 * 8 + 4 * 16);
+  CHECK(run.evaluations[1].seconds == 4.5);
+  CHECK(run.iterations[8].gradient_norm == 0.25);
+  CHECK(run.jumps.empty());  // of an iteration that is done again
+
+  auto const page = report::page({{run, {}}});
+  for (auto const* const id : {"by-iterations", "by-tokens", "by-time", "y-linear", "y-log"})
+    CHECK(has(page, std::string("id=\"") + id));
+  CHECK(has(page, "Loss, nats per token, by seconds"));
+  CHECK(has(page, "Gradient norm, before clipping, by tokens"));
+  CHECK(XmlCheck(page).fault() == "");
+  CHECK(!has(page, "http-equiv=\"refresh\""));
+  CHECK(has(report::page({{run, {}}}, 5), "<meta http-equiv=\"refresh\" content=\"5\"/>"));
+  auto const old = report::page({{run_of(iteration(1, 4.0) + iteration(2, 3.0)), {}}});  // a log without settings
+  CHECK(!has(old, "id=\"by-tokens\""));
+}
+
+TEST_CASE("a scale that is logarithmic has equal ratios at equal distances") {
+  auto const run = run_of(iteration(0, 8.0) + iteration(1, 4.0) + iteration(2, 2.0));
+  auto const chart = report::loss_chart({&run});
+  auto const heights = [&](bool logarithmic) {
+    auto const text = report::svg(chart, {1000, 300}, "id", {report::Axis::iterations, logarithmic});
+    std::vector<double> found;
+    std::regex const point("[ML][0-9.]+ ([0-9.]+)");
+    for (std::sregex_iterator at(text.begin(), text.end(), point), end; at != end; ++at)
+      found.push_back(std::stod((*at)[1]));
+    return found;
+  };
+  auto const log = heights(true), linear = heights(false);
+  REQUIRE(log.size() >= 3);
+  REQUIRE(linear.size() >= 3);
+  CHECK(std::abs((log[1] - log[0]) - (log[2] - log[1])) < 0.1);
+  CHECK(std::abs((linear[1] - linear[0]) - 2 * (linear[2] - linear[1])) < 0.1);
+  auto const flat = run_of(iteration(0, 0.0) + iteration(1, 4.0));  // there is no logarithm of 0
+  CHECK(!report::can_be_logarithmic(report::loss_chart({&flat})));
+}
+
+TEST_CASE("a run whose losses are null says so") {
+  double const nan = std::nan("");
+  CHECK(report::null_losses(run_of(iteration(0, 4.0))) == "");
+  CHECK(report::null_losses(run_of(iteration(0, 4.0) + iteration(1, nan) + iteration(2, nan))) ==
+        "2 of 3 training losses are null (not a finite number), from iteration 1 on. The training has diverged.");
+  auto const run = run_of(iteration(0, nan) + log_line(EvaluationReport{0, nan, 1, 0, -1}) + "\n");
+  auto const said = report::null_losses(run);
+  CHECK(has(said, "All of 1 training losses are null"));
+  CHECK(has(said, "All of 1 evaluations have a loss that is null."));
+  CHECK(has(report::page({{run, {}}}), said));
+  CHECK(has(report::page({{run, {}}, {run_of(iteration(0, 4.0)), {}}}), said));
+}
+
+TEST_CASE("jumps are marked where they are, and texts that the model wrote are shown, the last one first") {
+  auto run = run_of(iteration(0, 4.0) + iteration(1, 9.0) + iteration(2, 4.0) + log_line(Jump{1, 9, 4, 20}, "loss") +
+                    "\n" + log_line_of_sample(0, "aaa") + "\n" + log_line_of_sample(2, hostile) + "\n");
+  auto const page = report::page({{run, {}}});
+  CHECK(has(page, "circle class=\"jump c0"));
+  CHECK(has(page, "loss 9 at iteration 1 (median before it 4)"));
+  REQUIRE(run.samples.size() == 2);
+  CHECK(run.samples[1].text == hostile_text_logged);
+  CHECK(page.find("before iteration 2.") < page.find("aaa"));
+  expect_whole({{run, {}}});
+}
+
+TEST_CASE("runs are a table of values, with a row for each iteration and empty cells for what is not known") {
+  auto run = run_of(resumed_log()), other = run_of(iteration(3, std::nan("")));
+  run.name = "a, \"b\"";
+  other.name = "c";
+  auto const table = report::csv({&run, &other});
+  std::istringstream lines(table);
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(line);
+  REQUIRE(rows.size() == 1 + 10 + 1);
+  CHECK(rows[0] == "run,iter,tokens,seconds,loss,eval_train_loss,eval_val_loss,lr,grad_norm,time_ms,tokens_per_s,mfu");
+  CHECK(rows[1] == "\"a, \"\"b\"\"\",0,0,0.5,3,4,4.1,0.001,0.25,500,16,0.5");
+  CHECK(rows[9] == "\"a, \"\"b\"\"\",8,88,4.5,3,,,0.001,0.25,500,16,0.5");
+  CHECK(has(rows[10], ",9,"));
+  CHECK(has(rows[10], ",2,2.1,"));
+  CHECK(rows[11] == "c,3,,1,,,,0.001,,10,10000,0.5");
+  for (auto const& row : rows) {
+    std::size_t commas = 0;
+    bool quoted = false;
+    for (char const letter : row) {
+      quoted ^= letter == '"';
+      commas += letter == ',' && !quoted ? 1 : 0;
+    }
+    CHECK(commas == 11);
+  }
+  auto const alone = run_of(log_line(EvaluationReport{7, 2.0, 2.5, 1e-3, -1}) + "\n");
+  CHECK(has(report::csv({&alone}), ",7,,0,,2,2.5,,,,,\n"));
+}
+
 TEST_CASE("a pointer reads what was logged, where the line is smoothed") {
   std::string log = start(0, false);
   for (std::int64_t i = 0; i < 300; ++i) log += iteration(i, i == 150 ? 3.556 : 4.0);
   auto const long_run = run_of(log), short_run = run_of(start(0, false) + iteration(0, 4.0));
   for (auto const& runs : {std::vector<Run const*>{&long_run}, std::vector<Run const*>{&long_run, &short_run}}) {
     auto const chart = report::loss_chart(runs);
-    CHECK(has(report::readings(chart), "[150,\"3.556\"],[151,\"4\"]"));
-    CHECK(has(report::readings(chart), "[149,\"4\"]"));
+    CHECK(has(report::readings(chart), "[150,\"3.556\",null,1],[151,\"4\",null,1]"));
+    CHECK(has(report::readings(chart), "[149,\"4\",null,1]"));
   }
   CHECK(report::loss_chart({&long_run}).curves[1].points[150].y > 3.9);
   std::string const note = "the line is smoothed, a pointer reads what was logged";

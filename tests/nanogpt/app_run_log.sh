@@ -71,6 +71,34 @@ check "the older run's page" "$nanogpt" report one >output 2>&1
 check "says whose the trace is" grep -q "one/t.json&#39; is another run&#39;s" one/report.html
 if grep -q 'of middle length' one/report.html; then fail "another run's step is drawn"; fi
 
+# The same as a table, and a page that is rewritten while the log grows.
+check "a table" "$nanogpt" report one two --to=both.html --csv=runs.csv >output 2>&1
+expect "its rows" $((1 + 2 * 14)) "$(wc -l <runs.csv)"
+expect "its cells" 12 "$(awk -F, '{ print NF }' runs.csv | sort -u)"
+check "tokens" grep -q '^one,12,384,' runs.csv
+mkdir growing
+"$nanogpt" report growing --watch >watched 2>&1 &
+watcher=$!
+until_there() {  # until_there PATTERN FILE: waits; a test that hangs is ended by ctest
+  until grep -qs "$1" "$2"; do kill -0 $watcher 2>/dev/null || return 1; sleep 0.1; done
+}
+check "it waits for a log" until_there "^waiting: 'growing': expected the out_dir" watched
+head -n 6 one/log.jsonl >growing/log.jsonl
+check "a page that is loaded again" until_there 'http-equiv="refresh"' growing/report.html
+cp growing/report.html earlier.html
+cat one/log.jsonl >growing/log.jsonl
+check "the page grows with the log" until_there 'started 2 times' growing/report.html
+kill -INT $watcher
+wait $watcher
+expect "Ctrl-C ends it cleanly" 0 $?
+check "it says where the page is" grep -qx 'wrote growing/report.html' watched
+if grep -q 'http-equiv="refresh"' growing/report.html; then fail "a page that nobody rewrites is loaded again and again"; fi
+mkdir diverged
+sed 's/"loss":[0-9.]*/"loss":null/' one/log.jsonl >diverged/log.jsonl
+check "a run that diverged" "$nanogpt" report diverged >output 2>&1
+check "is told" grep -q '^warning: diverged: All of 13 training losses are null' output
+check "on its page too" grep -q 'All of 13 training losses are null' diverged/report.html
+
 mkdir empty
 ends_in_error "$nanogpt" report
 check "no folder" grep -q "expected the out_dir of a run" output

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "report/escape.hpp"
@@ -14,15 +15,30 @@ namespace {
 template <class Value>
 Points points_of(Run const& run, Value value) {
   Points points;
-  for (auto const& row : run.iterations) points.push_back({static_cast<double>(row.iteration), row.*value});
+  for (auto const& row : run.iterations)
+    points.push_back({static_cast<double>(row.iteration), row.*value, row.tokens, row.seconds});
   return points;
 }
 
 template <class Value>
 Points evaluations_of(Run const& run, Value value) {
   Points points;
-  for (auto const& row : run.evaluations) points.push_back({static_cast<double>(row.iteration), row.*value});
+  for (auto const& row : run.evaluations)
+    points.push_back({static_cast<double>(row.iteration), row.*value, row.tokens, row.seconds});
   return points;
+}
+
+/// The points of a curve at which training has found a jump.
+Points jumps_of(Run const& run, std::string_view what, Points const& points) {
+  Points found;
+  for (auto const& jump : run.jumps) {
+    if (jump.what != what) continue;
+    auto const x = static_cast<double>(jump.iteration);
+    auto const at = std::lower_bound(points.begin(), points.end(), x,
+                                     [](Point const& point, double wanted) { return point.x < wanted; });
+    if (at != points.end() && at->x == x) found.push_back(*at);
+  }
+  return found;
 }
 
 /// Draws the mean of about a fiftieth of the run; a pointer goes on to read what was logged.
@@ -49,6 +65,16 @@ Chart simple_chart(std::vector<Run const*> const& runs, std::string title, std::
   return chart;
 }
 
+/// A single curve keeps what was logged behind its mean.
+void smooth_all(Chart& chart) {
+  auto raw = chart.curves[0];
+  raw.css += " raw";
+  raw.read = false;
+  raw.jumps.clear();
+  for (auto& curve : chart.curves) smooth(curve);
+  if (chart.curves.size() == 1) chart.curves.insert(chart.curves.begin(), raw);
+}
+
 }  // namespace
 
 std::string colour_of(std::size_t run) { return fmt::format("c{}{}", run % 6, run % 12 < 6 ? "" : " dashed"); }
@@ -67,6 +93,7 @@ Chart loss_chart(std::vector<Run const*> const& runs) {
     if (single) chart.curves.push_back({"each iteration", colour + " raw", losses, false});
     chart.curves.push_back({single ? "train" : name_of(run) + " train", single ? colour : colour + " thin", losses});
     smooth(chart.curves.back());
+    chart.curves.back().jumps = jumps_of(run, "loss", losses);
     auto const val = evaluations_of(run, &Evaluation::val_loss);
     chart.curves.push_back({single ? "val" : name_of(run) + " val", single ? colour_of(1) : colour, val, true, true});
   }
@@ -77,13 +104,19 @@ Chart learning_rate_chart(std::vector<Run const*> const& runs) {
   return simple_chart(runs, "Learning rate", "", "learning rate", &Iteration::learning_rate);
 }
 
+Chart norm_chart(std::vector<Run const*> const& runs) {
+  auto chart = simple_chart(runs, "Gradient norm", "before clipping", "norm", &Iteration::gradient_norm);
+  if (auto const limit = runs[0]->header.setting("grad_clip"); runs.size() == 1 && !limit.empty())
+    chart.unit += " to " + shortened(limit, 12);
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    chart.curves[i].jumps = jumps_of(*runs[i], "grad_norm", chart.curves[i].points);
+  smooth_all(chart);
+  return chart;
+}
+
 Chart speed_chart(std::vector<Run const*> const& runs) {
   auto chart = simple_chart(runs, "Speed", "tokens per second", "tokens/s", &Iteration::tokens_per_second);
-  auto raw = chart.curves[0];
-  raw.css += " raw";
-  raw.read = false;
-  for (auto& curve : chart.curves) smooth(curve);
-  if (runs.size() == 1) chart.curves.insert(chart.curves.begin(), raw);
+  smooth_all(chart);
   return chart;
 }
 

@@ -17,6 +17,8 @@ std::string colour_of(std::size_t run);
 
 /// One run: training losses, their mean, and validation losses, each with its name. Several: a colour for each run.
 Chart loss_chart(std::vector<Run const*> const& runs);
+/// The gradients' norm before clipping.
+Chart norm_chart(std::vector<Run const*> const& runs);
 Chart learning_rate_chart(std::vector<Run const*> const& runs);
 Chart speed_chart(std::vector<Run const*> const& runs);
 

@@ -2,7 +2,9 @@
 #include "report/log_reader.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -67,6 +69,15 @@ Header header_of(Json const& object) {
   return header;
 }
 
+/// A setting that is a positive number; NaN if the header does not have it.
+double setting_number(Header const& header, std::string_view name) {
+  auto const text = header.setting(name);
+  std::int64_t value{};
+  auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  bool const whole = error == std::errc{} && end == text.data() + text.size();
+  return whole && value > 0 ? static_cast<double>(value) : unknown;
+}
+
 /// A log line by line.
 class Reading {
  public:
@@ -78,6 +89,8 @@ class Reading {
   Run finished() {
     for (auto const& [iteration, row] : iterations_) run_.iterations.push_back(row);
     for (auto const& [iteration, row] : evaluations_) run_.evaluations.push_back(row);
+    for (auto const& [key, row] : jumps_) run_.jumps.push_back(row);
+    for (auto const& [iteration, text] : samples_) run_.samples.push_back({iteration, text});
     return std::move(run_);
   }
 
@@ -95,9 +108,18 @@ class Reading {
                                 number(object, "lr"),
                                 number(object, "time_ms"),
                                 number(object, "tokens_per_s"),
-                                number(object, "mfu")};
+                                number(object, "mfu"),
+                                number(object, "grad_norm"),
+                                tokens_before(iteration),
+                                seconds_before_ + number(object, "total_time_s")};
     } else if (kind == "eval") {
-      evaluations_[iteration] = {iteration, number(object, "train_loss"), number(object, "val_loss")};
+      evaluations_[iteration] = {iteration, number(object, "train_loss"), number(object, "val_loss"),
+                                 tokens_before(iteration), seconds_until(iteration)};
+    } else if (kind == "jump") {
+      auto const what = report::text(object, "what");
+      jumps_[{iteration, what}] = {iteration, what, number(object, "value"), number(object, "median")};
+    } else if (kind == "sample") {
+      samples_[iteration] = report::text(object, "text");
     } else if (kind == "memory") {
       memory(object);
     } else if (kind == "stop") {
@@ -115,12 +137,32 @@ class Reading {
       run_ = std::move(fresh);
       iterations_.clear();
       evaluations_.clear();
+      jumps_.clear();
+      samples_.clear();
+      first_ = 0;
+      tokens_ = 0;
     }
     ++run_.starts;
     run_.stopped.clear();
+    auto const first = count(object, "iter");
+    tokens_ = tokens_before(first);
+    first_ = first;
+    seconds_before_ = seconds_until(first);
+    jumps_.erase(jumps_.lower_bound({first, ""}), jumps_.end());  // of iterations that are done again
     run_.header = header_of(object);
+    each_ = setting_number(run_.header, "gradient_accumulation_steps") * setting_number(run_.header, "batch_size") *
+            setting_number(run_.header, "block_size");
     if (!run_.header.trace.empty())
       run_.traces.insert(run_.traces.begin(), {run_.header.trace, run_.header.id, run_.header.ranks});
+  }
+  /// What this start and those before it have trained on before an iteration. NaN: not said.
+  double tokens_before(std::int64_t iteration) const {
+    return iteration == first_ ? tokens_ : tokens_ + static_cast<double>(iteration - first_) * each_;
+  }
+  /// How long training has taken until an iteration begins, by the last that was logged before it.
+  double seconds_until(std::int64_t iteration) const {
+    auto const next = iterations_.lower_bound(iteration);
+    return next == iterations_.begin() ? 0 : std::prev(next)->second.seconds;
   }
   void memory(Json const& object) {
     auto const ranks = object.find("ranks");
@@ -134,6 +176,12 @@ class Reading {
   Run run_;
   std::map<std::int64_t, Iteration> iterations_;
   std::map<std::int64_t, Evaluation> evaluations_;
+  std::map<std::pair<std::int64_t, std::string>, JumpRow> jumps_;
+  std::map<std::int64_t, std::string> samples_;
+  // The last start: the iteration that it began with, what was trained on before that, and tokens of an iteration.
+  std::int64_t first_ = 0;
+  double tokens_ = 0, each_ = unknown;
+  double seconds_before_ = 0;
 };
 
 }  // namespace

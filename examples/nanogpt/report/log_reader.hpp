@@ -25,12 +25,29 @@ struct Iteration {
   double loss = unknown, learning_rate = unknown;
   double milliseconds = unknown;
   double tokens_per_second = unknown;
-  double mfu = unknown;  ///< fraction
+  double mfu = unknown;            ///< fraction
+  double gradient_norm = unknown;  ///< before clipping
+  double tokens = unknown;         ///< trained on before the iteration, in all starts of the run
+  double seconds = unknown;        ///< of training until its end, in all starts of the run, evaluations included
 };
 
 struct Evaluation {
   std::int64_t iteration = 0;
   double train_loss = unknown, val_loss = unknown;
+  double tokens = unknown, seconds = unknown;  ///< as of the iterations before it
+};
+
+/// A loss or a gradient norm that training has found to jump.
+struct JumpRow {
+  std::int64_t iteration = 0;
+  std::string what;  ///< "loss" or "grad_norm"
+  double value = unknown, median = unknown;
+};
+
+/// A text that the model wrote during training.
+struct Sample {
+  std::int64_t iteration = 0;
+  std::string text;
 };
 
 /// Bytes by MemoryTag.
@@ -73,6 +90,8 @@ struct Run {
   std::vector<TraceFile> traces;      ///< of all starts, the last first
   std::vector<Iteration> iterations;  ///< ascending, each once
   std::vector<Evaluation> evaluations;
+  std::vector<JumpRow> jumps;    ///< ascending
+  std::vector<Sample> samples;   ///< ascending
   std::vector<Memory> memory;    ///< by rank, as last told
   std::int64_t most_memory = 0;  ///< bytes; largest of the ranks in all starts; 0: not told
   std::string stopped;           ///< why; empty: killed, or still running

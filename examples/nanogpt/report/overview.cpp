@@ -52,7 +52,9 @@ std::string overview(Material const& material) {
   content += title(margin, 40, fmt::format("Training a GPT, {}", run.header.setting("strategy")),
                    fmt::format("loss by iteration; {}{} rank{}, {} tokens/s", parameters, ranks, ranks == 1 ? "" : "s",
                                number_text(figures.tokens_per_second)));
-  content += moved(margin, 78, drawing(loss_chart({&run}), {each, height}, "loss"));
+  auto const losses = loss_chart({&run});
+  content +=
+      moved(margin, 78, drawing(losses, {each, height}, "loss", {Axis::iterations, is_better_logarithmic(losses)}));
   auto const total = height + 78 + 24;
   auto const ground = fmt::format(
       "<style>{}svg .title {{ font-size: 17px; font-weight: 600; }} svg .note {{ font-size: 13px; fill: var(--soft); "

@@ -19,8 +19,9 @@ struct Material {
 };
 
 /// An HTML document, which is well-formed XML as well.
+/// @param reload_seconds  above 0: browsers load it again so often
 /// @pre runs is not empty
-std::string page(std::vector<Material> const& runs);
+std::string page(std::vector<Material> const& runs, int reload_seconds = 0);
 
 /// A picture of the first run for a README: losses, and a step's timeline if there is one.
 std::string overview(Material const& run);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ bool is_drawn(double value);
 
 /// A point of a curve; a y that cannot be drawn is a gap.
 struct Point {
-  double x = 0, y = 0;
+  double x = 0, y = 0;  ///< x: the iteration
+  double tokens = std::numeric_limits<double>::quiet_NaN(), seconds = std::numeric_limits<double>::quiet_NaN();
 };
 using Points = std::vector<Point>;
 

@@ -41,6 +41,9 @@ svg .value { font-size: 11.5px; }
 .curve.c3 { stroke: var(--c3); } .curve.c4 { stroke: var(--c4); } .curve.c5 { stroke: var(--c5); }
 circle.c0 { fill: var(--c0); } circle.c1 { fill: var(--c1); } circle.c2 { fill: var(--c2); }
 circle.c3 { fill: var(--c3); } circle.c4 { fill: var(--c4); } circle.c5 { fill: var(--c5); }
+circle.jump { fill: var(--ground); stroke-width: 2; }
+circle.jump.c0 { stroke: var(--c0); } circle.jump.c1 { stroke: var(--c1); } circle.jump.c2 { stroke: var(--c2); }
+circle.jump.c3 { stroke: var(--c3); } circle.jump.c4 { stroke: var(--c4); } circle.jump.c5 { stroke: var(--c5); }
 svg .label { font-size: 12px; font-weight: 600; }
 svg .label.c0 { fill: var(--c0); } svg .label.c1 { fill: var(--c1); } svg .label.c2 { fill: var(--c2); }
 svg .label.c3 { fill: var(--c3); } svg .label.c4 { fill: var(--c4); } svg .label.c5 { fill: var(--c5); }
@@ -66,12 +69,41 @@ h1 { margin: 0; font-size: 26px; line-height: 1.2; letter-spacing: -.01em; }
 h2 { margin: 0 0 2px; font-size: 15px; font-weight: 600; }
 .line { margin: 6px 0 0; color: var(--soft); }
 section, figure { margin: 36px 0 0; }
+.row { display: grid; gap: 0 31px; }
+.row.of2 { grid-template-columns: 1fr 1fr; gap: 0 40px; }
+.row.of3 { grid-template-columns: 1fr 1fr 1fr; }
+.row > * { min-width: 0; }
+.row figure { margin-top: 26px; }
+.charts { position: relative; }
+.charts > input { position: absolute; opacity: 0; pointer-events: none; }
+.controls { display: flex; flex-wrap: wrap; gap: 8px 10px; align-items: center; font-size: 13px; color: var(--soft); }
+.set { display: inline-flex; gap: 10px; align-items: center; margin-right: 14px; }
+.choice { display: inline-flex; border: 1px solid var(--line); border-radius: 7px; overflow: hidden; }
+.choice label { padding: 3px 12px; cursor: pointer; }
+.choice label + label { border-left: 1px solid var(--line); }
+#by-iterations:checked ~ .controls [for=by-iterations], #by-tokens:checked ~ .controls [for=by-tokens],
+#by-time:checked ~ .controls [for=by-time], #y-linear:checked ~ .controls [for=y-linear],
+#y-log:checked ~ .controls [for=y-log] { background: var(--raised); color: var(--ink); font-weight: 600; box-shadow: inset 0 -2px var(--c0); }
+#by-iterations:focus-visible ~ .controls [for=by-iterations], #by-tokens:focus-visible ~ .controls [for=by-tokens],
+#by-time:focus-visible ~ .controls [for=by-time], #y-linear:focus-visible ~ .controls [for=y-linear],
+#y-log:focus-visible ~ .controls [for=y-log] { outline: 2px solid var(--c0); outline-offset: -2px; }
+.v { display: none; }
+#by-iterations:checked ~ #y-linear:checked ~ * .v.iterations.lin, #by-iterations:checked ~ #y-log:checked ~ * .v.iterations.log,
+#by-tokens:checked ~ #y-linear:checked ~ * .v.tokens.lin, #by-tokens:checked ~ #y-log:checked ~ * .v.tokens.log,
+#by-time:checked ~ #y-linear:checked ~ * .v.time.lin, #by-time:checked ~ #y-log:checked ~ * .v.time.log
+{ display: block; }
+.charts > figure { margin-top: 18px; }
+.notes { margin: 18px 0 0; }
+.warn { color: var(--exposed); font-weight: 600; }
+pre.sample { white-space: pre-wrap; max-height: 320px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 40px; }
 .pair.program { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); margin-top: 26px; }
 .pair > * { min-width: 0; }
-figcaption, .say { color: var(--soft); font-size: 13px; margin: 0 0 10px; }
+figcaption, .say, .rest { color: var(--soft); font-size: 13px; margin: 0 0 10px; }
 .read { font-variant-numeric: tabular-nums; color: var(--ink); min-height: 20px; }
-.read:empty::before { content: attr(data-rest); color: var(--soft); }
+.read:empty { display: none; }
+.read:not(:empty) ~ .v .rest { display: none; }
+.rest { min-height: 20px; }
 svg { display: block; max-width: 100%; height: auto; overflow: visible; touch-action: pan-y; }
 .small { display: none; }
 dl.tiles { display: flex; flex-wrap: wrap; gap: 20px 44px; margin: 26px 0 0; }
@@ -101,6 +133,7 @@ summary { cursor: pointer; color: var(--soft); font-size: 13.5px; }
 footer { margin: 48px 0 0; color: var(--soft); font-size: 12.5px; }
 @media (max-width: 720px) {
   body { padding: 24px 16px 48px; }
+  .row.of2, .row.of3 { grid-template-columns: minmax(0, 1fr); }
   .pair, .pair.program { grid-template-columns: minmax(0, 1fr); row-gap: 26px; }
   .pair:not(.program) { row-gap: 0; }
   .wide { display: none; }
@@ -121,28 +154,41 @@ footer { margin: 48px 0 0; color: var(--soft); font-size: 12.5px; }
 std::string_view page_script() {
   return R"js(
 "use strict";
+const count = x => x.toLocaleString("en");
+const time = x => x >= 3600 ? Math.floor(x / 3600) + " h " + Math.floor(x / 60) % 60 + " min"
+  : x >= 60 ? Math.floor(x / 60) + " min " + Math.floor(x % 60) + " s" : x.toFixed(1) + " s";
+const headings = [x => "iteration " + count(x), x => x.toLocaleString("en", {notation: "compact", maximumFractionDigits: 2}) + " tokens", time];
 for (const figure of document.querySelectorAll("figure[data-curves]")) {
   const curves = JSON.parse(figure.dataset.curves), read = figure.querySelector(".read");
-  const nearest = (points, x) => points.reduce((a, b) => Math.abs(b[0] - x) > Math.abs(a[0] - x) ? a : b);
   for (const svg of figure.querySelectorAll("svg")) {
     const at = name => Number(svg.dataset[name]), cursor = svg.querySelector(".cursor");
+    const axis = at("axis"), index = [0, 2, 3][axis], heading = headings[axis];
+    const nearest = (points, x) => points.reduce((a, b) => Math.abs(b[index] - x) > Math.abs(a[index] - x) ? a : b);
+    const here = curves.map(curve => ({name: curve.name, points: curve.points.filter(point => point[index] !== null)}))
+      .filter(curve => curve.points.length > 0);
     const leave = () => { read.textContent = ""; cursor.style.visibility = "hidden"; };
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("pointermove", event => {
       const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
       const share = ((event.clientX - box.left) * scale - at("left")) / (at("right") - at("left"));
-      if (0 > share || share > 1.02 || curves.length === 0) return leave();
+      if (0 > share || share > 1.02 || here.length === 0) return leave();
       const wanted = at("low") + share * (at("high") - at("low"));
-      const x = curves.map(curve => nearest(curve.points, wanted)[0]).reduce((a, b) => Math.abs(b - wanted) > Math.abs(a - wanted) ? a : b);
-      const texts = curves.map(curve => [curve.name, nearest(curve.points, x)]);
-      read.textContent = ["iteration " + x.toLocaleString("en"), ...texts.map(([name, point]) =>
-        name + " " + point[1] + (point[0] === x ? "" : " (at " + point[0].toLocaleString("en") + ")"))].join(" \u00b7 ");
+      const x = here.map(curve => nearest(curve.points, wanted)[index]).reduce((a, b) => Math.abs(b - wanted) > Math.abs(a - wanted) ? a : b);
+      const texts = here.map(curve => [curve.name, nearest(curve.points, x)]);
+      read.textContent = [heading(x), ...texts.map(([name, point]) =>
+        name + " " + point[1] + (point[index] === x ? "" : " (at " + (axis === 0 ? count(point[0]) : heading(point[index])) + ")"))].join(" \u00b7 ");
       const position = at("left") + (x - at("low")) / (at("high") - at("low")) * (at("right") - at("left"));
       cursor.style.visibility = "visible";
       cursor.setAttribute("x1", position);
       cursor.setAttribute("x2", position);
     });
   }
+}
+// A page that is loaded again while its run is watched keeps what was chosen.
+for (const input of document.querySelectorAll(".charts > input")) {
+  const kept = () => { try { return sessionStorage; } catch { return {}; } };
+  if (kept()[input.name] === input.id) input.checked = true;
+  input.addEventListener("change", () => { kept()[input.name] = input.id; });
 }
 )js";
 }
