@@ -4,22 +4,35 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "commands.hpp"
-#include "config_files.hpp"
 #include "fsdp/error.hpp"
+#include "help.hpp"
 #include "launch.hpp"
 #include "settings.hpp"
 
 namespace nanogpt {
 namespace {
+
+/// Prints a text of our own in place of CLI11's.
+class Help : public CLI::Formatter {
+ public:
+  explicit Help(std::string text) : text_(std::move(text)) {}
+  std::string make_help(CLI::App const*, std::string, CLI::AppFormatMode) const override { return text_; }
+
+ private:
+  std::string text_;
+};
 
 /// A subcommand as CLI11 sees it. Values stay texts: `assign` reads them, so that messages are the same everywhere.
 struct Subcommand {
@@ -29,32 +42,21 @@ struct Subcommand {
   std::map<std::string, std::string> values{};
 };
 
-std::string shipped_names() {
-  std::vector<std::string_view> names;
-  for (auto const& file : shipped_configs()) names.push_back(file.name);
-  return fsdp::listed(names);
-}
-
-void add(CLI::App& app, Subcommand& sub, std::string const& name, std::string const& help) {
-  sub.app = app.add_subcommand(name, help);
+void add(CLI::App& app, Subcommand& sub, CommandText const& text) {
+  sub.app = app.add_subcommand(std::string(text.name));
   sub.app->allow_extras();
+  sub.app->formatter(std::make_shared<Help>(help_of(text)));
   if (sub.command == Command::report)
-    sub.app->add_option("runs", sub.configs, "folders that nanogpt train has written to (out_dir)")
-        ->type_name("FOLDER");
+    sub.app->add_option("runs", sub.configs);
   else if (sub.command != Command::prepare)
-    sub.app->add_option("config", sub.configs, "config files, or shipped configs: " + shipped_names())
-        ->type_name("FILE");
+    sub.app->add_option("config", sub.configs);
   for (auto const& setting : all_settings()) {
     if (!setting.exists_in(sub.command)) continue;
-    auto help_text = std::string(setting.help);
-    if (auto const otherwise = setting.text_of(defaults(sub.command)); !otherwise.empty())
-      help_text += fmt::format(" [{}]", otherwise);
     auto& value = sub.values[std::string(setting.name)];
     auto const name_of_option = fmt::format("--{}", setting.name);
-    auto* const option = setting.may_stand_alone ? sub.app->add_flag(name_of_option, value, help_text)
-                                                 : sub.app->add_option(name_of_option, value, help_text);
+    auto* const option =
+        setting.may_stand_alone ? sub.app->add_flag(name_of_option, value) : sub.app->add_option(name_of_option, value);
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    if (!setting.may_stand_alone) option->type_name(setting.expected());
   }
 }
 
@@ -92,25 +94,29 @@ Settings read_settings(Subcommand const& sub) {
 
 /// Reads the command line. @return nullopt if it asked for nothing but help; then `code` is the exit code
 std::optional<Settings> parse(int argc, char** argv, Command& command, int& code) {
-  CLI::App app{"Trains a GPT with fsdp: fully sharded data parallel training in C++."};
+  CLI::App app;
   app.name("nanogpt");
+  app.formatter(std::make_shared<Help>(general_help()));
   app.require_subcommand(1);
   app.set_version_flag("--version", version_text);
-  std::vector<Subcommand> subs{{Command::prepare}, {Command::train}, {Command::sample},
-                               {Command::export_}, {Command::bench}, {Command::report}};
-  add(app, subs[0], "prepare", "turn texts into token files");
-  add(app, subs[1], "train", "train a model");
-  add(app, subs[2], "sample", "let a trained model write");
-  add(app, subs[3], "export", "write a trained model for other programs");
-  add(app, subs[4], "bench", "measure training speed and memory");
-  add(app, subs[5], "report", "draw runs as a page: losses, memory, a step's timeline");
+  if (argc < 2) {  // one of several processes says so
+    if (is_first_process(launch_variables())) fmt::print(stderr, "{}", general_help());
+    code = usage_error;
+    return std::nullopt;
+  }
+  std::vector<Subcommand> subs(command_texts().size());
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < subs.size(); ++i) {
+    auto const& text = command_texts()[i];
+    subs[i].command = text.command;
+    add(app, subs[i], text);
+    names.push_back(text.name);
+  }
   reject_empty_values(argc, argv);
-  constexpr std::string_view names = "prepare, train, sample, export, bench, report";
-  if (argc < 2) fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got nothing", names);
   bool const known =
       std::any_of(subs.begin(), subs.end(), [&](Subcommand const& sub) { return sub.app->get_name() == argv[1]; });
   if (argv[1][0] != '-' && !known)
-    fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got '{}'", names, argv[1]);
+    fsdp::fail<fsdp::ConfigError>("expected a subcommand ({}), got '{}'", fsdp::listed(names), argv[1]);
   try {
     app.parse(argc, argv);
   } catch (CLI::ParseError const& error) {

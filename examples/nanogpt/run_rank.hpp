@@ -27,6 +27,7 @@
 #include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
+#include "training_samples.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -106,6 +107,7 @@ int run_rank(C world, Job const& job) {
         run_log.emplace(std::filesystem::path(job.settings.out_dir) / run_log_name);
       else
         run_log.emplace();
+      if (training && ready.settings.sample_interval > 0) static_cast<void>(tokenizer_of(ready));
     });
   } catch (AgreedError const& error) {
     return refuse(world.rank(), job, error.what());

@@ -38,6 +38,7 @@ class Table {
     row.member = member;
     row.commands = commands;
     row.help = help;
+    row.group = heading;
     rows.push_back(row);
     return rows.back();
   }
@@ -75,23 +76,28 @@ class Table {
     row.high_excluded = true;
   }
 
+  std::string_view heading;  ///< of the rows that follow
   std::vector<Setting> rows;
 };
 
 std::vector<Setting> make_table() {
   using S = Settings;
   Table t;
+  t.heading = "Folders and start";
   t.text("out_dir", &S::out_dir, train | sample | exporting, "folder of the run: checkpoints, model, log");
+  t.heading = "Evaluation and logging";
   t.count("eval_interval", &S::eval_interval, train, "iterations between evaluations");
   t.count("log_interval", &S::log_interval, train, "iterations between log lines");
   t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each of the two splits");
   t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
+  t.heading = "Checkpoints";
   t.flag("always_save_checkpoint", &S::always_save_checkpoint, train,
          "save at every evaluation, not only at a better one");
   t.count("checkpoint_interval", &S::checkpoint_interval, train, "iterations between checkpoints; 0: eval_interval", 0);
   t.count("keep_last", &S::keep_last, train, "number of checkpoints to keep, besides the best one", 1, 1'000'000);
   t.flag("async_checkpoint", &S::async_checkpoint, train,
          "write checkpoints in the background, from a copy in host memory");
+  t.heading = "Folders and start";
   t.text("init_from", &S::init_from, train | sample,
          "initial weights. train: scratch, resume (the run in out_dir), auto (resume if out_dir has a checkpoint, else "
          "scratch); sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with "
@@ -101,6 +107,7 @@ std::vector<Setting> make_table() {
   t.rows.back().may_stand_alone = true;
   t.optional_text("model_dir", &S::model_dir, train | sample,
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
+  t.heading = "Data and batches";
   t.text("dataset", &S::dataset, train | bench | prepare, "folder in data/ with train.bin and val.bin");
   t.text("data", &S::data, prepare,
          "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files");
@@ -118,28 +125,33 @@ std::vector<Setting> make_table() {
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
   t.count("batch_size", &S::batch_size, training, "sequences of a micro-step on one rank", 1, 1'000'000);
   t.count("block_size", &S::block_size, training, "tokens of a sequence", 1, 1'000'000);
+  t.heading = "Model";
   t.count("n_layer", &S::n_layer, training, "transformer blocks", 1, 10'000);
   t.count("n_head", &S::n_head, training, "attention heads of a block", 1, 10'000);
   t.count("n_embd", &S::n_embd, training, "width of the model", 1, 1'000'000);
   t.fraction("dropout", &S::dropout, training, "probability of dropping an activation");
   t.flag("bias", &S::bias, training, "biases in linear layers and norms");
+  t.heading = "Optimizer";
   t.positive("learning_rate", &S::learning_rate, train, "highest learning rate");
   t.count("max_iters", &S::max_iters, train, "iterations to train");
   t.non_negative("weight_decay", &S::weight_decay, train, "AdamW's decay, of tensors with two or more dimensions");
   t.fraction("beta1", &S::beta1, train, "AdamW's decay of the first moment");
   t.fraction("beta2", &S::beta2, train, "AdamW's decay of the second moment");
-  t.non_negative("grad_clip", &S::grad_clip, train, "largest gradient norm; 0: no clipping");
+  t.non_negative("grad_clip", &S::grad_clip, train,
+                 "largest gradient norm; 0: no clipping, and the norm is not measured");
   t.flag("decay_lr", &S::decay_lr, train, "let the learning rate follow its schedule");
   t.count("warmup_iters", &S::warmup_iters, train, "iterations of linear warm-up", 0);
   t.count("lr_decay_iters", &S::lr_decay_iters, train, "iteration at which the learning rate reaches min_lr");
   t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
+  t.heading = "Ranks and devices";
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
   t.choice("dtype", &S::dtype, computing | exporting,
            "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
            "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
            "type that a measurement finds faster. export: type of the file (float32)",
-           {"float32", "bfloat16", "float16", "fastest"});
+           {"float32", "bfloat16", "fastest"});
+  t.rows.back().refused_choice = "float16";
   t.count("seed", &S::seed, computing, "seed of initial weights, batches, dropout and samples", 0,
           1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
@@ -155,6 +167,7 @@ std::vector<Setting> make_table() {
   t.flag("share_gpu", &S::share_gpu, computing, "allow several processes per GPU; slow, for trials");
   t.positive("collective_timeout", &S::collective_timeout, computing,
              "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
+  t.heading = "Sharding";
   t.choice("strategy", &S::strategy, computing, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
   t.count("shard_group", &S::shard_group, computing,
@@ -175,14 +188,21 @@ std::vector<Setting> make_table() {
   t.choice("reduce_dtype", &S::reduce_dtype, training,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
+  t.rows.back().listed = false;
+  t.heading = "nanoGPT's (accepted, without effect)";
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
   t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
+  t.heading = "Evaluation and logging";
+  t.count("sample_interval", &S::sample_interval, train,
+          "iterations between texts that the model writes, for the output, the log and the report; 0: none", 0);
+  t.count("sample_tokens", &S::sample_tokens, train, "tokens of such a text", 1, 1'000'000);
   t.optional_text("log_json", &S::log_json, train, "output file: one JSON object per printed line");
   t.optional_text("trace", &S::trace, train, "output file: a Chrome trace of some steps, of all ranks");
   t.count("trace_steps", &S::trace_steps, train, "number of traced steps, after two warm-up steps", 1, 10'000);
+  t.heading = "Samples";
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
@@ -197,15 +217,18 @@ std::vector<Setting> make_table() {
   top_p.low_excluded = true;
   top_p.high = 1;
   t.flag("stop_at_end", &S::stop_at_end, sample, "end a sample at <|endoftext|>");
+  t.heading = "Export";
   t.choice("format", &S::format, exporting,
            "format of the export: huggingface, llm.c, or nanogpt (a folder as training writes it)",
            {"huggingface", "llm.c", "nanogpt"});
+  t.heading = "Measurement";
   t.count("burn_in", &S::burn_in, bench, "warm-up steps", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "timed steps", 1, 1'000'000);
   t.flag(
       "pieces", &S::pieces, bench,
       "run as many steps as each line of standard input says, and answer with a line of JSON (see benchmarks/peers)");
   t.optional_text("json", &S::json, bench, "output file: the results as one JSON object");
+  t.heading = "Files";
   t.optional_text("to", &S::to, exporting | report,
                   "export: output folder; report: output file (default: report.html in the first folder)");
   t.optional_text("svg", &S::svg, report,
@@ -260,7 +283,7 @@ struct Reader {
   }
   void operator()(std::string Settings::*member) const {
     if (text.empty() && !setting.may_be_empty) reject(setting, text, origin);
-    if (!setting.choices.empty() &&
+    if (!setting.choices.empty() && text != setting.refused_choice &&
         std::find(setting.choices.begin(), setting.choices.end(), text) == setting.choices.end())
       reject(setting, text, origin);
     settings.*member = std::string(text);

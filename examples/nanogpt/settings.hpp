@@ -31,6 +31,8 @@ struct Settings {
   bool overwrite = false;
   std::string model_dir = "models";
   std::string log_json;
+  std::int64_t sample_interval = 0;  ///< 0: no samples
+  std::int64_t sample_tokens = 200;
   std::string trace;  ///< empty: no trace
   std::int64_t trace_steps = 3;
   // data
@@ -118,12 +120,15 @@ struct Setting {
   Member member;
   unsigned commands = 0;  ///< the Commands that have it, or-ed
   std::string_view help;
+  std::string_view group{};  ///< its heading in --help
+  bool listed = true;        ///< false: its other value is always refused, so --help leaves it out
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false;
   bool high_excluded = false;
   bool may_be_empty = false;              ///< texts only
   std::vector<std::string_view> choices;  ///< texts only: the values allowed
+  std::string_view refused_choice{};      ///< texts only: read, and refused later with a reason of its own
   std::string_view word_for_zero{};       ///< whole numbers only: how 0 is written
   bool may_stand_alone = false;           ///< flags only: `--name` means `--name=true`
 
@@ -137,7 +142,7 @@ struct Setting {
 /// The defaults of a subcommand: those of Settings, but `sample` resumes.
 Settings defaults(Command command);
 
-/// The table, in the order of --help.
+/// The table, in the order of --help within each group.
 std::vector<Setting> const& all_settings();
 /// @return nullptr if there is no setting of that name
 Setting const* find_setting(std::string_view name);

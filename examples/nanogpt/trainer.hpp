@@ -138,6 +138,7 @@ class Trainer {
   }
 
   Engine& engine() { return engine_; }
+  Gpt<Engine>& model() { return model_; }
   fsdp::AdamW<Engine>& optimizer() { return adamw_; }
   GptConfig const& config() const { return config_; }
 

@@ -41,6 +41,7 @@
 #include "settings.hpp"
 #include "stop_vote.hpp"
 #include "trace_window.hpp"
+#include "training_samples.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -64,6 +65,7 @@ class TrainingLoop {
         log_(log),
         run_log_(run_log),
         trace_(trainer, settings_, trace, ready.resumed ? ready.resumed->iteration : 0),
+        samples_(trainer, settings_, ready),
         saver_(trainer.engine(), collective_timeout(settings_)) {
     run_.model = ready.config;
     if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
@@ -112,6 +114,7 @@ class TrainingLoop {
         better = evaluate(iteration, rate);
         if (settings_.eval_only) return stop_after(iteration, "eval_only", EXIT_SUCCESS);
       }
+      if (iteration > first && samples_.is_due(iteration)) sample(iteration);
       bool const due = iteration > first && iteration % checkpoint_interval() == 0;
       if (due || (better && iteration > 0)) save_checkpoint(better);
       trace_.before_step(iteration);
@@ -154,7 +157,8 @@ class TrainingLoop {
   /// what is logged, timed and saved there has all steps behind it.
   bool wants_loss(std::int64_t iteration) const {
     return iteration % settings_.log_interval == 0 || (iteration + 1) % settings_.eval_interval == 0 ||
-           (iteration + 1) % checkpoint_interval() == 0 || iteration == settings_.max_iters;
+           (iteration + 1) % checkpoint_interval() == 0 || samples_.is_due(iteration + 1) ||
+           iteration == settings_.max_iters;
   }
   std::int64_t checkpoint_interval() const {
     return settings_.checkpoint_interval > 0 ? settings_.checkpoint_interval : settings_.eval_interval;
@@ -188,6 +192,18 @@ class TrainingLoop {
     if ((better || settings_.always_save_checkpoint) && iteration > 0 && !settings_.eval_only)
       export_weights(iteration);
     return better;
+  }
+
+  /// Lets the model write, into the output and the log. @note Collective: yes.
+  void sample(std::int64_t iteration) {
+    trace_.pause();
+    write_iterations();
+    auto const text = samples_.write(iteration, [&](std::int64_t done) {
+      if (first_rank_) progress_.within("sampling", done, settings_.sample_tokens, "tokens");
+    });
+    if (!first_rank_) return;
+    progress_.say(fmt::format("sample before iteration {}:\n{}\n---------------", iteration, text));
+    run_log_.write(log_line_of_sample(iteration, text));
   }
 
   /// Measures the peak of the host's ranks once more, where it takes 2 % of an evaluation or less, and keeps the
@@ -364,6 +380,7 @@ class TrainingLoop {
   TraceWindow<T> trace_;
   RunState run_;
   StopVote vote_;
+  TrainingSamples<T> samples_;
   fsdp::BackgroundSaver<typename T::Engine> saver_;
   double span_ = 0;                         ///< seconds that iterations have taken since a loss was read
   std::int64_t spanned_ = 0;                ///< how many

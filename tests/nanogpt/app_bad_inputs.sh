@@ -61,7 +61,12 @@ mkdir docs
 refuses "expected files *.txt or *.jsonl" "$nanogpt" prepare --dataset=x --data=docs
 echo '{"txt": 1}' > docs/x.jsonl
 refuses "docs/x.jsonl', line 1: expected a JSON object with a text" "$nanogpt" prepare --dataset=x --data=docs
-refuses "subcommand" "$nanogpt"
+refuses "Usage: nanogpt COMMAND" "$nanogpt"
+"$nanogpt" >output 2>/dev/null
+check "nanogpt alone is an error of usage" test $? = 2
+check "whose help is no result" test ! -s output
+check "help that was asked for" test "$("$nanogpt" --help)" = "$("$nanogpt" 2>&1)"
+check "a command's help has groups" grep -qx 'Optimizer:' <("$nanogpt" train --help)
 refuses "frobnicate" "$nanogpt" frobnicate
 
 # --- settings: NAME=VALUE that the settings' own check refuses --------------------------------------------------------------

@@ -46,6 +46,22 @@ check "without clipping" timeout 120 "$nanogpt" "${small[@]}" --max_iters=1 --gr
 expect "no norm is measured" 2 "$(grep -c '"kind":"iter",.*"grad_norm":null,' unclipped/log.jsonl)"
 if grep -q '^iter.*norm' output; then fail "a norm that nobody measured is printed"; fi
 
+# Samples: the same text on any number of ranks and with layers that are computed again, and training goes on as without.
+check "samples" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=speaks --sample_interval=4 --sample_tokens=20 >output 2>&1
+expect "two samples" 2 "$(lines sample speaks/log.jsonl)"
+check "printed" grep -qx 'sample before iteration 4:' output
+check "alone and with checkpointing" timeout 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=again --sample_interval=4 \
+  --sample_tokens=20 --activation_checkpointing=true >output 2>&1
+expect "the same samples" "$(grep '"kind":"sample"' speaks/log.jsonl)" "$(grep '"kind":"sample"' again/log.jsonl)"
+expect "longer than a block" 20 "$(sed -n 's/.*"sample","iter":8,"text":"\(.*\)"}/\1/p' speaks/log.jsonl | sed 's/\\n/_/g' | tr -d '\n' | wc -m)"
+expect "and the losses of a run without" "$(losses one/log.jsonl)" "$(losses speaks/log.jsonl)"
+check "a page with a sample" "$nanogpt" report speaks >output 2>&1
+check "shown" grep -q 'Written by the model before iteration 8' speaks/report.html
+mv data/d/meta.json data/d/kept.json
+ends_in_error "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=mute --sample_interval=4
+check "without a vocabulary" grep -q "setting 'sample_interval': the data set 'd' has no vocabulary" output
+mv data/d/kept.json data/d/meta.json
+
 printf '{"kind":"iter","iter":9,"lo' >>one/log.jsonl  # killed within a line
 check "resume" timeout 120 "$nanogpt" "${small[@]}" --max_iters=12 --out_dir=one --init_from=resume --trace=one/t.json >output 2>&1
 expect "the resumed run appends to the same log" 2 "$(lines run one/log.jsonl)"
@@ -73,7 +89,7 @@ if grep -q 'of middle length' one/report.html; then fail "another run's step is 
 
 # The same as a table, and a page that is rewritten while the log grows.
 check "a table" "$nanogpt" report one two --to=both.html --csv=runs.csv >output 2>&1
-expect "its rows" $((1 + 2 * 14)) "$(wc -l <runs.csv)"
+expect "its rows" $((1 + 2 * 13)) "$(wc -l <runs.csv)"
 expect "its cells" 12 "$(awk -F, '{ print NF }' runs.csv | sort -u)"
 check "tokens" grep -q '^one,12,384,' runs.csv
 mkdir growing

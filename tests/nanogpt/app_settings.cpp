@@ -3,6 +3,7 @@
 // skip-tsan
 #include "settings.cpp"  // NOLINT: tests what the program is made of
 
+#include "help.cpp"     // NOLINT
 #include "metrics.cpp"  // NOLINT
 
 #include <fmt/format.h>
@@ -382,6 +383,32 @@ TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end"
   s.decay_lr = true;
   s.warmup_iters = 5000;
   CHECK(learning_rate(s, 5000) == 1e-4);  // nothing left to decay over: no division by zero
+}
+
+TEST_CASE("help has every setting of a command under a heading, but for those that are always refused") {
+  for (auto const& command : command_texts()) {
+    auto const help = help_of(command);
+    for (auto const& setting : all_settings()) {
+      INFO(command.name << " " << setting.name);
+      CHECK(!setting.group.empty());
+      bool const wanted = setting.exists_in(command.command) && setting.listed;
+      bool const there = std::regex_search(help, std::regex(fmt::format("\n  --{}[=\n ]", setting.name)));
+      CHECK(there == wanted);
+      if (wanted) CHECK(has(help, fmt::format("\n{}:\n", setting.group)));
+    }
+    CHECK(!has(help, "cpu_offload"));
+    CHECK(!has(help, " float16"));
+    for (std::size_t at = 0; at < help.size(); at = std::min(help.find('\n', at), help.size() - 1) + 1)
+      CHECK(std::min(help.find('\n', at), help.size()) - at <= 100);
+    CHECK(has(general_help(), fmt::format("\n  {} ", command.name)));
+  }
+  auto const train = help_of(command_texts()[1]);
+  CHECK(has(train, "\n  --n_layer=12                    transformer blocks\n"));
+  CHECK(train.find("\nModel:\n") < train.find("\nOptimizer:\n"));
+  CHECK(train.find("\nSharding:\n") < train.find("\nnanoGPT's"));
+  Settings settings;
+  assign(settings, *find_setting("dtype"), "float16", "test");  // refused later, with a reason
+  CHECK(!has(find_setting("dtype")->expected(), " float16"));
 }
 
 TEST_CASE("log lines have nanoGPT's form") {
