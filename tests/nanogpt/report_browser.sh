@@ -120,6 +120,17 @@ for file in files:
                 read = value("""document.querySelector(".read").textContent""")
                 if not read.startswith("iteration "):
                     say(f"{what}: a pointer over the first chart reads '{read}'")
+                for axis, scale, ending in (("by-tokens", "y-log", " tokens"), ("by-time", "y-linear", " s")):
+                    value(f"""for (const id of ["{axis}", "{scale}"]) document.querySelector(`label[for=${{id}}]`).click()""")
+                    shown = value("""[...document.querySelectorAll("figure[data-curves]")].map(figure =>
+                      [...figure.querySelectorAll("svg")].filter(svg => svg.getBoundingClientRect().width > 0).length).join()""")
+                    if set(shown.split(",")) != {"1"}:
+                        say(f"{what}: {axis} and {scale} show {shown} charts of a figure")
+                    pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0] + 1, y=box[1])
+                    read = value("""document.querySelector(".read").textContent""")
+                    if not read.split(" \u00b7 ")[0].endswith(ending):
+                        say(f"{what}: {axis} and {scale}: a pointer reads '{read}'")
+                value("sessionStorage.clear()")
             for event in pipe.events:
                 method, parameters = event.get("method"), event.get("params", {})
                 if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
