@@ -78,7 +78,8 @@ std::string controls(Choices const& choices) {
   }
   inputs += radio("y", "y-linear", !choices.logarithmic) + radio("y", "y-log", choices.logarithmic);
   auto text = inputs + "\n<div class=\"controls\">";
-  if (choices.axes.size() > 1) text += fmt::format("<span class=\"set\">by <span class=\"choice\">{}</span></span>", labels);
+  if (choices.axes.size() > 1)
+    text += fmt::format("<span class=\"set\">by <span class=\"choice\">{}</span></span>", labels);
   if (choices.scales)
     text +=
         "<span class=\"set\">loss <span class=\"choice\"><label for=\"y-linear\">linear</label><label "
