@@ -233,6 +233,8 @@ TEST_CASE("a loss or a norm that jumps is told once, and an ordinary training is
   JumpWatch noisy{1.2};  // half the readings are far from the median: twice the median says nothing
   for (std::int64_t i = 0; i < 200; ++i)
     CHECK(!noisy.add(i, i % 7 == 0 ? 4.0 : 2.0 + 0.3 * static_cast<double>(i % 5)));
+  JumpWatch calm{1.2};  // far above by deviations, but not by much
+  for (std::int64_t i = 0; i < 200; ++i) CHECK(!calm.add(i, i == 199 ? 2.3 : 2 + 0.001 * static_cast<double>(i % 5)));
   JumpWatch young{1.2};  // too few to tell
   for (std::int64_t i = 0; i < 20; ++i) CHECK(!young.add(i, i == 19 ? 100 : 2 + 0.01 * static_cast<double>(i % 3)));
 }
