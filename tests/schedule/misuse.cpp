@@ -70,7 +70,7 @@ TEST_CASE("a forward out of the declared order names both modules") {
     Buffers b;
     forward(layers[1], b);
   });
-  CHECK(contains(message, "forward of 'layers.0' was expected, forward of 'layers.1' came"));
+  CHECK(contains(message, "expected forward of 'layers.0', got forward of 'layers.1'"));
 }
 
 TEST_CASE("a backward before its forward, or out of order, names both modules") {
@@ -90,7 +90,7 @@ TEST_CASE("a backward before its forward, or out of order, names both modules") 
                               engine.synchronize();
                               backward(layers[0], b);
                             }),
-                 "backward of 'layers.1' was expected, backward of 'layers.0' came"));
+                 "expected backward of 'layers.1', got backward of 'layers.0'"));
 }
 
 TEST_CASE("ranks that run different orders get an error that names both units, not a hang") {

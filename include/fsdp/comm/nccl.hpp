@@ -110,7 +110,7 @@ class Communicator {
   /// @throws OrderError on every rank if some do something else
   /// @note Collective: yes; blocks until this communicator's collectives are done.
   Communicator split(int color, int key, std::string_view what) {
-    FSDP_EXPECTS(color >= 0, "rank {}: split '{}' with color {}", rank(), what, color);
+    FSDP_EXPECTS(color >= 0, "rank {}: split '{}': expected a color of 0 or more, got {}", rank(), what, color);
     auto& parent = state();
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
     parent.device.make_current();

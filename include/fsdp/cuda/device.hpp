@@ -225,7 +225,7 @@ class Device {
   /// Blocks until the event's latest record is reached. Not while its stream is being captured into a graph.
   /// @throws VendorError if work before it failed; UsageError if `event` was never recorded
   void synchronize(Event const& event) const {
-    FSDP_EXPECTS(event.recorded(), "cuda:{}: the host is to wait for an event that was never recorded", ordinal_);
+    FSDP_EXPECTS(event.recorded(), "cuda:{}: the host waits for an event that was never recorded", ordinal_);
     make_current();
     FSDP_CUDA_CHECK(cudaEventSynchronize(event.get()));
   }

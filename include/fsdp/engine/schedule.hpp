@@ -150,8 +150,8 @@ class Schedule {
   };
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
-      fail<OrderError>("rank {}: out of the declared order: {} of '{}' was expected, {} of '{}' came", rank_,
-                       name(pass), module_name(expected), name(pass), module_name(got));
+      fail<OrderError>("rank {}: out of the declared order: expected {} of '{}', got {} of '{}'", rank_, name(pass),
+                       module_name(expected), name(pass), module_name(got));
   }
   void expect_next(Pass pass, std::size_t use) const {
     if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));

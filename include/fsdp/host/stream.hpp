@@ -298,7 +298,7 @@ class Stream {
   /// Later work of this stream waits until the latest record of `event` is reached.
   /// @throws UsageError if `event` was never recorded
   [[gnu::noinline]] void wait(Event const& event, WaitSite site = WaitSite::none) {
-    FSDP_EXPECTS(event.recorded(), "stream '{}' is to wait at site '{}' for an event that was never recorded", name(),
+    FSDP_EXPECTS(event.recorded(), "stream '{}' waits at site '{}' for an event that was never recorded", name(),
                  fsdp::name(site));
     core().rethrow();
     if (runs_inline()) {
@@ -339,7 +339,7 @@ class Stream {
   /// Blocks the calling thread until the latest record of `event` is reached, on whichever stream.
   /// @throws why that stream had failed before the record; UsageError if `event` was never recorded
   static void await(Event const& event) {
-    FSDP_EXPECTS(event.recorded(), "the host is to wait for an event that was never recorded");
+    FSDP_EXPECTS(event.recorded(), "the host waits for an event that was never recorded");
     event.state_->await(event.ticket_, Backoff{Backoff::Limit::termination},
                         [] { return std::string{"the host waits for an event"}; });
     raise_failure(event);

@@ -99,16 +99,17 @@ constexpr std::string_view reason_to_end(bool terminated) { return terminated ? 
 /// What communicators ask of every collective. `rank` is the number that messages give the calling rank.
 /// @throws UsageError
 inline void expect_buffers(int rank, Operation const& operation, void const* send, void const* receive) {
-  FSDP_EXPECTS(operation.count == 0 || (send != nullptr && receive != nullptr), "rank {}: {} without a buffer", rank,
+  FSDP_EXPECTS(operation.count == 0 || (send != nullptr && receive != nullptr), "rank {}: {}: a buffer is null", rank,
                operation.describe());
 }
 inline void expect_root(int rank, int ranks, Operation const& operation) {
-  FSDP_EXPECTS(operation.root >= 0 && operation.root < ranks, "rank {}: {}: no rank {} among {}", rank,
-               operation.describe(), operation.root, ranks);
+  FSDP_EXPECTS(operation.root >= 0 && operation.root < ranks,
+               "rank {}: {}: expected a root among the ranks, got rank {} of {}", rank, operation.describe(),
+               operation.root, ranks);
 }
 /// @param stream  the name of the operation's stream, where it has one
 inline void expect_bound_stream(int rank, Operation const& operation, bool is_bound, std::string_view stream = {}) {
-  FSDP_EXPECTS(is_bound, "rank {}: {} is on a second stream{}: a communicator is used by one stream", rank,
+  FSDP_EXPECTS(is_bound, "rank {}: {} uses a second stream{}; use one stream for each communicator", rank,
                operation.describe(), stream.empty() ? "" : formatted(", '{}'", stream));
 }
 
