@@ -94,6 +94,14 @@ def value(expression):
     answer = pipe.ask("Runtime.evaluate", session, expression=expression, returnByValue=True)
     return answer["result"].get("value", answer)
 
+def middle():  # of the first chart that is shown
+    return value("""(() => {
+      const shown = [...document.querySelectorAll("figure[data-curves] svg")].find(svg => svg.getBoundingClientRect().width > 0);
+      shown.scrollIntoView();
+      const box = shown.getBoundingClientRect();
+      return [box.left + box.width / 2, box.top + box.height / 2];
+    })()""")
+
 for file in files:
     for width, height, mobile in ((390, 844, True), (1440, 900, False)):
         for scheme in ("light", "dark"):
@@ -110,12 +118,7 @@ for file in files:
                 dark = value("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
                 if dark != (scheme == "dark"):
                     say(f"{what}: the ground has the other scheme's colour")
-                box = value("""(() => {
-                  const shown = [...document.querySelectorAll("figure[data-curves] svg")].find(svg => svg.getBoundingClientRect().width > 0);
-                  shown.scrollIntoView();
-                  const box = shown.getBoundingClientRect();
-                  return [box.left + box.width / 2, box.top + box.height / 2];
-                })()""")
+                box = middle()
                 pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0], y=box[1])
                 read = value("""document.querySelector(".read").textContent""")
                 if not read.startswith("iteration "):
@@ -126,6 +129,7 @@ for file in files:
                       [...figure.querySelectorAll("svg")].filter(svg => svg.getBoundingClientRect().width > 0).length).join()""")
                     if set(shown.split(",")) != {"1"}:
                         say(f"{what}: {axis} and {scale} show {shown} charts of a figure")
+                    box = middle()  # what was clicked was scrolled to
                     pipe.ask("Input.dispatchMouseEvent", session, type="mouseMoved", x=box[0] + 1, y=box[1])
                     read = value("""document.querySelector(".read").textContent""")
                     if not read.split(" \u00b7 ")[0].endswith(ending):
