@@ -1,38 +1,57 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # README's two commands on machines that have nothing: bare Debian 12 and 13, each in a chroot from this machine's own package
-# mirror; as root and as a user with sudo; with and without the reference BLAS. Both must succeed; run again, they must
-# install, compile and train nothing. Before that, without network and as a user without sudo, they must end in one sentence.
+# mirror; as root and as a user with sudo; with and without the reference BLAS; on a processor with and without units for
+# bf16. Both must succeed; run again, they must install, compile and train nothing. Before that, without network and as a
+# user without sudo, they must end in one sentence.
 # labels: full
 # timeout: 14400
 #
-#   tests/fresh.sh [--suite=bookworm|trixie] [--user=root|sudo] [--blas=without|with] [--tests=REGEX] [--jobs=N] [--keep]
+#   tests/fresh.sh [options] [-- arguments of the first command]
 #
-# Without options every case, one after another. --tests: which of the host's tests the second command builds and runs.
-# Needs root, mmdebstrap and an apt mirror of Debian, else ends with 77. The first case of a suite has no compiler cache until
-# the second command installs one; the others share one, which is what makes them quick. --keep leaves chroots and logs.
+#   --suite=bookworm|trixie  --user=root|sudo  --blas=without|with   only these cases
+#   --bf16=without|with|here  what /proc/cpuinfo says of bf16, in all cases; `here`: what this machine's says
+#   --first         README's first command only
+#   --text=FILE     copied into the chroot as ../text
+#   --tests=REGEX   the tests of the host that the second command builds and runs
+#   --jobs=N        compilers at a time
+#   --keep          leaves chroots and logs
+#
+# Without options, eight cases: each pair of a user, a BLAS and a processor, on both suites. Needs root, mmdebstrap and an apt
+# mirror of Debian, and must be allowed to mount; otherwise ends with 77 and the reason. The first case of a suite has no
+# compiler cache until the second command installs one; later cases share it. Nothing stays mounted, and no folder stays.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 suites=(bookworm trixie) users=(root sudo) blases=(without with)
-tests='^unit_|^example_mlp' jobs=2 keep=0
-for argument in "$@"; do
+bf16='' first_only=0 text='' tests='^unit_|^example_mlp' jobs=2 keep=0
+first=(--data README.md --max_iters=20 --eval_iters=2 --n_layer=1 --n_embd=32)
+while (($#)); do
+  argument=$1
+  shift
   case $argument in
     --suite=?*) suites=("${argument#*=}") ;;
     --user=root | --user=sudo) users=("${argument#*=}") ;;
     --blas=with | --blas=without) blases=("${argument#*=}") ;;
+    --bf16=with | --bf16=without | --bf16=here) bf16=${argument#*=} ;;
+    --first) first_only=1 ;;
+    --text=?*) text=${argument#*=} ;;
     --tests=?*) tests=${argument#*=} ;;
     --jobs=[1-9]*) jobs=${argument#*=} ;;
     --keep) keep=1 ;;
-    -h | --help) sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --) first=("$@"); break ;;
+    -h | --help) sed -n '3,24s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     /*) ;; # ctest's build folder
     *) echo "fresh.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
+[[ -z $text || -r $text ]] || { echo "fresh.sh: --text: '$text' cannot be read" >&2; exit 2; }
 
 skip() { echo "skipped: $*"; exit 77; }
 ((EUID == 0)) || skip "making chroots takes root"
 for tool in mmdebstrap apt-get unshare chroot setpriv; do command -v $tool > /dev/null || skip "$tool is not here"; done
+unshare --mount --pid --fork --kill-child chroot / true 2> /dev/null || skip "this machine does not allow unshare and chroot"
+unshare --mount mount -t tmpfs tmpfs /mnt 2> /dev/null || skip "this machine does not allow mount"
 # Of this machine's apt: the archive that the system itself comes from, and how to reach it.
 mirror=$(. /etc/os-release && [[ $ID == debian ]] &&
   apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Identifier: Packages' 2> /dev/null |
@@ -42,7 +61,7 @@ mapfile -t reach < <(apt-config dump | grep -E '^Acquire::((http|https)::|Retrie
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/fsdp-fresh.XXXXXX")
 running=
-cleanup() { # what runs inside, and its mounts, live in namespaces that end with `running`
+cleanup() { # processes and mounts live in namespaces that end with `running`
   if [[ -n $running ]]; then kill -KILL "$running" && wait "$running"; fi 2> /dev/null
   if ((keep)); then echo "kept: $work"; else rm -rf --one-file-system "$work"; fi
 }
@@ -51,6 +70,15 @@ trap 'exit 130' INT TERM
 
 home=/home/newcomer
 failures=0
+# contained COMMAND...: in namespaces of its own, which end with it or with this script.
+contained() {
+  setpriv --pdeathsig=KILL unshare --mount --pid --fork --kill-child "$@" < /dev/null &
+  running=$!
+  wait "$running"
+  local code=$?
+  running=
+  return $code
+}
 say() { printf '[%5ds] %s\n' "$SECONDS" "$*"; }
 fail() {
   say "FAILED: $*"
@@ -63,7 +91,7 @@ make_root() {
   for option in "${reach[@]}"; do options+=("--aptopt=$option"); done
   if [[ -n $packages ]]; then options+=("--include=$packages"); fi
   # Where the mirror is reached by https, the certificates that this machine trusts.
-  mmdebstrap --variant=apt "${options[@]}" \
+  contained mmdebstrap --variant=apt "${options[@]}" \
     --setup-hook='mkdir -p "$1/etc/ssl/certs"; cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/ssl/certs/" 2> /dev/null || true' \
     "$suite" "$root" "deb $mirror $suite main" > "$root.log" 2>&1 || return 1
   cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
@@ -85,6 +113,11 @@ make_root() {
   if [[ -d $root/etc/sudoers.d ]]; then echo "newcomer ALL=(ALL) NOPASSWD: ALL" > "$root/etc/sudoers.d/newcomer"; fi
   { git ls-files -z --cached --others --exclude-standard 2> /dev/null || find . -path ./build -prune -o -type f -print0; } |
     tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$root$home/fsdp"
+  if [[ -n $text ]]; then cp -L "$text" "$root$home/text"; fi
+  # Its processor: this machine's, with or without the flags of bf16.
+  sed -E 's/ (avx512_bf16|amx_bf16)\b//g' /proc/cpuinfo > "$root/cpuinfo-without"
+  { cat /proc/cpuinfo; echo "flags : avx512_bf16 amx_bf16"; } > "$root/cpuinfo-with"
+  ln -s /proc/cpuinfo "$root/cpuinfo-here"
 }
 
 # inside USER [unshare options...] -- COMMAND...: runs in the chroot, in namespaces of its own; its text goes to $log.
@@ -98,22 +131,17 @@ inside() {
   shift
   if [[ $user != root ]]; then id=$(chroot "$root" id -u "$user") folder=/home/$user; fi
   local environment=(HOME="$folder" USER="$user" LANG=C.UTF-8 PATH="${first_on_path:+$first_on_path:}$path" JOBS="$jobs"
-                     CCACHE_DIR=/cache CCACHE_UMASK=000)
+                     CCACHE_DIR=/cache CCACHE_UMASK=000 FSDP_CPUINFO=/cpuinfo-$processor)
   for name in http_proxy https_proxy no_proxy; do
     [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
   done
-  unshare --mount --pid --fork --kill-child "${options[@]}" bash -c '
+  contained "${options[@]}" bash -c '
     root=$1 cache=$2 id=$3 folder=$4
     shift 4
     mount -t proc proc "$root/proc" && mount -t sysfs -o ro sysfs "$root/sys" && mount -t tmpfs tmpfs "$root/dev/shm" && chmod 1777 "$root/dev/shm" &&
       mount -t devpts devpts "$root/dev/pts" && mount --bind "$cache" "$root/cache" || exit 125
     exec timeout --kill-after=10 5400 chroot "$root" setpriv --reuid="$id" --regid="$id" --init-groups env -i "$@"
-  ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1 < /dev/null &
-  running=$!
-  wait "$running"
-  local code=$?
-  running=
-  return $code
+  ' inside "$root" "$cache" "$id" "$folder" "${environment[@]}" sh -c 'cd "$0" && exec "$@"' "$home/fsdp" "$@" > "$log" 2>&1
 }
 show() { tail -n "${1:-15}" "$log" | sed 's/^/          | /'; }
 succeeds() { # succeeds WHAT COMMAND...
@@ -141,8 +169,9 @@ ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
   fi
 }
 
-one_case() { # one_case SUITE USER BLAS
-  local suite=$1 user=$2 blas=$3 packages=()
+trouble= # why there was no case
+one_case() { # one_case SUITE USER BLAS PROCESSOR
+  local suite=$1 user=$2 blas=$3 processor=$4 packages=()
   root=$work/$suite-$user-$blas cache=$work/cache-$suite person=root first_on_path=
   if [[ $user == sudo ]]; then
     packages+=(sudo)
@@ -152,12 +181,16 @@ one_case() { # one_case SUITE USER BLAS
   if [[ -d $cache ]]; then packages+=(ccache); fi
   mkdir -p "$cache"
   chmod 777 "$cache"
-  say "--- $suite, user $user, $blas libblas-dev${packages[*]:+ (the machine has ${packages[*]})}"
+  say "--- $suite, user $user, $blas libblas-dev, bf16: $processor${packages[*]:+ (the machine has ${packages[*]})}"
   if ! make_root "$root" "$suite" "$(IFS=,; echo "${packages[*]}")"; then
-    say "the mirror has no $suite, or cannot be reached:"
-    tail -n 3 "$root.log" | sed 's/^/          | /'
+    trouble="mmdebstrap could make no $suite: $(grep -v '^I: ' "$root.log" | tail -n 1)"
+    say "$trouble"
+    tail -n 5 "$root.log" | sed 's/^/          | /'
     return 2
   fi
+  log=$root.log
+  inside root -- true || skip "this machine does not allow the mounts of a chroot: $(tail -n 1 "$log")"
+  say "made"
   chroot "$root" chown -R "$person" "$home"
   chmod 755 "$root$home"
 
@@ -168,13 +201,20 @@ one_case() { # one_case SUITE USER BLAS
     ends_in_sentence no-sudo "installing takes root, and there is no sudo" guest
   fi
 
-  local train=(./examples/nanogpt/run.sh --data README.md --max_iters=20 --eval_iters=2 --n_layer=1 --n_embd=32)
+  local train=(./examples/nanogpt/run.sh "${first[@]}")
   local check=(./tests/run.sh "--only=$tests")
   succeeds run.sh "${train[@]}" || return 1
   grep -q '^== a sample' "$log" || fail "run.sh: no sample was written"
-  succeeds tests-run.sh "${check[@]}" || return 1
-  grep -qE '^100% tests passed.* out of [1-9]' "$log" || fail "tests-run.sh: no test has run"
-  show 3
+  grep -E '^(training on|iter|step) ' "$log" | tail -n 1 | sed 's/^/          | /'
+  local wished=no built=no # oneDNN
+  if grep -qwE 'avx512_bf16|amx_bf16' "$root/cpuinfo-$processor"; then wished=yes; fi
+  if chroot "$root" ldd "$home/fsdp/build/cpu/examples/nanogpt/nanogpt" | grep -q libdnnl; then built=yes; fi
+  [[ $built == "$wished" ]] || fail "run.sh: nanogpt with oneDNN: expected $wished, got $built"
+  if ((!first_only)); then
+    succeeds tests-run.sh "${check[@]}" || return 1
+    grep -qE '^100% tests passed.* out of [1-9]' "$log" || fail "tests-run.sh: no test has run"
+    show 3
+  fi
 
   # Once more: nothing to install, compile or train.
   touch "$root/stamp"
@@ -182,7 +222,7 @@ one_case() { # one_case SUITE USER BLAS
   first_on_path=/refusals
   succeeds run.sh-again "${train[@]}" || return 1
   grep -q 'not training again' "$log" || fail "run.sh-again: trained again"
-  succeeds tests-run.sh-again "${check[@]}" || return 1
+  ((first_only)) || succeeds tests-run.sh-again "${check[@]}" || return 1
   [[ ! -e $root/refused/calls ]] || fail "asked for packages again: $(sort -u "$root/refused/calls" | paste -sd ';')"
   local newer
   newer=$(find "$root$home/fsdp/build" -newer "$root/stamp" \( -name '*.o' -o -name '*.a' -o -name nanogpt -o -name model.safetensors \) -type f | head -n 3)
@@ -194,7 +234,10 @@ tried=0
 for suite in "${suites[@]}"; do
   for user in "${users[@]}"; do
     for blas in "${blases[@]}"; do
-      one_case "$suite" "$user" "$blas"
+      # Both processors with each user and with each BLAS.
+      processor=without
+      if [[ $user-$blas == root-with || $user-$blas == sudo-without ]]; then processor=with; fi
+      one_case "$suite" "$user" "$blas" "${bf16:-$processor}"
       case $? in
         2) break 2 ;; # no such suite
         *) tried=$((tried + 1)) ;;
@@ -202,6 +245,6 @@ for suite in "${suites[@]}"; do
     done
   done
 done
-((tried > 0)) || skip "no suite could be had"
+((tried > 0)) || skip "$trouble"
 say "$tried cases, $failures failures"
 exit $((failures != 0))
