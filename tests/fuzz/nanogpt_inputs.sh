@@ -37,25 +37,50 @@ fmt=-DFMT_HEADER_ONLY # its library spares half the time, where there is one
 if echo 'int main() {}' | "$clang" -x c++ - -lfmt -o probe 2>/dev/null; then fmt=-DFSDP_FMT_LIBRARY=1 link=-lfmt; fi
 flags+=("$fmt")
 
-objects=()
-for file in data.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp; do
-  object=$(basename "$file" .cpp).o
-  "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/examples/nanogpt/$file" -o "$object"
-  objects+=("$object")
-done
-ar rcs inputs.a "${objects[@]}" # of which a target takes what it needs
+# Most of the time goes into headers, so many files are one. gpt2_files.cpp has names that the other targets have too.
+compile() { "${compile[@]}" "${flags[@]}" -I"$source/examples/nanogpt/tokenizer" -fsanitize=fuzzer-no-link -c "$1.cpp" -o "$1.o"; }
+together() { # together NAME FILE...: one source of them all
+  printf '#include "%s"\n' "${@:2}" >"$1.cpp"
+}
+sources=(data.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
+together inputs "${sources[@]}"
+rm -f inputs.a
+if compile inputs 2>inputs.log; then
+  ar rcs inputs.a inputs.o
+else # two of them have one name
+  echo "note: the inputs are compiled one by one, for together they do not (inputs.log)"
+  for file in "${sources[@]}"; do
+    together "$(basename "$file" .cpp)" "$file"
+    compile "$(basename "$file" .cpp)"
+    ar rcs inputs.a "$(basename "$file" .cpp).o"
+  done
+fi
+all=(token_files byte_pair_files tokenize checkpoint_files config_files gpt2_files)
+for target in "${all[@]}"; do
+  printf '#define LLVMFuzzerTestOneInput fuzz_%s\n#include "tests/fuzz/targets/%s.cpp"\n#undef LLVMFuzzerTestOneInput\n' "$target" "$target"
+done >targets.cpp
+sed '/gpt2_files/,$!d' targets.cpp >gpt2_files.cpp
+sed -i '/gpt2_files/,$d' targets.cpp
+{
+  printf '#include <cstdlib>\n#include <string_view>\nextern "C" int fuzz_gpt2_files(std::uint8_t const*, std::size_t);\n'
+  printf 'extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {\n'
+  printf '  static std::string_view const target = std::getenv("FSDP_FUZZ_TARGET");\n'
+  for target in "${all[@]}"; do printf '  if (target == "%s") return fuzz_%s(data, size);\n' "$target" "$target"; done
+  printf '  std::abort();\n}\n'
+} >>targets.cpp
+compile targets
+compile gpt2_files
+"$clang" "${flags[@]}" -fsanitize=fuzzer targets.o gpt2_files.o inputs.a ${link:+"$link"} -o fuzz
 targets=("${@:3}")
-if ((${#targets[@]} == 0)); then targets=(token_files byte_pair_files tokenize checkpoint_files config_files gpt2_files); fi
+if ((${#targets[@]} == 0)); then targets=("${all[@]}"); fi
 for target in "${targets[@]}"; do
-  "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source/tests/fuzz/targets/$target.cpp" -o "$target.o"
-  "$clang" "${flags[@]}" -fsanitize=fuzzer "$target.o" inputs.a ${link:+"$link"} -o "$target"
   mkdir -p "corpus_$target"
   if [[ $target == token_files ]]; then # how files with headers begin, and meta.json
     { printf '\0\210\330\064\001\001\0\0\0\001\0\0\0'; head -c 1012 /dev/zero; printf '\007\0'; } >corpus_token_files/gpt2
     { printf '\0\241\331\064\001\007\0\0\0\001\0\0\0'; head -c 1012 /dev/zero; printf '\007\0\0\0'; } >corpus_token_files/llama3
     printf '\002{"vocab_size": 2, "dtype": "uint32", "tokenizer": "char", "itos": ["a", "b"]}' >corpus_token_files/meta
   fi
-  if ! "./$target" -runs="$runs" -seed=1 -max_len=1024 -len_control=0 -rss_limit_mb=2048 -timeout=20 -artifact_prefix="$build/" \
+  if ! FSDP_FUZZ_TARGET=$target ./fuzz -runs="$runs" -seed=1 -max_len=1024 -len_control=0 -rss_limit_mb=2048 -timeout=20 -artifact_prefix="$build/" \
     -print_final_stats=1 "corpus_$target" >"$target.log" 2>&1; then
     tail -n 40 "$target.log"
     echo "FAILED: $target"
