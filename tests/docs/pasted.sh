@@ -14,7 +14,8 @@
 #   ```sh     is run, with $FSDP naming this repository
 #   ```text   is what the last ```sh printed: the same words, and numbers with a decimal point within a thousandth or one in
 #             the last digit, for compilers may contract products and sums
-# Only -O2 is replaced, by $FSDP_PASTED_LEVEL (-O0 unless set). Arguments: the pages to look at instead of both.
+# -O2 is replaced by $FSDP_PASTED_LEVEL (-O0 unless set), and fmt's library is linked where there is one, for compiling takes the
+# most time. Arguments: the pages to look at instead of both.
 set -euo pipefail
 export FSDP=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 level=${FSDP_PASTED_LEVEL:--O0}
@@ -26,6 +27,9 @@ for tool in g++ patch; do
   command -v $tool >/dev/null || { echo "skipped: the pages show $tool, which is not here"; exit 77; }
 done
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
+
+link=
+if echo 'int main() {}' | g++ -x c++ - -lfmt -o /dev/null 2>/dev/null; then level+=" -DFSDP_FMT_LIBRARY=1" link=" -lfmt"; fi
 
 # Two ranks, on whatever machine and as whoever this is.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -100,7 +104,7 @@ paste_diff() {
 # The last shell block's words are in $work/output.
 run_shell() {
   local commands=$work/commands
-  sed "s/ -O2 / $level /" "$1" >"$commands"
+  sed -E "s/ -O2 / $level /; s/^(g|mpic)\+\+ .*/&$link/" "$1" >"$commands"
   compiled=$((compiled + $(grep -cE '^(g\+\+|mpic\+\+) ' "$commands" || true)))
   cat "$commands"
   bash -e "$commands" >"$work/output" 2>"$work/errors" || { cat "$work/output" "$work/errors"; die "$where: fails"; }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every header compiles alone, without warnings; the core does so with neither MPI nor CUDA within reach. What one
-# compiler has found to need nothing before it, the others are given together.
+# Every header compiles alone, without warnings; the core does so with neither MPI nor CUDA within reach. Each header is compiled
+# alone by one compiler, with the declarations of fmt's library, which take a quarter less time; the other compilers are given
+# all headers together, with fmt as headers.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
 set -euo pipefail
 kind=$1 compiler=$2 work=$3
@@ -37,11 +38,12 @@ check() {
   local source=$work/$name.cpp
   [[ $kind == nvcc ]] && source=$work/$name.cu
   if [[ $kind == clang ]] || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
+  if (($# == 1)); then flags+=(-DFSDP_FMT_LIBRARY=1); fi
   # Twice, so that a missing guard shows.
   printf '#include "%s"\n' "$@" "$@" >"$source"
   if [[ $kind == nvcc ]]; then
     "$compiler" -std=c++20 -x cu -arch=sm_90 -O0 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror \
-      -I"$include" -Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE" -ptx -o /dev/null "$source" >"$source.log" 2>&1
+      -I"$include" -Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE" "${flags[@]}" -ptx -o /dev/null "$source" >"$source.log" 2>&1
   else
     "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -pthread -I"$include" -idirafter "$FSDP_FMT_INCLUDE" "${flags[@]}" \
       -MD -MF "$source.d" "$source" >"$source.log" 2>&1
