@@ -183,7 +183,7 @@ one_case() { # one_case SUITE USER BLAS PROCESSOR
   chmod 777 "$cache"
   say "--- $suite, user $user, $blas libblas-dev, bf16: $processor${packages[*]:+ (the machine has ${packages[*]})}"
   if ! make_root "$root" "$suite" "$(IFS=,; echo "${packages[*]}")"; then
-    trouble="mmdebstrap could make no $suite: $(grep -m 1 -E '^(E|W|Err):' "$root.log")"
+    trouble="mmdebstrap could make no $suite: $(grep -m 1 -E '^E: |Failed to fetch' "$root.log")"
     say "$trouble"
     tail -n 5 "$root.log" | sed 's/^/          | /'
     return 2
