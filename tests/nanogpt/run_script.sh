@@ -131,7 +131,8 @@ check "another text has the same name" test "$dataset" != "$first"
 for bad in nowhere tools empty; do
   choose "$work/refused:$work/tools" here "$bad"
   ends -ne
-  says "--data: '$bad' is"
+  says "'$bad'"
+  says "--data: "
 done
 
 # --- run.sh until it builds -------------------------------------------------------------------------------------------------
@@ -144,9 +145,9 @@ run() { # run PATH ARGUMENTS...
   ends -ne
 }
 run "$work/tools" --data nowhere
-says "'$work/nowhere' is not a file"
+says "--data: cannot read '$work/nowhere'"
 run "$work/tools" --data=tools
-says "is not a file"
+says "--data: cannot read '$work/tools'"
 run "$work/tools" --data
 says "--data needs a file"
 run "$work/tools" --data=
