@@ -27,6 +27,7 @@ void Progress::say(std::string_view text) {
 void Progress::begin(std::int64_t done) {
   done_ = first_ = done;
   began_ = advanced_ = Clock::now();
+  if (columns_ > 0) draw("", began_);  // the first iteration may take long
 }
 
 void Progress::advance(std::int64_t done, double loss) {

@@ -83,7 +83,6 @@ echo "dtype = 'fastest'" > fastest_type
 defaults=(train_shakespeare_char_cpu fastest_type --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"
           --batch_size=6 --gradient_accumulation_steps="$ranks" --trace="$out_dir/trace.json"
           ${rank_settings[@]+"${rank_settings[@]}"})
-if [[ -t 1 ]]; then export NANOGPT_PROGRESS=1; fi
 
 key=$(printf '%s\n' "$ranks" "${defaults[@]}" ${settings[@]+"${settings[@]}"} "$(sha256sum < "data/$dataset/train.bin")" | sha256sum)
 if [[ -s $out_dir/model.safetensors && -s $out_dir/.trained && $(< "$out_dir/.trained") == "$key" ]]; then

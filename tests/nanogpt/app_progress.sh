@@ -21,6 +21,7 @@ bar='\[==*\] 100% 4/4 loss '
 
 trains_on_a_terminal() {  # trains_on_a_terminal COMMAND...
   check "on a terminal: $1" on_terminal "$*"
+  check "a bar before the first iteration: $1" grep -q $'0% 0/4\r' output
   check "a bar: $1" grep -q "$bar" output
   check "how far evaluations are: $1" grep -q '3/4 evaluating: 4 of 4 batches' output
   check "lines as well: $1" grep -q 'iter 2: loss' output
