@@ -119,6 +119,13 @@ concept TakesMeans = Communicator<C> && requires(C& comm, typename C::Device::St
   { comm.all_reduce_mean(stream, send, recv, count, label) } -> std::same_as<Ticket>;
 };
 
+/// A communicator that keeps what an engine was doing last when it ends, for the end of the run, which compares it over
+/// the ranks of the communicator. Not collective, and does not throw.
+template <class C>
+concept KeepsEnds = requires(C& comm, int engine, std::string_view history) {
+  { comm.keep_end(engine, history) } noexcept;              // engine: its number in its mesh, equal on all ranks
+};
+
 /// How a unit's parameters, gradients and optimizer state are divided over ranks (see strategy.hpp): what Engine and
 /// Engine::shard take. A strategy that has a member `group` as well (int) shards within groups of so many consecutive
 /// ranks, and replicates over the groups.

@@ -27,6 +27,10 @@ namespace fsdp {
 /// One engine per rank and model. Modules register in forward order; the first use, optimizer or export seals the
 /// engine: layouts and order are compared over all ranks, everything is allocated, and the shards are initialised.
 ///
+/// One host thread at a time is inside an engine's calls, those of its modules, optimizers and checkpoints included; a
+/// second one gets a UsageError. Between calls, and between the two ends of a scope, the engine may be handed to
+/// another thread, which the program synchronises with the first.
+///
 /// Types are deduced: `fsdp::Engine engine{mesh, fsdp::FullShard{}, fsdp::Bf16{}, {.prefetch = 2}};`
 /// @tparam C  communicator    @tparam P  precision policy
 /// @note Collective: sealing, and everything that moves parameters or gradients.
@@ -82,13 +86,15 @@ class Engine {
   /// @param strategy  of this unit: NoShard, or one that shards over the same ranks as the engine's
   /// @throws ConfigError if it shards over others
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
+    auto const turn = core_.calls.enter("add_unit");
     FSDP_EXPECTS(!core_.sealed,
                  "rank {}: unit '{}' was added after the engine was sealed; add units before the first pass", rank(),
                  unit_name);
-    return core_.declared.add_unit(core_.device, unit_name, strategy);
+    return {core_.declared.add_unit(core_.device, unit_name, strategy).index, this};
   }
 
-  /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name".
+  /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name". A
+  /// module whose describe names no tensor (a ReLU, a dropout) is a unit too: nothing is gathered or reduced for it.
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix) {
     return shard(std::move(user_module), prefix, add_unit(prefix));
@@ -102,6 +108,8 @@ class Engine {
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
   template <Module M>
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
+    auto const turn = core_.calls.enter("shard");
+    expect_own(unit.engine, prefix);
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
     FSDP_EXPECTS(!core_.sealed,
                  "rank {}: module '{}' was added after the engine was sealed; add modules before the first pass",
@@ -112,7 +120,7 @@ class Engine {
     user_module.describe(unbound, registrar);
     core_.declared.claim_names(unit);
     declare_gradients(unit, user_module);
-    return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix))},
+    return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
@@ -140,9 +148,11 @@ class Engine {
   }
   /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use
   UseId declare_use(UnitId unit, std::string_view module) {
+    auto const turn = core_.calls.enter("declare_use");
+    expect_own(unit.engine, module);
     units()[unit.index]->sets_gradients = false;
     core_.declared.claim_names(unit);
-    return {schedule().declare(unit.index, std::string(module))};
+    return {schedule().declare(unit.index, std::string(module)), this};
   }
 
   /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones
@@ -154,7 +164,10 @@ class Engine {
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
   /// @note Collective: yes.
-  void seal() { core_.seal(); }
+  void seal() {
+    auto const turn = core_.calls.enter("seal");
+    core_.seal();
+  }
 
   /// What the program and the memory plan are made from: the layouts registered so far.
   MemoryPlanInput plan_input() const { return core_.declared.plan_input(); }
@@ -186,19 +199,23 @@ class Engine {
   /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(core_); }
   /// @return while it lives, the use's full parameters (and in backward its gradients) are there
-  /// @throws UsageError if there is no such use; OrderError if another one comes next
-  Scope forward_scope(UseId use) { return Scope(core_, core_.declared.expect_use(use.index), Pass::forward); }
-  Scope backward_scope(UseId use) { return Scope(core_, core_.declared.expect_use(use.index), Pass::backward); }
+  /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
+  Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
+  Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
 
   /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
   /// step does it by itself), and the way on after a pass that an exception has ended, or that is left half-way: the
   /// next forward pass begins anew. After half a backward pass all but this is refused. A norm that clip_grad_norm has
   /// measured is forgotten too.
-  /// @throws UsageError inside a use's backward
+  /// @throws UsageError inside a use's backward, or after an optimizer step that has ended half-way: that leaves
+  /// parameters torn, and only a load or an import of all of them goes on from there
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
   /// @note Collective: no; but all ranks discard at the same place of their passes, and the next collective compares
   /// it.
-  void discard_gradients() { core_.discard_gradients(); }
+  void discard_gradients() {
+    auto const turn = core_.calls.enter("discard_gradients");
+    core_.discard_gradients();
+  }
   /// What works on shards, between passes: optimizers, norms, exports, checkpoints.
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
   C& world() { return core_.mesh->world(); }
@@ -206,17 +223,20 @@ class Engine {
   /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
   /// `capacity` spans. The first step gets the number `first_step`.
   void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
+    auto const turn = core_.calls.enter("start_trace");
     synchronize();
     core_.attach_tracer(std::make_unique<Tracer<Device>>(core_.device, core_.account, capacity, first_step));
   }
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
+    auto const turn = core_.calls.enter("collect_trace");
     FSDP_EXPECTS(core_.tracer != nullptr, "rank {}: no trace was started", rank());
     synchronize();
     return core_.tracer->collect(*core_.compute);
   }
   /// Collects for the last time: from now on a trace costs a branch per span again.
   std::vector<TraceSpan> stop_trace() {
+    auto const turn = core_.calls.enter("stop_trace");
     auto spans = collect_trace();
     core_.attach_tracer(nullptr);
     return spans;
@@ -228,6 +248,7 @@ class Engine {
   /// why one of this rank's streams has failed, if that is known already
   /// @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
+    auto const turn = core_.calls.enter("mean_over_ranks");
     core_.expect_whole_streams();
     return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text());
   }
@@ -237,7 +258,10 @@ class Engine {
 
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed: what a task threw, or a PeerError that names the rank where it began
-  void synchronize() { core_.synchronize(); }
+  void synchronize() {
+    auto const turn = core_.calls.enter("synchronize");
+    core_.synchronize();
+  }
 
  private:
   friend fsdp::Shards<Engine>;
@@ -245,12 +269,25 @@ class Engine {
   typename Declaration<Device, P>::Units& units() { return core_.declared.units(); }
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
+    auto const turn = core_.calls.enter("set_prefetch");
     FSDP_EXPECTS(!core_.sealed,
                  "rank {}: prefetch lists were set after the engine was sealed; set them before the first pass",
                  rank());
     std::vector<std::size_t> uses;
-    for (auto const use : ahead) uses.push_back(use.index);
-    core_.declared.set_prefetch(pass, at.index, std::move(uses));
+    for (auto const use : ahead) uses.push_back(index_of(use));
+    core_.declared.set_prefetch(pass, index_of(at), std::move(uses));
+  }
+  /// @throws UsageError if there is no such use, or it is another engine's
+  std::size_t index_of(UseId use) const {
+    if (use.engine != nullptr && use.engine != this) refuse_foreign("a use");
+    return core_.declared.expect_use(use.index);
+  }
+  void expect_own(void const* engine, std::string_view module) const {
+    if (engine != nullptr && engine != this) refuse_foreign(formatted("module '{}': the unit", module));
+  }
+  [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
+    fail<UsageError>("rank {}: {} is of another engine: an engine takes only the ids that it gave out itself", rank(),
+                     what);
   }
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>

@@ -35,10 +35,12 @@ struct EngineOptions {
 /// Names a unit that several modules share.
 struct UnitId {
   std::size_t index = 0;
+  void const* engine = nullptr;  ///< engine of the unit; other engines refuse the id. nullptr: not checked
 };
 /// Names a module's turn in the declared order: ShardedModule and AdoptedUnit convert to it.
 struct UseId {
   std::size_t index = 0;
+  void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked
 };
 
 }  // namespace fsdp

@@ -21,8 +21,17 @@ class Mesh {
   int size() const { return world_.size(); }
   typename C::Device const& device() const { return world_.device(); }
 
+  /// Numbers the engines of this mesh from 1, in the order in which they are made: ranks compare the numbers when they
+  /// seal. Used by Engine.
+  int number_engine() { return ++engines_; }
+  /// An engine ends that was never sealed: if no other was made after it, its number is free again.
+  void forget_engine(int number) {
+    if (number == engines_) --engines_;
+  }
+
  private:
   C world_;
+  int engines_ = 0;
 };
 
 }  // namespace fsdp

@@ -192,7 +192,7 @@ TEST_CASE("modules after sealing, and names twice, are errors") {
       "there is a unit 'layers.1' already"));
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.add_unit("empty"), engine.seal(); }),
-      "unit 'empty' has no parameters"));
+      "no module uses unit 'empty'"));
 }
 
 TEST_CASE("an exception from a module's forward leaves the engine usable") {

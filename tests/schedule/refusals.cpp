@@ -210,12 +210,15 @@ TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
   CHECK(contains(two({"w", {}}, {"w", {}, 5}, true), "is shared with shape (4) and with shape (5)"));
   CHECK(contains(two({"w", {}, -1}, {"w", {}}, true), "extents must not be negative, got (-1)"));
   CHECK(two({"w", {}}, {"empty", {}, 0}, true).empty());
-  CHECK(contains(on_engine(1,
-                           [](Engine& engine, Layers&) {
-                             engine.shard(Named{"w", {}, 0}, "empty");
-                             engine.seal();
-                           }),
-                 "unit 'empty' has no parameters"));
+  CHECK(contains(message_of([&] {
+                   fsdp::local::run(1, fsdp::host::Device{}, [](Comm comm) {
+                     fsdp::Mesh mesh(std::move(comm));
+                     Engine engine(mesh, fsdp::FullShard{});
+                     engine.shard(Named{"w", {}, 0}, "empty");
+                     engine.seal();
+                   });
+                 }),
+                 "no module of the engine has parameters"));
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "fsdp/checkpoint/written_values.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
@@ -31,13 +32,16 @@ std::vector<TensorInfo> tensor_list(E& engine) {
 /// Calls `visit(TensorInfo const&, std::span<float const> values)` on rank 0 for every tensor in declared order.
 /// At most one unit is in host memory at a time, on rank 0 alone.
 /// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16
-/// @throws OrderError on every rank if ranks have stepped or discarded otherwise
+/// @throws OrderError on every rank if ranks have stepped or discarded otherwise; UsageError inside a use, an
+/// evaluation, or an optimizer step that has ended half-way
 /// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
 template <class E, class ShardOf, class Visit>
 void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
-  engine.seal();
   auto const shards = engine.shards();
+  auto const turn = shards.enter("an export");
+  shards.gate().expect_at_rest("parameters are to be exported");
+  engine.seal();
   constexpr std::int64_t chunk_elements = 1 << 20;
   auto const rank = engine.rank();
   engine.synchronize();  // the last update is complete; no rank exports if a stream of one has failed
@@ -104,6 +108,7 @@ void export_full(E& engine, Visit&& visit) {
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
+  auto const turn = engine.shards().enter("export_gradients");
   engine.shards().gate().expect_readable("gradients are to be exported");
   engine.synchronize();
   export_shards(
@@ -129,25 +134,34 @@ void put_values(E& engine, T* to, std::span<float const> values) {
 }  // namespace detail
 
 /// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
-/// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower.
-/// @throws UsageError in the middle of a backward pass
-/// @note Collective: no (sealing is, the first time); blocks the calling thread.
+/// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower. Ranks that keep the same
+/// part (replicas) must be given the same values, and compare a hash of them.
+/// @throws UsageError in the middle of a backward pass; ConfigError on every rank if replicas were given different
+/// values. After that, and after an exception from `read`, all but another import or a load is refused
+/// @note Collective: yes; blocks the calling thread.
 template <class E, class Read>
 void import_shard(E& engine, Read&& read) {
-  engine.seal();
   auto const shards = engine.shards();
+  auto const turn = shards.enter("import_shard");
+  engine.seal();
   shards.abandon_pass("parameters are to be imported");
   engine.synchronize();
+  shards.gate().begin_replacing("an import");
+  shards.history().add("import_shard");
+  checkpoint::WrittenValues written(shards.size());
   std::vector<float> values;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
+      written.add(u, values);
       detail::put_values(engine, unit.master + part.offset, values);
     }
     shards.mark_written(unit);
   }
+  written.expect_equal_replicas(engine, "imported values");
+  shards.gate().end_replacing();
 }
 
 }  // namespace fsdp

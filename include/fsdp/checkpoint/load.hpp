@@ -86,12 +86,14 @@ void for_each_own_segment(E& engine, std::size_t arrays, Act&& act) {
 /// are forgotten. Each rank reads, and checks, the blocks that its shards lie in.
 /// @param checkpoint  the folder of one: what save() returned
 /// @throws ConfigError on every rank if anything is missing, damaged, or not this model's or optimizer's: engine and
-/// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten
+/// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten.
+/// Where reading fails only later, all but another load or import is refused
 /// @note Collective: yes; blocks the calling thread. Reads twice, first to check. A block of a MiB of host memory, and
 /// at most a shard's part of one tensor.
 template <class E, checkpoint::Checkpointable O>
 LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& checkpoint) {
   using namespace fsdp::checkpoint;
+  auto const turn = engine.shards().enter("load");
   expect_own_optimizer(engine, optimizer);
   engine.seal();
   auto const shards = engine.shards();
@@ -121,6 +123,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   });
 
   auto const& manifest = reader->manifest();
+  shards.gate().begin_replacing("a load");
   engine.discard_gradients();
   agreed(world, "loading", [&] {
     each([&](std::size_t array, std::size_t u, Segment const& segment, TensorInfo const& tensor) {
@@ -133,6 +136,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   });
   for (std::size_t u = 0; u < shards.size(); ++u) shards.mark_written(shards[u]);
   optimizer.set_steps(manifest.steps_taken);
+  shards.gate().end_replacing();
   return {checkpoint, manifest.step, manifest.world_size, manifest.extra};
 }
 

@@ -34,8 +34,10 @@ class Save {
   /// @note Collective: yes.
   Save(E& engine, O& optimizer, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
       : engine_(&engine), optimizer_(&optimizer), folder_(folder), options_(options) {
+    auto const turn = engine.shards().enter("save");
     expect_own_optimizer(engine, optimizer);
     expect_possible(options);
+    engine.shards().gate().expect_at_rest("a checkpoint is to be saved");
     engine.seal();
     engine.synchronize();  // no rank saves if a stream of one has failed
     auto const arrays = array_list(engine, optimizer);
@@ -151,12 +153,13 @@ class Save {
 /// @return the checkpoint's folder
 /// @throws ResourceError on every rank if a file cannot be written: what was saved before is as it was; OrderError if
 /// ranks save different things; ConfigError on every rank if `extra` is no JSON; UsageError on options that cannot be
-/// followed, or another engine's optimizer
+/// followed, another engine's optimizer, and inside a use, an evaluation, or an optimizer step that has ended half-way
 /// @note Collective: yes; blocks the calling thread until everything is on the disk. One block of a MiB of host memory.
 template <class E, checkpoint::Checkpointable O>
 std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const& folder,
                            nlohmann::ordered_json extra = nullptr, SaveOptions const& options = {}) {
   using namespace checkpoint;
+  auto const turn = engine.shards().enter("save");
   Save<E, O> const now(engine, optimizer, folder, std::move(extra), options);
   auto& world = engine.world();
   try {

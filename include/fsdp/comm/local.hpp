@@ -161,6 +161,11 @@ class Communicator {
     return member().exchange(std::move(text), what);
   }
 
+  /// See KeepsEnds: run() compares what ranks' engines did last.
+  void keep_end(int engine, std::string_view history) noexcept {
+    if (rank_groups_ != nullptr) member_->keep_end(engine, history);
+  }
+
  private:
   Communicator(std::shared_ptr<detail::RankGroups<D>> rank_groups, detail::Member<D>* member)
       : rank_groups_(std::move(rank_groups)), member_(member) {}
@@ -330,7 +335,8 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   }
   for (auto& own : threads)
     if (own.thread.joinable()) own.thread.join();
-  if (shared->poisoned()) rethrow_first(threads, static_cast<std::size_t>(shared->failed_rank()));
+  if (shared->poisoned()) return rethrow_first(threads, static_cast<std::size_t>(shared->failed_rank()));
+  shared->expect_equal_ends();
 }
 
 }  // namespace detail
@@ -339,8 +345,8 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
 /// @param ranks 1 to 256: see pairwise::max_ranks
 /// @param device the device of every rank, or a callable that returns the device of the rank it is given
 /// @param body called concurrently, with an rvalue (or an lvalue) Communicator
-/// @throws what the first rank that failed threw, rather than what peers threw because of it; where no rank threw, what
-/// an engine has left (leave_failure)
+/// @throws the error of the first rank that failed; what an engine has left (leave_failure); OrderError if engines
+/// ended differently (KeepsEnds)
 template <class DeviceOrFactory, class Body>
 void run(int ranks, DeviceOrFactory const& device, Body&& body) {
   if constexpr (fsdp::Device<DeviceOrFactory>) {

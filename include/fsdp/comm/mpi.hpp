@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -141,6 +142,13 @@ class BasicCommunicator {
   /// @note Collective: yes.
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     return state().group->exchange(text, what);
+  }
+
+  /// An engine of this rank ends: Environment::expect_equal_ends compares its last steps over ranks. See KeepsEnds.
+  void keep_end(int engine, std::string_view history) noexcept {
+    if (state_ == nullptr) return;
+    std::scoped_lock const lock(detail::ends().mutex);
+    detail::ends().ends.add(state_->group->id(), engine, history);
   }
 
  private:

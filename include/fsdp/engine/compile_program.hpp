@@ -26,7 +26,7 @@ class ProgramCompiler {
   [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : input_(input) {
     for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
     for (auto const unit : input.uses) schedule_.declare(unit, "");
-    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1) : input.prefetch;
+    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input)) : input.prefetch;
   }
 
   [[gnu::cold]] Program compile() {
@@ -54,8 +54,8 @@ class ProgramCompiler {
       unit.elements = declared.elements;
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;
-      unit.reads_masters = unit.shards == 1 && input_.param_is_master;
-      unit.writes_shards = unit.shards == 1 && input_.reduce_is_master;
+      unit.reads_masters = unit.empty() || (unit.shards == 1 && input_.param_is_master);
+      unit.writes_shards = unit.empty() || (unit.shards == 1 && input_.reduce_is_master);
       unit.waits_for_replicas = declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.no_replica_sync;
       if (waits_in_accumulator(static_cast<std::uint32_t>(p.units.size() - 1))) p.accumulator_elements += unit.elements;
     }
@@ -67,6 +67,7 @@ class ProgramCompiler {
     for (auto use = schedule_.size(); use-- > 0;) {
       if (!schedule_.first_use_of_unit(use)) continue;
       auto const unit = schedule_.unit(use);
+      if (program_.units[unit].empty()) continue;
       auto const direct = program_.units[unit].writes_shards;
       (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
       if (direct) gradient_ends_.push_back(end += program_.units[unit].elements);
@@ -201,13 +202,14 @@ class ProgramCompiler {
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
       auto turn = begin(use, units, ahead_.backward[use], true, true);
-      if (schedule_.last_use_of_unit(use)) {
+      bool const empty = program_.units[turn.unit].empty();
+      if (schedule_.last_use_of_unit(use) && !empty) {
         auto const slot = slot_to_lease(turn.unit, leases);
         turn.before.push_back({Action::lease, turn.unit, slot,
                                waits_in_slot(turn.unit) ? only(waiting_answers & ~held(turn.unit)) : any_facts});
         if (slot != Operation::no_slot) lessees[slot] = turn.unit;
       }
-      if (schedule_.first_use_of_unit(use)) {
+      if (schedule_.first_use_of_unit(use) && !empty) {
         if (gathers(turn.unit)) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
         if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
           turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});

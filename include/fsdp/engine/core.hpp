@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/compile_program.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/flat_param.hpp"
@@ -40,6 +41,7 @@ struct EngineCore {
   using Unit = FlatParam<Device, P>;
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
+  using Calls = CallGuard;
 
   /// @param caller  computes; nullptr: a stream of the engine's own
   [[gnu::cold]] EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
@@ -52,12 +54,16 @@ struct EngineCore {
                                         : std::nullopt),
         compute(caller == nullptr ? &*owned_compute : caller) {
     expect_exact_arithmetic(where.rank);
+    number = mesh->number_engine();
   }
   EngineCore(EngineCore&&) = delete;
   [[gnu::cold]] ~EngineCore() {
     bool const told = std::uncaught_exceptions() > exceptions || was_told();
     for_each_stream([&](Stream& stream) { drain(stream); });
     if (!told) leave_failure();
+    if (!sealed) mesh->forget_engine(number);
+    if constexpr (KeepsEnds<C>)
+      if (sealed && !told) mesh->world().keep_end(number, history.text());
   }
 
   /// See Engine.
@@ -72,7 +78,9 @@ struct EngineCore {
     input = declared.plan_input();
     program = compile_program(input);
     expect_buffers(program, input, passes.next_backward());
-    expect_equal_texts(mesh->world(), declared.text(), "layouts");
+    auto const which =
+        formatted("engine {} of this mesh, whose first unit is '{}'\n", number, declared.units().front()->name());
+    expect_equal_texts(mesh->world(), which + declared.text(), "layouts");
     split_communicators();
     passes.set_program(program);
     storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input), gather, reduce);
@@ -105,6 +113,7 @@ struct EngineCore {
       gather.set_kept_group(world.split(where.rank / ranks, where.rank, "kept group"), where.rank % ranks);
   }
   void discard_gradients() {
+    passes.expect_no_half_step("gradients are discarded");
     bool some = false;
     for (auto const& unit : declared.units()) some = some || !unit->fresh || unit->has_unreduced();
     passes.discard();
@@ -117,6 +126,7 @@ struct EngineCore {
   /// A scope begins.
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
+    auto const turn = calls.enter(name(change));
     passes.add_scope(change, 1);
     try {
       if (sealed) return expect_buffers(program, input, passes.next_backward());
@@ -217,9 +227,11 @@ struct EngineCore {
 
   Mesh<C>* mesh;
   int exceptions = std::uncaught_exceptions();  ///< on their way when the engine was made
+  int number = 0;                               ///< of the mesh's engines
   Device device;
   Placement where;  ///< of the units that shard
   MemoryAccount account;
+  CallGuard calls{where.rank};
   History history;
   Declaration<Device, P> declared;
   ShardStorage<C, P> storage{device, account};
@@ -234,7 +246,7 @@ struct EngineCore {
   Stream* compute;
   Unsharder<C, P> gather{device, account, history};
   Reducer<C, P> reduce{device, where.rank, account, history, declared.wire()};
-  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute};
+  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute, history};
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };
 

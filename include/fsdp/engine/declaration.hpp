@@ -126,13 +126,16 @@ class Declaration {
     lists_.push_back({pass, use, std::move(ahead)});
   }
 
-  /// Pads the layouts and checks that nothing is left without a use.
+  /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", where_.rank);
+    bool some = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
       FSDP_EXPECTS(schedule_.used(u), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
+      some = some || !units_[u]->empty();
     }
+    FSDP_EXPECTS(some, "rank {}: no module of the engine has parameters", where_.rank);
   }
 
   /// What must be equal on all ranks, a line each.
@@ -182,7 +185,7 @@ class Declaration {
     input.first_bucket_bytes = options_.first_bucket_bytes;
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
-    input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch());
+    input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
     for (auto const& list : lists_)
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
     input.max_ahead_bytes = options_.max_ahead_bytes;

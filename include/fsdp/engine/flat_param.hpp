@@ -62,7 +62,6 @@ class FlatParam {
   /// Pads the layout for `where.world` ranks and fixes this rank's slice.
   /// @param where  of the engine's units that shard
   [[gnu::cold]] void seal(Placement const& where) {
-    FSDP_EXPECTS(layout_.numel() > 0, "rank {}: unit '{}' has no parameters", where.rank, name_);
     placement_ = strategy_.shards ? where : where.replicated();
     layout_.seal(where.world);
     shard_ = shard_range(layout_.padded(), placement_.shards, placement_.shard);
@@ -86,6 +85,8 @@ class FlatParam {
   Range norm_slice() const { return norm_slice_; }  ///< this rank's world slice, in elements of the shard
   std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
   std::int64_t shard_numel() const { return shard_.size(); }
+  /// It has no parameters (a ReLU, a dropout): nothing is gathered, reduced or updated for it. @pre sealed
+  bool empty() const { return full_numel() == 0; }
 
   Master* master = nullptr;         ///< (shard_numel) master weights
   float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world

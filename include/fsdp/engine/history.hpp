@@ -14,9 +14,9 @@
 
 namespace fsdp {
 
-/// Optimizer steps with their learning rates, and discarded gradients. Ranks that differ in them would train on with
-/// different weights; their collectives carry the last one, and a hash of all, and communicators that compare labels
-/// refuse.
+/// Optimizer steps with their learning rates, discarded gradients, imports, and micro-steps that do not reduce. Ranks
+/// that differ in them would train on with different weights; their collectives carry the last one, and a hash of all,
+/// and communicators that compare labels refuse.
 class History {
  public:
   /// @param what  a literal
@@ -25,11 +25,20 @@ class History {
       hash_ = (hash_ ^ more) * 0x9e3779b97f4a7c15u + (hash_ >> 29);
     what_ = what;
     value_ = value;
+    has_value_ = true;
     size_ = 0;
+  }
+  /// The same for an event without a number.
+  void add(std::string_view what) {
+    add(what, 0.0f);
+    has_value_ = false;
   }
   /// The last of them, and all; nothing at first. Until the next add(). Made when somebody reads it.
   [[gnu::noinline]] std::string_view text() const {
-    if (size_ == 0 && !what_.empty()) size_ = formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_).size();
+    if (size_ == 0 && !what_.empty())
+      size_ = (has_value_ ? formatted_to(text_, "{} {:g}, history {:x}", what_, value_, hash_)
+                          : formatted_to(text_, "{}, history {:x}", what_, hash_))
+                  .size();
     return {text_.data(), size_};
   }
   /// The label of a collective that is enqueued now.
@@ -39,6 +48,7 @@ class History {
   std::uint64_t hash_ = 0;
   std::string_view what_;
   float value_ = 0;
+  bool has_value_ = false;
   mutable std::array<char, 64> text_{};
   mutable std::size_t size_ = 0;
 };

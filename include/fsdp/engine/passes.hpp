@@ -12,6 +12,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/history.hpp"
 #include "fsdp/engine/program.hpp"
 #include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/schedule.hpp"
@@ -30,8 +31,14 @@ class Passes {
   using Unit = FlatParam<D, P>;
 
   Passes(D const& device, int rank, Declaration<D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
-         Stream& compute)
-      : device_(device), rank_(rank), declared_(&declared), gather_(&gather), reduce_(&reduce), compute_(&compute) {
+         Stream& compute, History& history)
+      : device_(device),
+        rank_(rank),
+        declared_(&declared),
+        gather_(&gather),
+        reduce_(&reduce),
+        compute_(&compute),
+        history_(&history) {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
@@ -43,6 +50,7 @@ class Passes {
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
   /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
   void begin_evaluation() {
+    expect_whole_parameters("an evaluation begins");
     abandon("an evaluation begins");
     ++evaluations_;
   }
@@ -53,8 +61,11 @@ class Passes {
 
   /// A use begins. @throws what ends the pass: see interrupt()
   Unit& begin_forward(std::size_t use) {
-    if (schedule().in_backward())
-      expect_whole_gradients(formatted("forward of '{}' begins", schedule().module_name(use)));
+    if (schedule().in_backward() || !writing_.empty()) {
+      auto const what = formatted("forward of '{}' begins", schedule().module_name(use));
+      expect_whole_gradients(what);
+      expect_whole_parameters(what);
+    }
     bool const starts = schedule().begin_forward(use);
     return or_interrupt([&]() -> Unit& {
       if (starts) {
@@ -96,7 +107,10 @@ class Passes {
   void end_backward(std::size_t use) {
     or_interrupt([&] {
       run(program_->turn(phase_, use).after, "backward");
-      if (schedule().end_backward(use)) left_ = left_by(facts_);
+      if (!schedule().end_backward(use)) return;
+      left_ = left_by(facts_);
+      // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
+      if ((facts_ & syncs_all) == 0) history_->add("unreduced micro-step");
     });
   }
 
@@ -120,6 +134,10 @@ class Passes {
       }
     }
   }
+  /// @throws UsageError if an optimizer step has ended half-way: to forget its gradients does not mend the parameters
+  void expect_no_half_step(std::string_view what) const {
+    if (writing_ == half_step) refuse_half_parameters(what);
+  }
   /// Forgets all gradients, and a pass that is left half-way. Gradients of earlier passes may be discarded inside a
   /// forward use, and between a forward pass and its backward: these go on.
   void discard() {
@@ -134,6 +152,24 @@ class Passes {
   /// Backward passes begun so far: tells gradients apart.
   std::uint64_t backward_passes() const { return backward_passes_; }
 
+  static constexpr std::string_view half_step = "an optimizer step";
+  /// Master shards are about to be written, unit by unit. Until end_writing() the parameters are not whole.
+  /// @param what  writes them, a literal: half_step, "an import"
+  void begin_writing(std::string_view what) { writing_ = what; }
+  void end_writing() { writing_ = {}; }
+
+  /// @throws UsageError inside a use or an evaluation, or while parameters are written
+  /// @param what  reads all parameters, for the message
+  void expect_at_rest(std::string_view what) const {
+    declared_->schedule().expect_closed(what);
+    FSDP_EXPECTS(!evaluating(), "rank {}: {} inside an evaluation: end its scope first", rank_, what);
+    expect_whole_parameters(what);
+  }
+  /// @throws UsageError if an optimizer step, an import or a load has ended half-way
+  /// @param what  does not go with it, for the message
+  void expect_whole_parameters(std::string_view what) const {
+    if (!writing_.empty()) refuse_half_parameters(what);
+  }
   /// @throws UsageError if a backward pass is left half-way, naming its units
   /// @param what  does not go with it, for the message
   void expect_whole_gradients(std::string_view what) const {
@@ -141,6 +177,21 @@ class Passes {
   }
 
  private:
+  [[noreturn, gnu::cold]] void refuse_half_parameters(std::string_view what) const {
+    std::string done, missing;
+    for (auto const& unit : declared_->units()) {
+      if (unit->empty()) continue;
+      auto& list = unit->fresh ? done : missing;
+      list += formatted("{}'{}'", list.empty() ? "" : ", ", unit->name());
+    }
+    auto const units = writing_ != half_step
+                           ? std::string()
+                           : formatted(": units updated: {}; not updated: {}", done.empty() ? "none" : done,
+                                       missing.empty() ? "none" : missing);
+    fail<UsageError>(
+        "rank {}: {}, but {} has ended half-way{}. Load a checkpoint, or import all parameters, on all ranks", rank_,
+        what, writing_, units);
+  }
   [[noreturn, gnu::cold]] void refuse_half_gradients(std::string_view what) const {
     auto const& schedule = declared_->schedule();
     schedule.expect_closed(what);
@@ -241,12 +292,14 @@ class Passes {
   Unsharder<C, P>* gather_;
   Reducer<C, P>* reduce_;
   Stream* compute_;
+  History* history_;
   Program const* program_ = nullptr;
   std::array<int, 3> open_{};             ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;          ///< of the pass under way
   Facts facts_ = plain_step;              ///< and of it
   Facts left_ = left_by(plain_step);      ///< by whole passes before it
   int evaluations_ = 0;                   ///< scopes that are open
+  std::string_view writing_;              ///< what writes master shards; empty: nothing
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;
   std::uint64_t backward_passes_ = 0;

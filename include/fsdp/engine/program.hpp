@@ -88,6 +88,11 @@ constexpr Facts left_by(Facts facts) {
 /// What clears one of the flags that follow, while a scope of it is open.
 enum class BackwardChange : unsigned char { no_sync, no_replica_sync, keep_unsharded };
 
+constexpr char const* name(BackwardChange change) {
+  constexpr std::array<char const*, 3> names{"no_sync", "no_replica_sync", "keep_unsharded"};
+  return names[static_cast<std::size_t>(change)];
+}
+
 /// What a backward pass does when it ends with a unit, as scopes say when it begins.
 struct BackwardFlags {
   bool gradient_sync = true;  ///< reduces
@@ -161,6 +166,8 @@ class Program {
     std::int64_t elements = 0;  ///< padded
     int shards = 1;             ///< ranks that share its parameters
     int replicas = 1;           ///< and the groups of such ranks
+    /// It has no parameters: its uses move nothing.
+    bool empty() const { return elements == 0; }
     /// A single shard of the parameters' type is the full parameters: compute reads master weights where they are, and
     /// nothing is gathered.
     bool reads_masters = false;
@@ -185,7 +192,7 @@ class Program {
   std::size_t reduce_bytes = 4;                    ///< and of one that is reduced; partial sums over replicas are fp32
   std::int64_t accumulator_elements = 0;           ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Units as their gradient shards lie in memory: those that backward writes itself first, each kind in the order in
-  /// which backward completes it, so that buckets of several units are contiguous.
+  /// which backward completes it, so that buckets of several units are contiguous. Units without parameters have none.
   std::vector<std::size_t> gradient_order;
   std::vector<Range> buckets;  ///< of what backward writes itself: elements
 

@@ -176,15 +176,26 @@ class Schedule {
 };
 
 /// For each use, the first uses of the next `forward` units, and in backward the last ones of the `backward` before.
-[[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward) {
+/// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
+[[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward,
+                                                     std::vector<bool> const& empty = {}) {
   auto const uses = schedule.size();
   PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
-  auto const differs = [&](std::size_t use, std::size_t from) { return schedule.unit(use) != schedule.unit(from); };
+  /// Appends `ahead` if it begins another unit than the last use that counts.
+  auto const add = [&](std::vector<std::size_t>& list, std::size_t& last, std::size_t ahead) {
+    auto const unit = schedule.unit(ahead);
+    if (!empty.empty() && empty[unit]) return;
+    if (unit != last) list.push_back(ahead);
+    last = unit;
+  };
   for (std::size_t use = 0; use < uses; ++use) {
-    for (auto ahead = use + 1; ahead < uses && lists.forward[use].size() < static_cast<std::size_t>(forward); ++ahead)
-      if (differs(ahead, ahead - 1)) lists.forward[use].push_back(ahead);
-    for (auto ahead = use; ahead > 0 && lists.backward[use].size() < static_cast<std::size_t>(backward); --ahead)
-      if (differs(ahead - 1, ahead)) lists.backward[use].push_back(ahead - 1);
+    auto &in_forward = lists.forward[use], &in_backward = lists.backward[use];
+    auto last = schedule.unit(use);
+    for (auto ahead = use + 1; ahead < uses && in_forward.size() < static_cast<std::size_t>(forward); ++ahead)
+      add(in_forward, last, ahead);
+    last = schedule.unit(use);
+    for (auto ahead = use; ahead > 0 && in_backward.size() < static_cast<std::size_t>(backward); --ahead)
+      add(in_backward, last, ahead - 1);
   }
   return lists;
 }

@@ -14,20 +14,28 @@
 namespace fsdp {
 
 /// While it lives, forward passes keep nothing for a backward pass. Ends a forward pass under way at both ends; nests.
+/// Its destructor throws a UsageError if another thread is inside a call of the engine.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] EvaluationScope {
  public:
   /// @throws UsageError in the middle of a backward pass
-  explicit EvaluationScope(E& engine) : engine_(&engine) { engine.passes.begin_evaluation(); }
+  explicit EvaluationScope(E& engine) : engine_(&engine) {
+    auto const turn = engine.calls.enter("evaluation");
+    engine.passes.begin_evaluation();
+  }
   EvaluationScope(EvaluationScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   EvaluationScope& operator=(EvaluationScope&&) = delete;
-  ~EvaluationScope() {
-    if (engine_ != nullptr) engine_->passes.end_evaluation();
+  ~EvaluationScope() noexcept(false) {
+    if (engine_ == nullptr) return;
+    typename E::Calls::Turn turn;
+    if (std::uncaught_exceptions() == exceptions_) turn = engine_->calls.enter("the end of an evaluation");
+    engine_->passes.end_evaluation();
   }
 
  private:
   E* engine_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 /// While it lives, backward passes that begin are changed. Nests; a pass under way goes on as it began.
@@ -58,6 +66,7 @@ template <class E>
 class [[nodiscard]] UseScope {
  public:
   [[gnu::noinline]] UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
+    auto const turn = engine.calls.enter(pass == Pass::forward ? "forward" : "backward");
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
       auto const what = fsdp::name(pass);
@@ -74,6 +83,7 @@ class [[nodiscard]] UseScope {
       passes.interrupt();
       return;
     }
+    auto const turn = engine_->calls.enter(pass_ == Pass::forward ? "the end of a forward" : "the end of a backward");
     try {
       span_.end();
     } catch (...) {

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
+#include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -35,13 +37,20 @@ class Shards {
 
   explicit Shards(E& engine) : engine_(&engine) {}
 
-  /// Units in declared order. Their shards, layouts and slices are fixed once the engine is sealed.
+  /// Units in declared order. Their shards, layouts and slices are fixed once the engine is sealed. A unit without
+  /// parameters (a ReLU) has a shard of 0 elements, and no gradient.
   std::size_t size() const { return engine_->core_.declared.units().size(); }
   Unit& operator[](std::size_t index) const { return *engine_->core_.declared.units()[index]; }
   Unit& operator[](UnitId id) const { return (*this)[id.index]; }
 
+  /// The calling thread is inside a call of the engine while the result lives. Calls nest.
+  /// @param call  its name, a literal
+  /// @throws UsageError if another thread is inside one
+  [[nodiscard]] detail::CallGuard::Turn enter(char const* call) const { return engine_->core_.calls.enter(call); }
+
   /// An optimizer will read the gradient shards: seals the engine. @note Collective: the first time.
   void attach_optimizer() const {
+    auto const turn = enter("attach_optimizer");
     engine_->seal();
     engine_->core_.storage.lease_gradients();
   }
@@ -51,22 +60,25 @@ class Shards {
   }
   /// Compute has been given a write of the unit's master shard: its next gather waits for this.
   void mark_written(Unit& unit) const { engine_->core_.mark_written(unit); }
-  /// The write was an optimizer's: the gradients are used, and the next backward pass begins their sums anew.
+  /// The write was an optimizer's: the gradients are used, and the next backward pass begins their sums anew. A step is
+  /// complete when all units with parameters are marked, also those that it leaves as they are; until then the engine
+  /// takes no other call, as after an exception between two units.
   void mark_updated(Unit& unit) const {
     mark_written(unit);
-    unit.fresh = true;
+    if (!std::exchange(unit.fresh, true)) gate().updated();
   }
 
   /// An optimizer's step begins.
   ///
   /// [Note: All ranks step, or none] Where streams can fail, compute waits for every unit's gradients before the first
-  /// update, and for the other ranks' compute streams, which wait for theirs: a collective of 0 elements. So a task that
-  /// throws before the updates leaves the weights of all ranks as they were.
+  /// update, and for the other ranks' compute streams, which wait for theirs: a collective of 0 elements. So a task
+  /// that throws before the updates leaves the weights of all ranks as they were.
   /// @param given  a GradNorm, whose factor the step applies
   /// @throws UsageError if gradients are missing or left half-way, the norm is not theirs or is left out (see
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
   template <class Norm = detail::NoNorm>
   void begin_step(std::string_view optimizer, float learning_rate, Norm const& given = {}) const {
+    auto const turn = enter("begin_step");
     expect_own(optimizer, given);
     FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
                  "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
@@ -74,6 +86,7 @@ class Shards {
     gate().begin_step(given.measurement());
     history().add("step", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
+    gate().begin_updates();
   }
   /// @param given  a GradNorm, of this engine's gradients or of none
   /// @param what   it is given to, for the message

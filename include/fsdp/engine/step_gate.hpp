@@ -2,6 +2,7 @@
 // Whether gradients are what an optimizer step, a norm or an export takes them for. Nothing here moves or enqueues.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -20,10 +21,12 @@ class StepGate {
   /// @param what  needs them, for the message
   [[gnu::noinline]] void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
+    passes_->expect_whole_parameters(what);
     expect_units();
     for (auto const& unit : passes_->units())
-      FSDP_EXPECTS(!unit->fresh && !unit->has_unreduced(), "rank {}: unit '{}' has no reduced gradients to step with{}",
-                   rank_, unit->name(), unit->has_unreduced() ? ": they wait for a backward pass that reduces" : "");
+      FSDP_EXPECTS(unit->empty() || (!unit->fresh && !unit->has_unreduced()),
+                   "rank {}: unit '{}' has no reduced gradients to step with{}", rank_, unit->name(),
+                   unit->has_unreduced() ? ": they wait for a backward pass that reduces" : "");
   }
   /// @throws UsageError unless every gradient shard holds the reduced gradients of some backward pass, which an
   /// optimizer may have used already
@@ -31,9 +34,13 @@ class StepGate {
     passes_->expect_whole_gradients(what);
     expect_units();
     for (auto const& unit : passes_->units())
-      FSDP_EXPECTS(unit->reduced_once && !unit->has_unreduced(), "rank {}: {}, but unit '{}' has no reduced gradients",
-                   rank_, what, unit->name());
+      FSDP_EXPECTS(unit->empty() || (unit->reduced_once && !unit->has_unreduced()),
+                   "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, unit->name());
   }
+
+  /// @throws UsageError inside a use or an evaluation, or while parameters are not whole
+  /// @param what  reads all parameters, for the message
+  void expect_at_rest(std::string_view what) const { passes_->expect_at_rest(what); }
 
   /// An optimizer step begins: nothing that was gathered before it is used again.
   /// @param measurement  of the norm whose factor it takes; 0: it takes none
@@ -45,6 +52,22 @@ class StepGate {
     passes_->abandon("an optimizer step begins");
     forget_norm();
   }
+  /// Units are about to be updated. The step ends when all are; until then all but a load or an import is refused.
+  void begin_updates() {
+    to_update_ = 0;
+    for (auto const& unit : passes_->units()) to_update_ += unit->empty() ? 0u : 1u;
+    passes_->begin_writing(Passes::half_step);
+  }
+  /// A unit's parameters have been updated, for the first time in this step.
+  void updated() {
+    if (to_update_ > 0 && --to_update_ == 0) passes_->end_writing();
+  }
+  /// The shards are about to be replaced, by `what`, and have been.
+  void begin_replacing(std::string_view what) {
+    to_update_ = 0;
+    passes_->begin_writing(what);
+  }
+  void end_replacing() { passes_->end_writing(); }
 
   /// clip_grad_norm has measured the gradients as they are. @return the measurement's number
   std::uint64_t set_measured(bool limits) {
@@ -82,6 +105,7 @@ class StepGate {
   Passes* passes_;
   Norm norm_;  ///< for the next step
   std::uint64_t measurements_ = 0;
+  std::size_t to_update_ = 0;  ///< units that the step under way has not updated
 };
 
 }  // namespace fsdp

@@ -48,6 +48,13 @@ struct StepInput {
   std::optional<DType> wire{};          ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
 };
 
+/// By unit: it has no parameters.
+inline std::vector<bool> empty_units(StepInput const& input) {
+  std::vector<bool> empty;
+  for (auto const& unit : input.units) empty.push_back(unit.elements == 0);
+  return empty;
+}
+
 /// What no buffers were declared for.
 /// @return the EngineOptions that a backward pass as `flags` say lacks, and the first unit that needs it; empty: none
 struct MissingOption {

@@ -52,6 +52,7 @@ template <class E>
 [[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
   auto const shards = engine.shards();
+  auto const turn = shards.enter("clip_grad_norm");
   shards.gate().expect_reduced("clip_grad_norm");
   auto& norm = shards.norm();
   auto& compute = engine.compute();
@@ -64,6 +65,7 @@ template <class E>
   std::int64_t partials = 0;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
+    if (unit.empty()) continue;
     auto const slice = unit.norm_slice();
     kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
                            options.norm, norm.partials + partials);

@@ -38,6 +38,7 @@ class GradNorm {
                  "rank {}: this norm is no longer valid, because clip_grad_norm has measured another; read a norm "
                  "before the next clip_grad_norm",
                  engine_->rank());
+    auto const turn = engine_->shards().enter("GradNorm::value");
     ClipScalars scalars{};
     engine_->device().copy_async(engine_->compute(), &scalars, engine_->shards().norm().result, sizeof scalars);
     engine_->device().synchronize(engine_->compute());

@@ -82,6 +82,7 @@ class GradScaler {
   /// @note Collective: one all-reduce of W doubles, unless a norm is given.
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr, GradNorm<E> measured = {}) {
+    auto const inside = engine_->shards().enter("GradScaler::step");
     auto& norm = engine_->shards().norm();
     if constexpr (requires { optimizer.engine(); })
       FSDP_EXPECTS(
@@ -109,6 +110,7 @@ class GradScaler {
 
   /// Steps skipped so far, with any scaler of the engine. @note Waits for compute.
   std::int64_t skipped() const {
+    auto const turn = engine_->shards().enter("GradScaler::skipped");
     ClipScalars now{};
     engine_->device().copy_async(engine_->compute(), &now, engine_->shards().norm().result, sizeof now);
     engine_->device().synchronize(engine_->compute());
@@ -116,6 +118,7 @@ class GradScaler {
   }
   /// Scale and steps taken since it last changed, for checkpoints. @note Waits for compute.
   LossScale state() const {
+    auto const turn = engine_->shards().enter("GradScaler::state");
     LossScale now{};
     engine_->device().copy_async(engine_->compute(), &now, on_device(), sizeof now);
     engine_->device().synchronize(engine_->compute());
@@ -125,6 +128,7 @@ class GradScaler {
   /// @throws UsageError if the scale is not finite and positive, or the count is negative; ConfigError if ranks' differ
   /// @note Collective: yes. Waits for compute.
   void load_state(LossScale state) {
+    auto const turn = engine_->shards().enter("GradScaler::load_state");
     FSDP_EXPECTS(math::is_finite(state.scale) && state.scale > 0.0f && state.good_steps >= 0,
                  "GradScaler: the scale {} must be finite and positive, the count {} not negative", state.scale,
                  state.good_steps);

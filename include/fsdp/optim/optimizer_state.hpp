@@ -54,6 +54,7 @@ class OptimizerState {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
     auto const shards = engine.shards();
+    auto const turn = shards.enter("an optimizer's constructor");
     shards.attach_optimizer();
     detail::expect_equal_texts(engine.world(),
                                formatted("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
@@ -89,12 +90,14 @@ class OptimizerState {
   void step(float learning_rate, GradNorm<E> const& clip, float beta1, float beta2, Update&& update) {
     expect_learning_rate(name_, learning_rate);
     auto const shards = engine_->shards();
+    auto const turn = shards.enter("an optimizer's step");
     shards.begin_step(name_, learning_rate, clip);
     auto& compute = engine_->compute();
     kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2,
                         clip.engine() != nullptr ? shards.norm().result : nullptr);
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto& unit = shards[u];
+      if (unit.empty()) continue;
       shards.await_reduced(unit);
       auto span = shards.trace_update(unit);
       update(unit, parts_[u]);
@@ -113,6 +116,7 @@ class OptimizerState {
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const {
+    auto const turn = engine_->shards().enter("steps");
     OptimizerStep now{};
     engine_->device().copy_async(engine_->compute(), &now, step_, sizeof now);
     engine_->device().synchronize(engine_->compute());
@@ -121,6 +125,8 @@ class OptimizerState {
   /// Continues as after `steps` steps. @throws UsageError if they are negative @note Waits for compute.
   void set_steps(std::int64_t steps) {
     FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine_->rank(), name_, steps);
+    auto const turn = engine_->shards().enter("set_steps");
+    engine_->shards().history().add("set_steps", static_cast<float>(steps));
     OptimizerStep const now{.taken = steps};
     engine_->device().copy_async(engine_->compute(), step_, &now, sizeof now);
     engine_->device().synchronize(engine_->compute());

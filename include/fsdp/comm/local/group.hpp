@@ -160,6 +160,7 @@ class Group {
   std::shared_ptr<Run<D>> const& shared_run() const { return run_; }
   Published<D>& published(int rank) const { return *published_[static_cast<std::size_t>(rank)]; }
   std::string const& name() const { return name_; }
+  std::uint64_t id() const { return id_; }
 
   /// Announces a call of `rank`: what it has published before is there for peers that see `value` in `what`.
   /// @return the call's number among all of the rank's

@@ -43,6 +43,9 @@ class Member {
   int world_rank() const { return group_->world_rank(rank_); }  ///< in the whole run, for messages
   D const& device() const { return device_; }
   Group<D>& group() const { return *group_; }
+  void keep_end(int engine, std::string_view history) const noexcept {
+    group_->run().ends(world_rank()).add(group_->id(), engine, history);
+  }
 
   /// Runs a collective: publishes it, waits until every peer has published the same, and calls `enqueue(sequence)`. If
   /// anything of that fails, the peers are told why.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/comm/common/engine_ends.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
@@ -116,7 +117,8 @@ class Run {
  public:
   static constexpr int max_ranks = 1 << 10;  ///< what WaitGraph can name
 
-  explicit Run(int ranks) : ranks_(ranks), waits_(ranks), ended_(static_cast<std::size_t>(ranks)) {}
+  explicit Run(int ranks)
+      : ranks_(ranks), waits_(ranks), ended_(static_cast<std::size_t>(ranks)), ends_(static_cast<std::size_t>(ranks)) {}
   Run(Run const&) = delete;
   Run& operator=(Run const&) = delete;
   [[gnu::cold]] ~Run() {
@@ -165,6 +167,15 @@ class Run {
     throw_failure(rank, failed);
   }
 
+  /// Ends of the engines of `rank`: for its thread.
+  comm::EngineEnds& ends(int rank) { return ends_[static_cast<std::size_t>(rank)]; }
+  /// @throws OrderError if ranks' engines have ended differently. @pre all ranks' threads have ended
+  [[gnu::cold]] void expect_equal_ends() const {
+    std::vector<std::vector<comm::EngineEnd>> by_rank;
+    for (auto const& own : ends_) by_rank.push_back(own.list());
+    if (auto const text = comm::difference(by_rank); !text.empty()) fail<OrderError>("{}", text);
+  }
+
   /// A rank of the run is on `device`.
   [[gnu::cold]] void add_device(D const& device) {
     std::lock_guard const lock{mutex_};
@@ -211,6 +222,7 @@ class Run {
   std::vector<Memory> abandoned_;
   std::vector<D> devices_;  // of all ranks
   std::vector<std::atomic<bool>> ended_;
+  std::vector<comm::EngineEnds> ends_;  // by rank
 };
 
 }  // namespace fsdp::local::detail

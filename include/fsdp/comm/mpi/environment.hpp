@@ -9,10 +9,13 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/engine_ends.hpp"
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/post.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
@@ -47,6 +50,16 @@ inline int world_rank() {
   MPI_Initialized(&initialized);
   if (initialized != 0) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   return rank;
+}
+
+/// Ends of this process's engines. Any thread.
+struct Ends {
+  std::mutex mutex;
+  comm::EngineEnds ends;
+};
+inline Ends& ends() {
+  static Ends kept;
+  return kept;
 }
 
 /// Says once what ended this rank, then ends the run. Installed as the terminate handler: an exception that nothing
@@ -104,13 +117,50 @@ class Environment {
   Environment(Environment const&) = delete;
   Environment& operator=(Environment const&) = delete;
 
-  /// Waits for all ranks and finalises MPI; while an exception passes, ends the run instead, since peers could wait for
-  /// this rank for ever.
+  /// Waits for all ranks, compares the ends of their engines, and finalises MPI. Ends the run with an error if they
+  /// differ; and while an exception passes, since peers could wait for this rank for ever.
   ~Environment() {
     if (std::uncaught_exceptions() > unwinding_) detail::end_run(EXIT_FAILURE);
-    wait_for_all();
+    try {
+      expect_equal_ends();
+    } catch (std::exception const& error) {
+      if (rank_ == 0) detail::write_error(formatted("rank 0: {}\n", error.what()));
+      detail::end_run(EXIT_FAILURE);
+    }
     detail::process().initialized.store(false);
     MPI_Finalize();
+  }
+
+  /// Waits for all ranks, and compares the last steps of engines that have ended since the last call: a collective that
+  /// follows the last step would find a difference, and after the end of an engine there is none.
+  /// @throws OrderError on every rank if engines of several ranks have ended after different steps
+  /// @note Collective: yes, over MPI_COMM_WORLD. run() and the destructor call it.
+  void expect_equal_ends() const {
+    wait_for_all();
+    std::vector<comm::EngineEnd> own;
+    {
+      std::scoped_lock const lock(detail::ends().mutex);
+      own = detail::ends().ends.list();
+      detail::ends().ends.clear();
+    }
+    auto const ranks = static_cast<std::size_t>(size_);
+    std::vector<int> counts(ranks), offsets(ranks);
+    auto const bytes = static_cast<int>(own.size() * sizeof(comm::EngineEnd));
+    detail::check(MPI_Allgather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+    for (std::size_t rank = 1; rank < ranks; ++rank) offsets[rank] = offsets[rank - 1] + counts[rank - 1];
+    auto const total = static_cast<std::size_t>(offsets.back() + counts.back());
+    std::vector<comm::EngineEnd> all(total / sizeof(comm::EngineEnd));
+    detail::check(MPI_Allgatherv(own.data(), bytes, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE,
+                                 MPI_COMM_WORLD),
+                  "MPI_Allgatherv");
+    std::vector<std::vector<comm::EngineEnd>> by_rank;
+    auto next = all.begin();
+    for (auto const count : counts) {
+      auto const end = next + count / static_cast<int>(sizeof(comm::EngineEnd));
+      by_rank.emplace_back(next, end);
+      next = end;
+    }
+    if (auto const text = comm::difference(by_rank); !text.empty()) fail<OrderError>("{}", text);
   }
 
   int rank() const { return rank_; }
@@ -165,7 +215,9 @@ class Environment {
 template <class Body>
 int run(int argc, char** argv, Body&& body) {
   Environment environment(argc, argv);
-  return std::forward<Body>(body)(environment);
+  auto result = std::forward<Body>(body)(environment);
+  environment.expect_equal_ends();
+  return result;
 }
 
 }  // namespace fsdp::mpi

@@ -40,6 +40,8 @@ class Group : public Peers {
     if (size_ > 1) meet();
   }
 
+  std::uint64_t id() const { return id_; }  ///< equal on all ranks, and no other group's
+
   /// All-gathers a text. Blocks the calling thread.
   /// @throws OrderError on every rank if their `what` differ
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {

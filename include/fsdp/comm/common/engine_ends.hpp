@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The last events of ranks' engines, compared when the run ends.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/format.hpp"
+
+namespace fsdp::comm {
+
+/// The end of one engine on one rank. Trivially copyable: MPI moves it.
+struct EngineEnd {
+  std::uint64_t world = 0;         ///< number of the engine's communicator, equal on its ranks and no other's
+  std::int64_t engine = 0;         ///< its number in its mesh
+  std::array<char, 64> history{};  ///< text of the rank's fsdp::History
+
+  std::string said() const {
+    return history[0] == '\0' ? std::string("without any step")
+                              : formatted("after {}", std::string_view(history.data()));
+  }
+};
+
+/// The latest ends of one rank's engines.
+class EngineEnds {
+ public:
+  /// Where there is no memory for it, the engine is not compared.
+  void add(std::uint64_t world, int engine, std::string_view history) noexcept {
+    try {
+      if (list_.size() == most) list_.erase(list_.begin());
+      list_.push_back({world, engine, cut<64>(history)});
+    } catch (...) {
+    }
+  }
+  std::vector<EngineEnd> const& list() const { return list_; }
+  void clear() { list_.clear(); }
+
+ private:
+  static constexpr std::size_t most = 256;
+  std::vector<EngineEnd> list_;
+};
+
+/// @param by_rank  the ends of each rank's engines
+/// @return the first difference, as a sentence; "" if there is none. An engine that one rank alone has ended counts not
+[[gnu::cold]] inline std::string difference(std::vector<std::vector<EngineEnd>> const& by_rank) {
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
+    for (auto const& own : by_rank[rank])
+      for (auto other = rank + 1; other < by_rank.size(); ++other)
+        for (auto const& theirs : by_rank[other])
+          if (theirs.world == own.world && theirs.engine == own.engine && theirs.history != own.history)
+            return formatted(
+                "ranks disagree about their last steps, and no collective followed that compares them: engine {} of "
+                "its "
+                "mesh ended {} on rank {}, and {} on rank {}",
+                own.engine, own.said(), rank, theirs.said(), other);
+  return {};
+}
+
+}  // namespace fsdp::comm
