@@ -20,6 +20,7 @@ inline Scenario draw_scenario(std::uint64_t seed, int ranks = 0) {
   };
   static constexpr Kind kinds[] = {{1, [](Plans& run) { run.nothing(); }},
                                    {3, module_throws},
+                                   {2, task_throws},
                                    {2, several},
                                    {1, caller_throws},
                                    {1, reader_throws},

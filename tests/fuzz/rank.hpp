@@ -52,6 +52,8 @@ class Rank {
         catching(call, at);
       } else {
         trainer_->run(call.op, inside(call, at));
+        if (call.trick == Trick::task_behind)
+          trainer_->compute().enqueue([text = fault_text(rank_, "a task")] { throw Fault(text); });
       }
     }
     trainer_->end(plan_->end == Trick::none ? Inside() : Inside([this](fsdp::host::Stream&) {
@@ -87,7 +89,7 @@ class Rank {
   }
   /// In one of the modules that the call runs.
   Inside inside(Call const& call, std::size_t at) {
-    if (call.trick == Trick::none) {
+    if (call.trick == Trick::none || call.trick == Trick::task_behind) {
       if (plan_->delay_us == 0) return {};
       return [this](fsdp::host::Stream& stream) {
         stream.enqueue([span = std::chrono::microseconds{delays_.between(0, plan_->delay_us)}] {

@@ -25,6 +25,7 @@ enum class Trick : unsigned char {
   task,          ///< the module enqueues work that throws
   task_waits,    ///< the same, and it waits for the stream
   gather_task,   ///< the same on the stream that gathers, and it does not wait
+  task_behind,   ///< behind the call, compute is given work that throws
   outside,       ///< the caller throws instead of calling
   returns,       ///< the rank's body returns instead of calling
   refused,       ///< the call itself must throw an fsdp::Error
@@ -72,12 +73,13 @@ inline std::string describe(Scenario const& scenario) {
   for (std::size_t rank = 0; rank < scenario.ranks.size(); ++rank) {
     auto const& plan = scenario.ranks[rank];
     text += fmt::format("rank {}: {}\n", rank, literal(plan.setting));
-    constexpr std::array<std::string_view, 11> tricks{"",
+    constexpr std::array<std::string_view, 12> tricks{"",
                                                       "throws",
                                                       "throws 42",
                                                       "task throws",
                                                       "task throws, waits",
                                                       "gather throws",
+                                                      "a task behind throws",
                                                       "the caller throws",
                                                       "returns",
                                                       "is refused",

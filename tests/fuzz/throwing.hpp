@@ -21,6 +21,15 @@ inline void module_throws(Plans& run) {
   run.blame(ranks);
 }
 
+/// A task throws between calls: behind a pass, a norm, a step or whatever comes.
+inline void task_throws(Plans& run) {
+  auto const at = run.any_place();
+  auto const ranks = run.some_ranks();
+  for (auto const rank : ranks) run.made.ranks[rank].calls[at].trick = Trick::task_behind;
+  run.name("a task throws behind a call", Ending::errors);
+  run.blame(ranks);
+}
+
 /// Ranks fail in different ways, all in one run.
 inline void several(Plans& run) {
   run.name("ranks fail in different ways", Ending::errors);
@@ -28,8 +37,8 @@ inline void several(Plans& run) {
     if (run.draw.once_in(3)) continue;
     auto const rank = static_cast<std::size_t>(&plan - run.made.ranks.data());
     auto const at = run.place_with_modules();
-    auto const how = run.draw.of(
-        {Trick::throws, Trick::task, Trick::task_waits, Trick::gather_task, Trick::outside, Trick::returns});
+    auto const how = run.draw.of({Trick::throws, Trick::task, Trick::task_waits, Trick::gather_task, Trick::task_behind,
+                                  Trick::outside, Trick::returns});
     plan.calls[at].trick = how;
     run.blame({rank});
     run.made.causes.push_back(fmt::format("rank {} has left", rank));
