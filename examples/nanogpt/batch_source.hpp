@@ -30,18 +30,22 @@ struct BatchSource {
 
   /// See [Note: Training windows].
   /// @param inputs,targets  (B, T), row-major
+  /// @throws fsdp::Error if a sequence has a token outside the vocabulary
   void training(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
                 std::span<std::int32_t> targets) const {
     auto const first = iteration * global_batch() + first_of(micro_step);
     if (dataset == nullptr) return random_tokens(first, inputs, targets);
-    auto const& tokens = dataset->train;
-    WindowOrder const order(seed, tokens.size(), block_size, global_batch());
+    auto const shards = dataset->train.sizes();
+    WindowOrder const order(seed, shards, block_size, global_batch());
     for (std::int64_t i = 0; i < batch_size; ++i) {
       auto const number = first + i;
-      auto const start = random_windows ? draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0,
-                                                      tokens.size() - block_size)
-                                        : order.start(number);
-      fill_sequence(tokens, start, row(inputs, i), row(targets, i));
+      if (random_windows) {
+        auto const drawn =
+            draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0, count_starts(shards, block_size));
+        read(dataset->train, start_of_number(shards, block_size, drawn), i, inputs, targets);
+      } else {
+        read(dataset->train, order.at(number), i, inputs, targets);
+      }
     }
   }
 
@@ -53,14 +57,18 @@ struct BatchSource {
                   std::span<std::int32_t> targets) const {
     auto const& tokens = dataset->split(split);
     auto const draw = split == Split::train ? Draw::train_loss : Draw::val_loss;
-    WindowOrder const order(mix(seed + static_cast<std::uint64_t>(draw)), tokens.size(), block_size,
+    WindowOrder const order(mix(seed + static_cast<std::uint64_t>(draw)), tokens.sizes(), block_size,
                             ranks * batch_size);
     auto const first = (batch * ranks + rank) * batch_size;
-    for (std::int64_t i = 0; i < batch_size; ++i)
-      fill_sequence(tokens, order.start(first + i), row(inputs, i), row(targets, i));
+    for (std::int64_t i = 0; i < batch_size; ++i) read(tokens, order.at(first + i), i, inputs, targets);
   }
 
  private:
+  /// Reads sequence `i` of a micro-step. @throws fsdp::Error if it has a token outside the vocabulary
+  void read(TokenShards const& tokens, Window const& window, std::int64_t i, std::span<std::int32_t> inputs,
+            std::span<std::int32_t> targets) const {
+    tokens.file(window.shard).read(window.start, vocab_size, row(inputs, i), row(targets, i));
+  }
   std::span<std::int32_t> row(std::span<std::int32_t> batch, std::int64_t i) const {
     return batch.subspan(static_cast<std::size_t>(i * block_size), static_cast<std::size_t>(block_size));
   }

@@ -1,44 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files on disk with what made them, and the sequences read from them.
+// Data sets: token files, and what made their tokens.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
+#include "token_file.hpp"
+#include "token_shards.hpp"
 #include "tokenizer/tokenizer.hpp"
 
 namespace nanogpt {
-
-/// A read-only file in memory by mmap; an empty file has no bytes.
-class MappedFile {
- public:
-  MappedFile() = default;
-  /// @throws fsdp::ConfigError if the file cannot be opened, is no regular file or cannot be mapped
-  explicit MappedFile(std::filesystem::path const& path);
-  MappedFile(MappedFile&& other) noexcept { swap(other); }
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    MappedFile(std::move(other)).swap(*this);
-    return *this;
-  }
-  ~MappedFile();
-
-  std::span<std::byte const> bytes() const { return {data_, size_}; }
-  void swap(MappedFile& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-
- private:
-  std::byte const* data_ = nullptr;
-  std::size_t size_ = 0;
-};
 
 inline constexpr std::int64_t gpt2_tokens = 50257;  ///< of GPT-2's vocabulary
 
@@ -58,46 +33,24 @@ Meta read_meta(std::filesystem::path const& path);
 /// @throws fsdp::ConfigError if its files cannot be read, or make another vocabulary than meta.json says
 std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta);
 
-/// A file of token ids: without a header, as nanoGPT writes them, or with that of llm.c (see [Note: Headers of
-/// tokens]).
-class TokenFile {
- public:
-  /// @param token_bytes  2 or 4; of a file with a header, the header says
-  /// @throws fsdp::ConfigError if the file is missing, empty, not a whole number of tokens, or not what its header says
-  TokenFile(std::filesystem::path const& path, std::size_t token_bytes);
-
-  std::int64_t size() const { return size_; }
-  std::int64_t at(std::int64_t index) const;
-  /// @throws fsdp::ConfigError if one of the tokens [first, last) is not below `vocab_size`; names token and position
-  void check_ids(std::int64_t vocab_size, std::int64_t first, std::int64_t last) const;
-  std::filesystem::path const& path() const { return path_; }
-
- private:
-  template <class Id>
-  void check_ids_as(std::int64_t vocab_size, std::int64_t first, std::int64_t last) const;
-  void read_header();
-  std::span<std::byte const> tokens() const { return file_.bytes().subspan(header_bytes_); }
-
-  std::filesystem::path path_;
-  MappedFile file_;
-  std::size_t header_bytes_ = 0;
-  std::size_t token_bytes_;
-  std::int64_t size_ = 0;
-};
-
-enum class Split : unsigned char { train, val };
-constexpr std::string_view name(Split split) { return split == Split::train ? "train" : "val"; }
-
 /// A data set: both splits and what meta.json says of them.
 struct Dataset {
   Meta meta;
-  TokenFile train, val;
+  TokenShards train, val;
 
-  TokenFile const& split(Split which) const { return which == Split::train ? train : val; }
+  TokenShards const& split(Split which) const { return which == Split::train ? train : val; }
 };
 
-/// Opens data/`name`. @throws fsdp::ConfigError (see Meta and TokenFile)
-Dataset open_dataset(std::string const& name);
+/// Where a data set's token files are.
+struct DataNames {
+  std::string dataset;     ///< the folder data/`dataset`
+  std::string train_data;  ///< instead of it: a file, a pattern or a folder
+  std::string val_data;    ///< the same for validation; empty: the folder of the training files
+};
+
+/// Opens a data set; meta.json is looked for beside the first training file.
+/// @throws fsdp::ConfigError (see Meta and TokenFile)
+Dataset open_dataset(DataNames const& names);
 
 /// What is drawn: each purpose has its own sequence of numbers.
 enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2, window = 3 };
@@ -106,12 +59,5 @@ enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2, wind
 /// anywhere and evaluations disturb nothing.
 std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,
                          std::int64_t choices);
-
-/// Reads a sequence; targets are the inputs one token later.
-/// @param start  token that the sequence begins with
-/// @param inputs,targets  (block size)
-/// @pre start + block size < tokens.size()
-void fill_sequence(TokenFile const& tokens, std::int64_t start, std::span<std::int32_t> inputs,
-                   std::span<std::int32_t> targets);
 
 }  // namespace nanogpt

@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -24,6 +26,7 @@
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
+#include "token_checks.hpp"
 
 namespace nanogpt {
 
@@ -91,6 +94,25 @@ inline void take_out_dir(Preparation& ready) {
       settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
 }
 
+/// Checks the data's tokens; rank 0 says how far that is, every few seconds, where it takes longer.
+/// @throws AgreedError on every rank if one lies outside the vocabulary
+/// @note Collective: yes; blocks.
+template <class C>
+void check_data(C& world, Preparation const& ready) {
+  using Clock = std::chrono::steady_clock;
+  auto next = Clock::now() + std::chrono::seconds(2);
+  auto const say = [&](std::uint64_t done, std::uint64_t total) {
+    auto const now = Clock::now();
+    if (world.rank() != 0 || now < next) return;
+    next = now + std::chrono::seconds(5);
+    fmt::print("checking the tokens of the data, once: {:.0f} % of {:.2f} GB\n",
+               100 * static_cast<double>(done) / static_cast<double>(total),
+               static_cast<double>(total) * world.size() / 1e9);
+    std::fflush(stdout);
+  };
+  check_tokens(world, ready.dataset ? &*ready.dataset : nullptr, ready.config.vocab_size, say);
+}
+
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
 /// @tparam T  what the run computes in
 template <class T, class C>
@@ -114,8 +136,9 @@ Preparation prepare(C& world, Job const& job) {
     std::error_code ignored;
     bool const keeps = training && world.rank() == 0;
     if (keeps && std::filesystem::is_directory(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks
-    if (training || std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
-      ready.dataset.emplace(open_dataset(settings.dataset));
+    if (training || !settings.train_data.empty() ||
+        std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
+      ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
     if (training) ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
     if (ready.resumed) adopt_vocabulary(ready, ready.resumed->model, ready.resumed->checkpoint);
@@ -123,19 +146,19 @@ Preparation prepare(C& world, Job const& job) {
       adopt_vocabulary(ready, ready.pretrained->weights->config(), ready.pretrained->weights->path());
     if (!ready.dataset) return;
     for (auto const split : {Split::train, Split::val}) {
-      auto const& tokens = ready.dataset->split(split);
-      if (tokens.size() <= settings.block_size)
-        fsdp::fail<fsdp::ConfigError>(
-            "setting 'block_size': {} is too long for '{}': expected {} tokens in the file or more, got {} (is it cut "
-            "short?)",
-            settings.block_size, tokens.path().string(), settings.block_size + 1, tokens.size());
-      // Each rank checks its part of the ids.
-      auto const bound = [&](int rank) {
-        return tokens.size() / world.size() * rank + tokens.size() % world.size() * rank / world.size();
-      };
-      tokens.check_ids(ready.config.vocab_size, bound(world.rank()), bound(world.rank() + 1));
+      for (auto const& tokens : ready.dataset->split(split).files()) {
+        if (tokens.size() <= settings.block_size)
+          fsdp::fail<fsdp::ConfigError>(
+              "setting 'block_size': {} is too long for '{}': expected {} tokens in the file or more, got {} "
+              "(is it cut short?)",
+              settings.block_size, tokens.path().string(), settings.block_size + 1, tokens.size());
+      }
     }
-    if (!keeps) return;
+  });
+  // Not before all ranks have opened their files: agree() has told them so.
+  check_data(world, ready);
+  agree(world, [&] {
+    if (!training || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
     take_out_dir(ready);
   });

@@ -69,6 +69,16 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
                ready.config.vocab_size, ready.config.block_size, weights.config().block_size,
                name(ready.config.activation));
   }
+  for (auto const split : {Split::train, Split::val}) {
+    if (!ready.dataset ||
+        (ready.dataset->split(split).files().size() == 1 && s.train_data.empty() && s.val_data.empty()))
+      continue;
+    auto const files = ready.dataset->split(split).files();
+    fmt::print("{} tokens: {}, in {}\n", name(split), with_commas(ready.dataset->split(split).size()),
+               files.size() == 1 ? fmt::format("'{}'", files[0].path().string())
+                                 : fmt::format("{} files, '{}' to '{}'", files.size(), files.front().path().string(),
+                                               files.back().path().string()));
+  }
   if (ready.dataset && ready.dataset->meta.path.empty())
     fmt::print("no meta.json: vocabulary of {} ({})\n", ready.config.vocab_size,
                ready.config.vocab_size == Meta{}.vocab_size ? "GPT-2's 50257, padded" : "the model's");

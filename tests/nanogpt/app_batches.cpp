@@ -5,6 +5,7 @@
 #include "batch_source.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <numeric>
@@ -14,6 +15,7 @@
 
 #include "data.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
@@ -21,16 +23,31 @@ namespace {
 using namespace nanogpt;
 using Folder = fsdp::testing::TemporaryFolder;
 
+/// uint16 tokens that count from `first` on.
+std::string counting(int first, int count) {
+  std::string text;
+  for (int i = first; i < first + count; ++i) text += {static_cast<char>(i & 0xff), static_cast<char>(i >> 8)};
+  return text;
+}
+
 /// A data set whose token at i is i, so that a sequence tells where it begins. At most 65,535 tokens a split.
 Dataset counting_dataset(Folder const& folder, int train, int val) {
-  auto const bytes = [](int count) {
-    std::string text;
-    for (int i = 0; i < count; ++i) text += {static_cast<char>(i & 0xff), static_cast<char>(i >> 8)};
-    return text;
-  };
-  return {Meta{}, TokenFile(folder.file("train.bin", bytes(train)), 2),
-          TokenFile(folder.file("val.bin", bytes(val)), 2)};
+  return {Meta{}, TokenShards({folder.file("train.bin", counting(0, train))}, 2),
+          TokenShards({folder.file("val.bin", counting(0, val))}, 2)};
 }
+
+/// The order of the windows of one file.
+struct OneFile {
+  std::array<std::int64_t, 1> tokens;
+  std::uint64_t seed;
+  std::int64_t block, batch;
+
+  OneFile(std::uint64_t a_seed, std::int64_t all_tokens, std::int64_t block_size, std::int64_t a_batch)
+      : tokens{all_tokens}, seed(a_seed), block(block_size), batch(a_batch) {}
+  WindowOrder order() const { return {seed, tokens, block, batch}; }
+  std::int64_t windows() const { return order().windows(); }
+  std::int64_t start(std::int64_t number) const { return order().at(number).start; }
+};
 
 struct Share {
   std::int64_t ranks, micro_steps, batch_size;
@@ -113,7 +130,7 @@ TEST_CASE("an epoch covers the text once, but for less than two windows at its e
                                                               {1003, 64, 14},
                                                               {1003, 64, 15}}) {
     CAPTURE(tokens, block, batch);
-    WindowOrder const order(1337, tokens, block, batch);
+    OneFile const order(1337, tokens, block, batch);
     std::set<std::vector<std::int64_t>> orders;
     for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
       std::vector<int> met(static_cast<std::size_t>(tokens));
@@ -135,7 +152,7 @@ TEST_CASE("an epoch covers the text once, but for less than two windows at its e
 
 TEST_CASE("an iteration draws one window from each stratum of the text") {
   std::int64_t const tokens = 8 * 240 + 9, block = 8, batch = 12;
-  WindowOrder const order(7, tokens, block, batch);
+  OneFile const order(7, tokens, block, batch);
   REQUIRE(order.windows() == 240);
   for (std::int64_t iteration = 0; iteration < 50; ++iteration) {
     for (std::int64_t i = 0; i < batch; ++i) {
@@ -150,14 +167,14 @@ TEST_CASE("every start occurs, and no other, down to a text of one block and one
   std::int64_t const block = 8;
   for (std::int64_t const tokens : {9, 10, 15, 16, 17, 23, 24, 25, 100}) {
     CAPTURE(tokens);
-    WindowOrder const order(1, tokens, block, 2);
+    OneFile const order(1, tokens, block, 2);
     std::set<std::int64_t> met;
     for (std::int64_t i = 0; i < 4000; ++i) met.insert(order.start(i));
     CHECK(static_cast<std::int64_t>(met.size()) == tokens - block);
     CHECK(*met.begin() == 0);
     CHECK(*met.rbegin() == tokens - block - 1);
   }
-  for (std::int64_t i = 0; i < 20; ++i) CHECK(WindowOrder(1, 9, block, 2).start(i) == 0);
+  for (std::int64_t i = 0; i < 20; ++i) CHECK(OneFile(1, 9, block, 2).start(i) == 0);
 }
 
 TEST_CASE(
@@ -169,7 +186,7 @@ TEST_CASE(
   source.seed = 1337;
   source.block_size = 8;
   std::vector<Share> const splits{{1, 1, 12}, {2, 1, 6}, {1, 2, 6}, {3, 2, 2}, {4, 3, 1}, {2, 6, 1}, {12, 1, 1}};
-  WindowOrder const order(1337, dataset.train.size(), 8, 12);
+  OneFile const order(1337, dataset.train.size(), 8, 12);
   REQUIRE(order.windows() == 119);  // not a multiple of the batch
   for (std::int64_t iteration = 0; iteration < 25; ++iteration) {
     auto const whole = training(source, splits[0], iteration);
@@ -192,7 +209,7 @@ TEST_CASE(
 
 TEST_CASE("where windows are no multiple of the batch, its sequences still come from strata of their own") {
   std::int64_t const tokens = 8 * 100 + 9, block = 8, batch = 12;
-  WindowOrder const order(7, tokens, block, batch);
+  OneFile const order(7, tokens, block, batch);
   REQUIRE(order.windows() == 100);
   for (std::int64_t first = 0; first + batch <= 100; ++first) {
     std::set<std::int64_t> strata;
@@ -205,6 +222,93 @@ TEST_CASE("where windows are no multiple of the batch, its sequences still come 
       CHECK(order.start(i) < (begin + size) * block + block + 1);  // the phase
     }
   }
+}
+
+// Shards count on where the one before has ended, but for a gap: a sequence that crossed would show it.
+TEST_CASE("an epoch of several shards meets each of their windows once, and no sequence crosses from one to the next") {
+  Folder const folder;
+  std::vector<int> const sizes{100, 9, 333, 17, 64};
+  int const block = 8;
+  std::vector<std::filesystem::path> paths;
+  std::map<int, std::size_t> shard_of;  // by token
+  int token = 0, windows = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    paths.push_back(folder.file("x_train_" + std::to_string(i) + ".bin", counting(token, sizes[i])));
+    for (int k = 0; k < sizes[i]; ++k) shard_of[token + k] = i;
+    token += sizes[i] + 1000;
+    windows += std::max(1, (sizes[i] - block) / block);
+  }
+  Dataset const dataset{Meta{}, TokenShards(paths, 2), TokenShards({folder.file("val.bin", counting(0, 40))}, 2)};
+  REQUIRE(dataset.train.size() == 523);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.seed = 5;
+  source.block_size = block;
+  std::int64_t const batch = 6;
+  std::set<std::vector<std::int32_t>> orders;
+  for (std::int64_t epoch = 0; epoch < 12; ++epoch) {
+    std::set<std::int32_t> met;
+    std::vector<std::int32_t> visits;
+    std::map<std::size_t, int> of_shard;
+    for (std::int64_t number = epoch * windows; number < (epoch + 1) * windows; ++number) {
+      auto const whole = training(source, {1, 1, batch}, number / batch);  // REQUIREs that tokens count
+      auto const start = whole[static_cast<std::size_t>(number % batch)];
+      REQUIRE(shard_of.contains(start));
+      visits.push_back(start);
+      ++of_shard[shard_of[start]];
+      for (int k = 0; k < block; ++k) met.insert(start + k);
+      if (number % batch == 0) {
+        CHECK(training(source, {3, 2, 1}, number / batch) == whole);
+        CHECK(training(source, {2, 1, 3}, number / batch) == whole);
+      }
+    }
+    CHECK(met.size() == static_cast<std::size_t>(windows * block));  // none twice
+    for (std::size_t i = 0; i < sizes.size(); ++i) CHECK(of_shard[i] == std::max(1, (sizes[i] - block) / block));
+    orders.insert(visits);
+  }
+  CHECK(orders.size() == 12);
+
+  source.random_windows = true;
+  std::set<std::int32_t> starts_met;
+  for (std::int64_t iteration = 0; iteration < 1500; ++iteration)
+    for (auto const start : training(source, {1, 1, 6}, iteration)) starts_met.insert(start);
+  CHECK(starts_met.size() == 523 - sizes.size() * block);  // every place of every shard
+}
+
+TEST_CASE("one shard has the order of a single file, to the sequence") {
+  std::array<std::int64_t, 1> const tokens{8 * 240 + 9};
+  WindowOrder const order(7, tokens, 8, 12);
+  std::vector<std::int64_t> first;
+  for (std::int64_t i = 0; i < 4; ++i) first.push_back(order.at(i).start);
+  CHECK(first == std::vector<std::int64_t>{135, 263, 423, 487});
+  CHECK(order.at(240 * 3 + 7).start == 1143);  // an epoch of its own
+}
+
+TEST_CASE("a token that has appeared outside the vocabulary since the files were checked is named, not trained on") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 100, 40);
+  BatchSource source;
+  source.dataset = &dataset;
+  source.block_size = 8;
+  source.vocab_size = 100;
+  std::vector<std::int32_t> x(8), y(8);
+  for (std::int64_t i = 0; i < 24; ++i) source.training(i, 0, x, y);
+  source.vocab_size = 95;  // as if 95 to 99 had been written since
+  auto const whats = [&](Split split) {
+    return fsdp::testing::what([&] {
+      for (std::int64_t i = 0; i < 24; ++i) {
+        if (split == Split::val)
+          source.evaluation(split, i, x, y);
+        else
+          source.training(i, 0, x, y);
+        CHECK(std::all_of(y.begin(), y.end(), [](auto token) { return token < 95; }));
+      }
+    });
+  };
+  CHECK(
+      fsdp::testing::has(whats(Split::train), "/train.bin' has token 95 at position 95, outside the vocabulary of 95"));
+  source.vocab_size = 30;
+  CHECK(fsdp::testing::has(whats(Split::val), "/val.bin' has token 3"));
 }
 
 TEST_CASE("random windows: anywhere in the text, the same for every number of ranks and of micro-steps") {
@@ -236,7 +340,7 @@ TEST_CASE("a batch larger than an epoch goes on with the next epoch") {
   BatchSource source;
   source.dataset = &dataset;
   source.block_size = 8;
-  WindowOrder const order(0, 33, 8, 10);
+  OneFile const order(0, 33, 8, 10);
   REQUIRE(order.windows() == 3);
   auto const batch = training(source, {2, 1, 5}, 0);
   REQUIRE(batch.size() == 10);

@@ -2,8 +2,12 @@
 // nanogpt's data: token files with and without headers, meta.json, sequences.
 // skip-tsan
 // links: nanogpt_data
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +16,7 @@
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "token_checks.hpp"
 
 namespace {
 
@@ -110,15 +115,139 @@ TEST_CASE("targets are inputs one token later, to the last token of the file") {
   TokenFile const tokens(folder.file("ids.bin", bytes), 2);
   std::vector<std::int32_t> x(4), y(4);
   for (std::int64_t const start : {0, 5, 7}) {
-    fill_sequence(tokens, start, x, y);
+    tokens.read(start, 12, x, y);
     for (std::size_t i = 0; i < x.size(); ++i) {
       CHECK(x[i] == static_cast<std::int32_t>(start) + static_cast<std::int32_t>(i));
       CHECK(y[i] == x[i] + 1);
     }
   }
   for (std::int64_t const start : {-1, 8}) {
-    CHECK(has(what([&] { fill_sequence(tokens, start, x, y); }), "12 tokens, too few for a block of 4"));
+    CHECK(has(what([&] { tokens.read(start, 12, x, y); }), "12 tokens, too few for a block of 4"));
   }
+}
+
+TEST_CASE(
+    "a sequence with a token outside the vocabulary is refused by file, position and token, as input and target") {
+  Folder const folder;
+  auto const narrow = folder.file("narrow.bin", packed<std::uint16_t>({1, 2, 65535, 3, 4, 5}));
+  auto const wide = folder.file("wide.bin", packed<std::uint32_t>({1, 2, 4294967295u, 3, 4, 5}));
+  std::vector<std::int32_t> x(2), y(2);
+  TokenFile const narrow_file(narrow, 2), wide_file(wide, 4);
+  for (std::int64_t const start : {0, 1, 2}) {
+    CHECK(has(what([&] { narrow_file.read(start, 10, x, y); }),
+              "/narrow.bin' has token 65535 at position 2, outside the vocabulary of 10: the file has changed"));
+    CHECK(has(what([&] { wide_file.read(start, 10, x, y); }), "/wide.bin' has token 4294967295 at position 2"));
+  }
+  CHECK_NOTHROW(narrow_file.read(3, 6, x, y));
+  CHECK(has(what([&] { narrow_file.read(3, 5, x, y); }), "token 5 at position 5"));
+}
+
+TEST_CASE("token files are found by name, by pattern and by folder, and are shards in the order of their names") {
+  Folder const folder;
+  auto const path = [&](std::string const& name) { return folder.path / name; };
+  auto const in_folder = [&](Split split) { return find_token_files(folder.path.string(), split); };
+  CHECK(in_folder(Split::train) == std::vector{path("train.bin")});  // which opening says is missing
+  for (auto const* const name : {"x_train_000002.bin", "x_train_000001.bin", "x_train_000010.bin", "x_val_000000.bin",
+                                 "x_train_000001.txt", "other.bin"})
+    folder.file(name, packed<std::uint16_t>({1, 2, 3}));
+  std::vector const shards{path("x_train_000001.bin"), path("x_train_000002.bin"), path("x_train_000010.bin")};
+  CHECK(in_folder(Split::train) == shards);
+  CHECK(in_folder(Split::val) == std::vector{path("x_val_000000.bin")});
+  CHECK(find_token_files(path("x_train_*.bin").string(), Split::val) == shards);
+  CHECK(find_token_files(path("x_train_00000[2-9].bin").string(), Split::train) == std::vector{shards[1]});
+  CHECK(find_token_files(path("none.bin").string(), Split::train) == std::vector{path("none.bin")});
+  CHECK(has(what([&] { find_token_files(path("y_*.bin").string(), Split::val); }),
+            "setting 'val_data': expected token files, but no file matches '"));
+  folder.file("a[b].bin", "");
+  CHECK(find_token_files(path("a[b].bin").string(), Split::train) == std::vector{path("a[b].bin")});
+
+  auto const dataset = open_dataset({"", path("x_train_*.bin").string(), ""});
+  CHECK(dataset.train.size() == 9);
+  CHECK(dataset.val.file(0).path() == path("x_val_000000.bin"));
+  CHECK(open_dataset({"", folder.path.string(), path("other.bin").string()}).val.file(0).path() == path("other.bin"));
+  folder.file("train.bin", packed<std::uint16_t>({1}));
+  CHECK(in_folder(Split::train) == std::vector{path("train.bin")});
+}
+
+TEST_CASE("large files are checked once: the largest token is remembered by path, size and time, never otherwise") {
+  Folder const folder;
+  ::setenv("XDG_CACHE_HOME", (folder.path / "cache").c_str(), 1);
+  fs::create_directory(folder.path / "data");
+  std::string const bytes(least_remembered_bytes, '\1');
+  auto const path = folder.file("data/train.bin", bytes);
+  auto const remembered = [&] { return remembered_largest(TokenFile(path, 2)); };
+  auto const check = [&](int ranks = 1) {
+    TokenFile const file(path, 2);
+    std::int64_t most = -1;
+    for (int rank = 0; rank < ranks; ++rank) most = std::max(most, check_part({&file}, 65536, rank, ranks, {})[0]);
+    remember_largest({{&file, most}});
+  };
+  CHECK_FALSE(remembered());
+  check();
+  CHECK(remembered() == 0x0101);
+  CHECK_FALSE(fs::exists(folder.path / "cache"));
+  CHECK_FALSE(remembered_largest(TokenFile(path, 4)));  // other tokens
+
+  auto const time = fs::last_write_time(path);
+  fs::last_write_time(path, time + std::chrono::nanoseconds(1));
+  CHECK_FALSE(remembered());
+  fs::last_write_time(path, time);
+  CHECK(remembered() == 0x0101);
+  std::ofstream(path, std::ios::app) << "ab";
+  fs::last_write_time(path, time);
+  CHECK_FALSE(remembered());
+  check(3);
+  CHECK(remembered() == 'b' * 256 + 'a');  // in the last rank's part
+
+  // A file that changes while it is checked is not remembered.
+  {
+    TokenFile const file(path, 2);
+    fs::last_write_time(path, time + std::chrono::seconds(1));
+    remember_largest({{&file, 7}});
+    CHECK_FALSE(remembered());
+  }
+  // Answers that are damaged are none. Where nothing can be written beside the data, the cache folder has them.
+  auto const answers = folder.path / "data" / ".nanogpt_tokens.json";
+  check();
+  for (std::string const damaged : {"", "[]", "{", "{\"train.bin\": 3}", "{\"train.bin\": {\"largest\": 1}}"}) {
+    std::ofstream(answers) << damaged;
+    CHECK_FALSE(remembered());
+  }
+  fs::remove(answers);
+  fs::create_directories(answers / "in the way");
+  check();
+  CHECK(remembered() == 'b' * 256 + 'a');
+  CHECK(fs::exists(folder.path / "cache" / "nanogpt" / "tokens.json"));
+  // Nor there: a check is done again, and nothing fails.
+  fs::remove_all(folder.path / "cache");
+  folder.file("cache", "a file");
+  check();
+  CHECK_FALSE(remembered());
+  // Small files leave nothing behind.
+  auto const small = folder.file("small.bin", "abcd");
+  TokenFile const file(small, 2);
+  remember_largest({{&file, 5}});
+  CHECK_FALSE(remembered_largest(file));
+  CHECK_FALSE(fs::exists(folder.path / ".nanogpt_tokens.json"));
+  ::unsetenv("XDG_CACHE_HOME");
+}
+
+TEST_CASE("a check names the first token outside the vocabulary, and tells how far it is") {
+  Folder const folder;
+  std::string bytes(std::size_t{20} << 20, '\0');
+  bytes[(std::size_t{18} << 20) + 1] = '\1';
+  TokenFile const file(folder.file("train.bin", bytes), 2);
+  std::vector<std::uint64_t> told;
+  std::uint64_t all = 0;
+  auto const progress = [&](std::uint64_t done, std::uint64_t total) { told.push_back(done), all = total; };
+  CHECK(check_part({&file, &file}, 257, 0, 1, progress) == std::vector<std::int64_t>{256, 256});
+  CHECK(all == 2 * bytes.size());
+  CHECK(told.back() == all);
+  CHECK(std::is_sorted(told.begin(), told.end()));
+  CHECK(told.size() > 4);
+  CHECK(
+      has(what([&] { check_part({&file}, 256, 1, 2, {}); }), "train.bin' has token 256 at position 9437184, outside"));
+  CHECK_NOTHROW(check_part({&file}, 256, 0, 2, {}));  // the other rank's part
 }
 
 TEST_CASE(
