@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "element_type.hpp"
 
-#include <algorithm>
-#include <chrono>
 #include <exception>
-#include <utility>
+#include <string_view>
 
 #include "fsdp/error.hpp"
-#include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
-#include "peak.hpp"
+#include "product_rates.hpp"
 #include "run_state.hpp"
 #if NANOGPT_HAVE_ONEDNN
+#include <cblas.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
 #include "bf16_products.hpp"
+#include "fp32_products.hpp"
+#include "fsdp/host/team.hpp"
+#include "run_log.hpp"
 #endif
 
 namespace nanogpt {
@@ -41,22 +49,87 @@ std::string type_of_resumed(Job const& job) {
   }
 }
 
-/// [Note: Rates that are compared are measured in turns]
-/// Other work on the machine comes and goes within tenths of a second, and takes up to half of a rate. Measured one
-/// after the other, one type has met it and the other has not. So they take turns of 10 ms, and the best of each
-/// counts.
-ProductRates measure_rates(fsdp::host::Device const& device) {
-  ProductRates rates{0, 0, why_no_bf16()};
-  if (!rates.why_no_bf16.empty()) return rates;
 #if NANOGPT_HAVE_ONEDNN
-  constexpr int turns = 7;
-  constexpr std::chrono::milliseconds turn{10};
-  for (int i = 0; i < turns; ++i) {
-    rates.fp32 = std::max(rates.fp32, measure_host_rate<float>(device, turn));
-    rates.bf16 = std::max(rates.bf16, measure_host_rate<fsdp::bf16>(device, turn));
+constexpr std::int64_t length = 384;  // of a product's matrices: it takes about 1 ms, less than a slice of time
+
+/// Rates of products that each thread makes by itself, without a wait between them: a thread that has lost its core for
+/// a while has other products that it did not lose it in.
+class Products {
+ public:
+  explicit Products(int threads) : team_("rates", threads), best_(static_cast<std::size_t>(threads)) {
+    openblas_set_num_threads(1);
+    for (int i = 0; i < threads; ++i) matrices_.emplace_back();
   }
-#else
-  static_cast<void>(device);
+
+  double fp32() {
+    return round([](Matrices& m) {
+      constexpr auto n = length;
+      if (has_fp32_products())
+        multiply_fp32({Op::none, Op::none, n, n, n, n, n, n, false}, m.a.data(), m.b.data(), m.c.data());
+      else
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, m.a.data(), n, m.b.data(), n, 0.0f,
+                    m.c.data(), n);
+    });
+  }
+  double bf16() {
+    double const rate = round([](Matrices& m) {
+      constexpr auto n = length;
+      m.multiplied = multiply_bf16({Op::none, Op::none, n, n, n, n, n, n, false, false}, m.narrow_a.data(),
+                                   m.narrow_b.data(), m.narrow_c.data());
+    });
+    bool const multiplied = std::all_of(matrices_.begin(), matrices_.end(), [](auto const& m) { return m.multiplied; });
+    return multiplied ? rate : 0;
+  }
+
+ private:
+  struct Matrices {
+    static constexpr std::size_t size = static_cast<std::size_t>(length * length);
+    std::vector<float> a = std::vector(size, 1.0f), b = std::vector(size, 0.5f), c = std::vector(size, 0.0f);
+    bool multiplied = true;
+    std::vector<fsdp::bf16> narrow_a{a.begin(), a.end()}, narrow_b{b.begin(), b.end()}, narrow_c{c.begin(), c.end()};
+  };
+
+  /// FLOP per second of all threads, by the shortest product of each.
+  template <class Product>
+  double round(Product const& product) {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds span{6};
+    team_.run(team_.threads(), [&](std::int64_t part) {
+      auto const i = static_cast<std::size_t>(part);
+      auto best = Clock::duration::max();
+      auto const begin = Clock::now();
+      do {
+        auto const start = Clock::now();
+        product(matrices_[i]);
+        best = std::min(best, Clock::now() - start);
+      } while (Clock::now() - begin < span);
+      best_[i] = best;
+    });
+    double rate = 0;
+    for (auto const best : best_)
+      rate += 2.0 * static_cast<double>(length * length * length) / std::chrono::duration<double>(best).count();
+    return rate;
+  }
+
+  fsdp::host::Team team_;
+  std::deque<Matrices> matrices_;
+  std::vector<std::chrono::steady_clock::duration> best_;
+};
+#endif
+
+/// This rank's rates: an earlier run's, or measured now and kept.
+ProductRates rates_here(Job const& job) {
+  ProductRates rates{0, 0, why_no_bf16()};
+#if NANOGPT_HAVE_ONEDNN
+  if (!rates.why_no_bf16.empty()) return rates;
+  auto const machine =
+      fmt::format("{}, {} by oneDNN {}, {}, {} thread{}", processor_name(), bf16_units(), onednn_version(),
+                  has_fp32_products() ? "own fp32" : openblas_get_corename(), job.threads, job.threads == 1 ? "" : "s");
+  if (!job.settings.measure_dtype)
+    if (auto const known = remembered_rates(machine)) return *known;
+  Products products(job.threads);
+  rates = compare_rates([&] { return products.fp32(); }, [&] { return products.bf16(); });
+  remember_rates(machine, rates);
 #endif
   return rates;
 }
@@ -92,7 +165,7 @@ void choose_dtype(Job& job) {
 
 void take_fastest_type(Job& job, ExchangeTexts const& exchange) {
   if (job.dtype != "fastest") return;
-  auto const rates = slowest_of(exchange(pack(measure_rates(fsdp::host::Device{job.threads}))));
+  auto const rates = slowest_of(exchange(pack(rates_here(job))));
   job.dtype = fastest_type(rates);
   job.dtype_note = describe(rates);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What utilisation is relative to: the table of devices, the peak of ranks together, and that disturbed measurements of
-// the host's do not count. The type that ranks are the fastest in, by their rates.
+// the host's do not count.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "element_type.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
 #include "gemm_host.hpp"
@@ -95,34 +94,4 @@ TEST_CASE("a peak rises with what ranks measure later, and never falls", "[nanog
   });
   std::vector<double> const expected{6e9, 0, 6.01e9, 0, 8.01e9, 1, 9e9, 1};
   CHECK(peaks == std::vector(2, expected));
-}
-
-TEST_CASE("the fastest type is bf16 where its products are 1.15 times as fast, and there are units for it",
-          "[nanogpt]") {
-  using nanogpt::fastest_type;
-  CHECK(fastest_type({100e9, 200e9, ""}) == "bfloat16");
-  CHECK(fastest_type({100e9, 115.1e9, ""}) == "bfloat16");
-  CHECK(fastest_type({100e9, 114.9e9, ""}) == "float32");
-  CHECK(fastest_type({155e9, 88e9, ""}) == "float32");
-  CHECK(fastest_type({100e9, 200e9, "no units"}) == "float32");
-  CHECK(fastest_type({0, 0, "no units"}) == "float32");
-  CHECK(fastest_type({0, 0, ""}) == "float32");
-}
-
-TEST_CASE("ranks choose by the slowest of them, and what one cannot none does", "[nanogpt]") {
-  using nanogpt::pack;
-  auto const chosen = [](std::vector<nanogpt::ProductRates> const& ranks) {
-    std::vector<std::string> texts;
-    for (auto const& rates : ranks) texts.push_back(pack(rates));
-    return describe(nanogpt::slowest_of(texts));
-  };
-  nanogpt::ProductRates const fast{100e9, 300e9, ""}, slow{80e9, 90e9, ""}, without{90e9, 0, "it has no units"};
-  CHECK(chosen({fast}) ==
-        "computes in bfloat16: products of bfloat16 are 3.00 times as fast here (300 against 100 GFLOP/s a rank)");
-  CHECK(chosen({fast, slow}) ==
-        "computes in float32: products of bfloat16 are 1.12 times as fast here (90 against 80 GFLOP/s a rank)");
-  CHECK(chosen({slow, fast}) == chosen({fast, slow}));
-  CHECK(chosen({without}) == "computes in float32: it has no units");
-  CHECK(chosen({without, fast}) == "computes in float32: it has no units");
-  CHECK(chosen({fast, fast, without, without}) == "computes in float32: rank 2: it has no units");
 }
