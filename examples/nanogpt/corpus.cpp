@@ -2,6 +2,8 @@
 // What is to be tokenized: one text, or a folder of documents, read in pieces.
 #include "corpus.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -16,37 +18,62 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void cannot(fs::path const& path, std::string_view what, int error) {
-  fsdp::fail<fsdp::ConfigError>("'{}' cannot be {}: {}", path.string(), what, std::generic_category().message(error));
+[[noreturn]] void cannot(std::string const& name, std::string_view what, int error) {
+  fsdp::fail<fsdp::ConfigError>("'{}' cannot be {}: {}", name, what, std::generic_category().message(error));
 }
 
-Section whole_file(fs::path const& path, Section::Kind kind) {
+Section whole_file(fs::path const& path, std::string const& name, Section::Kind kind) {
+  if (!std::ifstream(path, std::ios::binary)) cannot(name, "opened", errno);
   std::error_code error;
   auto const bytes = fs::file_size(path, error);
-  if (error) cannot(path, "read", error.value());
-  return {path, kind, 0, bytes, Split::train};
+  if (error) cannot(name, "read", error.value());
+  expect_text(path, name);
+  return {path, name, kind, 0, bytes, Split::train};
 }
 
 }  // namespace
 
-std::vector<Section> find_sections(fs::path const& path) {
+bool Corpus::has_documents() const {
+  return std::any_of(sections.begin(), sections.end(),
+                     [](Section const& section) { return section.kind != Section::Kind::text; });
+}
+
+Corpus find_corpus(fs::path const& path) {
   using Kind = Section::Kind;
   std::error_code error;
+  Corpus corpus;
   if (!fs::is_directory(path, error)) {
-    if (!std::ifstream(path, std::ios::binary)) cannot(path, "opened", errno);
-    return {whole_file(path, path.extension() == ".jsonl" ? Kind::lines : Kind::text)};
+    corpus.sections = {whole_file(path, shown_name(path), path.extension() == ".jsonl" ? Kind::lines : Kind::text)};
+    return corpus;
   }
-  std::vector<Section> sections;
   for (auto at = fs::recursive_directory_iterator(path, error); !error && at != fs::end(at); at.increment(error)) {
-    auto const name = at->path().extension();
-    if (!at->is_regular_file(error) || (name != ".txt" && name != ".jsonl")) continue;
-    sections.push_back(whole_file(at->path(), name == ".txt" ? Kind::document : Kind::lines));
+    auto const ending = at->path().extension();
+    if (!at->is_regular_file(error) || at->path().filename().native().front() == '.') continue;
+    if (ending == ".txt" || ending == ".jsonl") {
+      corpus.sections.push_back(
+          whole_file(at->path(), at->path().string(), ending == ".txt" ? Kind::document : Kind::lines));
+    } else {
+      if (corpus.ignored++ == 0 || at->path() < corpus.first_ignored) corpus.first_ignored = at->path();
+    }
   }
-  if (error) cannot(path, "read", error.value());
-  if (sections.empty())
-    fsdp::fail<fsdp::ConfigError>("data: expected files *.txt or *.jsonl in the folder '{}', got none", path.string());
+  auto& sections = corpus.sections;
+  if (error) cannot(path.string(), "read", error.value());
+  if (sections.empty()) {
+    if (corpus.ignored > 0) expect_text(corpus.first_ignored, corpus.first_ignored.string());
+    fsdp::fail<fsdp::ConfigError>("data: expected files *.txt or *.jsonl in the folder '{}', got {}", path.string(),
+                                  corpus.ignored == 0 ? std::string("none")
+                                                      : fmt::format("{} others, such as '{}'", corpus.ignored,
+                                                                    corpus.first_ignored.filename().string()));
+  }
   std::sort(sections.begin(), sections.end(), [](Section const& a, Section const& b) { return a.path < b.path; });
-  return sections;
+  return corpus;
+}
+
+Corpus corpus_of_stream(StreamCopy const& copy, std::string const& name) {
+  Corpus corpus;
+  corpus.sections = {
+      whole_file(copy.path(), name, copy.begins_with_json() ? Section::Kind::lines : Section::Kind::text)};
+  return corpus;
 }
 
 std::uint64_t bytes_of(std::vector<Section> const& sections) {
@@ -67,7 +94,7 @@ void each_line(std::string_view lines, std::function<void(std::string_view, std:
 void CorpusReader::open() {
   auto const& section = sections_[section_];
   stream_ = std::ifstream(section.path, std::ios::binary);
-  if (!stream_) cannot(section.path, "opened", errno);
+  if (!stream_) cannot(section.name, "opened", errno);
   stream_.seekg(static_cast<std::streamoff>(section.first));
   offset_ = section.first;
   left_ = section.last - section.first;
@@ -81,9 +108,9 @@ void CorpusReader::read(std::size_t bytes) {
   ahead_.resize(held + wanted);
   stream_.read(ahead_.data() + held, static_cast<std::streamsize>(wanted));
   if (static_cast<std::size_t>(stream_.gcount()) != wanted)
-    fsdp::fail<fsdp::ConfigError>(
-        "'{}' cannot be read beyond byte {}; its size was {} bytes", sections_[section_].path.string(),
-        offset_ + held + static_cast<std::size_t>(stream_.gcount()), sections_[section_].last);
+    fsdp::fail<fsdp::ConfigError>("'{}' cannot be read beyond byte {}; its size was {} bytes", sections_[section_].name,
+                                  offset_ + held + static_cast<std::size_t>(stream_.gcount()),
+                                  sections_[section_].last);
   left_ -= wanted;
 }
 

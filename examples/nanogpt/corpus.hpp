@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "data.hpp"
+#include "input_file.hpp"
 
 namespace nanogpt {
 
@@ -23,9 +24,10 @@ struct Section {
     lines      ///< a file of JSON objects, one a line, each a document
   };
   std::filesystem::path path;
+  std::string name;  ///< of the file, for messages
   Kind kind = Kind::text;
   std::uint64_t first = 0, last = 0;  ///< bytes of the file
-  Split split = Split::train;         ///< of a text; which documents are for validation DocumentSplit says
+  Split split = Split::train;         ///< of its tokens, unless a DocumentSplit says which documents are for validation
 };
 
 /// Some bytes of a section.
@@ -38,9 +40,21 @@ struct Piece {
   bool ends_document = false;  ///< the last of a document
 };
 
+/// What is to be tokenized.
+struct Corpus {
+  std::vector<Section> sections;
+  std::int64_t ignored = 0;             ///< files of the folder that are neither .txt nor .jsonl, hidden ones apart
+  std::filesystem::path first_ignored;  ///< the first of them, by name
+
+  bool has_documents() const;
+};
+
 /// `path` as sections: a folder's .txt and .jsonl files, by name, or one .jsonl file, as documents; else one text.
-/// @throws fsdp::ConfigError if there is nothing of the kind
-std::vector<Section> find_sections(std::filesystem::path const& path);
+/// @throws fsdp::ConfigError if there is nothing of the kind, or a file holds anything but text
+Corpus find_corpus(std::filesystem::path const& path);
+/// The same of a pipe: documents if its first line is a JSON object.
+/// @param name  what messages call it
+Corpus corpus_of_stream(StreamCopy const& copy, std::string const& name);
 
 std::uint64_t bytes_of(std::vector<Section> const& sections);
 

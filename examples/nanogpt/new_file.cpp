@@ -2,7 +2,13 @@
 // A file that is there whole or not at all.
 #include "new_file.hpp"
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -15,16 +21,77 @@ namespace {
   fsdp::fail<fsdp::ConfigError>("'{}' cannot be written: {}", path.string(), std::generic_category().message(errno));
 }
 
+/// Paths for the handler, which may not allocate.
+struct Slot {
+  std::atomic<bool> taken{false}, names{false};
+  std::array<char, PATH_MAX> path{};
+};
+std::array<Slot, 16> slots;
+
+std::atomic<bool> signals_wait{false};
+std::atomic<int> waiting_signal{0};
+
+void remove_and_end(int signal) {
+  for (int round = 0; round < 2; ++round)  // files, then the folders that they have left empty
+    for (auto& slot : slots)
+      if (slot.names.load(std::memory_order_acquire)) static_cast<void>(std::remove(slot.path.data()) == 0);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 }  // namespace
 
+extern "C" void nanogpt_remove_on_signal(int signal) {
+  if (signals_wait.load()) {
+    waiting_signal.store(signal);
+    return;
+  }
+  remove_and_end(signal);
+}
+
+RemovedOnSignal::RemovedOnSignal(std::filesystem::path const& path) {
+  auto const& text = path.native();
+  for (std::size_t i = 0; i < slots.size() && text.size() < PATH_MAX; ++i) {
+    if (slots[i].taken.exchange(true)) continue;
+    slot_ = i;
+    std::memcpy(slots[i].path.data(), text.c_str(), text.size() + 1);
+    slots[i].names.store(true, std::memory_order_release);
+    return;
+  }
+}
+
+RemovedOnSignal::RemovedOnSignal(RemovedOnSignal&& other) noexcept : slot_(std::exchange(other.slot_, none)) {}
+
+void RemovedOnSignal::keep() {
+  if (slot_ == none) return;
+  slots[slot_].names.store(false);
+  slots[slot_].taken.store(false);
+  slot_ = none;
+}
+
+void remove_on_signals() {
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = nanogpt_remove_on_signal;
+  for (int const signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    ::sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);  // nohup and shells in the background
+  }
+}
+
 NewFile::NewFile(std::filesystem::path const& path)
-    : path_(path), temporary_(std::filesystem::path(path) += ".tmp"), stream_(temporary_, std::ios::binary) {
+    : path_(path),
+      temporary_(std::filesystem::path(path) += ".tmp"),
+      removed_(temporary_),
+      stream_(temporary_, std::ios::binary) {
   if (!stream_) cannot_write(temporary_);
 }
 
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, {})),
+      removed_(std::move(other.removed_)),
       stream_(std::move(other.stream_)) {}
 
 NewFile::~NewFile() {
@@ -39,15 +106,34 @@ void NewFile::write(std::string_view bytes) {
   if (!stream_) cannot_write(temporary_);
 }
 
-void NewFile::commit() {
+void NewFile::finish() {
+  if (!stream_.is_open()) return;
   stream_.close();
   if (!stream_) cannot_write(temporary_);
+}
+
+void NewFile::commit() {
+  finish();
   std::error_code error;
   std::filesystem::rename(temporary_, path_, error);
   if (error)
     fsdp::fail<fsdp::ConfigError>("'{}' cannot be renamed to '{}': {}", temporary_.string(), path_.string(),
                                   error.message());
   temporary_.clear();
+  removed_.keep();
+}
+
+void NewFile::commit_all(std::deque<NewFile>& files) {
+  for (auto& file : files) file.finish();  // what may find the disk full
+  signals_wait.store(true);
+  try {
+    for (auto& file : files) file.commit();
+  } catch (...) {
+    signals_wait.store(false);
+    throw;
+  }
+  signals_wait.store(false);
+  if (int const signal = waiting_signal.exchange(0); signal != 0) remove_and_end(signal);
 }
 
 }  // namespace nanogpt

@@ -2,11 +2,33 @@
 // A file that is there whole or not at all.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
 
 namespace nanogpt {
+
+/// A path that is removed if a signal ends the process: see remove_on_signals().
+class RemovedOnSignal {
+ public:
+  RemovedOnSignal() = default;
+  /// @param path  a file, or a folder, which is removed if it is empty
+  explicit RemovedOnSignal(std::filesystem::path const& path);
+  RemovedOnSignal(RemovedOnSignal&& other) noexcept;
+  RemovedOnSignal& operator=(RemovedOnSignal&&) = delete;
+  ~RemovedOnSignal() { keep(); }
+  /// From now on a signal leaves it.
+  void keep();
+
+ private:
+  std::size_t slot_ = none;
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+};
+
+/// From now on SIGINT, SIGTERM and SIGHUP remove what RemovedOnSignal names, and end the process as they would have.
+void remove_on_signals();
 
 /// Written under a temporary name; has its own from commit() on. Without a commit nothing of it is left.
 class NewFile {
@@ -21,9 +43,15 @@ class NewFile {
   void write(std::string_view bytes);
   /// @throws fsdp::ConfigError if it cannot be written or renamed
   void commit();
+  /// Commits files one after the other. A signal of remove_on_signals() waits until all have their names.
+  /// @throws fsdp::ConfigError as commit()
+  static void commit_all(std::deque<NewFile>& files);
 
  private:
+  void finish();
+
   std::filesystem::path path_, temporary_;  ///< `temporary_` is empty once there is nothing to remove
+  RemovedOnSignal removed_;
   std::ofstream stream_;
 };
 

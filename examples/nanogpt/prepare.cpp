@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "cores.hpp"
 #include "metrics.hpp"
+#include "new_file.hpp"
 #include "progress.hpp"
 
 namespace nanogpt {
@@ -33,8 +34,10 @@ int run_prepare(Settings const& settings) {
   options.folder = std::filesystem::path("data") / settings.dataset;
   options.encoder_json = settings.encoder_json;
   options.vocab_bpe = settings.vocab_bpe;
-  options.val_fraction = settings.val_fraction;
+  options.val_data = settings.val_data;
+  options.val_fraction = settings.val_data.empty() ? settings.val_fraction : 0;
   options.threads = threads_of(settings);
+  remove_on_signals();
   std::optional<Progress> bar;
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
     if (!bar) bar.emplace(true, static_cast<std::int64_t>(total / megabyte));
@@ -46,8 +49,15 @@ int run_prepare(Settings const& settings) {
   fmt::print("length of dataset in characters: {}\n", with_commas(prepared.characters));
   fmt::print("vocab size: {}\n", with_commas(prepared.vocab_size));
   fmt::print("train has {} tokens\n", with_commas(prepared.train_tokens));
-  fmt::print("val has {} tokens\n", with_commas(prepared.val_tokens));
-  fmt::print("wrote train.bin, val.bin and meta.json to {}\n", options.folder.string());
+  if (prepared.has_val) fmt::print("val has {} tokens\n", with_commas(prepared.val_tokens));
+  if (prepared.ignored > 0)
+    fmt::print("note: {} file{} in the folder {} neither .txt nor .jsonl, and {} left out: '{}'{}\n",
+               with_commas(prepared.ignored), prepared.ignored == 1 ? "" : "s", prepared.ignored == 1 ? "is" : "are",
+               prepared.ignored == 1 ? "is" : "are", prepared.first_ignored.string(),
+               prepared.ignored == 1 ? "" : " is the first");
+  fmt::print("wrote train.bin{} and meta.json to {}\n", prepared.has_val ? ", val.bin" : "", options.folder.string());
+  if (!prepared.has_val)
+    fmt::print("note: there is no val.bin: train needs --val_data=FILE, token files for its evaluations\n");
   return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -20,6 +21,7 @@
 #include "corpus.hpp"
 #include "data.hpp"
 #include "fsdp/error.hpp"
+#include "input_file.hpp"
 #include "new_file.hpp"
 #include "tokenizer/byte_pair.hpp"
 #include "tokenizer/characters.hpp"
@@ -85,7 +87,7 @@ void each_text(Piece const& piece, Use const& use) {
     auto const json = Json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
       fsdp::fail<fsdp::ConfigError>("data: '{}', line {}: expected a JSON object with a text named \"text\"",
-                                    piece.section->path.string(), piece.first_line + number);
+                                    piece.section->name, piece.first_line + number);
     use(std::string_view(json["text"].get_ref<std::string const&>()), document++);
   });
 }
@@ -103,7 +105,7 @@ class Survey {
       auto const character = utf8_at(text, offset);
       if (!character.valid)
         fsdp::fail<fsdp::ConfigError>("data: '{}': byte {} (0x{:02x}) is not the beginning of a UTF-8 character",
-                                      piece.section->path.string(), piece.offset + offset,
+                                      piece.section->name, piece.offset + offset,
                                       static_cast<unsigned>(character.code));
       seen_[character.code] = true;
       offset += character.length;
@@ -172,13 +174,15 @@ Tokens pack(std::vector<std::int64_t> const& ids) {
   return {std::move(bytes), std::ssize(ids)};
 }
 
-Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const& split, std::size_t token_bytes,
+/// @param split  null: the sections say what is for validation
+Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const* split, std::size_t token_bytes,
                WordCache& cache) {
   Encoded encoded;
   std::array<std::vector<std::int64_t>, 2> ids_of;  // by Split
   auto const kind = piece.section->kind;
   each_text(piece, [&](std::string_view text, std::int64_t document) {
-    auto const which = kind == Section::Kind::text ? piece.section->split : split.of(piece.first_document + document);
+    bool const by_section = kind == Section::Kind::text || split == nullptr;
+    auto const which = by_section ? piece.section->split : split->of(piece.first_document + document);
     auto& ids = ids_of[static_cast<std::size_t>(which)];
     tokenizer.append(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
@@ -200,16 +204,14 @@ class Preparer {
  public:
   explicit Preparer(PrepareOptions const& options)
       : options_(options),
-        sections_(find_sections(options.data)),
-        documents_(sections_[0].kind != Section::Kind::text),
-        characters_(options.encoder_json.empty()),
-        // Documents in GPT-2's tokens are read once: nothing must be known of all of them first.
-        rounds_(options, bytes_of(sections_) * (characters_ || !documents_ ? 2 : 1)) {
-    if (bytes_of(sections_) == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", options.data.string());
+        whole_(!options.val_data.empty() || options.val_fraction == 0),
+        has_val_(!options.val_data.empty() || options.val_fraction > 0),
+        characters_(options.encoder_json.empty()) {
     std::error_code error;
     new_folder_ = fs::create_directories(options.folder, error);
     if (error)
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
+    if (new_folder_) removed_folder_.emplace(options.folder);
   }
 
   Preparer(Preparer const&) = delete;
@@ -222,27 +224,66 @@ class Preparer {
   }
 
   PreparedData run() {
+    sections_ = open(options_.data, Split::train);
+    if (!options_.val_data.empty()) {
+      auto const val = open(options_.val_data, Split::val);
+      sections_.insert(sections_.end(), val.begin(), val.end());
+    }
+    cuts_ = !documents_ && !whole_;
+    // Without a cut, GPT-2's tokens are read once: nothing must be known of all of them first.
+    rounds_.emplace(options_, bytes_of(sections_) * (characters_ || cuts_ ? 2 : 1));
     if (!characters_) read_byte_pairs();
-    if (characters_ || !documents_) look();
+    if (characters_ || cuts_) look();
     if (documents_ && !tokenizer_->end_of_text())
       fsdp::fail<fsdp::ConfigError>("'{}': expected a token '{}' to end documents with, got none",
                                     options_.encoder_json.string(), end_of_text_marker);
     prepared_.vocab_size = tokenizer_->size();
+    prepared_.has_val = has_val_;
     token_bytes_ = prepared_.vocab_size <= 65535 ? 2 : 4;
     write_tokens();
-    if (documents_ && prepared_.val_tokens == 0)
-      fsdp::fail<fsdp::ConfigError>(
-          "setting 'val_fraction': of {} documents none is for validation with {}; expected a larger fraction "
-          "or more documents",
-          prepared_.documents, options_.val_fraction);
+    expect_tokens();
     meta_["vocab_size"] = prepared_.vocab_size;
     meta_["dtype"] = token_bytes_ == 2 ? "uint16" : "uint32";
     files_.emplace_back(options_.folder / "meta.json").write(meta_.dump(1) + "\n");
-    for (auto& file : files_) file.commit();
+    NewFile::commit_all(files_);
+    std::error_code ignored;
+    if (!has_val_) fs::remove(options_.folder / "val.bin", ignored);  // of other data
     return prepared_;
   }
 
  private:
+  /// @throws fsdp::ConfigError if there is nothing to read
+  std::vector<Section> open(fs::path const& data, Split split) {
+    auto const name = shown_name(data);
+    auto corpus =
+        is_stream(data) ? corpus_of_stream(copies_.emplace_back(data, options_.folder), name) : find_corpus(data);
+    if (bytes_of(corpus.sections) == 0) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", name);
+    for (auto& section : corpus.sections) section.split = split;
+    documents_ = documents_ || corpus.has_documents();
+    if (prepared_.ignored == 0) prepared_.first_ignored = corpus.first_ignored;
+    prepared_.ignored += corpus.ignored;
+    return std::move(corpus.sections);
+  }
+
+  /// @throws fsdp::ConfigError if one of the files would be without a token
+  void expect_tokens() const {
+    bool const drawn = documents_ && !whole_;
+    if (drawn && prepared_.val_tokens == 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_fraction': of {} documents none is for validation with {}; expected a larger fraction "
+          "or more documents",
+          prepared_.documents, options_.val_fraction);
+    if (drawn && prepared_.documents > 0 && prepared_.train_tokens == 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_fraction': of {} documents all are for validation with {}; expected a smaller fraction "
+          "or more documents",
+          prepared_.documents, options_.val_fraction);
+    if (whole_ && prepared_.train_tokens == 0)
+      fsdp::fail<fsdp::ConfigError>("data: '{}' has no documents", shown_name(options_.data));
+    if (whole_ && has_val_ && prepared_.val_tokens == 0)
+      fsdp::fail<fsdp::ConfigError>("data: '{}' has no documents", shown_name(options_.val_data));
+  }
+
   void read_byte_pairs() {
     MappedFile const encoder(options_.encoder_json), merges(options_.vocab_bpe);
     auto const encoder_name = options_.encoder_json.string(), merges_name = options_.vocab_bpe.string();
@@ -255,8 +296,8 @@ class Preparer {
 
   /// The first of two passes: which characters there are, and where a text is to be cut.
   void look() {
-    auto const seen = survey(sections_, options_, characters_, rounds_);
-    if (!documents_) {
+    auto const seen = survey(sections_, options_, characters_, *rounds_);
+    if (cuts_) {
       auto const train = static_cast<double>(seen.characters()) * (1 - options_.val_fraction);
       split_text(sections_, static_cast<std::int64_t>(train), options_.piece_bytes);
     }
@@ -270,29 +311,35 @@ class Preparer {
 
   void write_tokens() {
     std::array<NewFile*, 2> const files{&files_.emplace_back(options_.folder / "train.bin"),
-                                        &files_.emplace_back(options_.folder / "val.bin")};
+                                        has_val_ ? &files_.emplace_back(options_.folder / "val.bin") : nullptr};
     std::array<std::int64_t*, 2> const counts{&prepared_.train_tokens, &prepared_.val_tokens};
     DocumentSplit const split(options_.val_fraction);
     std::vector<WordCache> caches(static_cast<std::size_t>(options_.threads));
     auto const work = [&](Piece const& piece, std::size_t thread) {
-      return encode(piece, *tokenizer_, split, token_bytes_, caches[thread]);
+      return encode(piece, *tokenizer_, whole_ ? nullptr : &split, token_bytes_, caches[thread]);
     };
     auto const take = [&](Encoded const& encoded) {
       prepared_.characters += encoded.characters;
       prepared_.documents += encoded.documents;
       for (std::size_t i = 0; i < files.size(); ++i) {
-        files[i]->write(encoded.tokens[i].bytes);
+        if (files[i] != nullptr) files[i]->write(encoded.tokens[i].bytes);
         *counts[i] += encoded.tokens[i].count;
       }
     };
     auto const cut = [&](std::string_view text) { return tokenizer_->last_cut(text); };
-    rounds_.run<Encoded>(CorpusReader(sections_, options_.piece_bytes, cut), work, take);
+    rounds_->run<Encoded>(CorpusReader(sections_, options_.piece_bytes, cut), work, take);
   }
 
   PrepareOptions const& options_;
+  bool whole_;                     ///< all of `data` is for training
+  bool has_val_, characters_;      ///< val.bin is written; tokens are characters
+  bool documents_ = false;         ///< there are some, and tokens that end them
+  bool cuts_ = false;              ///< one text is cut in two
+  std::deque<StreamCopy> copies_;  ///< of pipes
   std::vector<Section> sections_;
-  bool documents_, characters_, new_folder_ = false;
-  Rounds rounds_;
+  bool new_folder_ = false;
+  std::optional<RemovedOnSignal> removed_folder_;
+  std::optional<Rounds> rounds_;
   std::deque<NewFile> files_;  ///< in the order in which they get their names
   Json meta_;
   std::shared_ptr<Tokenizer const> tokenizer_;

@@ -11,11 +11,12 @@ namespace nanogpt {
 
 /// What is to be prepared, and how.
 struct PrepareOptions {
-  std::filesystem::path data;    ///< a text, a .jsonl file, or a folder of .txt and .jsonl files
+  std::filesystem::path data;    ///< a text, a .jsonl file, a folder of .txt and .jsonl files, or a pipe ("-": stdin)
   std::filesystem::path folder;  ///< where train.bin, val.bin and meta.json go
   /// GPT-2's files; both empty: the tokens are characters
   std::filesystem::path encoder_json{}, vocab_bpe{};
-  double val_fraction = 0.1;  ///< of a text's characters, its end; of documents
+  std::filesystem::path val_data{};  ///< what is for validation, in the ways of `data`; empty: a part of `data`
+  double val_fraction = 0.1;  ///< that part: of a text's characters, its end; of documents. 0: there is no val.bin
   int threads = 1;
   std::size_t piece_bytes = std::size_t{1} << 20;  ///< that a thread takes at a time
   /// Told how many bytes of how many are done, over all passes.
@@ -26,10 +27,14 @@ struct PrepareOptions {
 struct PreparedData {
   std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
   std::int64_t documents = 0;  ///< 0: one text
+  bool has_val = true;         ///< val.bin was written
+  std::int64_t ignored = 0;    ///< files of folders that are neither .txt nor .jsonl
+  std::filesystem::path first_ignored;
 };
 
 /// Writes train.bin, val.bin, meta.json and, for GPT-2's tokens, copies of its files into `folder`, each under a
-/// temporary name first. uint16 ids, uint32 for a vocabulary above 65,535. A text is cut once, after floor((1 -
+/// temporary name first. Without validation data an old val.bin is removed. uint16 ids, uint32 for a vocabulary above
+/// 65,535. A text is cut once, after floor((1 -
 /// val_fraction) n) of its n characters, as nanoGPT does; each document goes to one of both files whole (see
 /// DocumentSplit), and the end-of-text id after it. The tokens do not depend on threads and piece_bytes; memory is in
 /// proportion to both, and to the longest word of a text or the longest line of a .jsonl file if these are longer than

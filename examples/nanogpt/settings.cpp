@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "config_files.hpp"
+#include "excerpt.hpp"
 #include "fsdp/error.hpp"
 
 namespace nanogpt {
@@ -109,15 +110,23 @@ std::vector<Setting> make_table() {
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
   t.heading = "Data and batches";
   t.text("dataset", &S::dataset, train | bench | prepare, "folder in data/ with train.bin and val.bin");
-  t.text("data", &S::data, prepare,
-         "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files");
+  t.optional_text(
+      "train_data", &S::train_data, training,
+      "token files for training instead of the data set's: a file, a pattern such as 'web_train_*.bin', or a "
+      "folder");
+  t.optional_text("val_data", &S::val_data, training | prepare,
+                  "token files for evaluations: a file, a pattern or a folder (default: beside the training files). "
+                  "prepare: separate text or documents for validation, in the forms of --data");
+  t.text(
+      "data", &S::data, prepare,
+      "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files. -: standard input");
   t.choice("tokenizer", &S::tokenizer, prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
   t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting,
                   "file of GPT-2's tokens: encoder.json, or HuggingFace's vocab.json");
   t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting,
                   "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
   t.fraction("val_fraction", &S::val_fraction, prepare,
-             "part for val.bin: of a text's characters, or of the documents");
+             "part for val.bin: of a text's characters, or of the documents. 0: no val.bin is written");
   t.choice("sampling", &S::sampling, training,
            "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
@@ -149,9 +158,11 @@ std::vector<Setting> make_table() {
   t.choice("dtype", &S::dtype, computing | exporting,
            "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
            "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
-           "type that a measurement finds faster. export: type of the file (float32)",
+           "type that measured rates speak for. export: type of the file (float32)",
            {"float32", "bfloat16", "fastest"});
   t.rows.back().refused_choice = "float16";
+  t.flag("measure_dtype", &S::measure_dtype, computing,
+         "with dtype=fastest: measure again instead of using the rates that an earlier run stored");
   t.count("seed", &S::seed, computing, "seed of initial weights, batches, dropout and samples", 0,
           1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
@@ -370,7 +381,7 @@ std::string line_value(std::string_view text, std::string_view where) {
   auto value = quoted_value(text, rest, where);
   rest = trim(rest);
   if (!rest.empty() && rest.front() != '#')
-    fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, rest);
+    fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, excerpt(rest));
   return value;
 }
 
@@ -429,6 +440,7 @@ Setting const* find_setting(std::string_view name) {
 
 std::string_view nearest_setting(std::string_view name, Command command) {
   std::string_view nearest;
+  if (name.size() > 100) return nearest;  // a file of another kind, given as settings
   auto best = std::max<std::size_t>(1, name.size() / 3) + 1;
   for (auto const& setting : all_settings()) {
     if (!setting.exists_in(command)) continue;
@@ -521,12 +533,12 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
     if (line.starts_with("import ")) continue;  // nanoGPT's finetune_shakespeare.py imports time for wandb_run_name
     auto const equals = line.find('=');
     if (equals == std::string_view::npos)
-      fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, line);
+      fsdp::fail<fsdp::ConfigError>("{}: expected 'name = value' or a comment, got '{}'", where, excerpt(line));
     auto const name = trim(line.substr(0, equals));
     auto const* setting = find_setting(name);
     if (setting == nullptr) {
       auto const nearest = nearest_setting(name, Command::train);
-      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see nanogpt train --help)", where, name,
+      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see nanogpt train --help)", where, excerpt(name),
                                     nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest));
     }
     auto const value = line.substr(equals + 1);
@@ -556,9 +568,14 @@ void apply_config_file(Settings& settings, std::string const& file) {
 void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (command == Command::prepare) {
     if (s.data.empty())
-      fsdp::fail<fsdp::ConfigError>("setting 'data': expected the text file to prepare (--data=FILE), got nothing");
-    if (s.val_fraction == 0)
-      fsdp::fail<fsdp::ConfigError>("setting 'val_fraction': expected a number above 0 and below 1, got 0");
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'data': expected the text to prepare (--data=FILE, or --data=- for standard input), got nothing");
+    if (!s.val_data.empty() && s.was_given("val_fraction") && s.val_fraction != 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_fraction': with val_data all of data is for training: expected 0 or nothing, got {}",
+          s.val_fraction);
+    if (s.data == "-" && s.val_data == "-")
+      fsdp::fail<fsdp::ConfigError>("setting 'val_data': standard input is data already: expected a file, got '-'");
     bool const gpt2 = s.tokenizer == "gpt2";
     for (auto const& [name, file] :
          {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {

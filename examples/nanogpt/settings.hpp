@@ -37,7 +37,9 @@ struct Settings {
   std::int64_t trace_steps = 3;
   // data
   std::string dataset = "openwebtext";
-  std::string data;  ///< prepare: the text file, or the folder of documents
+  std::string train_data;  ///< a file, a pattern or a folder of token files; empty: those of `dataset`
+  std::string val_data;    ///< the same for validation, empty: beside the training files; prepare: a text or documents
+  std::string data;        ///< prepare: the text file, or the folder of documents
   std::string tokenizer = "char";
   std::string encoder_json, vocab_bpe;  ///< empty: none
   double val_fraction = 0.1;
@@ -65,6 +67,7 @@ struct Settings {
   // system
   std::string device;  ///< empty: cuda if it was built and a GPU is there, else cpu
   std::string dtype;   ///< empty: the device's default
+  bool measure_dtype = false;
   std::int64_t seed = 1337;
   std::int64_t ranks = 1;
   std::int64_t threads = 0;  ///< of a rank on the host, or of prepare; 0: auto

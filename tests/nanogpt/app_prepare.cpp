@@ -3,12 +3,15 @@
 // links: nanogpt_data
 #include "prepare_data.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,6 +21,7 @@
 
 #include "corpus.hpp"
 #include "data.hpp"
+#include "excerpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/gpt2_cases.hpp"
 #include "tests/support/byte_pair_files.hpp"
@@ -286,6 +290,165 @@ TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
   auto nowhere = options_of(folder, one);
   nowhere.folder = one / "out";
   CHECK(has(what([&] { prepare_data(nowhere); }), "cannot be made"));
+}
+
+TEST_CASE("files of other formats are refused by name, with the command that makes text of them") {
+  Folder const folder;
+  struct Case {
+    char const* name;
+    std::string bytes, says;
+  };
+  std::vector<Case> const cases{
+      {"a.txt.gz", "\x1f\x8b\x08", "a.txt.gz' is compressed by gzip, expected text: let zcat unpack it, as in zcat '"},
+      {"a.jsonl", "\x28\xb5\x2f\xfd rest", "compressed by zstd, expected text: let zstdcat"},
+      {"a.xz", std::string("\xfd\x37zXZ\0", 6), "let xzcat"},
+      {"a.bz2", "BZh91AY&SY", "let bzcat"},
+      {"a.zip", "PK\x03\x04", "let unzip -p"},
+      {"a.parquet", "PAR1 columns PAR1", "a.parquet' is a Parquet file"},
+      {"b.parquet", "PAR1 columns PAR1", "[['text']].to_json('"},
+  };
+  for (auto const& bad : cases) {
+    INFO(bad.name);
+    auto const path = folder.file(bad.name, bad.bytes);
+    auto const options = options_of(folder, path);
+    auto const message = what([&] { prepare_data(options); });
+    CHECK(has(message, bad.says));
+    CHECK(message.size() < 3 * path.string().size() + 400);
+    CHECK(!fs::exists(options.folder));
+    auto as_val = options_of(folder, folder.file("good", "some text"));
+    as_val.val_data = path;
+    CHECK(has(what([&] { prepare_data(as_val); }), bad.says));
+    CHECK(!fs::exists(options.folder));
+  }
+  for (std::string const text : {"PAR1 is a text", "BZh", "BZhoo is one too", "P", "PK is a text"}) {
+    INFO(text);
+    CHECK(what([&] { prepare_data(options_of(folder, folder.file("text", text))); }) == "nothing was thrown");
+  }
+  // In a folder too: other files are ignored, and counted.
+  fs::create_directory(folder.path / "docs");
+  folder.file("docs/b.parquet", "PAR1 columns PAR1");
+  CHECK(has(what([&] { prepare_data(options_of(folder, folder.path / "docs")); }), "b.parquet' is a Parquet file"));
+  folder.file("docs/a.md", "text");
+  folder.file("docs/.hidden", "text");
+  CHECK(has(what([&] { prepare_data(options_of(folder, folder.path / "docs")); }), "got 2 others, such as 'a.md'"));
+  folder.file("docs/a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
+  auto some = options_of(folder, folder.path / "docs");
+  some.val_fraction = 0.5;
+  auto const prepared = prepare_data(some);
+  CHECK(prepared.ignored == 2);
+  CHECK(prepared.first_ignored.filename() == "a.md");
+  folder.file("docs/z.txt", "\x1f\x8b\x08");
+  CHECK(has(what([&] { prepare_data(some); }), "z.txt' is compressed by gzip"));
+}
+
+TEST_CASE("without a validation fraction all is for training, and a val.bin of other data goes") {
+  Folder const folder;
+  auto const pairs = BytePairs::random(3, 20, "abc ");
+  for (bool const byte_pairs : {false, true}) {
+    for (bool const documents : {false, true}) {
+      INFO(byte_pairs << documents);
+      auto const data = documents ? folder.file("d.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"b a\"}\n")
+                                  : folder.file("t.txt", "abc b a");
+      auto options = byte_pairs ? with_byte_pairs(folder, data, pairs) : options_of(folder, data);
+      options.val_fraction = 0.5;
+      CHECK(prepare_data(options).has_val);
+      REQUIRE(fs::exists(options.folder / "val.bin"));
+      options.val_fraction = 0;
+      auto const prepared = prepare_data(options);
+      CHECK_FALSE(prepared.has_val);
+      CHECK(prepared.val_tokens == 0);
+      CHECK_FALSE(fs::exists(options.folder / "val.bin"));
+      CHECK(text_of(options.folder, "train") == (documents ? "abc<|endoftext|>b a<|endoftext|>" : "abc b a"));
+    }
+  }
+}
+
+TEST_CASE(
+    "validation data of their own: texts, lines and folders, in one vocabulary, and nothing of them is trained on") {
+  Folder const folder;
+  auto const pairs = BytePairs::random(3, 20, "abc ");
+  fs::create_directory(folder.path / "docs");
+  folder.file("docs/1.txt", "ab");
+  folder.file("docs/2.txt", "c");
+  struct Form {
+    fs::path path;
+    std::string text;
+  };
+  std::vector<Form> const train{
+      {folder.file("t.txt", "abc b a"), "abc b a"},
+      {folder.file("t.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"b\"}"), "abc<|endoftext|>b<|endoftext|>"},
+      {folder.path / "docs", "ab<|endoftext|>c<|endoftext|>"}};
+  std::vector<Form> const val{
+      {folder.file("v.txt", "xyz"), "xyz"},
+      {folder.file("v.jsonl", "{\"text\": \"x\"}\n{\"text\": \"y\"}\n"), "x<|endoftext|>y<|endoftext|>"},
+      {folder.path / "docs", "ab<|endoftext|>c<|endoftext|>"}};
+  for (bool const byte_pairs : {false, true}) {
+    for (auto const& of_train : train) {
+      for (auto const& of_val : val) {
+        INFO(byte_pairs << of_train.text << " / " << of_val.text);
+        auto options = byte_pairs ? with_byte_pairs(folder, of_train.path, pairs) : options_of(folder, of_train.path);
+        options.val_data = of_val.path;
+        options.piece_bytes = 2;
+        options.threads = 2;
+        CHECK(prepare_data(options).has_val);
+        CHECK(text_of(options.folder, "train") == of_train.text);
+        CHECK(text_of(options.folder, "val") == of_val.text);
+      }
+    }
+  }
+  auto options = options_of(folder, train[0].path);
+  options.val_data = folder.file("none.jsonl", "\n\n");
+  CHECK(has(what([&] { prepare_data(options); }), "none.jsonl' has no documents"));
+  options.val_data = folder.file("empty", "");
+  CHECK(has(what([&] { prepare_data(options); }), "/empty' is empty"));
+  options.val_data.clear();
+  options.val_fraction = 0;
+  options.data = folder.file("none.jsonl", "\n\n");
+  CHECK(has(what([&] { prepare_data(options); }), "none.jsonl' has no documents"));
+}
+
+TEST_CASE("a pipe is read to its end: text, or lines of JSON objects, with nothing left beside the tokens") {
+  Folder const folder;
+  auto const pipe = folder.path / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  auto const prepare_from_pipe = [&](std::string const& bytes) {
+    auto const writer = std::async(std::launch::async, [&] { std::ofstream(pipe, std::ios::binary) << bytes; });
+    auto options = options_of(folder, pipe);
+    options.val_fraction = 0.3;
+    return prepare_data(options);
+  };
+  std::string text;
+  for (int i = 0; i < 30'000; ++i) text += "line " + std::to_string(i) + '\n';  // more than a pipe holds
+  auto prepared = prepare_from_pipe(text);
+  CHECK(prepared.documents == 0);
+  CHECK(text_of(folder.path / "out", "train") + text_of(folder.path / "out", "val") == text);
+  CHECK(names_in(folder.path / "out") == std::vector<std::string>{"meta.json", "train.bin", "val.bin"});
+  CHECK(prepare_from_pipe("{ is no object\n").documents == 0);
+  std::string lines = "\n";
+  for (int i = 0; i < 10; ++i) lines += "{\"text\": \"a\"}\n";
+  CHECK(prepare_from_pipe(lines).documents == 10);
+  CHECK(has(what([&] { prepare_from_pipe(lines + "{\"Text\": 1}\n"); }), "pipe', line 12: expected a JSON object"));
+  CHECK(has(what([&] { prepare_from_pipe(""); }), "pipe' is empty"));
+  CHECK(has(what([&] { prepare_from_pipe("ab\xff"); }), "pipe': byte 2"));
+}
+
+TEST_CASE("messages show the beginning of what a file holds, and nothing that a terminal would obey") {
+  CHECK(excerpt("a b") == "a b");
+  CHECK(excerpt("\x1b[2J\xff") == "\\x1b[2J\\xff");
+  CHECK(excerpt(std::string(60, 'x')) == std::string(60, 'x'));
+  CHECK(excerpt(std::string(1'000'000, 'x')) == std::string(60, 'x') + "...");
+  CHECK(excerpt(std::string(59, 'x') + "\xe2\x82\xac") == std::string(59, 'x') + "...");
+  // encoder.json where vocab.bpe is expected is one line of a megabyte.
+  Folder const folder;
+  BytePairs pairs;
+  auto options = with_byte_pairs(folder, folder.file("text", "some text"), pairs);
+  options.vocab_bpe = folder.file("m", "\x1b{\"" + std::string(1'000'000, 'x'));
+  auto const message = what([&] { prepare_data(options); });
+  CHECK(has(message, "line 1: expected two symbols with a blank between them, got '\\x1b{\"xxx"));
+  CHECK(message.size() < 300);
+  options.vocab_bpe = folder.file("m", "");
+  options.encoder_json = folder.file("e", "{\"" + std::string(1'000'000, 'x') + "\": -1}");
+  CHECK(what([&] { prepare_data(options); }).size() < 400);
 }
 
 TEST_CASE("tinyshakespeare has 65 symbols and 1,003,854 and 111,540 tokens, of GPT-2's 301,966 and 36,059") {

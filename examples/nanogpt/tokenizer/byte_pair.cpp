@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "excerpt.hpp"
 #include "fsdp/error.hpp"
 #include "tokenizer/utf8.hpp"
 #include "tokenizer/words.hpp"
@@ -40,7 +41,7 @@ std::string bytes_of(std::string const& token, std::string_view file) {
   for (auto const character : decode_utf8(token, file)) {
     auto const found = bytes.find(character);
     if (found == bytes.end())
-      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': U+{:04X} does not represent a byte", file, token,
+      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': U+{:04X} does not represent a byte", file, excerpt(token),
                                     static_cast<std::uint32_t>(character));
     text += found->second;
   }
@@ -57,8 +58,8 @@ Ids read_ids(std::string_view text, std::string_view file) {
     if (token.empty()) fsdp::fail<fsdp::ConfigError>("'{}': a token is empty", file);
     auto const id = value.is_number_integer() ? value.get<std::int64_t>() : -1;
     if (id < 0 || id >= static_cast<std::int64_t>(json.size()) || taken[static_cast<std::size_t>(id)])
-      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': expected a unique id below {}, got {}", file, token, json.size(),
-                                    value.dump());
+      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': expected a unique id below {}, got {}", file, excerpt(token),
+                                    json.size(), excerpt(value.dump()));
     taken[static_cast<std::size_t>(id)] = true;
     ids.emplace(token, static_cast<Merges::Id>(id));
   }
@@ -110,7 +111,7 @@ class MergeReader {
     return id;
   }
   [[noreturn]] void wrong(std::string_view what, std::string_view text) const {
-    fsdp::fail<fsdp::ConfigError>("'{}', line {}: {} '{}'", file_, line_, what, text);
+    fsdp::fail<fsdp::ConfigError>("'{}', line {}: {} '{}'", file_, line_, what, excerpt(text));
   }
 
   Ids const& ids_;
