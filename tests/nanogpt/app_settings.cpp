@@ -361,7 +361,13 @@ TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a
   CHECK(has(problem("gpt2", "e", "", 0.1), "'vocab_bpe': tokenizer gpt2 needs"));
   CHECK(has(problem("char", "e", "", 0.1), "'encoder_json': only tokenizer gpt2 reads it, got 'e' with char"));
   CHECK(has(problem("char", "", "m", 0.1), "'vocab_bpe': only tokenizer gpt2 reads it"));
-  CHECK(has(problem("char", "", "", 0), "'val_fraction': expected a number above 0 and below 1, got 0"));
+  CHECK(problem("char", "", "", 0) == "nothing was thrown");
+  Settings both;
+  both.data = "text";
+  both.val_data = "other";
+  CHECK(what([&] { check_together(both, Command::prepare, 1); }) == "nothing was thrown");
+  set(both, "val_fraction", "0.5");
+  CHECK(has(what([&] { check_together(both, Command::prepare, 1); }), "'val_fraction': with val_data all of data is for"));
 }
 
 TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end") {
