@@ -44,7 +44,7 @@ check "a failed prepare leaves a folder" test ! -e data/none
 printf '{"%s": 1}' "$(head -c 1000000 /dev/zero | tr '\0' x)" >line
 refuses "line, line 1: expected 'name = value'" "$nanogpt" train line
 printf '{"text": 1}' >e.json
-refuses "expected an id below" "$nanogpt" prepare --dataset=none --data=text --tokenizer=gpt2 --encoder_json=line --vocab_bpe=line
+refuses "expected a unique id below" "$nanogpt" prepare --dataset=none --data=text --tokenizer=gpt2 --encoder_json=line --vocab_bpe=line
 refuses "with val_data all of data is for training" "$nanogpt" prepare --dataset=none --data=text --val_data=text --val_fraction=0.5
 refuses "standard input is data already" "$nanogpt" prepare --dataset=none --data=- --val_data=-
 
