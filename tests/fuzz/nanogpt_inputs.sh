@@ -42,7 +42,7 @@ compile() { "${compile[@]}" "${flags[@]}" -I"$source/examples/nanogpt/tokenizer"
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(data.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
+sources=(data.cpp token_file.cpp token_shards.cpp excerpt.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
 if compile inputs 2>inputs.log; then
