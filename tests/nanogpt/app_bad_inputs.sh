@@ -143,7 +143,7 @@ refuses "setting 'comm': nccl connects GPUs" "$nanogpt" train "${small[@]}" --de
 named() { env "RANK=$1" "WORLD_SIZE=$2" LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "${@:3}"; }
 export -f named
 train=("$nanogpt" train "${small[@]}" --device=cpu)
-refuses "RANK and WORLD_SIZE say rank 1 of 2, but processes on the host are started by mpirun" \
+refuses "RANK and WORLD_SIZE say rank 1 of 2, which works with --device=cuda only; on the host use mpirun, or --ranks=N" \
   bash -c 'named 1 2 "$@"' named "${train[@]}"
 refuses "WORLD_SIZE is not set" env RANK=0 "${train[@]}"
 refuses "WORLD_SIZE='two': expected" bash -c 'named 0 two "$@"' named "${train[@]}"

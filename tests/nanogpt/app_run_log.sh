@@ -50,7 +50,7 @@ if grep -q '^iter.*norm' output; then fail "a norm that nobody measured is print
 check "samples" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=speaks --sample_interval=4 --sample_tokens=20 >output 2>&1
 expect "two samples" 2 "$(lines sample speaks/log.jsonl)"
 check "printed" grep -qx 'sample before iteration 4:' output
-check "alone and with checkpointing" timeout 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=again --sample_interval=4 \
+check "with checkpointing" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=again --sample_interval=4 \
   --sample_tokens=20 --activation_checkpointing=true >output 2>&1
 expect "the same samples" "$(grep '"kind":"sample"' speaks/log.jsonl)" "$(grep '"kind":"sample"' again/log.jsonl)"
 expect "longer than a block" 20 "$(sed -n 's/.*"sample","iter":8,"text":"\(.*\)"}/\1/p' speaks/log.jsonl | sed 's/\\n/_/g' | tr -d '\n' | wc -m)"
