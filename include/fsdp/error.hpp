@@ -53,6 +53,13 @@ template <class E>
   throw E(format_arguments(text, arguments));
 }
 
+/// The text, with the rank unless it begins with that.
+[[gnu::cold]] inline std::string with_rank(int rank, std::string_view what) {
+  auto const who = formatted("rank {}", rank);
+  bool const said = what.starts_with(who + ": ") || what.starts_with(who + " of ");
+  return said ? std::string(what) : formatted("{}: {}", who, what);
+}
+
 /// For a terminate handler, which is called before any stack is unwound: the rank, once, and what the exception says
 /// that nothing has caught.
 [[gnu::cold]] inline std::string uncaught_text(int rank) {
@@ -64,9 +71,7 @@ template <class E>
   } catch (...) {
     what = "an exception that is no std::exception";
   }
-  auto const who = formatted("rank {}", rank);
-  bool const said = what.starts_with(who + ": ") || what.starts_with(who + " of ");
-  return said ? what : formatted("{}: {}", who, what);
+  return with_rank(rank, what);
 }
 }  // namespace detail
 

@@ -64,6 +64,10 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
       fail "a rank $how, and all catch it $nodes: peers were not told"
     nothing_left "a rank $how, and all catch it"
   done
+  for how in unnoticed unnoticed-alone; do
+    expect "a stream fails, and no call says so, $how $nodes" 60 '^rank 1: boom$' $nodes -np 3 "$program" $how
+    if grep -q MPI_ABORT "$work/log"; then fail "a stream fails, and no call says so, $how $nodes: the run is aborted"; fi
+  done
   expect "ranks run different collectives $nodes" 60 \
     "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs reduce_scatter of 4096 fp32 for unit 'block.0' \(backward\)" \
     $nodes -np 3 "$program" order

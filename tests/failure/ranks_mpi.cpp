@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fsdp/comm/mpi.hpp"
+#include "tests/support/failing_step.hpp"
 
 namespace {
 
@@ -62,6 +63,17 @@ int survive(fsdp::mpi::Environment const& environment, std::string_view how) {
   }
 }
 
+/// The last task of rank 1's last update throws, after which nobody makes a call that could say so.
+void fail_unnoticed(fsdp::mpi::Environment const& environment) {
+  failing::Case planned;
+  planned.step = failing::Case::steps - 1;
+  planned.phase = "optimizer";
+  planned.place = 2;
+  failing::Plan plan;
+  failing::Outcome outcome;
+  run_rank(fsdp::mpi::BasicCommunicator<failing::Device>(environment, {{}, &plan}), plan, planned, outcome);
+}
+
 int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   files_need_names = how == "named";
   fsdp::mpi::Communicator world(environment);
@@ -105,8 +117,17 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
 
 int main(int argc, char** argv) {
   std::string const how = argc > 1 ? argv[1] : "";
+  if (how == "unnoticed-alone") {
+    fsdp::mpi::Environment const environment(argc, argv);
+    fail_unnoticed(environment);
+    return 0;
+  }
   return fsdp::mpi::run(argc, argv, [&](fsdp::mpi::Environment& environment) {
     std::string_view const kind = how;
+    if (kind == "unnoticed") {
+      fail_unnoticed(environment);
+      return 0;
+    }
     if (kind.starts_with("caught-")) return survive(environment, kind.substr(7));
     return body(environment, kind);
   });

@@ -17,9 +17,11 @@
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/mpi/collectives.hpp"
 #include "fsdp/comm/mpi/environment.hpp"
+#include "fsdp/comm/mpi/failure.hpp"
 #include "fsdp/comm/mpi/family.hpp"
 #include "fsdp/comm/mpi/group.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/host/device.hpp"
 
 namespace fsdp::mpi {
@@ -136,6 +138,13 @@ class BasicCommunicator {
     stream.enqueue(PeerWait{state_, ticket, site});
   }
 
+  /// A stream of this rank has failed. Peers that wait for this rank are told why, when this communicator ends or one
+  /// that was split from the same world.
+  void note_failure(Failure const& why) noexcept { state().group->note_cause(why); }
+  /// A stream of this rank has failed, and no call has thrown that: mpi::run or Environment reports it and ends with an
+  /// error.
+  void leave_failure(Failure const& why) noexcept { detail::left_failure().set(why.text, false); }
+
   /// All-gathers a text. Blocks the calling thread.
   /// @param what the texts are, in a word or two: equal on all ranks
   /// @throws OrderError on every rank if their `what` differ
@@ -161,19 +170,13 @@ class BasicCommunicator {
     std::uint64_t sequence = 0;
     int exceptions = std::uncaught_exceptions();  // on their way when this began
   };
-  /// A collective as a task of its stream. If that has failed, the task is destroyed without having run.
+  /// A collective as a task of its stream. If that has failed, peers are told so in its place.
   struct Task {
     static constexpr bool moves_as_bytes = true;  // as a shared_ptr does
 
     Task(std::shared_ptr<State> state, detail::Call const& what) : owner(std::move(state)), call(what) {}
-    Task(Task&&) noexcept = default;
-    ~Task() {
-      if (owner != nullptr) owner->collectives.drop(call);
-    }
-    void operator()() {
-      auto const state = std::move(owner);
-      state->collectives.run(call);
-    }
+    void operator()() { owner->collectives.run(call); }
+    void skip(Failure const& why) noexcept { owner->collectives.drop(call, why); }
     std::shared_ptr<State> owner;
     detail::Call call;
   };
@@ -243,7 +246,12 @@ class BasicCommunicator {
       detail::copy_text(header.pass, label.pass);
       detail::copy_text(header.since, label.since);
     }
-    stream.enqueue(Task(state_, call));
+    try {
+      stream.enqueue(Task(state_, call));
+    } catch (...) {  // the stream has failed
+      own.collectives.drop(call, current_failure());
+      throw;
+    }
     return {++own.sequence};
   }
 

@@ -60,6 +60,7 @@ struct EngineCore {
   [[gnu::cold]] ~EngineCore() {
     bool const told = std::uncaught_exceptions() > exceptions || was_told();
     for_each_stream([&](Stream& stream) { drain(stream); });
+    tell_peers();
     if (!told) leave_failure();
     if (!sealed) mesh->forget_engine(number);
     if constexpr (KeepsEnds<C>)
@@ -211,6 +212,11 @@ struct EngineCore {
     bool told = false;
     if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });
     return told;
+  }
+  /// A stream has failed: peers that wait for this rank are told why, where the world can do that.
+  [[gnu::cold]] void tell_peers() noexcept {
+    if constexpr (requires(Failure const& why) { mesh->world().note_failure(why); })
+      if (auto const* const failed = failed_stream()) mesh->world().note_failure(*failed->failure());
   }
   /// A stream has failed, and no call has thrown that: the world reports it in its end, if it can; else the engine now.
   [[gnu::cold]] void leave_failure() noexcept {

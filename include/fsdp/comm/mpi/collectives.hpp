@@ -17,6 +17,7 @@
 #include "fsdp/comm/mpi/messages.hpp"
 #include "fsdp/comm/mpi/sum.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/failure.hpp"
 #include "fsdp/wait_site.hpp"
 
 namespace fsdp::mpi::detail {
@@ -51,22 +52,17 @@ class Collectives {
     } catch (OrderError const&) {
       abandon();
       throw;  // noted by who found it
-    } catch (std::exception const& error) {
+    } catch (...) {
       abandon();
-      group_.fail_all(error.what(), sequence);
+      group_.fail_all(current_failure(), sequence);
       throw;
     }
     group_.own().done.publish(sequence);
   }
 
-  /// The call will not be run, because its stream has failed: peers are told.
-  void drop(Call const& call) noexcept {
-    try {
-      group_.fail_all(formatted("rank {}: its stream had failed before {} could run", group_.own_world_rank(),
-                                call.header.operation().numbered(call.header.sequence, group_.name()).describe()),
-                      call.header.sequence);
-    } catch (std::exception const&) {  // no memory for the text: peers learn of it when this rank leaves
-    }
+  /// The call will not be run, because its stream has failed: peers that wait for it, or for later ones, are told.
+  void drop(Call const& call, Failure const& why) noexcept {
+    if (group_.size() > 1) group_.fail_all(why, call.header.sequence);
   }
 
   /// Returns when all peers on the node have completed the collective; messages to others leave nothing to wait for.

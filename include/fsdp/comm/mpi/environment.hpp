@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/engine_ends.hpp"
+#include "fsdp/comm/mpi/failure.hpp"
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/post.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
@@ -118,9 +119,11 @@ class Environment {
   Environment& operator=(Environment const&) = delete;
 
   /// Waits for all ranks, compares the ends of their engines, and finalises MPI. Ends the run with an error if they
-  /// differ; and while an exception passes, since peers could wait for this rank for ever.
+  /// differ; and while an exception passes, since peers could wait for this rank for ever. If an engine has left a
+  /// failure that nobody was told of, prints it and ends the process with EXIT_FAILURE.
   ~Environment() {
     if (std::uncaught_exceptions() > unwinding_) detail::end_run(EXIT_FAILURE);
+    bool const failed = report_left_failure();
     try {
       expect_equal_ends();
     } catch (std::exception const& error) {
@@ -129,6 +132,19 @@ class Environment {
     }
     detail::process().initialized.store(false);
     MPI_Finalize();
+    if (!failed) return;
+    std::fflush(nullptr);
+    std::_Exit(EXIT_FAILURE);
+  }
+  /// Prints the failure that an engine has left, once: a stream failed, and no call had thrown that before the engine
+  /// ended. mpi::run calls it.
+  /// @return whether there was one
+  [[gnu::cold]] bool report_left_failure() const {
+    auto& note = detail::left_failure();
+    if (!note.failed()) return false;
+    detail::write_error(fsdp::detail::with_rank(rank_, note.text) + "\n");
+    note.forget();
+    return true;
   }
 
   /// Waits for all ranks, and compares the last steps of engines that have ended since the last call: a collective that
@@ -209,15 +225,17 @@ class Environment {
 };
 
 /// Runs `body(environment)` with MPI and returns its result, for main(). An exception that `body` does not catch is
-/// printed once, with the rank, and ends all ranks with a non-zero code.
+/// printed once, with the rank, and ends all ranks with a non-zero code. A failure that an engine has left is printed,
+/// and makes the result EXIT_FAILURE if it is 0.
 /// @note Do not call it inside a try block: with a handler above, the stack is unwound first, and a stream's destructor
 /// may then wait for work that waits for peers.
 template <class Body>
 int run(int argc, char** argv, Body&& body) {
   Environment environment(argc, argv);
-  auto result = std::forward<Body>(body)(environment);
+  int const result = std::forward<Body>(body)(environment);
+  bool const failed = environment.report_left_failure();
   environment.expect_equal_ends();
-  return result;
+  return failed && result == 0 ? EXIT_FAILURE : result;
 }
 
 }  // namespace fsdp::mpi

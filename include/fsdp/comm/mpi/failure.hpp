@@ -52,12 +52,23 @@ struct FailureNote {
       if (since.compare_exchange_weak(earliest, collective)) return true;
     return false;
   }
+  /// As if it had not failed. @pre no other thread uses it
+  void forget() {
+    since.store(none);
+    state.store(0);
+  }
   /// @pre failed()
   [[noreturn]] void raise(int world_rank) const {
     std::string const what = static_cast<char const*>(text);
     if (is_order_error != 0) fail<OrderError>("rank {}: {}", world_rank, what);
-    fail<PeerError>("rank {}: a peer failed: {}", world_rank, what);
+    throw PeerError(what);  // it names the rank where it began
   }
 };
+
+/// Of this process: why a stream has failed, where no call has thrown that before its engine ended.
+inline FailureNote& left_failure() {
+  static FailureNote note;
+  return note;
+}
 
 }  // namespace fsdp::mpi::detail

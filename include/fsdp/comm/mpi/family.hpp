@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,8 @@
 #include "fsdp/comm/mpi/failure.hpp"
 #include "fsdp/comm/mpi/post.hpp"
 #include "fsdp/comm/mpi/shared_arena.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 
 namespace fsdp::mpi::detail {
 
@@ -54,8 +57,23 @@ class Family {
   }
   [[noreturn]] void raise(FailureNote const& note) {
     calls_.stop();
-    note.raise(world_rank_);
+    try {
+      note.raise(world_rank_);
+    } catch (PeerError const&) {
+      note_cause(current_failure());
+      throw;
+    }
   }
+
+  /// Why this rank ends or will end, as its peers are told. The first call counts.
+  void note_cause(Failure const& why) noexcept {
+    try {
+      cause_.set(peer_failure(world_rank_, why).text, false);
+    } catch (std::exception const&) {  // no memory for the text: peers learn that this rank has left
+    }
+  }
+  /// "": none, or none yet
+  char const* cause() const { return cause_.failed() ? cause_.text : ""; }
 
   /// What `peer` of this node has called against `call` of this rank ends the family.
   void expect_no_contradiction(CallRecord const& call, int peer) {
@@ -90,6 +108,7 @@ class Family {
   SegmentBook memory_;
   CallBook calls_;
   FailureNote alone_;               // of a rank without peers
+  FailureNote cause_;               // of this rank's end; not shared
   FailureNote* failure_ = &alone_;  // the node's
   std::vector<int> elsewhere_;      // world ranks on other nodes
 };

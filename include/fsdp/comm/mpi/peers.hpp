@@ -22,6 +22,7 @@
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 
 namespace fsdp::mpi::detail {
 
@@ -88,17 +89,13 @@ class Peers {
   }
 
   /// Ends every wait of this communicator's ranks in `collective` and after it: this rank has done its part before.
-  void fail_all(std::string_view text, std::uint64_t collective) noexcept {
+  void fail_all(Failure const& why, std::uint64_t collective) noexcept {
     family_->calls().stop();
-    if (!has_control_ || !control_.failure().set(text, false, collective)) return;
-    control_.wake_all();
-    Letter letter;
-    letter.kind = Letter::Kind::failed;
-    letter.subject = id_;
-    letter.collectives = collective;
-    copy_text(letter.text, text);
-    family_->post().send(world_ranks_elsewhere(), letter);
+    family_->note_cause(why);
+    end_waits(family_->cause(), collective);
   }
+  /// A stream of this rank has failed, and nobody was told: peers learn it when this rank leaves.
+  void note_cause(Failure const& why) noexcept { family_->note_cause(why); }
   void fail_order(std::string_view text, std::uint64_t collective) noexcept {
     family_->calls().stop();
     if (control_.failure().set(text, true, collective))
@@ -126,6 +123,7 @@ class Peers {
   void leave(std::uint64_t collectives, bool by_exception) noexcept {
     if (by_exception) family_->calls().stop();
     if (!has_control_) return;
+    if (auto const* const cause = family_->cause(); *cause != '\0') end_waits(cause, collectives + 1);
     own().left.store(RankControl::departure(collectives, by_exception), std::memory_order_release);
     control_.wake_all();
     Letter letter;
@@ -168,6 +166,16 @@ class Peers {
   }
 
  protected:
+  void end_waits(char const* text, std::uint64_t collective) noexcept {
+    if (!has_control_ || !control_.failure().set(text, false, collective)) return;
+    control_.wake_all();
+    Letter letter;
+    letter.kind = Letter::Kind::failed;
+    letter.subject = id_;
+    letter.collectives = collective;
+    copy_text(letter.text, text);
+    family_->post().send(world_ranks_elsewhere(), letter);
+  }
   Peers(MPI_Comm comm, std::vector<int> nodes, std::shared_ptr<Family> family, std::uint64_t id, std::string_view name,
         Options options)
       : comm_(comm), options_(options), nodes_(std::move(nodes)), family_(std::move(family)), id_(id), name_(name) {

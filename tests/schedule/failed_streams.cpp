@@ -2,12 +2,10 @@
 // A task that throws on one rank, in any of the last steps: every rank is told, and no rank takes a step that another
 // one does not take, unless the task is one of an update.
 // full-run: [grid]
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,50 +13,20 @@
 #include "fsdp/host/backoff.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/all_pairs.hpp"
-#include "tests/support/failing_step.hpp"
+#include "tests/support/failing_cases.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
 
-using failing::Case;
-using failing::Ending;
 using fsdp::testing::TableRow;
 using Comm = fsdp::local::Communicator<failing::Device>;
 
-struct Place {
-  std::string_view phase, stream;
-};
-constexpr std::array places{Place{"forward", "compute"},   Place{"forward", "gather"},  Place{"backward", "compute"},
-                            Place{"backward", "gather"},   Place{"backward", "reduce"}, Place{"backward", "replicate"},
-                            Place{"optimizer", "compute"}, Place{"norm", "compute"}};
 constexpr int ranks = 4;
-
-/// Strategies, places, places among the tasks, steps, endings, and whether gradients are clipped.
-fsdp::testing::Axes const axes{5, places.size(), 3, 4, 4, 2};
-
-Case case_of(TableRow const& row) {
-  Case planned;
-  switch (row[0]) {
-    case 0: planned.strategy = fsdp::FullShard{}; break;
-    case 1: planned.strategy = fsdp::ShardGradOp{}; break;
-    case 2: planned.strategy = fsdp::HybridShard<>{.group = 2}; break;
-    case 3: planned.strategy = fsdp::HybridShard<fsdp::ShardGradOp>{.group = 2}; break;
-    default: planned.strategy = fsdp::NoShard{}; break;
-  }
-  planned.phase = places[row[1]].phase;
-  planned.stream = places[row[1]].stream;
-  planned.place = static_cast<int>(row[2]);
-  planned.step = Case::steps - 4 + static_cast<int>(row[3]);
-  planned.ending = static_cast<Ending>(row[4]);
-  planned.clips = row[5] == 1 || planned.phase == "norm";
-  planned.rank = static_cast<int>(row[2] + row[3]) % ranks;
-  return planned;
-}
 
 /// @return what is wrong with a case; `thrown`: whether it has such a task
 std::string problem(TableRow const& row, std::filesystem::path const& folder, bool& thrown) {
-  auto planned = case_of(row);
-  if (planned.ending == Ending::saves) {
+  auto planned = failing::case_of(row, ranks);
+  if (planned.ending == failing::Ending::saves) {
     planned.folder = folder;
     std::filesystem::remove_all(folder);
   }
@@ -77,9 +45,7 @@ std::string problem(TableRow const& row, std::filesystem::path const& folder, bo
   thrown = outcomes[static_cast<std::size_t>(planned.rank)].thrown;
   auto const text = judge(planned, outcomes, report);
   if (text.empty()) return {};
-  return fsdp::formatted("{}, {} on {}, place {}, step {}, ending {}, clips {}: {}\n", planned.strategy.name,
-                         planned.phase, planned.stream, planned.place, planned.step, static_cast<int>(planned.ending),
-                         planned.clips, text);
+  return fsdp::formatted("{}: {}\n", failing::text_of(planned), text);
 }
 
 /// @param least  cases that have the task that is to throw
@@ -100,11 +66,11 @@ void check(fsdp::testing::Table const& table, std::size_t least) {
 }  // namespace
 
 TEST_CASE("failed streams: all ranks are told, and end with the same weights; all pairs") {
-  auto const table = fsdp::testing::all_pairs(axes);
+  auto const table = fsdp::testing::all_pairs(failing::axes());
   check(table, table.size() / 2);
 }
 
 TEST_CASE("failed streams: all of them", "[.][grid]") {
-  auto const table = fsdp::testing::all_rows(axes);
+  auto const table = fsdp::testing::all_rows(failing::axes());
   check(table, table.size() / 2);
 }
