@@ -9,6 +9,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,15 +64,16 @@ int survive(fsdp::mpi::Environment const& environment, std::string_view how) {
   }
 }
 
-/// The last task of rank 1's last update throws, after which nobody makes a call that could say so.
+/// A task of rank 1 throws, after the last call that could say so.
 void fail_unnoticed(fsdp::mpi::Environment const& environment) {
-  failing::Case planned;
-  planned.step = failing::Case::steps - 1;
-  planned.phase = "optimizer";
-  planned.place = 2;
-  failing::Plan plan;
-  failing::Outcome outcome;
-  run_rank(fsdp::mpi::BasicCommunicator<failing::Device>(environment, {{}, &plan}), plan, planned, outcome);
+  using Comm = fsdp::mpi::BasicCommunicator<failing::Device>;
+  fsdp::Mesh<Comm> mesh{Comm(environment)};
+  fsdp::Engine<Comm> engine(mesh, fsdp::FullShard{});
+  auto layer = engine.shard(failing::Layer{engine.device(), 100}, "layer");
+  double weight = 0;
+  layer.forward(&weight);
+  engine.synchronize();
+  if (engine.rank() == 1) engine.compute().enqueue([] { throw std::domain_error("boom"); });
 }
 
 int body(fsdp::mpi::Environment const& environment, std::string_view how) {
