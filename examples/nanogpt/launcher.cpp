@@ -4,11 +4,13 @@
 #include "launcher.hpp"
 
 #include <cblas.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -69,13 +72,38 @@ void stop_at_once(char const* signal) {
   put(": stopping\n");
   if (::write(STDERR_FILENO, text.data(), length) < 0) std::_Exit(fsdp::host::wait_terminated_exit_code);
   fsdp::host::request_termination(signal);
+  ::alarm(2);  // a rank that computes waits for nothing
 }
 
+extern "C" void on_sigalrm(int) { std::_Exit(fsdp::host::wait_terminated_exit_code); }
 extern "C" void on_sigterm(int) { stop_at_once("SIGTERM"); }
 
-/// The first asks training to save and stop after a step; the next stop it at once, as SIGTERM does.
-extern "C" void on_sigusr1(int) {
-  if (stop_requested.exchange(true)) stop_at_once("another SIGUSR1");
+/// Whether this process says for all that a signal has come.
+bool speaks_of_signals = false;
+/// This process is a rank of Open MPI's mpirun.
+bool under_mpirun = false;
+
+/// While mpirun ends a run it reads nothing, and a rank that prints would wait for it. So standard output goes nowhere.
+void drop_output() {
+  launcher_ends_run = true;
+  if (int const nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC); nowhere >= 0) ::dup2(nowhere, STDOUT_FILENO);
+}
+
+/// The first signal asks training to save and stop after a step. The second stops it at once; so does the first before
+/// training has begun, unless it is SIGUSR1.
+extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
+  if (under_mpirun && signal != SIGUSR1 && info->si_pid == ::getppid()) drop_output();
+  auto const* const name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+  bool const training = current_iteration.load(std::memory_order_relaxed) >= 0;
+  if (stop_requested.exchange(true)) return stop_at_once(name);
+  if (!training && signal != SIGUSR1) return stop_at_once(name);
+  if (!speaks_of_signals) return;
+  static constexpr std::string_view text = ": saves after this step and stops; a second signal stops at once\n";
+  std::array<char, 96> line{};
+  auto* end = std::copy_n("nanogpt: ", 9, line.data());
+  end = std::copy(name, name + std::char_traits<char>::length(name), end);
+  end = std::copy(text.begin(), text.end(), end);
+  static_cast<void>(::write(STDERR_FILENO, line.data(), static_cast<std::size_t>(end - line.data())) < 0);
 }
 
 /// A page of a mapped file is no longer there: another program has cut it while it was read.
@@ -92,6 +120,8 @@ void handle_signals(Command command) {
   action.sa_flags = SA_RESTART;
   action.sa_handler = on_sigterm;
   ::sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = on_sigalrm;
+  ::sigaction(SIGALRM, &action, nullptr);
   action.sa_handler = on_sigbus;
   ::sigaction(SIGBUS, &action, nullptr);
   if (command == Command::sample) {  // has nothing to save, and ends in order where its text is read no further
@@ -99,8 +129,12 @@ void handle_signals(Command command) {
     ::sigaction(SIGPIPE, &action, nullptr);
     return;
   }
-  action.sa_handler = on_sigusr1;
-  ::sigaction(SIGUSR1, &action, nullptr);
+  if (command != Command::train) return;  // has nothing to save either
+  under_mpirun = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
+  speaks_of_signals = is_first_process(launch_variables());
+  action.sa_flags |= SA_SIGINFO;
+  action.sa_sigaction = on_request_to_stop;
+  for (int const signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
 
 /// The device to compute on: the setting, or what the build and the machine offer.
@@ -172,7 +206,7 @@ int threads_of(Settings const& settings, fsdp::mpi::Environment const& environme
 
 /// This process as a rank of MPI's world.
 int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine line) {
-  return fsdp::mpi::run(line.argc, line.argv, [&](fsdp::mpi::Environment const& environment) {
+  int const code = fsdp::mpi::run(line.argc, line.argv, [&](fsdp::mpi::Environment const& environment) {
     int const refused = guarded([&] {
       expect_mpi_size(launch, environment.size());
       return EXIT_SUCCESS;
@@ -197,6 +231,8 @@ int run_under_mpi(Job& job, WorldKind kind, Launch const& launch, CommandLine li
 #endif
     return dispatch(std::move(world), job);
   });
+  // mpirun reports any other code as a failure, although it has asked for the end itself.
+  return code == saved_and_stopped && launcher_ends_run ? EXIT_SUCCESS : code;
 }
 #endif
 

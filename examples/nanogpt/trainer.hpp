@@ -121,8 +121,11 @@ class Trainer {
   double gradient_norm() const { return gradient_norm_; }
 
   /// Mean losses of both splits over eval_iters batches of every rank.
+  /// @param stops  called between batches: whether to leave the evaluation, the same on every rank
+  /// @return nullopt if it was left
   /// @note Collective: yes: every rank takes part.
-  std::array<double, 2> evaluate(std::int64_t iteration) {
+  template <class Stops>
+  std::optional<std::array<double, 2>> evaluate(std::int64_t iteration, Stops&& stops) {
     std::vector<double> losses;
     for (auto const split : {Split::train, Split::val}) {
       for (std::int64_t k = 0; k < settings_.eval_iters; ++k) {
@@ -130,11 +133,12 @@ class Trainer {
         model_.evaluate(inputs_.data(), targets_.data());
         if (watcher_)
           watcher_(false, k + 1 + (split == Split::val ? settings_.eval_iters : 0), 2 * settings_.eval_iters);
+        if (stops()) return std::nullopt;
       }
       losses.push_back(model_.read_evaluation());
     }
     auto const mean = engine_.mean_over_ranks(losses);
-    return {mean[0], mean[1]};
+    return std::array{mean[0], mean[1]};
   }
 
   Engine& engine() { return engine_; }

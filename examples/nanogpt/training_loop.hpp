@@ -111,7 +111,9 @@ class TrainingLoop {
       if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
         write_iterations();
-        better = evaluate(iteration, rate);
+        auto const evaluated = evaluate(iteration, rate);
+        if (!evaluated) return stop();
+        better = *evaluated;
         if (settings_.eval_only) return stop_after(iteration, "eval_only", EXIT_SUCCESS);
       }
       if (iteration > first && samples_.is_due(iteration)) sample(iteration);
@@ -170,10 +172,12 @@ class TrainingLoop {
     std::_Exit(fsdp::host::wait_terminated_exit_code);
   }
 
-  /// @return whether it is the best so far
-  bool evaluate(std::int64_t iteration, double rate) {
+  /// @return whether it is the best so far; nullopt if the run was asked to stop meanwhile
+  std::optional<bool> evaluate(std::int64_t iteration, double rate) {
     auto const began = Clock::now();
-    auto const [train_loss, val_loss] = trainer_.evaluate(iteration);
+    auto const losses = trainer_.evaluate(iteration, [&] { return evaluation_vote_.stops(trainer_.engine()); });
+    if (!losses) return std::nullopt;
+    auto const [train_loss, val_loss] = *losses;
     look_for_peak(seconds(began, Clock::now()));
     run_.evaluated = iteration;
     run_.train_loss = train_loss;
@@ -325,12 +329,18 @@ class TrainingLoop {
 
   /// After an iteration: whoever starts the run again goes on from here.
   int stop() {
+    if (trained_ == 0) {
+      progress_.say("asked to stop: nothing was trained since the start, and nothing is saved");
+      return stop_after(run_.iteration, "asked to stop", saved_and_stopped);
+    }
     expect_finite_weights();
     run_.iteration = trained_;
     save_checkpoint(false);
     saver_.wait();
-    progress_.say(fmt::format("asked to stop: saved in {} before iteration {}; continue with --init_from=resume",
-                              settings_.out_dir, trained_));
+    auto const text = fmt::format("asked to stop: saved in {} before iteration {}; continue with --init_from=resume",
+                                  settings_.out_dir, trained_);
+    progress_.say(text);
+    if (launcher_ends_run && first_rank_) fmt::print(stderr, "nanogpt: {}\n", text);
     return stop_after(trained_, "asked to stop", saved_and_stopped);
   }
 
@@ -379,8 +389,9 @@ class TrainingLoop {
   RunLog& run_log_;
   TraceWindow<T> trace_;
   RunState run_;
-  StopVote vote_;
   TrainingSamples<T> samples_;
+  static constexpr double vote_every = T::runs_ahead ? 1.0 : 0.1;
+  StopVote vote_{vote_every}, evaluation_vote_{vote_every};
   fsdp::BackgroundSaver<typename T::Engine> saver_;
   double span_ = 0;                         ///< seconds that iterations have taken since a loss was read
   std::int64_t spanned_ = 0;                ///< how many

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# nanogpt keeps what people have: a used out_dir is not trained over unless told.
+# nanogpt keeps what people have: a used out_dir is not trained over unless told; Ctrl-C and SIGTERM save.
 # programs: nanogpt
 # timeout: 300
 # skip-sanitizers
@@ -41,6 +41,75 @@ check "the best of a run that is gone" test ! -e old/best
 train "${small[@]}" --eval_only=true --out_dir=old # saves nothing
 mkdir weights && mv old/model.safetensors weights
 refuses "'weights' holds a run already (model.safetensors): --overwrite starts" "${small[@]}" --out_dir=weights
+
+# --- signals ----------------------------------------------------------------------------------------------------------------
+long=("${small[@]}" --max_iters=1000000 --eval_interval=1000000 --log_interval=1)
+begin() { # begin REGEX COMMAND...: starts it, as $run, and waits for a line
+  rm -rf out
+  : >output
+  "${@:2}" >output 2>&1 &
+  run=$!
+  for _ in $(seq 600); do
+    if grep -qE "$1" output; then return; fi
+    sleep 0.1
+  done
+  fail "no line '$1': ${*:2}"
+}
+ended() { # ended CODE: the run does so by itself
+  wait "$run"
+  local code=$?
+  check "ended with $code, not $1" test "$code" -eq "$1"
+}
+saved() { # saved: and a run goes on from there
+  local stopped=0
+  check "saved nothing" test -e out/latest || return
+  stopped=$(sed 's/^step-//' out/latest)
+  train "${small[@]}" --max_iters="$stopped" --eval_interval=1000000 --out_dir=out --init_from=resume
+  says "resuming from out/step-$stopped at iteration $stopped"
+}
+for ranks in 1 2; do
+  for signal in INT TERM; do
+    begin '^iter 3:' env "$nanogpt" train "${long[@]}" --out_dir=out --ranks=$ranks
+    kill -$signal "$run"
+    ended 85
+    says "nanogpt: SIG$signal: saves after this step and stops; a second signal stops at once"
+    says "asked to stop: saved in out before iteration $(sed 's/^step-//' out/latest); continue with --init_from=resume"
+    saved
+  done
+done
+# In an evaluation, which would last for hours; the run goes on to the bytes of one that never stopped.
+train "${small[@]}" --max_iters=21 --eval_interval=20 --out_dir=whole
+rm -rf out
+train "${small[@]}" --max_iters=10 --eval_interval=20 --out_dir=out
+cp -r out part
+begin '^resuming from' env "$nanogpt" train "${small[@]}" --max_iters=21 --eval_interval=20 --eval_iters=100000000 --init_from=resume --out_dir=part
+for _ in $(seq 600); do
+  if grep -q '"iter":19' part/log.jsonl; then break; fi
+  sleep 0.1
+done
+kill -TERM "$run"
+ended 85
+says "asked to stop: saved in part before iteration 20"
+train "${small[@]}" --max_iters=21 --eval_interval=20 --out_dir=part --init_from=resume
+check "other weights than those of a run that never stopped" cmp whole/model.safetensors part/model.safetensors
+# Two signals before the first is minded: ends at once, and saves nothing.
+begin '^iter 3:' env "$nanogpt" train "${long[@]}" --out_dir=out
+kill -STOP "$run"
+kill -INT "$run"
+kill -TERM "$run"
+kill -CONT "$run"
+ended 143
+check "saved after the second signal" test ! -e out/latest
+# mpirun sends SIGTERM a while after it was asked to end, and SIGKILL as much later. Meanwhile it reads
+# nothing of what ranks print, and they would wait for it after some lines.
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
+  begin '^iter 3:' mpirun --mca odls_base_sigkill_timeout 3 --oversubscribe --bind-to none -n 2 "$nanogpt" train "${long[@]}" --out_dir=out
+  kill -TERM "$run"
+  ended 1
+  check "mpirun speaks of an abort" test "$(grep -ciE 'abort|mpirun (detected|noticed)|exit code' output)" -eq 0
+  says "nanogpt: asked to stop: saved in out before iteration"
+  saved
+fi
 
 echo "$checks checks, $failures failures"
 ((failures == 0))
