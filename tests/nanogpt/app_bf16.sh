@@ -60,13 +60,18 @@ for strategy in shard_grad_op no_shard; do
 done
 run threads --ranks=2 --dtype=bfloat16 --threads=3
 check "3 threads a rank: other weights than one's" cmp narrow/model.safetensors threads/model.safetensors
-# chosen FOLDER: the type is what the rates that were printed speak for, and the weights are those of that type
+# chosen FOLDER: the type is what the rates that were printed speak for, or float32 where other work disturbed them; the weights
+# are those of that type
 chosen() {
   local note type ratio bf16 fp32
-  note=$(sed -nE 's/^note: computes in (float32|bfloat16): products of bfloat16 are ([0-9.]+) times as fast here \(([0-9]+) against ([0-9]+) GFLOP\/s a rank\)$/\1 \2 \3 \4/p' output)
-  read -r type ratio bf16 fp32 <<<"$note"
-  check "$1: no rates are printed" test -n "$fp32"
-  check "$1: $type by $ratio, $bf16 against $fp32" awk "BEGIN { exit !(\"$type\" == \"bfloat16\" ? $ratio >= 1.15 : $ratio <= 1.15) }"
+  if grep -qF 'note: computes in float32: other work on the machine disturbed the measurement' output; then
+    type=float32
+  else
+    note=$(sed -nE 's/^note: computes in (float32|bfloat16): products of bfloat16 are ([0-9.]+) times as fast here \(([0-9]+) against ([0-9]+) GFLOP\/s a rank\)(, measured now|, as .* remembers .*)$/\1 \2 \3 \4/p' output)
+    read -r type ratio bf16 fp32 <<<"$note"
+    check "$1: no rates are printed" test -n "$fp32"
+    check "$1: $type by $ratio, $bf16 against $fp32" awk "BEGIN { exit !(\"$type\" == \"bfloat16\" ? $ratio >= 1.25 : $ratio <= 1.25) }"
+  fi
   check "$1: computes in another type" grep -qF ", dtype $type," output
   check "$1: other weights than with --dtype=$type" cmp "$([[ $type == bfloat16 ]] && echo narrow || echo wide)/model.safetensors" "$1/model.safetensors"
 }
