@@ -88,7 +88,7 @@ TEST_CASE("failed streams: who waits fails with an exception of the same type an
   check(waiters_of<fsdp::VendorError>("v"), expected(ErrorKind::vendor, "v"));
   check(waiters_of<fsdp::PeerError>(""), expected(ErrorKind::peer, ""));
   check(waiters_of<std::domain_error>("boom"), expected(ErrorKind::other, "boom"));
-  for (std::size_t const size : {7, 8, 9, 999, 1000})
+  for (std::size_t const size : {7u, 8u, 9u, 999u, 1000u})
     check(waiters_of<fsdp::Error>(std::string(size, 'x')), expected(ErrorKind::other, std::string(size, 'x')));
   check(waiters_of<fsdp::Error>(std::string(1001, 'x')), expected(ErrorKind::other, std::string(1000, 'x')));
 }
