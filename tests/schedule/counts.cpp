@@ -40,6 +40,7 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
     fsdp::AdamW adamw(engine);
     for (int step = 0; step < 2; ++step) {
       tally->entries.clear();
+      tally->meetings = 0;
       Flags<fsdp::Engine<Counted>> flags(engine);
       for (int micro = 0; micro < run.micro_steps; ++micro) {
         before(flags, micro + 1 == run.micro_steps);
@@ -53,6 +54,8 @@ toy::Tally one_step(fsdp::ShardingStrategy const& strategy, int ranks, toy::Run 
       }
       auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step(norm);
+      if (tally->meetings != (ranks > 1 ? 1u : 0u))
+        throw std::logic_error("ranks meet once before the updates of a step");
     }
     engine.synchronize();
     if (first) result = *tally;

@@ -23,6 +23,7 @@ struct Tally {
     std::size_t element_bytes;
   };
   std::vector<Entry> entries;
+  std::size_t meetings = 0;                    ///< collectives of 0 elements before updates, which are no entries
   std::size_t allocated = 0, deallocated = 0;  ///< bytes through Communicator::allocate
 
   /// Memory that a communicator has allocated, or was told of.
@@ -137,6 +138,10 @@ class Counting {
   std::size_t group() const { return static_cast<std::size_t>(size()); }
   void note(char const* operation, fsdp::Label label, std::size_t count, std::size_t element_bytes, void const* send,
             std::size_t send_bytes, void const* recv, std::size_t recv_bytes) {
+    if (count == 0 && label.unit == "all units") {  // see [Note: All ranks step, or none]
+      ++tally_->meetings;
+      return;
+    }
     if (size() > 1 && !(tally_->knows(number_, send, send_bytes) && tally_->knows(number_, recv, recv_bytes)))
       tally_->strange.push_back(std::string(operation) + " of " + std::string(label.unit));
     tally_->entries.push_back(
