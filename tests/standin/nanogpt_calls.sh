@@ -66,7 +66,9 @@ judge "processes, rank 1" "rank1_$few" "rank1_$many" $((micro_steps / 2))
 unset WORLD_SIZE
 
 for iterations in $few $many; do run "$iterations" "logging_$iterations" --log_interval=1; done
-check "a logged line waits for compute once" test "$(more "logging_$few" "logging_$many" cudaStreamSynchronize)" -eq $((many - few))
+# The second wait finds compute idle: the first one was for its last work.
+check "a logged line waits for compute twice, for the loss and for the norm" \
+  test "$(more "logging_$few" "logging_$many" cudaStreamSynchronize)" -eq $((2 * (many - few)))
 
 echo "$checks checks, $failures failures"
 ((failures == 0))
