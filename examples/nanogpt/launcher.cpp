@@ -50,8 +50,9 @@
 namespace nanogpt {
 namespace {
 
-/// Says that the run is asked to stop, and lets every wait of the library end the process. For signal handlers.
-void stop_at_once(char const* signal) {
+/// Writes "nanogpt: SIGTERM at iteration 12: stopping". For signal handlers.
+/// @return false: nobody can read it
+bool say_stopping(char const* signal) {
   std::array<char, 96> text{};
   std::size_t length = 0;
   auto const put = [&](char const* words) {
@@ -70,7 +71,12 @@ void stop_at_once(char const* signal) {
     put(digits.data() + at);
   }
   put(": stopping\n");
-  if (::write(STDERR_FILENO, text.data(), length) < 0) std::_Exit(fsdp::host::wait_terminated_exit_code);
+  return ::write(STDERR_FILENO, text.data(), length) >= 0;
+}
+
+/// Says that the run is asked to stop, and lets every wait of the library end the process. For signal handlers.
+void stop_at_once(char const* signal) {
+  if (!say_stopping(signal)) std::_Exit(fsdp::host::wait_terminated_exit_code);
   fsdp::host::request_termination(signal);
   ::alarm(2);  // a rank that computes waits for nothing
 }
@@ -97,6 +103,8 @@ extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
   bool const training = current_iteration.load(std::memory_order_relaxed) >= 0;
   if (stop_requested.exchange(true)) return stop_at_once(name);
   if (!training && signal != SIGUSR1) return stop_at_once(name);
+  // mpirun kills this rank soon, also if it waits for a peer that is lost: it says where it is.
+  if (launcher_ends_run) static_cast<void>(say_stopping(name));
   if (!speaks_of_signals) return;
   static constexpr std::string_view text = ": saves after this step and stops; a second signal stops at once\n";
   std::array<char, 96> line{};
