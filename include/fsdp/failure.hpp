@@ -81,4 +81,13 @@ Failure const* failure_of([[maybe_unused]] Stream const& stream) {
   }
 }
 
+/// For a handler of a PeerError. Peers may have ended because a stream of this rank has failed, and this rank hears of
+/// them first.
+/// @throws the failure of `stream`, if it has failed by itself
+template <class Stream>
+[[gnu::cold]] void raise_own_failure([[maybe_unused]] Stream const& stream) {
+  if constexpr (TellsFailure<Stream>)
+    if (auto const* const why = failure_of(stream); why != nullptr && why->kind != ErrorKind::peer) stream.rethrow();
+}
+
 }  // namespace fsdp

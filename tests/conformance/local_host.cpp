@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "fsdp/comm/local.hpp"
@@ -93,6 +96,34 @@ TEST_CASE("local<host>: a failing task of a stream fails its rank and is what ru
       for (int i = 0; i < 100000; ++i) {
         auto const ticket = comm.all_reduce(stream, static_cast<float const*>(&value), &value, 1, label);
         comm.wait_for_peers(stream, ticket, fsdp::WaitSite::none);
+      }
+    });
+  });
+  CHECK(text == "a task of rank 1");
+}
+
+TEST_CASE("local<host>: a rank that hears of its own failure from a peer throws the cause", "[communicator]") {
+  std::atomic<bool> waits{false}, fails{false};
+  auto const text = expect_throws<fsdp::conformance::Failure>("a run with a failing task", [&] {
+    LocalHost::run(2, [&](Comm& comm) {
+      auto stream = comm.device().make_stream("collectives", fsdp::StreamPriority::high);
+      float value = 1;
+      auto const reduce = [&] { comm.all_reduce(stream, &std::as_const(value), &value, 1, label); };
+      if (comm.rank() == 1)
+        stream.enqueue([&] {
+          while (!fails) std::this_thread::yield();
+          throw fsdp::conformance::Failure("a task of rank 1");
+        });
+      reduce();
+      if (comm.rank() == 1) {
+        waits = true;
+        reduce();  // waits for rank 0, which does not come any more
+      } else {
+        while (!waits) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+        fails = true;
+        while (stream.failure() == nullptr) std::this_thread::yield();
+        reduce();
       }
     });
   });

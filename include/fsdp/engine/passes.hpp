@@ -218,21 +218,13 @@ class Passes {
       return act();
     } catch (PeerError const&) {
       interrupt();
-      raise_own_failure();
+      for (auto const* const stream : {compute_, &gather_->stream(), &reduce_->stream()}) raise_own_failure(*stream);
       throw;
     } catch (...) {
       interrupt();
       throw;
     }
   }
-  /// A peer has ended because a stream of this rank has failed, and this rank hears of the peer first.
-  [[gnu::cold]] void raise_own_failure() const {
-    if constexpr (TellsFailure<Stream>)
-      for (auto const* const stream : {compute_, &gather_->stream(), &reduce_->stream()})
-        if (auto const* const why = failure_of(*stream); why != nullptr && why->kind != ErrorKind::peer)
-          stream->rethrow();
-  }
-
   /// [Note: How far the host runs ahead] A pass begins: waits until all passes but the latest `passes_ahead` are
   /// complete, so that what is enqueued and not yet done stays bounded, evaluation without any optimizer step included.
   /// Other streams are bounded with compute, which waits for what they gather, and for the slots that they reduce.

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "fsdp/comm/local/group.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
 
 namespace fsdp::local::detail {
 
@@ -61,6 +63,10 @@ class Member {
         device_.record(published().entry(sequence).done, stream);
         published().announce(published().done, sequence);
       }
+    } catch (PeerError const&) {
+      fail_peers();
+      raise_own_failure(stream);
+      throw;
     } catch (std::exception const&) {
       if (size() > 1) fail_peers();
       throw;
@@ -86,10 +92,15 @@ class Member {
     if (size() == 1 || ticket.sequence == 0) return;
     // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
     auto const latest = sequence_ - (sequence_ - ticket.sequence) % Published<D>::depth;
-    for_peers([&](int peer) {
-      await(peer, &Published<D>::done, latest, 0);
-      device_.wait(stream, peer_entry(peer, latest).done, site);
-    });
+    try {
+      for_peers([&](int peer) {
+        await(peer, &Published<D>::done, latest, 0);
+        device_.wait(stream, peer_entry(peer, latest).done, site);
+      });
+    } catch (PeerError const&) {
+      raise_own_failure(stream);
+      throw;
+    }
   }
 
   [[gnu::cold]] std::vector<std::string> exchange(std::string text, std::string_view what) {
