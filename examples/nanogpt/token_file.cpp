@@ -147,7 +147,8 @@ void TokenFile::check_ids(std::int64_t vocab_size, std::int64_t first, std::int6
 void TokenFile::read(std::int64_t start, std::int64_t vocab_size, std::span<std::int32_t> inputs,
                      std::span<std::int32_t> targets) const {
   auto const length = static_cast<std::int64_t>(inputs.size());
-  FSDP_EXPECTS(start >= 0 && start < size_ - length, "data: '{}' has {} tokens, too few for a block of {} at {}",
+  FSDP_EXPECTS(start >= 0 && start < size_ - length,
+               "data: '{}' has {} tokens, too few for a block of {} tokens and the next token from position {} on",
                path_.string(), size_, length, start);
   FSDP_EXPECTS(inputs.size() == targets.size(), "a sequence of {} inputs has {} targets", inputs.size(),
                targets.size());

@@ -100,11 +100,13 @@ class FlatLayout {
     }
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (tensors_[i].name != tensor.name) continue;
-      FSDP_EXPECTS(tensors_[i].shape == tensor.shape, "tensor '{}' is shared with shape ({}) and with shape ({})",
-                   tensor.name, listed(tensors_[i].shape), listed(tensor.shape));
-      FSDP_EXPECTS(tensors_[i].decay == tensor.decay, "tensor '{}' is shared with weight decay and without",
-                   tensor.name);
-      FSDP_EXPECTS(tensors_[i].init == tensor.init, "tensor '{}' is shared with init {} and with init {}", tensor.name,
+      FSDP_EXPECTS(tensors_[i].shape == tensor.shape,
+                   "modules that share tensor '{}' declare it with shape ({}) and with shape ({})", tensor.name,
+                   listed(tensors_[i].shape), listed(tensor.shape));
+      FSDP_EXPECTS(tensors_[i].decay == tensor.decay,
+                   "modules that share tensor '{}' declare it with weight decay and without", tensor.name);
+      FSDP_EXPECTS(tensors_[i].init == tensor.init,
+                   "modules that share tensor '{}' declare it with init {} and with init {}", tensor.name,
                    to_text(tensors_[i].init), to_text(tensor.init));
       return i;
     }

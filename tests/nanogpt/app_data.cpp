@@ -122,7 +122,7 @@ TEST_CASE("targets are inputs one token later, to the last token of the file") {
     }
   }
   for (std::int64_t const start : {-1, 8}) {
-    CHECK(has(what([&] { tokens.read(start, 12, x, y); }), "12 tokens, too few for a block of 4"));
+    CHECK(has(what([&] { tokens.read(start, 12, x, y); }), "12 tokens, too few for a block of 4 tokens"));
   }
 }
 

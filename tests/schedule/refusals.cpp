@@ -204,10 +204,10 @@ TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
   };
   CHECK(two({"w", {}}, {"w", {}}, true).empty());
   CHECK(contains(two({"w", {}}, {"w", {}}, false), "units 'one' and 'other' both have a tensor 'tied.w'"));
-  CHECK(contains(two({"w", {}}, {"w", {.decay = false}}, true), "'tied.w' is shared with weight decay and without"));
+  CHECK(contains(two({"w", {}}, {"w", {.decay = false}}, true), "'tied.w' declare it with weight decay and without"));
   CHECK(contains(two({"w", {}}, {"w", {.init = fsdp::init::ones}}, true),
-                 "'tied.w' is shared with init normal(0, 0.02) and with init constant(1)"));
-  CHECK(contains(two({"w", {}}, {"w", {}, 5}, true), "is shared with shape (4) and with shape (5)"));
+                 "'tied.w' declare it with init normal(0, 0.02) and with init constant(1)"));
+  CHECK(contains(two({"w", {}}, {"w", {}, 5}, true), "declare it with shape (4) and with shape (5)"));
   CHECK(contains(two({"w", {}, -1}, {"w", {}}, true), "extents must not be negative, got (-1)"));
   CHECK(two({"w", {}}, {"empty", {}, 0}, true).empty());
   CHECK(contains(message_of([&] {

@@ -88,8 +88,8 @@ void expect_possible(GptConfig const& config, std::string_view what) {
     if (extent.value < 1 || extent.value > extent.most)
       fsdp::fail<fsdp::ConfigError>("{}: {}: expected 1 to {}, got {}", what, extent.name, extent.most, extent.value);
   if (config.n_embd % config.n_head != 0)
-    fsdp::fail<fsdp::ConfigError>("{}: a width of {} is not a multiple of {} heads", what, config.n_embd,
-                                  config.n_head);
+    fsdp::fail<fsdp::ConfigError>("{}: expected n_embd to be a multiple of n_head, got n_embd {} and n_head {}", what,
+                                  config.n_embd, config.n_head);
 }
 
 }  // namespace nanogpt

@@ -35,8 +35,8 @@ class Declaration {
       : where_(where), strategy_(strategy), options_(options), schedule_(where.rank) {
     auto const rank = where.rank;
     if (options.prefetch < 0 || backward_prefetch() < 0)
-      fail<ConfigError>("rank {}: prefetch must not be negative, got {} and {} in backward", rank, options.prefetch,
-                        backward_prefetch());
+      fail<ConfigError>("rank {}: prefetch must not be negative, got {} for forward and {} for backward", rank,
+                        options.prefetch, backward_prefetch());
     if (options.max_ahead_bytes < 0)
       fail<ConfigError>("rank {}: max_ahead_bytes must not be negative, got {}", rank, options.max_ahead_bytes);
     if (options.passes_ahead < 1)
@@ -110,8 +110,8 @@ class Declaration {
   /// @return `use`
   /// @throws UsageError if there is no such use
   std::size_t expect_use(std::size_t use) const {
-    FSDP_EXPECTS(use < schedule_.size(), "rank {}: expected a use below {}, got {}", where_.rank, schedule_.size(),
-                 use);
+    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there is no use {}: the engine has {} uses, counted from 0",
+                 where_.rank, use, schedule_.size());
     return use;
   }
 
@@ -120,8 +120,9 @@ class Declaration {
     expect_use(use);
     for (auto const next : ahead) {
       expect_use(next);
-      FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use, "rank {}: '{}' does not come after '{}' in {}",
-                   where_.rank, schedule_.module_name(next), schedule_.module_name(use), name(pass));
+      FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use,
+                   "rank {}: a list of prefetches names '{}', which does not come after '{}' in {}", where_.rank,
+                   schedule_.module_name(next), schedule_.module_name(use), name(pass));
     }
     lists_.push_back({pass, use, std::move(ahead)});
   }

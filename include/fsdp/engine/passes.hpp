@@ -88,7 +88,8 @@ class Passes {
   }
 
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation", rank_, schedule().module_name(use));
+    FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation: end its scope first", rank_,
+                 schedule().module_name(use));
     if (schedule().backward_broken())
       expect_whole_gradients(formatted("backward of '{}' begins", schedule().module_name(use)));
     bool const starts = schedule().begin_backward(use);

@@ -175,8 +175,8 @@ class Member {
   void bind(Stream const& stream, Request const& request) {
     auto const id = identity(stream);
     if (stream_ == 0) stream_ = id;
-    FSDP_EXPECTS(!broken_, "rank {}: {} after a collective of this communicator has failed", world_rank(),
-                 request.operation().describe());
+    FSDP_EXPECTS(!broken_, "rank {}: {}: an earlier collective of this communicator has failed, so it takes no more",
+                 world_rank(), request.operation().describe());
     comm::expect_bound_stream(world_rank(), request.operation(), stream_ == id);
   }
   [[gnu::noinline]] void await(int peer, std::atomic<std::uint64_t> Published<D>::*what, std::uint64_t sequence,
