@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs missing packages, builds, and runs the tests of the host. The last lines are ctest's summary of the main suite.
+# Installs missing packages, builds, and runs the tests of the host. The last lines are ctest's summary of the main suite; if tests
+# have failed there or in a stage before it, the very last one names the presets.
 #
 #   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX]
 #
@@ -23,7 +24,7 @@ for argument in "$@"; do
     --full) full=1 ;;
     --no-install) install=0 ;;
     --only=?*) only=${argument#--only=} ;;
-    -h | --help) sed -n '3,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -34,7 +35,8 @@ wish_for ninja=ninja-build ccache=ccache
 need_tools
 wish_for_bf16
 use_quick_tools
-run_tests() { ctest --preset "$1" -j "$jobs"; }
+failed=()
+run_tests() { ctest --preset "$1" -j "$jobs" || failed+=("$1"); }
 
 build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
@@ -82,3 +84,4 @@ if ((full)); then
 fi
 say "preset cpu: test"
 if ((all)); then run_tests all; else run_tests cpu; fi
+if ((${#failed[@]})); then die "tests failed, in these presets: ${failed[*]}"; fi
