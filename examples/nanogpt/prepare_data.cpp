@@ -86,7 +86,7 @@ void each_text(Piece const& piece, Use const& use) {
   each_line(piece.bytes, [&](std::string_view line, std::int64_t number) {
     auto const json = Json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
-      fsdp::fail<fsdp::ConfigError>("data: '{}', line {}: expected a JSON object with a text named \"text\"",
+      fsdp::fail<fsdp::ConfigError>("data: '{}', line {}: expected a JSON object with a string \"text\"",
                                     piece.section->name, piece.first_line + number);
     use(std::string_view(json["text"].get_ref<std::string const&>()), document++);
   });

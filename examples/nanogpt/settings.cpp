@@ -633,8 +633,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "unit, got {}",
         group, kept);
   if (s.was_given("min_params") && s.wrap != "size")
-    fsdp::fail<fsdp::ConfigError>("setting 'min_params': only wrap size reads it, got {} with {}", s.min_params,
-                                  s.wrap);
+    fsdp::fail<fsdp::ConfigError>("setting 'min_params': it has an effect only with --wrap=size, got {} with --wrap={}",
+                                  s.min_params, s.wrap);
   if (s.cpu_offload) fsdp::fail<fsdp::ConfigError>("setting 'cpu_offload': not supported; expected false, got true");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);

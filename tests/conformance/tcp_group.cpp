@@ -221,7 +221,7 @@ TEST_CASE("a rank that is late is named at the deadline", "[tcp]") {
     }
     while (!over) std::this_thread::yield();
   });
-  CHECK(contains(thrown[0], "has failed and cannot be used"));
+  CHECK(contains(thrown[0], "has failed: it can be used no more"));
   CHECK(thrown[1] == "");
 }
 

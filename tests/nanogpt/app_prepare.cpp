@@ -274,7 +274,7 @@ TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
     INFO(bad);
     auto options =
         options_of(folder, folder.file("bad.jsonl", "{\"text\": \"a\"}\n\n" + bad + "\n{\"text\": \"b\"}\n"));
-    CHECK(has(refused(options), "bad.jsonl', line 3: expected a JSON object with a text named \"text\""));
+    CHECK(has(refused(options), "bad.jsonl', line 3: expected a JSON object with a string \"text\""));
     options.piece_bytes = 4;
     CHECK(has(refused(options), "bad.jsonl', line 3:"));
   }

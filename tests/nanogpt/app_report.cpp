@@ -268,7 +268,7 @@ TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
   CHECK(has(what([&] { RunLog const log(folder.path / "no" / "log.jsonl"); }), "log.jsonl' cannot be written"));
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
   folder.file("log.jsonl", "nothing\n");
-  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "no line of kind 'run'"));
+  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "is no log of a training run"));
 }
 
 TEST_CASE("no text becomes markup") {

@@ -331,7 +331,8 @@ TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {
   CHECK(layers("size", 1'000'000'000'000) == 5);
   Settings given;
   set(given, "min_params", "7");
-  CHECK(has(what([&] { check_together(given, Command::train, 1); }), "'min_params': only wrap size reads it, got 7"));
+  CHECK(has(what([&] { check_together(given, Command::train, 1); }),
+            "'min_params': it has an effect only with --wrap=size, got 7 with --wrap="));
   given.wrap = "size";
   CHECK(what([&] { check_together(given, Command::train, 1); }) == "nothing was thrown");
 }
@@ -368,7 +369,8 @@ TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a
   both.val_data = "other";
   CHECK(what([&] { check_together(both, Command::prepare, 1); }) == "nothing was thrown");
   set(both, "val_fraction", "0.5");
-  CHECK(has(what([&] { check_together(both, Command::prepare, 1); }), "'val_fraction': with val_data all of data is for"));
+  CHECK(has(what([&] { check_together(both, Command::prepare, 1); }),
+            "'val_fraction': with val_data all of data is for"));
 }
 
 TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end") {

@@ -107,7 +107,7 @@ void LlmcFile::read(std::string_view name, std::int64_t first, std::span<float> 
   FSDP_EXPECTS(found != places_.end(), "'{}': there is no tensor '{}'", path().string(), name);
   auto const& place = found->second;
   FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= place.count,
-               "'{}': elements {} to {} of tensor '{}' with {}", path().string(), first,
+               "'{}': elements {} to {} are read of tensor '{}', which has {}", path().string(), first,
                first + static_cast<std::int64_t>(out.size()), name, place.count);
   auto at = header_bytes + (place.first + first) * element_bytes_;
   if (element_bytes_ == 4) return file_.read(at, std::as_writable_bytes(out));

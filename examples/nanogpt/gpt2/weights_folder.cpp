@@ -165,8 +165,8 @@ void WeightsFolder::read_transposed(Stored const& stored, std::int64_t first, st
   auto const shape = stored.tensor.conv1d_shape();
   auto const in = shape[0], rows = shape[1];  // of ours: `rows` of `in` elements
   auto const end = first + static_cast<std::int64_t>(out.size());
-  FSDP_EXPECTS(first >= 0 && end <= in * rows, "'{}': elements {} to {} of tensor '{}' with {}", path().string(), first,
-               end, stored.tensor.name, in * rows);
+  FSDP_EXPECTS(first >= 0 && end <= in * rows, "'{}': elements {} to {} are read of tensor '{}', which has {}",
+               path().string(), first, end, stored.tensor.name, in * rows);
   auto const end_row = (end - 1) / in + 1;
   for (auto row = first / in; row < end_row; row += widest) {
     auto const count = std::min(widest, end_row - row);

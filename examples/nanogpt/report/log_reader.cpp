@@ -206,7 +206,8 @@ Run read_run(std::filesystem::path const& folder) {
                                   folder.string(), run_log_name);
   auto run = read_log(stream);
   if (run.starts == 0 && run.iterations.empty() && run.evaluations.empty())
-    fsdp::fail<fsdp::ConfigError>("'{}' has no line of kind 'run'", file.string());
+    fsdp::fail<fsdp::ConfigError>("'{}' is no log of a training run: no line of it has \"kind\": \"run\"",
+                                  file.string());
   run.folder = folder;
   std::error_code ignored;
   auto const whole = std::filesystem::weakly_canonical(folder, ignored);

@@ -49,7 +49,7 @@ inline Json parse_object(std::string_view text, std::string_view what) {
 inline void expect_writable(Json const& value, std::string_view what, int depth = 0) {
   if (depth > 48) fail<ConfigError>("{} is nested more than 48 deep", what);
   if (value.is_number_float() && !math::is_finite(value.get<double>()))
-    fail<ConfigError>("{} has a number that is not finite; JSON has no such numbers", what);
+    fail<ConfigError>("{} has a number that is not finite, which JSON cannot represent", what);
   if (value.is_binary() || value.is_discarded()) fail<ConfigError>("{} has a value that JSON cannot represent", what);
   if (value.is_structured())
     for (auto const& item : value.items())

@@ -68,7 +68,7 @@ class SafetensorsFile {
     if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end()))
       wrong("tensor '{}': expected shape ({}), got ({})", name, listed(shape), listed(entry.shape));
     FSDP_EXPECTS(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.numel(),
-                 "'{}': elements {} to {} of tensor '{}' with {}", path_.string(), first,
+                 "'{}': elements {} to {} are read of tensor '{}', which has {}", path_.string(), first,
                  first + static_cast<std::int64_t>(out.size()), name, entry.numel());
     if (out.empty()) return;
     auto const* const from = data_ + begins_[index] + static_cast<std::size_t>(first) * size_of(entry.dtype);

@@ -175,7 +175,9 @@ class ProgramCompiler {
         operation.when = only(starts_sharded);
       }
     }
-    FSDP_EXPECTS(next == fewer.end(), "a pass that begins with unsharded parameters does what others do not");
+    FSDP_EXPECTS(
+        next == fewer.end(),
+        "the program of a pass over unsharded parameters has an operation that the program of sharded ones lacks");
   }
 
   [[gnu::cold]] std::vector<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {

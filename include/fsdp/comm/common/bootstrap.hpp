@@ -50,7 +50,8 @@ class TcpGroup {
   /// @note Collective: yes.
   std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
     if (size_ == 1) return {mine};
-    FSDP_EXPECTS(!peers_.empty(), "rank {}: this group of {} ranks has failed and cannot be used", rank_, size_);
+    FSDP_EXPECTS(!peers_.empty(),
+                 "rank {}: an earlier call of this group of {} ranks has failed: it can be used no more", rank_, size_);
     auto const deadline = Clock::now() + timeout_;
     ++sequence_;
     try {
@@ -267,9 +268,13 @@ class TcpGroup {
     std::size_t offset = texts.size() * sizeof(std::uint64_t);
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       std::uint64_t bytes = 0;
-      if (offset > answer.size()) fail<PeerError>("rank 0 sent a malformed answer");
+      if (offset > answer.size())
+        fail<PeerError>(
+            "rank 0 sent a malformed answer to an exchange: do all ranks run the same version of this program?");
       std::copy_n(answer.data() + rank * sizeof(bytes), sizeof(bytes), reinterpret_cast<char*>(&bytes));
-      if (bytes > answer.size() - offset) fail<PeerError>("rank 0 sent a malformed answer");
+      if (bytes > answer.size() - offset)
+        fail<PeerError>(
+            "rank 0 sent a malformed answer to an exchange: do all ranks run the same version of this program?");
       texts[rank] = answer.substr(offset, bytes);
       offset += bytes;
     }
