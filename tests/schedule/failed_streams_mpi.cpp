@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ranks: 3 4
 // sanitizer-ranks: 3
+// full-run: [grid]
+// timeout: 1800
 // Over processes of one node, and of several: a task that throws on one rank is every rank's failure. The cases are
 // those of threads.
 #include <array>
@@ -65,7 +67,14 @@ std::string problem(failing::Case planned, int ranks_per_node, std::filesystem::
   return text + judge(planned, outcomes, report);
 }
 
-/// @param rows  of failing::axes(), and which nodes there are
+/// The axes of failing::axes(), and whether all ranks are on one node, or each is on its own.
+fsdp::testing::Axes axes() {
+  auto axes = failing::axes();
+  axes.push_back(2);
+  return axes;
+}
+
+/// @param rows  of axes()
 void check(fsdp::testing::Table const& rows) {
   fsdp::testing::TemporaryFolder const own;  // rank 0's is used
   std::string path = own.path.string();
@@ -90,7 +99,7 @@ void check(fsdp::testing::Table const& rows) {
 }  // namespace
 
 TEST_CASE("mpi: failed streams: all ranks are told, and end with the same weights; all pairs") {
-  auto axes = failing::axes();
-  axes.push_back(2);
-  check(fsdp::testing::all_pairs(axes));
+  check(fsdp::testing::all_pairs(axes()));
 }
+
+TEST_CASE("mpi: failed streams: all of them", "[.][grid]") { check(fsdp::testing::all_rows(axes())); }
