@@ -245,12 +245,13 @@ class Engine {
 
   /// Every rank's mean of `values`, in a fixed order.
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
-  /// why one of this rank's streams has failed, if that is known already
+  /// why one of this rank's streams has failed, if that is known already or has ended the peers
   /// @note Collective: yes; blocks the calling thread.
   std::vector<double> mean_over_ranks(std::vector<double> const& values) {
     auto const turn = core_.calls.enter("mean_over_ranks");
-    core_.expect_whole_streams();
-    return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text());
+    core_.failures.expect_whole();
+    return core_.failures.with_cause(
+        [&] { return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text()); });
   }
 
   /// For destructors: waits until compute has run dry, and reports instead of throwing.

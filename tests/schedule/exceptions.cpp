@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // An exception in a module, or in a task of its stream, reaches the caller of the pass, and its peers by name.
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -70,6 +73,51 @@ std::vector<std::string> errors_of(std::function<void(Engine&, Layers&, Ramp<>::
   return errors;
 }
 
+/// A task that throws when it is told to.
+void throw_when(Stream& stream, std::atomic<bool> const& fails) {
+  stream.enqueue([&fails] {
+    while (!fails) std::this_thread::yield();
+    throw std::domain_error("boom");
+  });
+}
+void await(std::atomic<bool> const& flag) {
+  while (!flag) std::this_thread::yield();
+}
+
+/// Rank 1's gather stream fails while the rank is in `act`, which waits for rank 0; rank 0 ends then.
+/// @return what rank 1 is told
+std::string told_in(std::function<void(Engine&, fsdp::Sgd<Engine>&)> const& act) {
+  std::atomic<bool> waits{false}, fails{false}, ended{false};
+  Stream* gather = nullptr;
+  std::string told;
+  fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::FullShard{});
+    auto layer = engine.shard(Ramp<>{}, "layer");
+    fsdp::Sgd sgd(engine);
+    layer.forward();
+    layer.backward(1.0f);
+    if (mesh.rank() == 0) {
+      await(waits);
+      std::this_thread::sleep_for(std::chrono::milliseconds{20});
+      fails = true;
+      while (gather->failure() == nullptr) std::this_thread::yield();
+      ended = true;
+      return;
+    }
+    gather = &engine.shards().gather_stream();
+    throw_when(*gather, fails);
+    waits = true;
+    try {
+      act(engine, sgd);
+    } catch (...) {
+      told = text_of(std::current_exception());
+    }
+    await(ended);
+  });
+  return told;
+}
+
 void forward(Layers& layers, Ramp<>::Before const& in_second) {
   layers[0].forward();
   layers[1].forward(in_second);
@@ -126,6 +174,41 @@ TEST_CASE("an exception on one rank reaches its caller, and names the rank to th
       }
     }
   }
+}
+
+TEST_CASE("a rank whose peers end, while it waits for them, throws why its own stream has failed") {
+  CHECK(told_in([](Engine& engine, auto&) { static_cast<void>(engine.mean_over_ranks({1.0})); }) == "boom");
+  CHECK(told_in([](Engine& engine, auto&) { static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f)); }) == "boom");
+  CHECK(told_in([](Engine&, auto& sgd) { sgd.step(); }) == "boom");
+}
+
+TEST_CASE("a rank that catches its failure names it to its peers, and who has caught that is not told again") {
+  std::atomic<bool> fails{true}, caught{false};
+  std::vector<std::string> told(2);
+  CHECK_NOTHROW(fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::FullShard{});
+    auto layer = engine.shard(Ramp<>{}, "layer");
+    layer.forward();
+    bool const failing = mesh.rank() == 1;
+    if (failing) {
+      throw_when(engine.compute(), fails);
+    } else {  // as a collective does that this rank's stream comes to later than its host
+      engine.shards().gather_stream().enqueue([&] {
+        await(caught);
+        throw fsdp::PeerError("rank 1 failed: boom");
+      });
+    }
+    try {
+      if (failing) engine.synchronize();
+      static_cast<void>(engine.mean_over_ranks({1.0}));
+    } catch (...) {
+      told[static_cast<std::size_t>(mesh.rank())] = text_of(std::current_exception());
+    }
+    if (!failing) caught = true;
+  }));
+  CHECK(told[1] == "boom");
+  CHECK(told[0] == "rank 0: rank 1 failed: boom");
 }
 
 TEST_CASE("destructors survive a stream that has failed, and nothing else goes on with it") {

@@ -21,6 +21,7 @@
 #include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
+#include "fsdp/engine/stream_failures.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/engine/unsharder.hpp"
 #include "fsdp/engine/user_checks.hpp"
@@ -58,8 +59,8 @@ struct EngineCore {
   }
   EngineCore(EngineCore&&) = delete;
   [[gnu::cold]] ~EngineCore() {
-    bool const told = std::uncaught_exceptions() > exceptions || was_told();
-    for_each_stream([&](Stream& stream) { drain(stream); });
+    bool const told = std::uncaught_exceptions() > exceptions || failures.was_told();
+    failures.for_each_stream([&](Stream& stream) { drain(stream); });
     tell_peers();
     if (!told) leave_failure();
     if (!sealed) mesh->forget_engine(number);
@@ -181,47 +182,21 @@ struct EngineCore {
   /// @throws why one of them has failed
   void synchronize() {
     if constexpr (TellsFailure<Stream>) {
-      for_each_stream([](Stream& stream) { stream.finish(); });
-      expect_whole_streams();
+      failures.for_each_stream([](Stream& stream) { stream.finish(); });
+      failures.expect_whole();
     }
-    for_each_stream([&](Stream& stream) { device.synchronize(stream); });
+    failures.for_each_stream([&](Stream& stream) { device.synchronize(stream); });
   }
 
-  /// Looks at this rank's streams, and waits for nothing.
-  /// @throws why one of them has failed: the cause, where there are failures that come of it
-  void expect_whole_streams() {
-    if constexpr (TellsFailure<Stream>)
-      if (auto const* const failed = failed_stream()) failed->rethrow();
-  }
-
-  template <class Visit>
-  void for_each_stream(Visit const& visit) {
-    for (auto* stream : {&gather.stream(), compute, &reduce.stream()}) visit(*stream);
-    if (reduce.replicate_stream()) visit(*reduce.replicate_stream());
-  }
-  /// nullptr: none. One that has failed by itself goes before those that peers have failed.
-  [[gnu::cold]] Stream* failed_stream() {
-    Stream* found = nullptr;
-    for_each_stream([&](Stream& stream) {
-      auto const* const why = failure_of(stream);
-      if (why != nullptr && (found == nullptr || why->kind != ErrorKind::peer)) found = &stream;
-    });
-    return found;
-  }
-  bool was_told() {
-    bool told = false;
-    if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });
-    return told;
-  }
   /// A stream has failed: peers that wait for this rank are told why, where the world can do that.
   [[gnu::cold]] void tell_peers() noexcept {
     if constexpr (requires(Failure const& why) { mesh->world().note_failure(why); })
-      if (auto const* const failed = failed_stream()) mesh->world().note_failure(*failed->failure());
+      if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
   /// A stream has failed, and no call has thrown that: the world reports it in its end, if it can; else the engine now.
   [[gnu::cold]] void leave_failure() noexcept {
     if constexpr (TellsFailure<Stream>) {
-      auto const* const failed = failed_stream();
+      auto const* const failed = failures.failed_stream();
       if (failed == nullptr) return;
       if constexpr (requires { mesh->world().leave_failure(*failed->failure()); }) {
         mesh->world().leave_failure(*failed->failure());
@@ -252,7 +227,8 @@ struct EngineCore {
   Stream* compute;
   Unsharder<C, P> gather{device, account, history};
   Reducer<C, P> reduce{device, where.rank, account, history, declared.wire()};
-  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute, history};
+  StreamFailures<Stream, Unsharder<C, P>, Reducer<C, P>> failures{*compute, gather, reduce};
+  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute, history, failures};
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };
 

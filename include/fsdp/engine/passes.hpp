@@ -16,9 +16,9 @@
 #include "fsdp/engine/program.hpp"
 #include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/schedule.hpp"
+#include "fsdp/engine/stream_failures.hpp"
 #include "fsdp/engine/unsharder.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/failure.hpp"
 
 namespace fsdp {
 
@@ -29,16 +29,18 @@ class Passes {
   using D = typename C::Device;
   using Stream = typename D::Stream;
   using Unit = FlatParam<D, P>;
+  using Failures = detail::StreamFailures<Stream, Unsharder<C, P>, Reducer<C, P>>;
 
   Passes(D const& device, int rank, Declaration<D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
-         Stream& compute, History& history)
+         Stream& compute, History& history, Failures& failures)
       : device_(device),
         rank_(rank),
         declared_(&declared),
         gather_(&gather),
         reduce_(&reduce),
         compute_(&compute),
-        history_(&history) {
+        history_(&history),
+        failures_(&failures) {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
@@ -219,7 +221,7 @@ class Passes {
       return act();
     } catch (PeerError const&) {
       interrupt();
-      for (auto const* const stream : {compute_, &gather_->stream(), &reduce_->stream()}) raise_own_failure(*stream);
+      failures_->raise_cause();
       throw;
     } catch (...) {
       interrupt();
@@ -286,6 +288,7 @@ class Passes {
   Reducer<C, P>* reduce_;
   Stream* compute_;
   History* history_;
+  Failures* failures_;
   Program const* program_ = nullptr;
   std::array<int, 3> open_{};             ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;          ///< of the pass under way

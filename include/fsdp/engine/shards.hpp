@@ -105,6 +105,13 @@ class Shards {
   /// What all ranks must have done alike: collectives compare it.
   History& history() const { return engine_->core_.history; }
 
+  /// Calls `act`, a collective of this engine.
+  /// @throws why a stream of this rank has failed, in place of a PeerError that comes of it
+  template <class Act>
+  decltype(auto) with_cause(Act const& act) const {
+    return engine_->core_.failures.with_cause(act);
+  }
+
   /// The state of gradient norms, in device memory.
   auto& norm() const { return engine_->core_.storage.norm(); }
   /// All ranks; its collectives are enqueued on compute. @pre sealed
@@ -124,8 +131,10 @@ class Shards {
   void meet() const {
     for (std::size_t u = 0; u < size(); ++u) await_reduced((*this)[u]);
     if (engine_->world_size() == 1) return;
-    scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),
-                                     static_cast<double*>(nullptr), 0, history().label("all units", "optimizer"));
+    with_cause([&] {
+      scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),
+                                       static_cast<double*>(nullptr), 0, history().label("all units", "optimizer"));
+    });
   }
 
   E* engine_;

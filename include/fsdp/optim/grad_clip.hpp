@@ -59,7 +59,9 @@ template <class E>
   auto const& device = engine.device();
   auto const world = engine.world_size();
   for (std::size_t u = 0; u < shards.size(); ++u) shards.await_reduced(shards[u]);
-  if (world > 1) shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read);
+  if (world > 1)
+    shards.with_cause(
+        [&] { shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read); });
   auto span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
   device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
   std::int64_t partials = 0;
@@ -81,9 +83,11 @@ template <class E>
     auto const history = shards.history().text();
     auto const since =
         formatted_to(said, "{} to {:g}{}{}", name(options.norm), max_norm, history.empty() ? "" : ", ", history);
-    norm.ticket = shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
-                                                          static_cast<std::size_t>(world),
-                                                          Label{"gradient norm", "optimizer", since});
+    norm.ticket = shards.with_cause([&] {
+      return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
+                                                     static_cast<std::size_t>(world),
+                                                     Label{"gradient norm", "optimizer", since});
+    });
     span.end();
   }
   span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -145,6 +146,16 @@ class Communicator {
   /// @note Stream: the host waits until peers have enqueued the collective, the stream for their work
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) { member().wait_for_peers(stream, ticket, site); }
 
+  /// A stream of this rank has failed. Peers that wait for this rank are told why, when this communicator ends or one
+  /// that was split from the same world. The first call counts.
+  /// @note Collective: no
+  [[gnu::cold]] void note_failure(Failure const& why) noexcept {
+    if (rank_groups_ == nullptr || rank_groups_->cause) return;
+    try {
+      rank_groups_->cause = why;
+    } catch (std::exception const&) {  // no memory for the text: peers learn that this rank has left
+    }
+  }
   /// A stream of this rank has failed, and no call has thrown that: run() throws it when the rank has returned.
   /// @note Collective: no
   [[gnu::cold]] void leave_failure(Failure const& why) noexcept {
@@ -169,7 +180,7 @@ class Communicator {
       : rank_groups_(std::move(rank_groups)), member_(member) {}
 
   void leave() noexcept {
-    if (rank_groups_ != nullptr) member_->leave();
+    if (rank_groups_ != nullptr) member_->leave(rank_groups_->cause ? &*rank_groups_->cause : nullptr);
   }
 
   detail::Member<D>& member() const {

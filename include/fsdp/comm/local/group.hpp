@@ -80,7 +80,7 @@ struct Published {
   static constexpr std::size_t depth = 16;
   static constexpr std::uint64_t left_in_order = 1;
   static constexpr std::uint64_t left_by_exception = 2;
-  static constexpr std::uint64_t failed = 3;  // in a collective of this group: `failure` says why
+  static constexpr std::uint64_t failed = 3;  // in a collective of this group, or in a stream: `failure` says why
 
   struct Entry {
     explicit Entry(D const& device)

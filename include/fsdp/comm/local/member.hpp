@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -134,10 +135,19 @@ class Member {
   bool has_left() const { return left_; }
 
   /// Peers that wait for more from this rank get a PeerError.
-  void leave() noexcept {
+  /// @param cause  of the rank's end, for them; nullptr: none is known
+  void leave(Failure const* cause) noexcept {
     left_ = true;
     if (broken_) return;  // they know already
-    published().announce(published().left, unwinding() ? Published<D>::left_by_exception : Published<D>::left_in_order);
+    auto how = unwinding() ? Published<D>::left_by_exception : Published<D>::left_in_order;
+    if (cause != nullptr) {
+      try {
+        published().failure = *cause;
+        how = Published<D>::failed;
+      } catch (std::exception const&) {  // no memory for the text: peers learn that this rank has left
+      }
+    }
+    published().announce(published().left, how);
   }
   bool unwinding() const { return std::uncaught_exceptions() > unwinding_; }
 
@@ -237,6 +247,7 @@ struct RankGroups {
 
   D device;
   std::vector<std::unique_ptr<Member<D>>> members;
+  std::optional<Failure> cause;  ///< why this rank will end: a stream of it has failed
 
  private:
   [[gnu::cold]] bool drain(Run<D>& run) {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of an engine's streams has failed, why, and whether a call has thrown that.
+#pragma once
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/failure.hpp"
+
+namespace fsdp::detail {
+
+/// The streams of one rank's engine. Used by its host thread.
+/// @tparam Gather, Reduce  Unsharder and Reducer of the engine, which own streams
+template <class Stream, class Gather, class Reduce>
+class StreamFailures {
+ public:
+  StreamFailures(Stream& compute, Gather& gather, Reduce& reduce)
+      : compute_(&compute), gather_(&gather), reduce_(&reduce) {}
+
+  template <class Visit>
+  void for_each_stream(Visit const& visit) {
+    for (auto* stream : {&gather_->stream(), compute_, &reduce_->stream()}) visit(*stream);
+    if (reduce_->replicate_stream()) visit(*reduce_->replicate_stream());
+  }
+  /// nullptr: none. One that has failed by itself goes before those that peers have failed.
+  [[gnu::cold]] Stream* failed_stream() {
+    Stream* found = nullptr;
+    for_each_stream([&](Stream& stream) {
+      auto const* const why = failure_of(stream);
+      if (why != nullptr && (found == nullptr || why->kind != ErrorKind::peer)) found = &stream;
+    });
+    return found;
+  }
+  /// Looks at the streams, and waits for nothing.
+  /// @throws why one of them has failed: the cause, where there are failures that come of it
+  void expect_whole() {
+    if constexpr (TellsFailure<Stream>)
+      if (auto const* const failed = failed_stream()) failed->rethrow();
+  }
+
+  /// Calls `act`, which waits for peers, or enqueues. Peers may have ended because a stream of this rank has failed,
+  /// and this rank hears of them first.
+  /// @throws why a stream has failed by itself, in place of a PeerError; else what `act` throws
+  template <class Act>
+  decltype(auto) with_cause(Act const& act) {
+    try {
+      return act();
+    } catch (PeerError const&) {
+      raise_cause();
+      throw;
+    }
+  }
+  /// For a handler of a PeerError: see with_cause.
+  [[gnu::cold]] void raise_cause() {
+    told_ = true;
+    for_each_stream([](Stream const& stream) { raise_own_failure(stream); });
+  }
+  /// Whether a call has thrown a failure: a stream's, or that of a peer, which streams come to as well.
+  bool was_told() {
+    bool told = told_;
+    if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });
+    return told;
+  }
+
+ private:
+  Stream* compute_;
+  Gather* gather_;
+  Reduce* reduce_;
+  bool told_ = false;  ///< a PeerError was on its way through with_cause
+};
+
+}  // namespace fsdp::detail
