@@ -22,27 +22,28 @@ using fsdp::testing::Ramp;
 enum class Drift : unsigned char {
   imports_other,        ///< every rank imports, the last one other values
   imports_alone,        ///< the last rank imports, the others do not
+  imports_late,         ///< the last rank imports after its first micro-step, the others before
   more_micro_steps,     ///< the last rank makes three micro-steps, the others two; only the last of them reduces
   steps_taken,          ///< the last rank sets another count of optimizer steps
   last_learning_rate,   ///< the learning rates of the very last step differ
   discards_at_the_end,  ///< after a last pass, the last rank discards its gradients: no collective follows
 };
-inline constexpr std::array drifts{Drift::imports_other, Drift::imports_alone,      Drift::more_micro_steps,
-                                   Drift::steps_taken,   Drift::last_learning_rate, Drift::discards_at_the_end};
+inline constexpr std::array drifts{Drift::imports_other,      Drift::imports_alone, Drift::imports_late,
+                                   Drift::more_micro_steps,   Drift::steps_taken,   Drift::last_learning_rate,
+                                   Drift::discards_at_the_end};
 
 constexpr std::string_view name(Drift how) {
-  constexpr std::array<std::string_view, 6> names{"imports other values",
-                                                  "imports alone",
-                                                  "makes more micro-steps",
-                                                  "sets other steps",
-                                                  "ends with another learning rate",
+  constexpr std::array<std::string_view, 7> names{"imports other values", "imports alone",
+                                                  "imports late",         "makes more micro-steps",
+                                                  "sets other steps",     "ends with another learning rate",
                                                   "discards at the end"};
   return names[static_cast<std::size_t>(how)];
 }
 /// What the message must have. For imports_alone: the peer waits elsewhere, and several texts name that.
 constexpr std::string_view expected(Drift how) {
-  constexpr std::array<std::string_view, 6> texts{"replicas of unit 'layer.0' differ in imported values",
+  constexpr std::array<std::string_view, 7> texts{"replicas of unit 'layer.0' differ in imported values",
                                                   "imported values",
+                                                  "ranks disagree about collective",
                                                   "after unreduced micro-step",
                                                   "ranks disagree about collective",
                                                   "after step 0.25, history",
@@ -66,7 +67,10 @@ void train(fsdp::ShardingStrategy const& strategy, C comm, std::optional<Drift> 
   fsdp::Engine<C> engine(mesh, strategy, {.no_sync = true});
   auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
   fsdp::Sgd sgd(engine, {.lr = 0.5f});
-  if (how != Drift::imports_alone || odd) import_all(engine, is(Drift::imports_other) ? 2.0f : 1.0f);
+  auto const import_weights = [&] {
+    if (how != Drift::imports_alone || odd) import_all(engine, is(Drift::imports_other) ? 2.0f : 1.0f);
+  };
+  if (!is(Drift::imports_late)) import_weights();
   auto const micro_step = [&](bool reduces) {
     auto const waits = engine.no_sync(!reduces);
     for (auto& layer : layers) layer.forward();
@@ -75,6 +79,7 @@ void train(fsdp::ShardingStrategy const& strategy, C comm, std::optional<Drift> 
   for (int step = 0; step < 3; ++step) {
     if (is(Drift::more_micro_steps)) micro_step(false);
     micro_step(false);
+    if (step == 0 && is(Drift::imports_late)) import_weights();
     micro_step(true);
     sgd.step(step == 2 && is(Drift::last_learning_rate) ? 0.25f : 0.5f);
     if (step == 1) sgd.set_steps(is(Drift::steps_taken) ? 7 : 5);
