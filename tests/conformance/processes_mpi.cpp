@@ -3,9 +3,11 @@
 // ranks: 2 3 4
 // sanitizer-ranks: 3
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +19,8 @@
 #include <vector>
 
 #include "fsdp/comm/mpi.hpp"
+#include "fsdp/comm/mpi/descriptor_post.hpp"
+#include "fsdp/comm/mpi/shared_arena.hpp"
 #include "tests/catch.hpp"
 #include "tests/mpi_main.hpp"
 #include "tests/support/devices.hpp"
@@ -48,12 +52,20 @@ std::string thrown(Action&& action) {
   return "nothing was thrown";
 }
 
-/// Files without a name that this process has open.
-int nameless_files() {
+/// Files of shared memory, and sockets that hand them over, that this process has open.
+int open_files() {
   int count = 0;
   std::error_code gone;
-  for (auto const& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    if (std::filesystem::read_symlink(entry, gone).string().rfind("/dev/shm/#", 0) == 0) ++count;
+  for (auto const& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    auto const target = std::filesystem::read_symlink(entry, gone).string();
+    int domain = 0, type = 0;
+    socklen_t bytes = sizeof(int);
+    int const file = std::stoi(entry.path().filename());
+    bool const posts = ::getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX &&
+                       ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_DGRAM;
+    if (posts || target.starts_with(fsdp::mpi::detail::shared_directory() + "/#") || target.starts_with("/memfd:fsdp"))
+      ++count;
+  }
   return count;
 }
 
@@ -63,15 +75,39 @@ float value(int rank, std::size_t i) { return static_cast<float>(static_cast<int
 }  // namespace
 
 TEST_CASE("memory is shared from the first byte to the last, and no file stays open") {
+  auto const open_before = open_files();
   auto world = make_world(0);
   constexpr std::size_t bytes = 70001;
   auto* const memory = static_cast<unsigned char*>(world.allocate(bytes));
   REQUIRE(memory != nullptr);
   CHECK(reinterpret_cast<std::uintptr_t>(memory) % 4096 == 0);
   CHECK(std::all_of(memory, memory + bytes, [](unsigned char byte) { return byte == 0; }));
-  CHECK(nameless_files() == 0);
+  CHECK(open_files() == open_before);
   memory[0] = memory[bytes - 1] = 1;
   world.deallocate(memory, bytes);
+}
+
+TEST_CASE("a file is taken from the sender that was expected; what strangers send is closed") {
+  using namespace fsdp::mpi::detail;
+  auto const open_before = open_files();
+  {
+    DescriptorPost expected, stranger, receiver;
+    for (auto* post : {&expected, &stranger, &receiver}) REQUIRE(post->open() == 0);
+    SharedFile theirs, file, received;
+    REQUIRE(theirs.create() == 0);
+    REQUIRE(file.create() == 0);
+    REQUIRE(file.reserve(0, 4096) == 0);  // tells the two apart
+    CHECK(open_files() == open_before + 5);
+    CHECK(received.receive(receiver, expected.name()) == EAGAIN);
+    REQUIRE(stranger.send(theirs.descriptor(), receiver.name()) == 0);
+    CHECK(received.receive(receiver, expected.name()) == EAGAIN);
+    REQUIRE(stranger.send(theirs.descriptor(), receiver.name()) == 0);
+    REQUIRE(expected.send(file.descriptor(), receiver.name()) == 0);
+    REQUIRE(received.receive(receiver, expected.name()) == 0);
+    CHECK(open_files() == open_before + 6);
+    CHECK(::lseek(received.descriptor(), 0, SEEK_END) == 4096);
+  }
+  CHECK(open_files() == open_before);
 }
 
 TEST_CASE("ranks may pass different offsets of shared memory") {
