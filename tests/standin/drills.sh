@@ -33,9 +33,9 @@ start_by_variables() { # start_by_variables DRILL VICTIM
   local rank
   starters=()
   if [[ $1 == FAIL ]]; then export FSDP_STANDIN_FAIL=$2:$operation; else unset FSDP_STANDIN_FAIL; fi
-  local port=$((20000 + RANDOM % 20000))
+  new_meeting
   for rank in 0 1 2 3; do
-    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "${train[@]}" --out_dir="$1" >"of_$rank" 2>&1 &
+    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 MASTER_ADDR=$address MASTER_PORT=$port "${train[@]}" --out_dir="$1" >"of_$rank" 2>&1 &
     starters+=($!)
     echo $! >"pid_$rank"
   done

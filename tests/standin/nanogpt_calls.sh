@@ -53,9 +53,10 @@ for iterations in $few $many; do run "$iterations" "threads_$iterations" --log_i
 judge "threads" "threads_$few" "threads_$many" "$micro_steps"
 check "threads: they ask each other on the host" test "$(more "threads_$few" "threads_$many" 'copies of pageable memory')" -eq 0
 
-export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
+export WORLD_SIZE=2
 for iterations in $few $many; do
-  export MASTER_PORT=$((20000 + RANDOM % 20000))
+  new_meeting
+  export MASTER_ADDR=$address MASTER_PORT=$port
   RANK=1 LOCAL_RANK=1 run "$iterations" "rank1_$iterations" --log_interval=1000 >failures_of_1 &
   RANK=0 LOCAL_RANK=0 run "$iterations" "rank0_$iterations" --log_interval=1000
   wait

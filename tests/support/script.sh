@@ -20,6 +20,13 @@ enter_with_text() {
   for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
   "$1" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 }
+# new_meeting: where ranks that are started next find each other: `address`, of the loopback network, which no other script
+# has, and `port`, which the system gives to no connection by itself.
+meetings=0
+new_meeting() {
+  address=127.$(($$ >> 16 & 255)).$(($$ >> 8 & 255)).$(($$ & 255))
+  port=$((20000 + ++meetings))
+}
 # fail WHAT: says so, with what was printed last (in `output`, and where it is kept apart in `errors`).
 fail() {
   echo "FAILED: $1"
