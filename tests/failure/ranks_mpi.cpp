@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "fsdp/comm/mpi.hpp"
@@ -94,11 +95,7 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   stream.synchronize();
   if (last) misbehave(how);
   if (last && how == "returns") return 0;
-  if (how == "sigterm" && last) {
-    std::printf("ready %d\n", static_cast<int>(::getppid()));
-    std::fflush(stdout);
-    ::sleep(60);
-  }
+  if (how == "sigterm" && last) ::sleep(60);
   if (how == "control") {
     if (last) ::sleep(60);
     world.exchange("here", "test");
@@ -109,6 +106,11 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
     world.all_gather(stream, own, memory, count - 64, {"block.1", "forward"});
   } else {
     world.all_gather(stream, own, memory, count, {"block.1", "forward"});
+  }
+  if (how == "sigterm") {  // the stream's worker waits for the last rank
+    while (fsdp::mpi::detail::process().waiting.load() == 0) std::this_thread::yield();
+    std::printf("waits: process %d\n", static_cast<int>(::getpid()));
+    std::fflush(stdout);
   }
   stream.synchronize();
   std::puts("completed");
