@@ -3,7 +3,6 @@
 // needs: nlohmann_json xxHash
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -13,6 +12,7 @@
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -20,19 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using fsdp::testing::Ramp;
+using fsdp::testing::refusal;
 using fsdp::testing::TemporaryFolder;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 using Engine = fsdp::Engine<Comm>;
-
-/// The message of the UsageError that `act` throws; "" if there is none.
-std::string refusal(std::function<void()> const& act) {
-  try {
-    act();
-  } catch (fsdp::UsageError const& error) {
-    return error.what();
-  }
-  return {};
-}
 
 /// An optimizer that throws before its second unit if it is told to, as one does that runs out of memory.
 struct Halting {

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "tests/catch.hpp"
+#include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"
 
 namespace {
 
 using fsdp::testing::Ramp;
+using fsdp::testing::refusal;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 using Engine = fsdp::Engine<Comm>;
 using Layers = std::vector<fsdp::ShardedModule<Ramp<>, Engine>>;
@@ -34,16 +36,6 @@ void step(Engine& engine, std::size_t until) {
 void pass(Layers& layers) {
   for (auto& layer : layers) layer.forward();
   for (auto i = layers.size(); i-- > 0;) layers[i].backward(1.0f);
-}
-
-/// The message of the UsageError that `act` throws; "" if there is none.
-std::string refusal(std::function<void()> const& act) {
-  try {
-    act();
-  } catch (fsdp::UsageError const& error) {
-    return error.what();
-  }
-  return {};
 }
 
 void import_zeroes(Engine& engine) {

@@ -11,11 +11,13 @@
 
 #include "tests/catch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"
 
 namespace {
 
 using fsdp::testing::Ramp;
+using fsdp::testing::refusal;
 using Delayed = fsdp::testing::DelayDevice<fsdp::host::Device>;
 
 /// What comes before the steps whose result is compared.
@@ -111,16 +113,6 @@ void check(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOption
       CHECK(outcome.account_restored);
     }
   }
-}
-
-/// The message of what `act` throws; "" if nothing.
-std::string refusal(std::function<void()> const& act) {
-  try {
-    act();
-  } catch (fsdp::UsageError const& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace

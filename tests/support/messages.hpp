@@ -19,6 +19,17 @@ std::string what(Call&& call) {
   return "nothing was thrown";
 }
 
+/// The text of the UsageError that `call` throws; "" if there is none.
+template <class Call>
+std::string refusal(Call&& call) {
+  try {
+    call();
+  } catch (UsageError const& error) {
+    return error.what();
+  }
+  return {};
+}
+
 inline bool has(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace fsdp::testing
