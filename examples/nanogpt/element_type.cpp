@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "element_type.hpp"
 
-#include <exception>
 #include <string_view>
 
 #include "fsdp/error.hpp"
 #include "product_rates.hpp"
-#include "run_state.hpp"
 #if NANOGPT_HAVE_ONEDNN
 #include <cblas.h>
 #include <fmt/format.h>
@@ -34,19 +32,6 @@ std::string why_no_bf16() {
 #else
   return "this program was built without oneDNN, which bf16 on cpu needs (on Debian: libdnnl-dev)";
 #endif
-}
-
-/// The type that the run which is to be resumed was saved in; empty if there is none, or it does not say. What is wrong
-/// with it all ranks find out together, when they open it.
-std::string type_of_resumed(Job const& job) {
-  auto const& from = job.settings.init_from;
-  if (job.command != Command::train || (from != "resume" && from != "auto")) return {};
-  try {
-    auto const run = find_run(job.settings.out_dir);
-    return run ? run->dtype : std::string();
-  } catch (std::exception const&) {
-    return {};
-  }
 }
 
 #if NANOGPT_HAVE_ONEDNN
@@ -135,7 +120,7 @@ ProductRates rates_here([[maybe_unused]] Job const& job) {
 
 }  // namespace
 
-void choose_dtype(Job& job) {
+void choose_dtype(Job& job, std::string const& saved) {
   bool const host = job.device == "cpu";
   auto const& asked = job.settings.dtype;
   if (asked == "float16")
@@ -143,7 +128,6 @@ void choose_dtype(Job& job) {
         "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
         "got float16");
   std::string const otherwise = host ? "float32" : "bfloat16";
-  auto const saved = type_of_resumed(job);
   bool const free = asked.empty() || asked == "fastest";
   job.dtype = !free            ? asked
               : !saved.empty() ? saved

@@ -13,9 +13,10 @@ namespace nanogpt {
 /// Sets the job's type and its note: the setting, or the type of the run that is resumed, or bfloat16 on cuda and
 /// float32 on cpu. On cpu `fastest` stays, for take_fastest_type(), unless a resumed run has decided it. What
 /// cannot compute in bf16 computes in float32.
+/// @param saved  the type of the run that is resumed; empty: there is none, or its type is not known
 /// @pre the job's device is known
 /// @throws fsdp::ConfigError unless there is such a computation
-void choose_dtype(Job& job);
+void choose_dtype(Job& job, std::string const& saved);
 
 /// Gives every rank's text to all, in the order of the ranks.
 using ExchangeTexts = std::function<std::vector<std::string>(std::string const&)>;

@@ -35,6 +35,7 @@
 #include "launch.hpp"
 #include "machine.hpp"
 #include "metrics.hpp"
+#include "run_settings.hpp"
 #include "stop_vote.hpp"
 #include "world.hpp"
 #if NANOGPT_HAVE_MPI
@@ -288,6 +289,7 @@ std::string machine_name() {
 void choose_shard_group(Job& job, std::vector<int> const& nodes) {
   if (job.settings.strategy != "hybrid_shard" || job.settings.shard_group != 0) return;
   job.settings.shard_group = ranks_of_a_machine(nodes);
+  job.settings.chosen.emplace_back("shard_group");
   if (job.settings.shard_group != 0)
     job.world_kind += fmt::format(" in shard groups of {}, a machine each", job.settings.shard_group);
 }
@@ -304,7 +306,8 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
   WorldKind kind{};
   int const refused = guarded([&] {
     job.device = choose_device(settings);
-    choose_dtype(job);
+    auto const run = adopt_found_run(job.settings, command);
+    choose_dtype(job, run ? run->dtype : std::string());
     launch = read_launch(launch_variables());
     kind = choose_world(launch, build, job.device, settings.ranks, settings.comm);
     fsdp::host::set_wait_deadline(collective_timeout(settings));

@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "agreement.hpp"
 #include "batch_source.hpp"
@@ -23,6 +25,8 @@
 #include "gpt_config.hpp"
 #include "job.hpp"
 #include "peak.hpp"
+#include "run_data.hpp"
+#include "run_settings.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
@@ -46,12 +50,14 @@ inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size)
 
 /// What the ranks have agreed on before anything is trained.
 struct Preparation {
-  Settings settings;  ///< the job's, and what a run that is resumed says of the model
+  Settings settings;  ///< the job's, and those of a run that is resumed
   std::optional<Dataset> dataset;
   GptConfig config;
   std::optional<RunState> resumed;
   std::optional<OpenedModel> pretrained;             ///< the weights that training begins with
   std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
+  RunData data;                                      ///< tells the data's tokens apart from others
+  std::vector<std::string> lines;                    ///< to print when training starts
   std::shared_ptr<fsdp::checkpoint::FileLock> lock;  ///< rank 0's, of out_dir, while it trains there
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
@@ -130,7 +136,10 @@ Preparation prepare(C& world, Job const& job) {
       if (!ready.resumed && settings.init_from == "resume")
         fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
                                       settings.out_dir);
-      if (ready.resumed) adopt_model(settings, *ready.resumed);
+      if (ready.resumed) {
+        ready.lines = adopt_settings(settings, *ready.resumed);
+        adopt_model(settings, *ready.resumed);
+      }
     }
     check_together(settings, job.command, world.size());
     std::error_code ignored;
@@ -140,8 +149,16 @@ Preparation prepare(C& world, Job const& job) {
         std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
     ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
-    if (training) ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
-    if (ready.resumed) adopt_vocabulary(ready, ready.resumed->model, ready.resumed->checkpoint);
+    if (training) {
+      ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
+      ready.data = mark_of(*ready.dataset);
+    }
+    if (ready.resumed) {
+      auto const& run = *ready.resumed;
+      adopt_vocabulary(ready, run.model, run.checkpoint);
+      for (auto& line : compare_data(settings, run.data, ready.data, run.checkpoint.string()))
+        ready.lines.push_back(std::move(line));
+    }
     if (ready.pretrained)
       adopt_vocabulary(ready, ready.pretrained->weights->config(), ready.pretrained->weights->path());
     if (!ready.dataset) return;

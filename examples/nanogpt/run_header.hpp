@@ -38,9 +38,13 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   RunHeader header;
   header.iteration = ready.resumed ? ready.resumed->iteration : 0;
   header.resumed = ready.resumed.has_value();
-  for (auto const& setting : all_settings())
-    if (setting.exists_in(job.command))
-      header.settings.push_back({setting.name, setting.text_of(job.settings), job.settings.was_given(setting.name)});
+  auto const usual = defaults(job.command);
+  for (auto const& setting : all_settings()) {
+    if (!setting.exists_in(job.command)) continue;
+    auto const text = setting.text_of(job.settings);
+    bool const earlier = job.settings.is_of_run(setting.name) && text != setting.text_of(usual);
+    header.settings.push_back({setting.name, text, earlier || job.settings.was_given(setting.name)});
+  }
   header.ranks = engine.world_size();
   header.model = ready.config;
   header.program = fsdp::to_text(engine.program());

@@ -37,6 +37,7 @@ template <class T>
 void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
   auto const& s = job.settings;
   for (auto const& name : s.given) fmt::print("overriding: {} = {}\n", name, find_setting(name)->text_of(s));
+  for (auto const& line : ready.lines) fmt::print("{}\n", line);
   for (auto const& note : notes_on(s, ranks, job.shares_gpus)) fmt::print("{}\n", note);
   fmt::print("tokens per iteration will be: {}\n",
              with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));

@@ -37,19 +37,23 @@ void adopt_shape(Settings& settings, GptConfig const& model, std::string_view fr
 
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings) {
   Json config;
+  auto const usual = defaults(Command::train);
   for (auto const& setting : all_settings())
-    if (setting.exists_in(Command::train)) config[std::string(setting.name)] = setting.text_of(settings);
-  return {{"program", "nanogpt"},
-          {"iteration", run.iteration},
-          {"evaluated", run.evaluated},
-          {"train_loss", number_json(run.train_loss)},
-          {"val_loss", number_json(run.val_loss)},
-          {"best_val_loss", number_json(run.best_val_loss)},
-          {"dtype", run.dtype},
-          {"data_vocab_size", run.data_vocab_size},
-          {"vocabulary_xxh64", run.vocabulary},
-          {"model", model_json(run.model)},
-          {"settings", config}};
+    if (setting.exists_in(Command::train))
+      config[std::string(setting.name)] = setting.text_of(settings.was_chosen(setting.name) ? usual : settings);
+  Json json{{"program", "nanogpt"},
+            {"iteration", run.iteration},
+            {"evaluated", run.evaluated},
+            {"train_loss", number_json(run.train_loss)},
+            {"val_loss", number_json(run.val_loss)},
+            {"best_val_loss", number_json(run.best_val_loss)},
+            {"dtype", run.dtype},
+            {"data_vocab_size", run.data_vocab_size},
+            {"vocabulary_xxh64", run.vocabulary},
+            {"model", model_json(run.model)},
+            {"settings", config}};
+  if (run.data.train.tokens > 0) json["data"] = run_data_json(run.data);
+  return json;
 }
 
 RunState read_run(std::filesystem::path const& checkpoint) {
@@ -73,6 +77,10 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   run.model = model_from(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
+  if (fields.has("data")) run.data = run_data_from(fields.object("data"), what);
+  if (fields.has("settings"))
+    for (auto const& [name, value] : fields.object("settings").items())
+      run.settings[name] = value.is_string() ? value.get<std::string>() : value.dump();
   return run;
 }
 

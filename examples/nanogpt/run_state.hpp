@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 
 #include "gpt2/weights_source.hpp"
 #include "gpt_config.hpp"
+#include "run_data.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
 
@@ -25,15 +28,23 @@ struct RunState {
   std::int64_t data_vocab_size =
       0;                   ///< of the data, which may be less than the model's; 0: their meta.json did not say
   std::string vocabulary;  ///< checksum of what the data's tokens are; empty: not known
-  std::filesystem::path checkpoint;  ///< its folder
+  RunData data;            ///< the tokens that it was trained on
+  std::map<std::string, std::string> settings;  ///< by name, as texts; empty: not known
+  std::filesystem::path checkpoint;             ///< its folder
 };
 
-/// What goes into a checkpoint. @param settings  kept for people
+/// What goes into a checkpoint. @param settings  of the run; those that the program has chosen for these ranks are
+/// written as their defaults
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings);
 
 /// The run that a checkpoint's folder has saved.
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 RunState read_run(std::filesystem::path const& checkpoint);
+
+/// Whether training continues a run if there is one in out_dir.
+inline bool may_resume(Settings const& settings) {
+  return settings.init_from == "resume" || settings.init_from == "auto";
+}
 
 /// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
 /// none

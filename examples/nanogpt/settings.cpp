@@ -29,6 +29,9 @@ constexpr unsigned exporting = static_cast<unsigned>(Command::export_);
 constexpr unsigned report = static_cast<unsigned>(Command::report);
 constexpr unsigned training = train | bench;
 constexpr unsigned computing = train | sample | bench;
+/// Beside the commands: resuming takes the setting from the run unless it is given. Others belong to the machine or to
+/// this start, or the checkpoint itself says them: the model's shape and the element type.
+constexpr unsigned of_run = 1u << 16;
 
 /// Adds one row; the type of the member picks the overload of the table's columns that make sense.
 class Table {
@@ -37,7 +40,8 @@ class Table {
     Setting row{};
     row.name = name;
     row.member = member;
-    row.commands = commands;
+    row.commands = commands & ~of_run;
+    row.of_run = (commands & of_run) != 0;
     row.help = help;
     row.group = heading;
     rows.push_back(row);
@@ -87,21 +91,24 @@ std::vector<Setting> make_table() {
   t.heading = "Folders and start";
   t.text("out_dir", &S::out_dir, train | sample | exporting, "folder of the run: checkpoints, model, log");
   t.heading = "Evaluation and logging";
-  t.count("eval_interval", &S::eval_interval, train, "iterations between evaluations");
-  t.count("log_interval", &S::log_interval, train, "iterations between log lines");
-  t.count("eval_iters", &S::eval_iters, train, "batches of an evaluation, for each of the two splits");
+  t.count("eval_interval", &S::eval_interval, train | of_run, "iterations between evaluations");
+  t.count("log_interval", &S::log_interval, train | of_run, "iterations between log lines");
+  t.count("eval_iters", &S::eval_iters, train | of_run, "batches of an evaluation, for each of the two splits");
   t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
   t.heading = "Checkpoints";
-  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train,
+  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train | of_run,
          "save at every evaluation, not only at a better one");
-  t.count("checkpoint_interval", &S::checkpoint_interval, train, "iterations between checkpoints; 0: eval_interval", 0);
-  t.count("keep_last", &S::keep_last, train, "number of checkpoints to keep, besides the best one", 1, 1'000'000);
-  t.flag("async_checkpoint", &S::async_checkpoint, train,
+  t.count("checkpoint_interval", &S::checkpoint_interval, train | of_run,
+          "iterations between checkpoints; 0: eval_interval", 0);
+  t.count("keep_last", &S::keep_last, train | of_run, "number of checkpoints to keep, besides the best one", 1,
+          1'000'000);
+  t.flag("async_checkpoint", &S::async_checkpoint, train | of_run,
          "write checkpoints in the background, from a copy in host memory");
   t.heading = "Folders and start";
   t.text("init_from", &S::init_from, train | sample,
-         "initial weights. train: scratch, resume (the run in out_dir), auto (resume if out_dir has a checkpoint, else "
-         "scratch); sample: resume (the model in out_dir); both: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with "
+         "initial weights. train: scratch, resume (the run in out_dir, with its settings where none are given), auto "
+         "(resume if out_dir has a checkpoint, else scratch); sample: resume (the model in out_dir); both: gpt2, "
+         "gpt2-medium, gpt2-large, gpt2-xl, a folder with "
          "safetensors and config.json, or llm.c's model file");
   t.flag("overwrite", &S::overwrite, train,
          "start a new run in an out_dir that holds one already: its first save removes the old run");
@@ -109,14 +116,16 @@ std::vector<Setting> make_table() {
   t.optional_text("model_dir", &S::model_dir, train | sample,
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
   t.heading = "Data and batches";
-  t.text("dataset", &S::dataset, train | bench | prepare, "folder in data/ with train.bin and val.bin");
+  t.text("dataset", &S::dataset, train | bench | prepare | of_run, "folder in data/ with train.bin and val.bin");
   t.optional_text(
-      "train_data", &S::train_data, training,
+      "train_data", &S::train_data, training | of_run,
       "token files for training instead of the data set's: a file, a pattern such as 'web_train_*.bin', or a "
       "folder");
-  t.optional_text("val_data", &S::val_data, training | prepare,
+  t.rows.back().part_of = "dataset";
+  t.optional_text("val_data", &S::val_data, training | prepare | of_run,
                   "token files for evaluations: a file, a pattern or a folder (default: beside the training files). "
                   "prepare: separate text or documents for validation, in the forms of --data");
+  t.rows.back().part_of = "dataset";
   t.text(
       "data", &S::data, prepare,
       "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files. -: standard input");
@@ -127,31 +136,32 @@ std::vector<Setting> make_table() {
                   "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
   t.fraction("val_fraction", &S::val_fraction, prepare,
              "part for val.bin: of a text's characters, or of the documents. 0: no val.bin is written");
-  t.choice("sampling", &S::sampling, training,
+  t.choice("sampling", &S::sampling, training | of_run,
            "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
-  t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training,
+  t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training | of_run,
           "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
-  t.count("batch_size", &S::batch_size, training, "sequences of a micro-step on one rank", 1, 1'000'000);
+  t.count("batch_size", &S::batch_size, training | of_run, "sequences of a micro-step on one rank", 1, 1'000'000);
   t.count("block_size", &S::block_size, training, "tokens of a sequence", 1, 1'000'000);
   t.heading = "Model";
   t.count("n_layer", &S::n_layer, training, "transformer blocks", 1, 10'000);
   t.count("n_head", &S::n_head, training, "attention heads of a block", 1, 10'000);
   t.count("n_embd", &S::n_embd, training, "width of the model", 1, 1'000'000);
-  t.fraction("dropout", &S::dropout, training, "probability of dropping an activation");
+  t.fraction("dropout", &S::dropout, training | of_run, "probability of dropping an activation");
   t.flag("bias", &S::bias, training, "biases in linear layers and norms");
   t.heading = "Optimizer";
-  t.positive("learning_rate", &S::learning_rate, train, "highest learning rate");
-  t.count("max_iters", &S::max_iters, train, "iterations to train");
-  t.non_negative("weight_decay", &S::weight_decay, train, "AdamW's decay, of tensors with two or more dimensions");
-  t.fraction("beta1", &S::beta1, train, "AdamW's decay of the first moment");
-  t.fraction("beta2", &S::beta2, train, "AdamW's decay of the second moment");
-  t.non_negative("grad_clip", &S::grad_clip, train,
+  t.positive("learning_rate", &S::learning_rate, train | of_run, "highest learning rate");
+  t.count("max_iters", &S::max_iters, train | of_run, "iterations to train");
+  t.non_negative("weight_decay", &S::weight_decay, train | of_run,
+                 "AdamW's decay, of tensors with two or more dimensions");
+  t.fraction("beta1", &S::beta1, train | of_run, "AdamW's decay of the first moment");
+  t.fraction("beta2", &S::beta2, train | of_run, "AdamW's decay of the second moment");
+  t.non_negative("grad_clip", &S::grad_clip, train | of_run,
                  "largest gradient norm; 0: no clipping, and the norm is not measured");
-  t.flag("decay_lr", &S::decay_lr, train, "let the learning rate follow its schedule");
-  t.count("warmup_iters", &S::warmup_iters, train, "iterations of linear warm-up", 0);
-  t.count("lr_decay_iters", &S::lr_decay_iters, train, "iteration at which the learning rate reaches min_lr");
-  t.non_negative("min_lr", &S::min_lr, train, "lowest learning rate");
+  t.flag("decay_lr", &S::decay_lr, train | of_run, "let the learning rate follow its schedule");
+  t.count("warmup_iters", &S::warmup_iters, train | of_run, "iterations of linear warm-up", 0);
+  t.count("lr_decay_iters", &S::lr_decay_iters, train | of_run, "iteration at which the learning rate reaches min_lr");
+  t.non_negative("min_lr", &S::min_lr, train | of_run, "lowest learning rate");
   t.heading = "Ranks and devices";
   t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
@@ -163,7 +173,7 @@ std::vector<Setting> make_table() {
   t.rows.back().refused_choice = "float16";
   t.flag("measure_dtype", &S::measure_dtype, computing,
          "with dtype=fastest: measure again instead of using the rates that an earlier run stored");
-  t.count("seed", &S::seed, computing, "seed of initial weights, batches, dropout and samples", 0,
+  t.count("seed", &S::seed, computing | of_run, "seed of initial weights, batches, dropout and samples", 0,
           1'000'000'000'000'000);
   t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
   t.count("threads", &S::threads, computing | prepare,
@@ -179,26 +189,28 @@ std::vector<Setting> make_table() {
   t.positive("collective_timeout", &S::collective_timeout, computing,
              "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
   t.heading = "Sharding";
-  t.choice("strategy", &S::strategy, computing, "what is sharded",
+  t.choice("strategy", &S::strategy, computing | of_run, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
-  t.count("shard_group", &S::shard_group, computing,
+  t.count("shard_group", &S::shard_group, computing | of_run,
           "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
-  t.optional_text("reshard_after_forward", &S::reshard_after_forward, training,
+  t.rows.back().part_of = "strategy";
+  t.optional_text("reshard_after_forward", &S::reshard_after_forward, training | of_run,
                   "after forward: true drops a unit, false keeps it (as shard_grad_op), a number keeps it sharded over "
                   "this many ranks (default: as the strategy says)");
-  t.choice("wrap", &S::wrap, training,
+  t.rows.back().part_of = "strategy";
+  t.choice("wrap", &S::wrap, training | of_run,
            "unit that is gathered together: block (a transformer block), size (neighbouring blocks with at least "
            "min_params), or model (everything)",
            {"block", "size", "model"});
-  t.count("min_params", &S::min_params, training, "wrap=size: minimum number of parameters per unit", 1,
+  t.count("min_params", &S::min_params, training | of_run, "wrap=size: minimum number of parameters per unit", 1,
           1'000'000'000'000);
-  t.count("prefetch", &S::prefetch, computing, "units gathered ahead", 0, 1000);
-  t.positive("bucket_mb", &S::bucket_mb, training, "size of no_shard's gradient buckets in MiB");
-  t.text("activation_checkpointing", &S::activation_checkpointing, training,
+  t.count("prefetch", &S::prefetch, computing | of_run, "units gathered ahead", 0, 1000);
+  t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
+  t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
-  t.choice("reduce_dtype", &S::reduce_dtype, training,
+  t.choice("reduce_dtype", &S::reduce_dtype, training | of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
-  t.flag("cpu_offload", &S::cpu_offload, training, "keep shards in host memory");
+  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "keep shards in host memory");
   t.rows.back().listed = false;
   t.heading = "nanoGPT's (accepted, without effect)";
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
@@ -207,9 +219,9 @@ std::vector<Setting> make_table() {
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
   t.heading = "Evaluation and logging";
-  t.count("sample_interval", &S::sample_interval, train,
+  t.count("sample_interval", &S::sample_interval, train | of_run,
           "iterations between texts that the model writes, for the output, the log and the report; 0: none", 0);
-  t.count("sample_tokens", &S::sample_tokens, train, "tokens of such a text", 1, 1'000'000);
+  t.count("sample_tokens", &S::sample_tokens, train | of_run, "tokens of such a text", 1, 1'000'000);
   t.optional_text("log_json", &S::log_json, train, "output file: one JSON object per printed line");
   t.optional_text("trace", &S::trace, train, "output file: a Chrome trace of some steps, of all ranks");
   t.count("trace_steps", &S::trace_steps, train, "number of traced steps, after two warm-up steps", 1, 10'000);
@@ -385,6 +397,12 @@ std::string line_value(std::string_view text, std::string_view where) {
   return value;
 }
 
+/// Where a value that does not fit these ranks comes from, unless this start has given it. For messages.
+std::string whose(Settings const& s, std::string_view name) {
+  if (!s.is_of_run(name)) return {};
+  return fmt::format(", as the run in '{}' had; give another by --{}=N", s.out_dir, name);
+}
+
 void check_strategy(Settings const& s, std::int64_t ranks) {
   if (s.strategy == "hybrid_shard") {
     if (s.shard_group == 0)
@@ -392,8 +410,8 @@ void check_strategy(Settings const& s, std::int64_t ranks) {
           "setting 'shard_group': on one machine, strategy hybrid_shard needs a number of ranks per shard group "
           "(--shard_group=N), got none");
     if (ranks % s.shard_group != 0)
-      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}", ranks,
-                                    s.shard_group);
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}{}", ranks,
+                                    s.shard_group, whose(s, "shard_group"));
   } else if (s.shard_group != 0) {
     fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}",
                                   s.shard_group, s.strategy);
@@ -417,6 +435,10 @@ std::string Setting::expected() const {
     words += high_excluded ? fmt::format(" and below {}", number_text(high))
                            : fmt::format(" and at most {}", number_text(high));
   return words;
+}
+
+void Setting::copy(Settings const& from, Settings& to) const {
+  std::visit([&](auto one) { to.*one = from.*one; }, member);
 }
 
 std::string Setting::text_of(Settings const& settings) const { return std::visit(Writer{settings, *this}, member); }
@@ -622,16 +644,16 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
-        "{}",
-        ranks, s.gradient_accumulation_steps);
+        "{}{}",
+        ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
   static_cast<void>(checkpointed_layers(s));
   auto const kept = resharding(s).ranks;
   if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
       kept > 0 && group > 0 && (kept >= group || group % kept != 0))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'reshard_after_forward': expected true, false, or a smaller divisor of the {} ranks that share a "
-        "unit, got {}",
-        group, kept);
+        "unit, got {}{}",
+        group, kept, whose(s, "reshard_after_forward"));
   if (s.was_given("min_params") && s.wrap != "size")
     fsdp::fail<fsdp::ConfigError>("setting 'min_params': it has an effect only with --wrap=size, got {} with --wrap={}",
                                   s.min_params, s.wrap);

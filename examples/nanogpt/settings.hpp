@@ -111,8 +111,17 @@ struct Settings {
   std::string to, svg, csv;       ///< files; `to` empty: report.html in the first folder. export: a folder
   bool watch = false;
 
-  std::vector<std::string> given;  ///< settings that a config file or the command line has set
-  bool was_given(std::string_view name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
+  std::vector<std::string> given;   ///< settings that a config file or the command line has set
+  std::vector<std::string> of_run;  ///< settings that were not given and come from the run that is resumed
+  std::vector<std::string> chosen;  ///< settings that the program has chosen for these ranks, because nothing set them
+  bool was_given(std::string_view name) const { return contains(given, name); }
+  bool is_of_run(std::string_view name) const { return contains(of_run, name); }
+  bool was_chosen(std::string_view name) const { return contains(chosen, name); }
+
+ private:
+  static bool contains(std::vector<std::string> const& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
 };
 
 /// One row of the table of settings.
@@ -134,12 +143,16 @@ struct Setting {
   std::string_view refused_choice{};      ///< texts only: read, and refused later with a reason of its own
   std::string_view word_for_zero{};       ///< whole numbers only: how 0 is written
   bool may_stand_alone = false;           ///< flags only: `--name` means `--name=true`
+  bool of_run = false;                    ///< resuming takes the run's value, unless this start gives one
+  std::string_view part_of{};  ///< a setting's name; if that differs from the run's, this one is not taken from the run
 
   bool exists_in(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
   /// What a value must be, in words.
   std::string expected() const;
   /// The value in `settings`, as it would be written.
   std::string text_of(Settings const& settings) const;
+  /// Gives `to` the value that `from` has.
+  void copy(Settings const& from, Settings& to) const;
 };
 
 /// The defaults of a subcommand: those of Settings, but `sample` resumes.

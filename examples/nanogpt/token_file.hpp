@@ -63,6 +63,8 @@ class TokenFile {
 
   std::filesystem::path const& path() const { return path_; }
   std::size_t token_bytes() const { return token_bytes_; }
+  /// The tokens as they are stored, without a header.
+  std::span<std::byte const> tokens() const { return file_.bytes().subspan(header_bytes_); }
   /// Bytes of the file, its header included.
   std::uint64_t file_bytes() const { return file_.bytes().size(); }
   std::int64_t modified_ns() const { return file_.modified_ns(); }
@@ -74,7 +76,6 @@ class TokenFile {
   template <class Use>
   decltype(auto) with_ids(std::int64_t first, std::int64_t last, Use&& use) const;
   void read_header();
-  std::span<std::byte const> tokens() const { return file_.bytes().subspan(header_bytes_); }
 
   std::filesystem::path path_;
   MappedFile file_;

@@ -98,6 +98,7 @@ class TrainingLoop {
   int train() {
     if (ready_.resumed) resume();
     run_.vocabulary = ready_.vocabulary;
+    run_.data = ready_.data;
     run_.dtype = dtype_;
     auto const first = run_.iteration;
     progress_.begin(first);
