@@ -31,6 +31,7 @@
 #include "saved_model.hpp"
 #include "settings.hpp"
 #include "token_checks.hpp"
+#include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 
@@ -132,12 +133,14 @@ Preparation prepare(C& world, Job const& job) {
       ready.pretrained = open_pretrained(settings);
       adopt_model(settings, *ready.pretrained->weights);
     } else if (training && settings.init_from != "scratch") {
-      ready.resumed = find_run(settings.out_dir);
+      auto chosen = choose_run(settings, world.rank() == 0);
+      ready.resumed = std::move(chosen.run);
       if (!ready.resumed && settings.init_from == "resume")
         fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
                                       settings.out_dir);
       if (ready.resumed) {
-        ready.lines = adopt_settings(settings, *ready.resumed);
+        if (!chosen.note.empty()) ready.lines.push_back(std::move(chosen.note));
+        for (auto& line : adopt_settings(settings, *ready.resumed)) ready.lines.push_back(std::move(line));
         adopt_model(settings, *ready.resumed);
       }
     }

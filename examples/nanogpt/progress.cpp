@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <system_error>
 
 #include "terminal.hpp"
 
@@ -19,8 +21,7 @@ Progress::Progress(bool speaks, std::int64_t total)
 void Progress::say(std::string_view text) {
   if (!speaks_) return;
   clear();
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
+  put(fmt::format("{}\n", text));
   said_ = Clock::now();
 }
 
@@ -64,8 +65,7 @@ void Progress::draw(std::string_view note, Clock::time_point now) {
   auto text = fmt::format("[{}{}] {:3.0f}% {}/{}{}", std::string(full, '='), std::string(width - full, ' '),
                           share * 100, done_, total_, note);
   text.resize(std::min(text.size(), columns_ - 1));  // a longer one would leave its first row behind
-  fmt::print("\r\x1b[K{}", text);
-  std::fflush(stdout);
+  put("\r\x1b[K" + text);
   drawn_ = now;
   drawn_once_ = true;
 }
@@ -78,8 +78,16 @@ std::string Progress::remaining(Clock::time_point now) const {
   return fmt::format(", {}:{:02} left", seconds / 60, seconds % 60);
 }
 
+void Progress::put(std::string_view text) {
+  if ((std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) || warned_) return;
+  warned_ = true;
+  auto const warning = fmt::format("nanogpt: warning: standard output cannot be written: {}; lines are missing\n",
+                                   std::generic_category().message(errno));
+  std::fwrite(warning.data(), 1, warning.size(), stderr);
+}
+
 void Progress::clear() {
-  if (drawn_once_) fmt::print("\r\x1b[K");
+  if (drawn_once_) put("\r\x1b[K");
   drawn_once_ = false;
 }
 

@@ -9,7 +9,8 @@
 
 namespace nanogpt {
 
-/// Writes to stdout. On a terminal the last line is a bar that lines push down; elsewhere there are lines alone.
+/// Writes to stdout. A disk that is full ends nothing: the first failure is said on stderr. On a terminal the last line
+/// is a bar that lines push down; elsewhere there are lines alone.
 class Progress {
  public:
   /// @param speaks  false: say nothing (every rank but the first)
@@ -37,13 +38,14 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void put(std::string_view text);
   void draw(std::string_view note, Clock::time_point now);
   std::string remaining(Clock::time_point now) const;
   void clear();
 
   bool speaks_;
   std::size_t columns_ = 0;  ///< of the terminal; 0: no bar
-  bool drawn_once_ = false;
+  bool drawn_once_ = false, warned_ = false;
   std::int64_t total_, done_ = 0;
   std::int64_t first_ = -1;    ///< done when the clock began; -1: not yet
   Clock::time_point began_{};  ///< when it was first_

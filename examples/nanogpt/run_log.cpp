@@ -161,6 +161,10 @@ std::string log_line_of_save(std::int64_t iteration, std::string_view what) {
   return fmt::format(R"({{"kind":"save","iter":{},"what":"{}"}})", iteration, what);
 }
 
+std::string log_line_of_failed_save(std::int64_t iteration, std::string_view what, std::string_view why) {
+  return dumped({{"kind", "save_failed"}, {"iter", iteration}, {"what", what}, {"why", why}});
+}
+
 std::string log_line_of_sample(std::int64_t iteration, std::string_view text) {
   return dumped({{"kind", "sample"}, {"iter", iteration}, {"text", text}});
 }

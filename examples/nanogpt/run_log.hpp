@@ -77,7 +77,8 @@ std::string const& run_id();
 /// A Chrome trace that says at its beginning which start of a run it is of.
 std::string with_run_id(std::string trace);
 
-/// Objects for RunLog::write, each with its `kind`: run, iter, eval, jump, sample, save, memory, stop.
+/// Objects for RunLog::write, each with its `kind`: run, iter, eval, jump, sample, save, save_failed, memory,
+/// stop.
 std::string log_line(RunHeader const& header);
 /// @param report  its mfu is this iteration's own
 std::string log_line(IterationReport const& report);
@@ -86,6 +87,7 @@ std::string log_line(EvaluationReport const& report);
 std::string log_line(Jump const& jump, std::string_view what);
 /// @param what  "checkpoint" or "weights"
 std::string log_line_of_save(std::int64_t iteration, std::string_view what);
+std::string log_line_of_failed_save(std::int64_t iteration, std::string_view what, std::string_view why);
 /// @param text  that the model wrote before the iteration
 std::string log_line_of_sample(std::int64_t iteration, std::string_view text);
 /// @param ranks  what each rank has packed

@@ -18,6 +18,7 @@
 #include "commands.hpp"
 #include "fsdp/fsdp.hpp"
 #include "job.hpp"
+#include "load_run.hpp"
 #include "metrics.hpp"
 #include "peak.hpp"
 #include "pieces.hpp"
@@ -135,6 +136,11 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::bench) {
     bench(trainer, resolved, ready.peak, ranks, *log);
   } else {
+    try {
+      if (ready.resumed) load_run(trainer, ready);
+    } catch (AgreedError const& error) {
+      return refuse(trainer.engine().rank(), job, error.what());
+    }
     auto const hosts = count_hosts(trainer.engine().world());
     if (first) run_log->write(log_line(run_header(trainer, resolved, ready, hosts)));
     return TrainingLoop(trainer, resolved, ready, *log, *run_log, *trace).run();

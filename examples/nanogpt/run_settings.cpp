@@ -9,6 +9,7 @@
 
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
+#include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 namespace {
@@ -62,7 +63,7 @@ std::vector<std::string> adopt_settings(Settings& settings, RunState const& run)
 std::optional<RunState> adopt_found_run(Settings& settings, Command command) {
   if (command != Command::train || !may_resume(settings)) return std::nullopt;
   try {
-    auto run = find_run(settings.out_dir);
+    auto run = choose_run(settings, false).run;
     if (run) adopt_settings(settings, *run);
     return run;
   } catch (std::exception const&) {

@@ -95,11 +95,7 @@ std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
   if (there.empty()) return std::nullopt;
   // A run that is killed between its first checkpoint and the pointer to it leaves one, which is whole.
   if (there.size() == 1) return read_run(out_dir / there.front());
-  fsdp::fail<fsdp::ConfigError>(
-      "setting 'init_from': '{}', which names the checkpoint to resume from, is missing, but there are {}: write one "
-      "of "
-      "these names into it, or take another out_dir",
-      pointer.string(), fsdp::listed(there));
+  fsdp::fail<fsdp::ConfigError>("'{}', which names the checkpoint to resume from, is missing", pointer.string());
 }
 
 std::string run_in(std::filesystem::path const& out_dir) {

@@ -110,6 +110,10 @@ std::vector<Setting> make_table() {
          "(resume if out_dir has a checkpoint, else scratch); sample: resume (the model in out_dir); both: gpt2, "
          "gpt2-medium, gpt2-large, gpt2-xl, a folder with "
          "safetensors and config.json, or llm.c's model file");
+  t.optional_text(
+      "checkpoint", &S::checkpoint, train | sample | exporting,
+      "a checkpoint: best, latest, or its folder. train: continue from it (with init_from=resume; default: latest); "
+      "sample, export: use its weights instead of out_dir's model.safetensors");
   t.flag("overwrite", &S::overwrite, train,
          "start a new run in an out_dir that holds one already: its first save removes the old run");
   t.rows.back().may_stand_alone = true;
@@ -229,9 +233,6 @@ std::vector<Setting> make_table() {
   t.text("start", &S::start, sample, "the text to continue, or FILE:path");
   t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
   t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
-  t.optional_text(
-      "checkpoint", &S::checkpoint, sample | exporting,
-      "use the weights of a checkpoint instead of out_dir's model.safetensors: best, latest, or its folder");
   t.non_negative("temperature", &S::temperature, sample, "below 1: less random; 0: always the most likely token");
   t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
   auto& top_p =
@@ -637,6 +638,9 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   }
   if (s.init_from != "scratch" && command == Command::bench)
     fsdp::fail<fsdp::ConfigError>("setting 'init_from': bench supports only scratch, got '{}'", s.init_from);
+  if (!s.checkpoint.empty() && s.init_from != "resume")
+    fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': only init_from=resume takes one, got '{}' with init_from={}",
+                                  s.checkpoint, s.init_from);
   if (s.overwrite && (s.init_from == "resume" || s.init_from == "auto"))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': a new run replaces the old one, and init_from={} continues it: expected one of the two",

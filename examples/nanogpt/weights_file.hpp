@@ -7,9 +7,12 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/error.hpp"
 #include "gpt2/weights_source.hpp"
 
 namespace fsdp::checkpoint {
@@ -38,14 +41,30 @@ class WeightsWriter {
 };
 
 /// Writes the engine's weights to `path`; rank 0 writes, at most one unit is in its memory at a time.
+/// @throws fsdp::ResourceError on every rank if the file cannot be written
 /// @note Collective: yes.
 template <class E>
 void save_weights(E& engine, std::filesystem::path const& path) {
   std::optional<WeightsWriter> writer;
-  if (engine.rank() == 0) writer.emplace(path, fsdp::tensor_list(engine));
-  fsdp::export_full(
-      engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) { writer->write(tensor, values); });
-  if (writer) writer->finish();
+  std::string problem;
+  fsdp::checkpoint::agreed(engine.world(), "the weights' file", [&] {
+    if (engine.rank() == 0) writer.emplace(path, fsdp::tensor_list(engine));
+    return "";
+  });
+  // A file that fails does not end the collectives that other ranks take part in.
+  fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+    try {
+      if (writer) writer->write(tensor, values);
+    } catch (fsdp::ResourceError const& error) {
+      problem = error.what();
+      writer.reset();
+    }
+  });
+  fsdp::checkpoint::agreed(engine.world(), "the weights' file", [&] {
+    if (!problem.empty()) throw fsdp::ResourceError(problem);
+    if (writer) writer->finish();
+    return "";
+  });
 }
 
 /// Reads this rank's part of the weights, and no more than that of the files.

@@ -407,6 +407,52 @@ TEST_CASE("a rank that can write neither its file nor why: nobody waits for it f
   }
 }
 
+TEST_CASE("after a save that has failed on one rank the saver says so and saves again") {
+  TemporaryFolder const folder;
+  auto const place = folder.path / "run";
+  step_and_save(place, false);
+  auto& recorder = disk::recorder();
+  recorder.calls.clear();
+  recorder.error = ENOSPC;
+  recorder.fail_from = 0, recorder.fail_to = SIZE_MAX;
+  std::atomic<int> refused{0}, told{0}, saved{0};
+  run<fsdp::Fp32>(two_ranks, make_adamw, [&](auto& engine, auto& network, auto& adamw) {
+    fsdp::load_latest(engine, adamw, place);
+    train(network, adamw, 1, 2);
+    auto const watch = [&](std::string const& root) {
+      engine.mean_over_ranks({0.0});
+      if (engine.rank() == 0) recorder.root = root;
+      engine.mean_over_ranks({0.0});
+    };
+    fsdp::BackgroundSaver saver(engine);
+    if (saver.progress() == fsdp::SaveProgress::none) ++told;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      watch((place / ".step-2.partial" / "rank-00001").string());
+      saver.save(adamw, place);
+      while (saver.progress() == fsdp::SaveProgress::writing) {
+        if (engine.rank() == 0) break;  // its thread waits for rank 1's file, which can say nothing
+        std::this_thread::yield();
+      }
+      if (engine.rank() == 1 && saver.progress() == fsdp::SaveProgress::failed) ++told;
+      try {
+        saver.wait();
+      } catch (fsdp::ResourceError const&) {
+        ++refused;
+      }
+      if (saver.progress() == fsdp::SaveProgress::none) ++told;
+    }
+    watch("");
+    saver.save(adamw, place, {{"step", 2}});
+    while (saver.progress() == fsdp::SaveProgress::writing) std::this_thread::yield();
+    if (saver.progress() == fsdp::SaveProgress::written) ++told;
+    if (saver.wait().filename() == "step-2") ++saved;
+  });
+  CHECK(refused == 4);
+  CHECK(told == 2 + 2 + 4 + 2);
+  CHECK(saved == 2);
+  CHECK(load_state(place).steps == 2);
+}
+
 TEST_CASE("a disk that is full, read-only or broken from some call on: every rank's error, and the old checkpoint") {
   TemporaryFolder const folder;
   auto const place = folder.path / "run";

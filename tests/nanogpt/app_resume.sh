@@ -55,14 +55,14 @@ ends_in_error "$nanogpt" train "${small[@]}" --out_dir=parts_true --init_from=re
 grep -q "setting 'n_layer': 3 contradicts the model of the checkpoint 'parts_true/step-21', which has 2" output ||
   fail "took another model"
 train --ranks=1 --max_iters=2 --out_dir=fresh --init_from=auto || fail "auto from scratch"
-# Checkpoints that nothing names: of several none is chosen, and the only one, which a kill may leave, is gone on from.
+# Checkpoints that nothing names: of several resume chooses none, and both go on from the only one, which a kill may leave.
 cp -a parts_true unnamed && rm unnamed/latest
 last=$(cat parts_true/latest)
-for from in auto resume; do
-  ends_in_error "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=unnamed --init_from=$from
-  check "$from without latest" grep -q "'unnamed/latest', which names the checkpoint to resume from, is missing, but there are step-" output
-  check "$from does not name them" grep -qE "are .*, $last: write one of these names into it" output
-done
+ends_in_error "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=unnamed --init_from=resume
+check "resumes without latest" grep -q "'unnamed/latest', which names the checkpoint to resume from, is missing. Whole checkpoints in 'unnamed': $last, step-" output
+cp -a unnamed newest
+train --ranks=2 --max_iters=22 --out_dir=newest --init_from=auto || fail "the newest checkpoint"
+check "did not go on from the newest checkpoint" grep -q "^resuming from newest/$last at iteration 21$" output
 for checkpoint in unnamed/step-*; do
   if [[ $checkpoint != "unnamed/$last" ]]; then rm -r "$checkpoint"; fi
 done

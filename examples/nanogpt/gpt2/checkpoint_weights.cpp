@@ -9,6 +9,7 @@
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/tensor_names.hpp"
+#include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 
@@ -32,7 +33,11 @@ CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, GptCon
 CheckpointWeights::~CheckpointWeights() = default;
 
 void CheckpointWeights::read(std::string_view name, std::int64_t first, std::span<float> out) const {
-  reader_->read(fsdp::checkpoint::parameters_array, name, first, out);
+  try {
+    reader_->read(fsdp::checkpoint::parameters_array, name, first, out);
+  } catch (fsdp::ConfigError const& error) {
+    fail_with_others(path(), error.what());
+  }
 }
 
 }  // namespace nanogpt

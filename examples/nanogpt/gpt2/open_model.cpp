@@ -22,6 +22,7 @@
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "tokenizer/byte_pair.hpp"
+#include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 namespace {
@@ -129,21 +130,16 @@ OpenedModel open_saved(fs::path const& folder) {
 }
 
 OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
-  fs::path folder = name;
-  if (name == "best" || name == "latest") {
-    auto const pointed = ckpt::read_pointer(out_dir / name);
-    if (!pointed) fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': there is no '{}'", (out_dir / name).string());
-    folder = out_dir / *pointed;
-  } else if (!is_file(folder / ckpt::manifest_name)) {
-    folder = out_dir / name;
-  }
-  if (!is_file(folder / ckpt::manifest_name))
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file {}), got '{}'",
-        ckpt::manifest_name, name);
-  auto const run = read_run(folder);
+  auto const folder = named_checkpoint(out_dir, name);
   auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
-  OpenedModel model{std::make_shared<CheckpointWeights>(folder, run.model), {}, find_tokenizer(beside), run.iteration};
+  RunState run;
+  OpenedModel model;
+  try {
+    run = read_run(folder);
+    model = {std::make_shared<CheckpointWeights>(folder, run.model), {}, find_tokenizer(beside), run.iteration};
+  } catch (fsdp::ConfigError const& error) {
+    fail_with_others(folder, error.what());
+  }
   if (auto const path = beside / meta_name; is_file(path)) {
     model.meta = read_vocabulary(path, run.model, folder);
     if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)

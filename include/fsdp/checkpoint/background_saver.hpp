@@ -26,12 +26,20 @@
 
 namespace fsdp {
 
+/// How this rank's part of a background save stands.
+enum class SaveProgress {
+  none,     ///< nothing was saved since the last wait()
+  writing,  ///< its thread writes
+  written,  ///< its thread has ended; on rank 0 the checkpoint is whole
+  failed,   ///< its thread has ended with an error, which wait() throws on every rank
+};
+
 /// save() that blocks training for a copy to host memory alone. One save is under way at a time; the next waits for it.
 ///
 /// The checkpoint is there when all ranks have written their files, which rank 0's thread waits for: nobody need call
 /// anything for that. Whether it is there, wait() says, and the next save: without them a failure is only printed. The
-/// copy stays allocated, in the engine's account as MemoryTag::snapshot. The engine and the optimizers must outlive the
-/// saver.
+/// copy stays allocated, in the engine's account as MemoryTag::snapshot. After a failure the saver, the engine and the
+/// optimizers may be used as before. The engine and the optimizers must outlive the saver.
 template <class E>
 class BackgroundSaver {
  public:
@@ -59,7 +67,15 @@ class BackgroundSaver {
     engine_->shards().gate().expect_at_rest("a checkpoint is to be saved");
     wait();
     auto now = std::make_shared<checkpoint::Save<E, O>>(*engine_, optimizer, folder, std::move(extra), options);
-    reserve(now->bytes());
+    try {
+      checkpoint::agreed(engine_->world(), "memory for a checkpoint", [&] {
+        reserve(now->bytes());
+        return "";
+      });
+    } catch (...) {
+      if (now->is_first()) checkpoint::discard_checkpoint(now->folder(), now->partial());
+      throw;
+    }
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < now->slices().size(); ++i) {
       auto const bytes = now->slices()[i].bytes();
@@ -71,6 +87,7 @@ class BackgroundSaver {
     folder_.clear();
     stop_waiting_ = all_written_ = false;
     saving_ = {now->folder(), now->partial()};
+    progress_ = SaveProgress::writing;
     thread_ = std::thread([this, now = std::move(now)] { run(*now); });
     under_way_ = true;
   }
@@ -83,12 +100,19 @@ class BackgroundSaver {
     if (!under_way_) return {};
     under_way_ = false;
     try {
-      return finish();
+      auto folder = finish();
+      progress_ = SaveProgress::none;
+      return folder;
     } catch (...) {
+      progress_ = SaveProgress::none;
       if (engine_->rank() == 0) discard();
       throw;
     }
   }
+
+  /// Whether this rank has done its part, without waiting: other ranks may give another answer.
+  /// @note Collective: no; any thread.
+  SaveProgress progress() const noexcept { return progress_; }
 
  private:
   std::filesystem::path finish() {
@@ -132,9 +156,11 @@ class BackgroundSaver {
         for (; current < slice; ++current) begun += now.slices()[current].bytes();
         return std::span<std::byte const>(snapshot_->data() + begun + begin, static_cast<std::size_t>(bytes));
       });
-      if (!now.is_first()) return;
-      wait_for_files(now);
-      if (!stop_waiting_) folder_ = now.commit();
+      if (now.is_first()) {
+        wait_for_files(now);
+        if (!stop_waiting_) folder_ = now.commit();
+      }
+      progress_ = SaveProgress::written;
     } catch (std::exception const& error) {
       try {
         failure_ = error.what();
@@ -142,6 +168,7 @@ class BackgroundSaver {
       } catch (...) {
         if (failure_.empty()) failure_ = "no memory";
       }
+      progress_ = SaveProgress::failed;
     }
   }
 
@@ -179,6 +206,7 @@ class BackgroundSaver {
   std::thread thread_;
   std::atomic<bool> stop_waiting_{false};
   std::atomic<bool> all_written_{false};  ///< as every rank's thread says
+  std::atomic<SaveProgress> progress_{SaveProgress::none};
   bool under_way_ = false;
   int exceptions_ = std::uncaught_exceptions();
   std::pair<std::filesystem::path, std::string> saving_;  ///< the last save's folder, and the hidden one in it

@@ -161,6 +161,17 @@ inline std::string read_text_file(std::filesystem::path const& path, std::int64_
   return text;
 }
 
+/// Runs `act`, for which a file that cannot be read is no setting that is wrong, but a disk that fails.
+/// @throws ResourceError instead of ConfigError
+template <class Act>
+auto reading_for_a_save(Act&& act) {
+  try {
+    return std::forward<Act>(act)();
+  } catch (ConfigError const& error) {
+    throw ResourceError(error.what());
+  }
+}
+
 /// Waits until the folder's entries are on the disk: files made, renamed and removed in it.
 /// @throws ResourceError
 inline void sync_folder(std::filesystem::path const& folder) {
@@ -191,10 +202,16 @@ inline void rename_durably(std::filesystem::path const& from, std::filesystem::p
 /// @throws ResourceError
 inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
   auto const temporary = std::filesystem::path(path.string() + ".tmp");
-  OutputFile file(temporary);
-  file.write(text);
-  file.finish();
-  rename_durably(temporary, path);
+  try {
+    OutputFile file(temporary);
+    file.write(text);
+    file.finish();
+    rename_durably(temporary, path);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);  // the disk may be full
+    throw;
+  }
 }
 
 /// Makes a folder, which is there already or is not. @throws ResourceError

@@ -63,7 +63,7 @@ class Save {
       if (!is_first()) return std::string();
       make_folders(folder);
       lock_ = std::make_unique<FileLock>(folder / ".lock");
-      return begin_checkpoint(folder, manifest_.step);
+      return reading_for_a_save([&] { return begin_checkpoint(folder, manifest_.step); });
     })[0];
   }
 
@@ -121,12 +121,14 @@ class Save {
     return true;
   }
   /// Rank 0 gives the checkpoint its name, and removes those that are not kept. @return its folder; "" on other ranks
-  /// @throws ConfigError, ResourceError
+  /// @throws ResourceError
   std::string commit() const {
     if (!is_first()) return {};
-    auto const place = commit_checkpoint(folder_, partial_, manifest_, options_);
-    prune_checkpoints(folder_, options_.keep_last, place.filename().string());
-    return place.string();
+    return reading_for_a_save([&] {
+      auto const place = commit_checkpoint(folder_, partial_, manifest_, options_);
+      prune_checkpoints(folder_, options_.keep_last, place.filename().string());
+      return place.string();
+    });
   }
 
  private:

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading the checkpoint that a run continues from, or the newest whole one where that is damaged.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "agreement.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/error.hpp"
+#include "preparation.hpp"
+#include "run_state.hpp"
+#include "settings.hpp"
+#include "whole_checkpoints.hpp"
+
+namespace nanogpt {
+
+/// Loads `ready.resumed` into the engine and the optimizer. If that is damaged, init_from=auto takes the newest whole
+/// checkpoint of out_dir instead, and `ready.resumed` becomes that. Other checkpoints are read only then, by rank 0.
+/// @throws AgreedError on every rank if nothing can be loaded, naming the checkpoints that are whole
+/// @note Collective: yes.
+template <class T>
+void load_run(T& trainer, Preparation& ready) {
+  auto& world = trainer.engine().world();
+  std::filesystem::path const out_dir(ready.settings.out_dir);
+  bool const first = world.rank() == 0;
+  for (bool second = false;; second = true) {
+    auto const from = ready.resumed->checkpoint;
+    std::string why;
+    try {
+      fsdp::load(trainer.engine(), trainer.optimizer(), from);
+      return;
+    } catch (fsdp::ConfigError const& error) {  // on every rank
+      why = error.what();
+    }
+    bool const automatic = ready.settings.init_from == "auto" && !second;
+    std::string name;
+    agree(world, [&] {
+      if (!first) return;
+      std::fflush(stdout);
+      auto const damaged = from.filename().string();
+      if (automatic)
+        name = newest_whole(out_dir, damaged, why);
+      else
+        fsdp::fail<fsdp::ConfigError>("{}{}", why,
+                                      other_checkpoints(out_dir, damaged, "; --init_from=auto takes the newest"));
+    });
+    name = world.exchange(name, "another checkpoint").front();
+    agree(world, [&] {
+      auto run = read_run(out_dir / name);
+      if (!same_model(run.model, ready.resumed->model))
+        fsdp::fail<fsdp::ConfigError>("{}. The newest whole checkpoint, '{}', is of another model", why,
+                                      run.checkpoint.string());
+      ready.resumed = run;
+    });
+    if (first)
+      fmt::print("note: {}; continuing from {}, the newest whole checkpoint\n", why,
+                 ready.resumed->checkpoint.string());
+  }
+}
+
+}  // namespace nanogpt

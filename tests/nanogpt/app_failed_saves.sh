@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A file that cannot be written does not end training: nanogpt says so, goes on, tries again, and ends with an error if the
+# last attempts fail. A library that is loaded first lets calls fail.
+# programs: nanogpt
+# timeout: 300
+# skip-sanitizers
+#
+#   app_failed_saves.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter_with_text "$nanogpt"
+export OPENBLAS_NUM_THREADS=1
+cat >faults.cpp <<'EOF'
+// The first FAIL_COUNT calls of FAIL_CALL for paths that contain FAIL_PATH fail with FAIL_ERRNO.
+#include <limits.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+bool fails(char const* call, char const* path) {
+  static char const* const wanted = std::getenv("FAIL_CALL");
+  if (wanted == nullptr || std::strcmp(wanted, call) != 0 || std::strstr(path, std::getenv("FAIL_PATH")) == nullptr) return false;
+  static std::atomic<long> left{std::atol(std::getenv("FAIL_COUNT"))};
+  if (left.fetch_sub(1) <= 0) return false;
+  errno = std::atoi(std::getenv("FAIL_ERRNO"));
+  return true;
+}
+std::string path_of(int file) {
+  char path[PATH_MAX];
+  auto const length = ::readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
+  return std::string(path, length < 0 ? 0 : static_cast<std::size_t>(length));
+}
+}  // namespace
+extern "C" {
+ssize_t write(int file, void const* bytes, size_t count) {
+  return fails("write", path_of(file).c_str()) ? -1 : ::syscall(SYS_write, file, bytes, count);
+}
+int fsync(int file) { return fails("fsync", path_of(file).c_str()) ? -1 : static_cast<int>(::syscall(SYS_fsync, file)); }
+int rename(char const* from, char const* to) noexcept {
+  return fails("rename", to) ? -1 : static_cast<int>(::syscall(SYS_renameat2, -100, from, -100, to, 0));
+}
+}
+EOF
+"${CXX:-c++}" -std=c++17 -shared -fPIC -o faults.so faults.cpp || { echo "no library could be made"; exit 1; }
+failing() { # failing CALL PATH ERRNO COUNT COMMAND...
+  env LD_PRELOAD="$PWD/faults.so" FAIL_CALL="$1" FAIL_PATH="$2" FAIL_ERRNO="$3" FAIL_COUNT="$4" timeout 120 "${@:5}" >output 2>errors
+}
+small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
+  --eval_interval=5 --eval_iters=2 --log_interval=1 --max_iters=11)
+expect() { # expect WHAT WANTED GOT
+  check "$1: expected '$2', got '$3'" test "$2" = "$3"
+}
+warnings() { grep '^warning:' output; }
+one_by_one=(--async_checkpoint=false)
+no_space=28 input_output=5 stale=116
+
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=whole >output 2>&1 || fail "whole"
+same() { # same OUT: the run ended where one without failures does, and left nothing half-written
+  check "$1: other weights" cmp whole/model.safetensors "$1/model.safetensors"
+  expect "$1: the newest checkpoint" step-12 "$(cat "$1/latest")"
+  expect "$1: what is left of failed saves" "" "$(find "$1" -name '*.partial' -o -name '*.tmp' -o -name '*.failed')"
+}
+
+# --- twice no room: tried again one log line later, then two; then the checkpoint that is due anyway -----------------------
+failing write .partial/rank- $no_space 2 "$nanogpt" train "${small[@]}" "${one_by_one[@]}" --out_dir=full --log_json=full.json
+expect "ended with" 0 $?
+expect "says" "warning: the checkpoint before iteration 5 could not be saved: 'full/.step-5.partial/rank-00000-of-00001.safetensors' cannot be written: No space left on device; training goes on, the next attempt is before iteration 6
+warning: the checkpoint before iteration 6 could not be saved: 'full/.step-6.partial/rank-00000-of-00001.safetensors' cannot be written: No space left on device; training goes on, the next attempt is before iteration 8" "$(warnings)"
+same full
+for log in full/log.jsonl full.json; do
+  expect "failures in $log" "5 6" "$(echo $(sed -n 's/.*"save_failed","iter":\([0-9]*\),"what":"checkpoint","why":".*No space left on device"}/\1/p' $log))"
+done
+expect "whole checkpoints in the log" "8 10 12" "$(echo $(sed -n 's/.*"save","iter":\([0-9]*\),"what":"checkpoint"}/\1/p' full/log.jsonl))"
+
+# --- one rank's disk, in the background and not, as threads and as processes --------------------------------------------------
+two=(--ranks=2)
+launchers=("")
+if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then launchers+=("mpirun --oversubscribe --bind-to none -n 2"); fi
+timeout 120 "$nanogpt" train "${small[@]}" "${two[@]}" --out_dir=whole >output 2>&1 --overwrite || fail "whole, 2 ranks"
+for launcher in "${launchers[@]}"; do
+  if [[ -n $launcher ]]; then two=(); fi
+  for background in true false; do
+    rm -rf broken
+    failing fsync rank-00001-of-00002.safetensors $input_output 1 $launcher "$nanogpt" train "${small[@]}" "${two[@]}" --async_checkpoint=$background --out_dir=broken
+    expect "$launcher $background: ended with" 0 $?
+    check "$launcher $background: says other things" \
+      grep -qE "^warning: the checkpoint before iteration 5 could not be saved: rank 1: 'broken/.step-5.partial/rank-00001-of-00002.safetensors' cannot be written: Input/output error; (training goes on, the next attempt is before iteration ([6-9]|1[02])|another attempt follows)$" output
+    expect "$launcher $background: warnings" 1 "$(warnings | wc -l)"
+    same broken
+  done
+done
+
+# --- the weights and the files beside them: rank 0 alone writes them -----------------------------------------------------------
+for file in model.safetensors config.json; do
+  rm -rf broken
+  failing rename broken/$file $stale 1 "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=broken
+  expect "$file: ended with" 0 $?
+  expect "$file: says" "warning: the weights before iteration 5 could not be saved: rank 0: 'broken/$file' cannot be put in its place: Stale file handle; training goes on, the next attempt is after the next evaluation" "$(warnings)"
+  same broken
+done
+
+# --- the best checkpoint could not be saved: the next that is better than the best on the disk becomes it ----------------------
+still=("${small[@]}" --learning_rate=1e-30 --min_lr=0 --weight_decay=0 --seed=6 --max_iters=16 "${one_by_one[@]}")
+timeout 120 "$nanogpt" train "${still[@]}" --out_dir=best >output 2>&1 || fail "best"
+losses=$(sed -n 's/^step \([0-9]*\): .*val loss \([0-9.]*\)$/\2 \1/p' output)
+first=$(sort -n <<<"$losses" | head -n 1 | cut -d ' ' -f 2)
+expect "the best" "step-$first" "$(cat best/best)"
+failing write ".step-$first.partial/rank-" $no_space 1 "$nanogpt" train "${still[@]}" --out_dir=second
+expect "ended with" 0 $?
+after=$(awk -v first="$first" '$2 > first' <<<"$losses" | sort -n | head -n 1 | cut -d " " -f 2)
+check "the first checkpoint is not the best: $losses" test "$first" = 5
+expect "the second best" "step-$after" "$(cat second/best 2>&1)"
+
+# --- the last attempts fail: what was saved before is as it was, and named -----------------------------------------------------
+cp -r full older
+sums() { (cd "$1" && find step-* latest best -type f -exec cksum {} +); }
+sums older >before
+failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" --out_dir=older --init_from=resume --keep_last=1 --max_iters=12
+expect "ended with" 1 $?
+expect "says at the end" "nanogpt: error: the checkpoint before iteration 13 could not be saved: 'older/.step-13.partial/rank-00000-of-00001.safetensors' cannot be written: No space left on device
+nanogpt: error: the newest whole checkpoint is older/step-12" "$(cat errors)"
+expect "attempts" 4 "$(grep -c '"save_failed","iter":13' older/log.jsonl)"
+check "checkpoints were changed" cmp before <(sums older)
+check "does not say how it stopped" grep -q '"kind":"stop","iter":13,"why":"files could not be written"' older/log.jsonl
+expect "what is left of failed saves" "" "$(find older -name '*.partial' -o -name '*.tmp')"
+
+# --- asked to stop: saved at the second attempt ---------------------------------------------------------------------------------
+env LD_PRELOAD="$PWD/faults.so" FAIL_CALL=write FAIL_PATH=.partial/rank- FAIL_ERRNO=$no_space FAIL_COUNT=1 \
+  "$nanogpt" train "${small[@]}" --max_iters=1000000 --eval_interval=1000000 --out_dir=asked >output 2>errors &
+run=$!
+for _ in $(seq 600); do
+  if grep -q '^iter 3:' output; then break; fi
+  sleep 0.1
+done
+kill -TERM "$run"
+wait "$run"
+expect "ended with" 85 $?
+check "does not say when it tries again" grep -q "No space left on device; the next attempt is in 1 s$" output
+check "saved nothing" grep -q '^asked to stop: saved in asked before iteration' output
+check "no checkpoint" test -e "asked/$(cat asked/latest)/checkpoint.json"
+
+# --- standard output on a full disk ------------------------------------------------------------------------------------------------
+if [[ -e /dev/full ]]; then
+  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=silent >/dev/full 2>errors
+  expect "ended with" 1 $?
+  check "other weights" test -s silent/model.safetensors -a "$(cat silent/latest)" = step-12
+  expect "says" "nanogpt: warning: standard output cannot be written: No space left on device; lines are missing
+nanogpt: error: standard output cannot be written" "$(cat errors)"
+fi
+
+echo "$checks checks, $failures failures"
+((failures == 0))
