@@ -399,7 +399,8 @@ TEST_CASE("config.json says what model it is, and what nanogpt does not compute 
   }
   CHECK(
       has(what([&] { parse_huggingface_config(with("n_embd", "1000000000000"), "it"); }), "it: width: expected 1 to"));
-  CHECK(has(what([&] { parse_huggingface_config(with("n_head", "3"), "it"); }), "expected n_embd to be a multiple of n_head, got n_embd "));
+  CHECK(has(what([&] { parse_huggingface_config(with("n_head", "3"), "it"); }),
+            "expected n_embd to be a multiple of n_head, got n_embd "));
 }
 
 TEST_CASE("llm.c's files are read and written, in both precisions") {
