@@ -98,12 +98,33 @@ TEST_CASE("settings of a run are taken where none are given") {
 
 TEST_CASE("every setting of train belongs to the run, or is one of these") {
   // Of the machine or the start, of no effect, or said by the checkpoint itself: block_size to bias, and dtype.
-  Lines const others{
-      "out_dir",       "eval_only",  "init_from", "overwrite",     "model_dir",      "block_size",
-      "n_layer",       "n_head",     "n_embd",    "bias",          "device",         "dtype",
-      "measure_dtype", "ranks",      "threads",   "comm",          "share_gpu",      "collective_timeout",
-      "compile",       "backend",    "wandb_log", "wandb_project", "wandb_run_name", "log_json",
-      "trace",         "trace_steps"};
+  Lines const others{"out_dir",
+                     "eval_only",
+                     "init_from",
+                     "checkpoint",
+                     "overwrite",
+                     "model_dir",
+                     "block_size",
+                     "n_layer",
+                     "n_head",
+                     "n_embd",
+                     "bias",
+                     "device",
+                     "dtype",
+                     "measure_dtype",
+                     "ranks",
+                     "threads",
+                     "comm",
+                     "share_gpu",
+                     "collective_timeout",
+                     "compile",
+                     "backend",
+                     "wandb_log",
+                     "wandb_project",
+                     "wandb_run_name",
+                     "log_json",
+                     "trace",
+                     "trace_steps"};
   Lines found;
   for (auto const& setting : all_settings()) {
     if (setting.exists_in(Command::train) && !setting.of_run) found.emplace_back(setting.name);
