@@ -60,7 +60,7 @@ done
 mkdir docs
 refuses "expected files *.txt or *.jsonl" "$nanogpt" prepare --dataset=x --data=docs
 echo '{"txt": 1}' > docs/x.jsonl
-refuses "docs/x.jsonl', line 1: expected a JSON object with a text" "$nanogpt" prepare --dataset=x --data=docs
+refuses "docs/x.jsonl', line 1: expected a JSON object with a string \"text\"" "$nanogpt" prepare --dataset=x --data=docs
 refuses "Usage: nanogpt COMMAND" "$nanogpt"
 "$nanogpt" >output 2>/dev/null
 check "nanogpt alone is an error of usage" test $? = 2
