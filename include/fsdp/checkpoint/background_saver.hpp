@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -115,6 +114,8 @@ class BackgroundSaver {
   SaveProgress progress() const noexcept { return progress_; }
 
  private:
+  using Snapshot = Staging<std::remove_cvref_t<typename E::Device>, std::byte>;
+
   std::filesystem::path finish() {
     auto& world = engine_->world();
     if (world.rank() != 0) thread_.join();
@@ -193,7 +194,7 @@ class BackgroundSaver {
     account(-reserved_);
     snapshot_.reset();
     reserved_ = 0;
-    snapshot_.emplace(engine_->device(), static_cast<std::size_t>(bytes));
+    snapshot_ = std::make_unique<Snapshot>(engine_->device(), static_cast<std::size_t>(bytes));
     reserved_ = bytes;
     account(bytes);
   }
@@ -201,7 +202,7 @@ class BackgroundSaver {
 
   E* engine_;
   std::chrono::milliseconds patience_;
-  std::optional<Staging<std::remove_cvref_t<typename E::Device>, std::byte>> snapshot_;
+  std::unique_ptr<Snapshot> snapshot_;
   std::int64_t reserved_ = 0;
   std::thread thread_;
   std::atomic<bool> stop_waiting_{false};

@@ -190,7 +190,7 @@ struct EngineCore {
 
   /// A stream has failed: peers that wait for this rank are told why, where the world can do that.
   [[gnu::cold]] void tell_peers() noexcept {
-    if constexpr (requires(Failure const& why) { mesh->world().note_failure(why); })
+    if constexpr (TellsFailure<Stream> && requires(Failure const& why) { mesh->world().note_failure(why); })
       if (auto const* const failed = failures.failed_stream()) mesh->world().note_failure(*failed->failure());
   }
   /// A stream has failed, and no call has thrown that: the world reports it in its end, if it can; else the engine now.
