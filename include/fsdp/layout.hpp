@@ -80,10 +80,10 @@ class FlatLayout {
     auto const name = tensor.name;
     auto const index = add(std::move(tensor));
     for (auto const earlier : named)
-      FSDP_EXPECTS(
-          earlier != index,
-          "a module names its tensor '{}' twice; use one name and one member for a tensor that is used in two places",
-          name);
+      FSDP_EXPECTS(earlier != index,
+                   "a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that is used in "
+                   "two places is named once",
+                   name);
     named.push_back(index);
   }
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a

@@ -63,7 +63,7 @@ template <class C>
   auto const said = [](std::string const& text) { return std::string_view(text).substr(text.rfind('\n') + 1); };
   for (auto const& text : texts) {
     if (said(text) != said(mine))
-      fail<OrderError>("rank {}: ranks disagree: this one averages {}, rank {} averages {}", world.rank(), said(mine),
+      fail<OrderError>("rank {}: ranks disagree: this rank averages {}, rank {} averages {}", world.rank(), said(mine),
                        &text - texts.data(), said(text));
     if (!values.empty()) std::memcpy(theirs.data(), text.data(), bytes);
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += theirs[i];

@@ -28,13 +28,13 @@ class Unpacker {
     std::int64_t value = 0;
     auto const [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
     FSDP_EXPECTS(error == std::errc{} && end != rest_.data() + rest_.size(),
-                 "the trace that another rank has sent is truncated");
+                 "the trace of another rank ends too early: it was not received whole");
     rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()) + 1);
     return value;
   }
   std::string words() {
     auto const size = static_cast<std::size_t>(number());
-    FSDP_EXPECTS(size <= rest_.size(), "the trace that another rank has sent is truncated");
+    FSDP_EXPECTS(size <= rest_.size(), "the trace of another rank ends too early: it was not received whole");
     std::string text(rest_.substr(0, size));
     rest_.remove_prefix(size);
     return text;
