@@ -31,7 +31,7 @@ void agree(C& world, Check&& check) {
     std::forward<Check>(check)();
   } catch (std::exception const& error) {
     problem = error.what();
-    if (problem.empty()) problem = "an error without a text";
+    if (problem.empty()) problem = "an exception without a message";
   }
   for (auto const& text : world.exchange(problem, "problems"))
     if (!text.empty()) throw AgreedError(text);
@@ -55,7 +55,8 @@ void expect_same_device(C& world, Job const& job) {
   for (std::size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0])
       fsdp::fail<AgreedError>(
-          "ranks compute on different devices or in different types: rank 0 uses {}, rank {} uses {}; expected {}",
+          "ranks compute on different devices or in different element types: rank 0 uses {}, rank {} uses {}; expected "
+          "{}",
           texts[0], rank, texts[rank],
           device_of(rank) == device_of(0) ? "one type on all ranks, for example --dtype=float32"
                                           : "--device=cpu, or a GPU for every rank");
@@ -77,8 +78,10 @@ void expect_same_settings(C& world, Settings const& settings) {
     auto const from = begin == std::string::npos ? 0 : begin + 1;
     return text.substr(from, text.find('\n', from) - from);
   };
-  fsdp::fail<fsdp::ConfigError>("ranks have different settings: rank 0 has {}, rank {} has {}", line_of(first),
-                                world.rank(), line_of(mine));
+  fsdp::fail<fsdp::ConfigError>(
+      "ranks have different settings: rank 0 has {}, rank {} has {}; start all ranks with the same settings and config "
+      "files",
+      line_of(first), world.rank(), line_of(mine));
 }
 
 }  // namespace nanogpt

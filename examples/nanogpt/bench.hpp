@@ -53,11 +53,11 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   double const mfu = flop / seconds / peak.flops;
   fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
   fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
-  fmt::print("{:.2f} GFLOP/s a rank of {:.2f} GFLOP/s ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
+  fmt::print("{:.2f} of {:.2f} GFLOP/s per rank ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
              peak.flops / ranks / 1e9, peak.source, mfu * 100);
   if constexpr (T::counts_waits)
     fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
-  fmt::print("memory of rank 0 by the account, in bytes:\n");
+  fmt::print("memory of rank 0 as counted by fsdp, in bytes:\n");
   std::string by_tag;
   for (std::size_t tag = 0; tag < static_cast<std::size_t>(fsdp::MemoryTag::count_); ++tag) {
     auto const name = fsdp::memory_tag_names[tag];
@@ -72,11 +72,11 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   if constexpr (requires { engine.device().memory(); }) {
     auto const memory = engine.device().memory();
     auto const used = static_cast<std::int64_t>(memory.total - memory.free);
-    fmt::print("device memory in use by all that runs on it: {} of {} bytes\n", with_commas(used),
+    fmt::print("device memory in use by all processes: {} of {} bytes\n", with_commas(used),
                with_commas(static_cast<std::int64_t>(memory.total)));
     device_bytes = std::to_string(used);
   }
-  fmt::print("PSS, largest of all ranks: {} bytes\n", with_commas(largest_pss));
+  fmt::print("largest PSS (proportional set size) of a rank: {} bytes\n", with_commas(largest_pss));
   fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(mean[2]));
   std::fflush(stdout);
   log.write_or_fail(fmt::format(

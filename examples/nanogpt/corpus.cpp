@@ -62,7 +62,7 @@ Corpus find_corpus(fs::path const& path) {
     if (corpus.ignored > 0) expect_text(corpus.first_ignored, corpus.first_ignored.string());
     fsdp::fail<fsdp::ConfigError>("data: expected files *.txt or *.jsonl in the folder '{}', got {}", path.string(),
                                   corpus.ignored == 0 ? std::string("none")
-                                                      : fmt::format("{} others, such as '{}'", corpus.ignored,
+                                                      : fmt::format("{} other files, such as '{}'", corpus.ignored,
                                                                     corpus.first_ignored.filename().string()));
   }
   std::sort(sections.begin(), sections.end(), [](Section const& a, Section const& b) { return a.path < b.path; });
@@ -108,9 +108,10 @@ void CorpusReader::read(std::size_t bytes) {
   ahead_.resize(held + wanted);
   stream_.read(ahead_.data() + held, static_cast<std::streamsize>(wanted));
   if (static_cast<std::size_t>(stream_.gcount()) != wanted)
-    fsdp::fail<fsdp::ConfigError>("'{}' cannot be read beyond byte {}; its size was {} bytes", sections_[section_].name,
-                                  offset_ + held + static_cast<std::size_t>(stream_.gcount()),
-                                  sections_[section_].last);
+    fsdp::fail<fsdp::ConfigError>(
+        "'{}' cannot be read beyond byte {}, but it had {} bytes before; was it changed meanwhile?",
+        sections_[section_].name, offset_ + held + static_cast<std::size_t>(stream_.gcount()),
+        sections_[section_].last);
   left_ -= wanted;
 }
 

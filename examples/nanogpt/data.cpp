@@ -42,7 +42,7 @@ Meta read_meta(fs::path const& path) {
     wrong("expected a whole number 'vocab_size'");
   meta.vocab_size = json["vocab_size"].get<std::int64_t>();
   if (meta.vocab_size < 1 || meta.vocab_size > 100'000'000)
-    wrong(fmt::format("vocab_size {} is out of range", meta.vocab_size));
+    wrong(fmt::format("vocab_size: expected 1 to 100000000, got {}", meta.vocab_size));
   Json const dtype = json.value("dtype", Json("uint16"));
   if (dtype != "uint16" && dtype != "uint32")
     wrong(fmt::format("dtype: expected \"uint16\" or \"uint32\", got {}", excerpt(dtype.dump())));
@@ -51,10 +51,10 @@ Meta read_meta(fs::path const& path) {
   if (json.contains("itos")) {
     auto const& itos = json["itos"];
     if (!itos.is_array() || static_cast<std::int64_t>(itos.size()) != meta.vocab_size)
-      wrong(fmt::format("expected an array 'itos' of vocab_size = {} texts", meta.vocab_size));
+      wrong(fmt::format("expected 'itos' to be an array of {} strings (vocab_size)", meta.vocab_size));
     std::vector<std::string> symbols;
     for (auto const& symbol : itos) {
-      if (!symbol.is_string()) wrong("expected texts in 'itos'");
+      if (!symbol.is_string()) wrong("expected strings in 'itos'");
       symbols.push_back(symbol.get<std::string>());
     }
     try {

@@ -28,7 +28,7 @@ namespace {
 std::string why_no_bf16() {
 #if NANOGPT_HAVE_ONEDNN
   if (!bf16_units().empty()) return {};
-  return "this processor has no units for bf16 (AMX or AVX-512 BF16) that oneDNN may use";
+  return "this processor has no bf16 instructions (AMX or AVX-512 BF16) that oneDNN can use";
 #else
   return "this program was built without oneDNN, which bf16 on cpu needs (on Debian: libdnnl-dev)";
 #endif
@@ -134,15 +134,16 @@ void choose_dtype(Job& job, std::string const& saved) {
               : asked.empty()  ? otherwise
                                : std::string(host ? "fastest" : "bfloat16");
   if (free && !saved.empty() && (saved != otherwise || asked == "fastest"))
-    job.dtype_note = fmt::format("computes in {}, as the run in '{}' has so far", saved, job.settings.out_dir);
+    job.dtype_note =
+        fmt::format("this run computes in {}, as the run in '{}' has done so far", saved, job.settings.out_dir);
   if (host && job.dtype == "bfloat16") {
     if (auto const why = why_no_bf16(); !why.empty()) {
       job.dtype = "float32";
-      job.dtype_note = why + ": computing in float32";
+      job.dtype_note = why + "; this run computes in float32";
     }
   }
   if (!saved.empty() && saved != job.dtype)
-    job.dtype_note += fmt::format("{}the run in '{}' has computed in {} so far, and goes on in {}",
+    job.dtype_note += fmt::format("{}the run in '{}' has computed in {} so far, and continues in {}",
                                   job.dtype_note.empty() ? "" : "; ", job.settings.out_dir, saved, job.dtype);
 }
 

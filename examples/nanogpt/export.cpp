@@ -76,11 +76,11 @@ TokenizerFiles tokenizer_of(OpenedModel const& model, Settings const& settings) 
 
 void print_notes(GptConfig const& config, std::string const& format) {
   bool const adds_biases = format != "nanogpt" && !config.bias;
-  if (adds_biases) fmt::print("the model has no biases: they are written as zeros\n");
+  if (adds_biases) fmt::print("note: the model has no biases, but the format needs them: they are written as zeros\n");
   if (format == "llm.c" && config.activation == Activation::gelu)
     fmt::print(
-        "warning: the model has the exact GELU, and llm.c computes the one by tanh: its losses and texts will differ a "
-        "little\n");
+        "warning: the model uses the exact GELU, but llm.c computes the tanh approximation: losses and sampled texts "
+        "will differ a little\n");
 }
 
 }  // namespace
@@ -124,7 +124,8 @@ int run_export(Settings const& settings) {
   // nanogpt's own folder has the files of its meta.json.
   if (!files.none() && (settings.format != "nanogpt" || model.meta.path.empty())) copy_tokenizer(files, to);
   if (files.none() && settings.format != "nanogpt")
-    fmt::print("no vocab.json and merges.txt were written: the model has no files of GPT-2's tokens beside it\n");
+    fmt::print(
+        "note: vocab.json and merges.txt were not written, because the model's folder has no GPT-2 tokenizer files\n");
   fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), weights.path().string(),
              written.string());
   return 0;

@@ -188,14 +188,15 @@ class Gemm<fsdp::cuda::Device> {
         blas_.get(), operation(p.transposed_b), operation(p.transposed_a), p.n, p.m, p.k, &alpha, b, type_of<T>(),
         p.ldb, p.stride_b, a, type_of<T>(), p.lda, p.stride_a, &beta, c, type_of<Out>(), p.ldc, p.stride_c, p.batch,
         wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (status != CUBLAS_STATUS_SUCCESS) fail_product("cuBLASLt has no algorithm, and cuBLAS fails", status, p);
+    if (status != CUBLAS_STATUS_SUCCESS)
+      fail_product("cuBLASLt has no algorithm for a matrix product, and cuBLAS fails", status, p);
   }
 
   [[noreturn]] void fail_product(std::string_view what, cublasStatus_t status, Problem const& p) const {
     static_cast<void>(cudaGetLastError());
     fsdp::fail<fsdp::VendorError>(
-        "{} ({}): {} product(s) of {} by {} over {} (rows of {}, {} and {} elements, transposed {} and {}, types {} to "
-        "{}, aligned to {}, {} and {} bytes, bias to {}, 0: none) in {} bytes of workspace",
+        "{} ({}): batch {}, m {}, n {}, k {}, leading dimensions {}, {} and {}, transposed {} and {}, cudaDataType {} "
+        "to {}, pointers aligned to {}, {} and {} bytes, bias aligned to {} bytes (0: no bias), workspace of {} bytes",
         what, cublasGetStatusString(status), p.batch, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.transposed_a != 0,
         p.transposed_b != 0, p.type, p.out, p.align_a, p.align_b, p.align_c, p.align_bias, workspace_bytes_);
   }
@@ -263,7 +264,8 @@ class Gemm<fsdp::cuda::Device> {
         cublasLtMatmulAlgoGetHeuristic(handle_.get(), &plan.product, &plan.first, &plan.second, &plan.result,
                                        &plan.result, &wish, static_cast<int>(found.size()), found.data(), &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
-    if (status != CUBLAS_STATUS_SUCCESS) fail_product("cuBLASLt's heuristic fails", status, p);
+    if (status != CUBLAS_STATUS_SUCCESS)
+      fail_product("cuBLASLt cannot choose an algorithm for a matrix product", status, p);
     for (int i = 0; i < count; ++i) {
       auto const& candidate = found[static_cast<std::size_t>(i)];
       if (candidate.state != CUBLAS_STATUS_SUCCESS || candidate.workspaceSize > workspace_bytes_) continue;

@@ -205,10 +205,12 @@ class Gpt {
                                   GptOptions const& options, std::int64_t lanes) {
     config.validate();
     if (batch < 1 || length < 1 || length > config.block_size) {
-      fsdp::fail<fsdp::ConfigError>("model: {} sequences of {} tokens, with a block size of {}", batch, length,
-                                    config.block_size);
+      fsdp::fail<fsdp::ConfigError>(
+          "model: expected at least one sequence of 1 to {} tokens (block_size), got {} of {} tokens",
+          config.block_size, batch, length);
     }
-    if (options.panel < 1) fsdp::fail<fsdp::ConfigError>("model: attention panels of {} rows", options.panel);
+    if (options.panel < 1)
+      fsdp::fail<fsdp::ConfigError>("model: expected attention panels of at least one row, got {}", options.panel);
     ActivationPlan plan;
     plan.batch = batch;
     plan.sequence = length;

@@ -57,7 +57,7 @@ std::string help_of(Setting const& setting, Settings const& defaults) {
 std::size_t place_of(std::string_view group) {
   constexpr std::string_view first[] = {"Folders and start",      "Data and batches", "Model",    "Optimizer",
                                         "Evaluation and logging", "Checkpoints",      "Sharding", "Ranks and devices"};
-  constexpr std::string_view last = "nanoGPT's (accepted, without effect)";
+  constexpr std::string_view last = "Settings of nanoGPT (accepted, without effect)";
   auto const found = std::find(std::begin(first), std::end(first), group);
   return static_cast<std::size_t>(found - std::begin(first)) + (group == last ? 1 : 0);
 }
@@ -66,12 +66,12 @@ std::size_t place_of(std::string_view group) {
 
 std::span<CommandText const> command_texts() {
   static constexpr CommandText texts[] = {
-      {Command::prepare, "prepare", "--dataset=NAME --data=FILE", "turn texts into token files"},
+      {Command::prepare, "prepare", "--dataset=NAME --data=FILE", "tokenize text into token files"},
       {Command::train, "train", "[CONFIG...] [--SETTING=VALUE...]", "train a model"},
-      {Command::sample, "sample", "[CONFIG...] [--SETTING=VALUE...]", "let a trained model write"},
-      {Command::export_, "export", "--out_dir=FOLDER --to=FOLDER", "write a trained model for other programs"},
+      {Command::sample, "sample", "[CONFIG...] [--SETTING=VALUE...]", "sample text from a trained model"},
+      {Command::export_, "export", "--out_dir=FOLDER --to=FOLDER", "export a trained model for other programs"},
       {Command::bench, "bench", "[CONFIG...] [--SETTING=VALUE...]", "measure training speed and memory"},
-      {Command::report, "report", "FOLDER...", "draw runs as a page: losses, memory, a step's timeline"}};
+      {Command::report, "report", "FOLDER...", "write an HTML page: losses, memory, a step's timeline"}};
   return texts;
 }
 
@@ -94,8 +94,7 @@ std::string general_help() {
 std::string help_of(CommandText const& text) {
   auto help = fmt::format("nanogpt {}: {}\n\nUsage: nanogpt {} {}\n", text.name, text.what, text.name, text.arguments);
   bool const configs = text.command != Command::report && text.command != Command::prepare;
-  if (text.command == Command::report)
-    help += "\n" + wrapped("  FOLDER", "where nanogpt train has written a run (its out_dir)");
+  if (text.command == Command::report) help += "\n" + wrapped("  FOLDER", "out_dir of a run of nanogpt train");
   if (configs) {
     std::vector<std::string_view> names;
     for (auto const& file : shipped_configs()) names.push_back(file.name);

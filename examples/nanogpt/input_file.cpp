@@ -49,19 +49,20 @@ std::string with_ending(std::string const& name, std::string_view ending) {
 [[noreturn]] void refuse_compressed(std::string const& name, Format const& format, bool is_file) {
   if (!is_file)
     fsdp::fail<fsdp::ConfigError>(
-        "data: {} is compressed by {}, expected text: put '{} |' before nanogpt prepare, which reads what it writes",
-        name, format.name, format.program);
+        "data: {} is compressed by {}, expected text: decompress it with {}, as in ... | {} | nanogpt prepare --data=- "
+        "...",
+        name, format.name, format.program, format.program);
   fsdp::fail<fsdp::ConfigError>(
-      "data: '{}' is compressed by {}, expected text: let {} unpack it, as in {} '{}' | nanogpt prepare --data=- ...",
+      "data: '{}' is compressed by {}, expected text: decompress it with {}, as in {} '{}' | nanogpt prepare --data=- "
+      "...",
       name, format.name, format.program, format.program, name);
 }
 
 [[noreturn]] void refuse_parquet(std::string const& name) {
   auto const lines = with_ending(name, ".jsonl");
   fsdp::fail<fsdp::ConfigError>(
-      "data: '{}' is a Parquet file, expected text or .jsonl. Where Python has pandas and pyarrow, this makes a .jsonl "
-      "of "
-      "it:\n  python3 -c \"import pandas; pandas.read_parquet('{}')[['text']].to_json('{}', orient='records', "
+      "data: '{}' is a Parquet file, expected text or .jsonl. This command converts it, if Python has pandas and "
+      "pyarrow:\n  python3 -c \"import pandas; pandas.read_parquet('{}')[['text']].to_json('{}', orient='records', "
       "lines=True, "
       "force_ascii=False)\"",
       name, name, lines);

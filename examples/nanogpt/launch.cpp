@@ -53,11 +53,12 @@ void expect_comm(Launch const& launch, std::string_view device, std::string_view
   bool const host = device == "cpu", several = launch.several();
   if (comm == "nccl" && host)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': nccl connects GPUs; expected --device=cuda, or on the host mpi (under mpirun) or local "
-        "(threads)");
+        "setting 'comm': nccl connects GPUs, but the device is cpu; expected --device=cuda, --comm=mpi (processes "
+        "under mpirun) or --comm=local (threads)");
   if (comm == "mpi" && !host)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': mpi connects processes on the host; expected nccl for processes with GPUs, or --device=cpu");
+        "setting 'comm': mpi connects processes on the host, but the device is cuda; expected --comm=nccl for "
+        "processes with GPUs, or --device=cpu");
   if (comm == "nccl" && !several && !launch.mpi && !launch.named)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'comm': nccl connects processes with one GPU each; start them with mpirun -n N, srun or torchrun, or "
@@ -68,12 +69,13 @@ void expect_comm(Launch const& launch, std::string_view device, std::string_view
         "process (--ranks=N)");
   if (comm == "local" && several)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'comm': local connects threads of one process; expected --ranks=N without {}, or {}", starter(launch),
-        host ? "mpi under mpirun" : "nccl for processes with GPUs");
+        "setting 'comm': local connects threads of one process, but {} has started several processes; expected "
+        "--comm={}, or --ranks=N without {}",
+        starter(launch), host ? "mpi" : "nccl", starter(launch));
 }
 
 /// What lets ranks do with fewer GPUs.
-constexpr std::string_view sharing = "--share_gpu=true deals ranks round over the GPUs";
+constexpr std::string_view sharing = "--share_gpu=true lets several ranks share a GPU";
 
 /// What makes processes find each other without MPI.
 constexpr std::string_view variables_to_set =
@@ -123,15 +125,16 @@ Launch read_launch(Variables const& variables) {
     return launch;
   }
   if (rank < 0 || size == 0)
-    fsdp::fail<fsdp::ConfigError>("RANK and WORLD_SIZE: {} is not set", rank < 0 ? "RANK" : "WORLD_SIZE");
-  if (rank >= size) fsdp::fail<fsdp::ConfigError>("RANK={}: expected less than WORLD_SIZE, {}", rank, size);
+    fsdp::fail<fsdp::ConfigError>("RANK and WORLD_SIZE must both be set, but {} is not set",
+                                  rank < 0 ? "RANK" : "WORLD_SIZE");
+  if (rank >= size) fsdp::fail<fsdp::ConfigError>("RANK={}: expected a number below WORLD_SIZE={}", rank, size);
   if (!launch.mpi) return launch;
   auto const [mpi_rank, mpi_size] = *launch.mpi;
   if ((mpi_rank >= 0 && mpi_rank != rank) || (mpi_size > 0 && mpi_size != size))
     fsdp::fail<fsdp::ConfigError>(
         "RANK and WORLD_SIZE say rank {} of {}, but mpirun says rank {} of {}; unset RANK and WORLD_SIZE, or start the "
         "ranks without mpirun",
-        rank, size, mpi_rank, mpi_size == 0 ? std::string("some") : fmt::format("{}", mpi_size));
+        rank, size, mpi_rank, mpi_size == 0 ? std::string("an unknown number") : fmt::format("{}", mpi_size));
   return launch;
 }
 
@@ -186,12 +189,12 @@ void expect_mpi_size(Launch const& launch, int size) {
   if (started == 0 || started == size || own_launcher) return;
   if (said_by_mpi)
     fsdp::fail<fsdp::ConfigError>(
-        "mpirun has started {} processes, but MPI finds {}: expected the mpirun of the MPI that this program was built "
-        "with",
+        "mpirun has started {} processes, but MPI finds {}: use the mpirun of the MPI library with which this program "
+        "was built",
         started, size);
   fsdp::fail<fsdp::ConfigError>(
-      "srun has started {} processes, but MPI finds {}: expected an MPI plugin (srun --mpi=pmix, or as srun --mpi=list "
-      "says), or mpirun; on GPUs, {}",
+      "srun has started {} processes, but MPI finds {}: start srun with an MPI plugin (srun --mpi=pmix, or another "
+      "that srun --mpi=list names), or use mpirun; on GPUs you can also {}",
       started, size, variables_to_set);
 }
 
@@ -218,31 +221,37 @@ std::int64_t ranks_of_a_machine(std::vector<int> const& nodes) {
   std::map<int, std::int64_t> ranks;  // by machine
   for (auto const node : nodes) ++ranks[node];
   if (ranks.size() < 2) return 0;
-  constexpr std::string_view instead = "expected as many ranks on each, machine by machine, or --shard_group=N";
+  constexpr std::string_view instead =
+      "start the same number of consecutive ranks on each machine, or choose a size with --shard_group=N";
   for (std::size_t rank = 1; rank < nodes.size(); ++rank) {
     auto const first = std::find(nodes.begin(), nodes.end(), nodes[rank]) - nodes.begin();
     auto const here = ranks[nodes[rank]], there = ranks[nodes[0]];
     if (here != there)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but rank 0's has {} and rank {}'s "
-          "{}: {}",
-          there, rank, here, instead);
+          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but the number of ranks differs: {} "
+          "on the machine of rank 0, {} on the machine of rank {}; {}",
+          there, here, rank, instead);
     if (static_cast<std::int64_t>(rank) - first >= here)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but ranks {} and {} are on one, and "
-          "others between them are not: {}",
+          "setting 'shard_group': hybrid_shard shards over the ranks of a machine, but ranks {} and {} are on one "
+          "machine and ranks between them are on another; {}",
           first, rank, instead);
   }
   return ranks[nodes[0]];
 }
 
 int choose_gpu(Place rank, LocalPlace here, int gpus, bool share) {
-  if (gpus < 1) fsdp::fail<fsdp::ConfigError>("rank {}: expected a GPU for every rank, found none here", rank.rank);
+  if (gpus < 1)
+    fsdp::fail<fsdp::ConfigError>(
+        "rank {}: expected a GPU for every rank, found none on this machine; use --device=cpu to train without GPUs",
+        rank.rank);
   if (gpus == 1) return 0;
   if (here.rank < 0) {
     if (rank.size == 1) return 0;
-    fsdp::fail<fsdp::ConfigError>("rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from", rank.rank,
-                                  gpus);
+    fsdp::fail<fsdp::ConfigError>(
+        "rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from; set it to this rank's number on its "
+        "machine, from 0 on",
+        rank.rank, gpus);
   }
   if (share) return here.rank % gpus;
   if (here.rank < gpus && here.size <= gpus) return here.rank;
@@ -251,7 +260,7 @@ int choose_gpu(Place rank, LocalPlace here, int gpus, bool share) {
                                   rank.rank, here.size, gpus, sharing);
   fsdp::fail<fsdp::ConfigError>(
       "rank {}: expected a GPU for every rank, got LOCAL_RANK={} on a machine with {} GPUs{}; {}", rank.rank, here.rank,
-      gpus, here.size > 0 ? fmt::format(", whose ranks are {}", here.size) : std::string(), sharing);
+      gpus, here.size > 0 ? fmt::format(" and {} ranks", here.size) : std::string(), sharing);
 }
 
 std::string pack(ChosenGpu const& gpu) { return fmt::format("{} {} {}", gpu.place, gpu.seen, gpu.name); }
@@ -276,18 +285,19 @@ void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const&
       for (std::size_t peer = 0; peer < gpus.size(); ++peer)
         if (nodes[peer] == nodes[rank]) here.insert(gpus[peer].name);
       fsdp::fail<fsdp::ConfigError>(
-          "{}, and see no other: {} ranks of their machine have {} GPU{} among them; start fewer, show each rank its "
-          "own (CUDA_VISIBLE_DEVICES), or start threads that share a GPU (--ranks=N without a launcher); {}",
+          "{}, and each of them sees this GPU alone: the {} ranks of their machine see {} GPU{} in total; start fewer "
+          "ranks, let each rank see a GPU of its own (CUDA_VISIBLE_DEVICES), or start threads that share a GPU "
+          "(--ranks=N without a launcher); {}",
           both, std::count(nodes.begin(), nodes.end(), nodes[rank]), here.size(), here.size() == 1 ? "" : "s", sharing);
     }
     if (first.place == second.place)
       fsdp::fail<fsdp::ConfigError>(
-          "{}: both have LOCAL_RANK={}; expected a different one for each rank of a machine, from 0 on", both,
+          "{}: both have LOCAL_RANK={}; expected a different number for each rank of a machine, from 0 on", both,
           second.place);
     fsdp::fail<fsdp::ConfigError>(
-        "{}: one has LOCAL_RANK={} and sees {} GPUs, the other LOCAL_RANK={} and {}: expected the same "
-        "CUDA_VISIBLE_DEVICES on all ranks of a machine, or one that shows each rank its own GPU",
-        both, first.place, first.seen, second.place, second.seen);
+        "{}: rank {} has LOCAL_RANK={} and sees {} GPUs, rank {} has LOCAL_RANK={} and sees {}: set the same "
+        "CUDA_VISIBLE_DEVICES on all ranks of a machine, or let each rank see a GPU of its own",
+        both, owner->second, first.place, first.seen, rank, second.place, second.seen);
   }
 }
 

@@ -255,10 +255,10 @@ std::string version_text() {
 #endif
   std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", NANOGPT_VERSION, compiler,
                                  openblas_get_config(), openblas_get_corename());
-  text += fmt::format("fp32 on cpu: {}\n", has_fp32_products() ? "AVX-512, by kernels of its own" : "by BLAS");
+  text += fmt::format("fp32 on cpu: {}\n", has_fp32_products() ? "nanogpt's AVX-512 kernels" : "BLAS");
 #if NANOGPT_HAVE_ONEDNN
-  text += fmt::format("bf16 on cpu: {}, by oneDNN {}\n", bf16_units().empty() ? "no units" : bf16_units(),
-                      onednn_version());
+  text += fmt::format("bf16 on cpu: {} (oneDNN {})\n",
+                      bf16_units().empty() ? "not supported by this processor" : bf16_units(), onednn_version());
 #else
   text += "bf16 on cpu: not built in\n";
 #endif

@@ -52,7 +52,7 @@ void load_run(T& trainer, Preparation& ready) {
     agree(world, [&] {
       auto run = read_run(out_dir / name);
       if (!same_model(run.model, ready.resumed->model))
-        fsdp::fail<fsdp::ConfigError>("{}. The newest whole checkpoint, '{}', is of another model", why,
+        fsdp::fail<fsdp::ConfigError>("{}. The newest whole checkpoint, '{}', belongs to another model", why,
                                       run.checkpoint.string());
       ready.resumed = run;
     });

@@ -67,8 +67,8 @@ void reject_empty_values(int argc, char** argv) {
     if (!argument.starts_with("--") || argument.find('=') != argument.size() - 1) continue;
     auto const name = argument.substr(2, argument.size() - 3);
     auto const* setting = find_setting(name);
-    fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", name,
-                                  setting == nullptr ? std::string("a setting of that name") : setting->expected());
+    if (setting == nullptr) fsdp::fail<fsdp::ConfigError>("there is no setting '{}'", name);
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected {}, got nothing", name, setting->expected());
   }
 }
 

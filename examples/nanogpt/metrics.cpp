@@ -91,7 +91,8 @@ bool JsonLog::write(std::string_view object) noexcept {
   if (put(object)) return true;
   if (std::exchange(warned_, true)) return false;
   try {
-    auto const text = fmt::format("nanogpt: warning: {}; training goes on, lines are missing\n", failure());
+    auto const text =
+        fmt::format("nanogpt: warning: {}; training goes on, but lines are missing in this file\n", failure());
     std::fwrite(text.data(), 1, text.size(), stderr);
   } catch (std::exception const&) {  // no memory for a warning
   }

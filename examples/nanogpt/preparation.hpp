@@ -72,13 +72,14 @@ inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::fi
       ready.resumed && !meta.path.empty() &&
       of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : model.vocab_size);
   if (of_data > model.vocab_size || other)
-    fsdp::fail<fsdp::ConfigError>("setting 'dataset': '{}' has a vocabulary of {}, but the model in '{}' has one of {}",
-                                  ready.settings.dataset, of_data, from.string(), model.vocab_size);
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'dataset': '{}' has a vocabulary of {} tokens, but the model in '{}' has a vocabulary of {}",
+        ready.settings.dataset, of_data, from.string(), model.vocab_size);
   if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
       ready.vocabulary != ready.resumed->vocabulary)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'dataset': '{}' has another vocabulary than the run in '{}' was trained with", ready.settings.dataset,
-        from.string());
+        "setting 'dataset': '{}' has another vocabulary than the data with which the run in '{}' was trained",
+        ready.settings.dataset, from.string());
   ready.config.vocab_size = model.vocab_size;
   ready.config.activation = model.activation;
 }
@@ -96,8 +97,8 @@ inline void take_out_dir(Preparation& ready) {
   auto const other = run_in(folder);
   if (other.empty()) return;
   fsdp::fail<fsdp::ConfigError>(
-      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there and removes this one; or "
-      "take another out_dir",
+      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
+      "one; or choose another out_dir",
       settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
 }
 
@@ -112,7 +113,7 @@ void check_data(C& world, Preparation const& ready) {
     auto const now = Clock::now();
     if (world.rank() != 0 || now < next) return;
     next = now + std::chrono::seconds(5);
-    fmt::print("checking the tokens of the data, once: {:.0f} % of {:.2f} GB\n",
+    fmt::print("checking all tokens of the data (later runs skip this): {:.0f} % of {:.2f} GB\n",
                100 * static_cast<double>(done) / static_cast<double>(total),
                static_cast<double>(total) * world.size() / 1e9);
     std::fflush(stdout);
@@ -169,8 +170,8 @@ Preparation prepare(C& world, Job const& job) {
       for (auto const& tokens : ready.dataset->split(split).files()) {
         if (tokens.size() <= settings.block_size)
           fsdp::fail<fsdp::ConfigError>(
-              "setting 'block_size': {} is too long for '{}': expected {} tokens in the file or more, got {} "
-              "(is it cut short?)",
+              "setting 'block_size': {} is too long for '{}': expected a file with {} or more tokens, got {}; use a "
+              "smaller block_size, or check whether the file is truncated",
               settings.block_size, tokens.path().string(), settings.block_size + 1, tokens.size());
       }
     }

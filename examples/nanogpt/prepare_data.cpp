@@ -270,14 +270,14 @@ class Preparer {
     bool const drawn = documents_ && !whole_;
     if (drawn && prepared_.val_tokens == 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'val_fraction': of {} documents none is for validation with {}; expected a larger fraction "
+          "setting 'val_fraction': with {}, none of the {} documents is for validation; expected a larger fraction "
           "or more documents",
-          prepared_.documents, options_.val_fraction);
+          options_.val_fraction, prepared_.documents);
     if (drawn && prepared_.documents > 0 && prepared_.train_tokens == 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'val_fraction': of {} documents all are for validation with {}; expected a smaller fraction "
+          "setting 'val_fraction': with {}, all {} documents are for validation; expected a smaller fraction "
           "or more documents",
-          prepared_.documents, options_.val_fraction);
+          options_.val_fraction, prepared_.documents);
     if (whole_ && prepared_.train_tokens == 0)
       fsdp::fail<fsdp::ConfigError>("data: '{}' has no documents", shown_name(options_.data));
     if (whole_ && has_val_ && prepared_.val_tokens == 0)

@@ -37,17 +37,18 @@ ProductRates slowest_of(std::vector<std::string> const& texts) {
 
 std::string describe(ProductRates const& rates) {
   auto const type = fastest_type(rates);
-  if (!rates.why_no_bf16.empty()) return fmt::format("computes in {}: {}", type, rates.why_no_bf16);
+  if (!rates.why_no_bf16.empty()) return fmt::format("this run computes in {}: {}", type, rates.why_no_bf16);
   if (!rates.settled)
     return fmt::format(
-        "computes in {}: other work on the machine disturbed the measurement, and bfloat16 is taken only where it is "
-        "clearly faster; name a type (--dtype=bfloat16), or start again when the machine is quiet",
+        "this run computes in {}: other work on the machine disturbed the measurement, and bfloat16 is chosen only "
+        "where it is clearly faster; name a type (--dtype=bfloat16), or start again when the machine is idle",
         type);
   auto const file = rates_file();
   return fmt::format(
-      "computes in {}: products of bfloat16 are {:.2f} times as fast here ({:.0f} against {:.0f} GFLOP/s a rank), {}",
+      "this run computes in {}: matrix products in bfloat16 are {:.2f} times as fast as in float32 here ({:.0f} "
+      "against {:.0f} GFLOP/s per rank), {}",
       type, rates.bf16 / rates.fp32, rates.bf16 / 1e9, rates.fp32 / 1e9,
-      rates.remembered ? fmt::format("as '{}' remembers (--measure_dtype=true measures again)",
+      rates.remembered ? fmt::format("as stored in '{}' (--measure_dtype=true measures again)",
                                      file ? file->string() : std::string())
                        : std::string("measured now"));
 }

@@ -81,8 +81,9 @@ std::string Progress::remaining(Clock::time_point now) const {
 void Progress::put(std::string_view text) {
   if ((std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) || warned_) return;
   warned_ = true;
-  auto const warning = fmt::format("nanogpt: warning: standard output cannot be written: {}; lines are missing\n",
-                                   std::generic_category().message(errno));
+  auto const warning =
+      fmt::format("nanogpt: warning: standard output cannot be written: {}; some lines of the output are missing\n",
+                  std::generic_category().message(errno));
   std::fwrite(warning.data(), 1, warning.size(), stderr);
 }
 

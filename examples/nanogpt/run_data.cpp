@@ -74,18 +74,18 @@ std::vector<std::string> compare_data(Settings const& settings, RunData const& h
     if (before.tokens == 0 || before == now) return;
     bool const as_many = before.tokens == now.tokens && before.files == now.files;
     auto const differs = fmt::format("it had {}, now there are {}", in_words(before),
-                                     as_many ? std::string("as many, but others") : in_words(now));
+                                     as_many ? std::string("as many, with other contents") : in_words(now));
     bool const asked =
         settings.was_given("dataset") || settings.was_given("train_data") || (!train && settings.was_given("val_data"));
     if (!asked)
       fsdp::fail<fsdp::ConfigError>(
-          "setting '{}': the {} data are not those of the run in '{}': {}. Restore them, or name the data to go on "
-          "with: --dataset=NAME, --train_data=FILES{}",
+          "setting '{}': the {} data are not those of the run in '{}': {}. Restore the old data, or name the data with "
+          "which to continue: --dataset=NAME, --train_data=FILES{}",
           settings.train_data.empty() ? "dataset" : "train_data", train ? "training" : "validation", from, differs,
           train ? "" : " or --val_data=FILES");
     lines.push_back(fmt::format("warning: the {} data are not those of the run in '{}': {}; {}",
                                 train ? "training" : "validation", from, differs,
-                                train ? "batches are drawn from the new ones from here on"
+                                train ? "batches are drawn from the new data from here on"
                                       : "do not compare validation losses with earlier ones"));
   };
   compare(true, had.train, has.train);

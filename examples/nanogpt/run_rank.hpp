@@ -48,7 +48,7 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   fmt::print("\n");
   if (!job.dtype_note.empty()) fmt::print("note: {}\n", job.dtype_note);
   if (int const cores = static_cast<int>(std::thread::hardware_concurrency()); cores > 0 && job.threads > cores)
-    fmt::print("note: {} threads a rank, on a machine of {} cores\n", job.threads, cores);
+    fmt::print("note: each rank uses {} threads, but the machine has only {} cores\n", job.threads, cores);
   if (job.device == "cpu") {
     auto const blas = blas_info();
     bool const wide = job.dtype == "float32";

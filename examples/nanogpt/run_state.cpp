@@ -22,8 +22,8 @@ using fsdp::checkpoint::Json;
 void adopt_shape(Settings& settings, GptConfig const& model, std::string_view from) {
   auto const adopt = [&](std::string_view name, auto& setting, auto const& saved) {
     if (settings.was_given(name) && setting != saved)
-      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts the model of {}, which has {}", name, setting, from,
-                                    saved);
+      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts the model of {}, which has {}; leave the setting out",
+                                    name, setting, from, saved);
     setting = saved;
   };
   adopt("n_layer", settings.n_layer, model.n_layer);

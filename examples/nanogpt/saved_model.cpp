@@ -68,8 +68,8 @@ void save_vocabulary(fs::path const& folder, Meta const& meta) {
 Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path const& model) {
   auto meta = read_meta(path);
   if (meta.vocab_size > config.vocab_size)
-    fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, the model in '{}' one of {}", path.string(),
-                                  meta.vocab_size, model.string(), config.vocab_size);
+    fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, but the model in '{}' has a vocabulary of {}",
+                                  path.string(), meta.vocab_size, model.string(), config.vocab_size);
   return meta;
 }
 

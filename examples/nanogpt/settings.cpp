@@ -138,7 +138,7 @@ std::vector<Setting> make_table() {
   t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting,
                   "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
   t.fraction("val_fraction", &S::val_fraction, prepare,
-             "part for val.bin: of a text's characters, or of the documents. 0: no val.bin is written");
+             "fraction of a text's characters, or of the documents, that goes to val.bin. 0: no val.bin is written");
   t.choice("sampling", &S::sampling, training | of_run,
            "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
@@ -161,7 +161,8 @@ std::vector<Setting> make_table() {
   t.fraction("beta2", &S::beta2, train | of_run, "AdamW's decay of the second moment");
   t.non_negative("grad_clip", &S::grad_clip, train | of_run,
                  "largest gradient norm; 0: no clipping, and the norm is not measured");
-  t.flag("decay_lr", &S::decay_lr, train | of_run, "let the learning rate follow its schedule");
+  t.flag("decay_lr", &S::decay_lr, train | of_run,
+         "decay the learning rate by a cosine schedule after warm-up; false: keep it constant");
   t.count("warmup_iters", &S::warmup_iters, train | of_run, "iterations of linear warm-up", 0);
   t.count("lr_decay_iters", &S::lr_decay_iters, train | of_run, "iteration at which the learning rate reaches min_lr");
   t.non_negative("min_lr", &S::min_lr, train | of_run, "lowest learning rate");
@@ -171,7 +172,7 @@ std::vector<Setting> make_table() {
   t.choice("dtype", &S::dtype, computing | exporting,
            "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
            "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
-           "type that measured rates speak for. export: type of the file (float32)",
+           "type that was faster when measured. export: type of the file (float32)",
            {"float32", "bfloat16", "fastest"});
   t.rows.back().refused_choice = "float16";
   t.flag("measure_dtype", &S::measure_dtype, computing,
@@ -198,16 +199,17 @@ std::vector<Setting> make_table() {
           "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
   t.rows.back().part_of = "strategy";
   t.optional_text("reshard_after_forward", &S::reshard_after_forward, training | of_run,
-                  "after forward: true drops a unit, false keeps it (as shard_grad_op), a number keeps it sharded over "
-                  "this many ranks (default: as the strategy says)");
+                  "after forward, true frees a unit's gathered parameters, false keeps them (as shard_grad_op), and a "
+                  "number keeps them sharded over this many ranks (default: as the strategy says)");
   t.rows.back().part_of = "strategy";
   t.choice("wrap", &S::wrap, training | of_run,
-           "unit that is gathered together: block (a transformer block), size (neighbouring blocks with at least "
-           "min_params), or model (everything)",
+           "which parameters form a unit, which is gathered as a whole: block (a transformer block), size "
+           "(neighbouring blocks with at least min_params), or model (everything)",
            {"block", "size", "model"});
   t.count("min_params", &S::min_params, training | of_run, "wrap=size: minimum number of parameters per unit", 1,
           1'000'000'000'000);
-  t.count("prefetch", &S::prefetch, computing | of_run, "units gathered ahead", 0, 1000);
+  t.count("prefetch", &S::prefetch, computing | of_run, "number of units that are gathered ahead of their computation",
+          0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
@@ -215,16 +217,18 @@ std::vector<Setting> make_table() {
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training | of_run, "keep shards in host memory");
   t.rows.back().listed = false;
-  t.heading = "nanoGPT's (accepted, without effect)";
+  t.heading = "Settings of nanoGPT (accepted, without effect)";
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
   t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
   t.heading = "Evaluation and logging";
-  t.count("sample_interval", &S::sample_interval, train | of_run,
-          "iterations between texts that the model writes, for the output, the log and the report; 0: none", 0);
-  t.count("sample_tokens", &S::sample_tokens, train | of_run, "tokens of such a text", 1, 1'000'000);
+  t.count(
+      "sample_interval", &S::sample_interval, train | of_run,
+      "iterations between text samples from the model, which go to the output, the log and the report; 0: no samples",
+      0);
+  t.count("sample_tokens", &S::sample_tokens, train | of_run, "tokens of such a sample", 1, 1'000'000);
   t.optional_text("log_json", &S::log_json, train, "output file: one JSON object per printed line");
   t.optional_text("trace", &S::trace, train, "output file: a Chrome trace of some steps, of all ranks");
   t.count("trace_steps", &S::trace_steps, train, "number of traced steps, after two warm-up steps", 1, 10'000);
@@ -247,9 +251,9 @@ std::vector<Setting> make_table() {
   t.heading = "Measurement";
   t.count("burn_in", &S::burn_in, bench, "warm-up steps", 0, 1'000'000);
   t.count("timed", &S::timed, bench, "timed steps", 1, 1'000'000);
-  t.flag(
-      "pieces", &S::pieces, bench,
-      "run as many steps as each line of standard input says, and answer with a line of JSON (see benchmarks/peers)");
+  t.flag("pieces", &S::pieces, bench,
+         "read a number of steps from each line of standard input, run them, and print a line of JSON (see "
+         "benchmarks/peers)");
   t.optional_text("json", &S::json, bench, "output file: the results as one JSON object");
   t.heading = "Files";
   t.optional_text("to", &S::to, exporting | report,
@@ -362,7 +366,8 @@ std::string quoted_value(std::string_view text, std::string_view& rest, std::str
     }
     auto const known = names.find(text[++at]);
     if (known == std::string_view::npos)
-      fsdp::fail<fsdp::ConfigError>("{}: '\\{}' is none of \\n, \\r, \\t, \\0, \\\\, \\' and \\\"", where, text[at]);
+      fsdp::fail<fsdp::ConfigError>(
+          "{}: expected one of the escapes \\n, \\r, \\t, \\0, \\\\, \\' and \\\", got '\\{}'", where, text[at]);
     value += meant[known];
   }
   if (at >= text.size()) fsdp::fail<fsdp::ConfigError>("{}: the quote {} is never closed", where, text.front());
@@ -393,14 +398,14 @@ std::string line_value(std::string_view text, std::string_view where) {
   auto value = quoted_value(text, rest, where);
   rest = trim(rest);
   if (!rest.empty() && rest.front() != '#')
-    fsdp::fail<fsdp::ConfigError>("{}: '{}' follows the closing quote", where, excerpt(rest));
+    fsdp::fail<fsdp::ConfigError>("{}: expected nothing after the closing quote, got '{}'", where, excerpt(rest));
   return value;
 }
 
 /// Where a value that does not fit these ranks comes from, unless this start has given it. For messages.
 std::string whose(Settings const& s, std::string_view name) {
   if (!s.is_of_run(name)) return {};
-  return fmt::format(", as the run in '{}' had; give another by --{}=N", s.out_dir, name);
+  return fmt::format(", as in the run in '{}'; set another value with --{}=N", s.out_dir, name);
 }
 
 void check_strategy(Settings const& s, std::int64_t ranks) {
@@ -413,8 +418,9 @@ void check_strategy(Settings const& s, std::int64_t ranks) {
       fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}{}", ranks,
                                     s.shard_group, whose(s, "shard_group"));
   } else if (s.shard_group != 0) {
-    fsdp::fail<fsdp::ConfigError>("setting 'shard_group': only strategy hybrid_shard has shard groups, got {} with {}",
-                                  s.shard_group, s.strategy);
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'shard_group': only strategy hybrid_shard has shard groups, got shard_group {} with strategy {}",
+        s.shard_group, s.strategy);
   }
 }
 
@@ -594,10 +600,12 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
           "setting 'data': expected the text to prepare (--data=FILE, or --data=- for standard input), got nothing");
     if (!s.val_data.empty() && s.was_given("val_fraction") && s.val_fraction != 0)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'val_fraction': with val_data all of data is for training: expected 0 or nothing, got {}",
+          "setting 'val_fraction': with --val_data, all of --data is used for training: expected 0 or no val_fraction, "
+          "got {}",
           s.val_fraction);
     if (s.data == "-" && s.val_data == "-")
-      fsdp::fail<fsdp::ConfigError>("setting 'val_data': standard input is data already: expected a file, got '-'");
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_data': --data reads standard input already: expected a file, got '-'");
     bool const gpt2 = s.tokenizer == "gpt2";
     for (auto const& [name, file] :
          {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {
@@ -607,15 +615,17 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
             "vocab.json and merges.txt), got nothing",
             name);
       if (!gpt2 && !file->empty())
-        fsdp::fail<fsdp::ConfigError>("setting '{}': only tokenizer gpt2 reads it, got '{}' with {}", name, *file,
-                                      s.tokenizer);
+        fsdp::fail<fsdp::ConfigError>(
+            "setting '{}': only --tokenizer=gpt2 reads this file, got '{}' with --tokenizer={}", name, *file,
+            s.tokenizer);
     }
     return;
   }
   if (command == Command::report) return;
   if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
-    fsdp::fail<fsdp::ConfigError>("setting '{}': a tokenizer is two files, encoder_json and vocab_bpe, got one",
-                                  s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");
+    fsdp::fail<fsdp::ConfigError>(
+        "setting '{}': expected both files of the tokenizer, encoder_json and vocab_bpe, got only one",
+        s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");
   if (command == Command::sample) {
     if (s.init_from == "scratch" || s.init_from == "auto")
       fsdp::fail<fsdp::ConfigError>(
@@ -638,11 +648,13 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.init_from != "scratch" && command == Command::bench)
     fsdp::fail<fsdp::ConfigError>("setting 'init_from': bench supports only scratch, got '{}'", s.init_from);
   if (!s.checkpoint.empty() && s.init_from != "resume")
-    fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': only init_from=resume takes one, got '{}' with init_from={}",
-                                  s.checkpoint, s.init_from);
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'checkpoint': only init_from=resume takes a checkpoint, got '{}' with init_from={}", s.checkpoint,
+        s.init_from);
   if (s.overwrite && (s.init_from == "resume" || s.init_from == "auto"))
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'overwrite': a new run replaces the old one, and init_from={} continues it: expected one of the two",
+        "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
+        "run: expected only one of the two",
         s.init_from);
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
@@ -658,7 +670,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "unit, got {}{}",
         group, kept, whose(s, "reshard_after_forward"));
   if (s.was_given("min_params") && s.wrap != "size")
-    fsdp::fail<fsdp::ConfigError>("setting 'min_params': it has an effect only with --wrap=size, got {} with --wrap={}",
+    fsdp::fail<fsdp::ConfigError>("setting 'min_params': only --wrap=size uses min_params, got {} with --wrap={}",
                                   s.min_params, s.wrap);
   if (s.cpu_offload) fsdp::fail<fsdp::ConfigError>("setting 'cpu_offload': not supported; expected false, got true");
   if (s.n_embd % s.n_head != 0)

@@ -67,7 +67,7 @@ class TraceWindow {
       else
         table += fmt::format("rank {}: {}\n", rank, fsdp::summary(report));
     }
-    if (lost_ > 0) table += fmt::format("{} spans of rank 0 did not fit\n", lost_);
+    if (lost_ > 0) table += fmt::format("{} spans of rank 0 are missing in the trace: its buffer was full\n", lost_);
     table.pop_back();
     return table;
   }

@@ -83,8 +83,8 @@ std::string other_checkpoints(fs::path const& out_dir, std::string_view damaged,
       whole.push_back(name);
   }
   if (!whole.empty())
-    return fsdp::formatted(". Whole checkpoints in '{}': {}. --checkpoint={} takes this one{}", out_dir.string(),
-                           fsdp::listed(whole), whole.front(), also);
+    return fsdp::formatted(". Whole checkpoints in '{}': {}. --checkpoint={} loads the newest of them{}",
+                           out_dir.string(), fsdp::listed(whole), whole.front(), also);
   if (faults.empty()) return fsdp::formatted(". There is no other checkpoint in '{}'", out_dir.string());
   std::string text = ". No other checkpoint there is whole";
   for (auto const& fault : faults) text += "; " + fault;
@@ -110,7 +110,7 @@ fs::path named_checkpoint(fs::path const& out_dir, std::string const& name) {
   std::error_code error;
   if (name == "best" || name == "latest") {
     auto const pointed = ckpt::read_pointer(out_dir / name);
-    if (!pointed) fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': there is no '{}'", (out_dir / name).string());
+    if (!pointed) fsdp::fail<fsdp::ConfigError>("setting 'checkpoint': '{}' does not exist", (out_dir / name).string());
     return out_dir / *pointed;
   }
   if (!fs::is_regular_file(folder / ckpt::manifest_name, error)) folder = out_dir / name;

@@ -51,7 +51,7 @@ refuses "byte 3 (0xff)" "$nanogpt" prepare --dataset=x --data=latin
 refuses "is empty" "$nanogpt" prepare --dataset=x --data=nothing
 refuses "setting 'tokenizer': expected one of" "$nanogpt" prepare --dataset=x --data=text --tokenizer=bpe
 refuses "setting 'encoder_json': tokenizer gpt2 needs" "$nanogpt" prepare --dataset=x --data=text --tokenizer=gpt2 --vocab_bpe=text
-refuses "setting 'vocab_bpe': only tokenizer gpt2 reads it" "$nanogpt" prepare --dataset=x --data=text --vocab_bpe=text
+refuses "setting 'vocab_bpe': only --tokenizer=gpt2 reads this file" "$nanogpt" prepare --dataset=x --data=text --vocab_bpe=text
 refuses "'text': expected a JSON object" "$nanogpt" prepare --dataset=x --data=text --tokenizer=gpt2 --encoder_json=text --vocab_bpe=text
 for fraction in 1 -0.1 nan; do
   refuses "setting 'val_fraction': expected" "$nanogpt" prepare --dataset=x --data=text "--val_fraction=$fraction"
@@ -116,7 +116,7 @@ worlds "'data/missing/val.bin' is missing" --dataset=missing
 all_worlds "has token 65535 at position" --dataset=alien
 worlds "expected a JSON object" --dataset=nonsense
 worlds "header 20240520 in version 2" --dataset=header
-worlds "setting 'block_size': 16 is too long for 'data/short/val.bin': expected 17 tokens in the file or more, got 10" --dataset=short --block_size=16
+worlds "setting 'block_size': 16 is too long for 'data/short/val.bin': expected a file with 17 or more tokens, got 10" --dataset=short --block_size=16
 worlds "setting 'block_size': 100000 is too long for 'data/good/" --block_size=100000
 worlds "setting 'n_embd': expected a multiple of n_head" --n_embd=15
 worlds "setting 'shard_group'" --strategy=hybrid_shard
@@ -133,7 +133,7 @@ if [[ -n ${mpirun[*]-} ]]; then
   refuses "setting 'gradient_accumulation_steps': expected a multiple of the 2 ranks" \
     "${mpirun[@]}" "$nanogpt" train "${small[@]}" --gradient_accumulation_steps=3
   refuses "setting 'ranks'" "${mpirun[@]}" "$nanogpt" train "${small[@]}" --ranks=2
-  refuses "rank 0's has 2 and rank 2's 1: expected as many ranks on each" \
+  refuses "the number of ranks differs: 2 on the machine of rank 0, 1 on the machine of rank 2; start the same number of consecutive ranks on each" \
     env FSDP_RANKS_PER_NODE=2 "${mpirun[@]/%2/3}" "$nanogpt" train "${small[@]}" --strategy=hybrid_shard --gradient_accumulation_steps=3
 fi
 refuses "setting 'comm': mpi connects processes; start them with mpirun" "$nanogpt" train "${small[@]}" --device=cpu --comm=mpi
@@ -194,7 +194,7 @@ refuses "cannot be read" "$nanogpt" sample --out_dir=out --start=FILE:none
 refuses "setting 'start': expected a text that is not empty" "$nanogpt" sample --out_dir=out --start=
 refuses "setting 'stop_at_end': the vocabulary has no <|endoftext|>" "$nanogpt" sample --out_dir=out --stop_at_end=true
 refuses "expected best, latest or the folder of a checkpoint" "$nanogpt" sample --out_dir=out --checkpoint=none
-refuses "there is no 'nowhere/latest'" "$nanogpt" sample --out_dir=nowhere --checkpoint=latest
+refuses "'nowhere/latest' does not exist" "$nanogpt" sample --out_dir=nowhere --checkpoint=latest
 refuses "setting 'shard_group'" "$nanogpt" sample --out_dir=out --strategy=hybrid_shard
 refuses "the weights of gpt2 were not found in any of" "$nanogpt" sample --out_dir=out --init_from=gpt2
 refuses "setting 'init_from': expected resume" "$nanogpt" sample --out_dir=out --init_from=scratch

@@ -28,11 +28,11 @@ run wide --ranks=2 --dtype=float32
 check "says its type" grep -qF ', dtype float32,' output
 launch=(env ONEDNN_MAX_CPU_ISA=AVX2)
 run without --ranks=2 --dtype=bfloat16
-check "does not say that it computes in float32" grep -qE '^note: .*bf16.*: computing in float32$' output
+check "does not say that it computes in float32" grep -qE '^note: .*bf16.*; this run computes in float32$' output
 check "does not compute in float32" grep -qF ', dtype float32,' output
 check "other weights than with --dtype=float32" cmp wide/model.safetensors without/model.safetensors
 run unmeasured --ranks=2 --dtype=fastest
-check "does not say why it computes in float32" grep -qE '^note: computes in float32: this (processor|program) .*bf16' output
+check "does not say why it computes in float32" grep -qE '^note: this run computes in float32: this (processor|program) .*bf16' output
 check "fastest without units: other weights than with --dtype=float32" cmp wide/model.safetensors unmeasured/model.safetensors
 launch=(env)
 check "an export in 'fastest'" test "$("$nanogpt" export --out_dir=wide --to=there --dtype=fastest 2>&1)" = \
@@ -64,10 +64,10 @@ check "3 threads a rank: other weights than one's" cmp narrow/model.safetensors 
 # are those of that type
 chosen() {
   local note type ratio bf16 fp32
-  if grep -qF 'note: computes in float32: other work on the machine disturbed the measurement' output; then
+  if grep -qF 'note: this run computes in float32: other work on the machine disturbed the measurement' output; then
     type=float32
   else
-    note=$(sed -nE 's/^note: computes in (float32|bfloat16): products of bfloat16 are ([0-9.]+) times as fast here \(([0-9]+) against ([0-9]+) GFLOP\/s a rank\)(, measured now|, as .* remembers .*)$/\1 \2 \3 \4/p' output)
+    note=$(sed -nE 's/^note: this run computes in (float32|bfloat16): matrix products in bfloat16 are ([0-9.]+) times as fast as in float32 here \(([0-9]+) against ([0-9]+) GFLOP\/s per rank\)(, measured now|, as stored in .*)$/\1 \2 \3 \4/p' output)
     read -r type ratio bf16 fp32 <<<"$note"
     check "$1: no rates are printed" test -n "$fp32"
     check "$1: $type by $ratio, $bf16 against $fp32" awk "BEGIN { exit !(\"$type\" == \"bfloat16\" ? $ratio >= 1.25 : $ratio <= 1.25) }"
@@ -92,7 +92,7 @@ SH
   chmod 755 last_without
   launch+=(./last_without)
   run mixed --dtype=fastest
-  check "does not name the rank without units" grep -qE '^note: computes in float32: rank 1: this processor has no units for bf16' output
+  check "does not name the rank without units" grep -qE '^note: this run computes in float32: rank 1: this processor has no bf16 instructions' output
   check "mixed processors: other weights than with --dtype=float32" cmp wide/model.safetensors mixed/model.safetensors
   launch=(env)
 fi
@@ -103,7 +103,7 @@ for type in '' fastest; do
   rm -rf copy && cp -r half copy
   run copy --ranks=2 ${type:+--dtype=$type} --max_iters=22 --lr_decay_iters=40 --init_from=resume
   check "dtype '$type': not in the type of its run" grep -qF ', dtype bfloat16,' output
-  check "dtype '$type': does not say why it computes in bfloat16" grep -qxF "note: computes in bfloat16, as the run in 'copy' has so far" output
+  check "dtype '$type': does not say why it computes in bfloat16" grep -qxF "note: this run computes in bfloat16, as the run in 'copy' has done so far" output
 done
 cp -r half other
 run half --ranks=2 --max_iters=40 --lr_decay_iters=40 --init_from=resume
@@ -113,7 +113,7 @@ for setting in --dtype=float32 --seed=1337; do
   rm -rf half && cp -r other half
   run half --ranks=2 "$setting" --max_iters=22 --lr_decay_iters=40 --init_from=resume
   check "$setting: not in float32" grep -qF ', dtype float32,' output
-  check "$setting: does not say that the type changes" grep -qE "^note: (.*; )?$so_far bfloat16 so far, and goes on in float32$" output
+  check "$setting: does not say that the type changes" grep -qE "^note: (.*; )?$so_far bfloat16 so far, and continues in float32$" output
 done
 launch=(env)
 run whole --ranks=2 --dtype=bfloat16 --max_iters=40 --lr_decay_iters=40

@@ -47,7 +47,7 @@ gone() { rm -r "$@"; }
 
 # --- resume names what is whole, auto takes it: on any number of ranks --------------------------------------------------------
 launcher=()
-two="Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 takes this one; --init_from=auto takes the newest"
+two="Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 loads the newest of them; --init_from=auto takes the newest"
 begin_with "a damaged file" spoil "run/$rank1"
 resume "'run/$rank1' is damaged: checksum mismatch" --ranks=2
 says "$two"
@@ -75,7 +75,7 @@ fi
 # --- several are damaged ----------------------------------------------------------------------------------------------------------
 two_damaged() { retell run/step-15/checkpoint.json && spoil run/step-10/rank-00000-of-00002.safetensors; }
 begin_with "the two newest are damaged" two_damaged
-resume "Whole checkpoints in 'run': step-5. --checkpoint=step-5 takes this one" --ranks=2
+resume "Whole checkpoints in 'run': step-5. --checkpoint=step-5 loads the newest of them" --ranks=2
 continues step-5 --init_from=auto --ranks=2
 all_damaged() { two_damaged && cut run/step-5/rank-00001-of-00002.safetensors; }
 begin_with "all are damaged" all_damaged
@@ -96,14 +96,14 @@ says "has no file checkpoint.json"
 begin_with "a damaged file" spoil "run/$rank1"
 rm run/model.safetensors
 ends_in_error "$nanogpt" sample --out_dir=run --num_samples=1 --max_new_tokens=1
-says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 takes this one"
+says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 loads the newest of them"
 ends_in_error "$nanogpt" export --out_dir=run --checkpoint=latest --to=exported
-says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 takes this one"
+says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 loads the newest of them"
 timeout 60 "$nanogpt" sample --out_dir=run --checkpoint=step-10 --num_samples=1 --max_new_tokens=1 >output 2>&1 || fail "a whole one"
 
 # --- the setting belongs to resume -------------------------------------------------------------------------------------------------
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=run --init_from=auto --checkpoint=step-10
-says "setting 'checkpoint': only init_from=resume takes one, got 'step-10' with init_from=auto"
+says "setting 'checkpoint': only init_from=resume takes a checkpoint, got 'step-10' with init_from=auto"
 
 echo "$checks checks, $failures failures"
 ((failures == 0))

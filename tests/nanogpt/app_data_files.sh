@@ -37,7 +37,7 @@ check "two pipes: train" test "$(wc -c <data/pipe/train.bin)" = $((2 * $(wc -c <
 check "two pipes: val" test "$(wc -c <data/pipe/val.bin)" = $((2 * $(head -n 20 text | wc -c)))
 check "nothing else is beside the tokens" test "$(ls -A data/pipe)" = $'meta.json\ntrain.bin\nval.bin'
 gzip -k text
-refuses "'text.gz' is compressed by gzip, expected text: let zcat unpack it" "$nanogpt" prepare --dataset=none --data=text.gz
+refuses "'text.gz' is compressed by gzip, expected text: decompress it with zcat" "$nanogpt" prepare --dataset=none --data=text.gz
 refuses "standard input is compressed by gzip" bash -c '"$1" prepare --dataset=none --data=- <text.gz' with "$nanogpt"
 check "a failed prepare leaves a folder" test ! -e data/none
 # A file of the wrong kind, one line of a megabyte, is not printed.
@@ -45,8 +45,8 @@ printf '{"%s": 1}' "$(head -c 1000000 /dev/zero | tr '\0' x)" >line
 refuses "line, line 1: expected 'name = value'" "$nanogpt" train line
 printf '{"text": 1}' >e.json
 refuses "expected a unique id below" "$nanogpt" prepare --dataset=none --data=text --tokenizer=gpt2 --encoder_json=line --vocab_bpe=line
-refuses "with val_data all of data is for training" "$nanogpt" prepare --dataset=none --data=text --val_data=text --val_fraction=0.5
-refuses "standard input is data already" "$nanogpt" prepare --dataset=none --data=- --val_data=-
+refuses "with --val_data, all of --data is used for training" "$nanogpt" prepare --dataset=none --data=text --val_data=text --val_fraction=0.5
+refuses "'val_data': --data reads standard input already" "$nanogpt" prepare --dataset=none --data=- --val_data=-
 
 # --- signals: prepare waits for a pipe that nobody writes to, or reads ----------------------------------------------------------
 mkfifo nobody

@@ -106,7 +106,7 @@ for file in model.safetensors config.json; do
   rm -rf broken
   failing rename broken/$file $stale 1 "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=broken
   expect "$file: ended with" 0 $?
-  expect "$file: says" "warning: the weights before iteration 5 could not be saved: rank 0: 'broken/$file' cannot be put in its place: Stale file handle; training goes on, the next attempt is after the next evaluation" "$(warnings)"
+  expect "$file: says" "warning: the weights before iteration 5 could not be saved: rank 0: 'broken/$file' cannot be renamed into place: Stale file handle; training goes on, the next attempt is after the next evaluation" "$(warnings)"
   same broken
 done
 
@@ -155,7 +155,7 @@ if [[ -e /dev/full ]]; then
   timeout 120 "$nanogpt" train "${small[@]}" --out_dir=silent >/dev/full 2>errors
   expect "ended with" 1 $?
   check "other weights" test -s silent/model.safetensors -a "$(cat silent/latest)" = step-12
-  expect "says" "nanogpt: warning: standard output cannot be written: No space left on device; lines are missing
+  expect "says" "nanogpt: warning: standard output cannot be written: No space left on device; some lines of the output are missing
 nanogpt: error: standard output cannot be written" "$(cat errors)"
 fi
 

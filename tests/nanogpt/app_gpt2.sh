@@ -28,13 +28,13 @@ losses() { grep -E '^(step|iter) ' output | sed 's/, time.*//'; }
 
 train --n_layer=2 --n_head=2 --n_embd=12 --block_size=8 --max_iters=3 --eval_interval=2 --out_dir=out
 give --out_dir=out --to=hf
-says "the model has no biases: they are written as zeros"
-says "no vocab.json and merges.txt were written"
+says "the model has no biases, but the format needs them: they are written as zeros"
+says "vocab.json and merges.txt were not written"
 give --out_dir=out --to=sharded --checkpoint=latest
 check "the checkpoint's weights are others" cmp hf/model.safetensors sharded/model.safetensors
 check "config.json differs" cmp hf/config.json sharded/config.json
 give --out_dir=out --to=bin --format=llm.c
-says "warning: the model has the exact GELU"
+says "warning: the model uses the exact GELU"
 give --out_dir=out --to=own --format=nanogpt
 
 # What begins with the weights loses what the model loses.
@@ -88,7 +88,7 @@ done
 
 # Byte pairs beside the weights, by HuggingFace's names.
 refuses "has weights but no vocabulary" sample --init_from=hf
-refuses "a tokenizer is two files, encoder_json and vocab_bpe, got one" sample --init_from=hf --vocab_bpe=x
+refuses "expected both files of the tokenizer, encoder_json and vocab_bpe, got only one" sample --init_from=hf --vocab_bpe=x
 
 # What does not fit.
 refuses "setting 'n_layer': 3 contradicts the model of the weights 'hf', which has 2" train "${runs[@]}" --init_from=hf --n_layer=3

@@ -292,11 +292,11 @@ TEST_CASE("weights that are missing, strange or not tied are refused by name") {
   Case const cases[] = {
       {"tensor 'transformer.h.1.mlp.c_fc.bias' is missing",
        [&](auto& all) { all.erase(all.begin() + (&named(all, "transformer.h.1.mlp.c_fc.bias") - all.data())); }},
-      {"the model has no tensor 'transformer.h.2.ln_1.weight'",
+      {"has a tensor 'transformer.h.2.ln_1.weight' that the model of config.json does not have",
        [&](auto& all) {
          all.push_back({{"transformer.h.2.ln_1.weight", DType::f32, {1}}, {0}});
        }},
-      {"the model has no tensor 'score.weight'",
+      {"has a tensor 'score.weight' that the model of config.json does not have",
        [&](auto& all) {
          all.push_back({{"score.weight", DType::f32, {1}}, {0}});
        }},
@@ -304,7 +304,7 @@ TEST_CASE("weights that are missing, strange or not tied are refused by name") {
        [&](auto& all) {
          named(all, "transformer.h.0.attn.c_attn.weight").entry.shape = {12, 4};
        }},
-      {"'transformer.wpe.weight' and 'wpe.weight' are two names of one tensor",
+      {"'transformer.wpe.weight' and 'wpe.weight' name the same tensor of the model",
        [&](auto& all) {
          auto again = named(all, "transformer.wpe.weight");
          again.entry.name = "wpe.weight";
@@ -430,7 +430,7 @@ TEST_CASE("llm.c's files that are not what their headers say are refused") {
   };
   CHECK(has(problem(good), "nothing was thrown"));
   CHECK(has(problem(good.substr(0, good.size() - 1)), "it is truncated"));
-  CHECK(has(problem(good.substr(0, 1000)), "too few for llm.c's header"));
+  CHECK(has(problem(good.substr(0, 1000)), "fewer than the 1024 bytes of llm.c's header"));
   CHECK(has(problem(good + "x"), "there are bytes after the weights"));
   auto const changed = [&](std::size_t word, std::int32_t number) {
     auto words = llm_c_header();
@@ -442,7 +442,7 @@ TEST_CASE("llm.c's files that are not what their headers say are refused") {
   for (std::size_t word = 2; word < 8; ++word)
     for (auto const number : {0, -1, INT32_MIN, INT32_MAX}) CHECK(has(changed(word, number), ": expected 1 to"));
   CHECK(has(changed(5, 3), "expected n_embd to be a multiple of n_head, got n_embd "));
-  CHECK(has(changed(7, 9), "smaller than the vocabulary"));
+  CHECK(has(changed(7, 9), "smaller than its vocabulary size"));
   CHECK(has(changed(4, 10'000), "it is truncated"));  // layers
   CHECK(has(changed(6, 1'000'000), "it is truncated"));
 }

@@ -26,11 +26,11 @@ sums() { (cd "$1" && find . -type f ! -name log.jsonl ! -name .lock -exec cksum 
 # --- a folder that holds a run --------------------------------------------------------------------------------------------
 train "${small[@]}" --max_iters=7 --out_dir=old
 sums old >before
-holds="setting 'out_dir': 'old' holds a run already (2 checkpoints, the newest step-8): --init_from=resume continues it; --overwrite starts a new run there and removes this one; or take another out_dir"
+holds="setting 'out_dir': 'old' holds a run already (2 checkpoints, the newest step-8): --init_from=resume continues it; --overwrite starts a new run there, which replaces the old one; or choose another out_dir"
 for ranks in 1 2; do
   refuses "$holds" "${small[@]}" --max_iters=7 --out_dir=old --ranks=$ranks
 done
-refuses "init_from=auto continues it: expected one of the two" "${small[@]}" --out_dir=old --overwrite --init_from=auto
+refuses "init_from=auto continues the old run: expected only one of the two" "${small[@]}" --out_dir=old --overwrite --init_from=auto
 check "a refused run has changed the folder" cmp before <(sums old)
 # A new run removes the old one when it saves, and not before.
 check "it did not diverge" test "$(timeout 60 "$nanogpt" train "${small[@]}" --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=old --overwrite >output 2>&1; echo $?)" -eq 1

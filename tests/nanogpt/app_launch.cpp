@@ -96,7 +96,7 @@ TEST_CASE("variables that are malformed, half there or contradict each other are
   CHECK(has(what([] {
               read_launch({{"WORLD_SIZE", "2"}, {"RANK", "2"}});
             }),
-            "RANK=2: expected less than WORLD_SIZE, 2"));
+            "RANK=2: expected a number below WORLD_SIZE=2"));
   CHECK(has(what([] { read_launch({{"RANK", "0"}}); }), "WORLD_SIZE is not set"));
   CHECK(has(what([] { read_launch({{"WORLD_SIZE", "2"}}); }), "RANK is not set"));
   CHECK_FALSE(read_launch(open_mpi + Variables{{"RANK", "0"}}).named);  // MPI's launcher has said it all
@@ -177,9 +177,10 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
   };
   char const *const threads = "threads", *const mpi = "mpi", *const by_mpi = "nccl_by_mpi",
                     *const by_names = "by names";
-  char const* const on_gpus = "nccl connects GPUs; expected --device=cuda";
+  char const* const on_gpus = "nccl connects GPUs, but the device is cpu; expected --device=cuda";
   char const* const on_host =
-      "mpi connects processes on the host; expected nccl for processes with GPUs, or --device=cpu";
+      "mpi connects processes on the host, but the device is cuda; expected --comm=nccl for processes with GPUs, or "
+      "--device=cpu";
   char const* const start_mpi = "mpi connects processes; start them with mpirun -n N or srun, or use local";
   char const* const start_nccl =
       "nccl connects processes with one GPU each; start them with mpirun -n N, srun or torchrun";
@@ -189,18 +190,27 @@ TEST_CASE("what moves data goes with device and launcher, or a sentence says wha
       {"cpu", batch_script, threads, threads, start_mpi, on_gpus},
       {"cpu", named_alone, threads, threads, start_mpi, on_gpus},
       {"cpu", mpi_alone, mpi, threads, mpi, on_gpus},
-      {"cpu", open_mpi, mpi, "expected --ranks=N without mpirun, or mpi under mpirun", mpi, on_gpus},
-      {"cpu", pmix, mpi, "expected --ranks=N without mpirun, or mpi under mpirun", mpi, on_gpus},
-      {"cpu", srun, mpi, "expected --ranks=N without srun, or mpi under mpirun", mpi, on_gpus},
-      {"cpu", torchrun, by_mpirun, "expected --ranks=N without torchrun, or mpi under mpirun", by_mpirun, on_gpus},
+      {"cpu", open_mpi, mpi,
+       "but mpirun has started several processes; expected --comm=mpi, or --ranks=N without mpirun", mpi, on_gpus},
+      {"cpu", pmix, mpi, "but mpirun has started several processes; expected --comm=mpi, or --ranks=N without mpirun",
+       mpi, on_gpus},
+      {"cpu", srun, mpi, "but srun has started several processes; expected --comm=mpi, or --ranks=N without srun", mpi,
+       on_gpus},
+      {"cpu", torchrun, by_mpirun,
+       "but torchrun has started several processes; expected --comm=mpi, or --ranks=N without torchrun", by_mpirun,
+       on_gpus},
       {"cuda", {}, threads, threads, on_host, start_nccl},
       {"cuda", batch_script, threads, threads, on_host, start_nccl},
       {"cuda", named_alone, threads, threads, on_host, by_names},
       {"cuda", mpi_alone, threads, threads, on_host, by_mpi},
-      {"cuda", open_mpi, by_mpi, "expected --ranks=N without mpirun, or nccl for processes with GPUs", on_host, by_mpi},
-      {"cuda", pmix, by_mpi, "expected --ranks=N without mpirun, or nccl for processes with GPUs", on_host, by_mpi},
-      {"cuda", srun, by_mpi, "expected --ranks=N without srun, or nccl for processes with GPUs", on_host, by_mpi},
-      {"cuda", torchrun, by_names, "expected --ranks=N without torchrun, or nccl for processes with GPUs", on_host,
+      {"cuda", open_mpi, by_mpi,
+       "but mpirun has started several processes; expected --comm=nccl, or --ranks=N without mpirun", on_host, by_mpi},
+      {"cuda", pmix, by_mpi,
+       "but mpirun has started several processes; expected --comm=nccl, or --ranks=N without mpirun", on_host, by_mpi},
+      {"cuda", srun, by_mpi, "but srun has started several processes; expected --comm=nccl, or --ranks=N without srun",
+       on_host, by_mpi},
+      {"cuda", torchrun, by_names,
+       "but torchrun has started several processes; expected --comm=nccl, or --ranks=N without torchrun", on_host,
        by_names},
   };
   std::map<WorldKind, std::string> const words{{WorldKind::threads, threads},
@@ -262,7 +272,7 @@ TEST_CASE("a launcher and an MPI that do not know each other are noticed") {
   CHECK(problem(open_mpi + srun, 4) == "nothing was thrown");
   CHECK(has(problem(pmi, 1), "mpirun has started 4 processes, but MPI finds 1"));
   CHECK(has(problem(pmix + srun, 1), "srun has started 4 processes, but MPI finds 1"));
-  CHECK(has(problem(srun, 1), "srun has started 4 processes, but MPI finds 1: expected an MPI plugin"));
+  CHECK(has(problem(srun, 1), "srun has started 4 processes, but MPI finds 1: start srun with an MPI plugin"));
 }
 
 TEST_CASE("ranks count themselves machine by machine, however they lie") {
@@ -288,10 +298,13 @@ TEST_CASE("shard groups of a machine each are as many consecutive ranks on every
   auto const problem = [](std::vector<int> const& nodes) {
     return what([&] { static_cast<void>(ranks_of_a_machine(nodes)); });
   };
-  CHECK(has(problem({0, 0, 2}), "rank 0's has 2 and rank 2's 1: expected as many ranks on each"));
-  CHECK(has(problem({0, 1, 1, 1}), "rank 0's has 1 and rank 1's 3"));
-  CHECK(has(problem({0, 1, 0, 1}), "ranks 0 and 2 are on one, and others between them are not"));
-  CHECK(has(problem({0, 0, 2, 2, 4, 0, 4, 2}), "or --shard_group=N"));
+  CHECK(
+      has(problem({0, 0, 2}),
+          "the number of ranks differs: 2 on the machine of rank 0, 1 on the machine of rank 2; start the same number "
+          "of consecutive ranks on each machine"));
+  CHECK(has(problem({0, 1, 1, 1}), "1 on the machine of rank 0, 3 on the machine of rank 1; start"));
+  CHECK(has(problem({0, 1, 0, 1}), "ranks 0 and 2 are on one machine and ranks between them are on another"));
+  CHECK(has(problem({0, 0, 2, 2, 4, 0, 4, 2}), "or choose a size with --shard_group=N"));
 }
 
 TEST_CASE("every rank takes the GPU of its place on the machine") {
@@ -316,19 +329,19 @@ TEST_CASE("fewer GPUs than ranks of a machine are refused on all of them") {
   for (int place = 0; place < 4; ++place)
     CHECK(has(problem({8 + place, 12}, {place, 4}, 3),
               fmt::format("rank {}: expected a GPU for every rank, got 4 ranks on a machine with 3 GPUs; "
-                          "--share_gpu=true deals ranks round over the GPUs",
+                          "--share_gpu=true lets several ranks share a GPU",
                           8 + place)));
   CHECK(has(problem({7, 8}, {3, 0}, 3),
             "rank 7: expected a GPU for every rank, got LOCAL_RANK=3 on a machine with 3 GPUs; --share_gpu=true"));
   CHECK(has(problem({7, 8}, {3, 2}, 3),  // enough GPUs: the variable is wrong
-            "rank 7: expected a GPU for every rank, got LOCAL_RANK=3 on a machine with 3 GPUs, whose ranks are 2; "));
+            "rank 7: expected a GPU for every rank, got LOCAL_RANK=3 on a machine with 3 GPUs and 2 ranks; "));
   CHECK(has(problem({1, 2}, {}, 2), "rank 1: LOCAL_RANK is not set, and there are 2 GPUs to choose from"));
-  CHECK(has(problem({1, 2}, {0, 1}, 0), "found none here"));
+  CHECK(has(problem({1, 2}, {0, 1}, 0), "found none on this machine"));
   for (int const gpus : {0, 2})  // sharing makes no GPU, and tells ranks no place
     CHECK(has(what([&] {
                 choose_gpu({1, 2}, {}, gpus, true);
               }),
-              gpus == 0 ? "found none here" : "LOCAL_RANK is not set"));
+              gpus == 0 ? "found none on this machine" : "LOCAL_RANK is not set"));
 }
 
 TEST_CASE("ranks that were shown one GPU notice it") {
@@ -340,10 +353,12 @@ TEST_CASE("ranks that were shown one GPU notice it") {
   CHECK(problem("abc", {0, 0, 2}) == "nothing was thrown");
   auto const some = problem("abcdc", {0, 0, 2, 2, 2});
   CHECK(has(some,
-            "ranks 2 and 4 have the same one (c), and see no other: 3 ranks of their machine have 2 GPUs among them"));
+            "ranks 2 and 4 have the same one (c), and each of them sees this GPU alone: the 3 ranks of their machine "
+            "see 2 GPUs in total"));
   CHECK(has(some, "--share_gpu=true"));
   CHECK(has(problem("aa", {0, 0}),
-            "ranks 0 and 1 have the same one (a), and see no other: 2 ranks of their machine have 1 GPU among"));
+            "ranks 0 and 1 have the same one (a), and each of them sees this GPU alone: the 2 ranks of their machine "
+            "see 1 GPU in total"));
 }
 
 TEST_CASE("ranks that were given one GPU of several are told by which variable") {
@@ -352,12 +367,12 @@ TEST_CASE("ranks that were given one GPU of several are told by which variable")
   };
   auto const twice = problem({"a", 0, 4}, {"a", 0, 4});
   CHECK(has(twice,
-            "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0; expected a different one for each rank"));
+            "ranks 0 and 1 have the same one (a): both have LOCAL_RANK=0; expected a different number for each rank"));
   CHECK_FALSE(has(twice, "start fewer"));  // there are GPUs enough
   auto const shifted = problem({"b", 1, 4}, {"b", 0, 2});
-  CHECK(has(
-      shifted,
-      "one has LOCAL_RANK=1 and sees 4 GPUs, the other LOCAL_RANK=0 and 2: expected the same CUDA_VISIBLE_DEVICES"));
+  CHECK(has(shifted,
+            "rank 0 has LOCAL_RANK=1 and sees 4 GPUs, rank 1 has LOCAL_RANK=0 and sees 2: set the same "
+            "CUDA_VISIBLE_DEVICES"));
   for (auto const* const name : {"GPU-0a", "GPU-0a of a host with spaces"}) {
     auto const same = unpack_gpu(pack({name, -1, 8}));
     CHECK(same.name == name);

@@ -299,8 +299,9 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
     std::string bytes, says;
   };
   std::vector<Case> const cases{
-      {"a.txt.gz", "\x1f\x8b\x08", "a.txt.gz' is compressed by gzip, expected text: let zcat unpack it, as in zcat '"},
-      {"a.jsonl", "\x28\xb5\x2f\xfd rest", "compressed by zstd, expected text: let zstdcat"},
+      {"a.txt.gz", "\x1f\x8b\x08",
+       "a.txt.gz' is compressed by gzip, expected text: decompress it with zcat, as in zcat '"},
+      {"a.jsonl", "\x28\xb5\x2f\xfd rest", "compressed by zstd, expected text: decompress it with zstdcat"},
       {"a.xz", std::string("\xfd\x37zXZ\0", 6), "let xzcat"},
       {"a.bz2", "BZh91AY&SY", "let bzcat"},
       {"a.zip", "PK\x03\x04", "let unzip -p"},
@@ -330,7 +331,8 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
   CHECK(has(what([&] { prepare_data(options_of(folder, folder.path / "docs")); }), "b.parquet' is a Parquet file"));
   folder.file("docs/a.md", "text");
   folder.file("docs/.hidden", "text");
-  CHECK(has(what([&] { prepare_data(options_of(folder, folder.path / "docs")); }), "got 2 others, such as 'a.md'"));
+  CHECK(
+      has(what([&] { prepare_data(options_of(folder, folder.path / "docs")); }), "got 2 other files, such as 'a.md'"));
   folder.file("docs/a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
   auto some = options_of(folder, folder.path / "docs");
   some.val_fraction = 0.5;

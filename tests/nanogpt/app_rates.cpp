@@ -41,21 +41,24 @@ TEST_CASE("ranks choose by the slowest of them, and what one cannot none does") 
   };
   ProductRates const fast{100e9, 300e9, ""}, slow{80e9, 90e9, ""}, without{90e9, 0, "it has no units"};
   CHECK(chosen({fast}) ==
-        "computes in bfloat16: products of bfloat16 are 3.00 times as fast here (300 against 100 GFLOP/s a rank), "
+        "this run computes in bfloat16: matrix products in bfloat16 are 3.00 times as fast as in float32 here (300 "
+        "against 100 GFLOP/s per rank), "
         "measured now");
   CHECK(chosen({fast, slow}) ==
-        "computes in float32: products of bfloat16 are 1.12 times as fast here (90 against 80 GFLOP/s a rank), "
+        "this run computes in float32: matrix products in bfloat16 are 1.12 times as fast as in float32 here (90 "
+        "against 80 GFLOP/s per rank), "
         "measured now");
   CHECK(chosen({slow, fast}) == chosen({fast, slow}));
-  CHECK(chosen({without}) == "computes in float32: it has no units");
-  CHECK(chosen({without, fast}) == "computes in float32: it has no units");
-  CHECK(chosen({fast, fast, without, without}) == "computes in float32: rank 2: it has no units");
+  CHECK(chosen({without}) == "this run computes in float32: it has no units");
+  CHECK(chosen({without, fast}) == "this run computes in float32: it has no units");
+  CHECK(chosen({fast, fast, without, without}) == "this run computes in float32: rank 2: it has no units");
   auto disturbed = fast;
   disturbed.settled = false;
-  CHECK(has(chosen({fast, disturbed}), "computes in float32: other work on the machine disturbed the measurement"));
+  CHECK(has(chosen({fast, disturbed}),
+            "this run computes in float32: other work on the machine disturbed the measurement"));
   auto known = fast;
   known.remembered = true;
-  CHECK(has(chosen({known, known}), "(300 against 100 GFLOP/s a rank), as '"));
+  CHECK(has(chosen({known, known}), "(300 against 100 GFLOP/s per rank), as stored in '"));
   CHECK(has(chosen({known, fast}), ", measured now"));
 }
 

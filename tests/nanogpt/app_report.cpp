@@ -268,7 +268,7 @@ TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
   CHECK(has(what([&] { RunLog const log(folder.path / "no" / "log.jsonl"); }), "log.jsonl' cannot be written"));
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
   folder.file("log.jsonl", "nothing\n");
-  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "is no log of a training run"));
+  CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "is not the log of a training run"));
 }
 
 TEST_CASE("no text becomes markup") {
@@ -635,7 +635,7 @@ TEST_CASE("a pointer reads what was logged, where the line is smoothed") {
     CHECK(has(report::readings(chart), "[149,\"4\",null,1]"));
   }
   CHECK(report::loss_chart({&long_run}).curves[1].points[150].y > 3.9);
-  std::string const note = "the line is smoothed, a pointer reads what was logged";
+  std::string const note = "the line is smoothed, and the pointer shows the logged values";
   CHECK(has(report::page({{long_run, {}}}), note));
   CHECK(!has(report::page({{short_run, {}}}), note));
 }
@@ -661,7 +661,7 @@ TEST_CASE("a trace is drawn in the page of the run that wrote it alone, and what
   for (auto const& foreign : {json, edited(with_run_id(json), run_id(), "other")}) {
     auto const other = found(log, foreign);
     CHECK(!other.trace);
-    CHECK(has(other.missing, "t.json' is another run's."));
+    CHECK(has(other.missing, "t.json' belongs to another run."));
   }
   // As older programs wrote them: of ranks alone there is something to compare.
   auto const old = edited(log, "\"id\":\"" + run_id() + "\",", "");
@@ -669,13 +669,13 @@ TEST_CASE("a trace is drawn in the page of the run that wrote it alone, and what
   CHECK(!found(old, with_run_id(json)).trace);
   CHECK(!found(edited(old, "\"ranks\":2", "\"ranks\":4"), json).trace);
 
-  CHECK(has(found(log, "").missing, "t.json' has no steps in it."));
+  CHECK(has(found(log, "").missing, "t.json' contains no steps."));
   std::filesystem::remove(folder.path / "t.json");
   auto const gone = report::read_first_trace(run_of(log).traces, folder.path);
-  CHECK(has(gone.missing, "t.json' is not there."));
+  CHECK(has(gone.missing, "t.json' does not exist."));
   auto const page = report::page({{run_of(log), {}, gone.missing}});
   CHECK(XmlCheck(page).fault() == "");
   CHECK(has(page, "<h2>Step</h2>"));
-  CHECK(has(page, "t.json&#39; is not there."));
+  CHECK(has(page, "t.json&#39; does not exist."));
   CHECK(report::read_first_trace({}, folder.path).missing.empty());
 }

@@ -70,7 +70,7 @@ resuming with learning_rate 0.0003; the run had 0.003
 resuming with max_iters 8; the run had 4
 LINES
 check "another learning rate changes nothing" test "$(cmp -s whole/model.safetensors part/model.safetensors; echo $?)" -eq 1
-refuses "expected a multiple of the 3 ranks (it is the total over ranks), got 4, as the run in 'first' had; give another by --gradient_accumulation_steps=N" \
+refuses "expected a multiple of the 3 ranks (it is the total over ranks), got 4, as in the run in 'first'; set another value with --gradient_accumulation_steps=N" \
   --ranks=3 --init_from=resume --out_dir=first
 
 # --- data -------------------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ check "the same data count as others" test "$(grep -c 'data are not those' outpu
 check "moved data: other weights" cmp whole/model.safetensors part/model.safetensors
 dd if=kept/train.bin of=data/d/train.bin bs=2 skip=1 count=1 conv=notrunc 2>/dev/null # the second token is the first too
 for ranks in 1 2; do refuses "the training $differs " --ranks=$ranks --init_from=auto --out_dir=first; done
-says "now there are as many, but others. Restore them, or name the data to go on with: --dataset=NAME, --train_data=FILES"
+says "now there are as many, with other contents. Restore the old data, or name the data with which to continue: --dataset=NAME, --train_data=FILES"
 head -c 2 kept/train.bin >>data/d/train.bin
 refuses "the training $differs $(($(stat -c %s kept/train.bin) / 2)) tokens in 1 file, now there are $(($(stat -c %s kept/train.bin) / 2 + 1)) tokens in 1 file" \
   --init_from=resume --out_dir=first

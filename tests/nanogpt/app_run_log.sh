@@ -71,7 +71,7 @@ check "report" "$nanogpt" report one >output 2>&1
 check "it says where the page is" grep -qx 'wrote one/report.html' output
 check "the torn line is mentioned" grep -q '1 line of the log could not be read' one/report.html
 check "and the two starts" grep -q 'started 2 times' one/report.html
-check "a resumed run is traced from its own third step on" grep -q 'Iteration 1[0-2]\(, of middle length\)*\. ' one/report.html
+check "a resumed run is traced from its own third step on" grep -q 'Iteration 1[0-2]\(, the traced step of median length\)*\. ' one/report.html
 cp -r one two
 check "two runs, and a picture" "$nanogpt" report one two --to=both.html --svg=picture.svg >output 2>&1
 for name in one two; do check "the page names $name" grep -q ">$name</span>" both.html; done
@@ -82,10 +82,10 @@ fi
 # Another run's trace under the same name is not this one's step.
 check "a trace over the old one" timeout 120 "$nanogpt" "${small[@]}" --max_iters=3 --out_dir=other --trace=one/t.json >output 2>&1
 check "its own page has the step" "$nanogpt" report other >output 2>&1
-check "and draws it" grep -q 'of middle length' other/report.html
+check "and draws it" grep -q 'of median length' other/report.html
 check "the older run's page" "$nanogpt" report one >output 2>&1
 check "says whose the trace is" grep -q "one/t.json&#39; is another run&#39;s" one/report.html
-if grep -q 'of middle length' one/report.html; then fail "another run's step is drawn"; fi
+if grep -q 'of median length' one/report.html; then fail "another run's step is drawn"; fi
 
 # The same as a table, and a page that is rewritten while the log grows.
 check "a table" "$nanogpt" report one two --to=both.html --csv=runs.csv >output 2>&1

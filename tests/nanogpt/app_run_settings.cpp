@@ -153,11 +153,12 @@ TEST_CASE("a part of a setting is not taken where the whole differs from the run
   CHECK(same.val_data == "y");
   // What does not fit the ranks of this start is named as the run's.
   CHECK(has(what([&] { check_together(same, Command::train, 3); }),
-            "expected a multiple of the 3 ranks (it is the total over ranks), got 40, as the run in 'out' had; give "
-            "another by --gradient_accumulation_steps=N"));
-  CHECK(has(what([&] { check_together(same, Command::train, 5); }),
-            "setting 'shard_group': expected a divisor of the 5 ranks, got 2, as the run in 'out' had; give another by "
-            "--shard_group=N"));
+            "expected a multiple of the 3 ranks (it is the total over ranks), got 40, as in the run in 'out'; set "
+            "another value with --gradient_accumulation_steps=N"));
+  CHECK(has(
+      what([&] { check_together(same, Command::train, 5); }),
+      "setting 'shard_group': expected a divisor of the 5 ranks, got 2, as in the run in 'out'; set another value with "
+      "--shard_group=N"));
 }
 
 TEST_CASE("a setting that the program has chosen for its ranks is neither the run's nor taken from it") {
@@ -253,21 +254,21 @@ TEST_CASE("data are told apart by their tokens, not by their files' names") {
   CHECK(
       what([&] { compare_data(Settings{}, had, two, "out/step-8"); }) ==
       "setting 'dataset': the training data are not those of the run in 'out/step-8': it had 150000 tokens in 1 file, "
-      "now there are 150000 tokens in 2 files. Restore them, or name the data to go on with: --dataset=NAME, "
-      "--train_data=FILES");
+      "now there are 150000 tokens in 2 files. Restore the old data, or name the data with which to continue: "
+      "--dataset=NAME, --train_data=FILES");
   auto other_val = had;
   other_val.val.checksum = "0000000000000000";
   CHECK(what([&] { compare_data(Settings{}, had, other_val, "out/step-8"); }) ==
         "setting 'dataset': the validation data are not those of the run in 'out/step-8': it had 100 tokens in 1 file, "
-        "now there are as many, but others. Restore them, or name the data to go on with: --dataset=NAME, "
-        "--train_data=FILES or --val_data=FILES");
+        "now there are as many, with other contents. Restore the old data, or name the data with which to continue: "
+        "--dataset=NAME, --train_data=FILES or --val_data=FILES");
   auto const given = settings_with({{"val_data", "val.bin"}});
   CHECK(compare_data(given, had, other_val, "out/step-8") ==
         Lines{"warning: the validation data are not those of the run in 'out/step-8': it had 100 tokens in 1 file, now "
-              "there are as many, but others; do not compare validation losses with earlier ones"});
+              "there are as many, with other contents; do not compare validation losses with earlier ones"});
   CHECK(has(what([&] { compare_data(given, had, two, "out/step-8"); }), "the training data are not those"));
   for (auto const* const name : {"dataset", "train_data"})
     CHECK(compare_data(settings_with({{name, "x"}}), had, two, "out/step-8") ==
           Lines{"warning: the training data are not those of the run in 'out/step-8': it had 150000 tokens in 1 file, "
-                "now there are 150000 tokens in 2 files; batches are drawn from the new ones from here on"});
+                "now there are 150000 tokens in 2 files; batches are drawn from the new data from here on"});
 }

@@ -205,7 +205,7 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   apply_config_text(settings, R"(start = 'It\'s\n\t"\\"'  # so)", "escapes");
   CHECK(settings.start == "It's\n\t\"\\\"");
   CHECK(has(what([&] { apply_config_text(settings, R"(start = "\q")", "file"); }),
-            R"(file, line 1: '\q' is none of \n)"));
+            R"(file, line 1: expected one of the escapes \n)"));
   CHECK(has(what([&] { apply_config_text(settings, R"(start = "a\")", "file"); }), "never closed"));
 
   CHECK(has(what([&] { apply_config_text(settings, "\nn_layers = 4\n", "file"); }),
@@ -213,7 +213,8 @@ TEST_CASE("config files: comments, quotes, Python's spellings, order; wrong line
   CHECK(has(what([&] { apply_config_text(settings, "n_layer 4", "file"); }), "file, line 1: expected 'name = value'"));
   CHECK(has(what([&] { apply_config_text(settings, "\n\nn_layer = four", "file"); }), "got 'four' (file, line 3)"));
   CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'open", "file"); }), "never closed"));
-  CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'a' b", "file"); }), "follows the closing quote"));
+  CHECK(has(what([&] { apply_config_text(settings, "out_dir = 'a' b", "file"); }),
+            "expected nothing after the closing quote, got 'b'"));
   CHECK(has(what([&] { apply_config_file(settings, "no_such_config"); }), "tiny"));
 }
 
@@ -278,7 +279,7 @@ TEST_CASE("an export says where to and in which of two types") {
   CHECK(problem("x", "bfloat16", "") == "nothing was thrown");
   CHECK(has(problem("", "", ""), "'to': expected the folder to write to"));
   CHECK(has(problem("x", "float16", ""), "'dtype': expected float32 or bfloat16 for an export, got float16"));
-  CHECK(has(problem("x", "", "e"), "'vocab_bpe': a tokenizer is two files"));
+  CHECK(has(problem("x", "", "e"), "'vocab_bpe': expected both files of the tokenizer"));
 }
 
 TEST_CASE("what becomes of a unit after forward goes with the strategy") {
@@ -332,7 +333,7 @@ TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {
   Settings given;
   set(given, "min_params", "7");
   CHECK(has(what([&] { check_together(given, Command::train, 1); }),
-            "'min_params': it has an effect only with --wrap=size, got 7 with --wrap="));
+            "'min_params': only --wrap=size uses min_params, got 7 with --wrap="));
   given.wrap = "size";
   CHECK(what([&] { check_together(given, Command::train, 1); }) == "nothing was thrown");
 }
@@ -361,8 +362,9 @@ TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a
   CHECK(problem("gpt2", "e", "m", 0.1) == "nothing was thrown");
   CHECK(has(problem("gpt2", "", "m", 0.1), "'encoder_json': tokenizer gpt2 needs"));
   CHECK(has(problem("gpt2", "e", "", 0.1), "'vocab_bpe': tokenizer gpt2 needs"));
-  CHECK(has(problem("char", "e", "", 0.1), "'encoder_json': only tokenizer gpt2 reads it, got 'e' with char"));
-  CHECK(has(problem("char", "", "m", 0.1), "'vocab_bpe': only tokenizer gpt2 reads it"));
+  CHECK(has(problem("char", "e", "", 0.1),
+            "'encoder_json': only --tokenizer=gpt2 reads this file, got 'e' with --tokenizer=char"));
+  CHECK(has(problem("char", "", "m", 0.1), "'vocab_bpe': only --tokenizer=gpt2 reads this file"));
   CHECK(problem("char", "", "", 0) == "nothing was thrown");
   Settings both;
   both.data = "text";
@@ -370,7 +372,7 @@ TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a
   CHECK(what([&] { check_together(both, Command::prepare, 1); }) == "nothing was thrown");
   set(both, "val_fraction", "0.5");
   CHECK(has(what([&] { check_together(both, Command::prepare, 1); }),
-            "'val_fraction': with val_data all of data is for"));
+            "'val_fraction': with --val_data, all of --data is used for"));
 }
 
 TEST_CASE("the learning rate warms up, decays by a cosine, and stays at its end") {

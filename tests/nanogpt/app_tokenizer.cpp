@@ -287,9 +287,9 @@ TEST_CASE("files that do not fit together are refused, with the file, the line a
   for (std::string const bad : {"a", "a b c", " a b", "a  b", "a "})
     CHECK(has(refused(json, "#version\n" + bad + "\n"), "'m.bpe', line 2: expected two symbols with a blank"));
   CHECK(has(refused(json, "a x\n"), "'m.bpe', line 1: encoder.json has no id for 'ax'"));
-  CHECK(has(refused(json, "a b\n\nab c\nab c\n"), "line 4: a line above makes the same symbol: 'ab c'"));
-  CHECK(has(refused(json, "a b\nb c\nab c\na bc\n"), "line 4: a line above makes the same symbol: 'a bc'"));
-  CHECK(has(refused(json, "ab c\na b\n"), "line 1: neither a byte nor made by a line above: 'ab'"));
+  CHECK(has(refused(json, "a b\n\nab c\nab c\n"), "line 4: a line above has the same result: 'ab c'"));
+  CHECK(has(refused(json, "a b\nb c\nab c\na bc\n"), "line 4: a line above has the same result: 'a bc'"));
+  CHECK(has(refused(json, "ab c\na b\n"), "line 1: the symbol is neither a byte nor the result of a line above: 'ab'"));
 }
 
 TEST_CASE("GPT-2's ids of hard texts, and of every character, are those of tiktoken") {

@@ -100,8 +100,8 @@ TEST_CASE("a product that nothing computes ends with its shape, and is asked for
     } catch (fsdp::VendorError const& error) {
       text = error.what();
     }
-    CHECK(text.find("cuBLASLt has no algorithm, and cuBLAS fails (not supported") == 0);
-    CHECK(text.find("1 product(s) of 4 by 4 over 4") != text.npos);
+    CHECK(text.find("cuBLASLt has no algorithm for a matrix product, and cuBLAS fails (not supported") == 0);
+    CHECK(text.find("batch 1, m 4, n 4, k 4") != text.npos);
   }
   Configured const settings(Algorithms::none);
   for (int i = 0; i < 3; ++i) run();

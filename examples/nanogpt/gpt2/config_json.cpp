@@ -28,8 +28,8 @@ struct Choices {
   void expect(char const* name, bool value) const {
     if (!has(name)) return;
     if (!json[name].is_boolean() || json[name].get<bool>() != value)
-      fields.wrong(name,
-                   value ? "true, the one that nanogpt computes with" : "false, the one that nanogpt computes with");
+      fields.wrong(
+          name, value ? "true, the only value that nanogpt supports" : "false, the only value that nanogpt supports");
   }
   void expect_none(char const* name) const {
     if (has(name) && !(json[name].is_structured() && json[name].empty())) fields.wrong(name, "none");
@@ -52,7 +52,8 @@ ConfigKind kind_of_config(std::filesystem::path const& path) {
   if (json.contains("model_args")) return ConfigKind::nanogpt;
   if (json.contains("model_type")) return ConfigKind::huggingface;
   fsdp::fail<fsdp::ConfigError>(
-      "{}: expected HuggingFace's (with 'model_type') or nanogpt's (with 'model_args'), got neither", what);
+      "{}: expected a config.json of HuggingFace (with 'model_type') or of nanogpt (with 'model_args'), got neither",
+      what);
 }
 
 GptConfig parse_huggingface_config(std::string_view text, std::string_view what) {

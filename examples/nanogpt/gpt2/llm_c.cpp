@@ -57,7 +57,8 @@ LlmcFile::Header LlmcFile::read_header(fs::path const& path) {
   InputFile const file(path);
   auto const name = fsdp::formatted("'{}'", path.string());
   if (file.size() < header_bytes)
-    fsdp::fail<fsdp::ConfigError>("{}: {} bytes are too few for llm.c's header of {}", name, file.size(), header_bytes);
+    fsdp::fail<fsdp::ConfigError>("{}: the file has {} bytes, fewer than the {} bytes of llm.c's header", name,
+                                  file.size(), header_bytes);
   Words words{};
   file.read(0, std::as_writable_bytes(std::span(words)));
   if (words[0] != magic)
@@ -82,11 +83,13 @@ LlmcFile::Header LlmcFile::read_header(fs::path const& path) {
   padded.vocab_size = header.padded_vocab;
   expect_possible(padded, name);
   if (header.padded_vocab < config.vocab_size)
-    fsdp::fail<fsdp::ConfigError>("{}: a padded vocabulary of {} is smaller than the vocabulary, {}", name,
-                                  header.padded_vocab, config.vocab_size);
+    fsdp::fail<fsdp::ConfigError>(
+        "{}: the header's padded vocabulary size, {}, is smaller than its vocabulary size, {}", name,
+        header.padded_vocab, config.vocab_size);
   auto const expected = header_bytes + elements_of(config, header.padded_vocab) * header.element_bytes;
   if (file.size() != expected)
-    fsdp::fail<fsdp::ConfigError>("{}: its header says {} bytes, but it has {}: {}", name, expected, file.size(),
+    fsdp::fail<fsdp::ConfigError>("{}: expected {} bytes by its header, but the file has {}: {}", name, expected,
+                                  file.size(),
                                   file.size() < expected ? "it is truncated" : "there are bytes after the weights");
   return header;
 }

@@ -117,8 +117,9 @@ OpenedModel open_pretrained(Settings const& settings) {
   if (fs::is_directory(name, error)) return open_folder(name);
   if (is_llm_c(name)) return {std::make_shared<LlmcFile>(name), {}, find_tokenizer(ckpt::folder_of(name)), 0};
   fsdp::fail<fsdp::ConfigError>(
-      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file; '{}' {}",
-      fsdp::listed(published), name, fs::exists(name, error) ? "is none of these" : "is not there");
+      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file; got "
+      "'{}', which {}",
+      fsdp::listed(published), name, fs::exists(name, error) ? "is none of these" : "does not exist");
 }
 
 OpenedModel open_saved(fs::path const& folder) {

@@ -63,7 +63,7 @@ std::map<std::string, std::string> WeightsFolder::read_index(fs::path const& pat
     auto const name = item.value().is_string() ? item.value().get<std::string>() : std::string();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
       fsdp::fail<fsdp::ConfigError>(
-          "{}: tensor '{}': expected the name of a file beside it, got {}", what, item.key(),
+          "{}: tensor '{}': expected the name of a file in the same folder, got {}", what, item.key(),
           item.value().dump(-1, ' ', false, fsdp::checkpoint::Json::error_handler_t::replace));
     index.emplace(item.key(), name);
   }
@@ -93,8 +93,8 @@ void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index
       if (ours.empty()) continue;
       auto const [place, fresh] = places_.try_emplace(ours, Place{file, entry.name});
       if (!fresh)
-        fsdp::fail<fsdp::ConfigError>("'{}': '{}' and '{}' are two names of one tensor", path().string(),
-                                      place->second.name, entry.name);
+        fsdp::fail<fsdp::ConfigError>("'{}': '{}' and '{}' name the same tensor of the model; expected one of them",
+                                      path().string(), place->second.name, entry.name);
     }
   }
   if (!listed.empty())
@@ -127,8 +127,8 @@ void WeightsFolder::check_tensors(Orientation orientation) {
   }
   for (auto const& [name, place] : places_)
     if (!tensors_.contains(name) && name != head_name)
-      fsdp::fail<fsdp::ConfigError>("'{}': the model has no tensor '{}'", (path() / names_[place.file]).string(),
-                                    place.name);
+      fsdp::fail<fsdp::ConfigError>("'{}' has a tensor '{}' that the model of config.json does not have",
+                                    (path() / names_[place.file]).string(), place.name);
   if (both) expect_tied(head->second);
   places_.clear();
 }

@@ -202,11 +202,11 @@ Run read_run(std::filesystem::path const& folder) {
   auto const file = folder / run_log_name;
   std::ifstream stream(file, std::ios::binary);
   if (!stream)
-    fsdp::fail<fsdp::ConfigError>("'{}': expected the out_dir of a training run, with a file {}; there is none",
+    fsdp::fail<fsdp::ConfigError>("'{}': expected the out_dir of a training run, but the folder has no file {}",
                                   folder.string(), run_log_name);
   auto run = read_log(stream);
   if (run.starts == 0 && run.iterations.empty() && run.evaluations.empty())
-    fsdp::fail<fsdp::ConfigError>("'{}' is no log of a training run: no line of it has \"kind\": \"run\"",
+    fsdp::fail<fsdp::ConfigError>("'{}' is not the log of a training run: none of its lines has \"kind\": \"run\"",
                                   file.string());
   run.folder = folder;
   std::error_code ignored;

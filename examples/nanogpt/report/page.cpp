@@ -40,7 +40,7 @@ std::string caption(Chart const& chart, Axis axis, bool brief) {
   return chart.unit + (chart.unit.empty() ? "" : ", ") + "by " + unit_of_x(chart, axis) +
          (!smooth ? ""
           : brief ? ", smoothed"
-                  : "; the line is smoothed, a pointer reads what was logged");
+                  : "; the line is smoothed, and the pointer shows the logged values");
 }
 
 constexpr std::string_view names_of_axes[] = {"iterations", "tokens", "time"};

@@ -152,7 +152,7 @@ std::string settings_section(Run const& run) {
   auto const given = pairs(setting_rows(run, true)), others = pairs(setting_rows(run, false));
   if (given.empty() && others.empty()) return {};
   return fmt::format("<section>\n<h2>Settings</h2>\n<p class=\"say\">{}</p>\n{}{}</section>\n",
-                     given.empty() ? "All are the defaults." : "Those that a config file or the command line has set.",
+                     given.empty() ? "All are the defaults." : "Settings from config files and the command line.",
                      given, folded("all other settings, at their defaults", others));
 }
 

@@ -111,7 +111,7 @@ std::optional<double> exposed_communication(Material const& material) {
 std::string memory_section(Run const& run, std::string const& of) {
   if (!has_memory(run)) return {};
   auto const ranks = run.memory.size();
-  auto const say = ranks == 0 ? std::string("The plan; the run has not told what it reserved.")
+  auto const say = ranks == 0 ? std::string("The plan. The run has not logged the memory that it reserved.")
                    : ranks <= 8
                        ? std::string("Reserved by each rank, below the plan that the library made before training.")
                        : fmt::format("The first 8 of {} ranks; the table has them all.", ranks);
@@ -134,10 +134,11 @@ std::string step_section(Material const& material, std::string const& of) {
   auto const overlap = overlap_of(trace);
   auto const steps = overlap.empty() ? 0 : overlap[0].steps;
   auto const exposed = exposed_communication(material);
-  auto say = fmt::format("Iteration {}{}. {} % of {} is exposed: a rank communicates, and computes nothing meanwhile.",
-                         number_text(static_cast<double>(step.step)), steps > 1 ? ", of middle length" : "",
-                         exposed ? number_text(*exposed * 100) : "-",
-                         steps == 1 ? "the traced step" : fmt::format("the {} traced steps' time", steps));
+  auto say =
+      fmt::format("Iteration {}{}. {} % of {} is exposed: a rank communicates and computes nothing in that time.",
+                  number_text(static_cast<double>(step.step)), steps > 1 ? ", the traced step of median length" : "",
+                  exposed ? number_text(*exposed * 100) : "-",
+                  steps == 1 ? "the traced step" : fmt::format("the {} traced steps' time", steps));
   if (trace.ranks.size() > most_ranks_drawn)
     say += fmt::format(" The first {} of {} ranks.", most_ranks_drawn, trace.ranks.size());
   if (trace.cut) say += " The trace holds more than was read.";

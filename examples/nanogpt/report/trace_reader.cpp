@@ -112,14 +112,14 @@ FoundTrace read_first_trace(std::vector<TraceFile> const& files, std::filesystem
   FoundTrace found;
   for (auto const& file : files) {
     std::filesystem::path const path(file.file);
-    std::string_view why = "is not there";
+    std::string_view why = "does not exist";
     for (auto const& candidate : {path, folder / path.filename()}) {
       std::error_code ignored;
       if (!std::filesystem::is_regular_file(candidate, ignored)) continue;
       std::ifstream stream(candidate, std::ios::binary);
       auto trace = read_trace(stream);
       if (trace && is_of(*trace, file)) return {std::move(trace), {}};
-      why = trace ? "is another run's" : "has no steps in it";
+      why = trace ? "belongs to another run" : "contains no steps";
     }
     if (found.missing.empty()) found.missing = fmt::format("The run's trace is not drawn: '{}' {}.", file.file, why);
   }

@@ -96,7 +96,7 @@ class MergeReader {
       wrong("expected two symbols with a blank between them, got", line);
     auto const left = line.substr(0, blank), right = line.substr(blank + 1);
     auto const merged = id_of(std::string(left) + std::string(right));
-    if (made_[index(merged)]) wrong("a line above makes the same symbol:", line);
+    if (made_[index(merged)]) wrong("a line above has the same result:", line);
     merges.add(made(left), made(right), merged);
     made_[index(merged)] = true;
   }
@@ -107,7 +107,7 @@ class MergeReader {
   }
   Merges::Id made(std::string_view symbol) const {
     auto const id = id_of(std::string(symbol));
-    if (!made_[index(id)]) wrong("neither a byte nor made by a line above:", symbol);
+    if (!made_[index(id)]) wrong("the symbol is neither a byte nor the result of a line above:", symbol);
     return id;
   }
   [[noreturn]] void wrong(std::string_view what, std::string_view text) const {

@@ -25,7 +25,8 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, Marker marker
 }
 
 std::size_t Tokenizer::checked(std::int64_t id) const {
-  if (id < 0 || id >= size()) fsdp::fail<fsdp::ConfigError>("token {} lies outside the vocabulary of {}", id, size());
+  if (id < 0 || id >= size())
+    fsdp::fail<fsdp::ConfigError>("token {} lies outside the vocabulary of {} tokens", id, size());
   return static_cast<std::size_t>(id);
 }
 
