@@ -184,13 +184,13 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
       {"checkpoint.json", "\"ends.gain\"", "\"ends.table\"", "has no tensor 'ends.gain'"},
       {"checkpoint.json", "\"exp_avg\"", "\"exp_max\"", "has the state of optimizer 'AdamW' (parameters, exp_max, "},
       {"checkpoint.json", "\"name\": \"parameters\",\n   \"dtype\": \"fp32\"",
-       "\"name\": \"parameters\",\n   \"dtype\": \"fp16\"", "has a slice of another type"},
+       "\"name\": \"parameters\",\n   \"dtype\": \"fp16\"", "have a slice of another dtype"},
       {"checkpoint.json", "\"dtype\": \"fp32\"", "\"dtype\": \"fp8\"", "expected fp32, bf16 or fp16, got \"fp8\""},
       {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"../rank-00000-of-00002",
        "a name without a folder"},
       {"checkpoint.json", "\"name\": \"rank-00000-of-00002", "\"name\": \"rank-00001-of-00002",
-       "'files': expected one for each of 2 ranks"},
-      {"checkpoint.json", "\"world_size\": 2", "\"world_size\": 7", "'files': expected one for each of 7 ranks"},
+       "'files': expected one entry for each of 2 ranks"},
+      {"checkpoint.json", "\"world_size\": 2", "\"world_size\": 7", "'files': expected one entry for each of 7 ranks"},
       {"checkpoint.json", "\"steps\": 2", "\"steps\": 9223372036854775807", "'steps': expected a whole number"},
       {first.c_str(), "\"count\": ", "\"count\": 1", ""},
       {first.c_str(), "\"count\": ", "\"count\": 9223372036854775807", "'count': expected a whole number"},
@@ -199,7 +199,7 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
       {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 1", "'bytes'"},
       {first.c_str(), "\"header_bytes\": ", "\"header_bytes\": 3000000",
        "'header_bytes': expected a whole number from 8 to 1000"},
-      {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "describes another file"},
+      {first.c_str(), "\"file\": \"rank-00000", "\"file\": \"rank-00007", "describes file 'rank-00007"},
   };
   for (auto const& each : cases) {
     Victim const victim;
@@ -247,7 +247,7 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
     expect("cannot be made: Not a directory", [&] { fsdp::save(engine, adamw, below); });
     fsdp::BackgroundSaver saver(engine);
     expect("cannot be made", [&] { saver.save(adamw, below); });
-    expect("extra has a text that is not UTF-8", [&] {
+    expect("extra has a string that is not UTF-8", [&] {
       fsdp::save(engine, adamw, victim.folder.path, {{"x", "\xff"}});
     });
     expect("extra: 'best': 'loss' has a number that is not finite", [&] {
@@ -262,7 +262,7 @@ TEST_CASE("a save that cannot be written is every rank's error, and leaves what 
     expect("SaveOptions::step: expected 0 or more, got -2",
            [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.step = -2}); });
     expect("0 (all) or more", [&] { fsdp::save(engine, adamw, victim.folder.path, {}, {.keep_last = -1}); });
-    expect("has no name", [&] { fsdp::save(engine, adamw, ""); });
+    expect("got an empty path", [&] { fsdp::save(engine, adamw, ""); });
     auto const loaded = fsdp::load_latest(engine, adamw, victim.folder.path);
     if (engine.rank() == 0) CHECK(loaded->step == 2);
     // Ranks that mean different things.

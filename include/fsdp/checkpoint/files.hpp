@@ -190,7 +190,7 @@ inline std::filesystem::path folder_of(std::filesystem::path const& path) {
 
 /// Gives a file or folder another name, on the disk once somebody synchronises its folder. @throws ResourceError
 inline void rename(std::filesystem::path const& from, std::filesystem::path const& to) {
-  if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "put in its place", errno);
+  if (std::rename(from.c_str(), to.c_str()) != 0) detail::throw_file_error(to, "renamed into place", errno);
 }
 /// The same, on the disk too. @throws ResourceError
 inline void rename_durably(std::filesystem::path const& from, std::filesystem::path const& to) {

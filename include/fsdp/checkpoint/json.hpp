@@ -59,7 +59,7 @@ inline void expect_writable(Json const& value, std::string_view what, int depth 
   try {
     static_cast<void>(value.dump());
   } catch (Json::exception const& error) {
-    fail<ConfigError>("{} has a text that is not UTF-8: {}", what, error.what());
+    fail<ConfigError>("{} has a string that is not UTF-8: {}", what, error.what());
   }
 }
 
@@ -93,7 +93,7 @@ class Fields {
     return at(name).get<bool>();
   }
   std::string text(char const* name) const {
-    if (!at(name).is_string()) wrong(name, "a text");
+    if (!at(name).is_string()) wrong(name, "a string");
     return at(name).get<std::string>();
   }
   /// 16 hexadecimal digits.

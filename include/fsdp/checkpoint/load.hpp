@@ -46,7 +46,8 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
   };
   for (auto const& tensor : tensors) {
     auto const theirs = find(manifest.tensors, tensor.name);
-    if (theirs == manifest.tensors.end()) fail<ConfigError>("{} has no tensor '{}'", what, tensor.name);
+    if (theirs == manifest.tensors.end())
+      fail<ConfigError>("{} has no tensor '{}', which the model needs", what, tensor.name);
     if (theirs->shape != tensor.shape)
       fail<ConfigError>("{}: tensor '{}' has shape ({}); the model's has shape ({})", what, tensor.name,
                         listed(theirs->shape), listed(tensor.shape));
@@ -64,8 +65,10 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
     return listed(texts);
   };
   if (manifest.optimizer.empty())
-    fail<ConfigError>("{} has only parameters; the optimizer '{}' needs its state ({})", what, optimizer,
-                      names(arrays));
+    fail<ConfigError>(
+        "{} has only parameters, and no state for the optimizer '{}' ({}); load it without an optimizer, or choose a "
+        "checkpoint that was saved with one",
+        what, optimizer, names(arrays));
   fail<ConfigError>("{} has the state of optimizer '{}' ({}); this optimizer is '{}' ({})", what, manifest.optimizer,
                     names(manifest.arrays), optimizer, names(arrays));
 }

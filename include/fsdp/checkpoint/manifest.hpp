@@ -143,11 +143,12 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
     for (auto const& sum : each.array("xxh64"))
       slice.checksums.push_back(each.checksum_from(sum.is_string() ? sum.get<std::string>() : "", "xxh64"));
     if (static_cast<std::int64_t>(slice.checksums.size()) != block_count(slice.bytes()))
-      each.wrong("xxh64", formatted("{} of them, one for each MiB", block_count(slice.bytes())));
-    if (__builtin_add_overflow(offset, slice.bytes(), &offset)) each.wrong("count", "no more than a file holds");
+      each.wrong("xxh64", formatted("{} checksums, one for each MiB", block_count(slice.bytes())));
+    if (__builtin_add_overflow(offset, slice.bytes(), &offset))
+      each.wrong("count", "a number of elements that fits into a file");
     file.slices.push_back(std::move(slice));
   }
-  if (offset != file.bytes) fields.wrong("bytes", formatted("{}, the header's and the slices'", offset));
+  if (offset != file.bytes) fields.wrong("bytes", formatted("{}, the size of the header and all slices", offset));
   return file;
 }
 
@@ -199,7 +200,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape)
       if (__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) || tensor.numel > largest_numel)
-        each.wrong("shape", "as many elements as fit");
+        each.wrong("shape", "a shape with fewer elements");
     manifest.tensors.push_back(std::move(tensor));
   }
   for (auto const& item : fields.array("arrays")) {
@@ -207,7 +208,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
     manifest.arrays.push_back({each.text("name"), dtype_named(each.text("dtype"), each, "dtype")});
   }
   if (manifest.arrays.empty() || manifest.arrays.front().name != parameters_array)
-    fields.wrong("arrays", "the parameters first");
+    fields.wrong("arrays", "the parameters as its first entry");
   Fields const optimizer(fields.object("optimizer"), what);
   manifest.optimizer = optimizer.text("name");
   manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max() / 2);
@@ -221,7 +222,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   std::set<std::string_view> names;
   for (auto const& file : manifest.files) names.insert(file.first);
   if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) || names.size() != manifest.files.size())
-    fields.wrong("files", formatted("one for each of {} ranks", manifest.world_size));
+    fields.wrong("files", formatted("one entry for each of {} ranks", manifest.world_size));
   manifest.extra = fields.at("extra");
   return manifest;
 }

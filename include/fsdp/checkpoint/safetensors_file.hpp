@@ -135,7 +135,8 @@ class SafetensorsFile {
     std::uint64_t length = 0;
     for (std::size_t i = 0; i < detail::length_bytes; ++i) length |= static_cast<std::uint64_t>(base_[i]) << (8 * i);
     if (length > detail::longest_header || length > bytes_ - detail::length_bytes)
-      wrong("a header of {} bytes does not fit a file of {}", length, bytes_);
+      wrong("a header of {} bytes, which its first 8 bytes announce, does not fit into the file of {} bytes", length,
+            bytes_);
     auto const data_bytes = bytes_ - detail::length_bytes - length;
     data_ = base_ + detail::length_bytes + length;
 
@@ -158,7 +159,7 @@ class SafetensorsFile {
         wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
       auto const element = other ? other->bytes : size_of(entry.dtype);
       if (end - begin != static_cast<std::uint64_t>(entry.numel()) * element)
-        wrong("tensor '{}': ({}) of {} does not take {} bytes", item.key(), listed(entry.shape),
+        wrong("tensor '{}': shape ({}) and dtype {} do not match its {} bytes of data", item.key(), listed(entry.shape),
               other ? other->name : detail::format_name(entry.dtype), end - begin);
     }
     std::sort(placed.begin(), placed.end(),
@@ -177,7 +178,7 @@ class SafetensorsFile {
       index_.emplace(tensor.entry.name, entries_.size());
       entries_.push_back(std::move(tensor.entry));
     }
-    if (covered != data_bytes) wrong("its tensors take {} bytes, the data have {}", covered, data_bytes);
+    if (covered != data_bytes) wrong("its tensors take {} bytes, but its data have {} bytes", covered, data_bytes);
   }
 
   void read_metadata(Json const& value) {

@@ -48,7 +48,8 @@ class SafetensorsWriter {
   /// refuses
   template <class T>
   void write(std::string_view name, std::span<T const> values) {
-    FSDP_EXPECTS(next_ < entries_.size(), "'{}': tensor '{}' is one more than the {} that were declared",
+    FSDP_EXPECTS(next_ < entries_.size(),
+                 "'{}': tensor '{}' was written after all {} declared tensors; declare each tensor before you write it",
                  path_.string(), name, entries_.size());
     auto const& entry = entries_[next_];
     FSDP_EXPECTS(entry.name == name, "'{}': expected tensor '{}' next, got '{}'", path_.string(), entry.name, name);

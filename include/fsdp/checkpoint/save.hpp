@@ -59,7 +59,7 @@ class Save {
     partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
       expect_writable(manifest_.extra, "extra");
       expect_nameable(manifest_.tensors, manifest_.arrays);
-      if (folder.empty()) fail<ConfigError>("a checkpoint's folder has no name");
+      if (folder.empty()) fail<ConfigError>("expected a folder for the checkpoint, got an empty path");
       if (!is_first()) return std::string();
       make_folders(folder);
       lock_ = std::make_unique<FileLock>(folder / ".lock");

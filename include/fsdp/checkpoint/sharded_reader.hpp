@@ -36,7 +36,8 @@ class ShardedReader {
       auto const what = formatted("'{}'", path.string());
       if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: checksum mismatch", what);
       descriptions_.push_back(parse_rank_file(text, what));
-      if (descriptions_.back().name != name) fail<ConfigError>("{} describes another file", what);
+      if (descriptions_.back().name != name)
+        fail<ConfigError>("{} describes file '{}', expected '{}'", what, descriptions_.back().name, name);
     }
     readers_.resize(descriptions_.size());
     place_slices();
@@ -91,11 +92,12 @@ class ShardedReader {
   void place_slices() {
     for (auto const& array : manifest_.arrays)
       for (auto const& tensor : manifest_.tensors)
-        if (!parts_.try_emplace({array.name, tensor.name}).second) wrong(array.name, tensor.name, "is listed twice");
+        if (!parts_.try_emplace({array.name, tensor.name}).second) wrong(array.name, tensor.name, "are listed twice");
     for (std::size_t file = 0; file < descriptions_.size(); ++file) {
       for (auto const& slice : descriptions_[file].slices) {
         auto const found = parts_.find({slice.array, slice.tensor});
-        if (found == parts_.end()) wrong(slice.array, slice.tensor, "has slices, but the checkpoint does not list it");
+        if (found == parts_.end())
+          wrong(slice.array, slice.tensor, "have slices, but the checkpoint does not list this tensor");
         if (slice.count > 0) found->second.push_back({&slice, file});
       }
     }
@@ -106,11 +108,11 @@ class ShardedReader {
                   [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
         std::int64_t covered = 0;
         for (auto const& part : parts) {
-          if (part.slice->dtype != array.dtype) wrong(array.name, tensor.name, "has a slice of another type");
-          if (part.slice->first != covered) wrong(array.name, tensor.name, "has slices that overlap or leave a gap");
+          if (part.slice->dtype != array.dtype) wrong(array.name, tensor.name, "have a slice of another dtype");
+          if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
           covered = part.end();
         }
-        if (covered != tensor.numel) wrong(array.name, tensor.name, "is not covered by its slices");
+        if (covered != tensor.numel) wrong(array.name, tensor.name, "are incomplete: slices are missing");
       }
     }
   }

@@ -42,8 +42,8 @@ template <class E, Checkpointable O>
 void expect_own_optimizer(E const& engine, O const& optimizer) {
   if constexpr (requires { optimizer.engine(); })
     FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == &engine,
-                 "rank {}: the optimizer '{}' belongs to another engine", engine.rank(),
-                 std::string_view(optimizer.name()));
+                 "rank {}: the optimizer '{}' belongs to another engine; pass the optimizer of this engine",
+                 engine.rank(), std::string_view(optimizer.name()));
 }
 
 /// The arrays of an engine and an optimizer: the parameters, and the optimizer's in its order.

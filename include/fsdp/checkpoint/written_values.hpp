@@ -51,9 +51,8 @@ class WrittenValues {
         auto const twin = rank % static_cast<std::size_t>(shards[unit].placement().shards);
         if (texts[rank].compare(unit * digits, digits, texts[twin], unit * digits, digits) == 0) continue;
         fail<ConfigError>(
-            "rank {}: replicas of unit '{}' differ in {}: rank {} was given others than rank {}. Give every replica "
-            "the "
-            "same",
+            "rank {}: replicas of unit '{}' differ in {}: rank {} was given other values than rank {}. Give every "
+            "replica the same values",
             engine.rank(), shards[unit].name(), what, rank, twin);
       }
     }
