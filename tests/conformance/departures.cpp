@@ -165,8 +165,7 @@ TEST_CASE("local: a wait that misses its deadline names the collective, the unit
   INFO(outcome.text);
   CHECK(outcome.code == fsdp::host::wait_expired_exit_code);
   for (auto const* part :
-       {"rank 0: waits in broadcast 2 of 3 fp32 from rank 1 for unit 'unit' (test) on 'world': rank 1 "
-        "does not come; waiting for ",
+       {"rank 0: waits for rank 1 in broadcast 2 of 3 fp32 from rank 1 for unit 'unit' (test) on 'world'; waiting for ",
         " s, since 2"})
     CHECK(outcome.text.find(part) != std::string::npos);
 }

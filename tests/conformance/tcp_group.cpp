@@ -121,7 +121,7 @@ TEST_CASE("a rank that does not come is named at the deadline", "[tcp]") {
     if (rank != 2) TcpGroup(place(rank, 3, port), std::chrono::milliseconds(400));
   });
   auto const reason = fmt::format(
-      "rank 0 of 3: these ranks did not arrive in 0.4 s: 2; expected them at 127.0.0.1 port {} (MASTER_ADDR, "
+      "rank 0 of 3: these ranks did not connect within 0.4 s: 2; expected them at 127.0.0.1 port {} (MASTER_ADDR, "
       "MASTER_PORT)",
       port);
   CHECK(thrown[0] == reason);
@@ -151,7 +151,7 @@ TEST_CASE("who answers in rank 0's place is not waited for, and who is silent fo
   auto const begin = fsdp::bootstrap::Clock::now();
   auto const silent = arrival(place(1, 2, port));  // the system accepts for the listener
   CHECK(contains(silent, where + " did not answer in time; expected rank 0 there (MASTER_ADDR, MASTER_PORT)"));
-  CHECK(contains(silent, ", which listens until every rank has come once; waited "));
+  CHECK(contains(silent, ", which listens until every rank has connected once; waited "));
   CHECK(fsdp::bootstrap::Clock::now() - begin >= std::chrono::milliseconds(200));
 
   std::atomic<bool> over{false};
@@ -221,7 +221,7 @@ TEST_CASE("a rank that is late is named at the deadline", "[tcp]") {
     }
     while (!over) std::this_thread::yield();
   });
-  CHECK(contains(thrown[0], "has failed: it can be used no more"));
+  CHECK(contains(thrown[0], "has failed, so the group cannot be used any more"));
   CHECK(thrown[1] == "");
 }
 

@@ -101,9 +101,9 @@ nothing_left "SIGTERM while waiting"
 
 expect "ranks are killed before they map what they share" 60 'signal 9' -np 3 "$program" reserving
 expect "no folder for shared memory" 60 \
-  "rank [01]: [0-9]+ bytes of shared memory in $work/none .*making a file without a name: No such file or directory .*FSDP_SHM_DIR may name another folder" \
+  "rank [01]: [0-9]+ bytes of shared memory in $work/none .*creating an unnamed file failed: No such file or directory .*Set FSDP_SHM_DIR to another folder" \
   -x FSDP_SHM_DIR="$work/none" -np 2 "$program" shm
-expect "a folder whose files need names" 60 "rank [01]: .*Operation not supported .*FSDP_SHM_DIR may name another folder, on a tmpfs" \
+expect "a folder whose files need names" 60 "rank [01]: .*Operation not supported .*Set FSDP_SHM_DIR to another folder on a tmpfs" \
   -np 2 "$program" named
 env -u FSDP_SHM_DIR timeout 60 mpirun --oversubscribe --bind-to none -np 2 "$program" named > "$work/log" 2>&1 ||
   fail "/dev/shm, whose files need names: the run fails"
@@ -112,7 +112,7 @@ mkdir "$work/shm"
 if mount -t tmpfs -o size=6m tmpfs "$work/shm" 2> /dev/null; then
   mounted="$work/shm"
   expect "shared memory is too small" 60 \
-    "rank [01]: 8388608 bytes of shared memory in $work/shm .*reserving it: No space left on device.*--shm-size" \
+    "rank [01]: 8388608 bytes of shared memory in $work/shm .*reserving the memory failed: No space left on device.*--shm-size" \
     -x FSDP_SHM_DIR="$work/shm" -np 2 "$program" shm
   grep -q allocated "$work/log" && fail "shared memory is too small: a rank goes on"
   [ -n "$(ls "$work/shm")" ] && fail "shared memory is too small: files are left"

@@ -108,7 +108,7 @@ drill() { # drill NAME
       check "FAIL: rank $victim ended with $code" test "$code" -eq 1
       check "FAIL: rank $victim does not say what failed" said "$victim" "^nanogpt: error: rank $victim: .* failed.*: unspecified launch failure"
       check "FAIL: rank $victim does not name its device and what was under way" said "$victim" \
-        "^nanogpt: error: .*; rank $victim of 4 \(cuda:$victim\): [a-z_]+ [0-9]+ of [0-9]+ [a-z0-9]+ for unit '[^']+' \([a-z]+\) was not seen to be done" ;;
+        "^nanogpt: error: .*; rank $victim of 4 \(cuda:$victim\): [a-z_]+ [0-9]+ of [0-9]+ [a-z0-9]+ for unit '[^']+' \([a-z]+\) was not known to be complete" ;;
     *)
       kill -9 "${starters[victim]}"
       wait "${starters[victim]}" ;;

@@ -369,8 +369,8 @@ bool names_order(std::string const& text, char const* first, char const* second)
   auto const says = [&](char const* waits, char const* when, char const* other) {
     auto const at = text.find(fsdp::formatted(": waiting in all_reduce 1 of 1 fp32 for unit '{}' (test), for ", waits));
     auto const line = at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
-    return line.find(fsdp::formatted("; also waits {} in all_reduce 1 of 1 fp32 for unit '{}' (test)", when, other)) !=
-           std::string::npos;
+    return line.find(fsdp::formatted("; this rank also waits {} in all_reduce 1 of 1 fp32 for unit '{}' (test)", when,
+                                     other)) != std::string::npos;
   };
   return says(first, "since then", second) || says(second, "for longer", first);
 }

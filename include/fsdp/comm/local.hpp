@@ -25,7 +25,7 @@ namespace detail {
 template <class D, class DeviceOf, class Body>
 void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   if (ranks < 1 || ranks > pairwise::max_ranks) {
-    fail<ConfigError>("a local run of {} ranks: 1 to {} are possible", ranks, pairwise::max_ranks);
+    fail<ConfigError>("fsdp::local::run: expected 1 to {} ranks, got {}", pairwise::max_ranks, ranks);
   }
   auto const shared = std::make_shared<Run<D>>(ranks);
   std::vector<int> world;

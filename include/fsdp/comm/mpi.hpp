@@ -132,7 +132,9 @@ class BasicCommunicator {
   /// this rank put in.
   /// @throws UsageError for a ticket that was not given out yet
   void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) {
-    FSDP_EXPECTS(ticket.sequence <= state().sequence, "rank {}: wait_for_peers for collective {} of {} at site '{}'",
+    FSDP_EXPECTS(ticket.sequence <= state().sequence,
+                 "rank {}: wait_for_peers: the ticket is for collective {}, but this communicator has enqueued only {} "
+                 "(site '{}')",
                  world_rank(), ticket.sequence, state_->sequence, fsdp::name(site));
     if (size() == 1 || ticket.sequence == 0) return;
     stream.enqueue(PeerWait{state_, ticket, site});
@@ -210,7 +212,7 @@ class BasicCommunicator {
                                            std::vector<std::uint64_t>{}, options);
   }
   State& state() const {
-    FSDP_EXPECTS(state_ != nullptr, "a call of a communicator that was moved from");
+    FSDP_EXPECTS(state_ != nullptr, "this communicator was moved from; call the object to which it was moved");
     return *state_;
   }
   void leave() noexcept {

@@ -53,8 +53,10 @@ class Communicator {
     auto const place = bootstrap::Environment::read();
     cuda::require_device();
     if (place.local_rank < 0 && place.size > 1 && cuda::device_count() > 1)
-      fail<ConfigError>("rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from", place.rank,
-                        cuda::device_count());
+      fail<ConfigError>(
+          "rank {}: LOCAL_RANK is not set, and there are {} GPUs to choose from; set it to this rank's number on its "
+          "machine, from 0 on",
+          place.rank, cuda::device_count());
     return from_environment(cuda::Device(std::max(place.local_rank, 0)), options);
   }
   /// The same, on a device chosen by the caller.
@@ -78,7 +80,7 @@ class Communicator {
   /// Uses the caller's communicator, which must outlive this one and is not destroyed. Streams of the caller are
   /// adopted by cuda::Stream::adopt.
   static Communicator adopt(ncclComm_t comm, Options options = {}) {
-    FSDP_EXPECTS(comm != nullptr, "nccl::Communicator::adopt of a null communicator");
+    FSDP_EXPECTS(comm != nullptr, "nccl::Communicator::adopt: expected an ncclComm_t, got nullptr");
     detail::check_options(options);
     int ordinal = 0;
     int rank = 0;
@@ -190,7 +192,8 @@ class Communicator {
   /// caller.
   /// @throws UsageError if the ticket is of a collective that was not enqueued yet
   void wait_for_peers(Stream& /*stream*/, Ticket ticket, WaitSite /*site*/) {
-    FSDP_EXPECTS(ticket.sequence <= state().sequence, "rank {}: wait for collective {}, but only {} were enqueued",
+    FSDP_EXPECTS(ticket.sequence <= state().sequence,
+                 "rank {}: wait_for_peers: the ticket is for collective {}, but this communicator has enqueued only {}",
                  rank(), ticket.sequence, state_->sequence);
   }
 
@@ -211,7 +214,7 @@ class Communicator {
   explicit Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
   State& state() const {
-    FSDP_EXPECTS(state_ != nullptr, "a call of a communicator that was moved from");
+    FSDP_EXPECTS(state_ != nullptr, "this communicator was moved from; call the object to which it was moved");
     return *state_;
   }
 

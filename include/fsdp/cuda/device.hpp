@@ -49,7 +49,7 @@ class Stream {
 
   /// @throws UsageError after the stream was moved from: its empty handle would name CUDA's default stream
   cudaStream_t get() const {
-    FSDP_EXPECTS(usable_, "use of a CUDA stream that was moved from");
+    FSDP_EXPECTS(usable_, "this CUDA stream was moved from; use the object to which it was moved");
     return handle_;
   }
   bool owns() const noexcept { return static_cast<bool>(owned_); }
@@ -83,7 +83,7 @@ class Event {
 
   /// @throws UsageError after the event was moved from
   cudaEvent_t get() const {
-    FSDP_EXPECTS(static_cast<bool>(owned_), "use of a CUDA event that was moved from");
+    FSDP_EXPECTS(static_cast<bool>(owned_), "this CUDA event was moved from; use the object to which it was moved");
     return owned_.get();
   }
   bool recorded() const noexcept { return recorded_.load(std::memory_order_relaxed); }
@@ -206,7 +206,7 @@ class Device {
   }
   /// @throws UsageError if the event was never recorded
   void wait(Stream& stream, Event const& event, WaitSite site = WaitSite::none) const {
-    FSDP_EXPECTS(event.recorded(), "cuda:{}: wait ({}) on an event that was never recorded", ordinal_,
+    FSDP_EXPECTS(event.recorded(), "cuda:{}: a stream waits ({}) for an event that was never recorded", ordinal_,
                  fsdp::name(site));
     make_current();
     FSDP_CUDA_CHECK(cudaStreamWaitEvent(stream.get(), event.get(), 0));
@@ -231,7 +231,7 @@ class Device {
   }
   /// Whether the event's latest record is done. Does not block.
   bool is_done(Event const& event) const {
-    FSDP_EXPECTS(event.recorded(), "cuda:{}: query of an event that was never recorded", ordinal_);
+    FSDP_EXPECTS(event.recorded(), "cuda:{}: is_done was called with an event that was never recorded", ordinal_);
     make_current();
     auto const status = cudaEventQuery(event.get());
     if (status == cudaErrorNotReady) {
@@ -262,7 +262,7 @@ class Device {
     static_assert((std::is_trivially_copyable_v<Args> && ...),
                   "kernel arguments are copied to the device byte by byte");
 #if defined(__CUDACC__) || defined(FSDP_CUDA_STANDIN)
-    FSDP_EXPECTS(blocks >= 0, "cuda:{}: launch of {} blocks", ordinal_, blocks);
+    FSDP_EXPECTS(blocks >= 0, "cuda:{}: expected 0 or more blocks for a kernel, got {}", ordinal_, blocks);
     if (blocks == 0) return;
     make_current();
     FSDP_CUDA_CHECK((detail::launch_kernel<Kernel>(stream.get(), blocks, args...)));

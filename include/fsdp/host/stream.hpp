@@ -192,7 +192,7 @@ class Stream {
   explicit Stream(std::unique_ptr<detail::StreamCore> core) : core_(std::move(core)) {}
 
   detail::StreamCore& core() const {
-    FSDP_EXPECTS(core_ != nullptr, "use of a stream that was moved from");
+    FSDP_EXPECTS(core_ != nullptr, "this stream was moved from; use the object to which it was moved");
     return *core_;
   }
 

@@ -51,7 +51,8 @@ class TcpGroup {
   std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
     if (size_ == 1) return {mine};
     FSDP_EXPECTS(!peers_.empty(),
-                 "rank {}: an earlier call of this group of {} ranks has failed: it can be used no more", rank_, size_);
+                 "rank {}: an earlier call of this group of {} ranks has failed, so the group cannot be used any more",
+                 rank_, size_);
     auto const deadline = Clock::now() + timeout_;
     ++sequence_;
     try {
@@ -174,7 +175,7 @@ class TcpGroup {
         for (int rank = 1; rank < size_; ++rank)
           if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
         auto const text =
-            formatted("rank 0 of {}: these ranks did not arrive in {} s: {}; expected them at {} port {}{}", size_,
+            formatted("rank 0 of {}: these ranks did not connect within {} s: {}; expected them at {} port {}{}", size_,
                       std::chrono::duration<double>(timeout_).count(), missing, door.host, door.port, door.variables);
         tell_failure(failure, text);
         fail<PeerError>("{}", text);
@@ -221,10 +222,11 @@ class TcpGroup {
       Hello theirs;
       socket.send(&mine, sizeof(mine), deadline, who);
       socket.receive(&theirs, sizeof(theirs), deadline, who);
-      if (!theirs.same_kind(mine) || theirs.rank != 0) fail<PeerError>("{} does not belong to this run", who);
+      if (!theirs.same_kind(mine) || theirs.rank != 0)
+        fail<PeerError>("the process at {} does not belong to this run", who);
       return socket;
     } catch (PeerError const& error) {
-      fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has come once; waited {:.1f} s",
+      fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has connected once; waited {:.1f} s",
                       error.what(), door.variables, std::chrono::duration<double>(Clock::now() - since).count());
     }
   }
@@ -306,7 +308,8 @@ class TcpGroup {
     Header header;
     socket.receive(&header, sizeof(header), deadline, who);
     if ((header.sequence != sequence && header.sequence < disagreement) || header.bytes > most_bytes)
-      fail<PeerError>("{} is at exchange {}, expected {}", who, header.sequence, sequence);
+      fail<PeerError>("{} is at exchange {}, expected {}: all ranks must make the same calls in the same order", who,
+                      header.sequence, sequence);
     std::string text(header.bytes, '\0');
     socket.receive(text.data(), text.size(), deadline, who);
     if (header.sequence == failure) fail<PeerError>("{}", text);

@@ -54,9 +54,8 @@ class EngineEnds {
         for (auto const& theirs : by_rank[other])
           if (theirs.world == own.world && theirs.engine == own.engine && theirs.history != own.history)
             return formatted(
-                "ranks disagree about their last steps, and no collective followed that compares them: engine {} of "
-                "its "
-                "mesh ended {} on rank {}, and {} on rank {}",
+                "ranks disagree about their last steps, which no later collective has compared: engine {} of its mesh "
+                "ended {} on rank {}, and {} on rank {}",
                 own.engine, own.said(), rank, theirs.said(), other);
   return {};
 }

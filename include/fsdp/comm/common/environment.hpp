@@ -60,7 +60,8 @@ struct Environment {
     bool const ranked = !detail::variable("RANK").empty();
     bool const sized = !detail::variable("WORLD_SIZE").empty();
     if (!ranked && !sized) return place;
-    if (ranked != sized) fail<ConfigError>("RANK and WORLD_SIZE: {} is not set", ranked ? "WORLD_SIZE" : "RANK");
+    if (ranked != sized)
+      fail<ConfigError>("RANK and WORLD_SIZE must both be set, but {} is not set", ranked ? "WORLD_SIZE" : "RANK");
     place.size = detail::number_variable("WORLD_SIZE", 1, 1 << 20);
     place.rank = detail::number_variable("RANK", 0, place.size - 1);
     if (place.size == 1) return place;

@@ -109,9 +109,10 @@ inline void expect_root(int rank, int ranks, Operation const& operation) {
 }
 /// @param stream  the name of the operation's stream, where it has one
 inline void expect_bound_stream(int rank, Operation const& operation, bool is_bound, std::string_view stream = {}) {
-  FSDP_EXPECTS(is_bound,
-               "rank {}: {} is enqueued on a second stream{}: all collectives of a communicator use one stream", rank,
-               operation.describe(), stream.empty() ? "" : formatted(" ('{}')", stream));
+  FSDP_EXPECTS(
+      is_bound,
+      "rank {}: {} is enqueued on a second stream{}: all collectives of a communicator must use the same stream", rank,
+      operation.describe(), stream.empty() ? "" : formatted(" ('{}')", stream));
 }
 
 }  // namespace fsdp::comm

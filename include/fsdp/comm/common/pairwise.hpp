@@ -153,7 +153,7 @@ void launch_sum(D const& device, typename D::Stream& stream, From const* from, i
       default: break;
     }
   }
-  if (ranks < 1 || ranks > max_ranks) fail<ConfigError>("a sum over {} ranks: the limit is {}", ranks, max_ranks);
+  if (ranks < 1 || ranks > max_ranks) fail<ConfigError>("cannot sum over {} ranks: the limit is {}", ranks, max_ranks);
   Sources<T, max_ranks> sources{};
   for (int rank = 0; rank < ranks; ++rank) sources.from[rank] = static_cast<T const*>(from[rank]);
   device.launch(stream, (count + chunk_elements - 1) / chunk_elements, SumMany<T>{}, sources, to, count, ranks);

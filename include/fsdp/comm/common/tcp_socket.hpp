@@ -156,7 +156,7 @@ class Socket {
   /// That of the other end, for messages.
   std::string remote_address() const {
     auto text = address_by(::getpeername);
-    return text.empty() ? "an address that is gone" : text;
+    return text.empty() ? "an unknown address" : text;
   }
   int local_port() const {
     sockaddr_storage address{};

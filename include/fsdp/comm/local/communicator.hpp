@@ -184,7 +184,7 @@ class Communicator {
   }
 
   detail::Member<D>& member() const {
-    FSDP_EXPECTS(rank_groups_ != nullptr, "a call of a communicator that was moved from");
+    FSDP_EXPECTS(rank_groups_ != nullptr, "this communicator was moved from; call the object to which it was moved");
     return *member_;
   }
 

@@ -189,7 +189,8 @@ class Group {
       if (seen == all) return;
       throw_if_poisoned(rank);
       backoff.pause(entered_, seen, sleepers_, [&] {
-        return formatted("rank {} has seen {} of {} ranks enter their group", world_rank(rank), seen, all);
+        return formatted("rank {} waits for the ranks of a new group: {} of {} have entered it", world_rank(rank), seen,
+                         all);
       });
     }
   }
@@ -221,8 +222,7 @@ class Group {
         comm::throw_peer_left(world_rank(rank), operation, world_rank(peer), left == Published<D>::left_by_exception);
       }
       backoff.pause(from.changes, seen, from.sleepers, [&] {
-        return formatted("rank {}: waits in {}: rank {} does not come", world_rank(rank), operation.describe(),
-                         world_rank(peer));
+        return formatted("rank {}: waits for rank {} in {}", world_rank(rank), world_rank(peer), operation.describe());
       });
     }
   }

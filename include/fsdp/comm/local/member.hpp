@@ -88,7 +88,8 @@ class Member {
   }
 
   [[gnu::noinline]] void wait_for_peers(Stream& stream, Ticket ticket, WaitSite site) const {
-    FSDP_EXPECTS(ticket.sequence <= sequence_, "rank {}: a ticket for collective {}, but only {} were enqueued here",
+    FSDP_EXPECTS(ticket.sequence <= sequence_,
+                 "rank {}: wait_for_peers: the ticket is for collective {}, but this communicator has enqueued only {}",
                  world_rank(), ticket.sequence, sequence_);
     if (size() == 1 || ticket.sequence == 0) return;
     // See [Note: Reuse of published entries]: the latest collective that has used the ticket's entry.
@@ -185,7 +186,9 @@ class Member {
   void bind(Stream const& stream, Request const& request) {
     auto const id = identity(stream);
     if (stream_ == 0) stream_ = id;
-    FSDP_EXPECTS(!broken_, "rank {}: {}: an earlier collective of this communicator has failed, so it takes no more",
+    FSDP_EXPECTS(!broken_,
+                 "rank {}: {}: an earlier collective of this communicator has failed, so the communicator cannot be "
+                 "used any more",
                  world_rank(), request.operation().describe());
     comm::expect_bound_stream(world_rank(), request.operation(), stream_ == id);
   }

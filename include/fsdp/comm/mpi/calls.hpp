@@ -114,7 +114,7 @@ struct Contradiction {
   std::string text(int rank, int peer) const {
     if (peer < rank) return Contradiction{theirs, mine}.text(peer, rank);
     if (mine.note.place != theirs.note.place)
-      return formatted("ranks disagree about the order of their calls: rank {} comes to {}, rank {} to {}", rank,
+      return formatted("ranks disagree about the order of their calls: rank {} calls {}, but rank {} calls {}", rank,
                        mine.note.text(), peer, theirs.note.text());
     auto ours = mine.number, others = theirs.number;
     for (auto const& count : mine.counts) {
@@ -122,9 +122,8 @@ struct Contradiction {
       if (count.set != 0 && count.calls != their_count) ours = count.calls, others = their_count;
     }
     return formatted(
-        "ranks disagree about the order of their calls: rank {} comes to {} after {} calls among ranks that both "
-        "belong "
-        "to, rank {} after {}: one of them has made a call that the other has not",
+        "ranks disagree about the order of their calls: rank {} calls {} after {} calls in groups to which both "
+        "belong, rank {} calls it after {}: one of them has made a call that the other has not",
         rank, mine.note.text(), ours, peer, others);
   }
 };

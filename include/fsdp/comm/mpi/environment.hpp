@@ -100,7 +100,9 @@ class Environment {
     int provided = 0;
     detail::check(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     detail::process().initialized.store(true);
-    if (provided < MPI_THREAD_MULTIPLE) fail<ConfigError>("this MPI does not provide MPI_THREAD_MULTIPLE");
+    if (provided < MPI_THREAD_MULTIPLE)
+      fail<ConfigError>(
+          "this MPI library does not provide MPI_THREAD_MULTIPLE, which fsdp needs; use one that was built with it");
     struct sigaction old {};
     sigaction(SIGTERM, nullptr, &old);
     if ((old.sa_flags & SA_SIGINFO) == 0 && old.sa_handler == SIG_DFL) {

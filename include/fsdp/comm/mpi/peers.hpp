@@ -112,7 +112,7 @@ class Peers {
     auto const& calls = family_->calls();
     auto const found = calls.earliest({own, theirs}, world_rank_of(peer));
     auto text = found.text(own_world_rank(), world_rank_of(peer));
-    if (!is_on_node(peer)) text += formatted("; rank {} came before to {}", own_world_rank(), calls.before(own));
+    if (!is_on_node(peer)) text += formatted("; before that, rank {} called {}", own_world_rank(), calls.before(own));
     family_->fail_all(text, true);
     family_->throw_if_failed();
   }

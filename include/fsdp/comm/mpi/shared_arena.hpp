@@ -130,13 +130,13 @@ inline Segment private_segment(std::size_t bytes) {
   Segment segment;
   segment.stride = round_up(bytes, page_bytes());
   void* const base = ::mmap(nullptr, segment.stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) fail<ResourceError>("{} bytes of memory: {}", bytes, std::strerror(errno));
+  if (base == MAP_FAILED) fail<ResourceError>("cannot allocate {} bytes of memory: {}", bytes, std::strerror(errno));
   segment.mapping = Mapping(static_cast<std::byte*>(base), segment.stride);
   segment.own = segment.mapping.base();
   return segment;
 }
 
-inline constexpr std::string_view handing_over = "handing it to the other ranks";
+inline constexpr std::string_view handing_over = "passing the file to the other ranks";
 
 /// A file without a name, which ranks of a node map.
 ///
@@ -216,19 +216,19 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
     int const error = static_cast<int>(std::strtol(failed->c_str(), &rest, 10));
     std::string const directory = shared_directory();
     fail<ResourceError>(
-        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could "
-        "not be had:{}: {} (reported by rank {}). {}",
+        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could not be "
+        "allocated:{} failed: {} (reported by rank {}). {}",
         rank, total, directory, segment.stride, members.size(), rest, std::strerror(error), failed - outcomes.begin(),
-        error == ENOSPC ? formatted("Enlarge {}, for a container with --shm-size", directory)
+        error == ENOSPC ? formatted("Enlarge {}; for a container, use --shm-size", directory)
         : *failed != formatted("{} {}", error, handing_over)
-            ? std::string("FSDP_SHM_DIR may name another folder, on a tmpfs")
+            ? std::string("Set FSDP_SHM_DIR to another folder on a tmpfs")
             : std::string("The ranks of a node must share a network namespace"));
   };
   int error = opened;
   std::string_view doing = handing_over;
   if (leader && !alone && error == 0) {
     error = file.create();
-    if (error != 0) doing = "making a file without a name";
+    if (error != 0) doing = "creating an unnamed file";
     for (std::size_t i = 1; i < offers.size() && error == 0; ++i) error = post.send(file.descriptor(), offers[i].post);
   }
   agree(doing, error);
@@ -236,14 +236,15 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
   if (!alone && !leader) error = file.receive(post, offers.front().post);
   // Each rank reserves its own pages, which puts them on its own memory controller.
   if (!alone && error == 0 && largest > 0) {
-    doing = "reserving it";
+    doing = "reserving the memory";
     error = file.reserve(place * segment.stride, segment.stride);
   }
   agree(doing, error);
   if (largest == 0) return segment;
   if (alone) return private_segment(largest);
   void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.descriptor(), 0);
-  if (base == MAP_FAILED) fail<ResourceError>("rank {}: mapping {} bytes: {}", rank, total, std::strerror(errno));
+  if (base == MAP_FAILED)
+    fail<ResourceError>("rank {}: cannot map {} bytes of shared memory: {}", rank, total, std::strerror(errno));
   segment.mapping = Mapping(static_cast<std::byte*>(base), total);
   segment.own = segment.mapping.base() + place * segment.stride;
   return segment;

@@ -50,7 +50,7 @@ void sum_many(T const* const* from, std::size_t ranks, T* to, std::size_t count)
   constexpr std::size_t tile = 128;
   constexpr std::size_t group = pairwise::max_ranks;
   std::size_t const groups = (ranks + group - 1) / group;
-  if (groups > group) fail<ConfigError>("a sum over {} ranks: the limit is {}", ranks, group * group);
+  if (groups > group) fail<ConfigError>("cannot sum over {} ranks: the limit is {}", ranks, group * group);
   using Sum = Compute<T>;
   std::vector<Sum> wide(group * tile);
   std::vector<Sum> sums((groups + 1) * tile);

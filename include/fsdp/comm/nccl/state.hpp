@@ -107,7 +107,7 @@ struct State {
   /// While an exception passes, peers may be lost: the communicator is aborted instead of being brought to an end.
   ~State() {
     try {
-      auto const waiting = phase({.call = "the end of a communicator"});
+      auto const waiting = phase({.call = "the destruction of a communicator"});
       device.make_current();
 #if NCCL_VERSION_CODE >= 22700
       while (!windows.empty()) end_window(windows.begin()->first);
@@ -120,7 +120,7 @@ struct State {
       }
       device.deallocate(scratch, scratch_bytes);
     } catch (std::exception const& error) {
-      cuda::detail::log_failure("the end of an NCCL communicator", error.what());
+      cuda::detail::log_failure("destroying an NCCL communicator", error.what());
     }
   }
 

@@ -200,7 +200,8 @@ class Watch {
     for (auto* const watch : all().watches) {
       std::lock_guard const own_lock(watch->mutex_);
       if (watch->forget_completed() == cudaSuccess || watch->pending_.empty()) continue;
-      text += formatted("; {}: {} was not seen to be done", watch->who_, watch->pending_.front().named().describe());
+      text +=
+          formatted("; {}: {} was not known to be complete", watch->who_, watch->pending_.front().named().describe());
     }
     return text;
   }
@@ -272,7 +273,7 @@ class Watch {
       std::lock_guard const their_lock(other->mutex_);
       if (other->forget_completed() != cudaSuccess || other->pending_.empty()) continue;
       auto const& first = other->pending_.front();
-      text += formatted("; also waits {} in {}", first.since < ending_since_ ? "for longer" : "since then",
+      text += formatted("; this rank also waits {} in {}", first.since < ending_since_ ? "for longer" : "since then",
                         first.named().describe());
     }
     return text;
