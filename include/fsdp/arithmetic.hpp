@@ -12,7 +12,7 @@
     (defined(__GCC_IEC_559) && __GCC_IEC_559 == 0) ||                                                \
     (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16)
 #error \
-    "fsdp: a flag of this file changes floating-point results (-Ofast, -ffast-math, a part of it, or -mfpmath=387). Compile what includes fsdp as a file of its own, without it (docs/adopting.md, 'Trainers compiled with -Ofast'), or give up equal bits with -DFSDP_ALLOW_FAST_MATH"
+    "fsdp: a flag of this file changes floating-point results (-Ofast, -ffast-math, a part of it, or -mfpmath=387). Move the code that includes fsdp into a source file of its own, and compile that without the flag (docs/adopting.md, 'Trainers compiled with -Ofast'), or give up bitwise equal results with -DFSDP_ALLOW_FAST_MATH"
 #endif
 #endif
 

@@ -88,8 +88,9 @@ class Engine {
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
     auto const turn = core_.calls.enter("add_unit");
     FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: unit '{}' was added after the engine was sealed; add units before the first pass", rank(),
-                 unit_name);
+                 "rank {}: unit '{}' was added too late; add all units before the first forward, optimizer, save or "
+                 "load, which seals the engine",
+                 rank(), unit_name);
     return {core_.declared.add_unit(core_.device, unit_name, strategy).index, this};
   }
 
@@ -112,7 +113,8 @@ class Engine {
     expect_own(unit.engine, prefix);
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
     FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: module '{}' was added after the engine was sealed; add modules before the first pass",
+                 "rank {}: module '{}' was added too late; add all modules before the first forward, optimizer, save "
+                 "or load, which seals the engine",
                  rank(), prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
@@ -230,7 +232,7 @@ class Engine {
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
     auto const turn = core_.calls.enter("collect_trace");
-    FSDP_EXPECTS(core_.tracer != nullptr, "rank {}: no trace was started", rank());
+    FSDP_EXPECTS(core_.tracer != nullptr, "rank {}: no trace was started; call start_trace first", rank());
     synchronize();
     return core_.tracer->collect(*core_.compute);
   }
@@ -272,7 +274,8 @@ class Engine {
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");
     FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: prefetch lists were set after the engine was sealed; set them before the first pass",
+                 "rank {}: prefetch lists were set too late; set them before the first forward, optimizer, save or "
+                 "load, which seals the engine",
                  rank());
     std::vector<std::size_t> uses;
     for (auto const use : ahead) uses.push_back(index_of(use));
@@ -280,15 +283,14 @@ class Engine {
   }
   /// @throws UsageError if there is no such use, or it is another engine's
   std::size_t index_of(UseId use) const {
-    if (use.engine != nullptr && use.engine != this) refuse_foreign("a use");
+    if (use.engine != nullptr && use.engine != this) refuse_foreign("a use id");
     return core_.declared.expect_use(use.index);
   }
   void expect_own(void const* engine, std::string_view module) const {
-    if (engine != nullptr && engine != this) refuse_foreign(formatted("module '{}': the unit", module));
+    if (engine != nullptr && engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
   }
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
-    fail<UsageError>("rank {}: {} is of another engine: an engine takes only the ids that it gave out itself", rank(),
-                     what);
+    fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);
   }
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>

@@ -104,7 +104,7 @@ class FlatLayout {
                    "modules that share tensor '{}' declare it with shape ({}) and with shape ({})", tensor.name,
                    listed(tensors_[i].shape), listed(tensor.shape));
       FSDP_EXPECTS(tensors_[i].decay == tensor.decay,
-                   "modules that share tensor '{}' declare it with weight decay and without", tensor.name);
+                   "modules that share tensor '{}' declare it both with and without weight decay", tensor.name);
       FSDP_EXPECTS(tensors_[i].init == tensor.init,
                    "modules that share tensor '{}' declare it with init {} and with init {}", tensor.name,
                    to_text(tensors_[i].init), to_text(tensor.init));

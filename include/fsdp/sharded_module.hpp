@@ -56,7 +56,7 @@ struct NamedTensors {
     fail<UsageError>(
         "describe() of a module names '{}' ({}); at registration it named {}. It must name the same tensors each time "
         "and for every element type",
-        tensor, listed(extents), next == end ? "no more" : formatted("'{}'", layout->tensors()[*next].name));
+        tensor, listed(extents), next == end ? "no further tensor" : formatted("'{}'", layout->tensors()[*next].name));
   }
   /// @throws UsageError if it named more
   void expect_all() const {

@@ -34,8 +34,8 @@ inline void other_order(Plans& run) {
   auto const at = place_for_wrong_call(run);
   auto const op = wrong_call(run, at);
   for (auto const rank : run.some_ranks()) run.made.ranks[rank].calls[at].op = op;
-  run.made.causes = {"out of the declared order", "before the forward pass is complete", "without a forward pass",
-                     "half-way", "left half"};
+  run.made.causes = {"in the order in which they were added", "before the forward pass was complete",
+                     "without a forward pass", "is incomplete"};
   run.name("another module than declared", Ending::errors);
 }
 

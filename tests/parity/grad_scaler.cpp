@@ -289,10 +289,14 @@ TEST_CASE("misuse of the scaler is an error with words") {
     scaler.step(adamw, 0.1f);
     return caught;
   });
-  std::vector<std::string> const expected{
-      "growth 1 must be above 1", "backoff 1 in (0, 1)",      "growth interval must be positive",
-      "scale inf must be finite", "has a GradScaler already", "has no reduced gradients",
-      "call GradScaler::step",    "scale 0 must be finite"};
+  std::vector<std::string> const expected{"growth_factor 1 must be above 1",
+                                          "backoff_factor 1 must be in (0, 1)",
+                                          "growth interval must be positive",
+                                          "scale inf must be finite",
+                                          "already has a GradScaler",
+                                          "has no reduced gradients",
+                                          "call GradScaler::step",
+                                          "scale 0 must be finite"};
   REQUIRE(texts.size() == expected.size());
   for (std::size_t i = 0; i < texts.size(); ++i) {
     INFO(texts[i]);

@@ -164,10 +164,13 @@ TEST_CASE("mixed: units shard over the ranks of their engine, or not at all", "[
     return message.empty() ? message : message.substr(message.find(':') + 2);
   };
   CHECK(refused(hybrid, fsdp::FullShard{}) ==
-        "unit 'head' is full_shard, and its engine hybrid_shard(full_shard) with groups of 2: units shard over the "
-        "same ranks as their engine, or not at all");
-  CHECK(refused(fsdp::HybridShard<>{.group = 1}, hybrid).starts_with("unit 'head' is hybrid_shard(full_shard) with"));
-  CHECK(refused(fsdp::FullShard{}, hybrid).starts_with("unit 'head' is hybrid_shard(full_shard) with groups of 2"));
-  CHECK(refused(fsdp::NoShard{}, fsdp::FullShard{}).starts_with("unit 'head' is full_shard, and its engine no_shard"));
+        "unit 'head' has strategy full_shard, and its engine hybrid_shard(full_shard) with groups of 2: a unit must "
+        "shard over the same ranks as its engine, or not at all");
+  CHECK(refused(fsdp::HybridShard<>{.group = 1}, hybrid)
+            .starts_with("unit 'head' has strategy hybrid_shard(full_shard) with"));
+  CHECK(refused(fsdp::FullShard{}, hybrid)
+            .starts_with("unit 'head' has strategy hybrid_shard(full_shard) with groups of 2"));
+  CHECK(refused(fsdp::NoShard{}, fsdp::FullShard{})
+            .starts_with("unit 'head' has strategy full_shard, and its engine no_shard"));
   CHECK(refused(hybrid, fsdp::NoShard{}).empty());
 }

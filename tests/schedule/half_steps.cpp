@@ -84,7 +84,7 @@ TEST_CASE("after a step that throws between two units, all but replacing the par
     REQUIRE(messages.size() == 7);
     for (auto const& message : messages) {
       INFO(message);
-      CHECK(message.find("but an optimizer step has ended half-way: units updated: 'layer.0', 'layer.1'; not updated: "
+      CHECK(message.find("but an optimizer step is incomplete: units updated: 'layer.0', 'layer.1'; not updated: "
                          "'layer.2'") != std::string::npos);
       CHECK(message.find("Load a checkpoint, or import all parameters") != std::string::npos);
     }
@@ -105,7 +105,7 @@ TEST_CASE("an import whose reader throws leaves parameters torn, and another one
     } catch (std::domain_error const&) {
     }
     auto const message = refusal([&] { layers[0].forward(); });
-    if (message.find("but an import has ended half-way") == std::string::npos) throw std::logic_error(message);
+    if (message.find("but an import is incomplete") == std::string::npos) throw std::logic_error(message);
     import_zeroes(engine);
     pass(layers);
   });
@@ -127,8 +127,8 @@ TEST_CASE("nothing is exported inside a use or an evaluation") {
     exported();
   });
   REQUIRE(messages.size() == 4);
-  CHECK(messages[0] == "rank 0: parameters are to be exported, but forward of 'layer' is still open");
-  CHECK(messages[1] == "rank 0: parameters are to be exported, but backward of 'layer' is still open");
-  CHECK(messages[2] == "rank 0: parameters are to be exported inside an evaluation: end its scope first");
+  CHECK(messages[0] == "rank 0: parameters are to be exported, but forward of 'layer' has not ended");
+  CHECK(messages[1] == "rank 0: parameters are to be exported, but backward of 'layer' has not ended");
+  CHECK(messages[2] == "rank 0: parameters are to be exported inside an evaluation; end the evaluation scope first");
   CHECK(messages[3].empty());
 }

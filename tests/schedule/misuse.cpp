@@ -81,7 +81,7 @@ TEST_CASE("a backward before its forward, or out of order, names both modules") 
                               engine.synchronize();
                               backward(layers[0], b);
                             }),
-                 "before the forward pass is complete (next declared: 'layers.1')"));
+                 "before the forward pass was complete; expected forward of 'layers.1' next"));
   CHECK(contains(message_of(1,
                             [](int, Engine& engine, std::vector<Sharded>& layers) {
                               Buffers b;
@@ -156,7 +156,7 @@ TEST_CASE("settings out of range are errors") {
       "betas must be in [0, 1)"));
   CHECK(contains(message_of(1, [](int, Engine& engine,
                                   std::vector<Sharded>&) { static_cast<void>(fsdp::clip_grad_norm(engine, 0.0f)); }),
-                 "must be positive, got 0"));
+                 "expected a positive max_norm, got 0"));
   CHECK(message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }).empty());
   CHECK(contains(message_of(2, [](int, Engine& engine, std::vector<Sharded>&) { static_cast<void>(engine.no_sync()); }),
                  "no_sync"));
@@ -186,10 +186,10 @@ TEST_CASE("modules after sealing, and names twice, are errors") {
                               engine.seal();
                               (void)engine.shard(layer(), "late");
                             }),
-                 "'late' was added after the engine was sealed"));
+                 "'late' was added too late"));
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { (void)engine.shard(layer(), "layers.1"); }),
-      "there is a unit 'layers.1' already"));
+      "the engine already has a unit 'layers.1'"));
   CHECK(contains(
       message_of(1, [](int, Engine& engine, std::vector<Sharded>&) { engine.add_unit("empty"), engine.seal(); }),
       "no module uses unit 'empty'"));

@@ -78,8 +78,8 @@ TEST_CASE("ranks that wait in different communicators, and call nothing else, al
     });
     INFO(got.text);
     CHECK(got.kind == "order");
-    CHECK(got.text.find("rank 0 comes to all_reduce for unit 'unit' (test) on 'one', rank") != std::string::npos);
-    CHECK(got.text.find("to all_reduce for unit 'unit' (test) on 'two'") != std::string::npos);
+    CHECK(got.text.find("rank 0 calls all_reduce for unit 'unit' (test) on 'one', but rank") != std::string::npos);
+    CHECK(got.text.find("calls all_reduce for unit 'unit' (test) on 'two'") != std::string::npos);
   }
 }
 

@@ -91,7 +91,8 @@ TEST_CASE("a refused optimizer step changes nothing: the next one is the first")
     float const weight = weight_after([&](Engine& engine, Layers& layers) {
       fsdp::AdamW adamw(engine, {.lr = 0.01f, .weight_decay = 0.0f});
       if (refused) {
-        CHECK(contains(message_of([&] { adamw.step(); }), "unit 'layer.0' has no reduced gradients to step with"));
+        CHECK(contains(message_of([&] { adamw.step(); }),
+                       "an optimizer step begins, but unit 'layer.0' has no reduced gradients"));
         CHECK(contains(message_of([&] { adamw.step(-1.0f); }), "learning rate"));
       }
       pass(layers, 1.0f);
@@ -140,8 +141,8 @@ TEST_CASE("the clip factor: a later call goes on from an earlier one, and anothe
     pass(layers, 1.0f);
     auto const norm = fsdp::clip_grad_norm(engine, 0.01f);
     pass(layers, 1.0f);
-    CHECK(contains(message_of([&] { sgd.step(norm); }), "measured before another backward pass"));
-    CHECK(contains(message_of([&] { sgd.step(); }), "measured before another backward pass"));
+    CHECK(contains(message_of([&] { sgd.step(norm); }), "clip_grad_norm was called before the last backward pass"));
+    CHECK(contains(message_of([&] { sgd.step(); }), "clip_grad_norm was called before the last backward pass"));
     engine.discard_gradients();
     pass(layers, 1.0f);
     sgd.step();
@@ -154,19 +155,20 @@ TEST_CASE("a step takes the norm that was measured last, of its own gradients, o
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     pass(layers, 1.0f);
     auto const first = fsdp::clip_grad_norm(engine, 1e6f);
-    CHECK(contains(message_of([&] { sgd.step(); }), "without the norm that clip_grad_norm was to limit"));
+    CHECK(contains(message_of([&] { sgd.step(); }), "without the norm that clip_grad_norm returned"));
     auto const second = fsdp::clip_grad_norm(engine, 1e6f);
-    CHECK(contains(message_of([&] { sgd.step(first); }), "a norm that another measurement has replaced"));
+    CHECK(
+        contains(message_of([&] { sgd.step(first); }), "an outdated norm: clip_grad_norm has been called again since"));
     CHECK(
         contains(message_of([&] { static_cast<void>(first.value()); }), "because clip_grad_norm has measured another"));
     sgd.step(second);
     CHECK(second.value() > 0.0);  // still there
     pass(layers, 1.0f);
-    CHECK(contains(message_of([&] { sgd.step(second); }), "a norm that a step has taken already"));
+    CHECK(contains(message_of([&] { sgd.step(second); }), "an outdated norm: a step has used it already"));
     auto const third = fsdp::clip_grad_norm(engine, 1e6f);
     engine.discard_gradients();
     pass(layers, 1.0f);
-    CHECK(contains(message_of([&] { sgd.step(third); }), "or whose gradients were discarded"));
+    CHECK(contains(message_of([&] { sgd.step(third); }), "or its gradients were discarded"));
     sgd.step();
     pass(layers, 1.0f);
     auto const measured = fsdp::clip_grad_norm(engine, infinity);
@@ -204,7 +206,8 @@ TEST_CASE("a tensor's full name belongs to one unit, and says one thing") {
   };
   CHECK(two({"w", {}}, {"w", {}}, true).empty());
   CHECK(contains(two({"w", {}}, {"w", {}}, false), "units 'one' and 'other' both have a tensor 'tied.w'"));
-  CHECK(contains(two({"w", {}}, {"w", {.decay = false}}, true), "'tied.w' declare it with weight decay and without"));
+  CHECK(contains(two({"w", {}}, {"w", {.decay = false}}, true),
+                 "'tied.w' declare it both with and without weight decay"));
   CHECK(contains(two({"w", {}}, {"w", {.init = fsdp::init::ones}}, true),
                  "'tied.w' declare it with init normal(0, 0.02) and with init constant(1)"));
   CHECK(contains(two({"w", {}}, {"w", {}, 5}, true), "declare it with shape (4) and with shape (5)"));
@@ -256,7 +259,7 @@ TEST_CASE("a module names the same tensors each time") {
   CHECK(contains(changed(1), "names 'other' (4); at registration it named 'it.v'"));
   CHECK(contains(changed(2), "names 'w' (4); at registration it named 'it.v'"));
   CHECK(contains(changed(3), "names 'v' (5); at registration it named 'it.v'"));
-  CHECK(contains(changed(4), "names 'more' (4); at registration it named no more"));
+  CHECK(contains(changed(4), "names 'more' (4); at registration it named no further tensor"));
 }
 
 TEST_CASE("an engine without modules has no gradients") {
@@ -372,7 +375,7 @@ TEST_CASE("options are refused where they are given") {
       if (!at_once) engine.seal();
     };
     CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {}, waits),
-                   "gradients can wait for replicas only with EngineOptions::no_sync"));
+                   "gradients can stay unreduced over replicas only with EngineOptions::no_sync"));
     CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.no_sync = true}, waits).empty());
   }
 }
@@ -392,7 +395,7 @@ TEST_CASE("evaluations nest: the outer one goes on") {
     for (auto& layer : layers) layer.forward();
     layers[1].backward(1.0f);
   });
-  CHECK(contains(message, "backward of 'layer.1' inside an evaluation"));
+  CHECK(contains(message, "backward of 'layer.1' was called inside an evaluation"));
 }
 
 TEST_CASE("there are no gradients to export before a backward pass, after a discard, or while some wait") {
@@ -457,7 +460,7 @@ TEST_CASE("a scaler steps the optimizers of its own engine") {
       scaler.step(sgd, 1.0f);
     });
   });
-  CHECK(contains(message, "the optimizer is of another engine"));
+  CHECK(contains(message, "the optimizer belongs to another engine"));
 }
 
 TEST_CASE("a scope that is open is named as such") {
@@ -466,7 +469,7 @@ TEST_CASE("a scope that is open is named as such") {
                              auto const open = engine.forward_scope(fsdp::UseId{0});
                              auto const next = engine.forward_scope(fsdp::UseId{1});
                            }),
-                 "forward of 'layer.1' begins, but forward of 'layer.0' is still open"));
+                 "forward of 'layer.1' begins, but forward of 'layer.0' has not ended"));
   // What would end the pass is refused inside a use, which goes on.
   auto const message = on_engine(1, [](Engine& engine, Layers& layers) {
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
@@ -478,7 +481,7 @@ TEST_CASE("a scope that is open is named as such") {
       refused.push_back(message_of([&] { fsdp::import_shard(engine, [](auto&&...) {}); }));
     });
     layers[1].forward();
-    for (auto const& text : refused) CHECK(contains(text, "but forward of 'layer.0' is still open"));
+    for (auto const& text : refused) CHECK(contains(text, "but forward of 'layer.0' has not ended"));
     CHECK(refused.size() == 3);
   });
   CHECK(message.empty());

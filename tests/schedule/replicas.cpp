@@ -62,7 +62,8 @@ TEST_CASE("shards of one group may differ, replicas of a shard may not") {
   CHECK(imported({1, 2, 3, 4}, fsdp::FullShard{}) == "");
   auto const message = imported({1, 2, 1, 3}, hybrid);
   INFO(message);
-  CHECK(contains(message, "replicas of unit 'sharded' differ in imported values: rank 3 was given others than rank 1"));
+  CHECK(contains(message,
+                 "replicas of unit 'sharded' differ in imported values: rank 3 was given other values than rank 1"));
 }
 
 TEST_CASE("after replicas were given different values, all is refused until they are given the same") {
@@ -86,7 +87,7 @@ TEST_CASE("after replicas were given different values, all is refused until they
     layer.backward(1.0f);
   });
   CHECK(message == "");
-  for (auto const& text : refused) CHECK(contains(text, "forward of 'layer' begins, but an import has ended half-way"));
+  for (auto const& text : refused) CHECK(contains(text, "forward of 'layer' begins, but an import is incomplete"));
 }
 
 TEST_CASE("engines that end under an exception, or are never sealed, are not compared") {

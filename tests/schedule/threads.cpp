@@ -58,7 +58,8 @@ TEST_CASE("of two threads inside calls of one engine, one gets an error that nam
   CHECK(through == 1);
   CHECK(message ==
         "rank 0: mean_over_ranks is called while another thread is inside a call of this engine (last entered: "
-        "mean_over_ranks). One host thread at a time calls an engine: hand it over between calls");
+        "mean_over_ranks). Only one host thread at a time may call an engine; other threads may call it when that call "
+        "has returned");
 }
 
 TEST_CASE("every call is refused while another thread is inside one, and changes nothing") {
@@ -158,10 +159,9 @@ TEST_CASE("an engine refuses the uses and units of another one") {
       }
       return std::string();
     };
-    CHECK(
-        refused([&] { one.shard(Ramp<>{}, "third", foreign_unit); }) ==
-        "rank 0: module 'third': the unit is of another engine: an engine takes only the ids that it gave out itself");
-    auto const use = "rank 0: a use is of another engine: an engine takes only the ids that it gave out itself";
+    CHECK(refused([&] { one.shard(Ramp<>{}, "third", foreign_unit); }) ==
+          "rank 0: the unit of module 'third' belongs to another engine; pass an id that this engine has returned");
+    auto const use = "rank 0: a use id belongs to another engine; pass an id that this engine has returned";
     CHECK(refused([&] { one.set_forward_prefetch(first, {other}); }) == use);
     CHECK(refused([&] { one.set_backward_prefetch(other, {}); }) == use);
     CHECK(refused([&] { auto const scope = one.forward_scope(other); }) == use);

@@ -59,9 +59,8 @@ class CallGuard {
  private:
   [[noreturn, gnu::cold]] void refuse(char const* call) const {
     fail<UsageError>(
-        "rank {}: {} is called while another thread is inside a call of this engine (last entered: {}). One host "
-        "thread "
-        "at a time calls an engine: hand it over between calls",
+        "rank {}: {} is called while another thread is inside a call of this engine (last entered: {}). Only one host "
+        "thread at a time may call an engine; other threads may call it when that call has returned",
         rank_, std::string_view(call), std::string_view(call_.load(std::memory_order_relaxed)));
   }
 

@@ -145,8 +145,8 @@ struct EngineCore {
     if (missing.option.empty()) return;
     fail<UsageError>("rank {}: unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,
                      missing.option == "keep_unsharded" ? "parameters can stay unsharded"
-                     : flags.gradient_sync              ? "gradients can wait for replicas"
-                                                        : "gradients can wait unreduced",
+                     : flags.gradient_sync              ? "gradients can stay unreduced over replicas"
+                                                        : "gradients can stay unreduced",
                      missing.option);
   }
   Unit& begin_forward(std::size_t use) {

@@ -52,8 +52,8 @@ class Declaration {
                         written == DType::f32 ? "fp32, bf16 or fp16" : fsdp::name(written), described(*type));
     if (options.reshard_ranks == 0) return;
     if (!strategy.reshards_after_forward)
-      fail<ConfigError>("rank {}: reshard_ranks {}: {} does not reshard after forward", rank, options.reshard_ranks,
-                        strategy.name);
+      fail<ConfigError>("rank {}: reshard_ranks is {}, but strategy {} does not reshard after forward; expected 0",
+                        rank, options.reshard_ranks, strategy.name);
     if (options.reshard_ranks <= 1 || options.reshard_ranks >= where.shards ||
         where.shards % options.reshard_ranks != 0)
       fail<ConfigError>(
@@ -82,11 +82,12 @@ class Declaration {
         strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
     if (strategy.shards && !(strategy_.shards && as_engine))
       fail<ConfigError>(
-          "rank {}: unit '{}' is {}, and its engine {}: units shard over the same ranks as their engine, or "
-          "not at all",
+          "rank {}: unit '{}' has strategy {}, and its engine {}: a unit must shard over the same ranks as its engine, "
+          "or not at all",
           where_.rank, unit_name, described(strategy), described(strategy_));
     for (auto const& unit : units_)
-      FSDP_EXPECTS(unit->name() != unit_name, "rank {}: there is a unit '{}' already", where_.rank, unit_name);
+      FSDP_EXPECTS(unit->name() != unit_name,
+                   "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
     units_.push_back(std::make_unique<Unit>(device, std::string(unit_name), strategy));
     return {units_.size() - 1};
   }
@@ -110,8 +111,9 @@ class Declaration {
   /// @return `use`
   /// @throws UsageError if there is no such use
   std::size_t expect_use(std::size_t use) const {
-    FSDP_EXPECTS(use < schedule_.size(), "rank {}: there is no use {}: the engine has {} uses, counted from 0",
-                 where_.rank, use, schedule_.size());
+    FSDP_EXPECTS(use < schedule_.size(),
+                 "rank {}: there is no use {}: modules have been added for {} uses, counted from 0", where_.rank, use,
+                 schedule_.size());
     return use;
   }
 
@@ -121,7 +123,7 @@ class Declaration {
     for (auto const next : ahead) {
       expect_use(next);
       FSDP_EXPECTS(pass == Pass::forward ? next > use : next < use,
-                   "rank {}: a list of prefetches names '{}', which does not come after '{}' in {}", where_.rank,
+                   "rank {}: a prefetch list names '{}', which does not come after '{}' in {}", where_.rank,
                    schedule_.module_name(next), schedule_.module_name(use), name(pass));
     }
     lists_.push_back({pass, use, std::move(ahead)});
@@ -129,7 +131,7 @@ class Declaration {
 
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
-    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules", where_.rank);
+    FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
     bool some = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);

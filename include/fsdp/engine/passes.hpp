@@ -90,7 +90,8 @@ class Passes {
   }
 
   Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating(), "rank {}: backward of '{}' inside an evaluation: end its scope first", rank_,
+    FSDP_EXPECTS(!evaluating(),
+                 "rank {}: backward of '{}' was called inside an evaluation; end the evaluation scope first", rank_,
                  schedule().module_name(use));
     if (schedule().backward_broken())
       expect_whole_gradients(formatted("backward of '{}' begins", schedule().module_name(use)));
@@ -165,7 +166,7 @@ class Passes {
   /// @param what  reads all parameters, for the message
   void expect_at_rest(std::string_view what) const {
     declared_->schedule().expect_closed(what);
-    FSDP_EXPECTS(!evaluating(), "rank {}: {} inside an evaluation: end its scope first", rank_, what);
+    FSDP_EXPECTS(!evaluating(), "rank {}: {} inside an evaluation; end the evaluation scope first", rank_, what);
     expect_whole_parameters(what);
   }
   /// @throws UsageError if an optimizer step, an import or a load has ended half-way
@@ -191,9 +192,8 @@ class Passes {
                            ? std::string()
                            : formatted(": units updated: {}; not updated: {}", done.empty() ? "none" : done,
                                        missing.empty() ? "none" : missing);
-    fail<UsageError>(
-        "rank {}: {}, but {} has ended half-way{}. Load a checkpoint, or import all parameters, on all ranks", rank_,
-        what, writing_, units);
+    fail<UsageError>("rank {}: {}, but {} is incomplete{}. Load a checkpoint, or import all parameters, on all ranks",
+                     rank_, what, writing_, units);
   }
   [[noreturn, gnu::cold]] void refuse_half_gradients(std::string_view what) const {
     auto const& schedule = declared_->schedule();
@@ -205,8 +205,9 @@ class Passes {
       list += formatted("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
     }
     fail<UsageError>(
-        "rank {}: {}, but {}: units with its gradients: {}; without: {}. {}discard_gradients()", rank_, what,
-        schedule.backward_broken() ? "an exception has ended a backward pass" : "a backward pass is left half-way",
+        "rank {}: {}, but {}: units that have their gradients: {}; units without: {}. {}discard_gradients()", rank_,
+        what,
+        schedule.backward_broken() ? "an exception has interrupted a backward pass" : "a backward pass is incomplete",
         done.empty() ? "none" : done, missing.empty() ? "none" : missing,
         schedule.backward_broken() ? "Call " : "Complete it, or call ");
   }

@@ -79,7 +79,7 @@ class Schedule {
   /// @throws UsageError if a use is open, naming its module
   /// @param what  does not go with it, for the message
   void expect_closed(std::string_view what) const {
-    FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' is still open", rank_, what, name(pass_), module_name(current_));
+    FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' has not ended", rank_, what, name(pass_), module_name(current_));
   }
 
   /// A forward use begins. @return true if it is the first of a new pass
@@ -106,12 +106,13 @@ class Schedule {
     bool const starts = pass_ == Pass::forward;
     if (pass_ == Pass::idle)
       fail<OrderError>(
-          "rank {}: backward of '{}' without a forward pass: none has begun since the last backward, or an evaluation, "
-          "an optimizer step, an import or an exception has ended it",
+          "rank {}: backward of '{}' was called without a forward pass: none has run since the last backward, or an "
+          "evaluation, an optimizer step, an import or an exception has discarded it; call forward first",
           rank_, module_name(use));
     if (starts && next_ != size())
-      fail<OrderError>("rank {}: backward of '{}' before the forward pass is complete (next declared: '{}')", rank_,
-                       module_name(use), module_name(next_));
+      fail<OrderError>(
+          "rank {}: backward of '{}' was called before the forward pass was complete; expected forward of '{}' next",
+          rank_, module_name(use), module_name(next_));
     auto const expected = starts ? size() - 1 : next_ - 1;
     expect(use == expected, Pass::backward, expected, use);
     pass_ = Pass::backward;
@@ -150,8 +151,9 @@ class Schedule {
   };
   void expect(bool ordered, Pass pass, std::size_t expected, std::size_t got) const {
     if (!ordered)
-      fail<OrderError>("rank {}: out of the declared order: expected {} of '{}', got {} of '{}'", rank_, name(pass),
-                       module_name(expected), name(pass), module_name(got));
+      fail<OrderError>(
+          "rank {}: modules must run in the order in which they were added: expected {} of '{}', got {} of '{}'", rank_,
+          name(pass), module_name(expected), name(pass), module_name(got));
   }
   void expect_next(Pass pass, std::size_t use) const {
     if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));
@@ -161,7 +163,7 @@ class Schedule {
     current_ = use;
   }
   void leave(std::size_t use) {
-    FSDP_EXPECTS(open_ && current_ == use, "rank {}: {} of '{}' ends without having begun", rank_, name(pass_),
+    FSDP_EXPECTS(open_ && current_ == use, "rank {}: {} of '{}' ends, but has not begun", rank_, name(pass_),
                  module_name(use));
     open_ = false;
   }

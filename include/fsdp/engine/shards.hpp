@@ -81,8 +81,9 @@ class Shards {
     auto const turn = enter("begin_step");
     expect_own(optimizer, given);
     FSDP_EXPECTS(norm().loss_scale == nullptr || norm().scaler_steps,
-                 "rank {}: {}: gradients are scaled: call GradScaler::step instead of the optimizer's", engine_->rank(),
-                 optimizer);
+                 "rank {}: {}: the gradients are scaled by a GradScaler: call GradScaler::step(optimizer) instead of "
+                 "the optimizer's step",
+                 engine_->rank(), optimizer);
     gate().begin_step(given.measurement());
     history().add("step", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();

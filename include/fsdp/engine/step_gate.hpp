@@ -25,8 +25,10 @@ class StepGate {
     expect_units();
     for (auto const& unit : passes_->units())
       FSDP_EXPECTS(unit->empty() || (!unit->fresh && !unit->has_unreduced()),
-                   "rank {}: unit '{}' has no reduced gradients to step with{}", rank_, unit->name(),
-                   unit->has_unreduced() ? ": they wait for a backward pass that reduces" : "");
+                   "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit->name(),
+                   unit->has_unreduced() ? ": they were accumulated without reduction; run the last backward pass "
+                                           "outside no_sync() and no_replica_sync()"
+                                         : "");
   }
   /// @throws UsageError unless every gradient shard holds the reduced gradients of some backward pass, which an
   /// optimizer may have used already
@@ -82,19 +84,22 @@ class StepGate {
   void expect_norm(std::uint64_t measurement) const {
     constexpr auto step = "an optimizer step begins";
     FSDP_EXPECTS(measured() || norm_.measurement == 0 || (measurement == 0 && !norm_.limits),
-                 "rank {}: {}, but the norm to clip by was measured before another backward pass: call clip_grad_norm "
-                 "after the last one",
+                 "rank {}: {}, but clip_grad_norm was called before the last backward pass; call it after the last one",
                  rank_, step);
     FSDP_EXPECTS(measurement != 0 || !norm_.limits,
-                 "rank {}: {} without the norm that clip_grad_norm was to limit: give it to the step", rank_, step);
+                 "rank {}: {} without the norm that clip_grad_norm returned, so gradients would not be clipped; pass "
+                 "it on: step(norm)",
+                 rank_, step);
     FSDP_EXPECTS(measurement == 0 || measurement == norm_.measurement,
-                 "rank {}: {} with a norm that {}: clip_grad_norm measures the gradients as they are now", rank_, step,
-                 measurement == measurements_ ? "a step has taken already, or whose gradients were discarded"
-                                              : "another measurement has replaced");
+                 "rank {}: {} with an outdated norm: {}; call clip_grad_norm again", rank_, step,
+                 measurement == measurements_ ? "a step has used it already, or its gradients were discarded"
+                                              : "clip_grad_norm has been called again since");
   }
 
  private:
-  void expect_units() const { FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules", rank_); }
+  void expect_units() const {
+    FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules; add one with shard()", rank_);
+  }
   struct Norm {
     std::uint64_t measurement = 0;  ///< 0: none
     std::uint64_t of_pass = 0;      ///< the backward pass after which it was measured, counted from 1

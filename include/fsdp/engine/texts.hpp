@@ -40,8 +40,8 @@ template <class Failure = ConfigError, class C>
     while (a < texts[0].size() || b < texts[other].size()) {
       auto const ours = line(texts[0], a), theirs = line(texts[other], b);
       if (ours != theirs)
-        fail<Failure>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"", world.rank(), ours, other,
-                      theirs);
+        fail<Failure>("rank {}: ranks disagree: rank 0 has \"{}\", rank {} has \"{}\"; expected the same on all ranks",
+                      world.rank(), ours, other, theirs);
     }
   }
 }

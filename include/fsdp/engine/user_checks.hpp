@@ -53,8 +53,9 @@ inline void expect_exact_arithmetic(int rank) {
   if (fast_math_file.name == nullptr) return;
   fail<ConfigError>(
       "rank {}: '{}' includes fsdp and was compiled with {} or a flag that implies it, which changes floating-point "
-      "results. Compile what includes fsdp as a file of its own, without it (docs/adopting.md, 'Trainers compiled with "
-      "-Ofast'), or give up equal bits with -DFSDP_ALLOW_FAST_MATH",
+      "results. Move the code that includes fsdp into a source file of its own, and compile that without the flag "
+      "(docs/adopting.md, 'Trainers compiled with -Ofast'), or give up bitwise equal results with "
+      "-DFSDP_ALLOW_FAST_MATH",
       rank, fast_math_file.name, fast_math_file.flag);
 }
 

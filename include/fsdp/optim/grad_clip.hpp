@@ -50,10 +50,11 @@ struct ClipOptions {
 /// @note Collective: one all-reduce of W doubles.
 template <class E>
 [[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
-  FSDP_EXPECTS(max_norm > 0.0f, "rank {}: the norm to clip to must be positive, got {}", engine.rank(), max_norm);
+  FSDP_EXPECTS(max_norm > 0.0f, "rank {}: clip_grad_norm: expected a positive max_norm, got {}", engine.rank(),
+               max_norm);
   auto const shards = engine.shards();
   auto const turn = shards.enter("clip_grad_norm");
-  shards.gate().expect_reduced("clip_grad_norm");
+  shards.gate().expect_reduced("clip_grad_norm is called");
   auto& norm = shards.norm();
   auto& compute = engine.compute();
   auto const& device = engine.device();
@@ -97,7 +98,9 @@ template <class E>
   GradNorm<E> const result(engine, shards.gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));
   if (options.non_finite == NonFinite::raise) {
     auto const value = result.value();
-    if (!math::is_finite(value)) fail<Error>("rank {}: the global gradient norm is {}", engine.rank(), value);
+    if (!math::is_finite(value))
+      fail<Error>("rank {}: clip_grad_norm: the global gradient norm is {}, expected a finite number", engine.rank(),
+                  value);
   }
   return result;
 }

@@ -46,13 +46,13 @@ class GradScaler {
   explicit GradScaler(E& engine, GradScalerOptions options = {}) : engine_(&engine), options_(options) {
     FSDP_EXPECTS(math::is_finite(options.growth_factor) && options.growth_factor > 1.0f &&
                      options.backoff_factor > 0.0f && options.backoff_factor < 1.0f,
-                 "GradScaler: growth {} must be above 1 and backoff {} in (0, 1)", options.growth_factor,
-                 options.backoff_factor);
+                 "GradScaler: growth_factor {} must be above 1, and backoff_factor {} must be in (0, 1)",
+                 options.growth_factor, options.backoff_factor);
     FSDP_EXPECTS(options.growth_interval > 0, "GradScaler: the growth interval must be positive, got {}",
                  options.growth_interval);
     engine.seal();
-    FSDP_EXPECTS(engine.shards().norm().loss_scale == nullptr, "rank {}: the engine has a GradScaler already",
-                 engine.rank());
+    FSDP_EXPECTS(engine.shards().norm().loss_scale == nullptr,
+                 "rank {}: the engine already has a GradScaler; expected one for each engine", engine.rank());
     detail::expect_equal_texts(engine.world(),
                                formatted("GradScaler: growth {}, backoff {}, interval {}", options.growth_factor,
                                          options.backoff_factor, options.growth_interval),
@@ -85,13 +85,13 @@ class GradScaler {
     auto const inside = engine_->shards().enter("GradScaler::step");
     auto& norm = engine_->shards().norm();
     if constexpr (requires { optimizer.engine(); })
-      FSDP_EXPECTS(
-          static_cast<void const*>(&optimizer.engine()) == engine_,
-          "rank {}: GradScaler::step: the optimizer is of another engine, whose gradients are not scaled by this",
-          engine_->rank());
+      FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == engine_,
+                   "rank {}: GradScaler::step: the optimizer belongs to another engine, whose gradients this "
+                   "GradScaler does not scale",
+                   engine_->rank());
     engine_->shards().expect_own("GradScaler::step", measured);
     auto& gate = engine_->shards().gate();
-    gate.expect_reduced("GradScaler::step");
+    gate.expect_reduced("GradScaler::step is called");
     gate.expect_norm(measured.measurement());
     if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
     struct Turn {
