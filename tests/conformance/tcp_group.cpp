@@ -162,7 +162,10 @@ TEST_CASE("who answers in rank 0's place is not waited for, and who is silent fo
     caller.send("SSH-2.0-OpenSSH of somebody else\r\n", 34, deadline, "a rank");
     while (!over) std::this_thread::yield();
   });
-  CHECK(contains(arrival(place(1, 2, port), patience), where + " does not belong to this run; expected rank 0 there"));
+  CHECK(contains(
+      arrival(place(1, 2, port), patience),
+      fmt::format("rank 1 of 2: the process at 127.0.0.1 port {} does not belong to this run; expected rank 0 there",
+                  port)));
   over = true;
   stranger.join();
 }

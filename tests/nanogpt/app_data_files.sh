@@ -85,7 +85,7 @@ train --train_data='data/shards/web_train_*.bin' --max_iters=30 --out_dir=parts
 train --train_data=data/shards --val_data='data/shards/web_val*' --max_iters=60 --out_dir=parts --init_from=resume
 check "resumed in several files: other weights" cmp whole/model.safetensors parts/model.safetensors
 refuses "setting 'train_data': expected token files, but no file matches 'data/shards/no*'" "$nanogpt" train "${small[@]}" --train_data='data/shards/no*'
-refuses "is too long for 'data/shards/web_train_000002.bin': expected 33 tokens" "$nanogpt" train "${small[@]}" --dataset=shards --block_size=32
+refuses "is too long for 'data/shards/web_train_000002.bin': expected a file with 33 or more tokens" "$nanogpt" train "${small[@]}" --dataset=shards --block_size=32
 "$nanogpt" prepare --dataset=none --data=text --val_fraction=0 >output 2>&1 || fail "no validation data"
 check "says what training needs then" grep -q 'train needs --val_data=FILE' output
 refuses "'data/none/val.bin' is missing" "$nanogpt" train "${small[@]}" --dataset=none

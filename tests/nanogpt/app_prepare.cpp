@@ -282,7 +282,7 @@ TEST_CASE("bad corpora are refused by file and line, and nothing is left") {
   auto const one = folder.file("one.jsonl", "{\"text\": \"a\"}");
   auto options = with_byte_pairs(folder, one, pairs);
   options.val_fraction = 0.001;
-  CHECK(has(refused(options), "'val_fraction': of 1 documents none is for validation with 0.001"));
+  CHECK(has(refused(options), "'val_fraction': with 0.001, none of the 1 documents is for validation"));
   pairs.marker = false;
   CHECK(has(refused(with_byte_pairs(folder, one, pairs)), "expected a token '<|endoftext|>'"));
   options.vocab_bpe = folder.path / "none";
@@ -302,9 +302,9 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
       {"a.txt.gz", "\x1f\x8b\x08",
        "a.txt.gz' is compressed by gzip, expected text: decompress it with zcat, as in zcat '"},
       {"a.jsonl", "\x28\xb5\x2f\xfd rest", "compressed by zstd, expected text: decompress it with zstdcat"},
-      {"a.xz", std::string("\xfd\x37zXZ\0", 6), "let xzcat"},
-      {"a.bz2", "BZh91AY&SY", "let bzcat"},
-      {"a.zip", "PK\x03\x04", "let unzip -p"},
+      {"a.xz", std::string("\xfd\x37zXZ\0", 6), "decompress it with xzcat"},
+      {"a.bz2", "BZh91AY&SY", "decompress it with bzcat"},
+      {"a.zip", "PK\x03\x04", "decompress it with unzip -p"},
       {"a.parquet", "PAR1 columns PAR1", "a.parquet' is a Parquet file"},
       {"b.parquet", "PAR1 columns PAR1", "[['text']].to_json('"},
   };

@@ -84,7 +84,7 @@ check "a trace over the old one" timeout 120 "$nanogpt" "${small[@]}" --max_iter
 check "its own page has the step" "$nanogpt" report other >output 2>&1
 check "and draws it" grep -q 'of median length' other/report.html
 check "the older run's page" "$nanogpt" report one >output 2>&1
-check "says whose the trace is" grep -q "one/t.json&#39; is another run&#39;s" one/report.html
+check "says whose the trace is" grep -q "one/t.json&#39; belongs to another run\." one/report.html
 if grep -q 'of median length' one/report.html; then fail "another run's step is drawn"; fi
 
 # The same as a table, and a page that is rewritten while the log grows.
