@@ -216,8 +216,8 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
     int const error = static_cast<int>(std::strtol(failed->c_str(), &rest, 10));
     std::string const directory = shared_directory();
     fail<ResourceError>(
-        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) could not be "
-        "allocated:{} failed: {} (reported by rank {}). {}",
+        "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) are not "
+        "available:{} failed: {} (reported by rank {}). {}",
         rank, total, directory, segment.stride, members.size(), rest, std::strerror(error), failed - outcomes.begin(),
         error == ENOSPC ? formatted("Enlarge {}; for a container, use --shm-size", directory)
         : *failed != formatted("{} {}", error, handing_over)
