@@ -30,10 +30,7 @@ class CallGuard {
    public:
     Turn() = default;
     Turn(Turn&& other) noexcept : guard_(std::exchange(other.guard_, nullptr)) {}
-    Turn& operator=(Turn&& other) noexcept {
-      std::swap(guard_, other.guard_);
-      return *this;
-    }
+    Turn& operator=(Turn&&) = delete;
     ~Turn() {
       if (guard_ != nullptr) guard_->inside_.store(0, std::memory_order_relaxed);
     }

@@ -28,8 +28,8 @@ class [[nodiscard]] EvaluationScope {
   EvaluationScope& operator=(EvaluationScope&&) = delete;
   ~EvaluationScope() noexcept(false) {
     if (engine_ == nullptr) return;
-    typename E::Calls::Turn turn;
-    if (std::uncaught_exceptions() == exceptions_) turn = engine_->calls.enter("the end of an evaluation");
+    bool const unwinds = std::uncaught_exceptions() != exceptions_;
+    auto const turn = unwinds ? typename E::Calls::Turn() : engine_->calls.enter("the end of an evaluation");
     engine_->passes.end_evaluation();
   }
 
