@@ -158,9 +158,6 @@ class RunFiles {
   }
 
  private:
-  static constexpr std::chrono::seconds pauses_at_the_end[]{std::chrono::seconds(1), std::chrono::seconds(2),
-                                                            std::chrono::seconds(4)};
-
   std::int64_t interval() const {
     return settings_.checkpoint_interval > 0 ? settings_.checkpoint_interval : settings_.eval_interval;
   }
@@ -235,11 +232,11 @@ class RunFiles {
   /// Calls `act` until it returns true, a few times. @return whether it has @note Collective: yes, as `act` is.
   template <class Act, class Look>
   bool insist(Act const& act, Look const& look) {
-    for (auto const pause : pauses_at_the_end) {
+    for (int const seconds : {1, 2, 4}) {
       if (act()) return true;
-      progress_.say(fmt::format("warning: {}; the next attempt is in {} s", last_failure_, pause.count()));
+      progress_.say(fmt::format("warning: {}; the next attempt is in {} s", last_failure_, seconds));
       constexpr std::chrono::milliseconds slice(50);
-      for (std::chrono::milliseconds left = pause; left.count() > 0; left -= slice) {
+      for (std::chrono::milliseconds left = std::chrono::seconds(seconds); left.count() > 0; left -= slice) {
         look();
         std::this_thread::sleep_for(slice);
       }

@@ -140,7 +140,8 @@ class TrainingLoop {
       if (iteration < settings_.max_iters && vote_.stops(trainer_.engine())) return stop();
     }
     if (trained_ == 0) {
-      progress_.say(fmt::format("nothing to do: max_iters is {}", settings_.max_iters));
+      progress_.say(
+          fmt::format("nothing to do: the run is at iteration {}, and max_iters is {}", first, settings_.max_iters));
       return stop_after(first, "nothing to do", EXIT_SUCCESS);
     }
     expect_finite_weights();

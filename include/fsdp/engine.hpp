@@ -205,10 +205,10 @@ class Engine {
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
 
-  /// Forgets all gradients: the next backward pass begins their sums anew. What zero_grad is elsewhere (an optimizer
-  /// step does it by itself), and the way on after a pass that an exception has ended, or that is left half-way: the
-  /// next forward pass begins anew. After half a backward pass all but this is refused. A norm that clip_grad_norm has
-  /// measured is forgotten too.
+  /// Forgets all gradients, and a norm that clip_grad_norm has measured: the next backward pass begins new sums. It is
+  /// zero_grad of other libraries; an optimizer step does it by itself. After half a backward pass (an exception ended
+  /// it, or the caller left it) call this first: passes, evaluations, clipping, optimizer steps, imports and
+  /// export_gradients throw until then.
   /// @throws UsageError inside a use's backward, or after an optimizer step that has ended half-way: that leaves
   /// parameters torn, and only a load or an import of all of them goes on from there
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.

@@ -113,8 +113,8 @@ class ShardedModule<M, E> {
   UseId use() const { return use_; }
   operator UseId() const { return use_; }
 
-  /// Gathers the unit, enqueues `M::forward(compute, weights, args...)`, starts the next units' gathers, drops the
-  /// unit.
+  /// Gathers the unit, starts the next units' gathers, enqueues `M::forward(compute, weights, args...)`, and reshards
+  /// the unit.
   /// @return what M::forward returns
   /// @throws OrderError if another module was declared next
   /// @note Stream: compute waits for the gather. The calling thread waits for no device work, but for passes long

@@ -60,7 +60,7 @@ fi
 # All of the run's: there is nothing left to train.
 part
 train --init_from=resume --out_dir=part
-says "nothing to do: max_iters is 4"
+says "nothing to do: the run is at iteration 5, and max_iters is 4"
 check "says that settings differ, and none was given" test "$(grep -c 'the run had' output)" -eq 0
 # A config file gives settings as the command line does.
 echo "learning_rate = 0.0003" >config
