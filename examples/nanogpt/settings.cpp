@@ -105,10 +105,11 @@ std::vector<Setting> make_table() {
   t.flag("async_checkpoint", &S::async_checkpoint, train | of_run,
          "write checkpoints in the background, from a copy in host memory");
   t.heading = "Folders and start";
-  t.text("init_from", &S::init_from, train | sample,
-         "initial weights. train: scratch, resume (the run in out_dir, with its settings where none are given), auto "
-         "(resume if out_dir has a checkpoint, else scratch); sample: resume (the model in out_dir); both: gpt2, "
-         "gpt2-medium, gpt2-large, gpt2-xl, a folder with safetensors and config.json, or llm.c's model file");
+  t.text(
+      "init_from", &S::init_from, train | sample,
+      "initial weights. scratch: random; resume: the run in out_dir (train keeps each of its settings that is not "
+      "given here); auto: resume if out_dir has a checkpoint, else scratch; gpt2, gpt2-medium, gpt2-large, gpt2-xl; a "
+      "folder with safetensors and config.json; or a model file of llm.c. sample takes neither scratch nor auto");
   t.optional_text(
       "checkpoint", &S::checkpoint, train | sample | exporting,
       "a checkpoint: best, latest, or its folder. train: continue from it (with init_from=resume; default: latest); "

@@ -97,11 +97,13 @@ class AdoptedUnit {
  private:
   static UnitId checked(E& engine, std::string const& name, AdoptedOptions const& options) {
     if constexpr (requires { engine.compute().runs_inline(); })
-      FSDP_EXPECTS(options.kernels_are_enqueued || engine.compute().runs_inline(),
-                   "rank {}: adopted unit '{}': the engine's compute stream is a worker thread, and kernels on the "
-                   "calling thread would not wait for it; give the engine a host::Stream::inline_stream, or enqueue "
-                   "the kernels on engine.compute() and set AdoptedOptions::kernels_are_enqueued",
-                   engine.rank(), name);
+      FSDP_EXPECTS(
+          options.kernels_are_enqueued || engine.compute().runs_inline(),
+          "rank {}: adopted unit '{}': the engine's compute stream is a worker thread, and the unit's kernels run "
+          "on the calling thread, so they could start before the parameters are there; give the engine a "
+          "host::Stream::inline_stream, or enqueue "
+          "the kernels on engine.compute() and set AdoptedOptions::kernels_are_enqueued",
+          engine.rank(), name);
     return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
   }
   E& engine() const { return *engine_.get("an adopted unit"); }

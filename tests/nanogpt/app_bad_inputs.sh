@@ -3,6 +3,7 @@
 # Every bad input ends nanogpt with its message and a non-zero code, before any training and without a hang: plain, as
 # threads, and under mpirun.
 # programs: nanogpt
+# skip-tsan
 # long
 # timeout: 900
 #

@@ -145,8 +145,8 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
     model.meta = read_vocabulary(path, run.model, folder);
     if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)
       fsdp::fail<fsdp::ConfigError>(
-          "'{}' has another vocabulary than the model in '{}' was trained with; is it from another run?", path.string(),
-          folder.string());
+          "'{}' has another vocabulary than the model in '{}' was trained with; restore the file that this run wrote",
+          path.string(), folder.string());
   }
   return model;
 }

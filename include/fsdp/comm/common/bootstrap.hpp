@@ -131,7 +131,9 @@ class TcpGroup {
   static std::array<std::string, 3> words(std::string const& text) {
     auto const first = text.find(' ');
     auto const second = first == std::string::npos ? first : text.find(' ', first + 1);
-    if (second == std::string::npos) fail<PeerError>("a peer sent '{}': expected three words", text);
+    if (second == std::string::npos)
+      fail<PeerError>("the ranks' first messages: expected three words, got '{}'; does another program use this port?",
+                      text);
     return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
   }
   /// Where peers reach this rank, as its connections tell: not the loopback, if there is another.
