@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engines in all combinations of what they may differ in, and a rank that trains with one of them: it checks at every
+// use that the engine does what its program says.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fsdp.hpp"
+#include "tests/support/all_pairs.hpp"
+#include "tests/support/backward_flags.hpp"
+#include "tests/support/counting.hpp"
+
+namespace schedule {
+
+using fsdp::Facts;
+using fsdp::Phase;
+
+// What rows of the table choose from. Where values exclude each other, the later one gives way to its first.
+enum class Engine { full, grad_op, hybrid_full, hybrid_grad_op, replicated };
+enum class Units { as_engine, last_replicated, every_second_replicated, some_stay, root_replicated };
+enum class Ahead { one, none, two, three, lists, capped };
+enum class Keeps { all, not_last, not_root, slices, every_unit };
+enum class MicroSteps { reduce, last_reduces, last_replicates, at_random };
+enum class Between { nothing, evaluations, discarded_passes };
+enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  ///< "in": what fp32 gradients travel in
+
+struct Row {
+  Engine engine{};
+  Units units{};
+  int ranks = 1;
+  bool tied = false;  ///< a unit that is used first and last
+  Ahead ahead{};
+  Keeps keeps{};
+  MicroSteps micro_steps{};
+  Between between{};
+  Precision precision{};
+};
+inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 3, 5};
+
+inline Row row_of(fsdp::testing::TableRow const& at) {
+  return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
+          static_cast<int>(at[2]) + 1,    at[3] == 0,
+          static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
+          static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
+          static_cast<Precision>(at[8])};
+}
+inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  fsdp::testing::Table table(count);
+  for (auto& row : table)
+    for (auto const size : axes) row.push_back(random() % size);
+  return table;
+}
+inline std::string text(fsdp::testing::TableRow const& at) {
+  std::string numbers;
+  for (auto const value : at) numbers += std::to_string(value) + ' ';
+  return numbers;
+}
+
+inline int group_of(int ranks) { return ranks % 2 == 0 ? ranks / 2 : ranks; }
+inline bool is_hybrid(Row const& row) {
+  return row.engine == Engine::hybrid_full || row.engine == Engine::hybrid_grad_op;
+}
+inline fsdp::ShardingStrategy resharding(Row const& row, bool reshards) {
+  auto const group = group_of(row.ranks);
+  if (is_hybrid(row) && reshards) return fsdp::HybridShard<>{.group = group};
+  if (is_hybrid(row)) return fsdp::HybridShard<fsdp::ShardGradOp>{.group = group};
+  if (reshards) return fsdp::FullShard{};
+  return fsdp::ShardGradOp{};
+}
+inline fsdp::ShardingStrategy strategy_of(Row const& row) {
+  if (row.engine == Engine::replicated) return fsdp::NoShard{};
+  return resharding(row, row.engine == Engine::full || row.engine == Engine::hybrid_full);
+}
+/// Of a unit: the root is 0, blocks are 1 to `blocks`.
+inline fsdp::ShardingStrategy strategy_of(Row const& row, int unit, int blocks) {
+  bool const replicated = (row.units == Units::last_replicated && unit == blocks) ||
+                          (row.units == Units::every_second_replicated && unit % 2 == 1) ||
+                          (row.units == Units::root_replicated && unit == 0);
+  if (replicated) return fsdp::NoShard{};
+  if (row.units == Units::some_stay && row.engine != Engine::replicated) return resharding(row, unit % 2 == 0);
+  return strategy_of(row);
+}
+
+inline fsdp::EngineOptions options_of(Row const& row) {
+  fsdp::EngineOptions options;
+  if (row.ahead == Ahead::none) options.prefetch = 0;
+  if (row.ahead == Ahead::two) options.prefetch = 2;
+  if (row.ahead == Ahead::three || row.ahead == Ahead::capped) options.prefetch = 3;
+  if (row.ahead == Ahead::capped) options.max_ahead_bytes = 5000;
+  options.keep_last = row.keeps != Keeps::not_last && row.keeps != Keeps::slices;
+  options.keep_root = row.keeps != Keeps::not_root;
+  auto const shards = is_hybrid(row) ? group_of(row.ranks) : row.ranks;
+  if (row.keeps == Keeps::slices && shards == 4 && strategy_of(row).reshards_after_forward) options.reshard_ranks = 2;
+  options.keep_unsharded = row.keeps == Keeps::every_unit;
+  options.no_sync = row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
+  options.no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
+  options.bucket_bytes = 3000;
+  options.first_bucket_bytes = 700;
+  if (row.precision == Precision::fp32_in_bf16) options.reduce_dtype = fsdp::DType::bf16;
+  if (row.precision == Precision::bf16_in_fp16) options.reduce_dtype = fsdp::DType::f16;
+  return options;
+}
+
+[[noreturn]] inline void wrong(std::string const& what) { throw std::logic_error(what); }
+
+/// Looks at what a use finds.
+template <class E>
+class Watch {
+ public:
+  explicit Watch(E& engine)
+      : engine_(&engine), rest_(engine.account().live_state()), live_(engine.program(), engine.plan_input()) {}
+
+  /// The bytes in use are what the program has come to.
+  void expect_bytes(std::string const& when) const {
+    auto const live = engine_->account().live_state() - rest_;
+    if (live != live_.bytes())
+      wrong(fmt::format("rank {}, {}: {} bytes in use, the program says {}\n{}", engine_->rank(), when, live,
+                        live_.bytes(), to_text(engine_->program())));
+  }
+  /// Called between a use's operations.
+  void look(void const* parameters, void const* gradients) {
+    expect_bytes(fmt::format("{} of use {}", name(phase_), use_));
+    for (auto const& [buffer, address] : {std::pair(0, parameters), std::pair(1, gradients)}) {
+      auto const [entry, is_new] = addresses_.try_emplace({phase_, use_, buffer}, address);
+      if (!is_new && entry->second != address) wrong(fmt::format("{} of use {}: another address", name(phase_), use_));
+    }
+    ++looks_;
+  }
+  /// Calls a module as one use of a pass.
+  template <class Call>
+  void use(Phase phase, std::size_t use, Facts facts, Call const& call) {
+    phase_ = phase, use_ = use;
+    auto const& turn = engine_->program().turn(phase, use);
+    run(turn.before, facts);
+    auto const looks = looks_;
+    call();
+    if (looks_ != looks + 1) wrong("nobody looked");
+    run(turn.after, facts);
+    expect_bytes(fmt::format("{} of use {} is over", name(phase), use));
+  }
+  fsdp::detail::LiveBytes& live() { return live_; }
+
+ private:
+  void run(std::vector<fsdp::Operation> const& operations, Facts facts) {
+    for (auto const& operation : operations)
+      if (operation.runs(facts)) live_.run(operation);
+  }
+  E* engine_;
+  std::int64_t rest_;
+  fsdp::detail::LiveBytes live_;
+  Phase phase_{};
+  std::size_t use_ = 0;
+  int looks_ = 0;
+  std::map<std::tuple<Phase, std::size_t, int>, void const*> addresses_;
+};
+
+/// Kernels that access a unit's parameters and gradients as a module's do, and change nothing.
+struct ReadParameters {
+  template <class Block, class W>
+  FSDP_HD void operator()(Block const&, std::int64_t, W const*, std::int64_t) const {}
+};
+struct AddGradients {
+  template <class Block, class W, class G>
+  FSDP_HD void operator()(Block const&, std::int64_t, W const*, G*, std::int64_t) const {}
+};
+
+/// A module that looks at what it is given, and accesses it.
+template <class Device>
+struct Probe {
+  Device device;
+  std::int64_t elements;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> weight;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("weight", p.weight, {elements});
+  }
+  template <class W, class E>
+  void forward(typename Device::Stream& stream, Params<W> const& w, Watch<E>& watch) const {
+    watch.look(w.weight.data, nullptr);
+    device.launch(stream, std::int64_t{1}, ReadParameters{}, w.weight.data, elements);
+  }
+  template <class W, class G, class E>
+  void backward(typename Device::Stream& stream, Params<W> const& w, Params<G> const& g, Watch<E>& watch) const {
+    watch.look(w.weight.data, g.weight.data);
+    device.launch(stream, std::int64_t{1}, AddGradients{}, w.weight.data, g.weight.data, elements);
+  }
+};
+
+/// One rank of a row.
+/// @tparam C  a toy::Counting
+template <class C, class P>
+class Rank {
+ public:
+  using E = fsdp::Engine<C, P>;
+  using Module = Probe<typename C::Device>;
+
+  Rank(C comm, std::shared_ptr<toy::Tally> tally, Row const& row)
+      : row_(row), tally_(std::move(tally)), mesh_(std::move(comm)), engine_(mesh_, strategy_of(row), options_of(row)) {
+    constexpr int blocks = 5;
+    auto const& device = engine_.device();
+    std::optional<fsdp::UnitId> root;
+    if (row.tied) root = engine_.add_unit("root", strategy_of(row, 0, blocks));
+    if (row.tied) modules_.push_back(engine_.shard(Module{device, 600}, "ends", *root));
+    for (int i = 1; i <= blocks; ++i)
+      modules_.push_back(
+          engine_.shard(Module{device, 300 * (i % 3 + 1)}, fmt::format("block.{}", i), strategy_of(row, i, blocks)));
+    if (row.tied) modules_.push_back(engine_.shard(Module{device, 600}, "ends", *root));
+    if (row.ahead == Ahead::lists) {
+      engine_.set_forward_prefetch(modules_[0], {modules_[3], modules_[1]});
+      engine_.set_forward_prefetch(modules_[1], {});
+      engine_.set_backward_prefetch(modules_[4], {modules_[1], modules_[3]});
+    }
+    sgd_.emplace(engine_);
+    watch_.emplace(engine_);
+    scopes_.emplace(engine_);
+  }
+
+  void train() {
+    for (int step = 0; step < 3; ++step) {
+      if (row_.between == Between::discarded_passes) discard_passes();
+      int const micro_steps = row_.micro_steps == MicroSteps::at_random ? 12 : 3;
+      for (int micro = 0; micro < micro_steps; ++micro) {
+        if (row_.between == Between::evaluations && micro < 2) evaluate(micro == 1);
+        set_flags(micro + 1 == micro_steps);
+        pass(Phase::forward);
+        pass(Phase::backward);
+        facts_ = left_by(facts_);
+      }
+      // Measured again, it is written where peers may still read the first.
+      if (row_.between == Between::evaluations) static_cast<void>(fsdp::clip_grad_norm(engine_, 1.0f));
+      auto const norm = fsdp::clip_grad_norm(engine_, 1.0f);
+      sgd_->step(norm);
+      facts_ = fsdp::left_by(fsdp::plain_step);
+      watch_->live().reshard();
+      watch_->expect_bytes("between steps");
+    }
+    auto const plan = fsdp::memory_plan(engine_.plan_input());
+    auto const rest = plan.rest() - plan.optimizer;
+    if (engine_.account().peak_live_state() > plan.live_most - plan.optimizer)
+      wrong(fmt::format("{} bytes in use at most, planned {}", engine_.account().peak_live_state() - rest,
+                        plan.live_most - plan.optimizer - rest));
+    engine_.synchronize();
+    if (!tally_->strange.empty())
+      wrong(fmt::format("rank {}: {} collectives move memory that their communicator does not know: {}", engine_.rank(),
+                        tally_->strange.size(), tally_->strange.front()));
+  }
+
+ private:
+  void set_flags(bool last) {
+    fsdp::BackwardFlags flags;
+    auto const drawn = [this] { return random_() % 2 == 0; };
+    if (!last && row_.micro_steps == MicroSteps::last_reduces) flags.gradient_sync = false;
+    if (!last && row_.micro_steps == MicroSteps::last_replicates) flags.replica_sync = false;
+    if (!last && row_.micro_steps == MicroSteps::at_random) flags = {drawn(), drawn(), drawn()};
+    if (row_.micro_steps == MicroSteps::at_random) flags.reshard = drawn();
+    auto const input = engine_.plan_input();
+    auto const allowed = [&](fsdp::BackwardFlags one) {
+      return missing_option(engine_.program(), input, one).option.empty();
+    };
+    if (!allowed({true, flags.replica_sync, true})) flags.replica_sync = true;
+    if (!allowed({true, true, flags.reshard})) flags.reshard = true;
+    scopes_->no_sync(!flags.gradient_sync);
+    scopes_->no_replica_sync(!flags.replica_sync);
+    scopes_->keep_unsharded(!flags.reshard);
+    facts_ = facts_ | flags.facts();
+  }
+  void use(Phase phase, std::size_t at) {
+    watch_->use(phase, at, facts_, [&] {
+      if (phase == Phase::backward) {
+        modules_[at].backward(*watch_);
+      } else {
+        modules_[at].forward(*watch_);
+      }
+    });
+  }
+  void pass(Phase phase) {
+    tally_->entries.clear();
+    for (std::size_t i = 0; i < modules_.size(); ++i)
+      use(phase, phase == Phase::backward ? modules_.size() - 1 - i : i);
+    if (!(toy::counts_of(*tally_) == count(engine_.program(), phase, facts_)))
+      wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(phase), to_text(engine_.program())));
+  }
+  /// An evaluation, after a forward pass that it ends or after none.
+  void evaluate(bool in_forward) {
+    auto const waiting = facts_;
+    if (in_forward) use(Phase::forward, 0), use(Phase::forward, 1);
+    auto const scope = engine_.evaluation();
+    watch_->live().reshard();
+    facts_ = fsdp::plain_step;
+    pass(Phase::evaluation);
+    facts_ = (waiting & fsdp::waiting_answers) | fsdp::starts_sharded;
+  }
+  /// Half a forward pass, half a backward pass, and a whole micro-step, of which nothing is left.
+  void discard_passes() {
+    use(Phase::forward, 0), use(Phase::forward, 1);
+    discard(true);
+    set_flags(false);
+    pass(Phase::forward);
+    use(Phase::backward, modules_.size() - 1), use(Phase::backward, modules_.size() - 2);
+    discard(true);
+    set_flags(false);
+    pass(Phase::forward);
+    pass(Phase::backward);
+    facts_ = left_by(facts_);
+    discard(false);
+  }
+  void discard(bool in_pass) {
+    engine_.discard_gradients();
+    watch_->live().discard();
+    if (in_pass) watch_->live().reshard();
+    auto const start = in_pass ? fsdp::starts_sharded : facts_ & fsdp::start_answers;
+    facts_ = start | fsdp::nothing_waits;
+    watch_->expect_bytes("discarded");
+  }
+
+  Row row_;
+  std::shared_ptr<toy::Tally> tally_;
+  fsdp::Mesh<C> mesh_;
+  E engine_;
+  std::vector<fsdp::ShardedModule<Module, E>> modules_;
+  std::optional<fsdp::Sgd<E>> sgd_;
+  std::optional<Watch<E>> watch_;
+  std::optional<fsdp::testing::BackwardScopes<E>> scopes_;
+  Facts facts_ = fsdp::left_by(fsdp::plain_step);
+  std::mt19937 random_{7};
+};
+
+}  // namespace schedule
