@@ -22,23 +22,11 @@
 #include "tests/support/hazards.hpp"
 #include "tests/support/recording.hpp"
 
-namespace schedule {
-template <class W>
-void accesses_of(fsdp::testing::Accesses& a, ReadParameters, W const* w, std::int64_t n) {
-  a.read(w, n);
-}
-template <class W, class G>
-void accesses_of(fsdp::testing::Accesses& a, AddGradients, W const* w, G* g, std::int64_t n) {
-  a.read(w, n);
-  a.write(g, n);
-}
-}  // namespace schedule
-
 namespace {
 
+using engine_table::Precision;
+using engine_table::Row;
 using fsdp::testing::Hazards;
-using schedule::Precision;
-using schedule::Row;
 using Device = fsdp::testing::RecordingDevice<fsdp::host::Device>;
 using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<fsdp::testing::Recorder<Local>>;
@@ -52,7 +40,7 @@ Hazards record(Row const& row) {
         auto const rank = static_cast<std::size_t>(comm.rank());
         recordings[rank] = comm.device().recording;
         auto tally = std::make_shared<toy::Tally>();
-        schedule::Rank<Comm, P>(Comm(fsdp::testing::Recorder(std::move(comm)), tally), tally, row).train();
+        engine_table::Rank<Comm, P>(Comm(fsdp::testing::Recorder(std::move(comm)), tally), tally, row).train();
       });
   return Hazards(std::move(recordings));
 }
@@ -70,13 +58,13 @@ Hazards record(Row const& row) {
 /// What nothing orders in a run of the row, a line each.
 std::string unordered(fsdp::testing::TableRow const& at, Hazards const& hazards) {
   std::string lines;
-  for (auto const& found : hazards.find()) lines += fmt::format("row {}: {}\n", schedule::text(at), found);
+  for (auto const& found : hazards.find()) lines += fmt::format("row {}: {}\n", engine_table::text(at), found);
   return lines;
 }
 void check(fsdp::testing::Table const& table) {
   std::string problems;
   for (auto const& at : table)
-    if (problems.size() < 20000) problems += unordered(at, record(schedule::row_of(at)));
+    if (problems.size() < 20000) problems += unordered(at, record(engine_table::row_of(at)));
   CHECK(problems == "");
 }
 
@@ -85,8 +73,8 @@ void check(fsdp::testing::Table const& table) {
 TEST_CASE("recorded: no two accesses to a byte are unordered, and each site has waits without which some are") {
   std::string problems;
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
-  for (auto const& at : fsdp::testing::all_pairs(schedule::axes)) {
-    auto const hazards = record(schedule::row_of(at));
+  for (auto const& at : fsdp::testing::all_pairs(engine_table::axes)) {
+    auto const hazards = record(engine_table::row_of(at));
     problems += unordered(at, hazards);
     for (auto const wait : hazards.waits(0))
       if (!hazards.find(wait, 1).empty()) ++needed[static_cast<std::size_t>(hazards.at(wait).site)];
@@ -102,7 +90,7 @@ TEST_CASE("recorded: no two accesses to a byte are unordered, and each site has 
 }
 
 TEST_CASE("recorded: no two accesses to a byte are unordered, in engines at random") {
-  check(schedule::rows_at_random(100, 4));
+  check(engine_table::rows_at_random(100, 4));
 }
 
-TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(schedule::rows_at_random(5000, 5)); }
+TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(engine_table::rows_at_random(5000, 5)); }

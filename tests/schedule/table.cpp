@@ -21,9 +21,9 @@
 
 namespace {
 
-using schedule::axes;
-using schedule::Precision;
-using schedule::Row;
+using engine_table::axes;
+using engine_table::Precision;
+using engine_table::Row;
 using Device = fsdp::host::Device;
 using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<Local>;
@@ -32,13 +32,13 @@ template <class P>
 void run_row(Row const& row) {
   fsdp::local::run(row.ranks, Device{}, [&](Local comm) {
     auto tally = std::make_shared<toy::Tally>();
-    schedule::Rank<Comm, P>(Comm(std::move(comm), tally), tally, row).train();
+    engine_table::Rank<Comm, P>(Comm(std::move(comm), tally), tally, row).train();
   });
 }
 
 /// What is wrong with a row; "" if nothing is.
 std::string problem(fsdp::testing::TableRow const& at) {
-  auto const row = schedule::row_of(at);
+  auto const row = engine_table::row_of(at);
   try {
     switch (row.precision) {
       case Precision::fp32:
@@ -48,7 +48,7 @@ std::string problem(fsdp::testing::TableRow const& at) {
       case Precision::bf16_reduce: run_row<fsdp::Bf16Reduce>(row); break;
     }
   } catch (std::exception const& error) {
-    return fmt::format("row {}: {}\n", schedule::text(at), error.what());
+    return fmt::format("row {}: {}\n", engine_table::text(at), error.what());
   }
   return {};
 }
@@ -66,6 +66,6 @@ TEST_CASE("table: the engine does what its program says, for all pairs of what e
   check(fsdp::testing::all_pairs(axes));
 }
 
-TEST_CASE("table: so it does for engines at random") { check(schedule::rows_at_random(300, 1)); }
+TEST_CASE("table: so it does for engines at random") { check(engine_table::rows_at_random(300, 1)); }
 
-TEST_CASE("table: and for many more", "[.][table]") { check(schedule::rows_at_random(50000, 2)); }
+TEST_CASE("table: and for many more", "[.][table]") { check(engine_table::rows_at_random(50000, 2)); }

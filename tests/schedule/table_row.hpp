@@ -22,7 +22,7 @@
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/counting.hpp"
 
-namespace schedule {
+namespace engine_table {
 
 using fsdp::Facts;
 using fsdp::Phase;
@@ -171,10 +171,20 @@ class Watch {
 struct ReadParameters {
   template <class Block, class W>
   FSDP_HD void operator()(Block const&, std::int64_t, W const*, std::int64_t) const {}
+  /// For a recording device.
+  template <class Accesses, class W>
+  static void access(Accesses& a, W const* w, std::int64_t n) {
+    a.read(w, n);
+  }
 };
 struct AddGradients {
   template <class Block, class W, class G>
   FSDP_HD void operator()(Block const&, std::int64_t, W const*, G*, std::int64_t) const {}
+  template <class Accesses, class W, class G>
+  static void access(Accesses& a, W const* w, G* g, std::int64_t n) {
+    a.read(w, n);
+    a.write(g, n);
+  }
 };
 
 /// A module that looks at what it is given, and accesses it.
@@ -341,4 +351,4 @@ class Rank {
   std::mt19937 random_{7};
 };
 
-}  // namespace schedule
+}  // namespace engine_table

@@ -49,8 +49,9 @@ class Accesses {
   std::vector<Access> list;
 };
 
-// Accesses of the library's kernels: one overload each, found by the first argument's namespace. A kernel without one
-// does not compile on a recording device. An element that is read and written is written.
+// Accesses of the library's kernels: one overload each, found by the first argument's namespace. A test's kernel has a
+// static member `access` instead. A kernel without either does not compile on a recording device. An element that is
+// read and written is written.
 
 template <class From, class To>
 void accesses_of(Accesses& a, kernels::detail::Cast, From const* in, To* out, std::int64_t n) {
@@ -190,7 +191,9 @@ struct RecordingDevice : Forward<D> {
   void launch(Stream& stream, std::int64_t blocks, Kernel kernel, Args... args) const {
     if (!recording->silent) {
       Accesses accesses;
-      if constexpr (requires { accesses_of(accesses, kernel, blocks, args...); }) {
+      if constexpr (requires { Kernel::access(accesses, args...); }) {
+        Kernel::access(accesses, args...);
+      } else if constexpr (requires { accesses_of(accesses, kernel, blocks, args...); }) {
         accesses_of(accesses, kernel, blocks, args...);
       } else {
         accesses_of(accesses, kernel, args...);
