@@ -2,6 +2,7 @@
 // What is saved on some ranks is loaded on others, whatever their strategy and precision: bits, and the steps to come.
 // skip-sanitizers
 // needs: nlohmann_json xxHash
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -248,5 +249,13 @@ TEST_CASE("pointers, names and what is kept") {
     CHECK(names() == Names{"best", "best.1", "latest", "step-100.2", "step-101", "step-5", "step-9"});
     fsdp::save(engine, adamw, folder.path, {}, {.step = 6, .keep_last = 1});
     CHECK(names() == Names{"best", "best.1", "latest", "step-101", "step-6", "step-9"});
+    // So they are in a copy of the folder, whose files are written in any order.
+    fsdp::save(engine, adamw, folder.path, {}, {.step = 7, .pointers = {}});
+    auto const now = fs::last_write_time(folder.path / "step-9" / "checkpoint.json");
+    for (auto const& [name, hours] : {std::pair("step-101", 4), {"step-6", 3}, {"step-9", 2}, {"step-7", 1}})
+      fs::last_write_time(folder.path / name / "checkpoint.json", now + std::chrono::hours(hours));
+    std::vector<std::string> order;
+    for (auto const& each : fsdp::checkpoint::CheckpointList(folder.path).checkpoints) order.push_back(each.text());
+    CHECK(order == Names{"step-9", "step-101", "step-6", "step-7"});
   });
 }

@@ -79,6 +79,7 @@ struct CheckpointList {
   std::vector<CheckpointName> checkpoints;
   std::vector<std::string> named;      ///< by pointers
   std::vector<std::string> leftovers;  ///< of saves that did not come to an end
+  std::int64_t last_number = 0;        ///< the largest Manifest::save_number
 
   explicit CheckpointList(std::filesystem::path const& folder) {
     std::error_code error;
@@ -95,15 +96,27 @@ struct CheckpointList {
       if (text.ends_with('\n')) text.pop_back();
       if (CheckpointName::parse(text)) named.push_back(text);
     }
-    // Not by step: a run that goes on from an earlier one saves lower steps later.
-    std::map<CheckpointName, std::filesystem::file_time_type> times;
-    for (auto const& each : checkpoints)
-      times[each] = std::filesystem::last_write_time(folder / each.text() / manifest_name, error);
+    // Not by step: a run that goes on from an earlier checkpoint saves lower steps later. Not by time alone: copies of
+    // a folder have other times. Checkpoints of earlier versions have no number, and the time orders them.
+    std::map<CheckpointName, std::pair<std::int64_t, std::filesystem::file_time_type>> saved;
+    for (auto const& each : checkpoints) {
+      auto const path = folder / each.text() / manifest_name;
+      saved[each] = {save_number(path), std::filesystem::last_write_time(path, error)};
+      last_number = std::max(last_number, saved[each].first);
+    }
     std::sort(checkpoints.begin(), checkpoints.end(),
-              [&](auto const& a, auto const& b) { return std::pair(times[a], a) < std::pair(times[b], b); });
+              [&](auto const& a, auto const& b) { return std::pair(saved[a], a) < std::pair(saved[b], b); });
   }
 
  private:
+  /// @return 0 for a manifest that is damaged: its checkpoint counts as older than all others
+  static std::int64_t save_number(std::filesystem::path const& manifest) {
+    try {
+      return parse_manifest(read_text_file(manifest), "a manifest").save_number;
+    } catch (Error const&) {
+      return 0;
+    }
+  }
   /// ".step-N.partial" or ".step-N.old": folders that saves make, and nobody else.
   static bool is_leftover(std::string_view name) {
     if (!name.starts_with('.')) return false;
@@ -161,6 +174,7 @@ inline std::filesystem::path commit_checkpoint(std::filesystem::path const& fold
           rank, description.string());
     manifest.files.emplace_back(name, checksum_of(read_text_file(description)));
   }
+  manifest.save_number = CheckpointList(folder).last_number + 1;
   OutputFile file(hidden / manifest_name);
   file.write(to_json_text(manifest));
   file.finish();

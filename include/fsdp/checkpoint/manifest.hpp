@@ -73,6 +73,7 @@ struct RankFile {
 /// The whole: written last, so that a folder with one is a whole checkpoint.
 struct Manifest {
   std::int64_t step = 0;
+  std::int64_t save_number = 0;  ///< among the saves into its folder, from 1; 0: not known
   int world_size = 1;
   std::string strategy;                                      ///< of the engine that saved, for people
   std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
@@ -156,6 +157,7 @@ inline std::string to_json_text(Manifest const& manifest) {
   Json json{{"format", "fsdp sharded checkpoint"},
             {"version", 1},
             {"step", manifest.step},
+            {"save_number", manifest.save_number},
             {"world_size", manifest.world_size},
             {"strategy", manifest.strategy}};
   auto tensors = Json::array(), arrays = Json::array(), files = Json::array();
@@ -186,6 +188,8 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
 
   Manifest manifest;
   manifest.step = fields.whole("step", 0, std::numeric_limits<std::int64_t>::max());
+  if (json.contains("save_number"))  // earlier versions do not write it
+    manifest.save_number = fields.whole("save_number", 0, std::numeric_limits<std::int64_t>::max() / 2);
   manifest.world_size = static_cast<int>(fields.whole("world_size", 1, 1 << 24));
   manifest.strategy = fields.text("strategy");
   for (auto const& item : fields.array("tensors")) {
