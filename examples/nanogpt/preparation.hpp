@@ -93,9 +93,20 @@ inline void take_out_dir(Preparation& ready) {
   if (!ready.lock)
     ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
         folder / ".train.lock", "another run is training in the folder: wait for it, or take another out_dir");
-  if (ready.resumed || settings.overwrite || settings.eval_only) return;
+  auto const continues = [&](std::filesystem::path const& checkpoint) {
+    auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
+    std::error_code error;
+    return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
+  };
+  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
+  if (goes_on || settings.overwrite || settings.eval_only) return;
   auto const other = run_in(folder);
   if (other.empty()) return;
+  if (ready.resumed)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'out_dir': '{}' holds a run already ({}), and '{}' is a checkpoint of another one; choose another "
+        "out_dir",
+        settings.out_dir, other, ready.resumed->checkpoint.string());
   fsdp::fail<fsdp::ConfigError>(
       "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
       "one; or choose another out_dir",
@@ -139,8 +150,8 @@ Preparation prepare(C& world, Job const& job) {
       if (!ready.resumed && settings.init_from == "resume")
         fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
                                       settings.out_dir);
+      if (!chosen.note.empty()) ready.lines.push_back(std::move(chosen.note));
       if (ready.resumed) {
-        if (!chosen.note.empty()) ready.lines.push_back(std::move(chosen.note));
         for (auto& line : adopt_settings(settings, *ready.resumed)) ready.lines.push_back(std::move(line));
         adopt_model(settings, *ready.resumed);
       }

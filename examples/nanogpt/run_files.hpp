@@ -155,6 +155,11 @@ class RunFiles {
     if (!lost_checkpoint_.empty()) report_error(lost_checkpoint_);
     report_error(newest.empty() ? fmt::format("there is no whole checkpoint in {}", settings_.out_dir)
                                 : fmt::format("the newest whole checkpoint is {}", (folder / newest).string()));
+    if (newest.empty() && exported_ >= 0)
+      report_error(fmt::format(
+          "{} has the weights before iteration {}; to continue from them without the optimizer's state, give "
+          "--init_from={} and another out_dir",
+          (folder / weights_name).string(), exported_, settings_.out_dir));
   }
 
  private:
@@ -173,6 +178,8 @@ class RunFiles {
     if (whole) {
       run_log_.write(log_line_of_save(saving_.iteration, "checkpoint"));
       saved_val_loss_ = saving_.best_val_loss;
+      if (failures_.next() >= 0)
+        progress_.say(fmt::format("the checkpoint before iteration {} was saved", saving_.iteration));
       failures_.clear();
     } else {
       run_.best_val_loss = saved_val_loss_;

@@ -133,7 +133,12 @@ ChosenRun choose_run(Settings const& settings, bool explains) {
     damaged = ckpt::read_pointer(out_dir / "latest").value_or("");
     auto found = find_run(out_dir);
     auto const there = checkpoints_in(out_dir);
-    if (found || there.empty()) return {std::move(found), {}};
+    if (found) return {std::move(found), {}};
+    if (there.empty())
+      return {{},
+              settings.init_from == "auto"
+                  ? fsdp::formatted("note: '{}' has no checkpoint: training starts from scratch", out_dir.string())
+                  : std::string()};
     why = fsdp::formatted("'{}' has no file {}", (out_dir / there.front()).string(), ckpt::manifest_name);
   } catch (fsdp::ConfigError const& error) {
     why = error.what();

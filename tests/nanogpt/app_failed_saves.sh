@@ -78,6 +78,7 @@ expect "ended with" 0 $?
 expect "says" "warning: the checkpoint before iteration 5 could not be saved: 'full/.step-5.partial/rank-00000-of-00001.safetensors' cannot be written: No space left on device; training goes on, the next attempt is before iteration 6
 warning: the checkpoint before iteration 6 could not be saved: 'full/.step-6.partial/rank-00000-of-00001.safetensors' cannot be written: No space left on device; training goes on, the next attempt is before iteration 8" "$(warnings)"
 same full
+expect "says that it is saved" "the checkpoint before iteration 8 was saved" "$(grep 'was saved' output)"
 for log in full/log.jsonl full.json; do
   expect "failures in $log" "5 6" "$(echo $(sed -n 's/.*"save_failed","iter":\([0-9]*\),"what":"checkpoint","why":".*No space left on device"}/\1/p' $log))"
 done
@@ -134,6 +135,13 @@ expect "attempts" 4 "$(grep -c '"save_failed","iter":13' older/log.jsonl)"
 check "checkpoints were changed" cmp before <(sums older)
 check "does not say how it stopped" grep -q '"kind":"stop","iter":13,"why":"files could not be written"' older/log.jsonl
 expect "what is left of failed saves" "" "$(find older -name '*.partial' -o -name '*.tmp')"
+
+# --- no checkpoint at all: the weights are named ----------------------------------------------------------------------------------
+failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" --out_dir=weights
+expect "ended with" 1 $?
+expect "says what there is" "nanogpt: error: there is no whole checkpoint in weights
+nanogpt: error: weights/model.safetensors has the weights before iteration 12; to continue from them without the optimizer's state, give --init_from=weights and another out_dir" "$(tail -n 2 errors)"
+timeout 120 "$nanogpt" train "${small[@]}" --init_from=weights --out_dir=other >output 2>&1 || fail "does not continue from them"
 
 # --- asked to stop: saved at the second attempt ---------------------------------------------------------------------------------
 env LD_PRELOAD="$PWD/faults.so" FAIL_CALL=write FAIL_PATH=.partial/rank- FAIL_ERRNO=$no_space FAIL_COUNT=1 \

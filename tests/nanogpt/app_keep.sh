@@ -32,6 +32,15 @@ for ranks in 1 2; do
 done
 refuses "init_from=auto continues the old run: expected only one of the two" "${small[@]}" --out_dir=old --overwrite --init_from=auto
 check "a refused run has changed the folder" cmp before <(sums old)
+# Nor does a checkpoint of another run replace it.
+train "${small[@]}" --max_iters=1 --out_dir=another --init_from=auto
+says "note: 'another' has no checkpoint: training starts from scratch"
+refuses "'old' holds a run already (2 checkpoints, the newest step-8), and 'another/step-2' is a checkpoint of another one; choose another out_dir" \
+  --init_from=resume --checkpoint=another/step-2 --out_dir=old --max_iters=9
+check "a refused run has changed the folder" cmp before <(sums old)
+train --init_from=resume --checkpoint=another/step-2/ --out_dir=another --max_iters=3
+train --init_from=resume --checkpoint=another/step-4 --out_dir=elsewhere --max_iters=5
+says "resuming from another/step-4 at iteration 4"
 # A new run removes the old one when it saves, and not before.
 check "it did not diverge" test "$(timeout 60 "$nanogpt" train "${small[@]}" --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=old --overwrite >output 2>&1; echo $?)" -eq 1
 check "a run that saved nothing has removed the old one" cmp before <(sums old)
