@@ -104,6 +104,11 @@ Dataset open_dataset(DataNames const& names) {
                                     : folder.empty()        ? "."
                                                             : folder.string(),
                                     Split::val);
+  if (fs::exists(folder / half_prepared_name, error))
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}' may have files of two data sets, because nanogpt prepare was killed while it replaced them; run it "
+        "again",
+        folder.empty() ? "." : folder.string());
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;
   return {std::move(meta), TokenShards(train, token_bytes), TokenShards(val, token_bytes)};

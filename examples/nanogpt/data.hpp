@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "token_file.hpp"
@@ -16,6 +17,8 @@
 namespace nanogpt {
 
 inline constexpr std::int64_t gpt2_tokens = 50257;  ///< of GPT-2's vocabulary
+/// A file of a data set's folder while `prepare` gives the new files their names.
+inline constexpr std::string_view half_prepared_name = ".half-prepared";
 
 /// What meta.json says of a pair of token files.
 struct Meta {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -19,6 +20,8 @@
 #include "gpt2/open_model.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "metrics.hpp"
+#include "new_file.hpp"
+#include "run_folder.hpp"
 #include "saved_model.hpp"
 #include "weights_file.hpp"
 
@@ -42,7 +45,9 @@ void transpose(std::vector<float> const& from, std::vector<float>& to, std::int6
 
 /// Writes model.safetensors, a tensor at a time.
 /// @param huggingface  Conv1D's orientation, and biases whether the model has them or not; else as ours
-void write_safetensors(fs::path const& path, WeightsSource const& weights, bool huggingface, bool bf16) {
+/// @param before_name  called when all tensors are written, before the file has its name
+void write_safetensors(fs::path const& path, WeightsSource const& weights, bool huggingface, bool bf16,
+                       std::function<void()> const& before_name) {
   auto config = weights.config();
   bool const has_biases = config.bias;
   config.bias = has_biases || huggingface;
@@ -52,6 +57,7 @@ void write_safetensors(fs::path const& path, WeightsSource const& weights, bool 
     infos[i].name = tensors[i].name;
     infos[i].shape = huggingface ? tensors[i].conv1d_shape() : tensors[i].shape;
   }
+  RemovedOnSignal const removed(path.string() + ".tmp");
   WeightsWriter file(path, infos, bf16);
   std::vector<float> values, turned;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -62,6 +68,7 @@ void write_safetensors(fs::path const& path, WeightsSource const& weights, bool 
     if (turn) transpose(values, turned, tensor.shape[0], tensor.shape[1]);
     file.write(infos[i], turn ? turned : values);
   }
+  before_name();
   file.finish();
 }
 
@@ -100,18 +107,31 @@ int run_export(Settings const& settings) {
       fsdp::fail<fsdp::ConfigError>(
           "setting 'to': '{}' is the out_dir of a run, whose model would be overwritten; name another folder",
           to.string());
+  expect_folder_for_models(to, "to");
+  for (auto const name : files_of_a_model)
+    if (!settings.overwrite && fs::exists(to / name, error))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'to': '{}' has a file {} already; name another folder, or give --overwrite to replace the model "
+          "there",
+          to.string(), name);
   auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
   auto const files = tokenizer_of(model, settings);
   fsdp::checkpoint::make_folders(to);
+  remove_on_signals();
+  std::optional<SignalsWait> wait;
+  auto const replace = [&] {  // from here on the folder has neither the old model nor the new one, until all is written
+    wait.emplace();
+    for (auto const name : files_of_a_model) fs::remove(to / name);
+  };
 
   bool const bf16 = settings.dtype == "bfloat16";
   print_notes(config, settings.format);
   auto written = to / weights_name;
   if (settings.format == "llm.c") {
     written = to / "model.bin";
-    write_llm_c(written, weights, bf16);
+    write_llm_c(written, weights, bf16, replace);
   } else {
-    write_safetensors(written, weights, settings.format == "huggingface", bf16);
+    write_safetensors(written, weights, settings.format == "huggingface", bf16, replace);
   }
   if (settings.format == "nanogpt") {
     save_model_config(to, config, {model.iteration, unknown, unknown, unknown}, nullptr, model.meta);

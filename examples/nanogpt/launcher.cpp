@@ -6,6 +6,7 @@
 #include <cblas.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,9 +53,10 @@ namespace nanogpt {
 namespace {
 
 /// Writes "nanogpt: SIGTERM at iteration 12: stopping". For signal handlers.
+/// @param what  follows, as "stopping"
 /// @return false: nobody can read it
-bool say_stopping(char const* signal) {
-  std::array<char, 96> text{};
+bool say_signal(char const* signal, char const* what) {
+  std::array<char, 128> text{};
   std::size_t length = 0;
   auto const put = [&](char const* words) {
     for (; *words != '\0' && length < text.size(); ++words) text[length++] = *words;
@@ -71,15 +73,19 @@ bool say_stopping(char const* signal) {
     put(" at iteration ");
     put(digits.data() + at);
   }
-  put(": stopping\n");
+  put(": ");
+  put(what);
+  put("\n");
   return ::write(STDERR_FILENO, text.data(), length) >= 0;
 }
 
-/// Says that the run is asked to stop, and lets every wait of the library end the process. For signal handlers.
+/// Says that the run is asked to stop, and lets every wait of the library say where it stands and end the process. For
+/// signal handlers.
 void stop_at_once(char const* signal) {
-  if (!say_stopping(signal)) std::_Exit(fsdp::host::wait_terminated_exit_code);
+  if (!say_signal(signal, "stopping")) std::_Exit(fsdp::host::wait_terminated_exit_code);
   fsdp::host::request_termination(signal);
-  ::alarm(2);  // a rank that computes waits for nothing
+  itimerval const soon{{}, {0, 300'000}};  // a rank that computes waits for nothing
+  ::setitimer(ITIMER_REAL, &soon, nullptr);
 }
 
 extern "C" void on_sigalrm(int) { std::_Exit(fsdp::host::wait_terminated_exit_code); }
@@ -96,23 +102,22 @@ void drop_output() {
   if (int const nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC); nowhere >= 0) ::dup2(nowhere, STDOUT_FILENO);
 }
 
-/// The first signal asks training to save and stop after a step. The second stops it at once; so does the first before
-/// training has begun, unless it is SIGUSR1.
+/// The first signal asks training to save and stop after a step. The second stops it at once. Before training has begun
+/// there is nothing to save: the first ends the process, unless it is SIGUSR1.
 extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
   if (under_mpirun && signal != SIGUSR1 && info->si_pid == ::getppid()) drop_output();
   auto const* const name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
   bool const training = current_iteration.load(std::memory_order_relaxed) >= 0;
+  if (!training && signal != SIGUSR1) {
+    if (speaks_of_signals) static_cast<void>(say_signal(name, "stopping before the first step; nothing was saved"));
+    std::_Exit(fsdp::host::wait_terminated_exit_code);
+  }
   if (stop_requested.exchange(true)) return stop_at_once(name);
-  if (!training && signal != SIGUSR1) return stop_at_once(name);
-  // mpirun kills this rank soon, also if it waits for a peer that is lost: it says where it is.
-  if (launcher_ends_run) static_cast<void>(say_stopping(name));
-  if (!speaks_of_signals) return;
-  static constexpr std::string_view text = ": saves after this step and stops; a second signal stops at once\n";
-  std::array<char, 96> line{};
-  auto* end = std::copy_n("nanogpt: ", 9, line.data());
-  end = std::copy(name, name + std::char_traits<char>::length(name), end);
-  end = std::copy(text.begin(), text.end(), end);
-  static_cast<void>(::write(STDERR_FILENO, line.data(), static_cast<std::size_t>(end - line.data())) < 0);
+  // mpirun kills its ranks soon, also one that waits for a peer that is lost: each says where it is.
+  if (launcher_ends_run)
+    static_cast<void>(say_signal(name, "saves after this step and stops; mpirun ends the ranks soon"));
+  else if (speaks_of_signals)
+    static_cast<void>(say_signal(name, "saves after this step and stops; a second signal stops at once"));
 }
 
 /// A page of a mapped file is no longer there: another program has cut it while it was read.

@@ -2,6 +2,9 @@
 // A file that is there whole or not at all.
 #include "new_file.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -10,8 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <system_error>
-#include <utility>
 
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
 
 namespace nanogpt {
@@ -60,8 +63,6 @@ RemovedOnSignal::RemovedOnSignal(std::filesystem::path const& path) {
   }
 }
 
-RemovedOnSignal::RemovedOnSignal(RemovedOnSignal&& other) noexcept : slot_(std::exchange(other.slot_, none)) {}
-
 void RemovedOnSignal::keep() {
   if (slot_ == none) return;
   slots[slot_].names.store(false);
@@ -80,6 +81,13 @@ void remove_on_signals() {
   }
 }
 
+SignalsWait::SignalsWait() { signals_wait.store(true); }
+
+SignalsWait::~SignalsWait() {
+  signals_wait.store(false);
+  if (int const signal = waiting_signal.exchange(0); signal != 0) remove_and_end(signal);
+}
+
 NewFile::NewFile(std::filesystem::path const& path)
     : path_(path),
       temporary_(std::filesystem::path(path) += ".tmp"),
@@ -87,12 +95,6 @@ NewFile::NewFile(std::filesystem::path const& path)
       stream_(temporary_, std::ios::binary) {
   if (!stream_) cannot_write(temporary_);
 }
-
-NewFile::NewFile(NewFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      temporary_(std::exchange(other.temporary_, {})),
-      removed_(std::move(other.removed_)),
-      stream_(std::move(other.stream_)) {}
 
 NewFile::~NewFile() {
   if (temporary_.empty()) return;
@@ -110,6 +112,8 @@ void NewFile::finish() {
   if (!stream_.is_open()) return;
   stream_.close();
   if (!stream_) cannot_write(temporary_);
+  fsdp::checkpoint::detail::Descriptor const file(temporary_, O_RDONLY);
+  if (file < 0 || ::fsync(file) != 0) cannot_write(temporary_);
 }
 
 void NewFile::commit() {
@@ -123,17 +127,18 @@ void NewFile::commit() {
   removed_.keep();
 }
 
-void NewFile::commit_all(std::deque<NewFile>& files) {
+void NewFile::commit_all(std::deque<NewFile>& files, std::vector<std::filesystem::path> const& others,
+                         std::filesystem::path const& marker) {
   for (auto& file : files) file.finish();  // what may find the disk full
-  signals_wait.store(true);
-  try {
-    for (auto& file : files) file.commit();
-  } catch (...) {
-    signals_wait.store(false);
-    throw;
-  }
-  signals_wait.store(false);
-  if (int const signal = waiting_signal.exchange(0); signal != 0) remove_and_end(signal);
+  SignalsWait const wait;
+  auto const folder = fsdp::checkpoint::folder_of(marker);
+  if (!std::ofstream(marker)) cannot_write(marker);
+  fsdp::checkpoint::sync_folder(folder);
+  for (auto& file : files) file.commit();
+  std::error_code ignored;
+  for (auto const& other : others) std::filesystem::remove(other, ignored);
+  fsdp::checkpoint::sync_folder(folder);
+  std::filesystem::remove(marker, ignored);
 }
 
 }  // namespace nanogpt

@@ -26,6 +26,8 @@
 #include "job.hpp"
 #include "peak.hpp"
 #include "run_data.hpp"
+#include "run_folder.hpp"
+#include "run_log.hpp"
 #include "run_settings.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
@@ -84,22 +86,19 @@ inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::fi
   ready.config.activation = model.activation;
 }
 
-/// Holds out_dir for this run. Rank 0.
-/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError if it holds another run, which this
-/// one would destroy
-inline void take_out_dir(Preparation& ready) {
+/// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
+inline void expect_usable(Preparation const& ready) {
   auto const& settings = ready.settings;
   std::filesystem::path const folder(settings.out_dir);
-  if (!ready.lock)
-    ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
-        folder / ".train.lock", "another run is training in the folder: wait for it, or take another out_dir");
   auto const continues = [&](std::filesystem::path const& checkpoint) {
     auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
     std::error_code error;
     return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
   };
   bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
-  if (goes_on || settings.overwrite || settings.eval_only) return;
+  if (goes_on) return;
+  expect_folder_for_runs(folder);
+  if (settings.overwrite) return expect_replaceable(folder);
   auto const other = run_in(folder);
   if (other.empty()) return;
   if (ready.resumed)
@@ -111,6 +110,17 @@ inline void take_out_dir(Preparation& ready) {
       "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
       "one; or choose another out_dir",
       settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
+}
+
+/// Holds out_dir for this run. Rank 0.
+/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
+inline void take_out_dir(Preparation& ready) {
+  std::filesystem::path const folder(ready.settings.out_dir);
+  expect_usable(ready);
+  if (ready.lock) return;
+  ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
+      folder / ".train.lock", "another run is training in the folder: wait for it, or take another out_dir");
+  expect_usable(ready);  // nobody changes it from here on
 }
 
 /// Checks the data's tokens; rank 0 says how far that is, every few seconds, where it takes longer.
@@ -141,25 +151,32 @@ Preparation prepare(C& world, Job const& job) {
   settings = job.settings;
   bool const training = job.command == Command::train;
   agree(world, [&] {
-    if (training && names_weights(settings.init_from)) {
-      ready.pretrained = open_pretrained(settings);
-      adopt_model(settings, *ready.pretrained->weights);
-    } else if (training && settings.init_from != "scratch") {
+    if (training && may_resume(settings)) {
       auto chosen = choose_run(settings, world.rank() == 0);
       ready.resumed = std::move(chosen.run);
       if (!ready.resumed && settings.init_from == "resume")
-        fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from",
-                                      settings.out_dir);
+        fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from{}",
+                                      settings.out_dir, note_on_replaced_run(settings.out_dir));
       if (!chosen.note.empty()) ready.lines.push_back(std::move(chosen.note));
       if (ready.resumed) {
         for (auto& line : adopt_settings(settings, *ready.resumed)) ready.lines.push_back(std::move(line));
+        if (world.rank() == 0 &&
+            was_abandoned(std::filesystem::path(settings.out_dir) / run_log_name, ready.resumed->start))
+          ready.lines.push_back(fmt::format(
+              "note: the last start in '{}' began a new run and saved no checkpoint; this one continues the run before "
+              "it, in '{}'",
+              settings.out_dir, ready.resumed->checkpoint.string()));
         adopt_model(settings, *ready.resumed);
       }
     }
+    if (training && !ready.resumed && names_weights(first_start(settings))) {
+      ready.pretrained = open_pretrained(settings);
+      adopt_model(settings, *ready.pretrained->weights);
+    }
     check_together(settings, job.command, world.size());
     std::error_code ignored;
-    bool const keeps = training && world.rank() == 0;
-    if (keeps && std::filesystem::is_directory(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks
+    bool const keeps = training && !settings.eval_only && world.rank() == 0;
+    if (keeps && std::filesystem::exists(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks
     if (training || !settings.train_data.empty() ||
         std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
@@ -190,7 +207,7 @@ Preparation prepare(C& world, Job const& job) {
   // Not before all ranks have opened their files: agree() has told them so.
   check_data(world, ready);
   agree(world, [&] {
-    if (!training || world.rank() != 0) return;
+    if (!training || settings.eval_only || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
     take_out_dir(ready);
   });

@@ -20,6 +20,7 @@
 
 #include "corpus.hpp"
 #include "data.hpp"
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/error.hpp"
 #include "input_file.hpp"
 #include "new_file.hpp"
@@ -212,6 +213,9 @@ class Preparer {
     if (error)
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
     if (new_folder_) removed_folder_.emplace(options.folder);
+    lock_.emplace(options.folder, "another prepare is writing there: wait for it, or choose another --dataset");
+    for (auto const* const name : {"train.bin", "val.bin", "meta.json", "encoder.json", "vocab.bpe"})
+      fs::remove(options.folder / (std::string(name) + ".tmp"), error);  // of a process that was killed
   }
 
   Preparer(Preparer const&) = delete;
@@ -245,9 +249,9 @@ class Preparer {
     meta_["vocab_size"] = prepared_.vocab_size;
     meta_["dtype"] = token_bytes_ == 2 ? "uint16" : "uint32";
     files_.emplace_back(options_.folder / "meta.json").write(meta_.dump(1) + "\n");
-    NewFile::commit_all(files_);
-    std::error_code ignored;
-    if (!has_val_) fs::remove(options_.folder / "val.bin", ignored);  // of other data
+    std::vector<fs::path> others;
+    if (!has_val_) others.push_back(options_.folder / "val.bin");  // of other data
+    NewFile::commit_all(files_, others, options_.folder / half_prepared_name);
     return prepared_;
   }
 
@@ -339,6 +343,7 @@ class Preparer {
   std::vector<Section> sections_;
   bool new_folder_ = false;
   std::optional<RemovedOnSignal> removed_folder_;
+  std::optional<fsdp::checkpoint::FileLock> lock_;  ///< of the folder
   std::optional<Rounds> rounds_;
   std::deque<NewFile> files_;  ///< in the order in which they get their names
   Json meta_;

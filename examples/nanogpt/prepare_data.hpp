@@ -33,12 +33,12 @@ struct PreparedData {
 };
 
 /// Writes train.bin, val.bin, meta.json and, for GPT-2's tokens, copies of its files into `folder`, each under a
-/// temporary name first. Without validation data an old val.bin is removed. uint16 ids, uint32 for a vocabulary above
-/// 65,535. A text is cut once, after floor((1 -
-/// val_fraction) n) of its n characters, as nanoGPT does; each document goes to one of both files whole (see
-/// DocumentSplit), and the end-of-text id after it. The tokens do not depend on threads and piece_bytes; memory is in
-/// proportion to both, and to the longest word of a text or the longest line of a .jsonl file if these are longer than
-/// a piece.
+/// temporary name first, and on the disk before it has its own. Without validation data an old val.bin is removed. Two
+/// processes cannot write to one folder; a data set that a killed process has half replaced is not opened. uint16 ids,
+/// uint32 for a vocabulary above 65,535. A text is cut once, after floor((1 - val_fraction) n) of its n characters, as
+/// nanoGPT does; each document goes to one of both files whole (see DocumentSplit), and the end-of-text id after it.
+/// The tokens do not depend on threads and piece_bytes; memory is in proportion to both, and to the longest word of a
+/// text or the longest line of a .jsonl file if these are longer than a piece.
 /// @throws fsdp::ConfigError if there is no text, characters are to be tokens and a text is not UTF-8, a line is no
 /// JSON
 ///         object with a "text", no document is for validation, the files of GPT-2 are not what they should be, or

@@ -39,6 +39,8 @@ void Progress::advance(std::int64_t done, std::string_view note) {
   auto const now = Clock::now();
   done_ = done;
   advanced_ = now;
+  if (columns_ == 0 && speaks_ && now - said_ >= std::chrono::seconds(5))
+    say(fmt::format("{} of {}{}", done, total_, note));
   if (columns_ == 0) return;
   if (first_ < 0) first_ = done, began_ = now;
   if (now - drawn_ < std::chrono::milliseconds(100) && done < total_) return;

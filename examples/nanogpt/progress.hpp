@@ -25,7 +25,7 @@ class Progress {
   /// So much is done when this process begins: the rest is what the time left is estimated from.
   void begin(std::int64_t done);
   void advance(std::int64_t done, double loss);
-  /// Redraws the bar, ten times a second at most.
+  /// Redraws the bar, ten times a second at most; without a terminal it prints a line, every five seconds at most.
   /// @param note  stands behind the numbers, with a blank before it
   void advance(std::int64_t done, std::string_view note);
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "new_file.hpp"
 #include "report/csv.hpp"
 #include "report/log_reader.hpp"
 #include "report/notes.hpp"
@@ -120,6 +121,7 @@ int run_report(Settings const& settings) {
   if (settings.runs.empty())
     fsdp::fail<fsdp::ConfigError>("nanogpt report: expected the out_dir of a run, or several, got nothing");
   if (settings.watch) return watch(settings);
+  remove_on_signals();
   write_report(settings, 0, true);
   return EXIT_SUCCESS;
 }

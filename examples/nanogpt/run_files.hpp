@@ -23,6 +23,7 @@
 #include "metrics.hpp"
 #include "preparation.hpp"
 #include "progress.hpp"
+#include "run_folder.hpp"
 #include "run_log.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
@@ -69,6 +70,7 @@ class RunFiles {
         log_(log),
         run_log_(run_log),
         first_rank_(trainer.engine().rank() == 0),
+        replaces_(first_rank_ && settings.overwrite),
         failures_(settings.log_interval),
         saver_(trainer.engine(), collective_timeout(settings)) {}
 
@@ -155,6 +157,8 @@ class RunFiles {
     if (!lost_checkpoint_.empty()) report_error(lost_checkpoint_);
     report_error(newest.empty() ? fmt::format("there is no whole checkpoint in {}", settings_.out_dir)
                                 : fmt::format("the newest whole checkpoint is {}", (folder / newest).string()));
+    if (auto const old = replaced_run_in(folder); replaces_ && !old.empty())
+      report_error(fmt::format("{} has the run that this one was to replace", old.string()));
     if (newest.empty() && exported_ >= 0)
       report_error(fmt::format(
           "{} has the weights before iteration {}; to continue from them without the optimizer's state, give "
@@ -181,10 +185,21 @@ class RunFiles {
       if (failures_.next() >= 0)
         progress_.say(fmt::format("the checkpoint before iteration {} was saved", saving_.iteration));
       failures_.clear();
+      replace_run();
     } else {
       run_.best_val_loss = saved_val_loss_;
     }
     return whole;
+  }
+
+  /// A checkpoint of this run is whole: removes the one that it overwrites.
+  void replace_run() {
+    if (!std::exchange(replaces_, false)) return;
+    try {
+      remove_replaced_run(settings_.out_dir);
+    } catch (fsdp::ResourceError const& error) {
+      progress_.say(fmt::format("warning: the run that this one has replaced could not be removed: {}", error.what()));
+    }
   }
 
   /// Whole weights, for `sample` and for other programs. @return whether the files are there @note Collective: yes.
@@ -192,8 +207,8 @@ class RunFiles {
     auto const iteration = run_.iteration;
     bool const written = attempt("weights", iteration, [&] {
       take_folder();
-      progress_.say(fmt::format("saving checkpoint to {}", settings_.out_dir));
       std::filesystem::path const folder(settings_.out_dir);
+      progress_.say(fmt::format("saving weights to {}", (folder / weights_name).string()));
       save_weights(trainer_.engine(), folder / weights_name);
       fsdp::checkpoint::agreed(trainer_.engine().world(), "config.json", [&] {
         ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
@@ -251,15 +266,15 @@ class RunFiles {
     return act();
   }
 
-  /// Before anything is saved: removes the run that this one overwrites, and writes the vocabulary. Until then the
-  /// folder is as the other run has left it.
+  /// Before anything is saved: sets the run aside that this one overwrites, and writes the vocabulary. Until then the
+  /// folder is as the other run has left it. See [Note: Replacing a run].
   /// @throws fsdp::Error on every rank if files cannot be written
   /// @note Collective: yes, until it has succeeded once.
   void take_folder() {
     if (folder_taken_) return;
     fsdp::checkpoint::agreed(trainer_.engine().world(), "out_dir", [&] {
       if (!first_rank_) return "";
-      if (settings_.overwrite) remove_run(settings_.out_dir);
+      if (settings_.overwrite) set_run_aside(settings_.out_dir);
       auto const& meta = ready_.dataset->meta;
       save_vocabulary(settings_.out_dir, meta);
       // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
@@ -278,6 +293,7 @@ class RunFiles {
   JsonLog& log_;
   RunLog& run_log_;
   bool first_rank_;
+  bool replaces_;  ///< a run is to be removed when the first checkpoint is whole; rank 0 alone
   bool folder_taken_ = false;
   bool saves_in_background_ = false;  ///< the last checkpoint is not known to be whole
   bool ends_ = false;                 ///< no step follows

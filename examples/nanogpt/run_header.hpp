@@ -38,6 +38,7 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   RunHeader header;
   header.iteration = ready.resumed ? ready.resumed->iteration : 0;
   header.resumed = ready.resumed.has_value();
+  if (ready.resumed) header.from = ready.resumed->start;
   auto const usual = defaults(job.command);
   for (auto const& setting : all_settings()) {
     if (!setting.exists_in(job.command)) continue;

@@ -106,6 +106,15 @@ std::string const& run_id() {
   return id;
 }
 
+bool was_abandoned(std::filesystem::path const& log, std::string_view id) {
+  std::ifstream stream(log, std::ios::binary);
+  std::string last;
+  for (std::string line; std::getline(stream, line);)
+    if (line.starts_with(R"({"kind":"run")")) last = std::move(line);
+  auto const start = Json::parse(last, nullptr, false);
+  return start.is_object() && start.value("resumed", Json(true)) == false && start.value("id", Json(id)) != id;
+}
+
 std::string with_run_id(std::string trace) {
   if (trace.starts_with('{')) trace.insert(1, fmt::format(R"("otherData":{{"run":"{}"}},)", run_id()));
   return trace;
@@ -125,6 +134,7 @@ std::string log_line(RunHeader const& header) {
                  {"started", time_text()},
                  {"iter", header.iteration},
                  {"resumed", header.resumed},
+                 {"from", header.from.empty() ? Json(nullptr) : Json(header.from)},
                  {"ranks", header.ranks},
                  {"model",
                   {{"n_layer", model.n_layer},

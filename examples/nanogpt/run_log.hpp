@@ -58,6 +58,7 @@ std::string pack(RankMemory const& memory);
 struct RunHeader {
   std::int64_t iteration = 0;  ///< the first
   bool resumed = false;
+  std::string from;  ///< id of the start that has saved the checkpoint; empty: not known
   struct SettingText {
     std::string_view name;
     std::string value;
@@ -74,6 +75,9 @@ struct RunHeader {
 
 /// Names this start of a run among all others, in its log and in its trace: a report draws no other run's.
 std::string const& run_id();
+/// Whether the last start in a log began a new run, other than the run that the start `id` belongs to.
+/// @return false if the log cannot be read
+bool was_abandoned(std::filesystem::path const& log, std::string_view id);
 /// A Chrome trace that says at its beginning which start of a run it is of.
 std::string with_run_id(std::string trace);
 

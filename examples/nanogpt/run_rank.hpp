@@ -115,7 +115,7 @@ int run_rank(C world, Job const& job) {
                                                   : training ? job.settings.log_json
                                                              : job.settings.json);
       trace.emplace("trace", first && training ? job.settings.trace : std::string());
-      if (first && training)
+      if (first && training && !job.settings.eval_only)
         run_log.emplace(std::filesystem::path(job.settings.out_dir) / run_log_name);
       else
         run_log.emplace();

@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <limits>
 #include <string>
-#include <system_error>
-#include <vector>
 
-#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
@@ -50,6 +48,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
             {"dtype", run.dtype},
             {"data_vocab_size", run.data_vocab_size},
             {"vocabulary_xxh64", run.vocabulary},
+            {"start", run.start},
             {"model", model_json(run.model)},
             {"settings", config}};
   if (run.data.train.tokens > 0) json["data"] = run_data_json(run.data);
@@ -75,6 +74,7 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   if (!run.dtype.empty() && run.dtype != "float32" && run.dtype != "bfloat16")
     fields.wrong("dtype", "\"float32\" or \"bfloat16\"");
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
+  if (fields.has("start")) run.start = fields.text("start");
   run.model = model_from(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
   if (fields.has("data")) run.data = run_data_from(fields.object("data"), what);
@@ -82,44 +82,6 @@ RunState read_run(std::filesystem::path const& checkpoint) {
     for (auto const& [name, value] : fields.object("settings").items())
       run.settings[name] = value.is_string() ? value.get<std::string>() : value.dump();
   return run;
-}
-
-std::optional<RunState> find_run(std::filesystem::path const& out_dir) {
-  auto const pointer = out_dir / "latest";
-  if (auto const name = fsdp::checkpoint::read_pointer(pointer)) return read_run(out_dir / *name);
-  std::error_code error;
-  if (!std::filesystem::is_directory(out_dir, error)) return std::nullopt;
-  std::vector<std::string> there;
-  for (auto const& checkpoint : fsdp::checkpoint::CheckpointList(out_dir).checkpoints)
-    there.push_back(checkpoint.text());
-  if (there.empty()) return std::nullopt;
-  // A run that is killed between its first checkpoint and the pointer to it leaves one, which is whole.
-  if (there.size() == 1) return read_run(out_dir / there.front());
-  fsdp::fail<fsdp::ConfigError>("'{}', which names the checkpoint to resume from, is missing", pointer.string());
-}
-
-std::string run_in(std::filesystem::path const& out_dir) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(out_dir, error)) return {};
-  auto const checkpoints = fsdp::checkpoint::CheckpointList(out_dir).checkpoints;
-  if (!checkpoints.empty())
-    return fsdp::formatted("{} checkpoint{}, the newest {}", checkpoints.size(), checkpoints.size() == 1 ? "" : "s",
-                           checkpoints.back().text());
-  return std::filesystem::exists(out_dir / weights_name, error) ? std::string(weights_name) : std::string();
-}
-
-void remove_run(std::filesystem::path const& out_dir) {
-  namespace ckpt = fsdp::checkpoint;
-  ckpt::FileLock const lock(out_dir / ".lock");
-  for (auto const name : {std::string_view("latest"), std::string_view("best"), weights_name})
-    ckpt::remove_folder(out_dir / name);
-  ckpt::remove_folder(out_dir / "config.json");
-  ckpt::sync_folder(out_dir);
-  for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) {
-    auto const hidden = out_dir / ("." + checkpoint.text() + ".old");  // never half of one under its name
-    ckpt::rename_durably(out_dir / checkpoint.text(), hidden);
-    ckpt::remove_folder(hidden);
-  }
 }
 
 void adopt_model(Settings& settings, RunState const& run) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 
 #include "gpt2/weights_source.hpp"
@@ -28,6 +27,7 @@ struct RunState {
   std::int64_t data_vocab_size =
       0;                   ///< of the data, which may be less than the model's; 0: their meta.json did not say
   std::string vocabulary;  ///< checksum of what the data's tokens are; empty: not known
+  std::string start;       ///< id, in the log, of the start that has saved it; empty: not known
   RunData data;            ///< the tokens that it was trained on
   std::map<std::string, std::string> settings;  ///< by name, as texts; empty: not known
   std::filesystem::path checkpoint;             ///< its folder
@@ -40,22 +40,6 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
 /// The run that a checkpoint's folder has saved.
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 RunState read_run(std::filesystem::path const& checkpoint);
-
-/// Whether training continues a run if there is one in out_dir.
-inline bool may_resume(Settings const& settings) {
-  return settings.init_from == "resume" || settings.init_from == "auto";
-}
-
-/// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
-/// none
-/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged, or one of several that nothing names
-std::optional<RunState> find_run(std::filesystem::path const& out_dir);
-
-/// The run that a new one in `out_dir` would destroy, in words for messages. @return empty if there is none
-std::string run_in(std::filesystem::path const& out_dir);
-
-/// Removes the checkpoints of a run, the files that name them, and its weights. @throws fsdp::ResourceError
-void remove_run(std::filesystem::path const& out_dir);
 
 /// Takes the model's shape from a run.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another

@@ -85,6 +85,8 @@ class Table {
   std::vector<Setting> rows;
 };
 
+constexpr std::string_view auto_or = "auto:";  // weights follow
+
 std::vector<Setting> make_table() {
   using S = Settings;
   Table t;
@@ -109,13 +111,16 @@ std::vector<Setting> make_table() {
       "init_from", &S::init_from, train | sample,
       "initial weights. scratch: random; resume: the run in out_dir (train keeps each of its settings that is not "
       "given here); auto: resume if out_dir has a checkpoint, else scratch; gpt2, gpt2-medium, gpt2-large, gpt2-xl; a "
-      "folder with safetensors and config.json; or a model file of llm.c. sample takes neither scratch nor auto");
+      "folder with safetensors and config.json; a model file of llm.c; auto:WEIGHTS: resume if out_dir has a "
+      "checkpoint, else these weights. sample takes neither scratch nor auto");
   t.optional_text(
       "checkpoint", &S::checkpoint, train | sample | exporting,
       "a checkpoint: best, latest, or its folder. train: continue from it (with init_from=resume; default: latest); "
       "sample, export: use its weights instead of out_dir's model.safetensors");
-  t.flag("overwrite", &S::overwrite, train,
-         "start a new run in an out_dir that holds one already: its first save removes the old run");
+  t.flag(
+      "overwrite", &S::overwrite, train | exporting,
+      "train: start a new run in an out_dir that holds one already: its first whole checkpoint replaces the old run; "
+      "export: replace the model in the folder --to");
   t.rows.back().may_stand_alone = true;
   t.optional_text("model_dir", &S::model_dir, train | sample,
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
@@ -450,6 +455,17 @@ void Setting::copy(Settings const& from, Settings& to) const {
 
 std::string Setting::text_of(Settings const& settings) const { return std::visit(Writer{settings, *this}, member); }
 
+bool is_auto(Settings const& settings) {
+  return settings.init_from == "auto" || settings.init_from.starts_with(auto_or);
+}
+
+bool may_resume(Settings const& settings) { return settings.init_from == "resume" || is_auto(settings); }
+
+std::string first_start(Settings const& settings) {
+  if (settings.init_from == "auto") return "scratch";
+  return is_auto(settings) ? settings.init_from.substr(auto_or.size()) : settings.init_from;
+}
+
 Settings defaults(Command command) {
   Settings settings;
   if (command == Command::sample) settings.init_from = "resume";
@@ -628,7 +644,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting '{}': expected both files of the tokenizer, encoder_json and vocab_bpe, got only one",
         s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");
   if (command == Command::sample) {
-    if (s.init_from == "scratch" || s.init_from == "auto")
+    if (s.init_from == "scratch" || is_auto(s))
       fsdp::fail<fsdp::ConfigError>(
           "setting 'init_from': expected resume (the model in out_dir) or weights to sample from, got '{}'",
           s.init_from);
@@ -652,7 +668,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     fsdp::fail<fsdp::ConfigError>(
         "setting 'checkpoint': only init_from=resume takes a checkpoint, got '{}' with init_from={}", s.checkpoint,
         s.init_from);
-  if (s.overwrite && (s.init_from == "resume" || s.init_from == "auto"))
+  if (s.overwrite && may_resume(s))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
         "run: expected only one of the two",

@@ -155,6 +155,13 @@ struct Setting {
   void copy(Settings const& from, Settings& to) const;
 };
 
+/// Whether training continues a run if there is one in out_dir.
+bool may_resume(Settings const& settings);
+/// init_from is auto or auto:WEIGHTS: training that finds no checkpoint in out_dir starts without one.
+bool is_auto(Settings const& settings);
+/// What training starts from if it resumes no run: scratch, or what names weights. With resume: "resume".
+std::string first_start(Settings const& settings);
+
 /// The defaults of a subcommand: those of Settings, but `sample` resumes.
 Settings defaults(Command command);
 

@@ -94,6 +94,7 @@ class TrainingLoop {
     run_.vocabulary = ready_.vocabulary;
     run_.data = ready_.data;
     run_.dtype = dtype_;
+    run_.start = run_id();
     auto const first = run_.iteration;
     progress_.begin(first);
     auto const began = Clock::now();

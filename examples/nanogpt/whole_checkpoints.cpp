@@ -13,6 +13,7 @@
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
+#include "run_folder.hpp"
 
 namespace nanogpt {
 namespace {
@@ -123,6 +124,7 @@ fs::path named_checkpoint(fs::path const& out_dir, std::string const& name) {
 
 ChosenRun choose_run(Settings const& settings, bool explains) {
   fs::path const out_dir(settings.out_dir);
+  expect_folder(out_dir, "out_dir");
   std::string why, damaged;
   try {
     if (!settings.checkpoint.empty()) {
@@ -136,17 +138,19 @@ ChosenRun choose_run(Settings const& settings, bool explains) {
     if (found) return {std::move(found), {}};
     if (there.empty())
       return {{},
-              settings.init_from == "auto"
-                  ? fsdp::formatted("note: '{}' has no checkpoint: training starts from scratch", out_dir.string())
+              is_auto(settings)
+                  ? fsdp::formatted("note: '{}' has no checkpoint: training starts from {}{}", out_dir.string(),
+                                    first_start(settings), note_on_replaced_run(out_dir))
                   : std::string()};
     why = fsdp::formatted("'{}' has no file {}", (out_dir / there.front()).string(), ckpt::manifest_name);
   } catch (fsdp::ConfigError const& error) {
     why = error.what();
   }
-  if (settings.init_from != "auto")
+  if (!is_auto(settings))
     fsdp::fail<fsdp::ConfigError>(
-        "{}{}", why,
-        explains ? other_checkpoints(out_dir, damaged, "; --init_from=auto takes the newest") : std::string());
+        "{}{}{}", why,
+        explains ? other_checkpoints(out_dir, damaged, "; --init_from=auto takes the newest") : std::string(),
+        note_on_replaced_run(out_dir));
   std::vector<std::string> faults;
   for (auto const& name : checkpoints_in(out_dir)) {
     try {

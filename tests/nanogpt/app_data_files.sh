@@ -54,6 +54,9 @@ for signal in INT TERM HUP; do
   env --default-signal="$signal" "$nanogpt" prepare --dataset=new --data=nobody >output 2>&1 &
   run=$!
   wait_for test -d data/new || fail "prepare does not begin"
+  if [[ $signal == INT ]]; then
+    refuses "'data/new' is locked: another prepare is writing there: wait for it, or choose another --dataset" "$nanogpt" prepare --dataset=new --data=text
+  fi
   kill -s "$signal" "$run"
   wait "$run"
   check "$signal: another end" test $? -eq $((128 + $(kill -l "$signal")))

@@ -136,6 +136,28 @@ check "checkpoints were changed" cmp before <(sums older)
 check "does not say how it stopped" grep -q '"kind":"stop","iter":13,"why":"files could not be written"' older/log.jsonl
 expect "what is left of failed saves" "" "$(find older -name '*.partial' -o -name '*.tmp')"
 
+# --- a run that is to replace another one, and cannot save: the old one is whole in a folder of its own -----------------------------
+cp -r full replaced
+sums replaced >before
+failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" --out_dir=replaced --overwrite
+expect "ended with" 1 $?
+check "does not name the old run" grep -qx "nanogpt: error: replaced/replaced-run has the run that this one was to replace" errors
+check "the old run was changed" cmp before <(sums replaced/replaced-run)
+check "no vocabulary with the old run" test -e replaced/replaced-run/meta.json
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=resume >output 2>&1
+expect "resumed nothing with" 2 $?
+check "does not say where the old run is" grep -qF "there is no checkpoint in 'replaced' to resume from; 'replaced/replaced-run' has the run that a start with --overwrite was to replace: to continue that run, move its files to 'replaced'" output
+cp -r replaced back && mv -f back/replaced-run/* back && rmdir back/replaced-run
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=back --init_from=resume --max_iters=12 >output 2>&1 || fail "the old run cannot be continued"
+check "continues something else" grep -q "^resuming from back/step-12 at iteration 12$" output
+cp -r replaced twice && cp -r full/step-12 twice
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=twice --overwrite >output 2>&1
+expect "replaced two runs with" 2 $?
+check "does not name the folder" grep -qF "setting 'overwrite': 'twice/replaced-run' still has the run that an interrupted start with --overwrite was to replace" output
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --overwrite >output 2>&1 || fail "the next start does not replace it"
+expect "checkpoints" "step-10 step-12" "$(cd replaced && echo step-*)"
+check "something of the old run is left" test ! -e replaced/replaced-run
+
 # --- no checkpoint at all: the weights are named ----------------------------------------------------------------------------------
 failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" --out_dir=weights
 expect "ended with" 1 $?

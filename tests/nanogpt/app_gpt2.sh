@@ -54,18 +54,18 @@ still=(--learning_rate=1e-60 --decay_lr=false --weight_decay=0 --max_iters=1)
 for world in "1 no_shard" "3 full_shard" "3 no_shard"; do
   read -r ranks strategy <<<"$world"
   train --init_from=hf --ranks="$ranks" --strategy="$strategy" "${still[@]}" --out_dir="hf_$ranks$strategy"
-  give --out_dir="hf_$ranks$strategy" --to=again
+  give --out_dir="hf_$ranks$strategy" --to=again --overwrite
   check "$world: HuggingFace's form came back changed" cmp hf/model.safetensors again/model.safetensors
   check "$world: config.json came back changed" cmp hf/config.json again/config.json
   train --init_from=bin/model.bin --ranks="$ranks" --strategy="$strategy" "${still[@]}" --out_dir="bin_$ranks$strategy"
-  give --out_dir="bin_$ranks$strategy" --to=again --format=llm.c --checkpoint=latest
+  give --out_dir="bin_$ranks$strategy" --to=again --overwrite --format=llm.c --checkpoint=latest
   check "$world: llm.c's form came back changed" cmp bin/model.bin again/model.bin
 done
 if grep -q warning output; then fail "llm.c's own GELU was warned of"; fi
 
 # The GELU and the biases stay with a run.
 train --init_from=resume --out_dir=bin_3full_shard --max_iters=3
-give --out_dir=bin_3full_shard --to=again
+give --out_dir=bin_3full_shard --to=again --overwrite
 check "a run forgot its GELU" grep -q '"activation_function": "gelu_new"' again/config.json
 check "a model forgot its GELU" grep -q '"activation": "gelu_new"' bin_3full_shard/config.json
 
@@ -89,6 +89,55 @@ done
 # Byte pairs beside the weights, by HuggingFace's names.
 refuses "has weights but no vocabulary" sample --init_from=hf
 refuses "expected both files of the tokenizer, encoder_json and vocab_bpe, got only one" sample --init_from=hf --vocab_bpe=x
+
+# A job script's form: resumes if it can, else begins with the weights.
+train --init_from=auto:hf --max_iters=1 --out_dir=auto
+says "note: 'auto' has no checkpoint: training starts from hf"
+says "initializing from 'hf'"
+train --init_from=auto:hf --max_iters=2 --out_dir=auto
+says "resuming from auto/step-2 at iteration 2"
+refuses "got 'nowhere', which does not exist" train "${runs[@]}" --init_from=auto:nowhere --out_dir=x
+refuses "--init_from=auto:hf continues the old run: expected only one of the two" train "${runs[@]}" --init_from=auto:hf --overwrite --out_dir=auto
+refuses "setting 'init_from': expected resume" sample --init_from=auto:hf
+
+# A folder keeps what no run or export of nanogpt has written, and an earlier export unless told.
+sums() { (cd "$1" && find . -type f -exec cksum {} + | sort -k3); }
+mkdir theirs && cp hf/* theirs && touch theirs/{tokenizer.json,vocab.json,merges.txt}
+sums theirs >before
+for overwrite in "" --overwrite; do
+  refuses "setting 'out_dir': 'theirs' has a file config.json that no run of nanogpt has written, and a run might replace it" \
+    train "${runs[@]}" --out_dir=theirs --max_iters=1 $overwrite
+  refuses "setting 'out_dir': 'data/d' is the folder of a data set (it has a file train.bin), whose meta.json would be replaced" \
+    train "${runs[@]}" --out_dir=data/d --max_iters=1 $overwrite
+  refuses "setting 'to': 'data/d' is the folder of a data set" export --out_dir=out --to=data/d $overwrite
+  refuses "setting 'out_dir': expected a folder, but 'text' is a file" train "${runs[@]}" --out_dir=text --max_iters=1 $overwrite
+  refuses "setting 'out_dir': 'out/step-4' is a checkpoint; the folder of its run is 'out'" train "${runs[@]}" --out_dir=out/step-4 --max_iters=1 $overwrite
+done
+refuses "setting 'out_dir': 'out/step-4' is a checkpoint; the folder of its run is 'out'" sample --out_dir=out/step-4/
+refuses "setting 'to': 'theirs' has a file config.json already; name another folder, or give --overwrite to replace the model there" \
+  export --out_dir=out --to=theirs
+check "a refused command has changed the folder" cmp before <(sums theirs)
+check "a refused command leaves a lock" test -z "$(find theirs data -name '.*' -type f)"
+give --out_dir=out --to=theirs --overwrite
+check "files of two models: $(ls theirs)" test "$(ls -A theirs)" = $'config.json\nmodel.safetensors'
+check "another model" cmp hf/model.safetensors theirs/model.safetensors
+refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file checkpoint.json), got 'step-99'. Whole checkpoints in 'out': step-4, step-2. --checkpoint=step-4 loads the newest of them" \
+  sample --out_dir=out --checkpoint=step-99
+# A signal leaves nothing of an export: it writes into a pipe that nobody reads, and waits there.
+train --n_layer=1 --n_head=2 --n_embd=64 --block_size=8 --max_iters=1 --out_dir=large
+mkdir stopped && mkfifo stopped/model.safetensors.tmp
+exec 3<>stopped/model.safetensors.tmp
+env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped >output 2>&1 3>&- &
+run=$!
+for _ in $(seq 600); do
+  if readlink /proc/$run/fd/* | grep -q safetensors.tmp; then break; fi
+  sleep 0.1
+done
+kill -INT "$run"
+wait "$run"
+check "SIGINT: another end" test $? -eq 130
+check "SIGINT leaves $(ls -A stopped)" test -z "$(ls -A stopped)"
+exec 3>&-
 
 # What does not fit.
 refuses "setting 'n_layer': 3 contradicts the model of the weights 'hf', which has 2" train "${runs[@]}" --init_from=hf --n_layer=3

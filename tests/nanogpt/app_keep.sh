@@ -21,6 +21,7 @@ refuses() { # refuses MESSAGE SETTING...
   ends_in_error "$nanogpt" train "${@:2}"
   says "$1"
 }
+all_sums() { (cd "$1" && find . -type f -exec cksum {} + | sort -k3); }
 sums() { (cd "$1" && find . -type f ! -name log.jsonl ! -name .lock -exec cksum {} + | sort -k3); }
 
 # --- a folder that holds a run --------------------------------------------------------------------------------------------
@@ -41,14 +42,29 @@ check "a refused run has changed the folder" cmp before <(sums old)
 train --init_from=resume --checkpoint=another/step-2/ --out_dir=another --max_iters=3
 train --init_from=resume --checkpoint=another/step-4 --out_dir=elsewhere --max_iters=5
 says "resuming from another/step-4 at iteration 4"
-# A new run removes the old one when it saves, and not before.
+# A new run replaces the old one when it has saved, and not before.
 check "it did not diverge" test "$(timeout 60 "$nanogpt" train "${small[@]}" --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=old --overwrite >output 2>&1; echo $?)" -eq 1
 check "a run that saved nothing has removed the old one" cmp before <(sums old)
+cp -r old continued
+train --init_from=resume --max_iters=8 --out_dir=continued
+says "note: the last start in 'continued' began a new run and saved no checkpoint; this one continues the run before it, in 'continued/step-8'"
+"$nanogpt" report continued --csv=rows.csv >output 2>&1 || fail "report"
+second=$(grep -n '"kind":"run"' continued/log.jsonl | sed -n '2s/:.*//p')
+mkdir alone && head -n $((second - 1)) continued/log.jsonl >alone/log.jsonl
+"$nanogpt" report alone --csv=alone.csv >output 2>&1 || fail "report of the first run alone"
+check "the report mixes two runs" diff <(cut -d , -f 2-5 alone.csv) <(cut -d , -f 2-5 rows.csv | head -n "$(wc -l <alone.csv)")
+check "not all iterations: $(wc -l <alone.csv)" test "$(wc -l <rows.csv)" -gt "$(wc -l <alone.csv)" -a "$(wc -l <alone.csv)" -gt 8
 train "${small[@]}" --max_iters=2 --out_dir=old --overwrite
 check "two runs in one folder: $(ls old)" test "$(echo old/step-* "$(cat old/latest)")" = "old/step-3 step-3"
 check "the best of a run that is gone" test ! -e old/best
-train "${small[@]}" --eval_only=true --out_dir=old # saves nothing
-mkdir weights && mv old/model.safetensors weights
+check "something of the old run is left" test ! -e old/replaced-run -a -z "$(find old -name '.replaced*')"
+rm old/.train.lock
+all_sums old >before
+train "${small[@]}" --eval_only=true --out_dir=old
+check "an evaluation has changed the folder" cmp before <(all_sums old)
+train "${small[@]}" --eval_only=true --out_dir=never
+check "an evaluation has made a folder" test ! -e never
+mkdir weights && mv old/model.safetensors old/config.json weights
 refuses "'weights' holds a run already (model.safetensors): --overwrite starts" "${small[@]}" --out_dir=weights
 
 # --- signals ----------------------------------------------------------------------------------------------------------------
@@ -81,10 +97,24 @@ for ranks in 1 2; do
     begin '^iter 3:' env "$nanogpt" train "${long[@]}" --out_dir=out --ranks=$ranks
     kill -$signal "$run"
     ended 85
-    says "nanogpt: SIG$signal: saves after this step and stops; a second signal stops at once"
+    check "does not say what follows" grep -qE "^nanogpt: SIG$signal at iteration [0-9]+: saves after this step and stops; a second signal stops at once$" output
     says "asked to stop: saved in out before iteration $(sed 's/^step-//' out/latest); continue with --init_from=resume"
     saved
   done
+done
+# Before the first step, where the start waits for somebody who reads its log.
+mkfifo unread
+for ranks in 1 2; do
+  rm -rf out
+  "$nanogpt" train "${long[@]}" --out_dir=out --ranks=$ranks --log_json=unread >output 2>&1 &
+  run=$!
+  for _ in $(seq 600); do
+    if [[ -e out/.train.lock ]]; then break; fi
+    sleep 0.1
+  done
+  kill -TERM "$run"
+  ended 143
+  check "says other things" test "$(cat output)" = "nanogpt: SIGTERM: stopping before the first step; nothing was saved"
 done
 # In an evaluation, which would last for hours; the run goes on to the bytes of one that never stopped.
 train "${small[@]}" --max_iters=21 --eval_interval=20 --out_dir=whole
@@ -117,6 +147,8 @@ if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
   ended 1
   check "mpirun speaks of an abort" test "$(grep -ciE 'abort|mpirun (detected|noticed)|exit code' output)" -eq 0
   says "nanogpt: asked to stop: saved in out before iteration"
+  check "each rank says where it is, and nothing else" test "$(grep -c '^nanogpt: SIGTERM' output)" = \
+    "$(grep -cE '^nanogpt: SIGTERM at iteration [0-9]+: saves after this step and stops; mpirun ends the ranks soon$' output)"
   saved
 fi
 

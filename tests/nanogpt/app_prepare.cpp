@@ -343,6 +343,22 @@ TEST_CASE("files of other formats are refused by name, with the command that mak
   CHECK(has(what([&] { prepare_data(some); }), "z.txt' is compressed by gzip"));
 }
 
+TEST_CASE("a data set that was half replaced is not opened until it is prepared again") {
+  Folder const folder;
+  auto const options = options_of(folder, folder.file("t.txt", "abc b a abc b a abc b a"));
+  prepare_data(options);
+  open_dataset({"", (options.folder / "train.bin").string(), ""});
+  fs::remove(options.folder / "meta.json");
+  fs::create_directories(options.folder / "meta.json" / "in its way");  // the last name cannot be given
+  auto const other = options_of(folder, folder.file("u.txt", "uvw v u uvw v u uvw v u"));
+  CHECK(has(what([&] { prepare_data(other); }), "cannot be renamed to"));
+  fs::remove_all(options.folder / "meta.json");
+  auto const open = [&] { open_dataset({"", (options.folder / "train.bin").string(), ""}); };
+  CHECK(has(what(open), "may have files of two data sets, because nanogpt prepare was killed while it replaced them"));
+  prepare_data(other);
+  open();
+}
+
 TEST_CASE("without a validation fraction all is for training, and a val.bin of other data goes") {
   Folder const folder;
   auto const pairs = BytePairs::random(3, 20, "abc ");

@@ -164,6 +164,27 @@ TEST_CASE("a start from scratch begins another run") {
   CHECK(run.starts == 1);
 }
 
+TEST_CASE("a start that resumes belongs to the run that has saved its checkpoint") {
+  auto const begins = [](std::string const& id, std::int64_t first, std::string const& from) {
+    return fmt::format(R"({{"kind":"run","id":"{}","iter":{},"resumed":{},"from":{}}})", id, first, !from.empty(),
+                       from.empty() ? "null" : '"' + from + '"') +
+           "\n";
+  };
+  auto const old = begins("a", 0, "") + iteration(0, 4.0) + iteration(1, 3.5) + begins("b", 2, "a") + iteration(2, 3.0);
+  auto const abandoned = begins("c", 0, "") + iteration(0, 9.0) + iteration(1, 9.0) + iteration(2, 9.0);
+  for (auto const* const from : {"a", "b"}) {
+    auto const run = run_of(old + abandoned + begins("d", 2, from) + iteration(2, 2.5) + iteration(3, 2.0));
+    REQUIRE(run.iterations.size() == 4);
+    CHECK(run.iterations[0].loss == 4.0);
+    CHECK(run.iterations[2].loss == 2.5);
+    CHECK(run.starts == 3);
+    CHECK(run.earlier == 1);
+  }
+  // A checkpoint of the new run, of one that the log does not know, or of nobody: the last run goes on.
+  for (auto const* const from : {"c", "elsewhere"}) CHECK(run_of(old + abandoned + begins("d", 2, from)).starts == 2);
+  CHECK(run_of(old + abandoned + start(2, true)).starts == 2);
+}
+
 TEST_CASE("numbers that are none are gaps, and so are those that JSON lacks") {
   auto const run = run_of(iteration(0, std::nan("")) + R"({"kind":"iter","iter":1,"loss":"low","lr":{}})" + "\n");
   REQUIRE(run.iterations.size() == 2);

@@ -125,7 +125,8 @@ void LlmcFile::read(std::string_view name, std::int64_t first, std::span<float> 
   }
 }
 
-void write_llm_c(fs::path const& path, WeightsSource const& weights, bool bf16) {
+void write_llm_c(fs::path const& path, WeightsSource const& weights, bool bf16,
+                 std::function<void()> const& before_name) {
   auto const& config = weights.config();
   auto const padded = (config.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
   Words words{};
@@ -157,6 +158,8 @@ void write_llm_c(fs::path const& path, WeightsSource const& weights, bool bf16) 
       write(values);
     }
   }
+  file.finish();
+  before_name();
   file.commit();
 }
 

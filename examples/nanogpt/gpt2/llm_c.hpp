@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -47,8 +48,11 @@ class LlmcFile final : public WeightsSource {
 bool is_llm_c(std::filesystem::path const& path);
 
 /// Gives the file whole or not at all; one tensor is in memory at a time. Missing biases are zeros.
-/// @param bf16  version 5, rounded to nearest even; else version 3
+/// @param bf16         version 5, rounded to nearest even; else version 3
+/// @param before_name  called when all is written, before the file has its name
 /// @throws fsdp::ConfigError if it cannot be written
-void write_llm_c(std::filesystem::path const& path, WeightsSource const& weights, bool bf16);
+void write_llm_c(
+    std::filesystem::path const& path, WeightsSource const& weights, bool bf16,
+    std::function<void()> const& before_name = [] {});
 
 }  // namespace nanogpt

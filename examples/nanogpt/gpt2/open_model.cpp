@@ -19,6 +19,7 @@
 #include "gpt2/llm_c.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "gpt2/weights_folder.hpp"
+#include "run_folder.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "tokenizer/byte_pair.hpp"
@@ -105,19 +106,18 @@ std::string_view as_text(MappedFile const& file) {
 
 }  // namespace
 
-bool names_weights(std::string_view init_from) {
-  return init_from != "scratch" && init_from != "resume" && init_from != "auto";
-}
+bool names_weights(std::string_view start) { return start != "scratch" && start != "resume"; }
 
 OpenedModel open_pretrained(Settings const& settings) {
-  auto const& name = settings.init_from;
+  auto const name = first_start(settings);
   if (std::find(published.begin(), published.end(), name) != published.end())
     return open_folder(find_published(name, settings));
   std::error_code error;
   if (fs::is_directory(name, error)) return open_folder(name);
   if (is_llm_c(name)) return {std::make_shared<LlmcFile>(name), {}, find_tokenizer(ckpt::folder_of(name)), 0};
   fsdp::fail<fsdp::ConfigError>(
-      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file; got "
+      "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file (or "
+      "auto:WEIGHTS); got "
       "'{}', which {}",
       fsdp::listed(published), name, fs::exists(name, error) ? "is none of these" : "does not exist");
 }
@@ -131,7 +131,12 @@ OpenedModel open_saved(fs::path const& folder) {
 }
 
 OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
-  auto const folder = named_checkpoint(out_dir, name);
+  fs::path folder;
+  try {
+    folder = named_checkpoint(out_dir, name);
+  } catch (fsdp::ConfigError const& error) {
+    fail_with_others(out_dir / name, error.what());
+  }
   auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
   RunState run;
   OpenedModel model;
@@ -153,6 +158,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
 
 OpenedRun open_run(Settings const& settings) {
   fs::path const out_dir(settings.out_dir), whole = out_dir / weights_name;
+  expect_folder(out_dir, "out_dir");
   if (!settings.checkpoint.empty()) return {open_checkpoint(out_dir, settings.checkpoint), {}};
   if (std::error_code error; is_file(whole) || !fs::exists(out_dir / "latest", error)) return {open_saved(out_dir), {}};
   auto model = open_checkpoint(out_dir, "latest");

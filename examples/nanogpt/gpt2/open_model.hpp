@@ -30,11 +30,11 @@ struct OpenedModel {
   std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
 };
 
-/// Whether init_from names weights; otherwise it says what to do: scratch, resume or auto.
-bool names_weights(std::string_view init_from);
+/// Whether a start names weights; otherwise it says what to do: scratch or resume.
+bool names_weights(std::string_view start);
 
-/// The model that init_from names: gpt2, gpt2-medium, gpt2-large or gpt2-xl, in model_dir or HuggingFace's cache; a
-/// folder with config.json and safetensors files; llm.c's file.
+/// The model that first_start(settings) names: gpt2, gpt2-medium, gpt2-large or gpt2-xl, in model_dir or HuggingFace's
+/// cache; a folder with config.json and safetensors files; llm.c's file.
 /// @throws fsdp::ConfigError saying what is missing or wrong, or where it was looked for
 OpenedModel open_pretrained(Settings const& settings);
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "fsdp/error.hpp"
 #include "report/memory_bars.hpp"
@@ -78,110 +79,138 @@ double setting_number(Header const& header, std::string_view name) {
   return whole && value > 0 ? static_cast<double>(value) : unknown;
 }
 
-/// A log line by line.
-class Reading {
- public:
-  void line(std::string const& text) {
-    if (text.empty()) return;
-    auto const object = Json::parse(text, nullptr, false);
-    if (object.is_discarded() || !object.is_object() || !take(object)) ++run_.unread;
-  }
-  Run finished() {
-    for (auto const& [iteration, row] : iterations_) run_.iterations.push_back(row);
-    for (auto const& [iteration, row] : evaluations_) run_.evaluations.push_back(row);
-    for (auto const& [key, row] : jumps_) run_.jumps.push_back(row);
-    for (auto const& [iteration, text] : samples_) run_.samples.push_back({iteration, text});
-    return std::move(run_);
-  }
+/// One run of a log, and where its last start began.
+struct Reading {
+  Run run;
+  std::vector<std::string> ids;  ///< of its starts
+  std::map<std::int64_t, Iteration> iterations;
+  std::map<std::int64_t, Evaluation> evaluations;
+  std::map<std::pair<std::int64_t, std::string>, JumpRow> jumps;
+  std::map<std::int64_t, std::string> samples;
+  // The last start: the iteration that it began with, what was trained on before that, and tokens of an iteration.
+  std::int64_t first = 0;
+  double tokens = 0, each = unknown;
+  double seconds_before = 0;
 
- private:
+  bool is_empty() const { return run.starts == 0 && iterations.empty(); }
+  bool has_start(std::string const& id) const { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+
   /// @return whether it is a line of a log
-  bool take(Json const& object) {
-    auto const kind = report::text(object, "kind");
-    if (kind == "run") return start(object), true;
+  bool take(Json const& object, std::string const& kind) {
     double const number_of = number(object, "iter");
     if (!(number_of >= 0 && number_of < 1e15)) return false;
     auto const iteration = static_cast<std::int64_t>(number_of);
     if (kind == "iter") {
-      iterations_[iteration] = {iteration,
-                                number(object, "loss"),
-                                number(object, "lr"),
-                                number(object, "time_ms"),
-                                number(object, "tokens_per_s"),
-                                number(object, "mfu"),
-                                number(object, "grad_norm"),
-                                tokens_before(iteration),
-                                seconds_before_ + number(object, "total_time_s")};
+      iterations[iteration] = {iteration,
+                               number(object, "loss"),
+                               number(object, "lr"),
+                               number(object, "time_ms"),
+                               number(object, "tokens_per_s"),
+                               number(object, "mfu"),
+                               number(object, "grad_norm"),
+                               tokens_before(iteration),
+                               seconds_before + number(object, "total_time_s")};
     } else if (kind == "eval") {
-      evaluations_[iteration] = {iteration, number(object, "train_loss"), number(object, "val_loss"),
-                                 tokens_before(iteration), seconds_until(iteration)};
+      evaluations[iteration] = {iteration, number(object, "train_loss"), number(object, "val_loss"),
+                                tokens_before(iteration), seconds_until(iteration)};
     } else if (kind == "jump") {
-      auto const what = report::text(object, "what");
-      jumps_[{iteration, what}] = {iteration, what, number(object, "value"), number(object, "median")};
+      auto const what = text(object, "what");
+      jumps[{iteration, what}] = {iteration, what, number(object, "value"), number(object, "median")};
     } else if (kind == "sample") {
-      samples_[iteration] = report::text(object, "text");
+      samples[iteration] = text(object, "text");
     } else if (kind == "memory") {
       memory(object);
     } else if (kind == "stop") {
-      run_.stopped = report::text(object, "why");
+      run.stopped = text(object, "why");
     }
     return true;
   }
+
   void start(Json const& object) {
-    auto const resumed = object.find("resumed");
-    bool const goes_on = resumed != object.end() && resumed->is_boolean() && resumed->get<bool>();
-    if (!goes_on) {
-      Run fresh;
-      fresh.earlier = run_.earlier + (run_.starts > 0 || !iterations_.empty() ? 1 : 0);
-      fresh.unread = run_.unread;
-      run_ = std::move(fresh);
-      iterations_.clear();
-      evaluations_.clear();
-      jumps_.clear();
-      samples_.clear();
-      first_ = 0;
-      tokens_ = 0;
-    }
-    ++run_.starts;
-    run_.stopped.clear();
-    auto const first = count(object, "iter");
-    tokens_ = tokens_before(first);
-    first_ = first;
-    seconds_before_ = seconds_until(first);
-    jumps_.erase(jumps_.lower_bound({first, ""}), jumps_.end());  // of iterations that are done again
-    run_.header = header_of(object);
-    each_ = setting_number(run_.header, "gradient_accumulation_steps") * setting_number(run_.header, "batch_size") *
-            setting_number(run_.header, "block_size");
-    if (!run_.header.trace.empty())
-      run_.traces.insert(run_.traces.begin(), {run_.header.trace, run_.header.id, run_.header.ranks});
+    ++run.starts;
+    run.stopped.clear();
+    auto const iteration = count(object, "iter");
+    tokens = tokens_before(iteration);
+    first = iteration;
+    seconds_before = seconds_until(first);
+    jumps.erase(jumps.lower_bound({first, ""}), jumps.end());  // of iterations that are done again
+    run.header = header_of(object);
+    ids.push_back(run.header.id);
+    each = setting_number(run.header, "gradient_accumulation_steps") * setting_number(run.header, "batch_size") *
+           setting_number(run.header, "block_size");
+    if (!run.header.trace.empty())
+      run.traces.insert(run.traces.begin(), {run.header.trace, run.header.id, run.header.ranks});
   }
+
+  Run finished() {
+    for (auto const& [iteration, row] : iterations) run.iterations.push_back(row);
+    for (auto const& [iteration, row] : evaluations) run.evaluations.push_back(row);
+    for (auto const& [key, row] : jumps) run.jumps.push_back(row);
+    for (auto const& [iteration, text] : samples) run.samples.push_back({iteration, text});
+    return std::move(run);
+  }
+
+ private:
   /// What this start and those before it have trained on before an iteration. NaN: not said.
   double tokens_before(std::int64_t iteration) const {
-    return iteration == first_ ? tokens_ : tokens_ + static_cast<double>(iteration - first_) * each_;
+    return iteration == first ? tokens : tokens + static_cast<double>(iteration - first) * each;
   }
   /// How long training has taken until an iteration begins, by the last that was logged before it.
   double seconds_until(std::int64_t iteration) const {
-    auto const next = iterations_.lower_bound(iteration);
-    return next == iterations_.begin() ? 0 : std::prev(next)->second.seconds;
+    auto const next = iterations.lower_bound(iteration);
+    return next == iterations.begin() ? 0 : std::prev(next)->second.seconds;
   }
   void memory(Json const& object) {
     auto const ranks = object.find("ranks");
     if (ranks == object.end() || !ranks->is_array()) return;
-    run_.memory.clear();
+    run.memory.clear();
     for (auto const& rank : *ranks)
-      if (rank.is_object()) run_.memory.push_back({bytes_by_tag(rank), count(rank, "peak_state")});
-    for (auto const& rank : run_.memory) run_.most_memory = std::max(run_.most_memory, total_bytes(rank.reserved));
+      if (rank.is_object()) run.memory.push_back({bytes_by_tag(rank), count(rank, "peak_state")});
+    for (auto const& rank : run.memory) run.most_memory = std::max(run.most_memory, total_bytes(rank.reserved));
+  }
+};
+
+/// The runs of a log, of which the last start says which one counts.
+class Log {
+ public:
+  void line(std::string const& line) {
+    if (line.empty()) return;
+    auto const object = Json::parse(line, nullptr, false);
+    if (object.is_discarded() || !object.is_object()) {
+      ++unread_;
+    } else if (auto const kind = text(object, "kind"); kind == "run") {
+      choose(object);
+      now_.start(object);
+    } else if (!now_.take(object, kind)) {
+      ++unread_;
+    }
+  }
+  Run finished() {
+    auto run = now_.finished();
+    run.earlier = std::ssize(others_);
+    run.unread = unread_;
+    return run;
   }
 
-  Run run_;
-  std::map<std::int64_t, Iteration> iterations_;
-  std::map<std::int64_t, Evaluation> evaluations_;
-  std::map<std::pair<std::int64_t, std::string>, JumpRow> jumps_;
-  std::map<std::int64_t, std::string> samples_;
-  // The last start: the iteration that it began with, what was trained on before that, and tokens of an iteration.
-  std::int64_t first_ = 0;
-  double tokens_ = 0, each_ = unknown;
-  double seconds_before_ = 0;
+ private:
+  /// A start from scratch begins a run. One that resumes goes on with the run whose start has saved the checkpoint: a
+  /// run that began in between has saved none.
+  void choose(Json const& start) {
+    auto const resumed = start.find("resumed");
+    if (resumed == start.end() || !resumed->is_boolean() || !resumed->get<bool>()) {
+      if (!now_.is_empty()) others_.push_back(std::exchange(now_, {}));
+      return;
+    }
+    auto const from = text(start, "from");
+    if (from.empty() || now_.has_start(from)) return;
+    auto const other =
+        std::find_if(others_.rbegin(), others_.rend(), [&](auto const& run) { return run.has_start(from); });
+    if (other != others_.rend()) std::swap(*other, now_);
+  }
+
+  Reading now_;
+  std::vector<Reading> others_;
+  std::int64_t unread_ = 0;  ///< lines
 };
 
 }  // namespace
@@ -193,9 +222,9 @@ std::string Header::setting(std::string_view name) const {
 }
 
 Run read_log(std::istream& lines) {
-  Reading reading;
-  for (std::string text; std::getline(lines, text);) reading.line(text);
-  return reading.finished();
+  Log log;
+  for (std::string text; std::getline(lines, text);) log.line(text);
+  return log.finished();
 }
 
 Run read_run(std::filesystem::path const& folder) {

@@ -96,12 +96,13 @@ struct Run {
   std::int64_t most_memory = 0;  ///< bytes; largest of the ranks in all starts; 0: not told
   std::string stopped;           ///< why; empty: killed, or still running
   std::int64_t starts = 0;       ///< of this run, resumptions among them
-  std::int64_t earlier = 0;      ///< runs in the same file that this one has replaced
+  std::int64_t earlier = 0;      ///< other runs in the same file
   std::int64_t unread = 0;       ///< lines that are no objects of a log: torn, or not ours
 };
 
 /// Reads a log. Of lines about the same iteration the last counts, for a run that was killed repeats some when it is
-/// resumed; what stands before the last start from scratch is another run's.
+/// resumed. A start from scratch begins another run; the run of the last start counts. A start that resumes belongs to
+/// the run that has saved its checkpoint.
 Run read_log(std::istream& lines);
 
 /// Reads the log in an out_dir.

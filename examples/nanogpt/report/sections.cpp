@@ -93,8 +93,7 @@ std::string run_line(Run const& run) {
   auto line = fmt::format("<p class=\"line\">{}</p>\n", escaped(text));
   std::string notes;
   if (run.earlier > 0)
-    notes += fmt::format("The log begins with {} earlier run{} from scratch, left out here. ", run.earlier,
-                         run.earlier == 1 ? "" : "s");
+    notes += fmt::format("The log also has {} other run{}, left out here. ", run.earlier, run.earlier == 1 ? "" : "s");
   if (run.unread > 0)
     notes += fmt::format("{} line{} of the log could not be read.", run.unread, run.unread == 1 ? "" : "s");
   if (!notes.empty()) line += fmt::format("<p class=\"line\">{}</p>\n", escaped(notes));

@@ -133,21 +133,28 @@ class InputFile {
   std::int64_t size_ = 0;
 };
 
-/// A file that one opener at a time may hold, in any process: it is free again when this dies, or its process does.
+/// A file or folder that one opener at a time may hold, in any process: it is free again when this dies, or its process
+/// does.
 class FileLock {
  public:
-  /// @param who  may hold it, and what to do then, for the message
+  /// @param path  a folder, or a file, which is made if it is not there
+  /// @param who   may hold it, and what to do then, for the message
   /// @throws ResourceError if another holds it, or the file cannot be made. A file system without locks locks nothing
   explicit FileLock(
       std::filesystem::path const& path,
       std::string_view who = "another save is under way in the folder, of this run or of another: wait for it")
-      : file_(path, O_RDWR | O_CREAT) {
-    if (file_ < 0) detail::throw_file_error(path, "created", errno);
+      : file_(path, is_folder(path) ? O_RDONLY | O_DIRECTORY : O_RDWR | O_CREAT) {
+    if (file_ < 0) detail::throw_file_error(path, "opened", errno);
     if (detail::retried([&] { return ::flock(file_, LOCK_EX | LOCK_NB); }) == 0 || errno != EWOULDBLOCK) return;
     fail<ResourceError>("'{}' is locked: {}", path.string(), who);
   }
 
  private:
+  static bool is_folder(std::filesystem::path const& path) {
+    std::error_code error;
+    return std::filesystem::is_directory(path, error);
+  }
+
   detail::Descriptor file_;
 };
 

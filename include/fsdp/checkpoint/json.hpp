@@ -35,10 +35,12 @@ inline Json parse_object(std::string_view text, std::string_view what) {
       twice = value.get<std::string>();
     return depth <= deepest;
   };
-  if (text.empty() || text.front() != '{') fail<ConfigError>("{} does not begin with '{{'", what);
+  if (text.empty() || text.front() != '{')
+    fail<ConfigError>("{} does not begin with '{{': the file is damaged, or of another kind", what);
   auto object = Json::parse(text, watch, false);
   if (deep) fail<ConfigError>("{} is nested more than {} deep", what, deepest);
-  if (object.is_discarded() || !object.is_object()) fail<ConfigError>("{} is not a JSON object", what);
+  if (object.is_discarded() || !object.is_object())
+    fail<ConfigError>("{} is not a JSON object: the file is damaged, or of another kind", what);
   if (!twice.empty()) fail<ConfigError>("'{}' occurs twice in {}", twice, what);
   return object;
 }

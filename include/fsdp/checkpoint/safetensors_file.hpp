@@ -131,12 +131,14 @@ class SafetensorsFile {
   }
 
   void parse() {
-    if (bytes_ < detail::length_bytes) wrong("{} bytes are too few for a safetensors file", bytes_);
+    if (bytes_ < detail::length_bytes) wrong("{} bytes are too few for a safetensors file: it is truncated", bytes_);
     std::uint64_t length = 0;
     for (std::size_t i = 0; i < detail::length_bytes; ++i) length |= static_cast<std::uint64_t>(base_[i]) << (8 * i);
     if (length > detail::longest_header || length > bytes_ - detail::length_bytes)
-      wrong("a header of {} bytes, which its first 8 bytes announce, does not fit into the file of {} bytes", length,
-            bytes_);
+      wrong(
+          "a header of {} bytes, which its first 8 bytes announce, does not fit into the file of {} bytes: it is "
+          "truncated, or no safetensors file",
+          length, bytes_);
     auto const data_bytes = bytes_ - detail::length_bytes - length;
     data_ = base_ + detail::length_bytes + length;
 
@@ -156,7 +158,8 @@ class SafetensorsFile {
         wrong("tensor '{}': expected two 'data_offsets'", item.key());
       begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
       if (begin > end || end > data_bytes)
-        wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data", item.key(), begin, end, data_bytes);
+        wrong("tensor '{}': bytes {} to {} lie outside the {} bytes of data: the file is truncated or damaged",
+              item.key(), begin, end, data_bytes);
       auto const element = other ? other->bytes : size_of(entry.dtype);
       if (end - begin != static_cast<std::uint64_t>(entry.numel()) * element)
         wrong("tensor '{}': shape ({}) and dtype {} do not match its {} bytes of data", item.key(), listed(entry.shape),

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folder of a run: whether a run may write there, which run it holds, and how a new one replaces it.
+#include "run_folder.hpp"
+
+#include <array>
+#include <system_error>
+#include <vector>
+
+#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/error.hpp"
+#include "gpt2/config_json.hpp"
+#include "gpt2/open_model.hpp"
+#include "run_log.hpp"
+#include "saved_model.hpp"
+
+namespace nanogpt {
+namespace {
+
+namespace fs = std::filesystem;
+namespace ckpt = fsdp::checkpoint;
+
+constexpr std::string_view replaced_name = "replaced-run", partial_name = ".replaced-run.partial",
+                           removed_name = ".replaced-run.removed";
+
+bool is_there(fs::path const& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+/// Whether a run of nanogpt has written the folder, or an export in nanogpt's own format.
+bool is_of_nanogpt(fs::path const& folder) {
+  if (is_there(folder / run_log_name) || !ckpt::CheckpointList(folder).checkpoints.empty()) return true;
+  try {
+    auto const config = folder / "config.json";
+    return is_there(config) && kind_of_config(config) == ConfigKind::nanogpt;
+  } catch (fsdp::ConfigError const&) {  // nobody's
+    return false;
+  }
+}
+
+/// What a run has in its folder, beside its log and its checkpoints.
+constexpr std::array<std::string_view, 9> names_of_a_run{
+    "latest", "best", weights_name, "config.json", meta_name, "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"};
+
+}  // namespace
+
+void expect_folder(fs::path const& folder, std::string_view setting) {
+  std::error_code error;
+  if (!is_there(folder)) return;
+  if (!fs::is_directory(folder, error))
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected a folder, but '{}' is a file", setting, folder.string());
+  if (is_there(folder / ckpt::manifest_name)) {
+    auto const run = ckpt::folder_of(folder.has_filename() ? folder : folder.parent_path()).string();
+    fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' is a checkpoint; the folder of its run is '{}'", setting,
+                                  folder.string(), run);
+  }
+}
+
+void expect_folder_for_models(fs::path const& folder, std::string_view setting) {
+  expect_folder(folder, setting);
+  for (auto const* const tokens : {"train.bin", "val.bin"})
+    if (is_there(folder / tokens))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting '{}': '{}' is the folder of a data set (it has a file {}), whose {} would be replaced; choose "
+          "another folder",
+          setting, folder.string(), tokens, meta_name);
+}
+
+void expect_folder_for_runs(fs::path const& out_dir) {
+  expect_folder_for_models(out_dir, "out_dir");
+  if (!is_there(out_dir) || is_of_nanogpt(out_dir)) return;
+  for (auto const name : files_of_a_model)
+    if (is_there(out_dir / name))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'out_dir': '{}' has a file {} that no run of nanogpt has written, and a run might replace it; "
+          "choose another folder",
+          out_dir.string(), name);
+}
+
+std::optional<RunState> find_run(fs::path const& out_dir) {
+  auto const pointer = out_dir / "latest";
+  if (auto const name = ckpt::read_pointer(pointer)) return read_run(out_dir / *name);
+  std::error_code error;
+  if (!fs::is_directory(out_dir, error)) return std::nullopt;
+  std::vector<std::string> there;
+  for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) there.push_back(checkpoint.text());
+  if (there.empty()) return std::nullopt;
+  // A run that is killed between its first checkpoint and the pointer to it leaves one, which is whole.
+  if (there.size() == 1) return read_run(out_dir / there.front());
+  fsdp::fail<fsdp::ConfigError>("'{}', which names the checkpoint to resume from, is missing", pointer.string());
+}
+
+std::string run_in(fs::path const& out_dir) {
+  std::error_code error;
+  if (!fs::is_directory(out_dir, error)) return {};
+  auto const checkpoints = ckpt::CheckpointList(out_dir).checkpoints;
+  if (!checkpoints.empty())
+    return fsdp::formatted("{} checkpoint{}, the newest {}", checkpoints.size(), checkpoints.size() == 1 ? "" : "s",
+                           checkpoints.back().text());
+  return is_there(out_dir / weights_name) ? std::string(weights_name) : std::string();
+}
+
+void expect_replaceable(fs::path const& out_dir) {
+  if (is_there(out_dir / replaced_name) && !ckpt::CheckpointList(out_dir).checkpoints.empty())
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'overwrite': '{}' still has the run that an interrupted start with --overwrite was to replace; move "
+        "that folder elsewhere, or remove it",
+        (out_dir / replaced_name).string());
+}
+
+void set_run_aside(fs::path const& out_dir) {
+  ckpt::FileLock const lock(out_dir / ".lock");
+  if (is_there(out_dir / replaced_name)) return;
+  ckpt::remove_folder(out_dir / removed_name);  // of a process that was killed
+  std::vector<std::string> names;
+  for (auto const name : names_of_a_run)
+    if (is_there(out_dir / name)) names.emplace_back(name);
+  for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) names.push_back(checkpoint.text());
+  auto const partial = out_dir / partial_name;
+  if (names.empty() && !is_there(partial)) return;
+  ckpt::make_folder(partial);
+  for (auto const& name : names) ckpt::rename(out_dir / name, partial / name);
+  ckpt::sync_folder(partial);
+  ckpt::rename_durably(partial, out_dir / replaced_name);
+}
+
+void remove_replaced_run(fs::path const& out_dir) {
+  auto const folder = out_dir / replaced_name, hidden = out_dir / removed_name;
+  if (!is_there(folder)) return;
+  ckpt::remove_folder(hidden);
+  ckpt::rename_durably(folder, hidden);  // never half of a run under its name
+  ckpt::remove_folder(hidden);
+}
+
+fs::path replaced_run_in(fs::path const& out_dir) {
+  for (auto const name : {replaced_name, partial_name})
+    if (is_there(out_dir / name)) return out_dir / name;
+  return {};
+}
+
+std::string note_on_replaced_run(fs::path const& out_dir) {
+  auto const folder = replaced_run_in(out_dir);
+  if (folder.empty()) return {};
+  return fsdp::formatted(
+      "; '{}' has the run that a start with --overwrite was to replace: to continue that run, move its files to '{}'",
+      folder.string(), out_dir.string());
+}
+
+}  // namespace nanogpt
