@@ -107,6 +107,7 @@ std::string const& run_id() {
 }
 
 bool was_abandoned(std::filesystem::path const& log, std::string_view id) {
+  if (id.empty()) return false;
   std::ifstream stream(log, std::ios::binary);
   std::string last;
   for (std::string line; std::getline(stream, line);)

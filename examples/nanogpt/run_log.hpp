@@ -76,7 +76,7 @@ struct RunHeader {
 /// Names this start of a run among all others, in its log and in its trace: a report draws no other run's.
 std::string const& run_id();
 /// Whether the last start in a log began a new run, other than the run that the start `id` belongs to.
-/// @return false if the log cannot be read
+/// @return false if `id` is empty, or the log cannot be read
 bool was_abandoned(std::filesystem::path const& log, std::string_view id);
 /// A Chrome trace that says at its beginning which start of a run it is of.
 std::string with_run_id(std::string trace);
