@@ -115,11 +115,12 @@ inline void expect_usable(Preparation const& ready) {
 /// Holds out_dir for this run. Rank 0.
 /// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
 inline void take_out_dir(Preparation& ready) {
-  std::filesystem::path const folder(ready.settings.out_dir);
-  expect_usable(ready);
   if (ready.lock) return;
+  auto const path = std::filesystem::path(ready.settings.out_dir) / ".train.lock";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) expect_usable(ready);  // a folder that is refused gets no lock
   ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
-      folder / ".train.lock", "another run is training in the folder: wait for it, or take another out_dir");
+      path, "another run is training in the folder: wait for it, or take another out_dir");
   expect_usable(ready);  // nobody changes it from here on
 }
 

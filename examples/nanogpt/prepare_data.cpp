@@ -214,8 +214,10 @@ class Preparer {
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
     if (new_folder_) removed_folder_.emplace(options.folder);
     lock_.emplace(options.folder, "another prepare is writing there: wait for it, or choose another --dataset");
-    for (auto const* const name : {"train.bin", "val.bin", "meta.json", "encoder.json", "vocab.bpe"})
-      fs::remove(options.folder / (std::string(name) + ".tmp"), error);  // of a process that was killed
+    for (auto const* const name : {"train.bin", "val.bin", "meta.json", "encoder.json", "vocab.bpe"}) {
+      auto const left = options.folder / (std::string(name) + ".tmp");  // by a process that was killed
+      if (fs::is_regular_file(left, error)) fs::remove(left, error);
+    }
   }
 
   Preparer(Preparer const&) = delete;

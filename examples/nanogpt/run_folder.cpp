@@ -52,9 +52,9 @@ void expect_folder(fs::path const& folder, std::string_view setting) {
   if (!fs::is_directory(folder, error))
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected a folder, but '{}' is a file", setting, folder.string());
   if (is_there(folder / ckpt::manifest_name)) {
-    auto const run = ckpt::folder_of(folder.has_filename() ? folder : folder.parent_path()).string();
+    auto const checkpoint = folder.has_filename() ? folder : folder.parent_path();
     fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' is a checkpoint; the folder of its run is '{}'", setting,
-                                  folder.string(), run);
+                                  checkpoint.string(), ckpt::folder_of(checkpoint).string());
   }
 }
 
