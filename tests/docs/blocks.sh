@@ -54,6 +54,10 @@ for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
 done
 
+# What preludes include is compiled once.
+grep -hE '^ *# *include' tests/docs/preludes/*.cpp | sort -u >"$folder/headers.hpp"
+"$compiler" "${flags[@]}" -x c++-header "$folder/headers.hpp" -o "$folder/headers.hpp.gch" || { echo "the preludes' headers do not compile"; exit 1; }
+
 for ((n = 1; n <= blocks; ++n)); do
   block=$folder/$n.block how=$(<"$folder/$n.how") where=$(<"$folder/$n.where")
   source=$folder/$n.cpp
@@ -83,6 +87,7 @@ for ((n = 1; n <= blocks; ++n)); do
     continue
   fi
   mode=(-fsyntax-only)
+  if [[ $how == *prelude=* ]]; then mode+=(-include "$folder/headers.hpp"); fi
   if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
   if "$compiler" "${flags[@]}" "${mode[@]}" "$source" >"$folder/log" 2>&1; then
     compiled=$((compiled + 1))

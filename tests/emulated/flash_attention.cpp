@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flash attention in emulated thread blocks, against double precision and against the plain formula in bf16.
-// skip-tsan
+// skip-sanitizers
 // timeout: 300
 // full-run: [long]
 // long

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's row kernels in emulated thread blocks, against plain loops in double.
-// skip-tsan
+// skip-sanitizers
 // timeout: 600
 // long
 #include <cmath>

@@ -25,7 +25,8 @@ ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
 fmt=()
 if [[ -n ${FSDP_FMT_INCLUDE:-} ]]; then fmt=(-Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE"); fi
 
-# The library's own kernels, as an engine and an optimizer use them.
+# The library's own kernels, as an engine and an optimizer use them: for the first architecture alone, for compiling takes
+# long and they are simple.
 library=$work/library.cu
 cat >"$library" <<'EOF'
 #include "fsdp/comm/local.hpp"
@@ -40,8 +41,10 @@ template int run_rank<fsdp::Bf16>(World<Gpu>, Job const&);
 template World<Gpu> World<Gpu>::of(fsdp::local::Communicator<Gpu>);
 }  // namespace nanogpt
 EOF
-sources=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library")
+layers=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu)
 for architecture in "${architectures[@]}"; do
+  sources=("${layers[@]}")
+  if [[ $architecture == "${architectures[0]}" ]]; then sources+=("$library"); fi
   for source in "${sources[@]}"; do
     ptx=$work/$(basename "$source" .cu).$architecture.ptx
     "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What utilisation is relative to: the table of devices, the peak of ranks together, and that disturbed measurements of
 // the host's do not count.
+// skip-asan
 #include <atomic>
 #include <chrono>
 #include <cmath>

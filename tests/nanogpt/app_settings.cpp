@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's settings: defaults, values, config files, and the figures that follow from them.
 // links: nanogpt_data
-// skip-tsan
+// skip-sanitizers
 #include "settings.cpp"  // NOLINT: tests what the program is made of
 
 #include "help.cpp"     // NOLINT

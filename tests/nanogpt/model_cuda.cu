@@ -20,15 +20,21 @@ using model_test::Outcome;
 bool const ready = fsdp::testing::need_gpu();
 #if defined(FSDP_CUDA_STANDIN)
 constexpr bool repeats = false;  // emulated thread blocks run in one order
+constexpr int steps = 6;         // and take their time
 #else
 constexpr bool repeats = true;
+constexpr int steps = 20;
 #endif
 
 static_assert(fsdp::PinsMemory<fsdp::cuda::Device>, "batches and losses cross in page-locked memory");
 
+template <class P, class D>
+Outcome train(D const& device) {
+  return model_test::train<P>(fsdp::FullShard{}, device, model_test::aligned_run(64, steps));
+}
 template <class P>
 Outcome on_gpu() {
-  return model_test::train<P>(fsdp::FullShard{}, fsdp::cuda::Device{}, model_test::aligned_run(64));
+  return train<P>(fsdp::cuda::Device{});
 }
 
 /// The first run in fp32, which both tests compare with.
@@ -42,9 +48,7 @@ Outcome const& fp32_on_gpu() {
 TEST_CASE("fp32 on a GPU is the host's fp32", "[nanogpt][model]") {
   auto const& gpu = fp32_on_gpu();
   // TF32 would round every operand to 2^-11.
-  model_test::check_alike(
-      gpu, model_test::train<fsdp::Fp32>(fsdp::FullShard{}, fsdp::host::Device{}, model_test::aligned_run(64)), 1e-4,
-      1e-3f);
+  model_test::check_alike(gpu, train<fsdp::Fp32>(fsdp::host::Device{}), 1e-4, 1e-3f);
   if (repeats) CHECK(on_gpu<fsdp::Fp32>() == gpu);
 }
 

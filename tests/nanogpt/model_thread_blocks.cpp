@@ -57,7 +57,7 @@ using model_test::Outcome;
 
 template <class P, class D>
 Outcome train(D const& device) {
-  return model_test::train<P>(fsdp::FullShard{}, device, model_test::aligned_run(32));
+  return model_test::train<P>(fsdp::FullShard{}, device, model_test::aligned_run(32, 8));
 }
 
 /// Kernels of no step: what the table's "other" may hold.

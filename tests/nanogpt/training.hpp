@@ -112,10 +112,10 @@ inline double loss_difference(Outcome const& run, Outcome const& reference) {
   return largest;
 }
 
-/// 20 steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
-inline TrainingRun aligned_run(std::int64_t length) {
+/// Steps of a model with two heads of 64, whose widths fill 16-byte accesses; the vocabulary does not.
+inline TrainingRun aligned_run(std::int64_t length, int steps) {
   TrainingRun run;
-  run.steps = 20;
+  run.steps = steps;
   run.lr = 1e-3f;
   run.interrupt = true;
   run.config = {2, 2, 128, length, 65, 0.1f, true};

@@ -10,7 +10,7 @@ way=$1 work=$2
 consumer=$FSDP_SOURCE/tests/package/consumer
 rm -rf "$work"
 mkdir -p "$work"
-configure=("$CMAKE" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_BUILD_TYPE=Debug -DWITH_MPI="$FSDP_HAVE_MPI")
+configure=("$CMAKE" -DCMAKE_CXX_COMPILER="$CXX" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG= -DWITH_MPI="$FSDP_HAVE_MPI")
 
 build_and_run() {
   "${configure[@]}" "$@" -S "$consumer" -B "$work/build"
@@ -69,7 +69,9 @@ case $way in
       echo "what is installed needs fmt's library"
       exit 1
     fi
-    build_and_run -DCMAKE_PREFIX_PATH="$work/prefix"
+    # All components are found; the subdirectory's programs are those of MPI.
+    "${configure[@]}" -DCMAKE_PREFIX_PATH="$work/prefix" -S "$consumer" -B "$work/components"
+    build_and_run -DCMAKE_PREFIX_PATH="$work/prefix" -DWITH_MPI=OFF
     diff <(cd "$FSDP_SOURCE/include" && find . -name '*.[ch]pp' | sort) <(cd "$work/prefix/include" && find . -type f | sort)
     # An unknown component, and one whose dependency is missing, are errors that say so.
     refuse() {
