@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's matrix products on the host.
 // needs: OpenBLAS
+// skip-tsan
 // links: nanogpt_fp32
 #include "examples/nanogpt/gemm_host.hpp"
 
