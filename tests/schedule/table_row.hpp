@@ -46,6 +46,8 @@ struct Row {
   MicroSteps micro_steps{};
   Between between{};
   Precision precision{};
+  // Of no axis:
+  int setting = 0;  ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
 };
 inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 3, 5};
 
@@ -167,6 +169,14 @@ class Watch {
   std::map<std::tuple<Phase, std::size_t, int>, void const*> addresses_;
 };
 
+/// A call of a rank's run.
+struct Call {
+  enum class Kind { forward, backward, begin_evaluation, end_evaluation, discard, norm, update };
+  Kind kind{};
+  std::size_t use = 0;
+  fsdp::BackwardFlags flags{};  ///< of a backward pass
+};
+
 /// Kernels that access a unit's parameters and gradients as a module's do, and change nothing.
 struct ReadParameters {
   template <class Block, class W>
@@ -183,6 +193,13 @@ struct AddGradients {
   template <class Accesses, class W, class G>
   static void access(Accesses& a, W const* w, G* g, std::int64_t n) {
     a.read(w, n);
+    a.read_and_write(g, n);
+  }
+};
+struct SetGradients : AddGradients {
+  template <class Accesses, class W, class G>
+  static void access(Accesses& a, W const* w, G* g, std::int64_t n) {
+    a.read(w, n);
     a.write(g, n);
   }
 };
@@ -192,6 +209,7 @@ template <class Device>
 struct Probe {
   Device device;
   std::int64_t elements;
+  bool sets_gradients = false;
   template <class T>
   struct Params {
     fsdp::Tensor<T, 1> weight;
@@ -208,7 +226,11 @@ struct Probe {
   template <class W, class G, class E>
   void backward(typename Device::Stream& stream, Params<W> const& w, Params<G> const& g, Watch<E>& watch) const {
     watch.look(w.weight.data, g.weight.data);
-    device.launch(stream, std::int64_t{1}, AddGradients{}, w.weight.data, g.weight.data, elements);
+    if (g.weight.fresh) {
+      device.launch(stream, std::int64_t{1}, SetGradients{}, w.weight.data, g.weight.data, elements);
+    } else {
+      device.launch(stream, std::int64_t{1}, AddGradients{}, w.weight.data, g.weight.data, elements);
+    }
   }
 };
 
@@ -226,11 +248,14 @@ class Rank {
     auto const& device = engine_.device();
     std::optional<fsdp::UnitId> root;
     if (row.tied) root = engine_.add_unit("root", strategy_of(row, 0, blocks));
-    if (row.tied) modules_.push_back(engine_.shard(Module{device, 600}, "ends", *root));
+    auto const module = [&](int unit, std::int64_t elements) {
+      return Module{device, elements, row.setting > 0 && unit % row.setting == 0};
+    };
+    if (row.tied) modules_.push_back(engine_.shard(module(0, 600), "ends", *root));
     for (int i = 1; i <= blocks; ++i)
       modules_.push_back(
-          engine_.shard(Module{device, 300 * (i % 3 + 1)}, fmt::format("block.{}", i), strategy_of(row, i, blocks)));
-    if (row.tied) modules_.push_back(engine_.shard(Module{device, 600}, "ends", *root));
+          engine_.shard(module(i, 300 * (i % 3 + 1)), fmt::format("block.{}", i), strategy_of(row, i, blocks)));
+    if (row.tied) modules_.push_back(engine_.shard(module(0, 600), "ends", *root));
     if (row.ahead == Ahead::lists) {
       engine_.set_forward_prefetch(modules_[0], {modules_[3], modules_[1]});
       engine_.set_forward_prefetch(modules_[1], {});
@@ -240,6 +265,10 @@ class Rank {
     watch_.emplace(engine_);
     scopes_.emplace(engine_);
   }
+
+  E& engine() { return engine_; }
+  /// What train() has called.
+  std::vector<Call> const& calls() const { return calls_; }
 
   void train() {
     for (int step = 0; step < 3; ++step) {
@@ -253,9 +282,10 @@ class Rank {
         facts_ = left_by(facts_);
       }
       // Measured again, it is written where peers may still read the first.
-      if (row_.between == Between::evaluations) static_cast<void>(fsdp::clip_grad_norm(engine_, 1.0f));
-      auto const norm = fsdp::clip_grad_norm(engine_, 1.0f);
+      if (row_.between == Between::evaluations) static_cast<void>(measure());
+      auto const norm = measure();
       sgd_->step(norm);
+      calls_.push_back({Call::Kind::update});
       facts_ = fsdp::left_by(fsdp::plain_step);
       watch_->live().reshard();
       watch_->expect_bytes("between steps");
@@ -272,6 +302,10 @@ class Rank {
   }
 
  private:
+  fsdp::GradNorm<E> measure() {
+    calls_.push_back({Call::Kind::norm});
+    return fsdp::clip_grad_norm(engine_, 1.0f);
+  }
   void set_flags(bool last) {
     fsdp::BackwardFlags flags;
     auto const drawn = [this] { return random_() % 2 == 0; };
@@ -289,8 +323,10 @@ class Rank {
     scopes_->no_replica_sync(!flags.replica_sync);
     scopes_->keep_unsharded(!flags.reshard);
     facts_ = facts_ | flags.facts();
+    flags_ = flags;
   }
   void use(Phase phase, std::size_t at) {
+    calls_.push_back({phase == Phase::backward ? Call::Kind::backward : Call::Kind::forward, at, flags_});
     watch_->use(phase, at, facts_, [&] {
       if (phase == Phase::backward) {
         modules_[at].backward(*watch_);
@@ -311,9 +347,11 @@ class Rank {
     auto const waiting = facts_;
     if (in_forward) use(Phase::forward, 0), use(Phase::forward, 1);
     auto const scope = engine_.evaluation();
+    calls_.push_back({Call::Kind::begin_evaluation});
     watch_->live().reshard();
     facts_ = fsdp::plain_step;
     pass(Phase::evaluation);
+    calls_.push_back({Call::Kind::end_evaluation});
     facts_ = (waiting & fsdp::waiting_answers) | fsdp::starts_sharded;
   }
   /// Half a forward pass, half a backward pass, and a whole micro-step, of which nothing is left.
@@ -332,6 +370,7 @@ class Rank {
   }
   void discard(bool in_pass) {
     engine_.discard_gradients();
+    calls_.push_back({Call::Kind::discard});
     watch_->live().discard();
     if (in_pass) watch_->live().reshard();
     auto const start = in_pass ? fsdp::starts_sharded : facts_ & fsdp::start_answers;
@@ -348,6 +387,8 @@ class Rank {
   std::optional<Watch<E>> watch_;
   std::optional<fsdp::testing::BackwardScopes<E>> scopes_;
   Facts facts_ = fsdp::left_by(fsdp::plain_step);
+  fsdp::BackwardFlags flags_;  ///< of the next backward pass
+  std::vector<Call> calls_;
   std::mt19937 random_{7};
 };
 

@@ -41,6 +41,11 @@ class Accesses {
   void write(T* data, std::int64_t elements) {
     add(data, elements * static_cast<std::int64_t>(sizeof(T)), true);
   }
+  template <class T>
+  void read_and_write(T* data, std::int64_t elements) {
+    read(data, elements);
+    write(data, elements);
+  }
   void add(void const* data, std::int64_t bytes, bool writes) {
     auto const begin = reinterpret_cast<std::uintptr_t>(data);
     if (data != nullptr && bytes > 0) list.push_back({begin, begin + static_cast<std::uintptr_t>(bytes), writes});
@@ -50,8 +55,7 @@ class Accesses {
 };
 
 // Accesses of the library's kernels: one overload each, found by the first argument's namespace. A test's kernel has a
-// static member `access` instead. A kernel without either does not compile on a recording device. An element that is
-// read and written is written.
+// static member `access` instead. A kernel without either does not compile on a recording device.
 
 template <class From, class To>
 void accesses_of(Accesses& a, kernels::detail::Cast, From const* in, To* out, std::int64_t n) {
@@ -59,16 +63,20 @@ void accesses_of(Accesses& a, kernels::detail::Cast, From const* in, To* out, st
   a.write(out, n);
 }
 template <class R>
-void accesses_of(Accesses& a, kernels::detail::Accumulate, R const* in, float* out, std::int64_t n, float, bool) {
+void accesses_of(Accesses& a, kernels::detail::Accumulate, R const* in, float* out, std::int64_t n, float,
+                 bool overwrite) {
   a.read(in, n);
+  if (!overwrite) a.read(out, n);
   a.write(out, n);
 }
 template <class R>
 void accesses_of(Accesses& a, kernels::detail::Add, float const* in, R* out, std::int64_t n) {
   a.read(in, n);
-  a.write(out, n);
+  a.read_and_write(out, n);
 }
-inline void accesses_of(Accesses& a, kernels::detail::Scale, float* x, std::int64_t n, float) { a.write(x, n); }
+inline void accesses_of(Accesses& a, kernels::detail::Scale, float* x, std::int64_t n, float) {
+  a.read_and_write(x, n);
+}
 template <class T>
 void accesses_of(Accesses& a, kernels::detail::Fill, T* out, std::int64_t n, float) {
   a.write(out, n);
@@ -95,8 +103,8 @@ inline void accesses_of(Accesses& a, kernels::detail::ClipFactor, double const* 
 }
 inline void accesses_of(Accesses& a, kernels::detail::BeginStep, OptimizerStep* step, float, float, float,
                         ClipScalars* clip) {
-  a.write(step, 1);
-  a.write(clip, 1);
+  a.read_and_write(step, 1);
+  a.read_and_write(clip, 1);
 }
 /// The chunks lie in host memory and are written before the first step.
 template <bool Stochastic, class P>
@@ -104,9 +112,9 @@ void accesses_of(Accesses& a, kernels::detail::Sgd<Stochastic>, std::int64_t chu
                  OptimizerStep const* step, float, P* p, float const* g, float* momentum, std::uint64_t) {
   a.read(step, 1);
   for (std::int64_t i = 0; i < chunk_count; ++i) {
-    a.write(p + chunks[i].begin, chunks[i].count);
+    a.read_and_write(p + chunks[i].begin, chunks[i].count);
     a.read(g + chunks[i].begin, chunks[i].count);
-    if (momentum != nullptr) a.write(momentum + chunks[i].begin, chunks[i].count);
+    if (momentum != nullptr) a.read_and_write(momentum + chunks[i].begin, chunks[i].count);
   }
 }
 
@@ -146,6 +154,7 @@ struct Enqueued {
 struct Recording {
   std::vector<Enqueued> entries;
   std::vector<std::string> streams;
+  std::vector<std::pair<std::uintptr_t, std::size_t>> allocations;  ///< addresses and bytes, in order
   int events = 0;
   bool silent = false;  ///< inside a call of the communicator that is wrapped
 
@@ -172,6 +181,11 @@ struct RecordingDevice : Forward<D> {
   explicit RecordingDevice(D device = {}) : Forward<D>{device} {}
 
   Event make_event() const { return {this->base.make_event(), recording->events++}; }
+  void* allocate(std::size_t bytes) const {
+    auto* const memory = this->base.allocate(bytes);
+    recording->allocations.emplace_back(reinterpret_cast<std::uintptr_t>(memory), bytes);
+    return memory;
+  }
   void copy_async(Stream& stream, void* to, void const* from, std::size_t bytes) const {
     if (to != from) {
       Accesses accesses;
@@ -255,8 +269,11 @@ class Recorder {
   Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, Label label) {
     auto const n = static_cast<std::int64_t>(count);
     Accesses own, input;
-    own.write(recv, n * size());
-    if (send != recv + n * rank()) own.read(send, n);
+    own.read(send, n);
+    // In place, its own slice is there already.
+    bool const in_place = send == recv + n * rank();
+    own.write(recv, n * (in_place ? rank() : size()));
+    if (in_place) own.write(recv + n * (rank() + 1), n * (size() - rank() - 1));
     input.read(send, n);
     return note(stream, "all_gather", label, own, input,
                 [&] { return inner_.all_gather(stream, send, recv, count, label); });
@@ -330,9 +347,10 @@ class Recorder {
   Ticket reduce_all(Stream& stream, T const* send, T* recv, std::size_t count, Label label, Call const& call) {
     auto const n = static_cast<std::int64_t>(count);
     Accesses own, input;
+    own.read(send, n);
     own.write(recv, n);
     input.read(recv, n);  // shares of the sum
-    if (send != recv) own.read(send, n), input.read(send, n);
+    if (send != recv) input.read(send, n);
     return note(stream, "all_reduce", label, own, input, call);
   }
   template <class Call>

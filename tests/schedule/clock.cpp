@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// skip-sanitizers
+// The operations of a step under a clock: the times that docs/performance.md derives, exactly.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/step_input.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/step/clock.hpp"
+#include "tests/support/step/operation.hpp"
+#include "tests/support/step_inputs.hpp"
+
+namespace {
+
+using fsdp::step::Costs;
+using fsdp::step::Group;
+using fsdp::step::Operation;
+using fsdp::step::Primitive;
+using fsdp::testing::equal_units;
+using fsdp::testing::PaperStep;
+using fsdp::testing::with_prefetch;
+
+/// Forward computes a unit in c, backward in 2c; a collective takes m. Numbers are sums of powers of two: exact.
+Costs unit_costs(double c, double m) {
+  Costs costs;
+  costs[Primitive::forward].fixed = c;
+  costs[Primitive::backward].fixed = 2 * c;
+  for (auto const collective : {Primitive::all_gather, Primitive::reduce_scatter, Primitive::all_reduce})
+    costs[collective].fixed = m;
+  return costs;
+}
+
+/// A run of a program whose time is taken.
+class Timed {
+ public:
+  Timed(PaperStep const& of, Costs const& costs)
+      : list_(&of.lowering.list()), spans_(simulate(*list_, of.lowering.buffers(), costs)) {}
+
+  /// When the last operation that `is(Operation)` ends.
+  template <class Is>
+  double end(Is const& is) const {
+    double end = 0;
+    for (std::size_t i = 0; i < spans_.size(); ++i)
+      if (is(list_->operations[i])) end = std::max(end, spans_[i].end);
+    return end;
+  }
+  double end_of(Primitive primitive, std::uint32_t step = 0) const {
+    return end(
+        [&](Operation const& operation) { return operation.primitive == primitive && operation.at.step == step; });
+  }
+  double end() const {
+    return end([](Operation const&) { return true; });
+  }
+
+ private:
+  fsdp::step::List const* list_;
+  std::vector<fsdp::step::Span> spans_;
+};
+
+struct Times {
+  double forward, backward;
+};
+/// Of a forward and a backward pass; backward begins when forward has ended, and ends with its last reduction.
+Times times(fsdp::StepInput input, double c, double m) {
+  PaperStep of(std::move(input));
+  of.lowering.micro_step();
+  Timed const timed(of, unit_costs(c, m));
+  auto const forward = timed.end_of(Primitive::forward);
+  return {forward, timed.end() - forward};
+}
+
+}  // namespace
+
+TEST_CASE("clock: with prefetch, communication is exposed in the first gather and the last reduction") {
+  for (int const units : {3, 4, 8, 13}) {
+    for (int const prefetch : {1, 2, 3}) {
+      for (double const m : {0.125, 0.5, 0.875}) {
+        CAPTURE(units, prefetch, m);
+        auto const [forward, backward] = times(with_prefetch(equal_units(units, 4), prefetch, prefetch), 1.0, m);
+        CHECK(forward == m + units * 1.0);
+        CHECK(backward == 2 * units * 1.0 + m);
+      }
+    }
+  }
+}
+
+TEST_CASE("clock: without prefetch, every gather is exposed, but none of the unit that forward keeps") {
+  for (int const units : {3, 4, 8, 13}) {
+    for (double const m : {0.125, 0.5, 0.875, 1.5}) {
+      CAPTURE(units, m);
+      auto const [forward, backward] = times(with_prefetch(equal_units(units, 4), 0, 0), 1.0, m);
+      CHECK(forward == units * (m + 1.0));
+      CHECK(backward == 2 * units * 1.0 + (units - 1) * m + m);
+    }
+  }
+}
+
+TEST_CASE("clock: collectives that take longer than compute hide it, but for one unit's") {
+  for (int const units : {3, 4, 8, 13}) {
+    for (double const m : {1.0, 1.25, 1.75}) {
+      CAPTURE(units, m);
+      auto const [forward, backward] = times(with_prefetch(equal_units(units, 4), 1, 1), 1.0, m);
+      CHECK(forward == units * m + 1.0);
+      // Backward computes in 2c, which still hides them.
+      CHECK(backward == 2 * units * 1.0 + m);
+    }
+  }
+}
+
+TEST_CASE("clock: a unit that stays unsharded is not gathered again, and NoShard exposes the last bucket") {
+  auto input = equal_units(6, 4);
+  for (auto& unit : input.units) unit.reshards_after_forward = false;
+  auto const [forward, backward] = times(with_prefetch(std::move(input), 0, 0), 1.0, 0.5);
+  CHECK(forward == 6 * 1.0 + 0.5);  // there is a buffer for every unit, so that nothing waits for one
+  CHECK(backward == 2 * 6 * 1.0 + 0.5);
+
+  auto const replicated = times(equal_units(6, 1, 4), 1.0, 0.5);
+  CHECK(replicated.forward == 6 * 1.0);
+  CHECK(replicated.backward == 2 * 6 * 1.0 + 0.5);
+}
+
+TEST_CASE("clock: the sum over replicas of one unit runs while the next one is reduce-scattered") {
+  PaperStep of(with_prefetch(equal_units(8, 2, 2), 1, 1));
+  of.lowering.micro_step();
+  auto between_nodes = unit_costs(1.0, 0.5);
+  between_nodes[Group::all_replicas] = between_nodes[Group::replicas] = 3;
+  Timed const timed(of, between_nodes);
+  CHECK(timed.end_of(Primitive::backward) == 0.5 + 8 * 1.0 + 2 * 8 * 1.0);
+  CHECK(timed.end() == timed.end_of(Primitive::backward) + 0.5 + 3 * 0.5);
+}
+
+TEST_CASE("clock: bytes cost time") {
+  auto input = equal_units(4, 4);
+  input.units[2].elements = 4096;
+  PaperStep of(with_prefetch(std::move(input), 0, 0));
+  of.lowering.micro_step();
+  Costs by_bytes;
+  by_bytes[Primitive::all_gather] = {1.0, 1.0 / 4096};
+  Timed const timed(of, by_bytes);
+  CHECK(timed.end_of(Primitive::forward) == (3 * 2.0) + (1.0 + 4.0));
+}
+
+TEST_CASE("clock: the next step's first gather waits for the update of its own unit alone") {
+  PaperStep of(with_prefetch(equal_units(6, 4), 1, 1));
+  for (int step = 0; step < 2; ++step) {
+    of.lowering.micro_step();
+    of.lowering.update();
+  }
+  auto with_updates = unit_costs(1.0, 0.5);
+  with_updates[Primitive::update].fixed = 0.25;
+  Timed const timed(of, with_updates);
+  auto const reduced = timed.end_of(Primitive::reduce_scatter, 0);
+  CHECK(reduced == 0.5 + 6 * 1.0 + 2 * 6 * 1.0 + 0.5);
+  // The update of unit 0 waits for the last reduction; gathers run while the other units are updated.
+  auto const updated = timed.end_of(Primitive::update, 0);
+  CHECK(updated == reduced + 6 * 0.25);
+  CHECK(timed.end_of(Primitive::forward, 1) == updated + 6 * 1.0);
+}

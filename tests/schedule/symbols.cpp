@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// skip-sanitizers
+// What the operations of a run say each buffer holds: every reader finds what it needs, in runs of all kinds of steps;
+// and each fault that is put into a list of operations is found.
+// full-run: [symbols]
+// timeout: 3600
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "fsdp/engine/step_input.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/step/buffers.hpp"
+#include "tests/support/step/lowering.hpp"
+#include "tests/support/step/operation.hpp"
+#include "tests/support/step/symbols.hpp"
+#include "tests/support/step_inputs.hpp"
+
+namespace {
+
+using fsdp::BackwardFlags;
+using fsdp::StepInput;
+using fsdp::step::Buffers;
+using fsdp::step::List;
+using fsdp::step::Lowering;
+using fsdp::step::Mode;
+using fsdp::step::Operation;
+using fsdp::step::Pool;
+using fsdp::step::Position;
+using fsdp::step::Primitive;
+using fsdp::testing::equal_units;
+using fsdp::testing::PaperStep;
+
+std::vector<std::string> problems(PaperStep const& of, List const& list) {
+  fsdp::step::Symbols symbols(of.program, of.lowering.buffers(), of.lowering.facts());
+  symbols.run(list);
+  return symbols.problems();
+}
+
+/// A declaration, and flags that its options allow.
+StepInput input_at_random(std::mt19937& random) {
+  auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
+  auto input = equal_units(1 + below(6), 1 << below(3), 1 << below(2));
+  for (auto& unit : input.units) {
+    unit.elements = 256 * below(5);
+    unit.shards = below(4) > 0;
+    unit.reshards_after_forward = unit.shards && below(4) > 0;
+  }
+  input.units.front().elements = 512;
+  for (int more = below(3); more > 0; --more)
+    input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())),
+                      static_cast<std::size_t>(below(static_cast<unsigned>(input.units.size()))));
+  input.keep_last = below(3) > 0;
+  input.keep_root = below(3) > 0;
+  input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
+  if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
+  input.keep_unsharded = below(4) == 0;
+  if (input.shards == 4 && !input.keep_unsharded && below(2) == 0) input.reshard_ranks = 2;
+  input.no_sync = below(2) == 0;
+  input.no_replica_sync = below(2) == 0;
+  input.bucket_bytes = 1024 * below(4);
+  input.first_bucket_bytes = 512;
+  input.param_is_master = below(2) == 0;
+  if (!input.param_is_master) input.param_bytes = 2;
+  input.reduce_is_master = below(2) == 0;
+  if (!input.reduce_is_master) input.reduce_bytes = 2;
+  if (input.reduce_is_master && below(2) == 0) input.wire = fsdp::DType::bf16;
+  return input;
+}
+BackwardFlags flags_at_random(PaperStep const& of, std::mt19937& random) {
+  for (;;) {
+    BackwardFlags const flags{random() % 2 == 0, random() % 2 == 0, random() % 2 == 0};
+    if (missing_option(of.program, of.input, flags).option.empty()) return flags;
+  }
+}
+/// A pass that is left after some uses, or none.
+void half_a_pass(PaperStep& of, std::mt19937& random) {
+  auto const uses = of.input.uses.size();
+  auto const flags = flags_at_random(of, random);
+  bool const in_backward = random() % 2 == 0;
+  for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.lowering.forward(use);
+  if (!in_backward) return;
+  auto const done = 1 + random() % uses;
+  for (std::size_t i = 0; i < done; ++i) of.lowering.backward(uses - 1 - i, flags);
+}
+void run_at_random(PaperStep& of, std::mt19937& random) {
+  for (int step = 0; step < 3; ++step) {
+    for (auto micro_steps = random() % 4; micro_steps > 0; --micro_steps) {
+      of.lowering.micro_step(flags_at_random(of, random));
+      if (random() % 4 == 0) of.lowering.evaluation();
+      if (random() % 4 == 0) half_a_pass(of, random), of.lowering.discard();
+    }
+    of.lowering.micro_step();
+    of.lowering.norm();
+    of.lowering.update();
+  }
+}
+void check_at_random(unsigned seed, int trials) {
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < trials; ++trial) {
+    PaperStep of(input_at_random(random), {random() % 2 == 0, random() % 2 == 0});
+    run_at_random(of, random);
+    auto const found = problems(of, of.lowering.list());
+    CAPTURE(seed, trial, to_text(of.program));
+    REQUIRE(found == std::vector<std::string>{});
+  }
+}
+
+/// Declarations whose lists differ in their primitives.
+std::vector<StepInput> kinds_of_steps() {
+  std::vector<StepInput> inputs{equal_units(5, 4), equal_units(5, 2, 2), equal_units(5, 1, 4), equal_units(5, 1, 1)};
+  auto const add = [&](StepInput input, auto const& change) {
+    change(input);
+    inputs.push_back(std::move(input));
+  };
+  add(equal_units(5, 4), [](StepInput& input) { input.uses.push_back(0); });
+  add(equal_units(5, 4), [](StepInput& input) { input.no_sync = true; });
+  add(equal_units(5, 4), [](StepInput& input) {
+    input.reshard_ranks = 2;
+    input.keep_last = false;
+  });
+  add(equal_units(5, 2, 2), [](StepInput& input) { input.no_replica_sync = true; });
+  add(equal_units(5, 2, 2), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
+  add(equal_units(5, 2, 2), [](StepInput& input) {
+    input.param_is_master = input.reduce_is_master = false;
+    input.param_bytes = input.reduce_bytes = 2;
+    input.no_sync = true;
+  });
+  add(equal_units(5, 1, 4), [](StepInput& input) {
+    input.bucket_bytes = 6000;
+    input.first_bucket_bytes = 2000;
+  });
+  add(equal_units(5, 1, 4), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
+  return inputs;
+}
+/// Three steps of two micro-steps, of which the first does not reduce where it need not.
+void three_steps(PaperStep& of) {
+  for (int step = 0; step < 3; ++step) {
+    BackwardFlags first{!of.input.no_sync, !of.input.no_replica_sync || of.input.no_sync};
+    of.lowering.micro_step(first);
+    of.lowering.micro_step();
+    of.lowering.update();
+  }
+}
+
+/// Puts faults into the lists of all kinds of steps: `mutate(PaperStep, list, index, found)` calls `found(list)` for
+/// each list that it has made by a fault at an operation of the second step.
+/// @return how many there were
+template <class Mutate>
+int expect_all_found(Mutate const& mutate, fsdp::step::GradientFacts facts = {}) {
+  int mutants = 0;
+  for (auto const& input : kinds_of_steps()) {
+    PaperStep of(input, facts);
+    three_steps(of);
+    auto const& list = of.lowering.list();
+    REQUIRE(problems(of, list) == std::vector<std::string>{});
+    for (std::size_t i = 0; i < list.operations.size(); ++i) {
+      if (list.operations[i].at.step != 1) continue;
+      mutate(of, list, i, [&](List const& mutant) {
+        ++mutants;
+        INFO(fmt::format("operation {}, {} of unit {}\n{}", i, name(list.operations[i].primitive),
+                         list.operations[i].unit, to_text(of.program)));
+        CHECK_FALSE(problems(of, mutant).empty());
+      });
+    }
+  }
+  return mutants;
+}
+List without(List list, std::size_t index) {
+  list.operations.erase(list.operations.begin() + static_cast<std::ptrdiff_t>(index));
+  return list;
+}
+/// Operation `from` comes before operation `to`.
+void move_before(List& list, std::size_t from, std::size_t to) {
+  auto const at = [&](std::size_t index) { return list.operations.begin() + static_cast<std::ptrdiff_t>(index); };
+  std::rotate(at(to), at(from), at(from + 1));
+}
+bool is_gather(Operation const& operation, List const& list) {
+  return operation.stream == fsdp::StreamKind::gather &&
+         (operation.primitive != Primitive::open || list.of(operation)[0].cells.pool == Pool::gather);
+}
+
+}  // namespace
+
+TEST_CASE("symbols: every reader finds what it needs, in random runs of random declarations") {
+  check_at_random(11, 1500);
+}
+
+TEST_CASE("symbols: and in many more", "[.][symbols]") { check_at_random(12, 200000); }
+
+TEST_CASE("symbols: a gather into a wrong slot is found") {
+  auto const mutants = expect_all_found([](PaperStep const& of, List const& list, std::size_t i, auto const& found) {
+    if (list.operations[i].primitive != Primitive::open || !is_gather(list.operations[i], list)) return;
+    auto const slot = list.of(list.operations[i])[0].cells.first / 2;
+    for (std::uint32_t wrong = 0; wrong < of.program.gather_slots.size(); ++wrong) {
+      if (wrong == slot) continue;
+      auto mutant = list;
+      for (auto next = i;
+           is_gather(mutant.operations[next], mutant) && mutant.operations[next].unit == list.operations[i].unit;
+           ++next)
+        for (auto& access : mutant.of(mutant.operations[next]))
+          if (access.cells.pool == Pool::gather) access.cells.first = 2 * wrong + access.cells.first % 2;
+      found(mutant);
+    }
+  });
+  CHECK(mutants > 100);
+}
+
+TEST_CASE("symbols: a gradient that is counted twice is found") {
+  auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+    auto const& operation = list.operations[i];
+    bool const adds = operation.primitive == Primitive::accumulate || operation.primitive == Primitive::add ||
+                      operation.primitive == Primitive::backward;
+    if (!adds || operation.bucket != Operation::none) return;
+    auto mutant = list;
+    auto again = operation;
+    again.first = static_cast<std::uint32_t>(mutant.accesses.size());
+    for (auto access : list.of(operation)) {
+      if (access.mode == Mode::write) access.mode = Mode::add;
+      mutant.accesses.push_back(access);
+    }
+    mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i) + 1, again);
+    found(mutant);
+  });
+  CHECK(mutants > 100);
+}
+
+TEST_CASE("symbols: a zero that is left out is found, of a buffer or of padding") {
+  auto const leave_out = [](Primitive primitive) {
+    return [primitive](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+      if (list.operations[i].primitive == primitive) found(without(list, i));
+    };
+  };
+  CHECK(expect_all_found(leave_out(Primitive::zero)) > 50);
+  CHECK(expect_all_found(leave_out(Primitive::zero_padding), {.sets_gradients = true, .padded = true}) > 50);
+}
+
+TEST_CASE("symbols: a gather that comes before the update of its unit is found") {
+  auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+    if (list.operations[i].primitive != Primitive::update) return;
+    auto const unit = list.operations[i].unit;
+    auto next = i;
+    auto const is_its_gather = [&] {
+      return is_gather(list.operations[next], list) && list.operations[next].unit == unit;
+    };
+    while (next < list.operations.size() && !is_its_gather()) ++next;
+    if (next == list.operations.size()) return;
+    auto mutant = list;
+    for (auto to = i; next < list.operations.size() && is_its_gather(); ++next, ++to) move_before(mutant, next, to);
+    found(mutant);
+  });
+  CHECK(mutants > 20);
+}
+
+TEST_CASE("symbols: a sum over ranks before backward has written all of it is found") {
+  auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+    auto const& operation = list.operations[i];
+    bool const sums = operation.primitive == Primitive::all_reduce || operation.primitive == Primitive::reduce_scatter;
+    if (!sums || operation.at.use == Position::no_use) return;
+    auto mutant = list;
+    // Where it is rounded first, the rounding comes too early.
+    auto from = i;
+    while (operation.bucket != Operation::none && list.operations[from].bucket == operation.bucket && from > 0) --from;
+    if (operation.bucket == Operation::none) from = i - 1;
+    for (++from; from <= i; ++from) {
+      auto to = from;
+      while (mutant.operations[to].primitive != Primitive::backward) --to;
+      move_before(mutant, from, to);
+    }
+    found(mutant);
+  });
+  CHECK(mutants > 50);
+}
+
+TEST_CASE("symbols: a sum over ranks that is left out is found") {
+  auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+    auto const& operation = list.operations[i];
+    if (!is_collective(operation.primitive)) return;
+    // A mean in place covers what earlier means of the step have left out.
+    bool const in_place = list.of(operation)[0].cells.pool == Pool::gradient;
+    if (!in_place || operation.at.micro_step % 2 == 0) found(without(list, i));
+  });
+  CHECK(mutants > 100);
+}
+
+TEST_CASE("symbols: a message names the step, the use, the unit, what was expected and what was found") {
+  PaperStep of(equal_units(5, 4));
+  three_steps(of);
+  auto list = of.lowering.list();
+  auto const find = [&](Primitive primitive, std::uint32_t step) {
+    auto const found = std::find_if(list.operations.begin(), list.operations.end(), [&](Operation const& operation) {
+      return operation.primitive == primitive && operation.unit == 1 && operation.at.step == step;
+    });
+    return static_cast<std::size_t>(found - list.operations.begin());
+  };
+  auto to = find(Primitive::update, 1);
+  for (auto const primitive : {Primitive::open, Primitive::cast, Primitive::all_gather})
+    move_before(list, find(primitive, 2), to++);
+  auto const found = problems(of, list);
+  REQUIRE_FALSE(found.empty());
+  CHECK(
+      found.front() ==
+      "step 2, micro-step 5, forward of use 1 ('1'), forward of 'u1': gather slot 1, own slice: expected parameters of "
+      "'u1' of step 2, found parameters of 'u1' of step 1");
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps on paper, for tests that need no engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/compile_program.hpp"
+#include "fsdp/engine/schedule.hpp"
+#include "tests/support/step/lowering.hpp"
+
+namespace fsdp::testing {
+
+/// Equal units 'u0', 'u1', ..., each used once, in order.
+inline StepInput equal_units(int count, int shards, int replicas = 1) {
+  StepInput input;
+  for (int u = 0; u < count; ++u) {
+    input.units.push_back({1024, "u" + std::to_string(u)});
+    input.uses.push_back(static_cast<std::size_t>(u));
+  }
+  input.shards = shards;
+  input.replicas = replicas;
+  return input;
+}
+/// Gathers `forward` units ahead in forward, and `backward` in backward.
+inline StepInput with_prefetch(StepInput input, int forward, int backward) {
+  Schedule schedule(0);
+  for (auto const unit : input.uses) schedule.declare(unit, "");
+  input.prefetch = prefetch_by_depth(schedule, forward, backward);
+  return input;
+}
+
+/// A step's program, and what its run is lowered to. Stays where it is.
+struct PaperStep {
+  explicit PaperStep(StepInput of, step::GradientFacts facts = {}, int moments = 2)
+      : input(std::move(of)),
+        program(compile_program(input)),
+        lowering(program, input, std::vector(input.units.size(), facts), moments) {
+    lowering.prepare();
+  }
+  PaperStep(PaperStep const&) = delete;
+
+  StepInput const input;
+  Program const program;
+  step::Lowering lowering;
+};
+
+}  // namespace fsdp::testing
