@@ -76,6 +76,43 @@ Times times(fsdp::StepInput input, double c, double m) {
 
 }  // namespace
 
+TEST_CASE("clock: an operation waits for what it accesses, and for its stream") {
+  using fsdp::StreamKind;
+  using fsdp::step::Buffers;
+  using fsdp::step::Mode;
+  using fsdp::step::Pool;
+  PaperStep const of(equal_units(3, 4));
+  auto const own = Buffers::own(Pool::gather, 0), rest = Buffers::rest(Pool::gather, 0),
+             whole = Buffers::whole(Pool::gather, 0), other = Buffers::whole(Pool::gather, 1);
+  struct Case {
+    fsdp::step::Access first, then;
+    Primitive primitive;  ///< of the second
+    double begin;         ///< of the second, on another stream; the first one takes 4
+  };
+  for (auto const& [first, then, primitive, begin] :
+       {Case{{own, Mode::write}, {own, Mode::read}, Primitive::copy, 4},
+        Case{{own, Mode::read}, {own, Mode::write}, Primitive::cast, 4},
+        Case{{own, Mode::write}, {own, Mode::write}, Primitive::cast, 4},
+        Case{{own, Mode::add}, {own, Mode::read}, Primitive::copy, 4},
+        Case{{own, Mode::read}, {own, Mode::add}, Primitive::cast, 4},
+        Case{{own, Mode::read}, {own, Mode::read}, Primitive::copy, 0},
+        Case{{own, Mode::write}, {rest, Mode::write}, Primitive::cast, 0},
+        Case{{whole, Mode::write}, {rest, Mode::read}, Primitive::copy, 4},
+        Case{{whole, Mode::write}, {other, Mode::write}, Primitive::cast, 0},
+        // The next content's own slice may be where the last one's rest was.
+        Case{{rest, Mode::read}, {whole, Mode::write}, Primitive::open, 4},
+        Case{{rest, Mode::write}, {whole, Mode::read}, Primitive::close, 0}}) {
+    CAPTURE(name(first.mode), name(then.mode), name(primitive), begin);
+    fsdp::step::List list;
+    list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {first});
+    list.add({.primitive = primitive, .stream = StreamKind::gather}, {then});
+    list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {});
+    auto const spans = simulate(list, of.lowering.buffers(), unit_costs(4, 0));
+    CHECK(spans[1].begin == begin);
+    CHECK(spans[2].begin == 4);
+  }
+}
+
 TEST_CASE("clock: with prefetch, communication is exposed in the first gather and the last reduction") {
   for (int const units : {3, 4, 8, 13}) {
     for (int const prefetch : {1, 2, 3}) {

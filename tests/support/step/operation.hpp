@@ -46,6 +46,10 @@ struct Cells {
 };
 
 enum class Mode : unsigned char { read, write, add };  ///< add: reads and writes
+constexpr std::string_view name(Mode mode) {
+  constexpr std::array<std::string_view, 3> names{"read", "write", "add"};
+  return names[static_cast<std::size_t>(mode)];
+}
 
 struct Access {
   Cells cells;
