@@ -38,20 +38,27 @@ Costs unit_costs(double c, double m) {
 /// A run of a program whose time is taken.
 class Timed {
  public:
-  Timed(PaperStep const& of, Costs const& costs)
-      : list_(&of.lowering.list()), spans_(simulate(*list_, of.lowering.buffers(), costs)) {}
+  /// @param ranks  see Clock
+  Timed(PaperStep const& of, std::vector<Costs> const& ranks)
+      : list_(&of.lowering.list()), clock_(of.lowering.buffers(), ranks) {
+    clock_.run(*list_);
+  }
+  Timed(PaperStep const& of, Costs const& costs) : Timed(of, std::vector{costs}) {}
 
   /// When the last operation that `is(Operation)` ends.
   template <class Is>
-  double end(Is const& is) const {
+  double end(Is const& is, std::size_t rank = 0) const {
     double end = 0;
-    for (std::size_t i = 0; i < spans_.size(); ++i)
-      if (is(list_->operations[i])) end = std::max(end, spans_[i].end);
+    auto const& spans = clock_.spans(rank);
+    for (std::size_t i = 0; i < spans.size(); ++i)
+      if (is(list_->operations[i])) end = std::max(end, spans[i].end);
     return end;
   }
-  double end_of(Primitive primitive, std::uint32_t step = 0) const {
-    return end(
-        [&](Operation const& operation) { return operation.primitive == primitive && operation.at.step == step; });
+  double end_of(Primitive primitive, std::uint32_t step = 0, std::size_t rank = 0) const {
+    auto const is = [&](Operation const& operation) {
+      return operation.primitive == primitive && operation.at.step == step;
+    };
+    return end(is, rank);
   }
   double end() const {
     return end([](Operation const&) { return true; });
@@ -59,7 +66,7 @@ class Timed {
 
  private:
   fsdp::step::List const* list_;
-  std::vector<fsdp::step::Span> spans_;
+  fsdp::step::Clock clock_;
 };
 
 struct Times {
@@ -107,9 +114,10 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
     list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {first});
     list.add({.primitive = primitive, .stream = StreamKind::gather}, {then});
     list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {});
-    auto const spans = simulate(list, of.lowering.buffers(), unit_costs(4, 0));
-    CHECK(spans[1].begin == begin);
-    CHECK(spans[2].begin == 4);
+    fsdp::step::Clock clock(of.lowering.buffers(), {unit_costs(4, 0)});
+    clock.run(list);
+    CHECK(clock.spans()[1].begin == begin);
+    CHECK(clock.spans()[2].begin == 4);
   }
 }
 
@@ -197,4 +205,36 @@ TEST_CASE("clock: the next step's first gather waits for the update of its own u
   auto const updated = timed.end_of(Primitive::update, 0);
   CHECK(updated == reduced + 6 * 0.25);
   CHECK(timed.end_of(Primitive::forward, 1) == updated + 6 * 1.0);
+}
+
+TEST_CASE("clock: a buffer is written again when the slowest peer has read it") {
+  PaperStep of(with_prefetch(equal_units(3, 2), 0, 0));  // one buffer serves all units
+  of.lowering.forward(0);
+  of.lowering.forward(1);
+  Timed const timed(of, {unit_costs(0, 1), unit_costs(0, 3)});
+  auto const is_second_cast = [](Operation const& operation) {
+    return operation.primitive == Primitive::cast && operation.unit == 1;
+  };
+  CHECK(timed.end(is_second_cast, 0) == 3);
+  CHECK(timed.end(is_second_cast, 1) == 3);
+}
+
+TEST_CASE("clock: a slow peer holds the others back by the buffers that it still uses") {
+  constexpr int units = 8;
+  constexpr double c = 1, slow = 3, m = 0.5;
+  PaperStep of(with_prefetch(equal_units(units, 4), 1, 1));
+  of.lowering.micro_step();
+  Timed const timed(of, {unit_costs(c, m), unit_costs(c, m), unit_costs(slow, m), unit_costs(c, m)});
+  CHECK(timed.end_of(Primitive::forward, 0, 2) == m + units * slow);
+  // Its last gather waits for the last but two of its units.
+  CHECK(timed.end_of(Primitive::forward, 0, 0) == (m + (units - 2) * slow) + m + c);
+}
+
+TEST_CASE("clock: a slow rank delays its shard group, and over replicas the others") {
+  PaperStep of(with_prefetch(equal_units(4, 2, 2), 1, 1));
+  of.lowering.micro_step();
+  Timed const timed(of, {unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(2, 0.5)});
+  CHECK(timed.end_of(Primitive::forward, 0, 0) == 0.5 + 4 * 1);
+  CHECK(timed.end_of(Primitive::forward, 0, 3) == 0.5 + 4 * 2);
+  CHECK(timed.end_of(Primitive::all_reduce, 0, 0) == timed.end_of(Primitive::all_reduce, 0, 3));
 }
