@@ -314,4 +314,14 @@ TEST_CASE("symbols: a message names the step, the use, the unit, what was expect
       found.front() ==
       "step 2, micro-step 5, forward of use 1 ('1'), forward of 'u1': gather slot 1, own slice: expected parameters of "
       "'u1' of step 2, found parameters of 'u1' of step 1");
+
+  list = of.lowering.list();
+  auto const sum = std::find_if(list.operations.begin(), list.operations.end(), [](Operation const& operation) {
+    return operation.primitive == Primitive::accumulate && operation.unit == 1 && operation.at.micro_step == 4;
+  });
+  list.operations.insert(sum, Operation(*sum));
+  REQUIRE(problems(of, list).size() == 1);
+  CHECK(problems(of, list).front() ==
+        "step 1, update of 'u1': gradient shard of 'u1': expected gradients of 'u1': micro-steps 3-4 over all ranks, "
+        "found gradients of 'u1': micro-step 3 over all ranks, micro-step 4 over all ranks 2 times");
 }

@@ -15,14 +15,14 @@
 
 namespace fsdp::step {
 
-/// What a unit's gradients need besides their sums, as its modules declare it.
+/// Declaration of a unit's gradients, as far as operations depend on it.
 struct GradientFacts {
-  bool sets_gradients = false;  ///< modules store fresh gradients, and only padding is zeroed for them
+  bool sets_gradients = false;  ///< modules store fresh gradients; only padding is zeroed for them
   bool padded = false;          ///< some elements belong to no tensor
 };
 
-/// Writes down a run, call by call: each pass begins with its first use. It decides what the engine decides at run time
-/// from the flags of a micro-step, and from what earlier calls have left in the buffers.
+/// Writes down the operations of a run, call by call. A pass begins with its first use. Like the engine, it depends on
+/// the flags of a micro-step, and on the contents that earlier calls have left in the buffers.
 class Lowering {
  public:
   /// @param input    what `program` was compiled from
@@ -138,9 +138,9 @@ class Lowering {
   static constexpr std::int64_t fp32 = sizeof(float);
   enum class Pass { idle, forward, backward };
 
-  /// The buffers of a unit, and what they hold.
+  /// Slots that a unit has now, and the state of its other buffers.
   struct Unit {
-    std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< that it has now
+    std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;
     bool fresh = true;         ///< no gradient in the shard since the last update
     bool accumulated = false;  ///< gradients wait in the accumulator
     bool partial = false;      ///< sums wait in the partial shard

@@ -89,8 +89,8 @@ constexpr std::string_view name(Primitive primitive) {
 constexpr bool moves(Primitive primitive) {
   return primitive != Primitive::open && primitive != Primitive::close && primitive != Primitive::discard;
 }
-/// Its accesses are ordered with those of other operations. The open of a content is: the first cells that are written
-/// are other bytes than the cells of the last content.
+/// Its accesses are ordered with those of other operations. So is the open of a content, because the cells of a new
+/// content are other bytes than the cells of the last one.
 constexpr bool is_ordered(Primitive primitive) { return moves(primitive) || primitive == Primitive::open; }
 constexpr bool is_collective(Primitive primitive) {
   return primitive == Primitive::all_gather || primitive == Primitive::reduce_scatter ||
@@ -117,7 +117,7 @@ struct Position {
   static constexpr std::uint32_t no_use = ~0u;
 
   std::uint32_t step = 0;        ///< updates so far
-  std::uint32_t micro_step = 0;  ///< backward passes begun so far in the run; of a forward pass, with its own
+  std::uint32_t micro_step = 0;  ///< number of the backward pass in the run, from 1; a forward pass has the next one's
   std::uint32_t use = no_use;    ///< no_use: between uses
   Phase phase{};                 ///< of the use
 };
@@ -128,13 +128,13 @@ struct Operation {
   Primitive primitive{};
   StreamKind stream{};
   Group group = Group::none;    ///< of a collective
-  bool mean = false;            ///< all_reduce: equal values of all ranks stay as they are
+  bool mean = false;            ///< all_reduce: makes a mean of the sum
   int ranks = 1;                ///< of the group
-  std::uint32_t unit = none;    ///< of an all-reduce of a bucket: the unit that completes it
-  std::uint32_t bucket = none;  ///< whose gradients it moves
+  std::uint32_t unit = none;    ///< of a bucket: the unit that completes it
+  std::uint32_t bucket = none;  ///< whose gradients it moves; none: one unit's
   std::int64_t bytes = 0;       ///< that it writes; of a collective: of the whole buffer
-  std::uint32_t first = 0;      ///< access, in the list
-  std::uint32_t accesses = 0;
+  std::uint32_t first = 0;      ///< index of its first access in the list
+  std::uint32_t accesses = 0;   ///< number of them
   Position at{};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each cell holds while a list of operations runs, and whether every reader finds what it needs.
+// The content of each cell while a list of operations runs, and the readers that find another one than they need.
 #pragma once
 
 #include <algorithm>
@@ -15,38 +15,13 @@
 #include "fsdp/engine/program.hpp"
 #include "fsdp/format.hpp"
 #include "tests/support/step/buffers.hpp"
+#include "tests/support/step/content.hpp"
 #include "tests/support/step/lowering.hpp"
 #include "tests/support/step/operation.hpp"
 
 namespace fsdp::step {
 
-/// One term of a sum of gradients: what one use adds in one micro-step.
-struct Term {
-  std::uint32_t micro_step = 0, use = 0;
-  friend auto operator<=>(Term const&, Term const&) = default;
-};
-/// How a term is in a sum.
-struct Share {
-  int times = 1;  ///< it was added
-  int ranks = 1;  ///< over which it is summed
-  friend bool operator==(Share const&, Share const&) = default;
-};
-
-/// The content of a cell.
-struct Content {
-  enum class Kind : unsigned char { nothing, zeroes, parameters, gradients };
-
-  Kind kind = Kind::nothing;
-  bool used_up = false;  ///< nothing may read it any more
-  bool padded = false;   ///< elements that belong to no tensor may be other than zero
-  std::uint32_t unit = 0;
-  std::uint32_t step = 0;         ///< of parameters: updates before them
-  std::map<Term, Share> terms{};  ///< of gradients
-
-  bool holds(Kind what) const { return kind == what && !used_up; }
-};
-
-/// Runs a list, a text for each reader that finds something else than it needs. Ranks run the same list.
+/// Runs a list, the same on all ranks. A reader that finds another content than it needs adds a text to problems().
 class Symbols {
  public:
   Symbols(Program const& program, Buffers const& buffers, std::vector<GradientFacts> const& facts)
@@ -107,14 +82,7 @@ class Symbols {
       case Content::Kind::gradients: break;
     }
     auto words = formatted("{}gradients of '{}'", age, program_->units[content.unit].name);
-    std::string_view separator = ": ";
-    for (auto const& [term, share] : content.terms) {
-      words +=
-          formatted("{}micro-step {} use {}{}", separator, term.micro_step, term.use, scope(content.unit, share.ranks));
-      if (share.times > 1) words += formatted(", {} times", share.times);
-      separator = ", ";
-    }
-    if (content.terms.empty()) words += " of no micro-step";
+    words += content.terms.empty() ? " of no micro-step" : ": " + text(content.unit, content.terms);
     if (content.padded) words += ", padding not zeroed";
     return words;
   }
@@ -122,6 +90,29 @@ class Symbols {
  private:
   static constexpr std::size_t most_ = 20;
 
+  /// "micro-steps 1-2 over all ranks, micro-step 3 of this rank"
+  std::string text(std::uint32_t unit, std::map<Term, Share> const& terms) const {
+    std::map<Share, std::map<std::uint32_t, std::vector<std::uint32_t>>> alike;  // uses by micro-step
+    for (auto const& [term, share] : terms) alike[share][term.micro_step].push_back(term.use);
+    std::string words;
+    for (auto const& [share, micro_steps] : alike) {
+      for (auto next = micro_steps.begin(); next != micro_steps.end();) {
+        auto const [first, uses] = *next;
+        auto last = first;
+        if (!words.empty()) words += ", ";
+        if (uses.size() == uses_[unit].size()) {
+          while (++next != micro_steps.end() && next->first == last + 1 && next->second.size() == uses.size()) ++last;
+          words += first == last ? formatted("micro-step {}", first) : formatted("micro-steps {}-{}", first, last);
+        } else {
+          words += formatted("use {} of micro-step {}", listed(uses), first);
+          ++next;
+        }
+        words += scope(unit, share.ranks);
+        if (share.times > 1) words += formatted(" {} times", share.times);
+      }
+    }
+    return words;
+  }
   std::string_view scope(std::uint32_t unit, int ranks) const {
     auto const& planned = program_->units[unit];
     if (ranks == planned.shards * planned.replicas) return " over all ranks";
