@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of operations that a program is lowered to against the engine, over a table of engines: the same operations
 // in the same order on the same streams, each with the same bytes read and written here, and read by peers. What the
-// list says each buffer holds is what every reader of it needs.
+// list says each buffer holds is what every reader of it needs. Waits that are derived from the list's accesses, in the
+// place of the engine's own, order all accesses of all ranks.
 // skip-sanitizers
 // full-run: [operations]
 // timeout: 3600
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -23,10 +25,12 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/table_row.hpp"
+#include "tests/support/hazards.hpp"
 #include "tests/support/recording.hpp"
 #include "tests/support/step/lowering.hpp"
 #include "tests/support/step/operation.hpp"
 #include "tests/support/step/symbols.hpp"
+#include "tests/support/step/waits.hpp"
 #include "tests/support/step_memory.hpp"
 
 namespace {
@@ -37,6 +41,7 @@ using engine_table::Row;
 using fsdp::step::Group;
 using fsdp::step::Primitive;
 using fsdp::testing::Enqueued;
+using fsdp::testing::Hazards;
 using fsdp::testing::Recording;
 using fsdp::testing::Stretch;
 using Device = fsdp::testing::RecordingDevice<fsdp::host::Device>;
@@ -89,6 +94,7 @@ std::string text(std::vector<Stretch> const& stretches) {
 /// What one rank has enqueued that accesses memory of the program, in order.
 struct Recorded {
   struct Operation {
+    std::size_t index;
     Enqueued const* entry;
     std::vector<fsdp::testing::Access> accesses;
   };
@@ -103,7 +109,7 @@ struct Recorded {
       if (entry.kind != Enqueued::Kind::operation && entry.kind != Enqueued::Kind::collective) continue;
       auto const& stream = recording.streams[static_cast<std::size_t>(entry.stream)];
       if (i < first && stream != "reduce") continue;
-      Operation operation{&entry, {}};
+      Operation operation{i, &entry, {}};
       for (auto const& access : entry.accesses) {
         // Norms and optimizers also access scalars and moments, which are not the program's.
         if (memory.contains(access.begin, access.end)) {
@@ -117,10 +123,17 @@ struct Recorded {
   }
 };
 
+/// Entries of a recording that are one operation of a list.
+struct Entries {
+  std::size_t first = 0, count = 0;
+};
+
 /// Where a rank has enqueued something else than the list says; "" if nowhere.
+/// @param entries  of each operation that is found
 template <class Memory>
 std::string difference(fsdp::step::List const& list, fsdp::Program const& program, Recording const& recording,
-                       std::size_t first, Memory const& memory) {
+                       std::size_t first, Memory const& memory, std::vector<Entries>& entries) {
+  entries.resize(list.operations.size());
   Recorded const recorded(recording, first, memory);
   if (!recorded.problem.empty()) return recorded.problem;
   std::map<Group, std::string> communicators;
@@ -136,7 +149,9 @@ std::string difference(fsdp::step::List const& list, fsdp::Program const& progra
     fsdp::testing::Footprint footprint, input;
     for (auto parts = memory.parts(operation); parts-- > 0; ++next) {
       if (next == recorded.operations.size()) return what + ": the engine has stopped before it";
-      auto const& [entry, accesses] = recorded.operations[next];
+      auto const& [index, entry, accesses] = recorded.operations[next];
+      if (entries[i].count == 0) entries[i].first = index;
+      entries[i].count = index + 1 - entries[i].first;
       auto const& stream = recording.streams[static_cast<std::size_t>(entry->stream)];
       auto const& unit = operation.unit == fsdp::step::Operation::none ? "" : program.units[operation.unit].name;
       if (stream != name(operation.stream) || !is_primitive(*entry, operation, unit))
@@ -162,8 +177,58 @@ std::string difference(fsdp::step::List const& list, fsdp::Program const& progra
                      recording.streams[static_cast<std::size_t>(more.stream)]);
 }
 
+/// The recording with derived waits in the place of the engine's own. When the engine was sealed, all streams are
+/// awaited: what came before is in no list.
+std::shared_ptr<Recording> with_derived_waits(Recording const& recording, std::size_t sealed,
+                                              fsdp::step::List const& list, fsdp::step::Buffers const& buffers,
+                                              std::vector<Entries> const& entries) {
+  fsdp::step::Waits const waits(list, buffers);
+  auto const awaited = waits.awaited();
+  auto result = std::make_shared<Recording>();
+  result->streams = recording.streams;
+  result->events = recording.events + static_cast<int>(list.operations.size());
+  auto const event_of = [&](std::size_t operation) { return recording.events + static_cast<int>(operation); };
+  std::vector<std::string> communicators;  // of the list
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (entries[i].count > 0) communicators.push_back(recording.entries[entries[i].first].communicator);
+  auto const is_own_wait = [&](Enqueued const& entry) {
+    if (entry.kind == Enqueued::Kind::wait_for_peers)
+      return std::find(communicators.begin(), communicators.end(), entry.communicator) != communicators.end();
+    return entry.kind == Enqueued::Kind::record || entry.kind == Enqueued::Kind::wait ||
+           entry.kind == Enqueued::Kind::await_event;
+  };
+  std::size_t next = 0;
+  auto const copy_until = [&](std::size_t end) {
+    for (; next < end; ++next) {
+      for (int stream = 0; next == sealed && stream < static_cast<int>(recording.streams.size()); ++stream)
+        result->add({.kind = Enqueued::Kind::await_stream, .stream = stream});
+      if (next < sealed || !is_own_wait(recording.entries[next])) result->add(recording.entries[next]);
+    }
+  };
+  for (std::size_t i = 0; i < list.operations.size(); ++i) {
+    auto const stream = result->stream_of(name(list.operations[i].stream));
+    if (entries[i].count > 0) copy_until(entries[i].first);
+    for (auto const [operation, peers] : waits.of(i)) {
+      if (!peers) {
+        result->add({.kind = Enqueued::Kind::wait, .stream = stream, .event = event_of(operation)});
+        continue;
+      }
+      auto wait = recording.entries[entries[operation].first];
+      wait.kind = Enqueued::Kind::wait_for_peers;
+      wait.stream = stream;
+      result->add(std::move(wait));
+    }
+    if (entries[i].count > 0) copy_until(entries[i].first + entries[i].count);
+    if (awaited[i]) result->add({.kind = Enqueued::Kind::record, .stream = stream, .event = event_of(i)});
+  }
+  copy_until(recording.entries.size());
+  return result;
+}
+
+/// @return what the ranks have enqueued, with derived waits
 template <class P>
-void run_row(Row const& row) {
+Hazards::Recordings run_row(Row const& row) {
+  Hazards::Recordings derived(static_cast<std::size_t>(row.ranks));
   fsdp::local::run(
       row.ranks, [](int) { return Device{}; },
       [&](Local comm) {
@@ -181,26 +246,36 @@ void run_row(Row const& row) {
         lowering.prepare();
         for (auto const& call : rank.calls()) repeat(call, lowering);
         fsdp::testing::StepMemory const memory(engine, *recording, lowering.buffers());
-        auto const found = difference(lowering.list(), engine.program(), *recording, sealed, memory);
+        std::vector<Entries> entries;
+        auto const found = difference(lowering.list(), engine.program(), *recording, sealed, memory, entries);
         if (!found.empty()) engine_table::wrong(fmt::format("rank {}: {}", engine.rank(), found));
+        derived[static_cast<std::size_t>(engine.rank())] =
+            with_derived_waits(*recording, sealed, lowering.list(), lowering.buffers(), entries);
         if (engine.rank() != 0) return;  // the list is the same on all ranks
         fsdp::step::Symbols symbols(engine.program(), lowering.buffers(), lowering.facts());
         symbols.run(lowering.list());
         if (!symbols.problems().empty()) engine_table::wrong(symbols.problems().front());
       });
+  return derived;
+}
+Hazards::Recordings run_row_of_any_precision(Row const& row) {
+  switch (row.precision) {
+    case Precision::fp32:
+    case Precision::fp32_in_bf16: return run_row<fsdp::Fp32>(row);
+    case Precision::bf16:
+    case Precision::bf16_in_fp16: return run_row<fsdp::Bf16>(row);
+    case Precision::bf16_reduce: break;
+  }
+  return run_row<fsdp::Bf16Reduce>(row);
 }
 /// What is wrong with a row; "" if nothing is.
 std::string problem(fsdp::testing::TableRow const& at, int setting) {
   auto row = engine_table::row_of(at);
   row.setting = setting;
   try {
-    switch (row.precision) {
-      case Precision::fp32:
-      case Precision::fp32_in_bf16: run_row<fsdp::Fp32>(row); break;
-      case Precision::bf16:
-      case Precision::bf16_in_fp16: run_row<fsdp::Bf16>(row); break;
-      case Precision::bf16_reduce: run_row<fsdp::Bf16Reduce>(row); break;
-    }
+    Hazards const hazards(run_row_of_any_precision(row));
+    auto const unordered = hazards.find({}, 1);
+    if (!unordered.empty()) engine_table::wrong("with derived waits, " + unordered.front());
   } catch (std::exception const& error) {
     return fmt::format("row {}, setting {}: {}\n", engine_table::text(at), setting, error.what());
   }
