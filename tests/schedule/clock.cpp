@@ -13,6 +13,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/step/clock.hpp"
 #include "tests/support/step/operation.hpp"
+#include "tests/support/step/waits.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace {
@@ -118,6 +119,9 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
     clock.run(list);
     CHECK(clock.spans()[1].begin == begin);
     CHECK(clock.spans()[2].begin == 4);
+    fsdp::step::Waits const waits(list, of.lowering.buffers());
+    CHECK(waits.of(1).size() == (begin > 0 ? 1u : 0u));
+    CHECK(waits.of(2).empty());
   }
 }
 
