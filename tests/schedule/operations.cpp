@@ -301,3 +301,8 @@ TEST_CASE("operations: the lowered program is what the engine enqueues, for all 
 TEST_CASE("operations: so it is for engines at random") { check(engine_table::rows_at_random(100, 8)); }
 
 TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
+
+TEST_CASE("operations: derived waits order contents of one slot that are cut into other cells") {
+  // The slot of a sharded unit's gradients is next that of a unit with one shard, whose modules set their gradients.
+  CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2}, 1) == "");
+}
