@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "commands.hpp"
-#include "fsdp/engine/memory_plan.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program.hpp"
 #include "job.hpp"
 #include "machine.hpp"
 #include "metrics.hpp"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Who may include whom. Folders form a graph without circles. In the root, a header that reaches no folder is vocabulary,
-# which every folder may use; any other is the face, which none may. The core includes no backend.
+# which every folder may use; any other is the face, which none may. The core includes no backend, and the step knows neither
+# a device nor a communicator.
 set -euo pipefail
 cd "$FSDP_SOURCE/include/fsdp"
 failed=0
@@ -35,8 +36,10 @@ for edge in "${edges[@]}"; do
   case $from/ in
     host/ | cuda/) allowed="^(vocabulary|kernels)$" ;;
     comm/*) allowed="^(vocabulary|kernels|comm/.*|host|cuda)$" ;;
-    *) allowed='^(vocabulary|kernels|engine|optim|checkpoint|trace)$' ;;
+    step/) allowed='^vocabulary$' ;;
+    *) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace)$' ;;
   esac
+  [[ $from == step && $header == fsdp/concepts.hpp ]] && complain "$file knows devices or communicators: it includes $header"
   [[ $from == "$to" || $to =~ $allowed ]] || complain "$file ($from) must not include $header ($to)"
 done
 tsort <<<"$rooms" >/dev/null || complain "the folders form a circle: $(sort -u <<<"$rooms" | tr '\n' ';')"

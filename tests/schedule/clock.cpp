@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/step_input.hpp"
+#include "fsdp/step/step_input.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step/clock.hpp"
 #include "tests/support/step/operation.hpp"

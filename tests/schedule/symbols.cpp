@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/compile_program.hpp"
-#include "fsdp/engine/schedule.hpp"
-#include "fsdp/engine/step_input.hpp"
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/step_input.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step/buffers.hpp"
 #include "tests/support/step/lowering.hpp"

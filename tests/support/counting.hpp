@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/engine/program.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace toy {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/compile_program.hpp"
-#include "fsdp/engine/schedule.hpp"
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/schedule.hpp"
 #include "tests/support/step/lowering.hpp"
 
 namespace fsdp::testing {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/memory_plan.hpp"
-#include "fsdp/engine/schedule.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/schedule.hpp"
 
 namespace fsdp::testing {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/engine/buckets.hpp"
-#include "fsdp/engine/memory_plan.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/step/buckets.hpp"
+#include "fsdp/step/memory_plan.hpp"
 #include "tests/catch.hpp"
 
 namespace {

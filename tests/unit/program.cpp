@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-tsan
 // The program of a step: its memory against a walk that knows no programs, and that its slots are never in two hands.
-#include "fsdp/engine/program.hpp"
+#include "fsdp/step/program.hpp"
 
 #include <cstdint>
 #include <map>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/engine/memory_plan.hpp"
+#include "fsdp/step/memory_plan.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_walk.hpp"
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include "fsdp/engine/memory_plan.hpp"
-#include "fsdp/engine/program.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_walk.hpp"
 

@@ -11,13 +11,10 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/call_guard.hpp"
-#include "fsdp/engine/compile_program.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/history.hpp"
-#include "fsdp/engine/memory_plan.hpp"
 #include "fsdp/engine/passes.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
@@ -30,6 +27,9 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/mesh.hpp"
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp::detail {

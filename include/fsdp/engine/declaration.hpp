@@ -13,11 +13,11 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/flat_param.hpp"
-#include "fsdp/engine/memory_plan.hpp"
-#include "fsdp/engine/schedule.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
 
 namespace fsdp {

@@ -13,12 +13,12 @@
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/history.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/engine/reducer.hpp"
-#include "fsdp/engine/schedule.hpp"
 #include "fsdp/engine/stream_failures.hpp"
 #include "fsdp/engine/unsharder.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/schedule.hpp"
 
 namespace fsdp {
 

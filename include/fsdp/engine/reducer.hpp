@@ -13,10 +13,10 @@
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/gradient_sums.hpp"
 #include "fsdp/engine/history.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/engine/slots.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/step/program.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp {

@@ -6,9 +6,9 @@
 #include <exception>
 #include <utility>
 
-#include "fsdp/engine/program.hpp"
-#include "fsdp/engine/schedule.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/schedule.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp {

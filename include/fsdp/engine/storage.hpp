@@ -10,13 +10,13 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/flat_param.hpp"
-#include "fsdp/engine/memory_plan.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/unsharder.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace fsdp {
 

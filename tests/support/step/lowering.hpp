@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/program.hpp"
-#include "fsdp/engine/step_input.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/step_input.hpp"
 #include "tests/support/step/buffers.hpp"
 #include "tests/support/step/operation.hpp"
 

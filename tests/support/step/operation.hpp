@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/engine/program.hpp"
+#include "fsdp/step/program.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp::step {

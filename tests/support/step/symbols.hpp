@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/program.hpp"
 #include "fsdp/format.hpp"
+#include "fsdp/step/program.hpp"
 #include "tests/support/step/buffers.hpp"
 #include "tests/support/step/content.hpp"
 #include "tests/support/step/lowering.hpp"

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "fsdp/engine/program.hpp"
-#include "fsdp/engine/step_input.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/step_input.hpp"
 
 namespace fsdp::detail {
 

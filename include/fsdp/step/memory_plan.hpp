@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/compile_program.hpp"
-#include "fsdp/engine/program.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace fsdp {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/engine/program.hpp"
-#include "fsdp/engine/schedule.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/schedule.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp {

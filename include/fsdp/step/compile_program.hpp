@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/buckets.hpp"
-#include "fsdp/engine/program.hpp"
-#include "fsdp/engine/schedule.hpp"
-#include "fsdp/engine/step_input.hpp"
-#include "fsdp/engine/unsharded_units.hpp"
-#include "fsdp/engine/wires.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/step/buckets.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/schedule.hpp"
+#include "fsdp/step/step_input.hpp"
+#include "fsdp/step/unsharded_units.hpp"
+#include "fsdp/step/wires.hpp"
 
 namespace fsdp {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fsdp/engine/program.hpp"
+#include "fsdp/step/program.hpp"
 
 namespace fsdp::detail {
 
