@@ -2,12 +2,15 @@
 // What is saved on some ranks is loaded on others, whatever their strategy and precision: bits, and the steps to come.
 // skip-sanitizers
 // needs: nlohmann_json xxHash
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fsdp/checkpoint/background_saver.hpp"
@@ -258,4 +261,30 @@ TEST_CASE("pointers, names and what is kept") {
     for (auto const& each : fsdp::checkpoint::CheckpointList(folder.path).checkpoints) order.push_back(each.text());
     CHECK(order == Names{"step-9", "step-101", "step-6", "step-7"});
   });
+}
+
+TEST_CASE("a file that somebody writes meanwhile is no pointer, and no error") {
+  Folder const folder;
+  folder.file("a", "step-3\n");
+  folder.file("b.tmp", "step-4\n");
+  auto const named = [&] { return fsdp::checkpoint::CheckpointList(folder.path).named; };
+  CHECK(named() == std::vector<std::string>{"step-3"});
+  std::atomic<bool> done = false;
+  std::thread writer([&] {
+    for (int i = 0; i < 2000; ++i) {  // empty, then too long for a pointer, then gone
+      { std::ofstream(folder.path / "c") << std::string(1000, 'x') << std::flush; }
+      fs::remove(folder.path / "c");
+    }
+    done = true;
+  });
+  std::string problem;
+  while (!done) {
+    try {
+      static_cast<void>(named());
+    } catch (std::exception const& error) {
+      problem = error.what();
+    }
+  }
+  writer.join();
+  CHECK(problem == "");
 }

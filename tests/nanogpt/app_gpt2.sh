@@ -125,6 +125,9 @@ refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoi
   sample --out_dir=out --checkpoint=step-99
 # A signal leaves nothing of an export: it writes into a pipe that nobody reads, and waits there.
 train --n_layer=1 --n_head=2 --n_embd=64 --block_size=8 --max_iters=1 --out_dir=large
+cp -r large killed && rm killed/config.json
+timeout 60 "$nanogpt" sample --out_dir=killed --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample without config.json"
+says "'killed/config.json' does not exist; using the latest checkpoint, 'killed/step-2'"
 mkdir stopped && mkfifo stopped/model.safetensors.tmp
 exec 3<>stopped/model.safetensors.tmp
 env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped >output 2>&1 3>&- &

@@ -160,10 +160,18 @@ OpenedRun open_run(Settings const& settings) {
   fs::path const out_dir(settings.out_dir), whole = out_dir / weights_name;
   expect_folder(out_dir, "out_dir");
   if (!settings.checkpoint.empty()) return {open_checkpoint(out_dir, settings.checkpoint), {}};
-  if (std::error_code error; is_file(whole) || !fs::exists(out_dir / "latest", error)) return {open_saved(out_dir), {}};
+  bool const described = is_file(out_dir / config_name);  // last: a save that is killed leaves weights without it
+  std::error_code error;
+  if ((described && is_file(whole)) || !fs::exists(out_dir / "latest", error)) {
+    try {
+      return {open_saved(out_dir), {}};
+    } catch (fsdp::ConfigError const& fault) {
+      fsdp::fail<fsdp::ConfigError>("{}{}", fault.what(), note_on_replaced_run(out_dir));
+    }
+  }
   auto model = open_checkpoint(out_dir, "latest");
-  auto note = fsdp::formatted("'{}' does not exist; using the latest checkpoint, '{}'", whole.string(),
-                              model.weights->path().string());
+  auto note = fsdp::formatted("'{}' does not exist; using the latest checkpoint, '{}'",
+                              (described ? whole : out_dir / config_name).string(), model.weights->path().string());
   return {std::move(model), std::move(note)};
 }
 

@@ -2,7 +2,12 @@
 // The folder of a run's checkpoints: one appears whole or not at all, and pointers name the one to go on from.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -91,10 +96,7 @@ struct CheckpointList {
           checkpoint && std::filesystem::exists(entry.path() / manifest_name, error))
         checkpoints.push_back(*checkpoint);
       if (is_leftover(name)) leftovers.push_back(name);
-      if (!entry.is_regular_file(error) || entry.file_size(error) > 64 || name.front() == '.') continue;
-      auto text = read_text_file(entry.path(), 64);
-      if (text.ends_with('\n')) text.pop_back();
-      if (CheckpointName::parse(text)) named.push_back(text);
+      if (auto text = small_text(entry); CheckpointName::parse(text)) named.push_back(std::move(text));
     }
     // Not by step: a run that goes on from an earlier checkpoint saves lower steps later. Not by time alone: copies of
     // a folder have other times. Checkpoints of earlier versions have no number, and the time orders them.
@@ -109,6 +111,24 @@ struct CheckpointList {
   }
 
  private:
+  /// A file that may be a pointer, without its line's end; else empty. Other threads and programs may write to the
+  /// folder meanwhile: a file that is gone, or longer than a pointer, is none.
+  /// @throws ResourceError if it cannot be read
+  static std::string small_text(std::filesystem::directory_entry const& entry) {
+    auto const name = entry.path().filename().string();
+    std::error_code error;
+    if (name.front() == '.' || name.ends_with(".tmp") || !entry.is_regular_file(error)) return {};
+    detail::Descriptor const file(entry.path(), O_RDONLY | O_NONBLOCK);
+    if (file < 0 && errno == ENOENT) return {};
+    if (file < 0) detail::throw_file_error(entry.path(), "opened", errno);
+    std::array<char, 65> bytes{};
+    auto const count = detail::retried([&] { return ::read(file, bytes.data(), bytes.size()); });
+    if (count < 0) detail::throw_file_error(entry.path(), "read", errno);
+    std::string text(bytes.data(), static_cast<std::size_t>(count));
+    if (text.size() == bytes.size()) return {};
+    if (text.ends_with('\n')) text.pop_back();
+    return text;
+  }
   /// @return 0 for a manifest that is damaged: its checkpoint counts as older than all others
   static std::int64_t save_number(std::filesystem::path const& manifest) {
     try {
