@@ -106,8 +106,8 @@ Dataset open_dataset(DataNames const& names) {
                                     Split::val);
   if (fs::exists(folder / half_prepared_name, error))
     fsdp::fail<fsdp::ConfigError>(
-        "data: '{}' may have files of two data sets, because nanogpt prepare was killed while it replaced them; run it "
-        "again",
+        "data: '{}' may have files of two data sets, because nanogpt prepare was killed while it replaced them; run "
+        "nanogpt prepare again",
         folder.empty() ? "." : folder.string());
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;

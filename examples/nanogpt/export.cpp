@@ -119,9 +119,11 @@ int run_export(Settings const& settings) {
   fsdp::checkpoint::make_folders(to);
   remove_on_signals();
   std::optional<SignalsWait> wait;
+  std::vector<std::string> removed;
   auto const replace = [&] {  // from here on the folder has neither the old model nor the new one, until all is written
     wait.emplace();
-    for (auto const name : files_of_a_model) fs::remove(to / name);
+    for (auto const name : files_of_a_model)
+      if (fs::remove(to / name)) removed.emplace_back(name);
   };
 
   bool const bf16 = settings.dtype == "bfloat16";
@@ -146,6 +148,9 @@ int run_export(Settings const& settings) {
   if (files.none() && settings.format != "nanogpt")
     fmt::print(
         "note: vocab.json and merges.txt were not written, because the model's folder has no GPT-2 tokenizer files\n");
+  std::erase_if(removed, [&](std::string const& name) { return fs::exists(to / name, error); });
+  if (!removed.empty())
+    fmt::print("removed from '{}', with the model that was there: {}\n", to.string(), fsdp::listed(removed));
   fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), weights.path().string(),
              written.string());
   return 0;

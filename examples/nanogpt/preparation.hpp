@@ -99,6 +99,8 @@ inline void expect_usable(Preparation const& ready) {
   if (goes_on) return;
   expect_folder_for_runs(folder);
   if (settings.overwrite) return expect_replaceable(folder);
+  if (auto const note = note_on_replaced_run(folder); !ready.resumed && !note.empty())
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' has no checkpoint{}", settings.out_dir, note);
   auto const other = run_in(folder);
   if (other.empty()) return;
   if (ready.resumed)
@@ -168,6 +170,10 @@ Preparation prepare(C& world, Job const& job) {
               "it, in '{}'",
               settings.out_dir, ready.resumed->checkpoint.string()));
         adopt_model(settings, *ready.resumed);
+        if (auto const old = replaced_run_in(settings.out_dir); !old.empty())
+          ready.lines.push_back(
+              fmt::format("note: '{}' has the run that this one has replaced; remove it if it is not needed any more",
+                          old.string()));
       }
     }
     if (training && !ready.resumed && names_weights(first_start(settings))) {

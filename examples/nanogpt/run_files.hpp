@@ -115,10 +115,12 @@ class RunFiles {
   }
 
   /// After an evaluation, before iteration run.iteration: saves the weights if their loss is the lowest of those that
-  /// were written, or if the settings say so. @note Collective: yes.
+  /// were written, or if the settings say so. A run that is killed never leaves weights without a checkpoint, unless no
+  /// checkpoint could be saved: `auto` goes on from it. @note Collective: yes.
   void save_evaluated_weights() {
     bool const better = run_.val_loss < exported_val_loss_;
     bool const writes = (better || settings_.always_save_checkpoint) && run_.iteration > 0 && !settings_.eval_only;
+    if (writes && exported_ < 0) finish_save();
     if ((!writes || save_weights_now()) && better) exported_val_loss_ = run_.val_loss;
   }
 

@@ -44,6 +44,15 @@ bool is_of_nanogpt(fs::path const& folder) {
 constexpr std::array<std::string_view, 9> names_of_a_run{
     "latest", "best", weights_name, "config.json", meta_name, "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"};
 
+/// Whether the folder has what set_run_aside() has moved there.
+bool is_set_aside(fs::path const& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return false;
+  for (auto const name : names_of_a_run)
+    if (is_there(folder / name)) return true;
+  return !ckpt::CheckpointList(folder).checkpoints.empty();
+}
+
 }  // namespace
 
 void expect_folder(fs::path const& folder, std::string_view setting) {
@@ -51,6 +60,11 @@ void expect_folder(fs::path const& folder, std::string_view setting) {
   if (!is_there(folder)) return;
   if (!fs::is_directory(folder, error))
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected a folder, but '{}' is a file", setting, folder.string());
+  if (auto const partial = folder / partial_name; is_there(partial))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting '{}': '{}' has a part of the run in '{}', because a start with --overwrite was killed while it moved "
+        "that run; move the files back first: mv {}/* {}/",
+        setting, partial.string(), folder.string(), partial.string(), folder.string());
   if (is_there(folder / ckpt::manifest_name)) {
     auto const checkpoint = folder.has_filename() ? folder : folder.parent_path();
     fsdp::fail<fsdp::ConfigError>("setting '{}': '{}' is a checkpoint; the folder of its run is '{}'", setting,
@@ -74,7 +88,7 @@ void expect_folder_for_runs(fs::path const& out_dir) {
   for (auto const name : files_of_a_model)
     if (is_there(out_dir / name))
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'out_dir': '{}' has a file {} that no run of nanogpt has written, and a run might replace it; "
+          "setting 'out_dir': '{}' has a file {} that nanogpt train has not written, and a run might replace it; "
           "choose another folder",
           out_dir.string(), name);
 }
@@ -103,11 +117,14 @@ std::string run_in(fs::path const& out_dir) {
 }
 
 void expect_replaceable(fs::path const& out_dir) {
-  if (is_there(out_dir / replaced_name) && !ckpt::CheckpointList(out_dir).checkpoints.empty())
+  auto const folder = out_dir / replaced_name;
+  if (is_there(folder) && !is_set_aside(folder))
+    fsdp::fail<fsdp::ConfigError>("setting 'overwrite': '{}' is not of nanogpt; give it another name", folder.string());
+  if (is_there(folder) && !ckpt::CheckpointList(out_dir).checkpoints.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': '{}' still has the run that an interrupted start with --overwrite was to replace; move "
         "that folder elsewhere, or remove it",
-        (out_dir / replaced_name).string());
+        folder.string());
 }
 
 void set_run_aside(fs::path const& out_dir) {
@@ -115,11 +132,12 @@ void set_run_aside(fs::path const& out_dir) {
   if (is_there(out_dir / replaced_name)) return;
   ckpt::remove_folder(out_dir / removed_name);  // of a process that was killed
   std::vector<std::string> names;
+  std::error_code error;
   for (auto const name : names_of_a_run)
-    if (is_there(out_dir / name)) names.emplace_back(name);
+    if (fs::is_regular_file(out_dir / name, error)) names.emplace_back(name);
   for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) names.push_back(checkpoint.text());
   auto const partial = out_dir / partial_name;
-  if (names.empty() && !is_there(partial)) return;
+  if (names.empty()) return;
   ckpt::make_folder(partial);
   for (auto const& name : names) ckpt::rename(out_dir / name, partial / name);
   ckpt::sync_folder(partial);
@@ -128,23 +146,23 @@ void set_run_aside(fs::path const& out_dir) {
 
 void remove_replaced_run(fs::path const& out_dir) {
   auto const folder = out_dir / replaced_name, hidden = out_dir / removed_name;
-  if (!is_there(folder)) return;
+  if (!is_set_aside(folder)) return;
   ckpt::remove_folder(hidden);
   ckpt::rename_durably(folder, hidden);  // never half of a run under its name
   ckpt::remove_folder(hidden);
 }
 
 fs::path replaced_run_in(fs::path const& out_dir) {
-  for (auto const name : {replaced_name, partial_name})
-    if (is_there(out_dir / name)) return out_dir / name;
-  return {};
+  auto const folder = out_dir / replaced_name;
+  return is_set_aside(folder) ? folder : fs::path();
 }
 
 std::string note_on_replaced_run(fs::path const& out_dir) {
   auto const folder = replaced_run_in(out_dir);
   if (folder.empty()) return {};
   return fsdp::formatted(
-      "; '{}' has the run that a start with --overwrite was to replace: to continue that run, move its files to '{}'",
+      "; '{}' has the run that a start with --overwrite was to replace: to continue that run, move its files to '{}'; "
+      "to replace it, start with --overwrite",
       folder.string(), out_dir.string());
 }
 

@@ -19,7 +19,8 @@ inline constexpr std::array<std::string_view, 9> files_of_a_model{
     "vocab.json",        "merges.txt",        "meta.json"};
 
 /// @param setting  that names the folder, for messages
-/// @throws fsdp::ConfigError if it is a file or a checkpoint
+/// @throws fsdp::ConfigError if it is a file or a checkpoint, or has a run that is half moved: see [Note: Replacing a
+/// run]
 void expect_folder(std::filesystem::path const& folder, std::string_view setting);
 
 /// The same of a folder that models are to be written to; the folder of a data set is refused too.
@@ -40,9 +41,11 @@ std::string run_in(std::filesystem::path const& out_dir);
 /// A run that starts with --overwrite leaves the old one as it is until its own first save. Then it moves checkpoints,
 /// weights and vocabulary of the old run to `out_dir`/replaced-run, and removes that folder when its own first
 /// checkpoint is whole. A start that is killed between the two leaves the old run there; the next start with
-/// --overwrite goes on with the replacement, and any other one names the folder.
+/// --overwrite goes on with the replacement, and any other one is refused. While the old run is moved, its files are in
+/// a hidden folder: nothing reads or writes an out_dir with such a folder.
 
-/// @throws fsdp::ConfigError if the folder of a replaced run is there, and checkpoints of another one beside it
+/// @throws fsdp::ConfigError if the folder of a replaced run is there and checkpoints of another one beside it, or if
+/// the folder of that name is somebody else's
 void expect_replaceable(std::filesystem::path const& out_dir);
 /// Moves the run to the folder replaced-run, unless that is there already. @throws fsdp::ResourceError
 void set_run_aside(std::filesystem::path const& out_dir);

@@ -668,6 +668,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     fsdp::fail<fsdp::ConfigError>(
         "setting 'checkpoint': only init_from=resume takes a checkpoint, got '{}' with init_from={}", s.checkpoint,
         s.init_from);
+  if (auto const start = first_start(s);
+      s.init_from != "auto" && is_auto(s) &&
+      (start.empty() || start == "scratch" || start == "resume" || start.starts_with("auto")))
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': expected weights after 'auto:', got '{}'", s.init_from);
   if (s.overwrite && may_resume(s))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "

@@ -103,7 +103,7 @@ class TrainingLoop {
       stop_if_asked();
       run_.iteration = iteration;
       double const rate = learning_rate(settings_, iteration);
-      bool better = false;
+      bool better = false, evaluated_now = false;
       if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
         write_iterations();
@@ -111,11 +111,13 @@ class TrainingLoop {
         auto const evaluated = evaluate(iteration, rate);
         if (!evaluated) return stop();
         better = *evaluated;
+        evaluated_now = true;
         if (settings_.eval_only) return stop_after(iteration, "eval_only", EXIT_SUCCESS);
       }
       if (iteration > first && samples_.is_due(iteration)) sample(iteration);
       if ((iteration > first && files_.is_checkpoint_due(iteration)) || (better && iteration > 0))
         files_.save_checkpoint(better);
+      if (evaluated_now) files_.save_evaluated_weights();
       trace_.before_step(iteration);
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
@@ -188,7 +190,6 @@ class TrainingLoop {
           trainer_.engine().rank(), iteration, loss_text(train_loss), loss_text(val_loss));
     bool const better = val_loss < run_.best_val_loss;
     if (better) run_.best_val_loss = val_loss;
-    files_.save_evaluated_weights();
     return better;
   }
 

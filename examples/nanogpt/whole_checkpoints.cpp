@@ -138,10 +138,9 @@ ChosenRun choose_run(Settings const& settings, bool explains) {
     if (found) return {std::move(found), {}};
     if (there.empty())
       return {{},
-              is_auto(settings)
-                  ? fsdp::formatted("note: '{}' has no checkpoint: training starts from {}{}", out_dir.string(),
-                                    first_start(settings), note_on_replaced_run(out_dir))
-                  : std::string()};
+              is_auto(settings) ? fsdp::formatted("note: '{}' has no checkpoint: training starts from {}",
+                                                  out_dir.string(), first_start(settings))
+                                : std::string()};
     why = fsdp::formatted("'{}' has no file {}", (out_dir / there.front()).string(), ckpt::manifest_name);
   } catch (fsdp::ConfigError const& error) {
     why = error.what();

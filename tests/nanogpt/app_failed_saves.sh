@@ -66,6 +66,8 @@ one_by_one=(--async_checkpoint=false)
 no_space=28 input_output=5 stale=116
 
 timeout 120 "$nanogpt" train "${small[@]}" --out_dir=whole >output 2>&1 || fail "whole"
+# Whoever kills a run finds no weights without a checkpoint, from which init_from=auto could not go on.
+expect "saved first" checkpoint "$(sed -n 's/.*"kind":"save",.*"what":"\([a-z]*\)".*/\1/p' whole/log.jsonl | head -n 1)"
 same() { # same OUT: the run ended where one without failures does, and left nothing half-written
   check "$1: other weights" cmp whole/model.safetensors "$1/model.safetensors"
   expect "$1: the newest checkpoint" step-12 "$(cat "$1/latest")"
@@ -146,7 +148,22 @@ check "the old run was changed" cmp before <(sums replaced/replaced-run)
 check "no vocabulary with the old run" test -e replaced/replaced-run/meta.json
 timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=resume >output 2>&1
 expect "resumed nothing with" 2 $?
-check "does not say where the old run is" grep -qF "there is no checkpoint in 'replaced' to resume from; 'replaced/replaced-run' has the run that a start with --overwrite was to replace: to continue that run, move its files to 'replaced'" output
+check "does not say where the old run is" grep -qF "there is no checkpoint in 'replaced' to resume from; 'replaced/replaced-run' has the run that a start with --overwrite was to replace: to continue that run, move its files to 'replaced'; to replace it, start with --overwrite" output
+for start in scratch auto; do
+  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=$start >output 2>&1
+  expect "$start beside a run that was set aside ended with" 2 $?
+  check "$start: does not name the old run" grep -qF "'replaced' has" output
+done
+cp -r full half && mkdir half/.replaced-run.partial && mv half/latest half/.replaced-run.partial
+for start in scratch resume auto; do
+  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=half --init_from=$start >output 2>&1
+  expect "$start in a folder that is half moved ended with" 2 $?
+  check "$start: does not say how to mend it" grep -qF "move the files back first: mv half/.replaced-run.partial/* half/" output
+done
+mkdir -p foreign/replaced-run && touch foreign/replaced-run/precious
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=foreign --overwrite >output 2>&1
+expect "a folder of somebody else's ended with" 2 $?
+check "somebody else's folder is gone" test -e foreign/replaced-run/precious
 cp -r replaced back && mv -f back/replaced-run/* back && rmdir back/replaced-run
 timeout 120 "$nanogpt" train "${small[@]}" --out_dir=back --init_from=resume --max_iters=12 >output 2>&1 || fail "the old run cannot be continued"
 check "continues something else" grep -q "^resuming from back/step-12 at iteration 12$" output

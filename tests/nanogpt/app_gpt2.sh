@@ -99,13 +99,14 @@ says "resuming from auto/step-2 at iteration 2"
 refuses "got 'nowhere', which does not exist" train "${runs[@]}" --init_from=auto:nowhere --out_dir=x
 refuses "--init_from=auto:hf continues the old run: expected only one of the two" train "${runs[@]}" --init_from=auto:hf --overwrite --out_dir=auto
 refuses "setting 'init_from': expected resume" sample --init_from=auto:hf
+refuses "setting 'init_from': expected weights after 'auto:', got 'auto:resume'" train "${runs[@]}" --init_from=auto:resume --out_dir=x
 
 # A folder keeps what no run or export of nanogpt has written, and an earlier export unless told.
 sums() { (cd "$1" && find . -type f -exec cksum {} + | sort -k3); }
 mkdir theirs && cp hf/* theirs && touch theirs/{tokenizer.json,vocab.json,merges.txt}
 sums theirs >before
 for overwrite in "" --overwrite; do
-  refuses "setting 'out_dir': 'theirs' has a file config.json that no run of nanogpt has written, and a run might replace it" \
+  refuses "setting 'out_dir': 'theirs' has a file config.json that nanogpt train has not written, and a run might replace it" \
     train "${runs[@]}" --out_dir=theirs --max_iters=1 $overwrite
   refuses "setting 'out_dir': 'data/d' is the folder of a data set (it has a file train.bin), whose meta.json would be replaced" \
     train "${runs[@]}" --out_dir=data/d --max_iters=1 $overwrite
@@ -119,6 +120,7 @@ refuses "setting 'to': 'theirs' has a file config.json already; name another fol
 check "a refused command has changed the folder" cmp before <(sums theirs)
 check "a refused command leaves a lock" test -z "$(find theirs data -name '.*' -type f)"
 give --out_dir=out --to=theirs --overwrite
+says "removed from 'theirs', with the model that was there: tokenizer.json, vocab.json, merges.txt"
 check "files of two models: $(ls theirs)" test "$(ls -A theirs)" = $'config.json\nmodel.safetensors'
 check "another model" cmp hf/model.safetensors theirs/model.safetensors
 refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoint (one with a file checkpoint.json), got 'step-99'. Whole checkpoints in 'out': step-4, step-2. --checkpoint=step-4 loads the newest of them" \

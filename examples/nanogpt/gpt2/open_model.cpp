@@ -166,7 +166,10 @@ OpenedRun open_run(Settings const& settings) {
     try {
       return {open_saved(out_dir), {}};
     } catch (fsdp::ConfigError const& fault) {
-      fsdp::fail<fsdp::ConfigError>("{}{}", fault.what(), note_on_replaced_run(out_dir));
+      bool const has_checkpoints =
+          fs::is_directory(out_dir, error) && !ckpt::CheckpointList(out_dir).checkpoints.empty();
+      fsdp::fail<fsdp::ConfigError>("{}{}{}", fault.what(), has_checkpoints ? other_checkpoints(out_dir, "", "") : "",
+                                    note_on_replaced_run(out_dir));
     }
   }
   auto model = open_checkpoint(out_dir, "latest");
