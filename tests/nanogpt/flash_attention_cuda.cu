@@ -11,9 +11,9 @@
 namespace {
 
 #if defined(FSDP_CUDA_STANDIN)
-constexpr bool emulated = true;  // in thread blocks on the host, which take their time
+constexpr bool in_emulation = true;  // in thread blocks on the host, which take their time
 #else
-constexpr bool emulated = false;
+constexpr bool in_emulation = false;
 #endif
 
 using fsdp::cuda::Device;
@@ -42,17 +42,17 @@ void check(model_test::AttentionCase const& c) {
 TEST_CASE("flash attention on a GPU: sizes around a tile", "[nanogpt][flash]") {
   for (std::int64_t const size : {64, 128}) {
     for (std::int64_t const length : {1, 2, 63, 64, 65, 127, 128, 129, 333}) {
-      if (emulated && length > 65) continue;  // emulated/flash_attention.cpp has the other lengths
-      check(model_test::attention_case(emulated ? 1 : 3, size, 2, length));
+      if (in_emulation && length > 65) continue;  // emulated/flash_attention.cpp has the other lengths
+      check(model_test::attention_case(in_emulation ? 1 : 3, size, 2, length));
     }
-    if (!emulated) check(model_test::attention_case(1, size, 1, 1000));
+    if (!in_emulation) check(model_test::attention_case(1, size, 1, 1000));
   }
 }
 
 TEST_CASE("flash attention on a GPU: dropout", "[nanogpt][flash]") {
   for (std::int64_t const size : {64, 128}) {
     for (std::int64_t const length : {5, 64, 200}) {
-      if (emulated && length > 64) continue;
+      if (in_emulation && length > 64) continue;
       check(model_test::attention_case(2, size, 2, length, 0.25f));
     }
   }
@@ -66,5 +66,5 @@ TEST_CASE("flash attention on a GPU: decoding", "[nanogpt][flash]") {
 }
 
 TEST_CASE("flash attention on a GPU: long sequences", "[nanogpt][flash][large]") {
-  for (std::int64_t const size : {64, 128}) check(model_test::attention_case(2, size, 1, emulated ? 200 : 2047));
+  for (std::int64_t const size : {64, 128}) check(model_test::attention_case(2, size, 1, in_emulation ? 200 : 2047));
 }
