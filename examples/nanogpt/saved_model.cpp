@@ -41,11 +41,11 @@ void prepare_out_dir(fs::path const& folder) {
   auto const probe = folder / fmt::format(".probe.{}", ::getpid());
   errno = 0;
   std::ofstream stream(probe);
+  int why = errno;
+  fs::remove(probe, error);  // a process that is killed from here on leaves no file
   stream << "probe\n" << std::flush;
   bool const written = stream.good();
-  int const why = errno;
-  stream.close();
-  fs::remove(probe, error);
+  if (why == 0) why = errno;
   if (!written)
     fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
                                   std::generic_category().message(why));
