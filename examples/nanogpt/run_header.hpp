@@ -14,7 +14,7 @@
 #include "commands.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program.hpp"
+#include "fsdp/step/program_text.hpp"
 #include "job.hpp"
 #include "machine.hpp"
 #include "metrics.hpp"

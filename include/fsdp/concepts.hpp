@@ -79,7 +79,10 @@ struct Ticket {
 /// What the concept asks in fp32, engines ask in the types of their precision; reductions in bf16 and fp16 where they can
 /// be had, for EngineOptions::reduce_dtype.
 /// A rank's input may still be read by peers after its own collective has completed: before it is overwritten, the
-/// stream that overwrites it calls `wait_for_peers` with the collective's ticket.
+/// stream that overwrites it calls `wait_for_peers` with the collective's ticket. It need not for the input of an earlier
+/// collective: when an all_gather, reduce_scatter or all_reduce completes on a rank, all peers have ended the collectives
+/// before it (a broadcast says nothing of the kind). A model that does not promise this has a member
+/// `static constexpr bool completes_in_order = false`.
 ///
 /// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
 /// name, what the texts are), so that ranks which call different ones all get an OrderError that names both.
@@ -102,6 +105,13 @@ concept Communicator =
       { comm.wait_for_peers(stream, ticket, WaitSite::none) };  // any stream of the device
       { comm.exchange(std::string{}, text) } -> std::same_as<std::vector<std::string>>;  // (text, what it is): all-gathers; blocks
     };
+
+/// Whether a collective that completes says that peers have ended the ones before it: see Communicator.
+template <class C>
+constexpr bool order_among_peers() {
+  if constexpr (requires { C::completes_in_order; }) return C::completes_in_order;
+  return true;
+}
 
 /// A communicator that wants to know in advance which memory its collectives move. An engine allocates on the world, and
 /// registers each allocation with every communicator that moves some of it; those end before the memory is returned.

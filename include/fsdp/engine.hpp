@@ -43,7 +43,7 @@ class Engine {
   using Precision = P;
   using Device = typename C::Device;
   using Stream = typename Device::Stream;
-  using Unit = FlatParam<Device, P>;
+  using Unit = FlatParam<P>;
   template <class M>
   using Sharded = ShardedModule<M, Engine>;  ///< what shard() makes of a module
   using Param = typename P::Param;
@@ -91,7 +91,7 @@ class Engine {
                  "rank {}: unit '{}' was added too late; add all units before the first forward, optimizer, save or "
                  "load, which seals the engine",
                  rank(), unit_name);
-    return {core_.declared.add_unit(core_.device, unit_name, strategy).index, this};
+    return {core_.declared.add_unit(unit_name, strategy).index, this};
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name". A
@@ -269,7 +269,7 @@ class Engine {
  private:
   friend fsdp::Shards<Engine>;
 
-  typename Declaration<Device, P>::Units& units() { return core_.declared.units(); }
+  typename Declaration<P>::Units& units() { return core_.declared.units(); }
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");

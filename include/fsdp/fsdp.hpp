@@ -16,5 +16,6 @@
 #include "fsdp/precision.hpp"
 #include "fsdp/sharded_module.hpp"
 #include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program_text.hpp"
 #include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"

@@ -40,8 +40,7 @@ struct Halting {
     shards.begin_step("Halting", 1.0f);
     for (std::size_t u = 0; u < shards.size(); ++u) {
       if (u == 1 && halts) throw std::domain_error("halts");
-      shards.await_reduced(shards[u]);
-      shards.mark_updated(shards[u]);
+      auto const update = shards.update(shards[u]);
     }
   }
 };

@@ -355,6 +355,54 @@ struct CommunicatorSuite {
     r.device.synchronize(reduce);
   }
 
+  /// A collective that is complete on one rank says that all peers have ended the one before it: its input is filled
+  /// again without wait_for_peers. With seeded delays, on one stream.
+  static void order_among_peers() {
+    on_ranks([](R& r) {
+      if constexpr (fsdp::order_among_peers<C>())
+        for (std::uint64_t seed = 1; seed <= 3; ++seed) refilled(r, seed);
+    });
+  }
+  static void refilled(R& r, std::uint64_t seed) {
+    constexpr int rounds = 24;
+    constexpr std::int64_t count = 515;
+    auto const ranks = static_cast<std::int64_t>(r.size);
+    testing::Draws draws(seed * 331 + static_cast<std::uint64_t>(r.rank));
+    Buffer<float, C> one(r.comm, static_cast<std::size_t>(count * ranks)), other(r.comm, one.size());
+    Buffer<double, C> totals(r.comm, rounds);
+    float* const buffers[2] = {one.data(), other.data()};
+    Ticket last[2];
+    for (int round = 0; round < rounds; ++round) {
+      float* const data = buffers[round % 2];
+      float* const own = data + r.rank * count;
+      if (draws(3) == 0) testing::delay(r.device, r.stream, draws(300));
+      // Peers read this buffer two collectives ago.
+      r.device.launch(r.stream, std::int64_t{1}, Fill{}, data, count * ranks, std::int64_t{3 * r.rank + round});
+      auto const elements = static_cast<std::size_t>(count);
+      auto const* const from = static_cast<float const*>(round % 3 == 0 ? own : data);
+      last[round % 2] = round % 3 == 0   ? r.comm.all_gather(r.stream, from, data, elements, label)
+                        : round % 3 == 1 ? r.comm.reduce_scatter(r.stream, from, own, elements, label)
+                                         : r.comm.all_reduce(r.stream, from, data, elements, label);
+      r.device.launch(r.stream, std::int64_t{1}, Add{}, static_cast<float const*>(round % 3 == 1 ? own : data),
+                      round % 3 == 0 ? count * ranks : count, totals.data() + round);
+    }
+    auto const got = download(r.device, r.stream, totals.data(), totals.size());
+    for (int round = 0; round < rounds; ++round) {
+      double expected = 0;
+      for (int peer = 0; peer < r.size; ++peer) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          auto const first = round % 3 == 0 ? peer * count : round % 3 == 1 ? r.rank * count : 0;
+          auto const value = static_cast<double>((3 * peer + round + first + i) % 64);
+          expected += weighted(round % 3 == 0 ? peer * count + i : i, value);
+        }
+      }
+      expect(got[static_cast<std::size_t>(round)] == expected, "rank {}: round {}, seed {}: got {}, expected {}",
+             r.rank, round, seed, got[static_cast<std::size_t>(round)], expected);
+    }
+    for (auto const ticket : last) r.comm.wait_for_peers(r.stream, ticket, WaitSite::none);
+    r.device.synchronize(r.stream);
+  }
+
   /// An all-reduce in place, again and again over one buffer: the next one must see all of the last.
   static void repeated_all_reduce() {
     on_ranks([](R& r) {
@@ -630,6 +678,9 @@ struct CommunicatorSuite {
   }                                                                                                                \
   TEST_CASE(tag ": buffers are reused after wait_for_peers", "[communicator]") {                                   \
     fsdp::conformance::CommunicatorSuite<Fixture>::back_to_back();                                                 \
+  }                                                                                                                \
+  TEST_CASE(tag ": a collective says that peers have ended the one before it", "[communicator]") {                 \
+    fsdp::conformance::CommunicatorSuite<Fixture>::order_among_peers();                                            \
   }                                                                                                                \
   TEST_CASE(tag ": all_reduce over one buffer again and again", "[communicator]") {                                \
     fsdp::conformance::CommunicatorSuite<Fixture>::repeated_all_reduce();                                          \

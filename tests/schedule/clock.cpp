@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-sanitizers
 // The operations of a step under a clock: the times that docs/performance.md derives, exactly.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/hazards.hpp"
+#include "fsdp/step/simulate.hpp"
 #include "fsdp/step/step_input.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/step/clock.hpp"
-#include "tests/support/step/operation.hpp"
-#include "tests/support/step/waits.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace {
 
-using fsdp::step::Costs;
+using fsdp::Costs;
+using fsdp::Simulation;
 using fsdp::step::Group;
 using fsdp::step::Operation;
 using fsdp::step::Primitive;
@@ -36,39 +36,11 @@ Costs unit_costs(double c, double m) {
   return costs;
 }
 
-/// A run of a program whose time is taken.
-class Timed {
- public:
-  /// @param ranks  see Clock
-  Timed(PaperStep const& of, std::vector<Costs> const& ranks)
-      : list_(&of.lowering.list()), clock_(of.lowering.buffers(), ranks) {
-    clock_.run(*list_);
-  }
-  Timed(PaperStep const& of, Costs const& costs) : Timed(of, std::vector{costs}) {}
-
-  /// When the last operation that `is(Operation)` ends.
-  template <class Is>
-  double end(Is const& is, std::size_t rank = 0) const {
-    double end = 0;
-    auto const& spans = clock_.spans(rank);
-    for (std::size_t i = 0; i < spans.size(); ++i)
-      if (is(list_->operations[i])) end = std::max(end, spans[i].end);
-    return end;
-  }
-  double end_of(Primitive primitive, std::uint32_t step = 0, std::size_t rank = 0) const {
-    auto const is = [&](Operation const& operation) {
-      return operation.primitive == primitive && operation.at.step == step;
-    };
-    return end(is, rank);
-  }
-  double end() const {
-    return end([](Operation const&) { return true; });
-  }
-
- private:
-  fsdp::step::List const* list_;
-  fsdp::step::Clock clock_;
-};
+/// @param ranks  see Simulator
+Simulation simulated(PaperStep const& of, std::vector<Costs> const& ranks) {
+  return simulate(of.program, of.list, ranks);
+}
+Simulation simulated(PaperStep const& of, Costs const& costs) { return simulated(of, std::vector{costs}); }
 
 struct Times {
   double forward, backward;
@@ -76,8 +48,8 @@ struct Times {
 /// Of a forward and a backward pass; backward begins when forward has ended, and ends with its last reduction.
 Times times(fsdp::StepInput input, double c, double m) {
   PaperStep of(std::move(input));
-  of.lowering.micro_step();
-  Timed const timed(of, unit_costs(c, m));
+  of.run.micro_step();
+  auto const timed = simulated(of, unit_costs(c, m));
   auto const forward = timed.end_of(Primitive::forward);
   return {forward, timed.end() - forward};
 }
@@ -89,6 +61,14 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
   using fsdp::step::Buffers;
   using fsdp::step::Mode;
   using fsdp::step::Pool;
+  auto const operation = [](Primitive primitive, StreamKind stream,
+                            std::initializer_list<fsdp::step::Access> accesses) {
+    Operation made;
+    made.primitive = primitive;
+    made.stream = stream;
+    made.tracked = accesses.size() > 0 && is_ordered(primitive) ? 1 : 0;
+    return std::move(made).with(accesses);
+  };
   PaperStep const of(equal_units(3, 4));
   auto const own = Buffers::own(Pool::gather, 0), rest = Buffers::rest(Pool::gather, 0),
              whole = Buffers::whole(Pool::gather, 0), other = Buffers::whole(Pool::gather, 1);
@@ -111,17 +91,17 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
         Case{{rest, Mode::read}, {whole, Mode::write}, Primitive::open, 4},
         Case{{rest, Mode::write}, {whole, Mode::read}, Primitive::close, 0}}) {
     CAPTURE(name(first.mode), name(then.mode), name(primitive), begin);
-    fsdp::step::List list;
-    list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {first});
-    list.add({.primitive = primitive, .stream = StreamKind::gather}, {then});
-    list.add({.primitive = Primitive::forward, .stream = StreamKind::compute}, {});
-    fsdp::step::Clock clock(of.lowering.buffers(), {unit_costs(4, 0)});
-    clock.run(list);
-    CHECK(clock.spans()[1].begin == begin);
-    CHECK(clock.spans()[2].begin == 4);
-    fsdp::step::Waits const waits(list, of.lowering.buffers());
-    CHECK(waits.of(1).size() == (begin > 0 ? 1u : 0u));
-    CHECK(waits.of(2).empty());
+    std::vector const list{operation(Primitive::forward, StreamKind::compute, {first}),
+                           operation(primitive, StreamKind::gather, {then}),
+                           operation(Primitive::forward, StreamKind::compute, {})};
+    fsdp::Simulator simulator(of.program, {unit_costs(4, 0)});
+    for (auto const& next : list) simulator.run(next);
+    CHECK(simulator.spans()[1].begin == begin);
+    CHECK(simulator.spans()[2].begin == 4);
+    fsdp::step::Hazards hazards(of.program.buffers);
+    hazards.after(list[0]);
+    CHECK(hazards.before(list[1]).some == (begin > 0));
+    CHECK_FALSE(hazards.before(list[2]).some);
   }
 }
 
@@ -175,10 +155,10 @@ TEST_CASE("clock: a unit that stays unsharded is not gathered again, and NoShard
 
 TEST_CASE("clock: the sum over replicas of one unit runs while the next one is reduce-scattered") {
   PaperStep of(with_prefetch(equal_units(8, 2, 2), 1, 1));
-  of.lowering.micro_step();
+  of.run.micro_step();
   auto between_nodes = unit_costs(1.0, 0.5);
   between_nodes[Group::all_replicas] = between_nodes[Group::replicas] = 3;
-  Timed const timed(of, between_nodes);
+  auto const timed = simulated(of, between_nodes);
   CHECK(timed.end_of(Primitive::backward) == 0.5 + 8 * 1.0 + 2 * 8 * 1.0);
   CHECK(timed.end() == timed.end_of(Primitive::backward) + 0.5 + 3 * 0.5);
 }
@@ -187,22 +167,22 @@ TEST_CASE("clock: bytes cost time") {
   auto input = equal_units(4, 4);
   input.units[2].elements = 4096;
   PaperStep of(with_prefetch(std::move(input), 0, 0));
-  of.lowering.micro_step();
+  of.run.micro_step();
   Costs by_bytes;
   by_bytes[Primitive::all_gather] = {1.0, 1.0 / 4096};
-  Timed const timed(of, by_bytes);
+  auto const timed = simulated(of, by_bytes);
   CHECK(timed.end_of(Primitive::forward) == (3 * 2.0) + (1.0 + 4.0));
 }
 
 TEST_CASE("clock: the next step's first gather waits for the update of its own unit alone") {
   PaperStep of(with_prefetch(equal_units(6, 4), 1, 1));
   for (int step = 0; step < 2; ++step) {
-    of.lowering.micro_step();
-    of.lowering.update();
+    of.run.micro_step();
+    of.run.update();
   }
   auto with_updates = unit_costs(1.0, 0.5);
   with_updates[Primitive::update].fixed = 0.25;
-  Timed const timed(of, with_updates);
+  auto const timed = simulated(of, with_updates);
   auto const reduced = timed.end_of(Primitive::reduce_scatter, 0);
   CHECK(reduced == 0.5 + 6 * 1.0 + 2 * 6 * 1.0 + 0.5);
   // The update of unit 0 waits for the last reduction; gathers run while the other units are updated.
@@ -213,22 +193,23 @@ TEST_CASE("clock: the next step's first gather waits for the update of its own u
 
 TEST_CASE("clock: a buffer is written again when the slowest peer has read it") {
   PaperStep of(with_prefetch(equal_units(3, 2), 0, 0));  // one buffer serves all units
-  of.lowering.forward(0);
-  of.lowering.forward(1);
-  Timed const timed(of, {unit_costs(0, 1), unit_costs(0, 3)});
-  auto const is_second_cast = [](Operation const& operation) {
+  of.run.forward(0);
+  of.run.forward(1);
+  auto const timed = simulated(of, std::vector{unit_costs(0, 1), unit_costs(0, 3)});
+  auto const is_second_cast = [](Operation const& operation, fsdp::step::Position const&) {
     return operation.primitive == Primitive::cast && operation.unit == 1;
   };
-  CHECK(timed.end(is_second_cast, 0) == 3);
-  CHECK(timed.end(is_second_cast, 1) == 3);
+  CHECK(timed.end_if(is_second_cast, 0) == 3);
+  CHECK(timed.end_if(is_second_cast, 1) == 3);
 }
 
 TEST_CASE("clock: a slow peer holds the others back by the buffers that it still uses") {
   constexpr int units = 8;
   constexpr double c = 1, slow = 3, m = 0.5;
   PaperStep of(with_prefetch(equal_units(units, 4), 1, 1));
-  of.lowering.micro_step();
-  Timed const timed(of, {unit_costs(c, m), unit_costs(c, m), unit_costs(slow, m), unit_costs(c, m)});
+  of.run.micro_step();
+  auto const timed =
+      simulated(of, std::vector{unit_costs(c, m), unit_costs(c, m), unit_costs(slow, m), unit_costs(c, m)});
   CHECK(timed.end_of(Primitive::forward, 0, 2) == m + units * slow);
   // Its last gather waits for the last but two of its units.
   CHECK(timed.end_of(Primitive::forward, 0, 0) == (m + (units - 2) * slow) + m + c);
@@ -236,8 +217,9 @@ TEST_CASE("clock: a slow peer holds the others back by the buffers that it still
 
 TEST_CASE("clock: a slow rank delays its shard group, and over replicas the others") {
   PaperStep of(with_prefetch(equal_units(4, 2, 2), 1, 1));
-  of.lowering.micro_step();
-  Timed const timed(of, {unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(2, 0.5)});
+  of.run.micro_step();
+  auto const timed =
+      simulated(of, std::vector{unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(1, 0.5), unit_costs(2, 0.5)});
   CHECK(timed.end_of(Primitive::forward, 0, 0) == 0.5 + 4 * 1);
   CHECK(timed.end_of(Primitive::forward, 0, 3) == 0.5 + 4 * 2);
   CHECK(timed.end_of(Primitive::all_reduce, 0, 0) == timed.end_of(Primitive::all_reduce, 0, 3));

@@ -25,11 +25,10 @@ void step(Engine& engine, std::size_t until) {
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     if (u == until) throw std::domain_error("halts");
-    shards.await_reduced(unit);
+    auto const update = shards.update(unit);
     engine.compute().enqueue([to = unit.master, from = unit.gradient, n = unit.shard_numel()] {
       for (std::int64_t i = 0; i < n; ++i) to[i] -= from[i];
     });
-    shards.mark_updated(unit);
   }
 }
 

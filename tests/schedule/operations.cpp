@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of operations that a program is lowered to against the engine, over a table of engines: the same operations
-// in the same order on the same streams, each with the same bytes read and written here, and read by peers. What the
-// list says each buffer holds is what every reader of it needs. Waits that are derived from the list's accesses, in the
-// place of the engine's own, order all accesses of all ranks.
+// The operations of a run of a program against what the engine enqueues, over a table of engines: the same operations
+// in the same order on the same streams, each with the same bytes read and written here, and read by peers. In symbols,
+// every reader of a buffer finds the content that it needs. No event is recorded late, but after half a pass.
 // skip-sanitizers
 // full-run: [operations]
 // timeout: 3600
@@ -23,14 +22,11 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/step/run.hpp"
+#include "fsdp/step/symbols.hpp"
 #include "tests/catch.hpp"
 #include "tests/schedule/table_row.hpp"
-#include "tests/support/hazards.hpp"
 #include "tests/support/recording.hpp"
-#include "tests/support/step/lowering.hpp"
-#include "tests/support/step/operation.hpp"
-#include "tests/support/step/symbols.hpp"
-#include "tests/support/step/waits.hpp"
 #include "tests/support/step_memory.hpp"
 
 namespace {
@@ -38,25 +34,26 @@ namespace {
 using engine_table::Call;
 using engine_table::Precision;
 using engine_table::Row;
+using fsdp::step::Executed;
 using fsdp::step::Group;
 using fsdp::step::Primitive;
 using fsdp::testing::Enqueued;
-using fsdp::testing::Hazards;
 using fsdp::testing::Recording;
 using fsdp::testing::Stretch;
 using Device = fsdp::testing::RecordingDevice<fsdp::host::Device>;
 using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<fsdp::testing::Recorder<Local>>;
 
-void repeat(Call const& call, fsdp::step::Lowering& lowering) {
+template <class Run>
+void repeat(Call const& call, Run& run) {
   switch (call.kind) {
-    case Call::Kind::forward: return lowering.forward(call.use);
-    case Call::Kind::backward: return lowering.backward(call.use, call.flags);
-    case Call::Kind::begin_evaluation: return lowering.begin_evaluation();
-    case Call::Kind::end_evaluation: return lowering.end_evaluation();
-    case Call::Kind::discard: return lowering.discard();
-    case Call::Kind::norm: return lowering.norm();
-    case Call::Kind::update: return lowering.update();
+    case Call::Kind::forward: return run.forward(call.use);
+    case Call::Kind::backward: return run.backward(call.use, call.flags);
+    case Call::Kind::begin_evaluation: return run.begin_evaluation();
+    case Call::Kind::end_evaluation: return run.end_evaluation();
+    case Call::Kind::discard: return run.discard();
+    case Call::Kind::norm: return run.norm();
+    case Call::Kind::update: return run.update();
   }
 }
 
@@ -123,25 +120,18 @@ struct Recorded {
   }
 };
 
-/// Entries of a recording that are one operation of a list.
-struct Entries {
-  std::size_t first = 0, count = 0;
-};
-
 /// Where a rank has enqueued something else than the list says; "" if nowhere.
-/// @param entries  of each operation that is found
 template <class Memory>
-std::string difference(fsdp::step::List const& list, fsdp::Program const& program, Recording const& recording,
-                       std::size_t first, Memory const& memory, std::vector<Entries>& entries) {
-  entries.resize(list.operations.size());
+std::string difference(std::vector<Executed> const& list, fsdp::Program const& program, Recording const& recording,
+                       std::size_t first, Memory const& memory) {
   Recorded const recorded(recording, first, memory);
   if (!recorded.problem.empty()) return recorded.problem;
   std::map<Group, std::string> communicators;
   std::map<std::string, Group> groups;
   std::size_t next = 0;
-  for (std::size_t i = 0; i < list.operations.size(); ++i) {
-    auto const& operation = list.operations[i];
-    auto const expected = memory.bytes(list, operation, false);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    auto const& operation = list[i].operation;
+    auto const expected = memory.bytes(operation, false);
     // A module or a shard may be without tensors.
     if (!moves(operation.primitive) || expected.empty()) continue;
     auto const what = fmt::format("operation {}, {} of unit {} on {}", i, name(operation.primitive), operation.unit,
@@ -150,8 +140,6 @@ std::string difference(fsdp::step::List const& list, fsdp::Program const& progra
     for (auto parts = memory.parts(operation); parts-- > 0; ++next) {
       if (next == recorded.operations.size()) return what + ": the engine has stopped before it";
       auto const& [index, entry, accesses] = recorded.operations[next];
-      if (entries[i].count == 0) entries[i].first = index;
-      entries[i].count = index + 1 - entries[i].first;
       auto const& stream = recording.streams[static_cast<std::size_t>(entry->stream)];
       auto const& unit = operation.unit == fsdp::step::Operation::none ? "" : program.units[operation.unit].name;
       if (stream != name(operation.stream) || !is_primitive(*entry, operation, unit))
@@ -167,7 +155,7 @@ std::string difference(fsdp::step::List const& list, fsdp::Program const& progra
     }
     if (auto const found = footprint.stretches(); found != expected)
       return fmt::format("{}: expected{}, the engine accesses{}", what, text(expected), text(found));
-    auto const peers = memory.bytes(list, operation, true);
+    auto const peers = memory.bytes(operation, true);
     if (auto const found = input.stretches(); found != peers)
       return fmt::format("{}: expected that peers read{}, they read{}", what, text(peers), text(found));
   }
@@ -177,58 +165,8 @@ std::string difference(fsdp::step::List const& list, fsdp::Program const& progra
                      recording.streams[static_cast<std::size_t>(more.stream)]);
 }
 
-/// The recording with derived waits in the place of the engine's own. When the engine was sealed, all streams are
-/// awaited: what came before is in no list.
-std::shared_ptr<Recording> with_derived_waits(Recording const& recording, std::size_t sealed,
-                                              fsdp::step::List const& list, fsdp::step::Buffers const& buffers,
-                                              std::vector<Entries> const& entries) {
-  fsdp::step::Waits const waits(list, buffers);
-  auto const awaited = waits.awaited();
-  auto result = std::make_shared<Recording>();
-  result->streams = recording.streams;
-  result->events = recording.events + static_cast<int>(list.operations.size());
-  auto const event_of = [&](std::size_t operation) { return recording.events + static_cast<int>(operation); };
-  std::vector<std::string> communicators;  // of the list
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    if (entries[i].count > 0) communicators.push_back(recording.entries[entries[i].first].communicator);
-  auto const is_own_wait = [&](Enqueued const& entry) {
-    if (entry.kind == Enqueued::Kind::wait_for_peers)
-      return std::find(communicators.begin(), communicators.end(), entry.communicator) != communicators.end();
-    return entry.kind == Enqueued::Kind::record || entry.kind == Enqueued::Kind::wait ||
-           entry.kind == Enqueued::Kind::await_event;
-  };
-  std::size_t next = 0;
-  auto const copy_until = [&](std::size_t end) {
-    for (; next < end; ++next) {
-      for (int stream = 0; next == sealed && stream < static_cast<int>(recording.streams.size()); ++stream)
-        result->add({.kind = Enqueued::Kind::await_stream, .stream = stream});
-      if (next < sealed || !is_own_wait(recording.entries[next])) result->add(recording.entries[next]);
-    }
-  };
-  for (std::size_t i = 0; i < list.operations.size(); ++i) {
-    auto const stream = result->stream_of(name(list.operations[i].stream));
-    if (entries[i].count > 0) copy_until(entries[i].first);
-    for (auto const [operation, peers] : waits.of(i)) {
-      if (!peers) {
-        result->add({.kind = Enqueued::Kind::wait, .stream = stream, .event = event_of(operation)});
-        continue;
-      }
-      auto wait = recording.entries[entries[operation].first];
-      wait.kind = Enqueued::Kind::wait_for_peers;
-      wait.stream = stream;
-      result->add(std::move(wait));
-    }
-    if (entries[i].count > 0) copy_until(entries[i].first + entries[i].count);
-    if (awaited[i]) result->add({.kind = Enqueued::Kind::record, .stream = stream, .event = event_of(i)});
-  }
-  copy_until(recording.entries.size());
-  return result;
-}
-
-/// @return what the ranks have enqueued, with derived waits
 template <class P>
-Hazards::Recordings run_row(Row const& row) {
-  Hazards::Recordings derived(static_cast<std::size_t>(row.ranks));
+void run_row(Row const& row) {
   fsdp::local::run(
       row.ranks, [](int) { return Device{}; },
       [&](Local comm) {
@@ -238,27 +176,25 @@ Hazards::Recordings run_row(Row const& row) {
         auto const sealed = recording->entries.size();
         rank.train();
         auto& engine = rank.engine();
-        auto const shards = engine.shards();
-        std::vector<fsdp::step::GradientFacts> facts;
-        for (std::size_t u = 0; u < shards.size(); ++u)
-          facts.push_back({shards[u].sets_gradients, !shards[u].padding().empty()});
-        fsdp::step::Lowering lowering(engine.program(), engine.plan_input(), facts, 0);
-        lowering.prepare();
-        for (auto const& call : rank.calls()) repeat(call, lowering);
-        fsdp::testing::StepMemory const memory(engine, *recording, lowering.buffers());
-        std::vector<Entries> entries;
-        auto const found = difference(lowering.list(), engine.program(), *recording, sealed, memory, entries);
+        std::vector<Executed> list;
+        fsdp::step::Run run(engine.program(), fsdp::step::record_into(list));
+        run.prepare();
+        for (auto const& call : rank.calls()) repeat(call, run);
+        fsdp::testing::StepMemory const memory(engine, *recording);
+        auto const found = difference(list, engine.program(), *recording, sealed, memory);
         if (!found.empty()) engine_table::wrong(fmt::format("rank {}: {}", engine.rank(), found));
-        derived[static_cast<std::size_t>(engine.rank())] =
-            with_derived_waits(*recording, sealed, lowering.list(), lowering.buffers(), entries);
+        // Half passes are left where others end: what they leave is waited for by late records.
+        if (row.between == engine_table::Between::nothing && engine.shards().late_records() > 0)
+          engine_table::wrong(fmt::format("rank {}: {} late records", engine.rank(), engine.shards().late_records()));
         if (engine.rank() != 0) return;  // the list is the same on all ranks
-        fsdp::step::Symbols symbols(engine.program(), lowering.buffers(), lowering.facts());
-        symbols.run(lowering.list());
+        std::vector<bool> padded;
+        for (auto const& unit : engine.plan_input().units) padded.push_back(unit.padded);
+        fsdp::step::Symbols symbols(engine.program(), padded);
+        for (auto const& executed : list) symbols.run(executed);
         if (!symbols.problems().empty()) engine_table::wrong(symbols.problems().front());
       });
-  return derived;
 }
-Hazards::Recordings run_row_of_any_precision(Row const& row) {
+void run_row_of_any_precision(Row const& row) {
   switch (row.precision) {
     case Precision::fp32:
     case Precision::fp32_in_bf16: return run_row<fsdp::Fp32>(row);
@@ -273,9 +209,7 @@ std::string problem(fsdp::testing::TableRow const& at, int setting) {
   auto row = engine_table::row_of(at);
   row.setting = setting;
   try {
-    Hazards const hazards(run_row_of_any_precision(row));
-    auto const unordered = hazards.find({}, 1);
-    if (!unordered.empty()) engine_table::wrong("with derived waits, " + unordered.front());
+    run_row_of_any_precision(row);
   } catch (std::exception const& error) {
     return fmt::format("row {}, setting {}: {}\n", engine_table::text(at), setting, error.what());
   }
@@ -294,7 +228,7 @@ void check(fsdp::testing::Table const& table) {
 
 }  // namespace
 
-TEST_CASE("operations: the lowered program is what the engine enqueues, for all pairs of what engines differ in") {
+TEST_CASE("operations: the program is what the engine enqueues, for all pairs of what engines differ in") {
   check(fsdp::testing::all_pairs(engine_table::axes));
 }
 
@@ -302,7 +236,7 @@ TEST_CASE("operations: so it is for engines at random") { check(engine_table::ro
 
 TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
 
-TEST_CASE("operations: derived waits order contents of one slot that are cut into other cells") {
+TEST_CASE("operations: contents of one slot that are cut into other cells") {
   // The slot of a sharded unit's gradients is next that of a unit with one shard, whose modules set their gradients.
   CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2}, 1) == "");
 }

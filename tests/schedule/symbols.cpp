@@ -17,11 +17,8 @@
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
+#include "fsdp/step/symbols.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/step/buffers.hpp"
-#include "tests/support/step/lowering.hpp"
-#include "tests/support/step/operation.hpp"
-#include "tests/support/step/symbols.hpp"
 #include "tests/support/step_inputs.hpp"
 
 namespace {
@@ -29,8 +26,7 @@ namespace {
 using fsdp::BackwardFlags;
 using fsdp::StepInput;
 using fsdp::step::Buffers;
-using fsdp::step::List;
-using fsdp::step::Lowering;
+using fsdp::step::Executed;
 using fsdp::step::Mode;
 using fsdp::step::Operation;
 using fsdp::step::Pool;
@@ -38,10 +34,13 @@ using fsdp::step::Position;
 using fsdp::step::Primitive;
 using fsdp::testing::equal_units;
 using fsdp::testing::PaperStep;
+using List = std::vector<Executed>;
 
 std::vector<std::string> problems(PaperStep const& of, List const& list) {
-  fsdp::step::Symbols symbols(of.program, of.lowering.buffers(), of.lowering.facts());
-  symbols.run(list);
+  std::vector<bool> padded;
+  for (auto const& unit : of.input.units) padded.push_back(unit.padded);
+  fsdp::step::Symbols symbols(of.program, std::move(padded));
+  for (auto const& executed : list) symbols.run(executed);
   return symbols.problems();
 }
 
@@ -86,29 +85,29 @@ void half_a_pass(PaperStep& of, std::mt19937& random) {
   auto const uses = of.input.uses.size();
   auto const flags = flags_at_random(of, random);
   bool const in_backward = random() % 2 == 0;
-  for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.lowering.forward(use);
+  for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.run.forward(use);
   if (!in_backward) return;
   auto const done = 1 + random() % uses;
-  for (std::size_t i = 0; i < done; ++i) of.lowering.backward(uses - 1 - i, flags);
+  for (std::size_t i = 0; i < done; ++i) of.run.backward(uses - 1 - i, flags);
 }
 void run_at_random(PaperStep& of, std::mt19937& random) {
   for (int step = 0; step < 3; ++step) {
     for (auto micro_steps = random() % 4; micro_steps > 0; --micro_steps) {
-      of.lowering.micro_step(flags_at_random(of, random));
-      if (random() % 4 == 0) of.lowering.evaluation();
-      if (random() % 4 == 0) half_a_pass(of, random), of.lowering.discard();
+      of.run.micro_step(flags_at_random(of, random));
+      if (random() % 4 == 0) of.run.evaluation();
+      if (random() % 4 == 0) half_a_pass(of, random), of.run.discard();
     }
-    of.lowering.micro_step();
-    of.lowering.norm();
-    of.lowering.update();
+    of.run.micro_step();
+    of.run.norm();
+    of.run.update();
   }
 }
 void check_at_random(unsigned seed, int trials) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < trials; ++trial) {
-    PaperStep of(input_at_random(random), {random() % 2 == 0, random() % 2 == 0});
+    PaperStep of(input_at_random(random), random() % 2 == 0, random() % 2 == 0);
     run_at_random(of, random);
-    auto const found = problems(of, of.lowering.list());
+    auto const found = problems(of, of.list);
     CAPTURE(seed, trial, to_text(of.program));
     REQUIRE(found == std::vector<std::string>{});
   }
@@ -145,9 +144,9 @@ std::vector<StepInput> kinds_of_steps() {
 void three_steps(PaperStep& of) {
   for (int step = 0; step < 3; ++step) {
     BackwardFlags first{!of.input.no_sync, !of.input.no_replica_sync || of.input.no_sync};
-    of.lowering.micro_step(first);
-    of.lowering.micro_step();
-    of.lowering.update();
+    of.run.micro_step(first);
+    of.run.micro_step();
+    of.run.update();
   }
 }
 
@@ -156,19 +155,19 @@ void three_steps(PaperStep& of) {
 /// has `where`.
 /// @return how many there were
 template <class Mutate>
-int expect_all_found(Mutate const& mutate, fsdp::step::GradientFacts facts = {}) {
+int expect_all_found(Mutate const& mutate, bool sets_gradients = false, bool padded = false) {
   int mutants = 0;
   for (auto const& input : kinds_of_steps()) {
-    PaperStep of(input, facts);
+    PaperStep of(input, sets_gradients, padded);
     three_steps(of);
-    auto const& list = of.lowering.list();
+    auto const& list = of.list;
     REQUIRE(problems(of, list) == std::vector<std::string>{});
-    for (std::size_t i = 0; i < list.operations.size(); ++i) {
-      if (list.operations[i].at.step != 1) continue;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (list[i].at.step != 1) continue;
       mutate(of, list, i, [&](List const& mutant, std::string const& where = {}) {
         ++mutants;
-        INFO(fmt::format("operation {}, {} of unit {}\n{}", i, name(list.operations[i].primitive),
-                         list.operations[i].unit, to_text(of.program)));
+        INFO(fmt::format("operation {}, {} of unit {}\n{}", i, name(list[i].operation.primitive),
+                         list[i].operation.unit, to_text(of.program)));
         auto const texts = problems(of, mutant);
         CHECK((!texts.empty() && texts.front().find(where) != std::string::npos));
       });
@@ -177,17 +176,17 @@ int expect_all_found(Mutate const& mutate, fsdp::step::GradientFacts facts = {})
   return mutants;
 }
 List without(List list, std::size_t index) {
-  list.operations.erase(list.operations.begin() + static_cast<std::ptrdiff_t>(index));
+  list.erase(list.begin() + static_cast<std::ptrdiff_t>(index));
   return list;
 }
 /// Operation `from` comes before operation `to`.
 void move_before(List& list, std::size_t from, std::size_t to) {
-  auto const at = [&](std::size_t index) { return list.operations.begin() + static_cast<std::ptrdiff_t>(index); };
+  auto const at = [&](std::size_t index) { return list.begin() + static_cast<std::ptrdiff_t>(index); };
   std::rotate(at(to), at(from), at(from + 1));
 }
-bool is_gather(Operation const& operation, List const& list) {
+bool is_gather(Operation const& operation) {
   return operation.stream == fsdp::StreamKind::gather &&
-         (operation.primitive != Primitive::open || list.of(operation)[0].cells.pool == Pool::gather);
+         (operation.primitive != Primitive::open || operation.all[0].cells.pool == Pool::gather);
 }
 
 }  // namespace
@@ -200,15 +199,14 @@ TEST_CASE("symbols: and in many more", "[.][symbols]") { check_at_random(12, 200
 
 TEST_CASE("symbols: a gather into a wrong slot is found") {
   auto const mutants = expect_all_found([](PaperStep const& of, List const& list, std::size_t i, auto const& found) {
-    if (list.operations[i].primitive != Primitive::open || !is_gather(list.operations[i], list)) return;
-    auto const slot = list.of(list.operations[i])[0].cells.first / 2;
+    if (list[i].operation.primitive != Primitive::open || !is_gather(list[i].operation)) return;
+    auto const slot = Buffers::index(list[i].operation.all[0].cells);
     for (std::uint32_t wrong = 0; wrong < of.program.gather_slots.size(); ++wrong) {
       if (wrong == slot) continue;
       auto mutant = list;
-      for (auto next = i;
-           is_gather(mutant.operations[next], mutant) && mutant.operations[next].unit == list.operations[i].unit;
+      for (auto next = i; is_gather(mutant[next].operation) && mutant[next].operation.unit == list[i].operation.unit;
            ++next)
-        for (auto& access : mutant.of(mutant.operations[next]))
+        for (auto& access : mutant[next].operation.accesses())
           if (access.cells.pool == Pool::gather) access.cells.first = 2 * wrong + access.cells.first % 2;
       found(mutant);
     }
@@ -218,18 +216,15 @@ TEST_CASE("symbols: a gather into a wrong slot is found") {
 
 TEST_CASE("symbols: a gradient that is counted twice is found") {
   auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
-    auto const& operation = list.operations[i];
+    auto const& operation = list[i].operation;
     bool const adds = operation.primitive == Primitive::accumulate || operation.primitive == Primitive::add ||
                       operation.primitive == Primitive::backward;
     if (!adds || operation.bucket != Operation::none) return;
     auto mutant = list;
-    auto again = operation;
-    again.first = static_cast<std::uint32_t>(mutant.accesses.size());
-    for (auto access : list.of(operation)) {
+    auto again = list[i];
+    for (auto& access : again.operation.accesses())
       if (access.mode == Mode::write) access.mode = Mode::add;
-      mutant.accesses.push_back(access);
-    }
-    mutant.operations.insert(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i) + 1, again);
+    mutant.insert(mutant.begin() + static_cast<std::ptrdiff_t>(i) + 1, again);
     found(mutant);
   });
   CHECK(mutants > 100);
@@ -238,25 +233,23 @@ TEST_CASE("symbols: a gradient that is counted twice is found") {
 TEST_CASE("symbols: a zero that is left out is found, of a buffer or of padding") {
   auto const leave_out = [](Primitive primitive) {
     return [primitive](PaperStep const&, List const& list, std::size_t i, auto const& found) {
-      if (list.operations[i].primitive == primitive) found(without(list, i));
+      if (list[i].operation.primitive == primitive) found(without(list, i));
     };
   };
   CHECK(expect_all_found(leave_out(Primitive::zero)) > 50);
-  CHECK(expect_all_found(leave_out(Primitive::zero_padding), {.sets_gradients = true, .padded = true}) > 50);
+  CHECK(expect_all_found(leave_out(Primitive::zero_padding), true, true) > 50);
 }
 
 TEST_CASE("symbols: a gather that comes before the update of its unit is found") {
   auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
-    if (list.operations[i].primitive != Primitive::update) return;
-    auto const unit = list.operations[i].unit;
+    if (list[i].operation.primitive != Primitive::update) return;
+    auto const unit = list[i].operation.unit;
     auto next = i;
-    auto const is_its_gather = [&] {
-      return is_gather(list.operations[next], list) && list.operations[next].unit == unit;
-    };
-    while (next < list.operations.size() && !is_its_gather()) ++next;
-    if (next == list.operations.size()) return;
+    auto const is_its_gather = [&] { return is_gather(list[next].operation) && list[next].operation.unit == unit; };
+    while (next < list.size() && !is_its_gather()) ++next;
+    if (next == list.size()) return;
     auto mutant = list;
-    for (auto to = i; next < list.operations.size() && is_its_gather(); ++next, ++to) move_before(mutant, next, to);
+    for (auto to = i; next < list.size() && is_its_gather(); ++next, ++to) move_before(mutant, next, to);
     found(mutant);
   });
   CHECK(mutants > 20);
@@ -264,19 +257,18 @@ TEST_CASE("symbols: a gather that comes before the update of its unit is found")
 
 TEST_CASE("symbols: a sum over ranks before backward has written all of it is found") {
   auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
-    auto const& operation = list.operations[i];
+    auto const& [operation, at] = list[i];
     bool const sums = operation.primitive == Primitive::all_reduce || operation.primitive == Primitive::reduce_scatter;
-    if (!sums || operation.at.use == Position::no_use) return;
+    if (!sums || at.use == Position::no_use) return;
     auto mutant = list;
     // Where it is rounded first, the rounding comes too early.
     auto from = i;
-    while (operation.bucket != Operation::none && list.operations[from].bucket == operation.bucket && from > 0) --from;
+    while (operation.bucket != Operation::none && list[from].operation.bucket == operation.bucket && from > 0) --from;
     if (operation.bucket == Operation::none) from = i - 1;
-    auto const where = fmt::format("use {} ('{}'), {} of", operation.at.use, operation.at.use,
-                                   name(list.operations[++from].primitive));
+    auto const where = fmt::format("use {} ('{}'), {} of", at.use, at.use, name(list[++from].operation.primitive));
     for (; from <= i; ++from) {
       auto to = from;
-      while (mutant.operations[to].primitive != Primitive::backward) --to;
+      while (mutant[to].operation.primitive != Primitive::backward) --to;
       move_before(mutant, from, to);
     }
     found(mutant, where);
@@ -286,11 +278,11 @@ TEST_CASE("symbols: a sum over ranks before backward has written all of it is fo
 
 TEST_CASE("symbols: a sum over ranks that is left out is found") {
   auto const mutants = expect_all_found([](PaperStep const&, List const& list, std::size_t i, auto const& found) {
-    auto const& operation = list.operations[i];
+    auto const& operation = list[i].operation;
     if (!is_collective(operation.primitive)) return;
     // A mean in place covers what earlier means of the step have left out.
-    bool const in_place = list.of(operation)[0].cells.pool == Pool::gradient;
-    if (!in_place || operation.at.micro_step % 2 == 0) found(without(list, i));
+    bool const in_place = operation.all[0].cells.pool == Pool::gradient;
+    if (!in_place || list[i].at.micro_step % 2 == 0) found(without(list, i));
   });
   CHECK(mutants > 100);
 }
@@ -298,12 +290,12 @@ TEST_CASE("symbols: a sum over ranks that is left out is found") {
 TEST_CASE("symbols: a message names the step, the use, the unit, what was expected and what was found") {
   PaperStep of(equal_units(5, 4));
   three_steps(of);
-  auto list = of.lowering.list();
+  auto list = of.list;
   auto const find = [&](Primitive primitive, std::uint32_t step) {
-    auto const found = std::find_if(list.operations.begin(), list.operations.end(), [&](Operation const& operation) {
-      return operation.primitive == primitive && operation.unit == 1 && operation.at.step == step;
+    auto const found = std::find_if(list.begin(), list.end(), [&](Executed const& executed) {
+      return executed.operation.primitive == primitive && executed.operation.unit == 1 && executed.at.step == step;
     });
-    return static_cast<std::size_t>(found - list.operations.begin());
+    return static_cast<std::size_t>(found - list.begin());
   };
   auto to = find(Primitive::update, 1);
   for (auto const primitive : {Primitive::open, Primitive::cast, Primitive::all_gather})
@@ -315,13 +307,18 @@ TEST_CASE("symbols: a message names the step, the use, the unit, what was expect
       "step 2, micro-step 5, forward of use 1 ('1'), forward of 'u1': gather slot 1, own slice: expected parameters of "
       "'u1' of step 2, found parameters of 'u1' of step 1");
 
-  list = of.lowering.list();
-  auto const sum = std::find_if(list.operations.begin(), list.operations.end(), [](Operation const& operation) {
-    return operation.primitive == Primitive::accumulate && operation.unit == 1 && operation.at.micro_step == 4;
+  list = of.list;
+  auto const sum = std::find_if(list.begin(), list.end(), [](Executed const& executed) {
+    return executed.operation.primitive == Primitive::accumulate && executed.operation.unit == 1 &&
+           executed.at.micro_step == 4;
   });
-  list.operations.insert(sum, Operation(*sum));
-  REQUIRE(problems(of, list).size() == 1);
+  list.insert(sum, Executed(*sum));
+  REQUIRE(problems(of, list).size() == 2);
   CHECK(problems(of, list).front() ==
+        "step 1, micro-step 4, backward of use 1 ('1'), accumulate of 'u1': gradient slot 1, own slice: expected "
+        "gradients of 'u1' of whole micro-steps, 4 among them over all ranks, found used-up gradients of 'u1': "
+        "micro-step 4 over all ranks");
+  CHECK(problems(of, list).back() ==
         "step 1, update of 'u1': gradient shard of 'u1': expected gradients of 'u1': micro-steps 3-4 over all ranks, "
         "found gradients of 'u1': micro-step 3 over all ranks, micro-step 4 over all ranks 2 times");
 }

@@ -122,8 +122,7 @@ inline fsdp::EngineOptions options_of(Row const& row) {
 template <class E>
 class Watch {
  public:
-  explicit Watch(E& engine)
-      : engine_(&engine), rest_(engine.account().live_state()), live_(engine.program(), engine.plan_input()) {}
+  explicit Watch(E& engine) : engine_(&engine), rest_(engine.account().live_state()), live_(engine.program()) {}
 
   /// The bytes in use are what the program has come to.
   void expect_bytes(std::string const& when) const {
@@ -156,7 +155,7 @@ class Watch {
   fsdp::detail::LiveBytes& live() { return live_; }
 
  private:
-  void run(std::vector<fsdp::Operation> const& operations, Facts facts) {
+  void run(std::vector<fsdp::step::Operation> const& operations, Facts facts) {
     for (auto const& operation : operations)
       if (operation.runs(facts)) live_.run(operation);
   }

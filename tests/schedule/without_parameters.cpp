@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module without parameters is a unit like others, and nothing moves for it: the step is that of the others alone.
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
@@ -31,6 +33,16 @@ struct Relu {
     ++*calls;
   }
 };
+
+/// Without the numbers of units, which modules without parameters change.
+std::string text(fsdp::Program const& program, fsdp::Phase phase, fsdp::step::Operation const& operation) {
+  auto words = fmt::format("{} {} {} {}", name(phase), name(operation.primitive), program.units[operation.unit].name,
+                           static_cast<unsigned>(operation.when));
+  for (auto const& [cells, mode] : operation.accesses())
+    words += fmt::format(" {} {} {}", name(mode), name(cells.pool),
+                         fsdp::step::Buffers::has_slots(cells.pool) ? cells.first : 0u);
+  return words + '\n';
+}
 
 struct Outcome {
   std::vector<float> weights, gradients;
@@ -108,9 +120,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const&
       for (auto const& turn : program.turns(phase))
         for (auto const* operations : {&turn.before, &turn.after})
           for (auto const& operation : *operations)
-            mine.program += std::string(name(phase)) + ' ' + std::string(name(operation.action)) + ' ' +
-                            program.units[operation.unit].name + ' ' + std::to_string(operation.slot) + ' ' +
-                            std::to_string(operation.when) + '\n';
+            mine.program += text(program, phase, operation);
     mine.calls = calls;
     if (mesh.rank() == 0) outcome = std::move(mine);
   });

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/run.hpp"
 #include "fsdp/step/schedule.hpp"
-#include "tests/support/step/lowering.hpp"
 
 namespace fsdp::testing {
 
@@ -33,19 +33,25 @@ inline StepInput with_prefetch(StepInput input, int forward, int backward) {
   return input;
 }
 
-/// A step's program, and what its run is lowered to. Stays where it is.
+/// A step's program, and a run of it. Stays where it is.
 struct PaperStep {
-  explicit PaperStep(StepInput of, step::GradientFacts facts = {}, int moments = 2)
-      : input(std::move(of)),
-        program(compile_program(input)),
-        lowering(program, input, std::vector(input.units.size(), facts), moments) {
-    lowering.prepare();
+  /// @param sets_gradients, padded  of all units
+  explicit PaperStep(StepInput of, bool sets_gradients = false, bool padded = false)
+      : input(with_facts(std::move(of), sets_gradients, padded)), program(compile_program(input)) {
+    run.prepare();
   }
   PaperStep(PaperStep const&) = delete;
 
   StepInput const input;
   Program const program;
-  step::Lowering lowering;
+  std::vector<step::Executed> list;  ///< operations so far
+  step::Run<decltype(step::record_into(list))> run{program, step::record_into(list)};
+
+ private:
+  static StepInput with_facts(StepInput input, bool sets_gradients, bool padded) {
+    for (auto& unit : input.units) unit.sets_gradients = sets_gradients, unit.padded = padded;
+    return input;
+  }
 };
 
 }  // namespace fsdp::testing

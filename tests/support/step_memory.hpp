@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
+#include "fsdp/step/buffers.hpp"
+#include "fsdp/step/operation.hpp"
 #include "tests/support/recording.hpp"
-#include "tests/support/step/buffers.hpp"
-#include "tests/support/step/operation.hpp"
 
 namespace fsdp::testing {
 
@@ -63,8 +63,8 @@ class Footprint {
 template <class E>
 class StepMemory {
  public:
-  StepMemory(E& engine, Recording const& recording, step::Buffers const& buffers)
-      : engine_(&engine), buffers_(&buffers), direct_(engine.shards().size(), 0) {
+  StepMemory(E& engine, Recording const& recording)
+      : engine_(&engine), buffers_(&engine.program().buffers), direct_(engine.shards().size(), 0) {
     auto const& program = engine.program();
     auto const input = engine.plan_input();
     if (input.reshard_ranks > 0) kept_member_ = engine.rank() % input.reshard_ranks;
@@ -95,9 +95,10 @@ class StepMemory {
                        [&](auto const& region) { return region.first <= begin && end <= region.second; });
   }
   /// Bytes of this rank that the operation accesses, or that its peers read.
-  std::vector<Stretch> bytes(step::List const& list, step::Operation const& operation, bool peers) const {
+  std::vector<Stretch> bytes(step::Operation const& operation, bool peers) const {
     Footprint footprint;
-    for (auto const& access : list.of(operation)) {
+    for (auto const& access : operation.accesses()) {
+      if (access.cells.pool == Pool::moments) continue;  // the optimizer's
       if (peers && !peers_read(operation.primitive, access)) continue;
       bool const reads = peers || access.mode != step::Mode::write, writes = !peers && access.mode != step::Mode::read;
       for (std::uint32_t i = 0; i < access.cells.count; ++i) {

@@ -6,18 +6,19 @@
 #include <cstdint>
 #include <map>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program_text.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_walk.hpp"
 
 namespace {
 
-using fsdp::Action;
 using fsdp::Phase;
+using fsdp::step::Pool;
+using fsdp::step::Primitive;
 
 }  // namespace
 
@@ -67,25 +68,17 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
 
     for (bool const evaluating : {false, true}) {
       std::map<std::uint32_t, std::uint32_t> holder;  // of gather slots
-      std::set<std::uint32_t> ready;
       for (auto const phase : {evaluating ? Phase::evaluation : Phase::forward, Phase::backward}) {
         if (evaluating && phase == Phase::backward) break;
-        for (auto const& turn : program.turns(phase)) {
-          for (auto const* operations : {&turn.before, &turn.after}) {
-            if (operations == &turn.after && !program.units[turn.unit].reads_masters)
-              REQUIRE(ready.count(turn.unit) == 1);
-            for (auto const& operation : *operations) {
-              if (!operation.runs(fsdp::plain_step)) continue;
-              if (operation.action == Action::gather || operation.action == Action::gather_slices)
-                REQUIRE(holder.emplace(operation.slot, operation.unit).second);
-              if (operation.action == Action::await) REQUIRE(ready.insert(operation.unit).second);
-              if (operation.action != Action::drop) continue;
-              REQUIRE(holder.at(operation.slot) == operation.unit);
-              holder.erase(operation.slot);
-              REQUIRE(ready.erase(operation.unit) == 1);
-            }
+        program.for_each(phase, fsdp::plain_step, [&](fsdp::step::Operation const& operation) {
+          for (auto const& [cells, mode] : operation.accesses()) {
+            if (cells.pool != Pool::gather) continue;
+            auto const slot = fsdp::step::Buffers::index(cells);
+            if (operation.primitive == Primitive::open) REQUIRE(holder.emplace(slot, operation.unit).second);
+            REQUIRE(holder.at(slot) == operation.unit);
+            if (operation.primitive == Primitive::close) holder.erase(slot);
           }
-        }
+        });
       }
       REQUIRE(holder.empty());
     }

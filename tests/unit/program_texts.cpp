@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fsdp/step/memory_plan.hpp"
-#include "fsdp/step/program.hpp"
+#include "fsdp/step/program_text.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/step_walk.hpp"
 
@@ -65,16 +65,16 @@ std::string training(fsdp::MemoryPlanInput const& input, fsdp::Facts facts = fsd
 
 TEST_CASE("program text: FullShard with a tied root") {
   CHECK(training(tied_root()) ==
-        "forward    root | gather root->own, gather h.0->A, await root |\n"
-        "forward    h.0  | gather h.1->B, await h.0 | drop h.0->A\n"
-        "forward    h.1  | gather h.2->A, await h.1 | drop h.1->B\n"
-        "forward    h.2  | await h.2 |\n"
+        "forward    root | all-gather root->own, all-gather h.0->A |\n"
+        "forward    h.0  | all-gather h.1->B | close h.0->A\n"
+        "forward    h.1  | all-gather h.2->A | close h.1->B\n"
+        "forward    h.2  | |\n"
         "forward    root | |\n"
-        "backward   root | lease root->own |\n"
-        "backward   h.2  | gather h.1->B, lease h.2->x | drop h.2->A, reduce h.2\n"
-        "backward   h.1  | gather h.0->A, await h.1, lease h.1->y | drop h.1->B, reduce h.1\n"
-        "backward   h.0  | await h.0, lease h.0->x | drop h.0->A, reduce h.0\n"
-        "backward   root | | drop root->own, reduce root\n");
+        "backward   root | open root->own |\n"
+        "backward   h.2  | all-gather h.1->B, open h.2->x | close h.2->A, reduce-scatter h.2, zero h.2\n"
+        "backward   h.1  | all-gather h.0->A, open h.1->y | close h.1->B, reduce-scatter h.1, zero h.1\n"
+        "backward   h.0  | open h.0->x | close h.0->A, reduce-scatter h.0, zero h.0\n"
+        "backward   root | | close root->own, reduce-scatter root, zero root\n");
 }
 
 TEST_CASE("program text: what depends on the micro-step is said") {
@@ -86,16 +86,19 @@ TEST_CASE("program text: what depends on the micro-step is said") {
   input.uses = {0, 1};
   input.units.resize(2);
   input.modules = {"wte", "h"};
-  CHECK(to_text(fsdp::compile_program(input)) ==
-        "forward    wte | gather root->own if sharded at first, gather h.0->own if sharded at first, "
-        "await root if sharded at first |\n"
-        "forward    h   | await h.0 if sharded at first |\n"
-        "backward   h   | lease h.0->x | drop h.0->own if dropping, hold h.0 if no sync, "
-        "add held h.0 if group sync or sync and gradients wait, reduce h.0 if group sync or sync\n"
-        "backward   wte | lease root->y | drop root->own if dropping, hold root if no sync, "
-        "add held root if group sync or sync and gradients wait, reduce root if group sync or sync\n"
-        "evaluation wte | gather root->own, gather h.0->own, await root | drop root->own\n"
-        "evaluation h   | await h.0 | drop h.0->own\n");
+  CHECK(
+      to_text(fsdp::compile_program(input)) ==
+      "forward    wte | all-gather root->own if sharded at first, all-gather h.0->own if sharded at first |\n"
+      "forward    h   | |\n"
+      "backward   h   | open h.0->x | close h.0->own if dropping, accumulate h.0 if no sync, zero h.0 if no sync, "
+      "add h.0 if group sync or sync and gradients wait, reduce-scatter h.0 if group sync or sync, zero h.0 if group "
+      "sync or sync\n"
+      "backward   wte | open root->y | close root->own if dropping, accumulate root if no sync, zero root if no sync, "
+      "add root if group sync or sync and gradients wait, reduce-scatter root if group sync or sync, zero root if "
+      "group "
+      "sync or sync\n"
+      "evaluation wte | all-gather root->own, all-gather h.0->own | close root->own\n"
+      "evaluation h   | | close h.0->own\n");
 }
 
 TEST_CASE("program text: kept slices, replicas that wait, and nothing to move") {
@@ -105,18 +108,22 @@ TEST_CASE("program text: kept slices, replicas that wait, and nothing to move") 
   input.replicas = 2;
   input.no_replica_sync = true;
   CHECK(training(input) ==
-        "forward    root | gather root->own, await root |\n"
-        "forward    h.0  | gather h.0->A, await h.0 | keep slice h.0, drop h.0->A\n"
-        "forward    h.1  | gather h.1->A, await h.1 | keep slice h.1, drop h.1->A\n"
-        "forward    h.2  | gather h.2->A, await h.2 |\n"
+        "forward    root | all-gather root->own |\n"
+        "forward    h.0  | all-gather h.0->A | keep slice h.0, close h.0->A\n"
+        "forward    h.1  | all-gather h.1->A | keep slice h.1, close h.1->A\n"
+        "forward    h.2  | all-gather h.2->A |\n"
         "forward    root | |\n"
-        "backward   root | lease root->own |\n"
-        "backward   h.2  | lease h.2->x | drop h.2->A, reduce h.2\n"
-        "backward   h.1  | gather slices h.1->A, await h.1, lease h.1->y | drop h.1->A, drop slice h.1, reduce h.1\n"
-        "backward   h.0  | gather slices h.0->A, await h.0, lease h.0->x | drop h.0->A, drop slice h.0, reduce h.0\n"
-        "backward   root | | drop root->own, reduce root\n");
+        "backward   root | open root->own |\n"
+        "backward   h.2  | open h.2->x | close h.2->A, reduce-scatter h.2, accumulate h.2, zero h.2, all-reduce h.2\n"
+        "backward   h.1  | all-gather h.1->A, open h.1->y | close h.1->A, reduce-scatter h.1, accumulate h.1, zero "
+        "h.1, all-reduce h.1\n"
+        "backward   h.0  | all-gather h.0->A, open h.0->x | close h.0->A, reduce-scatter h.0, accumulate h.0, zero "
+        "h.0, all-reduce h.0\n"
+        "backward   root | | close root->own, reduce-scatter root, accumulate root, zero root, all-reduce root\n");
   auto const all = to_text(fsdp::compile_program(input));
-  CHECK(all.find("reduce group h.1 if group sync, reduce h.1 if sync\n") != std::string::npos);
+  CHECK(all.find("reduce-scatter h.1 if group sync or sync, accumulate h.1 if group sync or sync, zero h.1 if group "
+                 "sync or sync, "
+                 "all-reduce h.1 if sync\n") != std::string::npos);
 }
 
 TEST_CASE("program text: buckets of gradients that backward writes where optimizers read") {
@@ -132,54 +139,61 @@ TEST_CASE("program text: buckets of gradients that backward writes where optimiz
         "forward    h.1  | |\n"
         "forward    h.2  | |\n"
         "forward    root | |\n"
-        "backward   root | lease root |\n"
-        "backward   h.2  | lease h.2 | end h.2, await gradients h.2, all-reduce h.2 bucket 0\n"
-        "backward   h.1  | lease h.1 | end h.1, await gradients h.1, all-reduce h.1 bucket 1, complete h.2\n"
-        "backward   h.0  | lease h.0 | end h.0, await gradients h.0, all-reduce h.0 bucket 2, complete h.1\n"
-        "backward   root | | end root, await gradients root, all-reduce root bucket 3, complete h.0, complete root\n");
+        "backward   root | zero root unless begun, open root |\n"
+        "backward   h.2  | zero h.2 unless begun, open h.2 | all-reduce h.2 bucket 0\n"
+        "backward   h.1  | zero h.1 unless begun, open h.1 | all-reduce h.1 bucket 1\n"
+        "backward   h.0  | zero h.0 unless begun, open h.0 | all-reduce h.0 bucket 2\n"
+        "backward   root | | all-reduce root bucket 3\n");
 }
 
 TEST_CASE("program text: FullShard, and its evaluation") {
   CHECK(to_text(fsdp::compile_program(three_units()), fsdp::plain_step) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | gather head->A, await h | drop h->B\n"
-        "forward    head | await head |\n"
-        "backward   head | gather h->B, lease head->x | drop head->A, reduce head\n"
-        "backward   h    | gather wte->A, await h, lease h->y | drop h->B, reduce h\n"
-        "backward   wte  | await wte, lease wte->x | drop wte->A, reduce wte\n"
-        "evaluation wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "evaluation h    | gather head->A, await h | drop h->B\n"
-        "evaluation head | await head | drop head->A\n");
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | all-gather head->A | close h->B\n"
+        "forward    head | |\n"
+        "backward   head | all-gather h->B, open head->x | close head->A, reduce-scatter head, zero head\n"
+        "backward   h    | all-gather wte->A, open h->y | close h->B, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->A, reduce-scatter wte, zero wte\n"
+        "evaluation wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "evaluation h    | all-gather head->A | close h->B\n"
+        "evaluation head | | close head->A\n");
 }
 
 TEST_CASE("program text: HybridShard moves the same, within its groups and then over them") {
   auto input = three_units();
   input.shards = input.replicas = 2;
-  CHECK(to_text(fsdp::compile_program(input)) == to_text(fsdp::compile_program(three_units())));
+  auto text = to_text(fsdp::compile_program(input), fsdp::plain_step);
+  for (std::string const unit : {"wte", "h", "head"}) {
+    auto const over_groups = ", all-reduce " + unit + ", zero";
+    auto const at = text.find(over_groups);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, over_groups.size(), ", zero");
+  }
+  CHECK(text == to_text(fsdp::compile_program(three_units()), fsdp::plain_step));
 }
 
 TEST_CASE("program text: ShardGradOp gathers once a step") {
   auto input = three_units();
   for (auto& unit : input.units) never_reshard(unit);
   CHECK(training(input) ==
-        "forward    wte  | gather wte->own, gather h->own, await wte |\n"
-        "forward    h    | gather head->own, await h |\n"
-        "forward    head | await head |\n"
-        "backward   head | lease head->x | drop head->own, reduce head\n"
-        "backward   h    | lease h->y | drop h->own, reduce h\n"
-        "backward   wte  | lease wte->x | drop wte->own, reduce wte\n");
+        "forward    wte  | all-gather wte->own, all-gather h->own |\n"
+        "forward    h    | all-gather head->own |\n"
+        "forward    head | |\n"
+        "backward   head | open head->x | close head->own, reduce-scatter head, zero head\n"
+        "backward   h    | open h->y | close h->own, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->own, reduce-scatter wte, zero wte\n");
 }
 
 TEST_CASE("program text: a head that does not shard") {
   auto input = three_units();
   never_shard(input.units[2]);
   CHECK(training(input) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | await h |\n"
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | |\n"
         "forward    head | |\n"
-        "backward   head | lease head | end head, await gradients head, all-reduce head bucket 0, complete head\n"
-        "backward   h    | gather wte->A, lease h->x | drop h->B, reduce h\n"
-        "backward   wte  | await wte, lease wte->y | drop wte->A, reduce wte\n");
+        "backward   head | zero head unless begun, open head | all-reduce head bucket 0\n"
+        "backward   h    | all-gather wte->A, open h->x | close h->B, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->y | close wte->A, reduce-scatter wte, zero wte\n");
 }
 
 TEST_CASE("program text: three strategies, a micro-step that stays in its shard group, and the next") {
@@ -190,49 +204,50 @@ TEST_CASE("program text: three strategies, a micro-step that stays in its shard 
   input.no_replica_sync = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_group | nothing_waits) ==
-        "forward    wte  | gather wte->A, gather h->own, await wte |\n"
-        "forward    h    | await h |\n"
+        "forward    wte  | all-gather wte->A, all-gather h->own |\n"
+        "forward    h    | |\n"
         "forward    head | |\n"
-        "backward   head | lease head |\n"
-        "backward   h    | lease h->x | drop h->own, reduce group h\n"
-        "backward   wte  | lease wte->y | drop wte->A, reduce group wte\n");
+        "backward   head | zero head unless begun, open head |\n"
+        "backward   h    | open h->x | close h->own, reduce-scatter h, accumulate h, zero h\n"
+        "backward   wte  | open wte->y | close wte->A, reduce-scatter wte, accumulate wte, zero wte\n");
   CHECK(training(input, starts_sharded | drops | syncs_all | sums_wait) ==
-        "forward    wte  | gather wte->A, gather h->own, await wte |\n"
-        "forward    h    | await h |\n"
+        "forward    wte  | all-gather wte->A, all-gather h->own |\n"
+        "forward    h    | |\n"
         "forward    head | |\n"
-        "backward   head | lease head | end head, await gradients head, all-reduce head bucket 0, complete head\n"
-        "backward   h    | lease h->x | drop h->own, reduce h\n"
-        "backward   wte  | lease wte->y | drop wte->A, reduce wte\n");
+        "backward   head | zero head unless begun, open head | all-reduce head bucket 0\n"
+        "backward   h    | open h->x | close h->own, reduce-scatter h, accumulate h, zero h, all-reduce h\n"
+        "backward   wte  | open wte->y | close wte->A, reduce-scatter wte, accumulate wte, zero wte, all-reduce wte\n");
 }
 
 TEST_CASE("program text: two gathered ahead") {
   CHECK(training(four_blocks(2)) ==
-        "forward    root | gather root->A, gather h.0->B, gather h.1->C, await root | drop root->A\n"
-        "forward    h.0  | gather h.2->A, await h.0 | drop h.0->B\n"
-        "forward    h.1  | gather h.3->B, await h.1 | drop h.1->C\n"
-        "forward    h.2  | await h.2 | drop h.2->A\n"
-        "forward    h.3  | await h.3 |\n"
-        "backward   h.3  | gather h.2->C, gather h.1->A, lease h.3->x | drop h.3->B, reduce h.3\n"
-        "backward   h.2  | gather h.0->B, await h.2, lease h.2->y | drop h.2->C, reduce h.2\n"
-        "backward   h.1  | gather root->C, await h.1, lease h.1->x | drop h.1->A, reduce h.1\n"
-        "backward   h.0  | await h.0, lease h.0->y | drop h.0->B, reduce h.0\n"
-        "backward   root | await root, lease root->x | drop root->C, reduce root\n");
+        "forward    root | all-gather root->A, all-gather h.0->B, all-gather h.1->C | close root->A\n"
+        "forward    h.0  | all-gather h.2->A | close h.0->B\n"
+        "forward    h.1  | all-gather h.3->B | close h.1->C\n"
+        "forward    h.2  | | close h.2->A\n"
+        "forward    h.3  | |\n"
+        "backward   h.3  | all-gather h.2->C, all-gather h.1->A, open h.3->x | close h.3->B, reduce-scatter h.3, zero "
+        "h.3\n"
+        "backward   h.2  | all-gather h.0->B, open h.2->y | close h.2->C, reduce-scatter h.2, zero h.2\n"
+        "backward   h.1  | all-gather root->C, open h.1->x | close h.1->A, reduce-scatter h.1, zero h.1\n"
+        "backward   h.0  | open h.0->y | close h.0->B, reduce-scatter h.0, zero h.0\n"
+        "backward   root | open root->x | close root->C, reduce-scatter root, zero root\n");
 }
 
 TEST_CASE("program text: no more gathered ahead than a limit of bytes lets") {
   auto input = four_blocks(2);
   input.max_ahead_bytes = 1536 * 4;
   CHECK(training(input) ==
-        "forward    root | gather root->A, gather h.0->B, await root | drop root->A\n"
-        "forward    h.0  | gather h.1->A, await h.0 | drop h.0->B\n"
-        "forward    h.1  | gather h.2->B, await h.1 | drop h.1->A\n"
-        "forward    h.2  | gather h.3->A, await h.2 | drop h.2->B\n"
-        "forward    h.3  | await h.3 |\n"
-        "backward   h.3  | gather h.2->B, lease h.3->x | drop h.3->A, reduce h.3\n"
-        "backward   h.2  | gather h.1->A, await h.2, lease h.2->y | drop h.2->B, reduce h.2\n"
-        "backward   h.1  | gather h.0->B, await h.1, lease h.1->x | drop h.1->A, reduce h.1\n"
-        "backward   h.0  | gather root->A, await h.0, lease h.0->y | drop h.0->B, reduce h.0\n"
-        "backward   root | await root, lease root->x | drop root->A, reduce root\n");
+        "forward    root | all-gather root->A, all-gather h.0->B | close root->A\n"
+        "forward    h.0  | all-gather h.1->A | close h.0->B\n"
+        "forward    h.1  | all-gather h.2->B | close h.1->A\n"
+        "forward    h.2  | all-gather h.3->A | close h.2->B\n"
+        "forward    h.3  | |\n"
+        "backward   h.3  | all-gather h.2->B, open h.3->x | close h.3->A, reduce-scatter h.3, zero h.3\n"
+        "backward   h.2  | all-gather h.1->A, open h.2->y | close h.2->B, reduce-scatter h.2, zero h.2\n"
+        "backward   h.1  | all-gather h.0->B, open h.1->x | close h.1->A, reduce-scatter h.1, zero h.1\n"
+        "backward   h.0  | all-gather root->A, open h.0->y | close h.0->B, reduce-scatter h.0, zero h.0\n"
+        "backward   root | open root->x | close root->A, reduce-scatter root, zero root\n");
 }
 
 TEST_CASE("program text: lists that gather a unit ahead of one that is used before it") {
@@ -240,28 +255,30 @@ TEST_CASE("program text: lists that gather a unit ahead of one that is used befo
   input.prefetch.forward[1] = {3};
   input.prefetch.backward[3] = {1};
   CHECK(training(input) ==
-        "forward    root | gather root->A, await root | drop root->A\n"
-        "forward    h.0  | gather h.0->B, gather h.2->A, await h.0 | drop h.0->B\n"
-        "forward    h.1  | gather h.1->B, await h.1 | drop h.1->B\n"
-        "forward    h.2  | await h.2 | drop h.2->A\n"
-        "forward    h.3  | gather h.3->A, await h.3 |\n"
-        "backward   h.3  | lease h.3->x | drop h.3->A, reduce h.3\n"
-        "backward   h.2  | gather h.2->B, gather h.0->A, await h.2, lease h.2->y | drop h.2->B, reduce h.2\n"
-        "backward   h.1  | gather h.1->B, await h.1, lease h.1->x | drop h.1->B, reduce h.1\n"
-        "backward   h.0  | await h.0, lease h.0->y | drop h.0->A, reduce h.0\n"
-        "backward   root | gather root->A, await root, lease root->x | drop root->A, reduce root\n");
+        "forward    root | all-gather root->A | close root->A\n"
+        "forward    h.0  | all-gather h.0->B, all-gather h.2->A | close h.0->B\n"
+        "forward    h.1  | all-gather h.1->B | close h.1->B\n"
+        "forward    h.2  | | close h.2->A\n"
+        "forward    h.3  | all-gather h.3->A |\n"
+        "backward   h.3  | open h.3->x | close h.3->A, reduce-scatter h.3, zero h.3\n"
+        "backward   h.2  | all-gather h.2->B, all-gather h.0->A, open h.2->y | close h.2->B, reduce-scatter h.2, zero "
+        "h.2\n"
+        "backward   h.1  | all-gather h.1->B, open h.1->x | close h.1->B, reduce-scatter h.1, zero h.1\n"
+        "backward   h.0  | open h.0->y | close h.0->A, reduce-scatter h.0, zero h.0\n"
+        "backward   root | all-gather root->A, open root->x | close root->A, reduce-scatter root, zero root\n");
 }
 
 TEST_CASE("program text: nothing is kept between forward and backward") {
   auto input = three_units();
   input.keep_last = input.keep_root = false;
   CHECK(training(input) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | gather head->A, await h | drop h->B\n"
-        "forward    head | await head | drop head->A\n"
-        "backward   head | gather head->B, gather h->A, await head, lease head->x | drop head->B, reduce head\n"
-        "backward   h    | gather wte->B, await h, lease h->y | drop h->A, reduce h\n"
-        "backward   wte  | await wte, lease wte->x | drop wte->B, reduce wte\n");
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | all-gather head->A | close h->B\n"
+        "forward    head | | close head->A\n"
+        "backward   head | all-gather head->B, all-gather h->A, open head->x | close head->B, reduce-scatter head, "
+        "zero head\n"
+        "backward   h    | all-gather wte->B, open h->y | close h->A, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->B, reduce-scatter wte, zero wte\n");
 }
 
 TEST_CASE("program text: gradients that wait beside slots too narrow for sums") {
@@ -271,19 +288,19 @@ TEST_CASE("program text: gradients that wait beside slots too narrow for sums") 
   input.reduce_bytes = 2;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | gather head->A, await h | drop h->B\n"
-        "forward    head | await head |\n"
-        "backward   head | gather h->B, lease head->x | drop head->A, hold head\n"
-        "backward   h    | gather wte->A, await h, lease h->y | drop h->B, hold h\n"
-        "backward   wte  | await wte, lease wte->x | drop wte->A, hold wte\n");
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | all-gather head->A | close h->B\n"
+        "forward    head | |\n"
+        "backward   head | all-gather h->B, open head->x | close head->A, accumulate head, zero head\n"
+        "backward   h    | all-gather wte->A, open h->y | close h->B, accumulate h, zero h\n"
+        "backward   wte  | open wte->x | close wte->A, accumulate wte, zero wte\n");
   CHECK(training(input, starts_sharded | drops | syncs_all | gradients_wait) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | gather head->A, await h | drop h->B\n"
-        "forward    head | await head |\n"
-        "backward   head | gather h->B, lease head->x | drop head->A, add held head, reduce head\n"
-        "backward   h    | gather wte->A, await h, lease h->y | drop h->B, add held h, reduce h\n"
-        "backward   wte  | await wte, lease wte->x | drop wte->A, add held wte, reduce wte\n");
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | all-gather head->A | close h->B\n"
+        "forward    head | |\n"
+        "backward   head | all-gather h->B, open head->x | close head->A, add head, reduce-scatter head, zero head\n"
+        "backward   h    | all-gather wte->A, open h->y | close h->B, add h, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->A, add wte, reduce-scatter wte, zero wte\n");
 }
 
 TEST_CASE("program text: gradients that wait where backward writes them") {
@@ -291,12 +308,12 @@ TEST_CASE("program text: gradients that wait where backward writes them") {
   input.no_sync = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
-        "forward    wte  | gather wte->A, gather h->B, await wte | drop wte->A\n"
-        "forward    h    | gather head->A, await h | drop h->B\n"
-        "forward    head | await head |\n"
-        "backward   head | gather h->B, lease head->own | drop head->A\n"
-        "backward   h    | gather wte->A, await h, lease h->own | drop h->B\n"
-        "backward   wte  | await wte, lease wte->own | drop wte->A\n");
+        "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
+        "forward    h    | all-gather head->A | close h->B\n"
+        "forward    head | |\n"
+        "backward   head | all-gather h->B, open head->own | close head->A\n"
+        "backward   h    | all-gather wte->A, open h->own | close h->B\n"
+        "backward   wte  | open wte->own | close wte->A\n");
 }
 
 TEST_CASE("program text: parameters that stay for the next micro-step") {
@@ -304,44 +321,44 @@ TEST_CASE("program text: parameters that stay for the next micro-step") {
   input.keep_unsharded = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | keeps | syncs_all | nothing_waits) ==
-        "forward    wte  | gather wte->own, gather h->own, await wte | drop wte->own\n"
-        "forward    h    | gather head->own, await h | drop h->own\n"
-        "forward    head | await head |\n"
-        "backward   head | gather h->own, lease head->x | reduce head\n"
-        "backward   h    | gather wte->own, await h, lease h->y | reduce h\n"
-        "backward   wte  | await wte, lease wte->x | reduce wte\n");
-  CHECK(training(input, starts_unsharded | drops | syncs_all | nothing_waits) ==
-        "forward    wte  | | drop wte->own\n"
-        "forward    h    | | drop h->own\n"
+        "forward    wte  | all-gather wte->own, all-gather h->own | close wte->own\n"
+        "forward    h    | all-gather head->own | close h->own\n"
         "forward    head | |\n"
-        "backward   head | gather h->own, lease head->x | drop head->own, reduce head\n"
-        "backward   h    | gather wte->own, await h, lease h->y | drop h->own, reduce h\n"
-        "backward   wte  | await wte, lease wte->x | drop wte->own, reduce wte\n");
+        "backward   head | all-gather h->own, open head->x | reduce-scatter head, zero head\n"
+        "backward   h    | all-gather wte->own, open h->y | reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | reduce-scatter wte, zero wte\n");
+  CHECK(training(input, starts_unsharded | drops | syncs_all | nothing_waits) ==
+        "forward    wte  | | close wte->own\n"
+        "forward    h    | | close h->own\n"
+        "forward    head | |\n"
+        "backward   head | all-gather h->own, open head->x | close head->own, reduce-scatter head, zero head\n"
+        "backward   h    | all-gather wte->own, open h->y | close h->own, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->own, reduce-scatter wte, zero wte\n");
 }
 
 TEST_CASE("program text: a unit of neighbours is gathered for the first of them and dropped after the last") {
   auto input = blocks_in_pairs();
   CHECK(training(input) ==
-        "forward    wte  | gather root->own, gather h.0-1->A, await root |\n"
-        "forward    h.0  | gather h.2-3->B, await h.0-1 |\n"
-        "forward    h.1  | | drop h.0-1->A\n"
-        "forward    h.2  | await h.2-3 |\n"
+        "forward    wte  | all-gather root->own, all-gather h.0-1->A |\n"
+        "forward    h.0  | all-gather h.2-3->B |\n"
+        "forward    h.1  | | close h.0-1->A\n"
+        "forward    h.2  | |\n"
         "forward    h.3  | |\n"
         "forward    head | |\n"
-        "backward   head | lease root->own |\n"
-        "backward   h.3  | gather h.0-1->A, lease h.2-3->x |\n"
-        "backward   h.2  | | drop h.2-3->B, reduce h.2-3\n"
-        "backward   h.1  | await h.0-1, lease h.0-1->y |\n"
-        "backward   h.0  | | drop h.0-1->A, reduce h.0-1\n"
-        "backward   wte  | | drop root->own, reduce root\n");
+        "backward   head | open root->own |\n"
+        "backward   h.3  | all-gather h.0-1->A, open h.2-3->x |\n"
+        "backward   h.2  | | close h.2-3->B, reduce-scatter h.2-3, zero h.2-3\n"
+        "backward   h.1  | open h.0-1->y |\n"
+        "backward   h.0  | | close h.0-1->A, reduce-scatter h.0-1, zero h.0-1\n"
+        "backward   wte  | | close root->own, reduce-scatter root, zero root\n");
   input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), 0, 0);
   input.keep_last = false;
   auto const whole = to_text(fsdp::compile_program(input), fsdp::plain_step);
   CHECK(whole.substr(whole.find("evaluation")) ==
-        "evaluation wte  | gather root->own, await root |\n"
-        "evaluation h.0  | gather h.0-1->A, await h.0-1 |\n"
-        "evaluation h.1  | | drop h.0-1->A\n"
-        "evaluation h.2  | gather h.2-3->A, await h.2-3 |\n"
-        "evaluation h.3  | | drop h.2-3->A\n"
-        "evaluation head | | drop root->own\n");
+        "evaluation wte  | all-gather root->own |\n"
+        "evaluation h.0  | all-gather h.0-1->A |\n"
+        "evaluation h.1  | | close h.0-1->A\n"
+        "evaluation h.2  | all-gather h.2-3->A |\n"
+        "evaluation h.3  | | close h.2-3->A\n"
+        "evaluation head | | close root->own\n");
 }

@@ -152,13 +152,13 @@ void import_shard(E& engine, Read&& read) {
   std::vector<float> values;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
+    auto const writing = shards.write(unit);
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
       written.add(u, values);
       detail::put_values(engine, unit.master + part.offset, values);
     }
-    shards.mark_written(unit);
   }
   written.expect_equal_replicas(engine, "imported values");
   shards.gate().end_replacing();

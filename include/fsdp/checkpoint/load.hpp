@@ -132,12 +132,12 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
     each([&](std::size_t array, std::size_t u, Segment const& segment, TensorInfo const& tensor) {
       values.resize(static_cast<std::size_t>(segment.count));
       reader->read(arrays[array].name, tensor.name, segment.first, values);
-      if (array == 0) return fsdp::detail::put_values(engine, shards[u].master + segment.offset, values);
-      fsdp::detail::put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
+      if (array > 0) return fsdp::detail::put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
+      auto const writing = shards.write(shards[u]);
+      fsdp::detail::put_values(engine, shards[u].master + segment.offset, values);
     });
     return "";
   });
-  for (std::size_t u = 0; u < shards.size(); ++u) shards.mark_written(shards[u]);
   optimizer.set_steps(manifest.steps_taken);
   shards.gate().end_replacing();
   return {checkpoint, manifest.step, manifest.world_size, manifest.extra};

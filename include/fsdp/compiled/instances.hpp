@@ -27,18 +27,18 @@
 /// @param D  the device
 /// @param P  the precision
 #define FSDP_DEVICE_INSTANCES(how, D, P) \
-  how class FlatParam<D, P>;             \
-  how class Declaration<D, P>;           \
+  how class FlatParam<P>;                \
+  how class Declaration<P>;              \
+  how class detail::Streams<D>;          \
   how class TraceHook<D>;                \
-  how class Tracer<D>;                   \
-  how class BufferPool<D>;
+  how class Tracer<D>;
 
 /// Engines over a communicator, and their optimizers.
 #define FSDP_ENGINE_INSTANCES(how, C, P)                                        \
   how class Mesh<C>;                                                            \
   how class ShardStorage<C, P>;                                                 \
-  how class Unsharder<C, P>;                                                    \
-  how class Reducer<C, P>;                                                      \
+  how class detail::Waits<C>;                                                   \
+  how class detail::Executor<C, P>;                                             \
   how class Passes<C, P>;                                                       \
   how struct detail::EngineCore<C, P>;                                          \
   how class Engine<C, P>;                                                       \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of an engine, how they are put together when it is sealed, and what its scopes and its second door reach.
+// The parts of an engine, and how they are put together when it is sealed.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/declaration.hpp"
+#include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/passes.hpp"
-#include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
 #include "fsdp/engine/stream_failures.hpp"
+#include "fsdp/engine/streams.hpp"
 #include "fsdp/engine/texts.hpp"
-#include "fsdp/engine/unsharder.hpp"
 #include "fsdp/engine/user_checks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -31,6 +31,9 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/trace/trace.hpp"
+#if defined(FSDP_CHECK_PROGRAM)
+#include "fsdp/step/check_program.hpp"
+#endif
 
 namespace fsdp::detail {
 
@@ -39,7 +42,7 @@ template <Communicator C, class P>
 struct EngineCore {
   using Device = typename C::Device;
   using Stream = typename Device::Stream;
-  using Unit = FlatParam<Device, P>;
+  using Unit = FlatParam<P>;
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
   using Calls = CallGuard;
@@ -51,9 +54,8 @@ struct EngineCore {
         device(over.device()),
         where(place(over.rank(), over.size(), strategy)),
         declared(where, strategy, options),
-        owned_compute(caller == nullptr ? std::optional<Stream>(device.make_stream("compute", StreamPriority::normal))
-                                        : std::nullopt),
-        compute(caller == nullptr ? &*owned_compute : caller) {
+        streams(device, caller),
+        compute(&streams[StreamKind::compute]) {
     expect_exact_arithmetic(where.rank);
     number = mesh->number_engine();
   }
@@ -79,19 +81,24 @@ struct EngineCore {
     declared.seal();
     input = declared.plan_input();
     program = compile_program(input);
+#if defined(FSDP_CHECK_PROGRAM)
+    if (auto const problem = check_program(program, input); !problem.empty())
+      fail<Error>("rank {}: the compiled step is wrong: {}. Please report it, with this printed step:\n{}", where.rank,
+                  problem, to_text(program));
+#endif
     expect_buffers(program, input, passes.next_backward());
     auto const which =
         formatted("engine {} of this mesh, whose first unit is '{}'\n", number, declared.units().front()->name());
     expect_equal_texts(mesh->world(), which + declared.text(), "layouts");
     split_communicators();
-    passes.set_program(program);
-    storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input), gather, reduce);
-    storage.register_memory(gather, reduce, scalar_comm);
+    storage.allocate(mesh->world(), declared.units(), program, fsdp::memory_plan(program, input));
+    storage.register_memory(executor, scalar_comm);
     storage.place_shards(declared.units(), program);
-    gather.prepare(declared.units(), program);
-    reduce.prepare(declared.units(), program, storage.direct_gradients());
+    auto const kept_ranks = declared.options().reshard_ranks;
+    executor.prepare(program, declared.units(), storage.slots(program), kept_ranks > 0 ? where.rank % kept_ranks : 0);
     storage.initialize(declared.units(), declared.options().seed, *compute);
-    for (auto& unit : declared.units()) mark_written(*unit);
+    for (auto const& operation : program.updates) executor.note(operation);
+    passes.set_program(program);
     sealed = true;
   }
 
@@ -105,26 +112,30 @@ struct EngineCore {
       if (at.replicas > 1) (at.replicas == at.world ? replicated_over_world : replicated_in_groups) = true;
     }
     scalar_comm.emplace(world.split(0, where.rank, "scalar"));
+    using step::Group;
+    auto const split = [&](Group group, int color, std::string_view name) {
+      executor.set_communicator(group, world.split(color, where.rank, name));
+    };
     if (sharded) {
-      gather.set_shard_group(world.split(where.replica, where.rank, "gather"));
-      reduce.set_shard_group(world.split(where.replica, where.rank, "reduce"));
+      split(Group::gather, where.replica, "gather");
+      split(Group::reduce, where.replica, "reduce");
     }
-    if (replicated_in_groups) reduce.add_replicate_group(world.split(where.shard, where.rank, "replicate"));
-    if (replicated_over_world) reduce.add_replicate_group(world.split(0, where.rank, "replicate all"));
+    if (replicated_in_groups) split(Group::replicas, where.shard, "replicate");
+    if (replicated_over_world) split(Group::all_replicas, 0, "replicate all");
     if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
-      gather.set_kept_group(world.split(where.rank / ranks, where.rank, "kept group"), where.rank % ranks);
+      split(Group::kept, where.rank / ranks, "kept group");
   }
   void discard_gradients() {
     passes.expect_no_half_step("gradients are discarded");
     bool some = false;
-    for (auto const& unit : declared.units()) some = some || !unit->fresh || unit->has_unreduced();
+    for (std::size_t u = 0; sealed && u < declared.units().size(); ++u) {
+      auto const& contents = executor.contents()[u];
+      some = some || contents.gradient == step::Contents::Gradient::sum || contents.waits();
+    }
     passes.discard();
     gate.forget_norm();
     if (some) history.add("discard_gradients", 0.0f);
   }
-  /// Compute has been given a write of the unit's master shard.
-  void mark_written(Unit& unit) { unit.updated.signal(device, *compute); }
-
   /// A scope begins.
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
@@ -161,8 +172,7 @@ struct EngineCore {
 
   void attach_tracer(std::unique_ptr<Tracer<Device>> next) {
     trace.attach(next.get());
-    gather.set_tracer(next.get());
-    reduce.set_tracer(next.get());
+    executor.attach(next.get());
     tracer = std::move(next);
   }
 
@@ -214,7 +224,7 @@ struct EngineCore {
   MemoryAccount account;
   CallGuard calls{where.rank};
   History history;
-  Declaration<Device, P> declared;
+  Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
@@ -223,12 +233,11 @@ struct EngineCore {
   MemoryPlanInput input;  ///< what `program` was compiled from
   Program program;
 
-  std::optional<Stream> owned_compute;
+  Executor<C, P> executor{device, where.rank, streams, account, history, declared.wire()};
+  Streams<Device> streams;  // after everything that its work uses: joined first
   Stream* compute;
-  Unsharder<C, P> gather{device, account, history};
-  Reducer<C, P> reduce{device, where.rank, account, history, declared.wire()};
-  StreamFailures<Stream, Unsharder<C, P>, Reducer<C, P>> failures{*compute, gather, reduce};
-  Passes<C, P> passes{device, where.rank, declared, gather, reduce, *compute, history, failures};
+  StreamFailures<Device> failures{streams};
+  Passes<C, P> passes{device, where.rank, declared, executor, *compute, history, failures};
   StepGate<Passes<C, P>> gate{where.rank, passes};
 };
 

@@ -23,10 +23,10 @@
 namespace fsdp {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
-template <Device D, class P>
+template <class P>
 class Declaration {
  public:
-  using Unit = FlatParam<D, P>;
+  using Unit = FlatParam<P>;
   using Units = std::vector<std::unique_ptr<Unit>>;
 
   /// @param where  under `strategy`
@@ -77,7 +77,7 @@ class Declaration {
   ShardingStrategy const& strategy() const { return strategy_; }
 
   /// @throws ConfigError if the unit shards otherwise than the engine
-  [[gnu::cold]] UnitId add_unit(D const& device, std::string_view unit_name, ShardingStrategy const& strategy) {
+  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
     bool const as_engine =
         strategy.grouped == strategy_.grouped && (!strategy.grouped || strategy.group == strategy_.group);
     if (strategy.shards && !(strategy_.shards && as_engine))
@@ -88,7 +88,7 @@ class Declaration {
     for (auto const& unit : units_)
       FSDP_EXPECTS(unit->name() != unit_name,
                    "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
-    units_.push_back(std::make_unique<Unit>(device, std::string(unit_name), strategy));
+    units_.push_back(std::make_unique<Unit>(units_.size(), std::string(unit_name), strategy));
     return {units_.size() - 1};
   }
 
@@ -175,8 +175,9 @@ class Declaration {
       auto const& tensors = unit->layout().tensors();
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
       auto const& strategy = unit->strategy();
-      input.units.push_back({align_up(end, layout_alignment * where_.world), unit->name(), strategy.shards,
-                             strategy.reshards_after_forward});
+      auto const padded = align_up(end, layout_alignment * where_.world);
+      input.units.push_back({padded, unit->name(), strategy.shards, strategy.reshards_after_forward,
+                             unit->sets_gradients, unit->layout().numel() < padded});
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       input.uses.push_back(schedule_.unit(use));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One unit: its tensors laid flat, the shard that this rank keeps, and the state of its full parameters.
+// One unit: its tensors laid flat, and the shard that this rank keeps.
 #pragma once
 
 #include <cstddef>
@@ -9,49 +9,29 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/concepts.hpp"
-#include "fsdp/engine/fence.hpp"
-#include "fsdp/engine/slots.hpp"
-#include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/strategy.hpp"
 
 namespace fsdp {
 
-enum class UnitState : unsigned char { sharded, unsharding, unsharded };
-
-constexpr std::string_view name(UnitState state) {
-  switch (state) {
-    case UnitState::sharded: return "sharded";
-    case UnitState::unsharding: return "unsharding";
-    case UnitState::unsharded: return "unsharded";
-  }
-  return "?";
-}
-
-/// A unit's flat parameter: layout, shard, and the buffers that it leases while unsharded.
-/// @tparam D  the device
+/// A unit's flat parameter: layout, shard, and the buffers that it has while unsharded.
 /// @tparam P  the precision policy
-template <Device D, class P>
+template <class P>
 class FlatParam {
  public:
   using Param = typename P::Param;
   using Master = typename P::Master;
   using Reduce = typename P::Reduce;
 
-  [[gnu::cold]] FlatParam(D const& device, std::string unit_name, ShardingStrategy const& strategy)
-      : gathered(device),
-        gradients_ready(device),
-        reduced(device),
-        partial_read(device),
-        updated(device),
-        name_(std::move(unit_name)),
-        strategy_(strategy) {}
+  /// @param index  among the engine's units
+  [[gnu::cold]] FlatParam(std::size_t index, std::string unit_name, ShardingStrategy const& strategy)
+      : index_(index), name_(std::move(unit_name)), strategy_(strategy) {}
 
   FlatParam(FlatParam const&) = delete;
   [[gnu::cold, gnu::noinline]] ~FlatParam() = default;
 
+  std::size_t index() const { return index_; }
   std::string const& name() const { return name_; }
   ShardingStrategy const& strategy() const { return strategy_; }
   /// Where this rank stands as to this unit. @pre sealed
@@ -90,39 +70,14 @@ class FlatParam {
 
   Master* master = nullptr;         ///< (shard_numel) master weights
   float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
-  Param* full = nullptr;            ///< (full_numel) full parameters while not sharded
-  Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, while leased
+  Param* full = nullptr;            ///< (full_numel) full parameters; nullptr while sharded
+  Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes; valid in its uses
   float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
-  Slot<D>* gather_slot = nullptr;   ///< of `full`; stays nullptr where that is `master`
-  Slot<D>* kept_slot = nullptr;     ///< while a slice stays after forward, for a backward gather among fewer ranks
-  Slot<D>* reduce_slot = nullptr;   ///< of `full_gradient`; stays nullptr where that is `gradient`
-
-  // What streams say of this unit, in the order of a step.
-  Fence<D> gathered;         ///< gather: the full parameters are there
-  Fence<D> gradients_ready;  ///< compute: backward has written the gradients
-  Fence<D> reduced;          ///< reduce or replicate: the gradient shard is complete
-  Fence<D> partial_read;     ///< replicate: the partial gradient shard may be written again
-  Fence<D> updated;          ///< compute: the optimizer (or initialisation) has written the shard
-
-  UnitState state = UnitState::sharded;
-  bool partial_pending = false;  ///< `partial` holds gradients that replicas have not added up
-  bool incomplete = false;       ///< `gradient` is written, and some of its buckets are not under way to replicas
-  bool accumulated = false;      ///< `accumulator` holds gradients that are not reduced
-  bool fresh = true;             ///< no gradient since the last optimizer step: the next reduction overwrites
-  bool reduced_once = false;     ///< the gradient shard holds, or will hold, the gradients of a backward pass
-  bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
-
-  /// Gradients of earlier micro-steps still wait for a reduction.
-  bool has_unreduced() const { return full_gradient != nullptr || accumulated || partial_pending; }
-
-  /// @throws UsageError unless the full parameters are there
-  void expect_unsharded(int rank) const {
-    FSDP_EXPECTS(state == UnitState::unsharded, "rank {}: unit '{}': expected unsharded parameters, but they are {}",
-                 rank, name_, fsdp::name(state));
-  }
+  bool sets_gradients = true;       ///< every module begins its gradients' sums itself: nothing is zeroed for it
 
  private:
+  std::size_t index_;
   std::string name_;
   ShardingStrategy strategy_;
   Placement placement_;

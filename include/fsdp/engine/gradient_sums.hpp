@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients of one element type travel and are added up, chosen at run time.
+// Reductions of gradients of one element type, chosen at run time.
 #pragma once
 
 #include <concepts>
@@ -9,7 +9,6 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/elementwise.hpp"
-#include "fsdp/kernels/mean.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/tensor.hpp"
 
@@ -32,8 +31,8 @@ struct GradientSums {
   std::size_t element_bytes = 0;
   /// out[i] = in[i], rounded to nearest even. Where gradients are rounded.
   void (*round)(D const&, Stream&, float const* in, void* out, std::int64_t n) = nullptr;
-  /// In place: slice `own` of the sum over ranks of `full`. @return the slice
-  void* (*reduce_scatter)(C&, Stream&, void* full, Range own, Label, Ticket&) = nullptr;
+  /// In place: slice `own` of the sum over ranks of `full`.
+  Ticket (*reduce_scatter)(C&, Stream&, void* full, Range own, Label) = nullptr;
   /// In place.
   Ticket (*all_reduce)(C&, Stream&, void* data, std::int64_t count, Label) = nullptr;
   /// See kernels::accumulate.
@@ -55,19 +54,6 @@ struct GradientSums {
                       fsdp::name(type), fsdp::name(type));
   }
 
-  /// The mean over ranks, in place. `data` are this rank's alone then.
-  static void average(C& comm, Stream& stream, float* data, std::int64_t count, Label label) {
-    auto const ticket = kernels::all_reduce_mean(comm, stream, data, data, static_cast<std::size_t>(count), label);
-    comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
-  }
-  /// The mean over ranks of what was rounded, into fp32. `rounded` is this rank's alone then.
-  void average_into(C& comm, D const& device, Stream& stream, void* rounded, float* out, std::int64_t count,
-                    Label label) const {
-    auto const ticket = all_reduce(comm, stream, rounded, count, label);
-    accumulate(device, stream, rounded, out, count, 1.0f / static_cast<float>(comm.size()), true);
-    comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
-  }
-
  private:
   template <class T>
   static constexpr GradientSums rounded_to() {
@@ -80,11 +66,9 @@ struct GradientSums {
     kernels::cast(device, stream, in, static_cast<T*>(out), n);
   }
   template <class T>
-  static void* reduce_scatter_of(C& comm, Stream& stream, void* full, Range own, Label label, Ticket& ticket) {
-    auto* const slice = static_cast<T*>(full) + own.begin;
-    ticket =
-        comm.reduce_scatter(stream, static_cast<T const*>(full), slice, static_cast<std::size_t>(own.size()), label);
-    return slice;
+  static Ticket reduce_scatter_of(C& comm, Stream& stream, void* full, Range own, Label label) {
+    return comm.reduce_scatter(stream, static_cast<T const*>(full), static_cast<T*>(full) + own.begin,
+                               static_cast<std::size_t>(own.size()), label);
   }
   template <class T>
   static Ticket all_reduce_of(C& comm, Stream& stream, void* data, std::int64_t count, Label label) {

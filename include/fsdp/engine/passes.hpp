@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward passes over the declared uses: what each gathers, keeps, drops and reduces.
+// Forward and backward passes over the declared uses: which operations of the program run when.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/declaration.hpp"
+#include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/history.hpp"
-#include "fsdp/engine/reducer.hpp"
 #include "fsdp/engine/stream_failures.hpp"
-#include "fsdp/engine/unsharder.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/step/program.hpp"
+#include "fsdp/step/run.hpp"
 #include "fsdp/step/schedule.hpp"
 
 namespace fsdp {
@@ -28,23 +28,23 @@ class Passes {
  public:
   using D = typename C::Device;
   using Stream = typename D::Stream;
-  using Unit = FlatParam<D, P>;
-  using Failures = detail::StreamFailures<Stream, Unsharder<C, P>, Reducer<C, P>>;
+  using Unit = FlatParam<P>;
+  using Executor = detail::Executor<C, P>;
+  using Failures = detail::StreamFailures<D>;
 
-  Passes(D const& device, int rank, Declaration<D, P>& declared, Unsharder<C, P>& gather, Reducer<C, P>& reduce,
-         Stream& compute, History& history, Failures& failures)
+  Passes(D const& device, int rank, Declaration<P>& declared, Executor& executor, Stream& compute, History& history,
+         Failures& failures)
       : device_(device),
         rank_(rank),
         declared_(&declared),
-        gather_(&gather),
-        reduce_(&reduce),
+        executor_(&executor),
         compute_(&compute),
         history_(&history),
         failures_(&failures) {
     for (int pass = 0; pass < declared.options().passes_ahead; ++pass) begun_.push_back(device_.make_event());
   }
 
-  /// What is done at each use, which the engine compiles when it is sealed.
+  /// The engine compiles the program when it is sealed.
   void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
   BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
@@ -72,19 +72,17 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        facts_ = left_;
-        if ((facts_ & starts_sharded) != 0) reshard_all();
-        forget_parameters();
+        if (flags_.begin_forward()) executor_->drop_parameters();
+        executor_->begin_pass(flags_.now());
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
       }
-      run(program_->turn(phase_, use).before, "forward");
-      return unit_of(use);
+      return begin(use, "forward");
     });
   }
 
   void end_forward(std::size_t use) {
     or_interrupt([&] {
-      run(program_->turn(phase_, use).after, "forward");
+      end(use, "forward");
       schedule().end_forward(use);
     });
   }
@@ -99,22 +97,22 @@ class Passes {
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        facts_ = next_backward().facts() | (left_ & waiting_answers);
+        flags_.begin_backward(next_backward());
+        executor_->begin_pass(flags_.now());
         phase_ = Phase::backward;
         ++backward_passes_;
       }
-      run(program_->turn(phase_, use).before, "backward");
-      return unit_of(use);
+      return begin(use, "backward");
     });
   }
 
   void end_backward(std::size_t use) {
     or_interrupt([&] {
-      run(program_->turn(phase_, use).after, "backward");
+      end(use, "backward");
       if (!schedule().end_backward(use)) return;
-      left_ = left_by(facts_);
+      flags_.end_backward();
       // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
-      if ((facts_ & syncs_all) == 0) history_->add("unreduced micro-step");
+      if ((flags_.now() & syncs_all) == 0) history_->add("unreduced micro-step");
     });
   }
 
@@ -126,17 +124,12 @@ class Passes {
     schedule().expect_closed(what);
     drop_pass();
   }
-  /// Ends the pass under way after an exception: every unit is dropped as far as streams still take work. Gradients of
-  /// a backward pass are then left half-way: all but discard() is refused.
+  /// Ends the pass under way after an exception: every unit is dropped. Gradients of a backward pass are then left
+  /// half-way: all but discard() is refused.
   void interrupt() noexcept {
     schedule().interrupt();
-    forget_parameters();
-    for (auto& unit : declared_->units()) {
-      try {
-        gather_->reshard(*unit, *compute_);
-      } catch (...) {  // of a stream that has failed: nothing that it was given will run
-      }
-    }
+    flags_.forget_parameters();
+    executor_->drop_parameters();
   }
   /// @throws UsageError if an optimizer step has ended half-way: to forget its gradients does not mend the parameters
   void expect_no_half_step(std::string_view what) const {
@@ -147,12 +140,16 @@ class Passes {
   void discard() {
     bool const in_backward = schedule().in_backward();
     if (in_backward) schedule().expect_closed("gradients are discarded");
-    reduce_->discard(declared_->units(), *compute_);
-    left_ = (left_ & start_answers) | nothing_waits;
+    executor_->discard_gradients();
+    flags_.forget_gradients();
     if (in_backward || (schedule().in_forward() && !schedule().is_open())) drop_pass();
   }
 
-  typename Declaration<D, P>::Units const& units() const { return declared_->units(); }
+  typename Declaration<P>::Units const& units() const { return declared_->units(); }
+  /// @pre sealed
+  step::Contents const& contents() const { return executor_->contents(); }
+  /// There is a program.
+  bool sealed() const { return program_ != nullptr; }
   /// Backward passes begun so far: tells gradients apart.
   std::uint64_t backward_passes() const { return backward_passes_; }
 
@@ -183,10 +180,11 @@ class Passes {
  private:
   [[noreturn, gnu::cold]] void refuse_half_parameters(std::string_view what) const {
     std::string done, missing;
-    for (auto const& unit : declared_->units()) {
-      if (unit->empty()) continue;
-      auto& list = unit->fresh ? done : missing;
-      list += formatted("{}'{}'", list.empty() ? "" : ", ", unit->name());
+    for (std::size_t u = 0; u < declared_->units().size(); ++u) {
+      auto const& unit = *declared_->units()[u];
+      if (unit.empty()) continue;
+      auto& list = contents()[u].gradient == step::Contents::Gradient::sum ? missing : done;
+      list += formatted("{}'{}'", list.empty() ? "" : ", ", unit.name());
     }
     auto const units = writing_ != half_step
                            ? std::string()
@@ -238,63 +236,37 @@ class Passes {
     ++passes_;
     device_.record(begun, *compute_);
   }
-  Unit& unit_of(std::size_t use) { return *declared_->units()[schedule().unit(use)]; }
 
-  /// Does what the program says.
-  void run(std::vector<Operation> const& operations, std::string_view pass) {
-    for (auto const& operation : operations)
-      if (operation.runs(facts_)) run(operation, pass);
+  /// Runs what the program has for a use, before the module's kernels and after them. @return the use's unit
+  Unit& begin(std::size_t use, std::string_view pass) {
+    auto const& turn = program_->turn(phase_, use);
+    for (auto const& operation : turn.before)
+      if (operation.runs(flags_.now())) executor_->run(operation, pass);
+    executor_->begin_compute(turn.compute);
+    return *declared_->units()[turn.unit];
   }
-  void run(Operation const& operation, std::string_view pass) {
-    auto& unit = *declared_->units()[operation.unit];
-    switch (operation.action) {
-      case Action::gather: return gather_->unshard(unit, gather_->pool()[operation.slot], pass);
-      case Action::gather_slices: return gather_->unshard_slices(unit, gather_->pool()[operation.slot], pass);
-      case Action::await: return gather_->wait_for_unshard(unit, *compute_);
-      case Action::keep_slice: return gather_->keep_slice(unit, gather_->kept_pool()[operation.slot], *compute_);
-      case Action::drop: return gather_->drop(unit, *compute_);
-      case Action::drop_slice: return gather_->drop_slice(unit);
-      case Action::lease:
-        if (operation.slot == Operation::no_slot) return reduce_->lease_direct(unit, *compute_);
-        return reduce_->lease(unit, reduce_->pool()[operation.slot], *compute_);
-      case Action::hold: return reduce_->hold(unit, *compute_);
-      case Action::add_held: return reduce_->add_held(unit, *compute_);
-      case Action::reduce_group: return reduce_->reduce(unit, operation.slot, *compute_, false);
-      case Action::reduce: return reduce_->reduce(unit, operation.slot, *compute_, true);
-      case Action::end_gradients: return reduce_->end_direct(unit, *compute_);
-      case Action::await_gradients: return reduce_->await_direct(unit);
-      case Action::all_reduce: return reduce_->all_reduce(unit, *program_, operation.slot);
-      case Action::complete: return reduce_->complete_direct(unit);
-      case Action::settle:
-        if (operation.slot == Operation::no_slot) return reduce_->settle_accumulator(unit);
-        return reduce_->settle(reduce_->pool()[operation.slot]);
-      case Action::settle_wire: return reduce_->settle(reduce_->wires()[operation.slot]);
-    }
+  void end(std::size_t use, std::string_view pass) {
+    executor_->end_compute();
+    for (auto const& operation : program_->turn(phase_, use).after)
+      if (operation.runs(flags_.now())) executor_->run(operation, pass);
   }
-  /// The next forward pass finds no parameters of an earlier backward.
-  void forget_parameters() noexcept { left_ = starts_sharded | (left_ & waiting_answers); }
   void drop_pass() {
     schedule().reset();
-    reshard_all();
-  }
-  void reshard_all() {
-    for (auto& unit : declared_->units()) gather_->reshard(*unit, *compute_);
-    forget_parameters();
+    executor_->drop_parameters();
+    flags_.forget_parameters();
   }
 
   D device_;
   int rank_;
-  Declaration<D, P>* declared_;
-  Unsharder<C, P>* gather_;
-  Reducer<C, P>* reduce_;
+  Declaration<P>* declared_;
+  Executor* executor_;
   Stream* compute_;
   History* history_;
   Failures* failures_;
   Program const* program_ = nullptr;
-  std::array<int, 3> open_{};             ///< scopes by BackwardChange
-  Phase phase_ = Phase::forward;          ///< of the pass under way
-  Facts facts_ = plain_step;              ///< and of it
-  Facts left_ = left_by(plain_step);      ///< by whole passes before it
+  std::array<int, 3> open_{};     ///< scopes by BackwardChange
+  Phase phase_ = Phase::forward;  ///< of the pass under way
+  step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
   std::string_view writing_;              ///< what writes master shards; empty: nothing
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes

@@ -97,8 +97,9 @@ class [[nodiscard]] UseScope {
     }
   }
 
-  typename E::Param const* parameters() const { return unit_->full; }     ///< (full_numel)
-  typename E::Reduce* gradients() const { return unit_->full_gradient; }  ///< (full_numel); nullptr in forward
+  typename E::Param const* parameters() const { return unit_->full; }  ///< (full_numel)
+  /// (full_numel); nullptr in forward
+  typename E::Reduce* gradients() const { return pass_ == Pass::backward ? unit_->full_gradient : nullptr; }
   FlatLayout const& layout() const { return unit_->layout(); }
   /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
   bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second door of an engine: for what works on shards, between passes.
+// Interface of an engine for optimizers, norms, exports and checkpoints, which work on shards between passes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -12,8 +13,9 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/step/contents.hpp"
+#include "fsdp/step/operation.hpp"
 #include "fsdp/trace/trace.hpp"
-#include "fsdp/wait_site.hpp"
 
 namespace fsdp {
 
@@ -25,8 +27,8 @@ struct NoNorm {
 };
 }  // namespace detail
 
-/// What optimizers, norms, exports, checkpoints and the like need of an engine, and training loops do not. A handle:
-/// copied as a pointer is. docs/extending.md says who needs what.
+/// Interface of an engine for optimizers, norms, exports and checkpoints; training loops do not need it. A handle:
+/// copied as a pointer is. docs/extending.md lists who needs which member.
 ///
 /// Everything here is enqueued on the engine's compute stream unless a comment says otherwise, by the thread that calls
 /// the modules.
@@ -54,19 +56,63 @@ class Shards {
     engine_->seal();
     engine_->core_.storage.lease_gradients();
   }
-  /// Compute waits until the unit's gradient shard is complete.
-  void await_reduced(Unit& unit) const {
-    unit.reduced.await_pending(engine_->device(), engine_->compute(), WaitSite::optimizer_reduced);
-  }
-  /// Compute has been given a write of the unit's master shard: its next gather waits for this.
-  void mark_written(Unit& unit) const { engine_->core_.mark_written(unit); }
-  /// The write was an optimizer's: the gradients are used, and the next backward pass begins their sums anew. A step is
-  /// complete when all units with parameters are marked, also those that it leaves as they are; until then the engine
-  /// takes no other call, as after an exception between two units.
-  void mark_updated(Unit& unit) const {
-    mark_written(unit);
-    if (!std::exchange(unit.fresh, true)) gate().updated();
-  }
+  /// Writes of a unit's master shard: make it before they are enqueued on compute, and destroy it after.
+  class [[nodiscard]] Write {
+   public:
+    Write(Write&&) = delete;
+    /// The unit's next gather waits for the writes. If the scope was left by an exception, an update does not count.
+    ~Write() noexcept(false) {
+      if (operation_ == nullptr) return;
+      auto& core = shards_.engine_->core_;
+      bool const whole = std::uncaught_exceptions() <= exceptions_;
+      core.executor.note(*operation_, whole);
+      if (!updates_ || !whole) return;
+      bool const first = core.executor.contents()[operation_->unit].gradient == step::Contents::Gradient::sum;
+      core.executor.apply(*operation_);
+      if (first) shards_.gate().updated();
+    }
+
+   private:
+    friend Shards;
+    /// @param operation  nullptr: there is nothing to write
+    Write(Shards shards, step::Operation const* operation, bool updates)
+        : shards_(shards), operation_(operation), updates_(updates) {
+      if (operation_ != nullptr) shards_.engine_->core_.executor.order(*operation_);
+    }
+    Shards shards_;
+    step::Operation const* operation_;
+    bool updates_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends the
+  /// gradients are used, and the next backward pass begins their sums anew. A step is complete when all units with
+  /// parameters were updated, also those that it leaves as they are; until then the engine takes no other call, as
+  /// after an exception between two units.
+  /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
+  Write update(Unit const& unit) const { return write(unit, true); }
+  /// An import, an average of weights or the like writes the unit's master shard. @note Stream: compute
+  Write write(Unit const& unit) const { return write(unit, false); }
+
+  /// Reads of all gradient shards, which may go on until the scope is destroyed.
+  class [[nodiscard]] Reading {
+   public:
+    Reading(Reading&&) = delete;
+    ~Reading() noexcept(false) {
+      bool const whole = std::uncaught_exceptions() <= exceptions_;
+      for (auto const& operation : operations()) shards_.engine_->core_.executor.note(operation, whole);
+    }
+
+   private:
+    friend Shards;
+    explicit Reading(Shards shards) : shards_(shards) {
+      for (auto const& operation : operations()) shards_.engine_->core_.executor.order(operation);
+    }
+    auto const& operations() const { return shards_.engine_->core_.program.norms; }
+    Shards shards_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  /// Compute waits until all gradient shards are complete.
+  Reading read_gradients() const { return Reading(*this); }
 
   /// An optimizer's step begins.
   ///
@@ -118,8 +164,12 @@ class Shards {
   /// All ranks; its collectives are enqueued on compute. @pre sealed
   auto& scalar_communicator() const { return *engine_->core_.scalar_comm; }
   /// The ranks that share units' shards; its collectives are enqueued on gather_stream(). @pre some unit has several
-  auto& gather_communicator() const { return engine_->core_.gather.communicator(); }
-  auto& gather_stream() const { return engine_->core_.gather.stream(); }
+  auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
+  auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
+
+  /// Waits so far whose event was recorded later than right behind its operation: 0 in the steps that programs plan
+  /// for.
+  std::size_t late_records() const { return engine_->core_.executor.late_records(); }
 
   TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }
   /// The span of a unit's update, which begins on compute.
@@ -129,8 +179,11 @@ class Shards {
   }
 
  private:
+  Write write(Unit const& unit, bool updates) const {
+    return Write(*this, unit.empty() ? nullptr : &engine_->core_.program.updates[unit.index()], updates);
+  }
   void meet() const {
-    for (std::size_t u = 0; u < size(); ++u) await_reduced((*this)[u]);
+    for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);
     if (engine_->world_size() == 1) return;
     with_cause([&] {
       scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),

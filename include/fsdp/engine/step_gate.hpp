@@ -23,21 +23,24 @@ class StepGate {
     passes_->expect_whole_gradients(what);
     passes_->expect_whole_parameters(what);
     expect_units();
-    for (auto const& unit : passes_->units())
-      FSDP_EXPECTS(unit->empty() || (!unit->fresh && !unit->has_unreduced()),
-                   "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit->name(),
-                   unit->has_unreduced() ? ": they were accumulated without reduction; run the last backward pass "
-                                           "outside no_sync() and no_replica_sync()"
-                                         : "");
+    for (std::size_t u = 0; u < passes_->units().size(); ++u) {
+      auto const& unit = *passes_->units()[u];
+      FSDP_EXPECTS(unit.empty() || (passes_->sealed() && passes_->contents()[u].is_reduced()),
+                   "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit.name(),
+                   passes_->sealed() && passes_->contents()[u].waits()
+                       ? ": they were accumulated without reduction; run the last backward pass "
+                         "outside no_sync() and no_replica_sync()"
+                       : "");
+    }
   }
   /// @throws UsageError unless every gradient shard holds the reduced gradients of some backward pass, which an
   /// optimizer may have used already
   void expect_readable(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     expect_units();
-    for (auto const& unit : passes_->units())
-      FSDP_EXPECTS(unit->empty() || (unit->reduced_once && !unit->has_unreduced()),
-                   "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, unit->name());
+    for (std::size_t u = 0; u < passes_->units().size(); ++u)
+      FSDP_EXPECTS(passes_->units()[u]->empty() || (passes_->sealed() && passes_->contents()[u].is_readable()),
+                   "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, passes_->units()[u]->name());
   }
 
   /// @throws UsageError inside a use or an evaluation, or while parameters are not whole

@@ -2,6 +2,7 @@
 // The memory of an engine: everything that is allocated when it is sealed, and who gets which part of it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,9 +10,8 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
-#include "fsdp/engine/reducer.hpp"
-#include "fsdp/engine/unsharder.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/memory.hpp"
@@ -35,7 +35,7 @@ template <Communicator C, class P>
 class ShardStorage {
  public:
   using D = typename C::Device;
-  using Unit = FlatParam<D, P>;
+  using Unit = FlatParam<P>;
   using Master = typename P::Master;
   using Units = std::vector<std::unique_ptr<Unit>>;
 
@@ -45,13 +45,7 @@ class ShardStorage {
   /// Full-size buffers are allocated on the world communicator: every group split from it may then read its peers'
   /// parts.
   /// @note Collective: yes.
-  [[gnu::cold]] void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan,
-                              Unsharder<C, P>& gather, Reducer<C, P>& reduce) {
-    add_slots(gather.pool(), program.gather_slots, sizeof(typename P::Param));
-    add_slots(gather.kept_pool(), program.kept_slots, sizeof(typename P::Param));
-    add_slots(reduce.pool(), program.gradient_slots, sizeof(typename P::Reduce));
-    add_slots(reduce.wires(), program.wires, program.reduce_bytes);
-
+  [[gnu::cold]] void allocate(C& world, Units& units, Program const& program, MemoryPlan const& plan) {
     std::size_t reduced_bytes = 0, direct_bytes = 0;  // of gradient shards
     std::int64_t partial_elements = 0;
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -60,14 +54,13 @@ class ShardStorage {
       if (program.units[u].waits_for_replicas) partial_elements += units[u]->shard_numel();
     }
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
-    gather_ = {world, *account_, MemoryTag::gather, gather.pool().bytes() + gather.kept_pool().bytes()};
-    auto const reduce_bytes = reduce.pool().bytes() + reduce.wires().bytes();
-    reduce_ = {world, *account_, MemoryTag::reduce, reduce_bytes};
+    auto const accumulator_bytes = static_cast<std::size_t>(program.accumulator_elements) * sizeof(float);
+    gather_ = {world, *account_, MemoryTag::gather, static_cast<std::size_t>(plan.gather)};
+    reduce_ = {world, *account_, MemoryTag::reduce, static_cast<std::size_t>(plan.reduce) - accumulator_bytes};
     if (direct_bytes > 0) direct_gradients_ = {world, *account_, MemoryTag::gradients, direct_bytes};
     if (reduced_bytes > 0) reduced_gradients_ = {device_, *account_, MemoryTag::gradients, reduced_bytes};
     if (partial_elements > 0)
       partial_ = {world, *account_, MemoryTag::gradients, static_cast<std::size_t>(partial_elements) * sizeof(float)};
-    auto const accumulator_bytes = static_cast<std::size_t>(plan.reduce) - reduce_bytes;
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
     auto const norm_bytes = static_cast<std::size_t>(align_up(world.size() * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
@@ -76,10 +69,6 @@ class ShardStorage {
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
     account_->lease(MemoryTag::parameters, plan.parameters);
 
-    gather.pool().place(gather_.data());
-    gather.kept_pool().place(gather_.data() + gather.pool().bytes());
-    reduce.pool().place(reduce_.data());
-    reduce.wires().place(reduce_.data() + reduce.pool().bytes());
     norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
@@ -87,10 +76,31 @@ class ShardStorage {
 
   /// Tells communicators which memory they move, where they want to know.
   /// @note Collective: yes, over each of them.
-  [[gnu::cold]] void register_memory(Unsharder<C, P>& gather, Reducer<C, P>& reduce, std::optional<C>& scalars) {
-    gather.register_memory(gather_);
-    reduce.register_memory(reduce_, direct_gradients_, partial_);
+  [[gnu::cold]] void register_memory(detail::Executor<C, P>& executor, std::optional<C>& scalars) {
+    using step::Group;
+    for (auto const group : {Group::gather, Group::kept}) executor.register_memory(group, gather_);
+    executor.register_memory(Group::reduce, reduce_);
+    for (auto const group : {Group::replicas, Group::all_replicas})
+      for (auto const* memory : {&reduce_, &direct_gradients_, &partial_}) executor.register_memory(group, *memory);
     register_with(scalars, scalars_);
+  }
+
+  /// Buffers by slot lie in the order of the program.
+  [[gnu::cold]] detail::SlotMemory slots(Program const& program) const {
+    detail::SlotMemory memory;
+    memory.gradients = direct_gradients_.template as<float>();
+    std::byte *gather = gather_.data(), *reduce = reduce_.data();
+    auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans, std::size_t element) {
+      for (auto const& plan : plans) {
+        memory.slots[static_cast<std::size_t>(pool)].push_back(at);
+        at += slot_bytes(plan.elements, element);
+      }
+    };
+    place(step::Pool::gather, gather, program.gather_slots, sizeof(typename P::Param));
+    place(step::Pool::kept, gather, program.kept_slots, sizeof(typename P::Param));
+    place(step::Pool::gradient_slot, reduce, program.gradient_slots, sizeof(typename P::Reduce));
+    place(step::Pool::wire, reduce, program.wires, program.reduce_bytes);
+    return memory;
   }
 
   /// Master shards lie in declared order; gradient shards as Program::gradient_order says.
@@ -100,7 +110,7 @@ class ShardStorage {
       unit->master = master;
       master += unit->shard_numel();
     }
-    auto *direct = direct_gradients(), *reduced = reduced_gradients_.template as<float>();
+    auto *direct = direct_gradients_.template as<float>(), *reduced = reduced_gradients_.template as<float>();
     auto* partial = partial_.template as<float>();
     auto* accumulator = accumulators_.template as<float>();
     for (auto const index : program.gradient_order) {
@@ -132,17 +142,9 @@ class ShardStorage {
                                                                       reduced_gradients_.bytes() + partial_.bytes()));
   }
 
-  /// Gradient shards that backward writes itself; nullptr if there are none.
-  float* direct_gradients() const { return direct_gradients_.template as<float>(); }
   NormState& norm() { return norm_; }
 
  private:
-  [[gnu::cold]] void add_slots(BufferPool<D>& pool, std::vector<BufferPlan> const& slots, std::size_t element_bytes) {
-    pool.reserve(slots.size());
-    for (auto const& slot : slots)
-      pool.add(device_, static_cast<std::size_t>(slot_bytes(slot.elements, element_bytes)));
-  }
-
   D device_;
   MemoryAccount* account_;
   AccountedMemory<D> master_, reduced_gradients_, accumulators_, norm_partials_;

@@ -3,23 +3,23 @@
 #pragma once
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/streams.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 
 namespace fsdp::detail {
 
 /// The streams of one rank's engine. Used by its host thread.
-/// @tparam Gather, Reduce  Unsharder and Reducer of the engine, which own streams
-template <class Stream, class Gather, class Reduce>
+template <Device D>
 class StreamFailures {
  public:
-  StreamFailures(Stream& compute, Gather& gather, Reduce& reduce)
-      : compute_(&compute), gather_(&gather), reduce_(&reduce) {}
+  using Stream = typename D::Stream;
+
+  explicit StreamFailures(Streams<D> const& streams) : streams_(&streams) {}
 
   template <class Visit>
   void for_each_stream(Visit const& visit) {
-    for (auto* stream : {&gather_->stream(), compute_, &reduce_->stream()}) visit(*stream);
-    if (reduce_->replicate_stream()) visit(*reduce_->replicate_stream());
+    streams_->for_each(visit);
   }
   /// nullptr: none. One that has failed by itself goes before those that peers have failed.
   [[gnu::cold]] Stream* failed_stream() {
@@ -62,9 +62,7 @@ class StreamFailures {
   }
 
  private:
-  Stream* compute_;
-  Gather* gather_;
-  Reduce* reduce_;
+  Streams<D> const* streams_;
   bool told_ = false;  ///< a PeerError was on its way through with_cause
 };
 

@@ -11,7 +11,10 @@
 
 namespace fsdp::kernels {
 
-/// The mean over ranks of `count` elements, to every rank: the sum of all_reduce, times 1.0f / size(). By the
+/// The factor that makes a sum over ranks a mean. Everything that takes a mean multiplies by it, once, in fp32.
+constexpr float mean_factor(int ranks) { return 1.0f / static_cast<float>(ranks); }
+
+/// The mean over ranks of `count` elements, to every rank: the sum of all_reduce, times mean_factor(size()). By the
 /// communicator where it TakesMeans, otherwise in a pass of its own. The bits are the same.
 /// @note Stream: as all_reduce
 /// @note Collective: one all_reduce or all_reduce_mean
@@ -23,7 +26,7 @@ Ticket all_reduce_mean(C& comm, typename C::Device::Stream& stream, float const*
   } else {
     auto const ticket = comm.all_reduce(stream, send, recv, count, label);
     if (send == recv) comm.wait_for_peers(stream, ticket, WaitSite::replicate_peers_read);
-    scale(comm.device(), stream, recv, static_cast<std::int64_t>(count), 1.0f / static_cast<float>(comm.size()));
+    scale(comm.device(), stream, recv, static_cast<std::int64_t>(count), mean_factor(comm.size()));
     return ticket;
   }
 }

@@ -59,7 +59,7 @@ template <class E>
   auto& compute = engine.compute();
   auto const& device = engine.device();
   auto const world = engine.world_size();
-  for (std::size_t u = 0; u < shards.size(); ++u) shards.await_reduced(shards[u]);
+  auto const reading = shards.read_gradients();
   if (world > 1)
     shards.with_cause(
         [&] { shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read); });

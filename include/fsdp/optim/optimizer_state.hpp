@@ -98,11 +98,10 @@ class OptimizerState {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto& unit = shards[u];
       if (unit.empty()) continue;
-      shards.await_reduced(unit);
+      auto const updating = shards.update(unit);
       auto span = shards.trace_update(unit);
       update(unit, parts_[u]);
       span.end();
-      shards.mark_updated(unit);
     }
   }
 

@@ -5,143 +5,96 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/step/buckets.hpp"
+#include "fsdp/step/operation_writer.hpp"
+#include "fsdp/step/plan_events.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
-#include "fsdp/step/unsharded_units.hpp"
-#include "fsdp/step/wires.hpp"
 
 namespace fsdp {
 
 namespace detail {
 
-class ProgramCompiler {
+/// Units while a step is walked through: which are unsharded, and in which slot.
+class UnshardedUnits {
  public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : input_(input) {
-    for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
-    for (auto const unit : input.uses) schedule_.declare(unit, "");
+  struct State {
+    bool unsharded = false;
+    bool ahead = false;  ///< gathered ahead, and its use has not begun
+    std::uint32_t slot = Program::none;
+  };
+
+  /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
+  UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
+      : program_(&program), states_(program.units.size()), busy_(in_turn, 0), own_slots_(own_slots) {}
+
+  State& operator[](std::size_t unit) { return states_[unit]; }
+  std::size_t most_in_turn() const { return most_in_turn_; }
+
+  /// A forward pass begins.
+  void restart(bool unsharded) {
+    for (std::size_t unit = 0; unit < states_.size(); ++unit) {
+      drop(unit);
+      if (unsharded && !program_->units[unit].reads_masters) gather(unit);
+    }
+  }
+  void gather(std::size_t unit) {
+    auto const own = program_->units[unit].gather_slot;
+    states_[unit] = {true, false, own == Program::none ? take() : own};
+  }
+  void drop(std::size_t unit) {
+    auto& state = states_[unit];
+    if (state.unsharded && state.slot >= own_slots_) give(state.slot - own_slots_);
+    state = {};
+  }
+
+ private:
+  /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
+  std::uint32_t take() {
+    while (busy_[position_ % busy_.size()]) ++position_;
+    auto const slot = position_++ % busy_.size();
+    busy_[slot] = 1;
+    most_in_turn_ = std::max(most_in_turn_, ++in_turn_);
+    return static_cast<std::uint32_t>(own_slots_ + slot);
+  }
+  void give(std::size_t slot) {
+    busy_[slot] = 0;
+    --in_turn_;
+  }
+
+  Program const* program_;
+  std::vector<State> states_;
+  std::vector<std::size_t> busy_;  ///< by shared slot: units that are in it, one or none
+  std::size_t own_slots_, position_ = 0;
+  std::size_t in_turn_ = 0, most_in_turn_ = 0;  ///< shared slots in use, now and at most
+};
+
+class ProgramCompiler : OperationWriter {
+ public:
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : OperationWriter(input) {
     ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input)) : input.prefetch;
   }
 
   [[gnu::cold]] Program compile() {
-    describe_units();
-    order_completion();
-    give_wires(program_, input_);
-    give_own_slots();
+    plan_units();
     // With a slot for every unit, as many are in use at a time as are needed.
+    gradient_slots_.assign(program_.units.size(), 0);
+    program_.gradient_slots.push_back({});
     auto const needed = walk(program_.units.size());
-    give_shared_slots(needed);
+    program_.gradient_slots.pop_back();
+    share_slots(needed);
     walk(needed);
+    for (std::uint32_t u = 0; u < program_.units.size(); ++u) write_updates(u);
+    plan_events(program_, input_);
     return std::move(program_);
   }
 
  private:
   using Turn = Program::Turn;
-
-  [[gnu::cold]] void describe_units() {
-    auto& p = program_;
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
-    for (auto const& declared : input_.units) {
-      auto& unit = p.units.emplace_back();
-      unit.name = declared.name.empty() ? std::to_string(p.units.size() - 1) : declared.name;
-      unit.elements = declared.elements;
-      unit.shards = declared.shards ? input_.shards : 1;
-      unit.replicas = input_.shards * input_.replicas / unit.shards;
-      unit.reads_masters = unit.empty() || (unit.shards == 1 && input_.param_is_master);
-      unit.writes_shards = unit.empty() || (unit.shards == 1 && input_.reduce_is_master);
-      unit.waits_for_replicas = declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.no_replica_sync;
-      if (waits_in_accumulator(static_cast<std::uint32_t>(p.units.size() - 1))) p.accumulator_elements += unit.elements;
-    }
-  }
-
-  [[gnu::cold]] void order_completion() {
-    std::vector<std::size_t> reduced_from_slots;
-    std::int64_t end = 0;
-    for (auto use = schedule_.size(); use-- > 0;) {
-      if (!schedule_.first_use_of_unit(use)) continue;
-      auto const unit = schedule_.unit(use);
-      if (program_.units[unit].empty()) continue;
-      auto const direct = program_.units[unit].writes_shards;
-      (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
-      if (direct) gradient_ends_.push_back(end += program_.units[unit].elements);
-    }
-    if (input_.shards * input_.replicas > 1)
-      program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
-    for (auto const unit : reduced_from_slots) program_.gradient_order.push_back(unit);
-  }
-
-  bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
-  bool own_gather_slot(std::size_t unit) const {
-    return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.unit_returns(unit);
-  }
-  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.unit_returns(unit); }
-  /// The use's forward may end with its unit dropped.
-  bool may_drop(std::size_t use) const {
-    auto const unit = schedule_.unit(use);
-    return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
-  }
-  std::size_t last_that_may_drop() const {
-    for (auto use = schedule_.size(); use-- > 0;)
-      if (may_drop(use)) return use;
-    return schedule_.size();
-  }
-  /// Whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a unit is kept
-  /// until its last use at most.
-  bool keeps_after_forward(std::size_t use, Phase phase) const {
-    bool const evaluating = phase == Phase::evaluation;
-    bool const used_again = !schedule_.last_use_of_unit(use);
-    if (schedule_.returns(use)) return input_.keep_root && (used_again || !evaluating);
-    if (used_again) return true;
-    if (evaluating) return false;
-    return !may_drop(use) || (input_.keep_last && use == last_that_may_drop());
-  }
-  bool keeps_slice(std::size_t use) const {
-    return input_.reshard_ranks > 0 && input_.units[schedule_.unit(use)].shards && may_drop(use) &&
-           !keeps_after_forward(use, Phase::forward);
-  }
-
-  static std::uint32_t add(std::vector<BufferPlan>& slots, BufferPlan slot) {
-    slots.push_back(slot);
-    return static_cast<std::uint32_t>(slots.size() - 1);
-  }
-  [[gnu::cold]] void give_own_slots() {
-    auto& p = program_;
-    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
-      auto& unit = p.units[u];
-      if (gathers(u) && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {unit.elements, u});
-      if (!unit.writes_shards && own_gradient_slot(u)) unit.gradient_slot = add(p.gradient_slots, {unit.elements, u});
-    }
-    for (std::size_t use = 0; use < schedule_.size(); ++use) {
-      if (!keeps_slice(use)) continue;
-      auto const u = static_cast<std::uint32_t>(schedule_.unit(use));
-      p.units[u].kept_slot = add(p.kept_slots, {p.units[u].elements / input_.reshard_ranks, u});
-    }
-    own_gather_slots_ = p.gather_slots.size();
-    own_gradient_slots_ = p.gradient_slots.size();
-  }
-  [[gnu::cold]] void give_shared_slots(std::size_t in_turn) {
-    auto& p = program_;
-    std::int64_t largest_gather = 0, largest_gradient = 0;
-    std::size_t reduced_in_turn = 0;
-    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
-      if (gathers(u) && !own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
-      if (p.units[u].writes_shards || own_gradient_slot(u)) continue;
-      largest_gradient = std::max(largest_gradient, p.units[u].elements);
-      ++reduced_in_turn;
-    }
-    for (std::size_t slot = 0; slot < in_turn; ++slot) add(p.gather_slots, {largest_gather});
-    // One is filled while the other is reduced.
-    for (std::size_t slot = 0; slot < std::min<std::size_t>(reduced_in_turn, 2); ++slot)
-      add(p.gradient_slots, {largest_gradient});
-  }
-
   /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
   [[gnu::cold]] std::size_t walk(std::size_t in_turn) {
     UnshardedUnits units(program_, own_gather_slots_, in_turn), evaluated = units, resident = units;
@@ -160,16 +113,14 @@ class ProgramCompiler {
     program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
     return std::max(units.most_in_turn(), evaluated.most_in_turn());
   }
-  bool all_own_gather_slots() const {
-    for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
-      if (gathers(unit) && !own_gather_slot(unit)) return false;
-    return true;
-  }
   /// Operations that are not in `fewer`, which has the others in the same order, need sharded parameters at first.
-  [[gnu::cold]] static void restrict_to_sharded(std::vector<Operation>& all, std::vector<Operation> const& fewer) {
+  [[gnu::cold]] static void restrict_to_sharded(Operations& all, Operations const& fewer) {
+    auto const same = [](Operation const& a, Operation const& b) {
+      return a.primitive == b.primitive && a.unit == b.unit && a.all == b.all;
+    };
     auto next = fewer.begin();
     for (auto& operation : all) {
-      if (next != fewer.end() && *next == operation) {
+      if (next != fewer.end() && same(*next, operation)) {
         ++next;
       } else {
         operation.when = only(starts_sharded);
@@ -184,12 +135,11 @@ class ProgramCompiler {
     std::vector<Turn> turns;
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       auto turn = begin(use, units, ahead_.forward[use], cut);
+      turn.compute = compute(Primitive::forward, turn.unit, units[turn.unit].slot);
       if (gathers(turn.unit) && !keeps_after_forward(use, phase)) {
-        auto const slice = program_.units[turn.unit].kept_slot;
-        if (phase == Phase::forward && slice != Operation::no_slot)
-          turn.after.push_back({Action::keep_slice, turn.unit, slice});
-        turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot});
-        units.drop(turn.unit);
+        auto const kept = program_.units[turn.unit].kept_slot;
+        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, turn.unit, units[turn.unit].slot);
+        drop(turn.after, turn.unit, units);
       }
       turns.push_back(std::move(turn));
     }
@@ -198,129 +148,58 @@ class ProgramCompiler {
 
   [[gnu::cold]] std::vector<Turn> walk_backward(UnshardedUnits& units) {
     std::vector<Turn> turns;
-    std::size_t leases = 0;  // of shared slots
     std::uint32_t rounded = 0;
-    std::vector<std::size_t> lessees(program_.gradient_slots.size());
+    std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
       auto turn = begin(use, units, ahead_.backward[use], true, true);
-      bool const empty = program_.units[turn.unit].empty();
-      if (schedule_.last_use_of_unit(use) && !empty) {
-        auto const slot = slot_to_lease(turn.unit, leases);
-        turn.before.push_back({Action::lease, turn.unit, slot,
-                               waits_in_slot(turn.unit) ? only(waiting_answers & ~held(turn.unit)) : any_facts});
-        if (slot != Operation::no_slot) lessees[slot] = turn.unit;
+      turn.compute = compute(Primitive::backward, turn.unit, units[turn.unit].slot);
+      auto const& unit = program_.units[turn.unit];
+      if (schedule_.last_use_of_unit(use) && !unit.empty()) {
+        begin_gradients(turn.before, turn.unit);
+        if (!unit.writes_shards) lessees[gradient_slots_[turn.unit]] = turn.unit;
       }
-      if (schedule_.first_use_of_unit(use) && !empty) {
-        if (gathers(turn.unit)) turn.after.push_back({Action::drop, turn.unit, units[turn.unit].slot, only(drops)});
-        if (auto const slice = program_.units[turn.unit].kept_slot; slice != Operation::no_slot)
-          turn.after.push_back({Action::drop_slice, turn.unit, slice, only(drops)});
-        units.drop(turn.unit);
-        if (program_.units[turn.unit].writes_shards) {
-          end_direct_gradients(turn, completion);
+      if (schedule_.first_use_of_unit(use) && !unit.empty()) {
+        if (gathers(turn.unit)) drop(turn.after, turn.unit, units, only(drops));
+        if (unit.kept_slot != Program::none) close(turn.after, turn.unit, Buffers::kept(unit.kept_slot), only(drops));
+        if (unit.writes_shards) {
+          end_direct_gradients(turn.after, turn.unit, completion);
         } else {
-          end_gradients(turn, wire_of(program_, turn.unit, rounded));
+          end_gradients(turn.after, turn.unit, is_rounded(turn.unit) ? rounded++ % wires_in_turn() : Program::none);
         }
       }
       turns.push_back(std::move(turn));
     }
-    if (!turns.empty()) settle(turns.back(), lessees);  // before modules are declared, there are none
+    if (!turns.empty())
+      close_buffers(turns.back().after, turns.back().unit, lessees);  // before modules are declared, there are none
     return turns;
   }
-  /// The unit's gradients wait in the slot that backward has written them to.
-  bool waits_in_slot(std::uint32_t unit) const {
-    return input_.no_sync && input_.reduce_is_master && !program_.units[unit].writes_shards;
-  }
-  bool waits_in_accumulator(std::uint32_t unit) const {
-    return input_.no_sync && !input_.reduce_is_master && !program_.units[unit].writes_shards;
-  }
-  /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
-  bool reduces_in_group(std::uint32_t unit) const {
-    return input_.units[unit].shards || program_.units[unit].replicas == 1;
-  }
-  /// The unit's gradients wait on their rank: if it is reduced over replicas alone, also where sums wait for those.
-  Facts held(std::uint32_t unit) const { return reduces_in_group(unit) ? gradients_wait : gradients_wait | sums_wait; }
-  /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
-  Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
-  [[gnu::cold]] void settle(Turn& last, std::vector<std::size_t> const& lessees) const {
-    for (std::uint32_t slot = 0; slot < lessees.size(); ++slot) {
-      auto const unit = static_cast<std::uint32_t>(lessees[slot]);
-      last.after.push_back({Action::settle, unit, slot, waits_in_slot(unit) ? only(reducing(unit)) : any_facts});
-    }
-    for (std::uint32_t unit = 0; unit < program_.units.size(); ++unit)
-      if (waits_in_accumulator(unit))
-        last.after.push_back({Action::settle, unit, Operation::no_slot, only(reducing(unit) | held(unit))});
-    for (std::uint32_t wire = 0; wire < program_.wires.size(); ++wire)
-      last.after.push_back({Action::settle_wire, last.unit, wire});
-  }
-  std::uint32_t slot_to_lease(std::uint32_t unit, std::size_t& leases) const {
-    auto const& p = program_;
-    if (p.units[unit].writes_shards || p.units[unit].gradient_slot != Operation::no_slot)
-      return p.units[unit].gradient_slot;
-    auto const in_turn = p.gradient_slots.size() - own_gradient_slots_;
-    if (in_turn == 0) return Operation::no_slot;  // they are not given out yet
-    return static_cast<std::uint32_t>(own_gradient_slots_ + leases++ % in_turn);
-  }
-  /// Backward has written all of a unit's gradients.
-  [[gnu::cold]] void end_gradients(Turn& turn, std::uint32_t wire) const {
-    bool const partial = program_.units[turn.unit].waits_for_replicas;
-    auto const reduces = reducing(turn.unit);
-    if (waits_in_accumulator(turn.unit)) {
-      add_when(turn, Action::hold, only(sync_answers & ~reduces));
-      add_when(turn, Action::add_held, only(reduces | held(turn.unit)));
-    }
-    if (partial) add_when(turn, Action::reduce_group, only(syncs_group), wire);
-    add_when(turn, Action::reduce, only(partial ? syncs_all : reduces), wire);
-  }
-  /// How far a backward pass that writes gradient shards has come, in completion order.
-  struct Completion {
-    std::size_t written = 0;   ///< units
-    std::size_t reduced = 0;   ///< units whose last bucket is under way
-    std::uint32_t bucket = 0;  ///< the next to be all-reduced
-  };
-  /// The same where it has written the gradient shard: buckets that are complete are all-reduced.
-  [[gnu::cold]] void end_direct_gradients(Turn& turn, Completion& at) const {
-    auto const& p = program_;
-    bool const alone = p.units[turn.unit].replicas == 1;
-    add_when(turn, Action::end_gradients, only(alone ? syncs_group | syncs_all : syncs_all));
-    auto const end = gradient_ends_[at.written++];
-    bool awaited = false;
-    for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
-      if (!std::exchange(awaited, true)) add_when(turn, Action::await_gradients, only(syncs_all));
-      turn.after.push_back({Action::all_reduce, turn.unit, at.bucket, only(syncs_all)});
-    }
-    auto const reduced_end = at.bucket == 0 ? 0 : p.buckets[at.bucket - 1].end;
-    for (; at.reduced < at.written && gradient_ends_[at.reduced] <= reduced_end; ++at.reduced)
-      turn.after.push_back({Action::complete, static_cast<std::uint32_t>(p.gradient_order[at.reduced]),
-                            Operation::no_slot, only(syncs_all)});
-  }
-  static void add_when(Turn& turn, Action action, Facts when, std::uint32_t slot = Operation::no_slot) {
-    turn.after.push_back({action, turn.unit, slot, when});
-  }
 
+  void drop(Operations& to, std::uint32_t u, UnshardedUnits& units, Facts when = any_facts) const {
+    close(to, u, Buffers::whole(Pool::gather, units[u].slot), when);
+    units.drop(u);
+  }
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
   [[gnu::cold]] Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut,
                            bool in_backward = false) {
-    Turn turn{static_cast<std::uint32_t>(use), static_cast<std::uint32_t>(schedule_.unit(use)), {}, {}};
-    auto const gather = [&](std::size_t unit) {
+    Turn turn;
+    turn.use = static_cast<std::uint32_t>(use);
+    turn.unit = static_cast<std::uint32_t>(schedule_.unit(use));
+    auto const begin_gather = [&](std::size_t unit) {
       units.gather(unit);
-      bool const sliced = in_backward && program_.units[unit].kept_slot != Operation::no_slot;
-      turn.before.push_back(
-          {sliced ? Action::gather_slices : Action::gather, static_cast<std::uint32_t>(unit), units[unit].slot});
+      gather(turn.before, static_cast<std::uint32_t>(unit), units[unit].slot, in_backward);
     };
-    if (gathers(turn.unit) && !units[turn.unit].unsharded) gather(turn.unit);
+    if (gathers(turn.unit) && !units[turn.unit].unsharded) begin_gather(turn.unit);
     units[turn.unit].ahead = false;
     std::size_t taken = 0;
     for (; taken < ahead.size(); ++taken) {
       auto const next = schedule_.unit(ahead[taken]);
       if (!gathers(next) || units[next].unsharded) continue;
       if (cut && exceeds_cap(units, next)) break;
-      gather(next);
+      begin_gather(next);
       units[next].ahead = true;
     }
     if (cut) ahead.resize(taken);
-    if (gathers(turn.unit) && !std::exchange(units[turn.unit].awaited, true))
-      turn.before.push_back({Action::await, turn.unit});
     return turn;
   }
   /// Whether gathering `next` as well is more than may wait for its use.
@@ -331,12 +210,7 @@ class ProgramCompiler {
       if (units[u].ahead) elements += program_.units[u].elements;
     return elements > input_.max_ahead_bytes / static_cast<std::int64_t>(input_.param_bytes);
   }
-  StepInput const& input_;
-  Schedule schedule_{0};
   PrefetchLists ahead_;
-  Program program_;
-  std::size_t own_gather_slots_ = 0, own_gradient_slots_ = 0;
-  std::vector<std::int64_t> gradient_ends_;  ///< where each unit of the completion order ends, in elements
 };
 
 }  // namespace detail

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run will need, in bytes: the one place that computes it. docs/strategies.md derives the formulas.
+// Memory that a run needs. docs/strategies.md derives the formulas.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -34,87 +35,56 @@ struct MemoryPlan {
   std::int64_t reserved() const { return rest() + gather + reduce; }
 };
 
-/// Bytes of a full-size buffer of `elements`.
-constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_bytes) {
-  return align_up(elements * static_cast<std::int64_t>(element_bytes), 256);
-}
-
 namespace detail {
 
-/// Bytes of full parameters and gradients in use while a program runs, pass after pass.
+/// Bytes of full parameters and gradients in use while a program runs, pass after pass: an open counts its content,
+/// until the next open or close of the buffer.
 class LiveBytes {
  public:
-  LiveBytes(Program const& program, StepInput const& input)
-      : program_(&program),
-        param_(static_cast<std::int64_t>(input.param_bytes)),
-        reduce_(static_cast<std::int64_t>(input.reduce_bytes)),
-        wire_(static_cast<std::int64_t>(program.reduce_bytes)),
-        most_(std::max({program.units.size(), program.gradient_slots.size(), program.wires.size()})),
-        used_(kinds * most_, 0) {}
+  LiveBytes() = default;
+  explicit LiveBytes(Program const& program) : program_(&program) {
+    for (std::size_t pool = 0; pool < step::pools; ++pool)
+      used_[pool].resize(program.buffers.size(static_cast<step::Pool>(pool)), 0);
+  }
 
   std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
   [[gnu::cold]] std::int64_t run(Phase phase, Facts facts) {
     auto highest = bytes_;
-    program_->for_each(phase, facts, [&](Operation const& operation) {
+    program_->for_each(phase, facts, [&](step::Operation const& operation) {
       run(operation);
       highest = std::max(highest, bytes_);
     });
     return highest;
   }
-  void run(Operation const& operation) {
-    auto const& unit = program_->units[operation.unit];
-    switch (operation.action) {
-      case Action::gather:
-      case Action::gather_slices: return use(parameters, operation.unit, unit.elements * param_);
-      case Action::drop: return use(parameters, operation.unit, 0);
-      case Action::keep_slice: return use(slices, operation.unit, kept(unit));
-      case Action::drop_slice: return use(slices, operation.unit, 0);
-      case Action::lease:
-        // A slot's gradients count until its next lease, or until it is settled.
-        if (operation.slot != Operation::no_slot) use(leased, operation.slot, unit.elements * reduce_);
-        return;
-      case Action::hold: return use(held, operation.unit, unit.elements * static_cast<std::int64_t>(sizeof(float)));
-      case Action::reduce:
-      case Action::reduce_group:
-        // So do rounded ones, of a wire buffer.
-        if (operation.slot != Operation::no_slot) use(wired, operation.slot, unit.elements * wire_);
-        return;
-      case Action::all_reduce:
-        if (program_->bucket_wire != Operation::no_slot)
-          use(wired, program_->bucket_wire, program_->buckets[operation.slot].size() * wire_);
-        return;
-      case Action::settle_wire: return use(wired, operation.slot, 0);
-      case Action::settle:
-        return operation.slot != Operation::no_slot ? use(leased, operation.slot, 0) : use(held, operation.unit, 0);
-      default: return;
-    }
+  /// @return the change of bytes in use
+  std::int64_t run(step::Operation const& operation) {
+    bool const opens = operation.primitive == step::Primitive::open;
+    if (!opens && operation.primitive != step::Primitive::close) return 0;
+    auto const cells = operation.all[0].cells;
+    return set(used_[static_cast<std::size_t>(cells.pool)][step::Buffers::index(cells)], opens ? operation.bytes : 0);
   }
-  /// What passes have left of parameters is dropped.
+  /// Parameters that passes have left are dropped.
   void reshard() {
-    for (auto const kind : {parameters, slices}) forget(kind);
+    for (auto const pool : {step::Pool::gather, step::Pool::kept}) forget(pool);
   }
-  /// What they have left of gradients is forgotten.
+  /// Gradients that they have left are forgotten.
   void discard() {
-    for (auto const kind : {leased, wired, held}) forget(kind);
+    for (auto const pool : {step::Pool::gradient_slot, step::Pool::wire, step::Pool::accumulator}) forget(pool);
   }
 
  private:
-  /// What is in use: of units; slots of gradients; wire buffers.
-  enum Kind : std::size_t { parameters, slices, held, leased, wired, kinds };
-
-  std::int64_t kept(Program::Unit const& unit) const { return program_->kept_slots[unit.kept_slot].elements * param_; }
-  void use(Kind kind, std::size_t index, std::int64_t bytes) {
-    bytes_ += bytes - std::exchange(used_[kind * most_ + index], bytes);
+  std::int64_t set(std::int64_t& used, std::int64_t bytes) {
+    auto const change = bytes - std::exchange(used, bytes);
+    bytes_ += change;
+    return change;
   }
-  void forget(Kind kind) {
-    for (std::size_t index = 0; index < most_; ++index) use(kind, index, 0);
+  void forget(step::Pool pool) {
+    for (auto& used : used_[static_cast<std::size_t>(pool)]) set(used, 0);
   }
 
-  Program const* program_;
-  std::int64_t param_, reduce_, wire_;
-  std::size_t most_;                ///< of a kind
-  std::vector<std::int64_t> used_;  ///< bytes in use, by kind
+  Program const* program_ = nullptr;
+  std::array<std::vector<std::int64_t>, step::pools> used_;  ///< by pool, then slot or unit
   std::int64_t bytes_ = 0;
 };
 
@@ -125,7 +95,7 @@ class LiveBytes {
     LiveBytes live;
   };
   std::vector<State> states;
-  states.push_back({left_by(plain_step), {program, input}});
+  states.push_back({left_by(plain_step), LiveBytes(program)});
   constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
                                          {true, true, false}, {true, false, false}, {false, true, false}};
   std::int64_t highest = 0;
@@ -163,7 +133,7 @@ class LiveBytes {
   for (auto const& wire : program.wires) plan.reduce += slot_bytes(wire.elements, program.reduce_bytes);
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
-  detail::LiveBytes plain(program, input), waiting = plain;
+  detail::LiveBytes plain(program), waiting = plain;
   auto facts = plain_step;
   plan.live_forward = plan.rest() + plain.run(Phase::forward, facts);
   plan.live_backward = plan.rest() + plain.run(Phase::backward, facts);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step is compiled from, and what it lacks for some micro-steps.
+// Input of compile_program(), and options that a backward pass lacks.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,11 @@ struct StepUnit {
   std::string name{};                  ///< for texts
   bool shards = true;                  ///< false: every rank keeps it whole
   bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
+  bool sets_gradients = false;         ///< its modules store fresh gradients: only padding is zeroed for them
+  bool padded = false;                 ///< some elements belong to no tensor
 };
 
-/// What a step is compiled from: what was declared, and sizes. Equal on all ranks.
+/// Declarations and sizes from which a step is compiled. Equal on all ranks.
 struct StepInput {
   std::vector<StepUnit> units;
   std::vector<std::size_t> uses;        ///< the unit of each use, in forward order; empty: each unit once, in order
@@ -55,8 +57,8 @@ inline std::vector<bool> empty_units(StepInput const& input) {
   return empty;
 }
 
-/// What no buffers were declared for.
-/// @return the EngineOptions that a backward pass as `flags` say lacks, and the first unit that needs it; empty: none
+/// The option that a backward pass with these flags lacks: a member of EngineOptions, and the first unit that needs it.
+/// Both are empty if none is missing.
 struct MissingOption {
   std::string_view option{}, unit{};
 };

@@ -17,14 +17,9 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/stream_kind.hpp"
 
 namespace fsdp {
-
-enum class StreamKind : unsigned char { compute, gather, reduce, replicate, count_ };
-
-inline constexpr std::array<std::string_view, static_cast<std::size_t>(StreamKind::count_)> stream_names{
-    "compute", "gather", "reduce", "replicate"};
-constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
 
 /// One piece of work on one stream.
 ///

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the operations of a program on one rank: orders their accesses, performs each primitive, notes its accesses. It
+// decides nothing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/gradient_sums.hpp"
+#include "fsdp/engine/history.hpp"
+#include "fsdp/engine/streams.hpp"
+#include "fsdp/engine/waits.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/mean.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/step/contents.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/run.hpp"
+#include "fsdp/trace/trace.hpp"
+
+namespace fsdp::detail {
+
+/// Addresses of the buffers by slot, and of all gradient shards that backward writes.
+struct SlotMemory {
+  std::array<std::vector<std::byte*>, step::pools> slots;
+  float* gradients = nullptr;  ///< as Program::gradient_order says
+};
+
+template <Communicator C, class P>
+class Executor {
+ public:
+  using D = typename C::Device;
+  using Stream = typename D::Stream;
+  using Unit = FlatParam<P>;
+  using Param = typename P::Param;
+  using Master = typename P::Master;
+  using Reduce = typename P::Reduce;
+  using Operation = step::Operation;
+
+  /// @param wire  the type that fp32 gradients are rounded to for the sum over ranks; not set: none
+  /// @throws ConfigError if the communicator does not sum that
+  [[gnu::cold]] Executor(D const& device, int rank, Streams<D>& streams, MemoryAccount& account, History const& history,
+                         std::optional<DType> wire)
+      : device_(device),
+        streams_(&streams),
+        account_(&account),
+        history_(&history),
+        rounded_(wire ? Sums::narrow(*wire, rank) : Sums{}),
+        waits_(device, streams, groups_) {}
+
+  /// Collectives of `group` run on the communicator.
+  [[gnu::cold]] void set_communicator(step::Group group, C communicator) {
+    groups_[static_cast<std::size_t>(group)].emplace(std::move(communicator));
+    if (group == step::Group::replicas || group == step::Group::all_replicas) streams_->add_replicate(device_);
+  }
+  C& communicator(step::Group group) { return *groups_[static_cast<std::size_t>(group)]; }
+  /// Tells the communicator of each group which memory it moves, where it wants to know.
+  /// @note Collective: yes, over each of them.
+  [[gnu::cold]] void register_memory(step::Group group, AccountedMemory<C> const& memory) {
+    register_with(groups_[static_cast<std::size_t>(group)], memory);
+  }
+  void attach(Tracer<D>* tracer) { trace_.attach(tracer); }
+
+  /// Units and buffers are placed. Zeroes all slots of gradients.
+  /// @param program  must outlive the executor, as `units` must
+  /// @param member   this rank's place among those that gather kept slices
+  template <class Units>
+  [[gnu::cold]] void prepare(Program const& program, Units const& units, SlotMemory memory, int member) {
+    program_ = &program;
+    memory_ = std::move(memory);
+    kept_member_ = member;
+    contents_ = step::Contents(program);
+    live_ = LiveBytes(program);
+    waits_.prepare(program);
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      units_.push_back(units[u].get());
+      if constexpr (std::is_same_v<Param, Master>)
+        if (program.units[u].reads_masters) units_[u]->full = units_[u]->master;
+    }
+    for (std::uint32_t slot = 0; slot < program.gradient_slots.size(); ++slot)
+      run(step::preparing(program, slot), "forward");
+  }
+
+  /// A pass begins.
+  void begin_pass(Facts flags) { waits_.set_flags(flags); }
+  /// Runs an operation, if contents let it. @param pass  for labels and the trace: a literal
+  /// @note Stream: the operation's stream waits for what its accesses need
+  /// @note Collective: those of the operation
+  void run(Operation const& operation, std::string_view pass) {
+    if (!contents_.runs(operation)) return;
+    waits_.order(operation);
+    Ticket ticket;
+    try {
+      ticket = perform(operation, pass);
+    } catch (...) {
+      waits_.note_interrupted(operation);
+      span_ = {};
+      throw;
+    }
+    waits_.note(operation, ticket);
+    contents_.apply(operation);
+  }
+
+  /// A module's kernels are about to be enqueued on compute, and have been.
+  void begin_compute(Operation const& operation) {
+    waits_.order(operation);
+    computing_ = &operation;
+  }
+  void end_compute() {
+    auto const& operation = *std::exchange(computing_, nullptr);
+    waits_.note(operation);
+    contents_.apply(operation);
+  }
+  /// Drops all parameters: a pass is forgotten. Kernels that were enqueued for a use go on.
+  void drop_parameters() {
+    if (computing_ != nullptr) waits_.note_interrupted(*std::exchange(computing_, nullptr));
+    contents_.drop_parameters([this](Operation const& operation) { run(operation, "forward"); });
+  }
+  /// Forgets all gradients. @note Stream: slots that must hold zeroes are zeroed on compute.
+  void discard_gradients() {
+    contents_.discard_gradients([this](Operation const& operation) { run(operation, "backward"); });
+  }
+
+  /// Compute waits for everything that the operation, of Program::norms or Program::updates, accesses.
+  void order(Operation const& operation) { waits_.order(operation); }
+  /// Such an operation has been enqueued. @param whole  false: an exception has ended it
+  void note(Operation const& operation, bool whole = true) {
+    if (whole) return waits_.note(operation);
+    waits_.note_interrupted(operation);
+  }
+  /// An update has used the unit's gradients.
+  void apply(Operation const& operation) { contents_.apply(operation); }
+
+  step::Contents const& contents() const { return contents_; }
+  /// Of [Note: Events], since the engine was sealed.
+  std::size_t late_records() const { return waits_.late_records(); }
+
+ private:
+  using Sums = GradientSums<C>;
+  using Cells = step::Cells;
+  using Pool = step::Pool;
+
+  Unit& unit_of(Operation const& operation) const { return *units_[operation.unit]; }
+  std::byte* slot(Cells cells) const {
+    return memory_.slots[static_cast<std::size_t>(cells.pool)][step::Buffers::index(cells)];
+  }
+  /// The first element of the cells. Of a bucket's wire, the own slice begins where the buffer does.
+  void* address(Operation const& operation, Cells cells) const {
+    auto const own = [&](std::size_t element_bytes) {
+      bool const whole = cells.first % 2 != 0 || cells.count != 1 || operation.bucket != Operation::none;
+      return slot(cells) + (whole ? 0 : static_cast<std::size_t>(unit_of(operation).shard().begin) * element_bytes);
+    };
+    switch (cells.pool) {
+      case Pool::master: return unit_of(operation).master;
+      case Pool::gradient:
+        if (operation.bucket == Operation::none) return unit_of(operation).gradient;
+        return memory_.gradients + program_->buckets[operation.bucket].begin;
+      case Pool::partial: return unit_of(operation).partial;
+      case Pool::accumulator: return unit_of(operation).accumulator;
+      case Pool::gather: return own(sizeof(Param));
+      case Pool::gradient_slot: return own(sizeof(Reduce));
+      case Pool::wire: return own(rounded_.element_bytes);
+      default: return slot(cells);
+    }
+  }
+  /// Of the elements of a pool.
+  Sums const& sums_of(Pool pool) const {
+    static constexpr Sums fp32 = Sums::template of<float>();
+    if (pool == Pool::wire) return rounded_;
+    return pool == Pool::gradient_slot ? written_ : fp32;
+  }
+
+  Ticket perform(Operation const& operation, std::string_view pass) {
+    using step::Primitive;
+    auto const& [from, to, third] = operation.all;
+    switch (operation.primitive) {
+      case Primitive::open: return open(operation), Ticket{};
+      case Primitive::close: return close(operation), Ticket{};
+      case Primitive::discard: return {};
+      case Primitive::zero:
+        device_.zero_async(stream_of(operation), address(operation, from.cells),
+                           static_cast<std::size_t>(operation.bytes));
+        return {};
+      case Primitive::zero_padding: return zero_padding(operation), Ticket{};
+      case Primitive::add:
+        kernels::add(device_, stream_of(operation), static_cast<float const*>(address(operation, from.cells)),
+                     static_cast<Reduce*>(address(operation, to.cells)), operation.elements);
+        return {};
+      default: break;
+    }
+    auto const& span = operation.span;
+    if (span.name != Primitive::count_)
+      span_ = trace_.begin(stream_of(operation), operation.stream, unit_of(operation).name(), name(span.name), pass,
+                           span.bytes);
+    auto const ticket = move(operation, pass);
+    if (span.ends) span_.end();
+    return ticket;
+  }
+  Ticket move(Operation const& operation, std::string_view pass) {
+    using step::Primitive;
+    auto const& from = operation.all[0].cells;
+    auto const& to = operation.all[1].cells;
+    auto& stream = stream_of(operation);
+    auto& unit = unit_of(operation);
+    switch (operation.primitive) {
+      case Primitive::cast:
+        kernels::cast(device_, stream, static_cast<Master const*>(unit.master),
+                      static_cast<Param*>(address(operation, to)), operation.elements);
+        return {};
+      case Primitive::copy:
+        device_.copy_async(stream, slot(to), unit.full + kept_member_ * operation.elements,
+                           static_cast<std::size_t>(operation.bytes));
+        return {};
+      case Primitive::round:
+        if constexpr (std::is_same_v<Reduce, float>)
+          rounded_.round(device_, stream, static_cast<float const*>(address(operation, from)), address(operation, to),
+                         operation.elements);
+        return {};
+      case Primitive::accumulate: {
+        auto const factor = to.pool == Pool::gradient ? kernels::mean_factor(unit.placement().world) : 1.0f;
+        bool const begins = operation.all[1].mode == step::Mode::write || contents_.begins_sum(operation);
+        sums_of(from.pool).accumulate(device_, stream, address(operation, from),
+                                      static_cast<float*>(address(operation, to)), operation.elements, factor, begins);
+        return {};
+      }
+      default: break;
+    }
+    auto& group = communicator(operation.group);
+    auto const label = history_->label(unit.name(), pass);
+    switch (operation.primitive) {
+      case Primitive::all_gather:
+        return group.all_gather(stream, static_cast<Param const*>(address(operation, from)),
+                                reinterpret_cast<Param*>(slot(to)), static_cast<std::size_t>(operation.elements),
+                                label);
+      case Primitive::reduce_scatter:
+        return sums_of(from.pool).reduce_scatter(group, stream, slot(from), unit.shard(), label);
+      case Primitive::all_reduce: {
+        auto* const data = address(operation, from);
+        if (from.pool != Pool::gradient)
+          return sums_of(from.pool).all_reduce(group, stream, data, operation.elements, label);
+        auto* const gradients = static_cast<float*>(data);
+        return kernels::all_reduce_mean(group, stream, gradients, gradients,
+                                        static_cast<std::size_t>(operation.elements), label);
+      }
+      default: return {};
+    }
+  }
+  Stream& stream_of(Operation const& operation) const { return (*streams_)[operation.stream]; }
+
+  void open(Operation const& operation) {
+    auto const cells = operation.all[0].cells;
+    auto& unit = unit_of(operation);
+    if (cells.pool == Pool::gather) unit.full = reinterpret_cast<Param*>(slot(cells));
+    if (cells.pool == Pool::gradient_slot) unit.full_gradient = reinterpret_cast<Reduce*>(slot(cells));
+    if constexpr (std::is_same_v<Reduce, float>)
+      if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
+    bool const gradients = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
+    if (gradients && contents_.is_fresh(operation)) unit.begin_gradients();
+    count(operation);
+  }
+  void close(Operation const& operation) {
+    if (operation.all[0].cells.pool == Pool::gather) unit_of(operation).full = nullptr;
+    count(operation);
+  }
+  /// The account follows opens and closes.
+  void count(Operation const& operation) {
+    auto const change = live_.run(operation);
+    if (change == 0) return;
+    auto const pool = operation.all[0].cells.pool;
+    account_->lease(pool == Pool::gather || pool == Pool::kept ? MemoryTag::gather : MemoryTag::reduce, change);
+  }
+  /// No module writes padding, but norms and sums read it.
+  void zero_padding(Operation const& operation) {
+    auto* const gradients = static_cast<Reduce*>(address(operation, operation.all[0].cells));
+    auto* const begin = step::Buffers::has_slots(operation.all[0].cells.pool)
+                            ? reinterpret_cast<Reduce*>(slot(operation.all[0].cells))
+                            : gradients;
+    for (auto const gap : unit_of(operation).padding())
+      device_.zero_async(stream_of(operation), begin + gap.begin,
+                         static_cast<std::size_t>(gap.size()) * sizeof(Reduce));
+  }
+
+  D device_;
+  Streams<D>* streams_;
+  MemoryAccount* account_;
+  History const* history_;
+  TraceHook<D> trace_;
+  typename TraceHook<D>::Scope span_;           ///< under way
+  Sums written_ = Sums::template of<Reduce>();  ///< of what backward writes
+  Sums rounded_;                                ///< of what it is rounded to
+  Groups<C> groups_;
+  Waits<C> waits_;
+  Program const* program_ = nullptr;
+  SlotMemory memory_;
+  std::vector<Unit*> units_;
+  int kept_member_ = 0;
+  step::Contents contents_;
+  LiveBytes live_;
+  Operation const* computing_ = nullptr;  ///< of the use that is open
+};
+
+}  // namespace fsdp::detail

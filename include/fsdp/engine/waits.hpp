@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Enqueues the waits that an operation needs, and the events that others wait for.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/streams.hpp"
+#include "fsdp/step/hazards.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/wait_site.hpp"
+
+namespace fsdp::detail {
+
+/// The name of a wait for an event.
+/// @param pool     of the cells that are waited for
+/// @param updates  the waiting operation is an optimizer's, or a norm's
+constexpr WaitSite event_site(StreamKind waiting, step::Pool pool, bool updates) {
+  using step::Pool;
+  switch (waiting) {
+    case StreamKind::compute:
+      if (pool == Pool::gradient && updates) return WaitSite::optimizer_reduced;
+      if (pool == Pool::gradient || pool == Pool::gradient_slot) return WaitSite::compute_gradient_slot;
+      return WaitSite::compute_unsharded;
+    case StreamKind::gather:
+      if (pool == Pool::master) return WaitSite::gather_updated;
+      return pool == Pool::kept ? WaitSite::gather_kept_slice : WaitSite::gather_slot_read;
+    case StreamKind::reduce:
+      if (pool == Pool::partial) return WaitSite::reduce_partial_read;
+      return pool == Pool::wire ? WaitSite::reduce_wire_read : WaitSite::reduce_gradients;
+    default: return pool == Pool::gradient ? WaitSite::reduce_gradients : WaitSite::replicate_scattered;
+  }
+}
+/// The name of a wait for peers that read an input of a collective.
+constexpr WaitSite peers_site(StreamKind waiting, step::Group group) {
+  if (group == step::Group::gather || group == step::Group::kept) return WaitSite::gather_peers_read;
+  if (group != step::Group::reduce) return WaitSite::replicate_peers_read;
+  return waiting == StreamKind::replicate ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read;
+}
+
+/// Communicators by group; those that a program does not use are not there.
+template <Communicator C>
+using Groups = std::array<std::optional<C>, step::groups>;
+
+/// One rank's waits. An operation is ordered before it is enqueued, and noted after.
+template <Communicator C>
+class Waits {
+ public:
+  using D = typename C::Device;
+  using Operation = step::Operation;
+
+  Waits(D const& device, Streams<D>& streams, Groups<C>& groups)
+      : device_(device), streams_(&streams), groups_(&groups) {}
+
+  /// @param program  must outlive the waits
+  [[gnu::cold]] void prepare(Program const& program) {
+    hazards_.emplace(program.buffers, order_among_peers<C>());
+    // Of the last step and the one before it, and some that are recorded late.
+    for (std::size_t stream = 0; stream < stream_kinds; ++stream)
+      for (std::size_t i = 0; i < 2 * program.events[stream] + 8; ++i)
+        events_[stream].ring.push_back({0, {}, device_.make_event()});
+  }
+
+  /// Of the pass under way: they decide which operations are recorded.
+  void set_flags(Facts flags) { flags_ = flags; }
+  /// The operation's stream waits for everything that its accesses need.
+  void order(Operation const& operation) {
+    if (!operation.is_tracked()) return;
+    auto const needs = hazards_->before(operation);
+    if (needs.some) enqueue(operation, needs);
+  }
+  /// The operation was enqueued.
+  /// @param ticket  of a collective
+  void note(Operation const& operation, Ticket ticket = {}) {
+    if (!operation.is_tracked()) return;
+    hazards_->after(operation, ticket.sequence);
+    if (operation.is_recorded(flags_)) record(operation.stream);
+  }
+  /// An exception has ended the operation; some of it may have been enqueued. Records no event.
+  void note_interrupted(Operation const& operation) noexcept {
+    if (operation.is_tracked()) hazards_->after(operation);
+  }
+  /// Events that were recorded behind more than their operation: see [Note: Events].
+  std::size_t late_records() const { return late_; }
+
+ private:
+  struct Recorded {
+    std::uint64_t number;  ///< of the stream's last operation before it
+    step::Point point;
+    typename D::Event event;
+  };
+  /// The latest events of a stream, in order.
+  struct Events {
+    std::vector<Recorded> ring;
+    std::size_t recorded = 0;  ///< so far
+    Recorded& at(std::size_t index) { return ring[index % ring.size()]; }
+  };
+
+  void record(StreamKind stream) {
+    auto& events = events_[static_cast<std::size_t>(stream)];
+    auto& next = events.at(events.recorded);
+    device_.record(next.event, (*streams_)[stream]);
+    next.number = hazards_->number(stream);
+    next.point = hazards_->point(stream);
+    ++events.recorded;
+  }
+  /// The first event behind operation `number` of the stream.
+  Recorded const& event_after(StreamKind stream, std::uint64_t number) {
+    auto& events = events_[static_cast<std::size_t>(stream)];
+    auto first = events.recorded - std::min(events.recorded, events.ring.size()), end = events.recorded;
+    while (first < end) {
+      auto const middle = first + (end - first) / 2;
+      if (events.at(middle).number < number) {
+        first = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    if (first == events.recorded) {
+      record(stream);
+      ++late_;
+    }
+    return events.at(first);
+  }
+  [[gnu::noinline]] void enqueue(Operation const& operation, step::Hazards::Needs const& needs) {
+    auto& stream = (*streams_)[operation.stream];
+    std::array<Recorded const*, stream_kinds> events{};
+    for (std::size_t i = 0; i < stream_kinds; ++i)
+      if (needs.until.streams[i] != 0) events[i] = &event_after(static_cast<StreamKind>(i), needs.until.streams[i]);
+    bool const updates = operation.primitive == step::Primitive::update || operation.primitive == step::Primitive::norm;
+    step::for_each_event(
+        needs, [&](StreamKind of) -> step::Point const& { return events[static_cast<std::size_t>(of)]->point; },
+        [&](StreamKind of) {
+          auto const i = static_cast<std::size_t>(of);
+          device_.wait(stream, events[i]->event, event_site(operation.stream, needs.stream_pools[i], updates));
+        });
+    for (auto const* const event : events)
+      if (event != nullptr) hazards_->learn(operation.stream, event->point);
+    auto const& known = hazards_->point(operation.stream);
+    for (std::size_t i = 0; i < step::groups; ++i) {
+      auto const collective = needs.until.peers[i];
+      if (collective <= known.peers[i]) continue;
+      auto const group = static_cast<step::Group>(i);
+      (*groups_)[i]->wait_for_peers(stream, Ticket{collective}, peers_site(operation.stream, group));
+      hazards_->learn(operation.stream, group, collective);
+    }
+  }
+
+  D device_;
+  Streams<D>* streams_;
+  Groups<C>* groups_;
+  std::optional<step::Hazards> hazards_;
+  std::array<Events, stream_kinds> events_;
+  Facts flags_ = plain_step;
+  std::size_t late_ = 0;
+};
+
+}  // namespace fsdp::detail

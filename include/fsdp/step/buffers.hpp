@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffers that a step's operations access, and how they are cut into cells.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "fsdp/layout.hpp"
+#include "fsdp/step/operation.hpp"
+
+namespace fsdp {
+
+/// A buffer by slot.
+struct BufferPlan {
+  static constexpr std::uint32_t any_unit = ~0u;
+
+  std::int64_t elements;
+  std::uint32_t unit = any_unit;  ///< the unit that alone uses it; any_unit: several units, in turn
+  bool zeroed = false;            ///< of gradients: zeroed again after each content, because some unit adds to zeroes
+};
+
+/// Bytes of a full-size buffer of `elements`.
+constexpr std::int64_t slot_bytes(std::int64_t elements, std::size_t element_bytes) {
+  return align_up(elements * static_cast<std::int64_t>(element_bytes), 256);
+}
+
+namespace step {
+
+/// Cells of each buffer.
+///
+/// [Note: Cells] A buffer by slot has two cells: the own slice of its content, and the rest. Peers of an all-gather
+/// read the own slice, those of a reduce-scatter the rest. Where a rank has the content for itself, the own slice is
+/// all of it. A kept slice is one cell. A buffer by unit is one cell; but gradient shards that backward writes are cut
+/// where a unit ends and where a bucket ends.
+class Buffers {
+ public:
+  Buffers() = default;
+  /// @param numel    elements of the gradient shards that backward writes, unit by unit, in the order in which they lie
+  /// @param direct   these units
+  /// @param reduced  the other units with parameters
+  /// @param buckets  of elements of the former
+  [[gnu::cold]] Buffers(std::size_t units, std::vector<std::int64_t> const& numel,
+                        std::vector<std::size_t> const& direct, std::vector<std::size_t> const& reduced,
+                        std::vector<Range> const& buckets)
+      : gradients_(units) {
+    cuts_.push_back(0);
+    for (auto const elements : numel) cuts_.push_back(cuts_.back() + elements);
+    std::vector<std::int64_t> const ends = cuts_;
+    for (auto const& bucket : buckets) cuts_.push_back(bucket.end);
+    std::sort(cuts_.begin(), cuts_.end());
+    cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());
+    for (std::size_t i = 0; i < direct.size(); ++i) {
+      gradients_[direct[i]] = cells_of({ends[i], ends[i + 1]});
+      unit_of_cell_.resize(unit_of_cell_.size() + gradients_[direct[i]].count, static_cast<std::uint32_t>(direct[i]));
+    }
+    for (auto const unit : reduced) {
+      gradients_[unit] = {Pool::gradient, static_cast<std::uint32_t>(unit_of_cell_.size()), 1};
+      unit_of_cell_.push_back(static_cast<std::uint32_t>(unit));
+    }
+    sizes_.fill(units);
+    sizes_[static_cast<std::size_t>(Pool::gradient)] = unit_of_cell_.size();
+  }
+  /// The slots are known.
+  void set_slots(Pool pool, std::size_t slots) {
+    sizes_[static_cast<std::size_t>(pool)] = has_slices(pool) ? 2 * slots : slots;
+  }
+
+  /// Of a pool by unit. @pre the unit has parameters
+  Cells of_unit(Pool pool, std::uint32_t unit) const {
+    return pool == Pool::gradient ? gradients_[unit] : Cells{pool, unit, 1};
+  }
+  /// Of gradient shards that backward writes.
+  Cells bucket(Range elements) const { return cells_of(elements); }
+  static Cells kept(std::uint32_t slot) { return {Pool::kept, slot, 1}; }
+  static Cells own(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 1}; }
+  static Cells rest(Pool pool, std::uint32_t slot) { return {pool, 2 * slot + 1, 1}; }
+  static Cells whole(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 2}; }
+
+  /// The pool has slots, each with an own slice and a rest.
+  static constexpr bool has_slices(Pool pool) {
+    return pool == Pool::gather || pool == Pool::gradient_slot || pool == Pool::wire;
+  }
+  static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept; }
+  /// The slot of the cells, in a pool by slot; the unit, in others. @pre no gradient shard
+  static constexpr std::uint32_t index(Cells cells) { return has_slices(cells.pool) ? cells.first / 2 : cells.first; }
+  /// Number of cells.
+  std::size_t size(Pool pool) const { return sizes_[static_cast<std::size_t>(pool)]; }
+  /// The unit of a cell of gradient shards.
+  std::uint32_t unit_of_gradient(std::uint32_t cell) const { return unit_of_cell_[cell]; }
+  /// Elements of a cell of gradient shards that backward writes, counted in all of these.
+  Range elements(std::uint32_t cell) const { return {cuts_[cell], cuts_[cell + 1]}; }
+
+ private:
+  Cells cells_of(Range elements) const {
+    auto const at = [&](std::int64_t cut) {
+      return static_cast<std::uint32_t>(std::lower_bound(cuts_.begin(), cuts_.end(), cut) - cuts_.begin());
+    };
+    return {Pool::gradient, at(elements.begin), at(elements.end) - at(elements.begin)};
+  }
+
+  std::vector<Cells> gradients_;             ///< by unit
+  std::vector<std::int64_t> cuts_;           ///< of gradient shards that backward writes, in elements
+  std::vector<std::uint32_t> unit_of_cell_;  ///< by cell of gradient shards
+  std::array<std::size_t, pools> sizes_{};   ///< cells, by pool
+};
+
+/// A value for each cell.
+template <class Value>
+class PerCell {
+ public:
+  PerCell() = default;
+  explicit PerCell(Buffers const& buffers) {
+    for (std::size_t pool = 0; pool < pools; ++pool) values_[pool].resize(buffers.size(static_cast<Pool>(pool)));
+  }
+  std::span<Value> operator[](Cells cells) {
+    return {values_[static_cast<std::size_t>(cells.pool)].data() + cells.first, cells.count};
+  }
+  std::span<Value const> operator[](Cells cells) const {
+    return {values_[static_cast<std::size_t>(cells.pool)].data() + cells.first, cells.count};
+  }
+
+ private:
+  std::array<std::vector<Value>, pools> values_;
+};
+
+}  // namespace step
+}  // namespace fsdp

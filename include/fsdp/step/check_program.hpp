@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A check of a compiled program: every reader of a buffer finds the content that it needs.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/error.hpp"
+#include "fsdp/step/facts.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/run.hpp"
+#include "fsdp/step/step_input.hpp"
+#include "fsdp/step/symbols.hpp"
+
+namespace fsdp {
+
+/// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
+/// norms, updates, evaluations and discarded gradients. Takes milliseconds. Engines call it when they are sealed, if
+/// FSDP_CHECK_PROGRAM is defined.
+/// @param input  of compile_program()
+/// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
+[[gnu::cold]] inline std::string check_program(Program const& program, StepInput const& input) {
+  std::vector<bool> padded;
+  for (auto const& unit : input.units) padded.push_back(unit.padded);
+  step::Symbols symbols(program, std::move(padded));
+  step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
+                             step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
+  run.prepare();
+  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
+                                         {true, true, false}, {true, false, false}, {false, true, false}};
+  for (auto const flags : every_choice) {
+    if (!missing_option(program, input, flags).option.empty()) continue;
+    for (int micro_steps = 1; micro_steps <= 2; ++micro_steps) {
+      for (int i = 0; i < micro_steps; ++i) run.micro_step(flags);
+      run.micro_step();
+      run.norm();
+      run.update();
+    }
+    run.evaluation();
+    run.micro_step(flags);
+    run.discard();
+  }
+  return symbols.problems().empty() ? std::string() : symbols.problems().front();
+}
+
+}  // namespace fsdp

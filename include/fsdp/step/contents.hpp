@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The content of each buffer while a step runs: it decides whether a sum begins or goes on, and what is dropped when a
+// pass is forgotten.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/step/operation.hpp"
+#include "fsdp/step/program.hpp"
+
+namespace fsdp::step {
+
+/// The same on all ranks. Moves nothing: whoever runs operations applies them here, once each is enqueued.
+class Contents {
+ public:
+  /// The gradient shard of a unit.
+  enum class Gradient : unsigned char {
+    none,  ///< no gradient: the first one is written
+    sum,   ///< gradients since the last update: further ones are added
+    used   ///< an optimizer has used them: they may be read; the next one is written
+  };
+  struct Unit {
+    std::uint32_t gather_slot = Operation::none;  ///< of its full parameters; none: there are none, or it reads masters
+    std::uint32_t kept_slot = Operation::none;    ///< of a slice that stays after forward
+    std::uint32_t gradient_slot = Operation::none;  ///< of full gradients that are not reduced
+    Gradient gradient = Gradient::none;
+    bool written = false;      ///< backward writes the gradient shard, and has not ended
+    bool partial = false;      ///< the partial shard holds sums that replicas have not added up
+    bool accumulated = false;  ///< the accumulator holds gradients that are not reduced
+    bool begins_sum = false;   ///< the next backward use stores gradients instead of adding to them
+
+    /// Gradients of earlier micro-steps wait for a reduction.
+    bool waits() const { return gradient_slot != Operation::none || written || accumulated || partial; }
+    /// The gradient shard holds reduced gradients since the last update.
+    bool is_reduced() const { return gradient == Gradient::sum && !waits(); }
+    /// The gradient shard holds reduced gradients, which an optimizer may have used.
+    bool is_readable() const { return gradient != Gradient::none && !waits(); }
+  };
+
+  Contents() = default;
+  [[gnu::cold]] explicit Contents(Program const& program)
+      : program_(&program), units_(program.units.size()), dirty_(program.gradient_slots.size(), Operation::none) {}
+
+  Unit const& operator[](std::size_t unit) const { return units_[unit]; }
+
+  /// Whether the operation runs, by contents.
+  bool runs(Operation const& operation) const {
+    return !operation.unless_begun || units_[operation.unit].gradient != Gradient::sum;
+  }
+  /// Whether an access in mode `sum` begins the sum.
+  bool begins_sum(Operation const& operation) const {
+    auto const& unit = units_[operation.unit];
+    if (operation.primitive == Primitive::backward) return unit.begins_sum;
+    switch (operation.all[1].cells.pool) {
+      case Pool::gradient: return unit.gradient != Gradient::sum;
+      case Pool::partial: return !unit.partial;
+      case Pool::accumulator: return !unit.accumulated;
+      default: return false;
+    }
+  }
+  /// Whether opening the gradient buffer of a unit gives it a buffer without sums.
+  bool is_fresh(Operation const& open) const {
+    return open.all[0].cells.pool == Pool::gradient_slot || units_[open.unit].gradient != Gradient::sum;
+  }
+
+  /// The operation has been enqueued.
+  void apply(Operation const& operation) {
+    if (operation.primitive == Primitive::discard) return discard();
+    if (operation.unit == Operation::none) return;
+    auto& unit = units_[operation.unit];
+    switch (operation.primitive) {
+      case Primitive::open: return open(unit, operation.all[0].cells, operation.unit);
+      case Primitive::close: return close(unit, operation.all[0].cells.pool);
+      case Primitive::zero:
+        if (operation.all[0].cells.pool == Pool::gradient_slot) dirty_[operation.all[0].cells.first / 2] = none;
+        return;
+      case Primitive::backward: unit.begins_sum = false; return;
+      case Primitive::round:
+        if (operation.bucket == none) unit.gradient_slot = none;
+        return;
+      case Primitive::accumulate:
+        if (operation.bucket == none) accumulate(unit, operation.all[0].cells.pool, operation.all[1].cells.pool);
+        return;
+      case Primitive::add: unit.accumulated = false; return;
+      case Primitive::update: unit.gradient = Gradient::used; return;
+      default: return;
+    }
+  }
+
+  /// Calls `run(Operation const&)` for each operation that drops parameters: a pass is forgotten.
+  template <class Run>
+  void drop_parameters(Run&& run) {
+    for (std::uint32_t u = 0; u < units_.size(); ++u) {
+      auto const [gather, kept] = std::pair(units_[u].gather_slot, units_[u].kept_slot);
+      if (kept != none) run(closing(u, Buffers::kept(kept)));
+      if (gather != none) run(closing(u, Buffers::whole(Pool::gather, gather)));
+    }
+  }
+  /// Calls `run` for each operation that forgets gradients: whole ones, those of half a pass, and those that wait for a
+  /// reduction. Slots that must hold zeroes are zeroed on compute. The next backward pass begins all sums anew.
+  template <class Run>
+  [[gnu::cold]] void discard_gradients(Run&& run) {
+    if (program_ == nullptr) return;
+    for (std::uint32_t slot = 0; slot < dirty_.size(); ++slot) {
+      auto const cells = Buffers::whole(Pool::gradient_slot, slot);
+      if (dirty_[slot] != none && program_->gradient_slots[slot].zeroed) {
+        auto zero = on_compute(Primitive::zero, dirty_[slot]).with({writes(cells)});
+        zero.tracked = 1;
+        zero.records = any_facts;
+        zero.bytes = slot_bytes(program_->gradient_slots[slot].elements, program_->gradient_bytes);
+        run(zero);
+      }
+      run(closing(0, cells));
+    }
+    for (std::uint32_t wire = 0; wire < program_->wires.size(); ++wire)
+      run(closing(0, Buffers::whole(Pool::wire, wire)));
+    for (std::uint32_t u = 0; u < units_.size(); ++u)
+      if (program_->units[u].accumulates) run(closing(u, program_->buffers.of_unit(Pool::accumulator, u)));
+    run(on_compute(Primitive::discard, none));
+  }
+
+ private:
+  static constexpr auto none = Operation::none;
+
+  static Operation on_compute(Primitive primitive, std::uint32_t unit) {
+    Operation operation;
+    operation.primitive = primitive;
+    operation.stream = StreamKind::compute;
+    operation.unit = unit;
+    return operation;
+  }
+  static Operation closing(std::uint32_t unit, Cells cells) {
+    return on_compute(Primitive::close, unit).with({reads(cells)});
+  }
+  void open(Unit& unit, Cells cells, std::uint32_t index) {
+    auto const slot = Buffers::has_slots(cells.pool) ? Buffers::index(cells) : none;
+    switch (cells.pool) {
+      case Pool::gather: unit.gather_slot = slot; return;
+      case Pool::kept: unit.kept_slot = slot; return;
+      case Pool::gradient_slot:
+        unit.gradient_slot = slot;
+        unit.begins_sum = program_->units[index].sets_gradients;
+        dirty_[slot] = index;
+        return;
+      case Pool::gradient:
+        unit.begins_sum = program_->units[index].sets_gradients && unit.gradient != Gradient::sum;
+        unit.gradient = Gradient::sum;
+        unit.written = true;
+        return;
+      default: return;
+    }
+  }
+  void discard() {
+    for (auto& slot : dirty_) slot = none;
+    for (auto& unit : units_) {
+      unit.gradient_slot = none;
+      unit.gradient = Gradient::none;
+      unit.written = unit.partial = unit.accumulated = unit.begins_sum = false;
+    }
+  }
+  static void close(Unit& unit, Pool pool) {
+    switch (pool) {
+      case Pool::gather: unit.gather_slot = none; return;
+      case Pool::kept: unit.kept_slot = none; return;
+      case Pool::gradient: unit.written = false; return;
+      default: return;  // these close when a pass ends: their contents are used up
+    }
+  }
+  static void accumulate(Unit& unit, Pool from, Pool to) {
+    if (from == Pool::gradient_slot) unit.gradient_slot = none;
+    if (from == Pool::partial) unit.partial = false;
+    if (to == Pool::partial) unit.partial = true;
+    if (to == Pool::accumulator) unit.accumulated = true;
+    if (to == Pool::gradient) unit.gradient = Gradient::sum;
+  }
+
+  Program const* program_ = nullptr;
+  std::vector<Unit> units_;
+  std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit whose gradients it got after it was zeroed; none
+};
+
+}  // namespace fsdp::step

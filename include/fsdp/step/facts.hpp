@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Flags of a micro-step: an operation of a program runs under some of them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace fsdp {
+
+/// Flags of a micro-step, in four groups: exactly one bit of each group is set. An operation lists the flags under
+/// which it runs; if it does not depend on a group, it has all bits of the group.
+enum Facts : unsigned {
+  starts_sharded = 1u << 0,    ///< forward begins without parameters of an earlier backward pass
+  starts_unsharded = 1u << 1,  ///< forward begins with all of them
+  drops = 1u << 2,             ///< backward drops parameters
+  keeps = 1u << 3,             ///< backward leaves them
+  syncs_none = 1u << 4,        ///< gradients stay on their rank
+  syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
+  syncs_all = 1u << 6,         ///< gradients are reduced over all ranks
+  nothing_waits = 1u << 7,     ///< of earlier micro-steps, all gradients are reduced
+  sums_wait = 1u << 8,         ///< sums within shard groups wait for replicas
+  gradients_wait = 1u << 9,    ///< gradients wait on their rank, and maybe such sums as well
+  any_facts = (1u << 10) - 1
+};
+constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
+constexpr Facts operator|(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} | unsigned{b}); }
+constexpr Facts operator&(Facts a, Facts b) { return static_cast<Facts>(unsigned{a} & unsigned{b}); }
+/// The bits of each group.
+inline constexpr Facts start_answers = starts_sharded | starts_unsharded, drop_answers = drops | keeps,
+                       sync_answers = syncs_none | syncs_group | syncs_all,
+                       waiting_answers = nothing_waits | sums_wait | gradients_wait;
+inline constexpr std::array<unsigned, 4> questions{start_answers, drop_answers, sync_answers, waiting_answers};
+/// Mask: run only under these flags; groups that are not mentioned stay open.
+constexpr Facts only(Facts answers) {
+  unsigned facts = 0;
+  for (auto const question : questions) facts |= (answers & question) != 0 ? answers & question : question;
+  return static_cast<Facts>(facts);
+}
+/// A micro-step that begins and ends with sharded parameters and reduces its gradients, after one like it.
+inline constexpr Facts plain_step = starts_sharded | drops | syncs_all | nothing_waits;
+/// Flags that a micro-step sets for the next one.
+constexpr Facts left_by(Facts facts) {
+  return ((facts & keeps) != 0 ? starts_unsharded : starts_sharded) | ((facts & syncs_none) != 0    ? gradients_wait
+                                                                       : (facts & syncs_group) != 0 ? sums_wait
+                                                                                                    : nothing_waits);
+}
+
+/// A scope of an engine that clears one of the flags below while it is open.
+enum class BackwardChange : unsigned char { no_sync, no_replica_sync, keep_unsharded };
+
+constexpr char const* name(BackwardChange change) {
+  constexpr std::array<char const*, 3> names{"no_sync", "no_replica_sync", "keep_unsharded"};
+  return names[static_cast<std::size_t>(change)];
+}
+
+/// How a backward pass ends with each unit. Scopes set it when the pass begins.
+struct BackwardFlags {
+  bool gradient_sync = true;  ///< reduces gradients
+  bool replica_sync = true;   ///< and sums them over replicas
+  bool reshard = true;        ///< drops parameters
+
+  constexpr Facts facts() const {
+    return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
+  }
+};
+
+}  // namespace fsdp

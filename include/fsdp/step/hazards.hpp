@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The waits that follow from accesses: read after write, write after read, write after write, write after peers' reads.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "fsdp/step/buffers.hpp"
+#include "fsdp/step/operation.hpp"
+
+namespace fsdp::step {
+
+/// A point in a run, as vector clocks have it (Mattern 1989): of each stream the number of its last operation that has
+/// ended, and of each group the number of the last collective that all peers have ended. Numbers count from 1; 0: none.
+struct Point {
+  std::array<std::uint64_t, stream_kinds> streams{};
+  std::array<std::uint64_t, groups> peers{};
+
+  std::uint64_t& operator[](StreamKind stream) { return streams[static_cast<std::size_t>(stream)]; }
+  std::uint64_t operator[](StreamKind stream) const { return streams[static_cast<std::size_t>(stream)]; }
+  std::uint64_t& operator[](Group group) { return peers[static_cast<std::size_t>(group)]; }
+  std::uint64_t operator[](Group group) const { return peers[static_cast<std::size_t>(group)]; }
+  void join(Point const& other) {
+    for (std::size_t i = 0; i < streams.size(); ++i) streams[i] = std::max(streams[i], other.streams[i]);
+    for (std::size_t i = 0; i < peers.size(); ++i) peers[i] = std::max(peers[i], other.peers[i]);
+  }
+};
+
+/// Remembers the last accesses to each cell, and what each stream knows of the others. It enqueues nothing: whoever
+/// runs a list of operations asks before each of them, waits, says so, and notes the operation.
+///
+/// [Note: Order among peers] A rank that completes collective n of a communicator has data of every peer, and a peer
+/// that takes part in collective n has ended collective n-1. So a stream knows after its collective n that all peers
+/// have ended n-1. It also knows that of communicators whose ranks are a part of these, if their collectives are
+/// enqueued on the same stream (`contains`). Communicators that cannot promise it decline: see Communicator.
+class Hazards {
+ public:
+  /// @param order_among_peers  see [Note: Order among peers]
+  [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
+      : cells_(buffers), order_among_peers_(order_among_peers) {}
+
+  /// Waits that an operation needs, before it is enqueued: numbers that its stream does not know; 0: none.
+  struct Needs {
+    Point until;
+    bool some = false;
+    /// The pools of the cells, for the waits' names.
+    std::array<Pool, stream_kinds> stream_pools{};
+    std::array<Pool, groups> peer_pools{};
+  };
+  Needs before(Operation const& operation) const {
+    Needs needs;
+    auto const& known = known_[index(operation.stream)];
+    auto const need = [&](std::uint64_t number, std::uint64_t already, std::uint64_t& until, Pool& of, Pool pool) {
+      if (number <= std::max(already, until)) return;
+      until = number;
+      of = pool;
+      needs.some = true;
+    };
+    for (std::size_t i = 0; i < operation.size; ++i) {
+      if ((operation.tracked >> i & 1u) == 0) continue;
+      auto const& access = operation.all[i];
+      auto const of_stream = [&](std::size_t stream, std::uint64_t number) {
+        if (stream != index(operation.stream))
+          need(number, known.streams[stream], needs.until.streams[stream], needs.stream_pools[stream],
+               access.cells.pool);
+      };
+      for (auto const& cell : cells_[access.cells]) {
+        of_stream(cell.writer, cell.write);
+        if (access.mode == Mode::read) continue;
+        for (std::size_t stream = 0; stream < stream_kinds; ++stream) of_stream(stream, cell.reads[stream]);
+        // A collective orders what follows it on its own communicator.
+        if (cell.collective == 0 || (order_among_peers_ && cell.group == operation.group)) continue;
+        auto const group = static_cast<std::size_t>(cell.group);
+        need(cell.collective, known.peers[group], needs.until.peers[group], needs.peer_pools[group], access.cells.pool);
+      }
+    }
+    return needs;
+  }
+
+  /// The stream has waited for a point in a run.
+  void learn(StreamKind stream, Point const& point) { known_[index(stream)].join(point); }
+  /// The stream has waited until all peers have ended a collective.
+  void learn(StreamKind stream, Group group, std::uint64_t collective) {
+    auto& known = known_[index(stream)][group];
+    known = std::max(known, collective);
+  }
+
+  /// An operation has been enqueued.
+  /// @param collective  its number among those of its communicator; 0: no collective
+  void after(Operation const& operation, std::uint64_t collective = 0) {
+    if (!operation.is_tracked()) return;
+    auto const stream = index(operation.stream);
+    auto& known = known_[stream];
+    auto const number = ++known.streams[stream];
+    if (collective != 0) {
+      if (order_among_peers_) learn_of_peers(known, operation.group, collective);
+      last_[static_cast<std::size_t>(operation.group)] = collective;
+    }
+    for (std::size_t i = 0; i < operation.size; ++i) {
+      if ((operation.tracked >> i & 1u) == 0) continue;
+      auto const& access = operation.all[i];
+      for (auto& cell : cells_[access.cells]) {
+        if (access.mode == Mode::read) {
+          cell.reads[stream] = number;
+        } else {
+          cell = {.write = number, .reads = {}, .collective = 0, .writer = operation.stream_index(), .group = {}};
+        }
+        if (collective != 0 && peers_read(operation.primitive, access)) {
+          cell.collective = collective;
+          cell.group = operation.group;
+        }
+      }
+    }
+  }
+
+  /// What a stream knows, its own operations included: the point of an event that is recorded now.
+  Point const& point(StreamKind stream) const { return known_[index(stream)]; }
+  /// Number of the stream's last operation.
+  std::uint64_t number(StreamKind stream) const { return point(stream)[stream]; }
+
+ private:
+  /// The last accesses to a cell.
+  struct Cell {
+    std::uint64_t write = 0;
+    std::array<std::uint64_t, stream_kinds> reads{};  ///< since, by stream
+    std::uint64_t collective = 0;                     ///< the last one since in which peers read it
+    std::uint8_t writer = 0;                          ///< stream
+    Group group{};                                    ///< of the collective
+  };
+
+  static std::size_t index(StreamKind stream) { return static_cast<std::size_t>(stream); }
+  void learn_of_peers(Point& known, Group group, std::uint64_t collective) const {
+    for (std::size_t part = 1; part < groups; ++part) {
+      if (!contains(group, static_cast<Group>(part))) continue;
+      auto const ended = static_cast<Group>(part) == group ? collective - 1 : last_[part];
+      known.peers[part] = std::max(known.peers[part], ended);
+    }
+  }
+
+  PerCell<Cell> cells_;
+  bool order_among_peers_;
+  std::array<Point, stream_kinds> known_{};   ///< by each stream
+  std::array<std::uint64_t, groups> last_{};  ///< collective of each group
+};
+
+/// Of the streams that an operation must wait for, calls `wait(stream)` for those whose events no other of these events
+/// implies.
+/// @param point_of  point_of(stream): the point of the event that would be waited for
+template <class PointOf, class Wait>
+void for_each_event(Hazards::Needs const& needs, PointOf const& point_of, Wait const& wait) {
+  for (std::size_t i = 0; i < stream_kinds; ++i) {
+    if (needs.until.streams[i] == 0) continue;
+    bool implied = false;
+    for (std::size_t j = 0; j < stream_kinds && !implied; ++j)
+      implied = j != i && needs.until.streams[j] != 0 &&
+                point_of(static_cast<StreamKind>(j)).streams[i] >= needs.until.streams[i];
+    if (!implied) wait(static_cast<StreamKind>(i));
+  }
+}
+
+}  // namespace fsdp::step

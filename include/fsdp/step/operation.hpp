@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// An operation of a step: a primitive, a stream, and the cells of buffers that it accesses. Nothing names a wait: waits
+// follow from accesses (hazards.hpp).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+
+#include "fsdp/step/facts.hpp"
+#include "fsdp/stream_kind.hpp"
+
+namespace fsdp::step {
+
+/// Buffers of one kind.
+enum class Pool : unsigned char {
+  master,         ///< by unit: master shard
+  moments,        ///< by unit: optimizer state
+  gradient,       ///< by unit: gradient shard
+  partial,        ///< by unit: sum over the shard group, which waits for the other replicas
+  accumulator,    ///< by unit: full gradients of earlier micro-steps, which wait on their rank
+  gather,         ///< by slot: full parameters
+  kept,           ///< by slot: a slice of the parameters, which stays after forward
+  gradient_slot,  ///< by slot: full gradients
+  wire,           ///< by slot: full gradients, rounded
+  count_
+};
+inline constexpr auto pools = static_cast<std::size_t>(Pool::count_);
+
+constexpr std::string_view name(Pool pool) {
+  constexpr std::array<std::string_view, pools> names{"master shard", "moments",       "gradient shard",
+                                                      "partial sum",  "accumulator",   "gather slot",
+                                                      "kept slice",   "gradient slot", "wire"};
+  return names[static_cast<std::size_t>(pool)];
+}
+
+/// Consecutive cells of a pool. A cell is a part of a buffer that some operation accesses alone: see Buffers.
+struct Cells {
+  Pool pool{};
+  std::uint32_t first = 0, count = 0;
+  friend bool operator==(Cells const&, Cells const&) = default;
+};
+
+enum class Mode : unsigned char {
+  read,
+  write,
+  add,  ///< reads and writes
+  sum   ///< the first term of a sum is written, further terms are added
+};
+constexpr std::string_view name(Mode mode) {
+  constexpr std::array<std::string_view, 4> names{"read", "write", "add", "sum"};
+  return names[static_cast<std::size_t>(mode)];
+}
+
+struct Access {
+  Cells cells;
+  Mode mode{};
+  friend bool operator==(Access const&, Access const&) = default;
+};
+
+enum class Primitive : unsigned char {
+  open,            ///< a buffer gets a new content and counts as in use; moves nothing
+  close,           ///< the content is not used any more; moves nothing, waits for nothing
+  cast,            ///< master shard to the own slice of full parameters
+  copy,            ///< a slice of full parameters to a kept slot
+  zero,            ///< all bytes of a slot, or a gradient shard
+  zero_padding,    ///< elements that no tensor of the unit covers
+  accumulate,      ///< gradients to a buffer of fp32 that holds their sum
+  add,             ///< a sum in fp32 to full gradients
+  round,           ///< gradients to a wire
+  all_gather,      ///< in place, or from a kept slice
+  reduce_scatter,  ///< in place
+  all_reduce,      ///< in place
+  forward,         ///< a module's kernels
+  backward,        ///< a module's kernels
+  norm,            ///< measures a gradient shard
+  update,          ///< an optimizer's kernel
+  discard,         ///< all gradients since the last update are forgotten; moves nothing, waits for nothing
+  count_
+};
+inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
+
+constexpr std::string_view name(Primitive primitive) {
+  constexpr std::array<std::string_view, primitives> names{
+      "open",       "close",    "cast",  "keep slice", "zero",           "zero padding",
+      "accumulate", "add",      "round", "all-gather", "reduce-scatter", "all-reduce",
+      "forward",    "backward", "norm",  "update",     "discard"};
+  return names[static_cast<std::size_t>(primitive)];
+}
+/// A device or a communicator does it.
+constexpr bool moves(Primitive primitive) {
+  return primitive != Primitive::open && primitive != Primitive::close && primitive != Primitive::discard;
+}
+/// A module's kernels, which run between the operations before and after them.
+constexpr bool computes(Primitive primitive) {
+  return primitive == Primitive::forward || primitive == Primitive::backward;
+}
+/// Its accesses are ordered with those of other operations. So is the open of a content, because the cells of a new
+/// content are other bytes than the cells of the last one.
+constexpr bool is_ordered(Primitive primitive) { return moves(primitive) || primitive == Primitive::open; }
+constexpr bool is_collective(Primitive primitive) {
+  return primitive == Primitive::all_gather || primitive == Primitive::reduce_scatter ||
+         primitive == Primitive::all_reduce;
+}
+/// Peers of a collective read the cells of this access. A reduce-scatter adds to the own slice, which no peer reads.
+constexpr bool peers_read(Primitive primitive, Access const& access) {
+  return is_collective(primitive) && (access.mode == Mode::read || primitive == Primitive::all_reduce);
+}
+
+/// A communicator.
+enum class Group : unsigned char {
+  none,
+  gather,        ///< the shard group, for parameters
+  kept,          ///< the ranks among which kept slices are gathered; a part of the shard group
+  reduce,        ///< the shard group, for gradients
+  replicas,      ///< ranks of equal place in each shard group
+  all_replicas,  ///< all ranks, for units that every rank keeps whole
+  count_
+};
+inline constexpr auto groups = static_cast<std::size_t>(Group::count_);
+
+/// The ranks of `part` are among those of `whole`, and both communicators enqueue on one stream.
+constexpr bool contains(Group whole, Group part) {
+  return whole == part || (whole == Group::gather && part == Group::kept) ||
+         (whole == Group::all_replicas && part == Group::replicas);
+}
+
+/// A span of a trace: consecutive operations of one stream.
+struct Span {
+  Primitive name = Primitive::count_;  ///< of the span that begins here; count_: none begins
+  bool ends = false;                   ///< the span that is open ends here
+  std::int64_t bytes = 0;              ///< of the span that begins here
+};
+
+/// See primitives. Equal on all ranks, but for the bytes that cells stand for.
+struct Operation {
+  static constexpr std::uint32_t none = ~0u;
+
+  Primitive primitive{};
+  StreamKind stream{};
+  Group group = Group::none;  ///< of a collective
+  bool mean = false;          ///< all_reduce: makes a mean of the sum
+  bool unless_begun = false;  ///< runs only if the unit's gradient shard holds no sum since the last update
+  std::uint8_t tracked = 0;   ///< bit i: access i meets accesses of other streams, or of peers
+  std::uint8_t size = 0;      ///< number of accesses
+  Facts when = any_facts;     ///< flags of a micro-step under which it runs
+  Facts records{};  ///< and under which an event is recorded behind it, because another stream will wait for it
+  int ranks = 1;    ///< of the group
+  std::uint32_t unit = none;    ///< of a bucket: the unit that completes it
+  std::uint32_t bucket = none;  ///< whose gradients it moves; none: one unit's
+  std::int64_t elements = 0;    ///< that it moves; of a collective: a rank's part of all_gather and reduce_scatter
+  std::int64_t bytes = 0;       ///< that it writes; of a collective: the whole buffer; of open: the content
+  std::array<Access, 3> all{};
+  Span span{};
+
+  constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
+  constexpr bool is_recorded(Facts facts) const { return (unsigned{facts} & ~unsigned{records}) == 0; }
+  std::span<Access const> accesses() const { return {all.data(), size}; }
+  std::span<Access> accesses() { return {all.data(), size}; }
+  /// Some access may meet one of another stream, or of peers.
+  constexpr bool is_tracked() const { return tracked != 0; }
+  constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
+
+  Operation&& with(std::initializer_list<Access> accesses) && {
+    for (auto const& access : accesses) all[size++] = access;
+    return static_cast<Operation&&>(*this);
+  }
+};
+
+constexpr Access reads(Cells cells) { return {cells, Mode::read}; }
+constexpr Access writes(Cells cells) { return {cells, Mode::write}; }
+constexpr Access adds(Cells cells) { return {cells, Mode::add}; }
+constexpr Access sums(Cells cells) { return {cells, Mode::sum}; }
+
+}  // namespace fsdp::step

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of a run, call by call, without a device. Simulators, checks and plans of memory use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/step/contents.hpp"
+#include "fsdp/step/facts.hpp"
+#include "fsdp/step/operation.hpp"
+#include "fsdp/step/program.hpp"
+
+namespace fsdp::step {
+
+/// Flags of the passes of a run, which follow from each other.
+class PassFlags {
+ public:
+  /// Of the pass that is under way.
+  Facts now() const { return now_; }
+  /// A forward pass begins. @return whether parameters that earlier passes have left are dropped first
+  bool begin_forward() {
+    now_ = left_;
+    forget_parameters();
+    return (now_ & starts_sharded) != 0;
+  }
+  void begin_backward(BackwardFlags flags) { now_ = flags.facts() | (left_ & waiting_answers); }
+  void end_backward() { left_ = left_by(now_); }
+  /// The next forward pass finds no parameters of an earlier backward pass.
+  void forget_parameters() { left_ = starts_sharded | (left_ & waiting_answers); }
+  void forget_gradients() { left_ = (left_ & start_answers) | nothing_waits; }
+
+ private:
+  Facts now_ = plain_step;
+  Facts left_ = left_by(plain_step);  ///< by whole passes before it
+};
+
+/// Where an operation stands in a run.
+struct Position {
+  static constexpr std::uint32_t no_use = ~0u;
+
+  std::uint32_t step = 0;        ///< updates so far
+  std::uint32_t micro_step = 0;  ///< number of the backward pass in the run, from 1; a forward pass has the next one's
+  std::uint32_t use = no_use;    ///< no_use: between uses
+  Phase phase{};                 ///< of the use
+  Facts flags = plain_step;      ///< of the pass under way, or of the last one
+};
+
+/// An operation of a run; sums are written or added to.
+struct Executed {
+  Operation operation;
+  Position at;
+};
+/// @param contents  before the operation
+inline Executed executed(Operation const& operation, Position const& at, Contents const& contents) {
+  Executed result{operation, at};
+  for (auto& access : result.operation.accesses())
+    if (access.mode == Mode::sum) access.mode = contents.begins_sum(operation) ? Mode::write : Mode::add;
+  return result;
+}
+
+/// A visitor of Run that appends to `list`, which must outlive it.
+inline auto record_into(std::vector<Executed>& list) {
+  return [&list](Operation const& operation, Position const& at, Contents const& contents) {
+    list.push_back(executed(operation, at, contents));
+  };
+}
+
+/// The first zeroing of a slot of gradients, before the first pass.
+[[gnu::cold]] inline Operation preparing(Program const& program, std::uint32_t slot) {
+  Operation zero;
+  zero.primitive = Primitive::zero;
+  zero.stream = StreamKind::reduce;
+  zero.tracked = 1;
+  zero.records = any_facts;
+  zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
+  return std::move(zero).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
+}
+
+/// Visits the operations of a run in the order in which an engine enqueues them, in which every rank does the same.
+/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&) before the operation is applied
+template <class Visit>
+class Run {
+ public:
+  Run(Program const& program, Visit visit) : program_(&program), contents_(program), visit_(std::move(visit)) {}
+
+  /// The buffers are placed: slots of gradients that units add to are zeroed, as all others are.
+  [[gnu::cold]] void prepare() {
+    for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot) execute(preparing(*program_, slot));
+  }
+  void forward(std::size_t use) {
+    if (use == 0) {
+      if (flags_.begin_forward()) drop_parameters();
+      at_.phase = evaluations_ > 0 ? Phase::evaluation : Phase::forward;
+      at_.flags = flags_.now();
+      at_.micro_step = backwards_ + 1;
+    }
+    turn(use);
+    pass_ = use + 1 == uses() ? Pass::idle : Pass::forward;
+  }
+  /// @param flags  of the pass; looked at when it begins
+  void backward(std::size_t use, BackwardFlags flags) {
+    if (use + 1 == uses()) {
+      flags_.begin_backward(flags);
+      at_.flags = flags_.now();
+      at_.phase = Phase::backward;
+      at_.micro_step = backwards_ + 1;
+    }
+    turn(use);
+    pass_ = use == 0 ? Pass::idle : Pass::backward;
+    if (use == 0) flags_.end_backward(), ++backwards_;
+  }
+  void begin_evaluation() {
+    abandon();
+    ++evaluations_;
+  }
+  void end_evaluation() {
+    abandon();
+    --evaluations_;
+  }
+  /// Gradients are forgotten, and a pass that is under way.
+  void discard() {
+    contents_.discard_gradients([this](Operation const& operation) { execute(operation); });
+    flags_.forget_gradients();
+    if (std::exchange(pass_, Pass::idle) != Pass::idle) abandon();
+  }
+  /// The gradient norm is measured.
+  void norm() {
+    for (auto const& operation : program_->norms)
+      if (operation.size > 0) execute(operation);
+  }
+  /// An optimizer updates all units.
+  void update() {
+    abandon();
+    for (auto const& operation : program_->updates)
+      if (operation.size > 0) execute(operation);
+    ++at_.step;
+  }
+
+  /// A forward and a backward pass.
+  void micro_step(BackwardFlags flags = {}) {
+    for (std::size_t use = 0; use < uses(); ++use) forward(use);
+    for (auto use = uses(); use-- > 0;) backward(use, flags);
+  }
+  void evaluation() {
+    begin_evaluation();
+    for (std::size_t use = 0; use < uses(); ++use) forward(use);
+    end_evaluation();
+  }
+  std::size_t uses() const { return program_->turns(Phase::forward).size(); }
+
+ private:
+  enum class Pass : unsigned char { idle, forward, backward };
+
+  void execute(Operation const& operation) {
+    if (!contents_.runs(operation)) return;
+    visit_(operation, std::as_const(at_), std::as_const(contents_));
+    contents_.apply(operation);
+  }
+  void turn(std::size_t use) {
+    auto const& turn = program_->turn(at_.phase, use);
+    at_.use = static_cast<std::uint32_t>(use);
+    for (auto const& operation : turn.before)
+      if (operation.runs(flags_.now())) execute(operation);
+    execute(turn.compute);
+    for (auto const& operation : turn.after)
+      if (operation.runs(flags_.now())) execute(operation);
+    at_.use = Position::no_use;
+  }
+  void drop_parameters() {
+    contents_.drop_parameters([this](Operation const& operation) { execute(operation); });
+  }
+  /// A pass that is under way is forgotten, and parameters that one has left.
+  void abandon() {
+    pass_ = Pass::idle;
+    drop_parameters();
+    flags_.forget_parameters();
+  }
+
+  Program const* program_;
+  Contents contents_;
+  Visit visit_;
+  PassFlags flags_;
+  Position at_;
+  Pass pass_ = Pass::idle;
+  std::uint32_t backwards_ = 0;
+  int evaluations_ = 0;
+};
+
+}  // namespace fsdp::step

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// A simulator: when each operation of a run begins and ends, by the costs of primitives.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/step/buffers.hpp"
+#include "fsdp/step/operation.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/run.hpp"
+
+namespace fsdp {
+
+/// Time of one operation, in any unit.
+struct Cost {
+  double fixed = 0, per_byte = 0;
+};
+/// By primitive; collectives of a group take `factor` times as long, because groups within a node are faster than
+/// others.
+struct Costs {
+  std::array<Cost, step::primitives> primitive{};
+  std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
+
+  Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
+  double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }
+  double of(step::Operation const& operation) const {
+    auto const& cost = primitive[static_cast<std::size_t>(operation.primitive)];
+    return factor[static_cast<std::size_t>(operation.group)] *
+           (cost.fixed + cost.per_byte * static_cast<double>(operation.bytes));
+  }
+};
+
+struct TimeSpan {
+  double begin = 0, end = 0;
+};
+
+/// Times the operations of several ranks. A stream runs its operations in order. An operation begins when the last
+/// writes of the cells that it accesses have ended, and where it writes, also the reads since, of peers too. A
+/// collective begins when it can begin on all members, and ends on each by that rank's cost. The host takes no time.
+class Simulator {
+ public:
+  /// @param ranks  costs of each rank of the world; one stands for ranks that are equal
+  Simulator(Program const& program, std::vector<Costs> const& ranks) {
+    for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}});
+  }
+
+  void run(step::Operation const& operation) {
+    for (auto& rank : ranks_) rank.spans.push_back(begin(rank, operation));
+    if (is_collective(operation.primitive)) meet(operation);
+    for (auto& rank : ranks_) end(rank, operation);
+    if (!is_collective(operation.primitive)) return;
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+      for (auto const& access : operation.accesses())
+        if (peers_read(operation.primitive, access))
+          for (auto& cell : ranks_[i].cells[access.cells]) cell.read = std::max(cell.read, last_end(operation, i));
+  }
+  /// Of each operation so far.
+  std::vector<TimeSpan> const& spans(std::size_t rank = 0) const { return ranks_[rank].spans; }
+
+ private:
+  /// When accesses to a cell so far have ended.
+  struct Ends {
+    double write = 0;
+    double read = 0;  ///< by this rank and by peers
+  };
+  struct Rank {
+    Costs costs;
+    step::PerCell<Ends> cells;
+    std::array<double, stream_kinds> streams;  ///< when the last operation ends
+    std::vector<TimeSpan> spans;
+  };
+
+  static TimeSpan begin(Rank& rank, step::Operation const& operation) {
+    auto begin = rank.streams[static_cast<std::size_t>(operation.stream)];
+    if (is_ordered(operation.primitive))
+      for (auto const& access : operation.accesses())
+        for (auto const& cell : rank.cells[access.cells])
+          begin = std::max(begin, access.mode == step::Mode::read ? cell.write : std::max(cell.write, cell.read));
+    return {begin, begin};
+  }
+  static void end(Rank& rank, step::Operation const& operation) {
+    auto& span = rank.spans.back();
+    span.end = span.begin + rank.costs.of(operation);
+    if (!is_ordered(operation.primitive)) return;
+    rank.streams[static_cast<std::size_t>(operation.stream)] = span.end;
+    for (auto const& access : operation.accesses())
+      for (auto& cell : rank.cells[access.cells]) {
+        auto& last = access.mode == step::Mode::read ? cell.read : cell.write;
+        last = std::max(last, span.end);
+      }
+  }
+  /// The members of a collective begin together.
+  void meet(step::Operation const& operation) {
+    std::vector<double> begins;
+    for (auto const& rank : ranks_) begins.push_back(rank.spans.back().begin);
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+      for (std::size_t j = 0; j < ranks_.size(); ++j)
+        if (share_group(operation, i, j))
+          ranks_[i].spans.back().begin = std::max(ranks_[i].spans.back().begin, begins[j]);
+  }
+  /// Among the members of the group of a rank.
+  double last_end(step::Operation const& operation, std::size_t rank) const {
+    double end = 0;
+    for (std::size_t other = 0; other < ranks_.size(); ++other)
+      if (share_group(operation, rank, other)) end = std::max(end, ranks_[other].spans.back().end);
+    return end;
+  }
+  /// See Placement: shard groups are consecutive ranks, replicas have equal places in them.
+  bool share_group(step::Operation const& operation, std::size_t rank, std::size_t other) const {
+    auto const members = static_cast<std::size_t>(operation.ranks);
+    auto const number = std::max<std::size_t>(ranks_.size() / members, 1);
+    switch (operation.group) {
+      case step::Group::gather:
+      case step::Group::kept:
+      case step::Group::reduce: return rank / members == other / members;
+      case step::Group::replicas: return rank % number == other % number;
+      default: return true;
+    }
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+/// A simulated run.
+struct Simulation {
+  std::vector<step::Executed> operations;    ///< in the order in which they are enqueued; the same on all ranks
+  std::vector<std::vector<TimeSpan>> spans;  ///< by rank: of each operation
+
+  /// When the last operation ends for which `is(Operation const&, Position const&)` is true.
+  template <class Is>
+  double end_if(Is const& is, std::size_t rank = 0) const {
+    double end = 0;
+    for (std::size_t i = 0; i < operations.size(); ++i)
+      if (is(operations[i].operation, operations[i].at)) end = std::max(end, spans[rank][i].end);
+    return end;
+  }
+  /// When the last operation ends.
+  double end(std::size_t rank = 0) const {
+    return end_if([](auto const&, auto const&) { return true; }, rank);
+  }
+  /// When the last operation of a primitive in a step ends.
+  double end_of(step::Primitive primitive, std::uint32_t step = 0, std::size_t rank = 0) const {
+    return end_if([&](step::Operation const& operation,
+                      step::Position const& at) { return operation.primitive == primitive && at.step == step; },
+                  rank);
+  }
+};
+
+/// Simulates operations of a run: see step::record_into.
+/// @param ranks  see Simulator
+[[gnu::cold]] inline Simulation simulate(Program const& program, std::vector<step::Executed> operations,
+                                         std::vector<Costs> const& ranks) {
+  Simulator simulator(program, ranks);
+  for (auto const& executed : operations) simulator.run(executed.operation);
+  Simulation simulation{std::move(operations), {}};
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) simulation.spans.push_back(simulator.spans(rank));
+  return simulation;
+}
+/// Simulates steps of one micro-step each, with updates.
+[[gnu::cold]] inline Simulation simulate(Program const& program, Costs const& costs, int steps = 1) {
+  std::vector<step::Executed> operations;
+  step::Run run(program, step::record_into(operations));
+  for (int step = 0; step < steps; ++step) {
+    run.micro_step();
+    run.update();
+  }
+  return simulate(program, std::move(operations), std::vector{costs});
+}
+
+}  // namespace fsdp

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The content of a cell, in symbols.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+
+namespace fsdp::step {
+
+/// One term of a sum of gradients: what one use adds in one micro-step.
+struct Term {
+  std::uint32_t micro_step = 0, use = 0;
+  friend auto operator<=>(Term const&, Term const&) = default;
+};
+/// How a term is in a sum.
+struct Share {
+  int times = 1;  ///< it was added
+  int ranks = 1;  ///< over which it is summed
+  friend auto operator<=>(Share const&, Share const&) = default;
+};
+
+/// The content of a cell.
+struct Symbol {
+  enum class Kind : unsigned char { nothing, zeroes, parameters, gradients };
+
+  Kind kind = Kind::nothing;
+  bool used_up = false;  ///< nothing may read it any more
+  bool padded = false;   ///< elements that belong to no tensor may be other than zero
+  std::uint32_t unit = 0;
+  std::uint32_t step = 0;         ///< of parameters: updates before them
+  std::map<Term, Share> terms{};  ///< of gradients
+
+  bool holds(Kind what) const { return kind == what && !used_up; }
+};
+
+}  // namespace fsdp::step

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// A check of a program: the content of each cell while operations run, and readers that find another one than they
+// need.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/format.hpp"
+#include "fsdp/step/buffers.hpp"
+#include "fsdp/step/operation.hpp"
+#include "fsdp/step/program.hpp"
+#include "fsdp/step/program_text.hpp"
+#include "fsdp/step/run.hpp"
+#include "fsdp/step/symbol.hpp"
+
+namespace fsdp::step {
+
+/// Runs operations, the same on all ranks. A reader that finds another content than it needs adds a text to problems().
+class Symbols {
+ public:
+  /// @param padded  by unit: some elements belong to no tensor
+  [[gnu::cold]] Symbols(Program const& program, std::vector<bool> padded)
+      : program_(&program),
+        buffers_(&program.buffers),
+        padded_(std::move(padded)),
+        cells_(program.buffers),
+        due_(program.units.size()),
+        updates_(program.units.size(), 0),
+        uses_(program.units.size()) {
+    for (auto const& turn : program.turns(Phase::backward)) uses_[turn.unit].insert(turn.use);
+    for (std::uint32_t u = 0; u < program.units.size(); ++u)
+      if (!program.units[u].empty()) cells_[program.buffers.of_unit(Pool::master, u)][0] = parameters(u);
+  }
+
+  std::vector<std::string> const& problems() const { return problems_; }
+  [[gnu::cold]] void run(Executed const& executed) {
+    if (problems_.size() >= most_) return;
+    auto const& operation = executed.operation;
+    auto const accesses = operation.accesses();
+    now_ = &executed.operation;
+    at_ = executed.at;
+    switch (operation.primitive) {
+      case Primitive::open:
+        if (Buffers::has_slots(accesses[0].cells.pool)) open(accesses[0].cells);
+        return;
+      case Primitive::close:
+        if (Buffers::has_slots(accesses[0].cells.pool)) use_up(accesses[0].cells);
+        return;
+      case Primitive::discard:
+        for (auto& due : due_) due.clear();
+        return;
+      case Primitive::zero: return fill(accesses[0].cells, {.kind = Symbol::Kind::zeroes});
+      case Primitive::zero_padding:
+        for (auto& cell : cells_[accesses[0].cells]) cell.padded = false;
+        return;
+      case Primitive::cast: return move_parameters(accesses, false);
+      case Primitive::all_gather: return move_parameters(accesses, false);
+      case Primitive::copy: return move_parameters(accesses, true);
+      case Primitive::forward:
+      case Primitive::backward:
+        if (!accesses.empty()) compute(accesses);
+        return;
+      case Primitive::accumulate: return operation.bucket == Operation::none ? accumulate(accesses) : unpack(accesses);
+      case Primitive::add: return add(accesses);
+      case Primitive::round: return operation.bucket == Operation::none ? round(accesses) : pack(accesses);
+      case Primitive::reduce_scatter: return reduce_scatter(accesses);
+      case Primitive::all_reduce: return all_reduce(accesses);
+      case Primitive::norm: return expect_due(accesses[0].cells);
+      case Primitive::update: return update(accesses);
+      case Primitive::count_: return;
+    }
+  }
+
+  std::string text(Symbol const& content) const {
+    std::string_view const age = content.used_up ? "used-up " : "";
+    switch (content.kind) {
+      case Symbol::Kind::nothing: return "nothing";
+      case Symbol::Kind::zeroes: return "zeroes";
+      case Symbol::Kind::parameters:
+        return formatted("{}parameters of '{}' of step {}", age, program_->units[content.unit].name, content.step);
+      case Symbol::Kind::gradients: break;
+    }
+    auto words = formatted("{}gradients of '{}'", age, program_->units[content.unit].name);
+    words += content.terms.empty() ? " of no micro-step" : ": " + text(content.unit, content.terms);
+    if (content.padded) words += ", padding not zeroed";
+    return words;
+  }
+
+ private:
+  static constexpr std::size_t most_ = 20;
+
+  /// "micro-steps 1-2 over all ranks, micro-step 3 of this rank"
+  std::string text(std::uint32_t unit, std::map<Term, Share> const& terms) const {
+    std::map<Share, std::map<std::uint32_t, std::vector<std::uint32_t>>> alike;  // uses by micro-step
+    for (auto const& [term, share] : terms) alike[share][term.micro_step].push_back(term.use);
+    std::string words;
+    for (auto const& [share, micro_steps] : alike) {
+      for (auto next = micro_steps.begin(); next != micro_steps.end();) {
+        auto const [first, uses] = *next;
+        auto last = first;
+        if (!words.empty()) words += ", ";
+        if (uses.size() == uses_[unit].size()) {
+          while (++next != micro_steps.end() && next->first == last + 1 && next->second.size() == uses.size()) ++last;
+          words += first == last ? formatted("micro-step {}", first) : formatted("micro-steps {}-{}", first, last);
+        } else {
+          words += formatted("use {} of micro-step {}", listed(uses), first);
+          ++next;
+        }
+        words += scope(unit, share.ranks);
+        if (share.times > 1) words += formatted(" {} times", share.times);
+      }
+    }
+    return words;
+  }
+  std::string_view scope(std::uint32_t unit, int ranks) const {
+    auto const& planned = program_->units[unit];
+    if (ranks == planned.shards * planned.replicas) return " over all ranks";
+    return ranks == 1 ? " of this rank" : " over the group";
+  }
+  Symbol parameters(std::uint32_t unit) const {
+    return {.kind = Symbol::Kind::parameters, .unit = unit, .step = updates_[unit]};
+  }
+  Symbol gradients(std::uint32_t unit, bool padded) const {
+    return {.kind = Symbol::Kind::gradients, .padded = padded, .unit = unit};
+  }
+  void fill(Cells cells, Symbol const& content) {
+    for (auto& cell : cells_[cells]) cell = content;
+  }
+  /// The unit whose gradients the cell is for.
+  std::uint32_t unit_of(Cells cells, std::uint32_t index) const {
+    return cells.pool == Pool::gradient ? buffers_->unit_of_gradient(cells.first + index) : now_->unit;
+  }
+
+  std::string where() const {
+    auto const& at = at_;
+    std::string words = formatted("step {}", at.step);
+    if (at.use != Position::no_use)
+      words += formatted(", micro-step {}, {} of use {} ('{}')", at.micro_step, name(at.phase), at.use,
+                         program_->modules[at.use]);
+    words += formatted(", {}", name(now_->primitive));
+    if (now_->unit != Operation::none) words += formatted(" of '{}'", program_->units[now_->unit].name);
+    return words;
+  }
+  void complain(Cells cells, std::uint32_t index, std::string const& expected, Symbol const& found) {
+    auto const cell = Cells{cells.pool, cells.first + index, 1};
+    problems_.push_back(
+        formatted("{}: {}: expected {}, found {}", where(), to_text(*program_, cell), expected, text(found)));
+  }
+  /// Calls `check(unit, Symbol)` for every cell. It returns what it expects instead, or "".
+  template <class Check>
+  void expect(Cells cells, Check const& check) {
+    auto const contents = cells_[cells];
+    for (std::uint32_t i = 0; i < contents.size(); ++i)
+      if (auto const expected = check(unit_of(cells, i), contents[i]); !expected.empty())
+        return complain(cells, i, expected, contents[i]);
+  }
+
+  void open(Cells cells) {
+    expect(cells, [&](std::uint32_t, Symbol const& content) -> std::string {
+      bool const in_use = content.holds(Symbol::Kind::parameters) || content.holds(Symbol::Kind::gradients);
+      return in_use ? "a buffer that is free" : "";
+    });
+    for (auto& cell : cells_[cells]) cell.padded = cell.kind != Symbol::Kind::zeroes;
+  }
+  /// Nothing may read the content any more, but zeroes stay zeroes.
+  void use_up(Cells cells) {
+    for (auto& cell : cells_[cells]) cell.used_up = cell.kind != Symbol::Kind::zeroes;
+  }
+
+  void expect_parameters(Cells cells, bool of_this_step) {
+    expect(cells, [&](std::uint32_t unit, Symbol const& content) -> std::string {
+      bool const right = content.holds(Symbol::Kind::parameters) && content.unit == unit &&
+                         (!of_this_step || content.step == updates_[unit]);
+      return right ? "" : text(parameters(unit));
+    });
+  }
+  void move_parameters(std::span<Access const> accesses, bool of_this_step) {
+    expect_parameters(accesses[0].cells, of_this_step);
+    fill(accesses[1].cells, Symbol(cells_[accesses[0].cells][0]));
+  }
+  void compute(std::span<Access const> accesses) {
+    expect_parameters(accesses[0].cells, true);
+    if (accesses.size() == 1) return;
+    auto const unit = now_->unit;
+    Term const term{at_.micro_step, at_.use};
+    due_[unit].insert(term);
+    bool const first = accesses[1].mode == Mode::write;
+    if (!first)
+      expect(accesses[1].cells, [&](std::uint32_t, Symbol const& content) -> std::string {
+        bool const right =
+            content.kind == Symbol::Kind::zeroes || (content.holds(Symbol::Kind::gradients) && content.unit == unit);
+        return right ? "" : formatted("zeroes or a sum of gradients of '{}'", program_->units[unit].name);
+      });
+    for (auto& cell : cells_[accesses[1].cells]) {
+      if (first || !cell.holds(Symbol::Kind::gradients)) cell = gradients(unit, cell.padded);
+      count(cell, term, {});
+    }
+  }
+  static void count(Symbol& sum, Term term, Share share) {
+    auto const [entry, is_new] = sum.terms.try_emplace(term, share);
+    if (!is_new) entry->second.times += share.times, entry->second.ranks = share.ranks;
+  }
+  static void merge(Symbol& sum, Symbol const& more) {
+    for (auto const& [term, share] : more.terms) count(sum, term, share);
+    sum.padded = sum.padded || more.padded;
+  }
+
+  /// A reader needs the sum of whole micro-steps.
+  /// @param ranks   over which terms are summed; 0: over one or all
+  /// @param latest  the micro-step under way must be in it
+  void expect_sum(Cells cells, int ranks, bool latest = true) {
+    expect(cells, [&](std::uint32_t unit, Symbol const& content) -> std::string {
+      auto const& planned = program_->units[unit];
+      bool right = content.holds(Symbol::Kind::gradients) && content.unit == unit && is_clean(unit, content);
+      std::map<std::uint32_t, std::size_t> uses;  // by micro-step
+      for (auto const& [term, share] : content.terms) {
+        right = right && share.times == 1;
+        right = right && (ranks != 0 ? share.ranks == ranks
+                                     : share.ranks == 1 || share.ranks == planned.shards * planned.replicas);
+        ++uses[term.micro_step];
+      }
+      for (auto const& [micro_step, found] : uses) right = right && found == uses_[unit].size();
+      if (latest) right = right && uses.count(at_.micro_step) == 1;
+      if (right) return {};
+      auto words = formatted("gradients of '{}' of whole micro-steps", planned.name);
+      if (latest) words += formatted(", {} among them", at_.micro_step);
+      return words + std::string(ranks == 0 ? " of this rank, or over all ranks" : scope(unit, ranks));
+    });
+  }
+  bool is_clean(std::uint32_t unit, Symbol const& content) const { return !content.padded || !padded_[unit]; }
+  int world_of(std::uint32_t unit) const { return program_->units[unit].shards * program_->units[unit].replicas; }
+
+  void accumulate(std::span<Access const> accesses) {
+    auto const& planned = program_->units[now_->unit];
+    auto const pool = accesses[1].cells.pool;
+    auto const ranks = pool == Pool::gradient ? world_of(now_->unit) : pool == Pool::partial ? planned.shards : 1;
+    expect_sum(accesses[0].cells, ranks);
+    auto const from = Symbol(cells_[accesses[0].cells][0]);
+    use_up(accesses[0].cells);
+    if (accesses[1].mode == Mode::write) return fill(accesses[1].cells, from);
+    expect_sum(accesses[1].cells, ranks, false);
+    for (auto& cell : cells_[accesses[1].cells]) merge(cell, from);
+  }
+  /// The accumulator is used up.
+  void add(std::span<Access const> accesses) {
+    for (auto const& access : accesses) expect_sum(access.cells, 1, access.mode == Mode::add);
+    auto& from = cells_[accesses[0].cells][0];
+    for (auto& cell : cells_[accesses[1].cells]) merge(cell, from);
+    from.used_up = true;
+  }
+  void round(std::span<Access const> accesses) {
+    expect_sum(accesses[0].cells, 1);
+    fill(accesses[1].cells, Symbol(cells_[accesses[0].cells][0]));
+    use_up(accesses[0].cells);
+  }
+  void reduce_scatter(std::span<Access const> accesses) {
+    for (auto const& access : accesses) expect_sum(access.cells, 1);
+    for (auto& cell : cells_[accesses[0].cells])
+      for (auto& [term, share] : cell.terms) share.ranks *= now_->ranks;
+    use_up(accesses[1].cells);
+  }
+  void all_reduce(std::span<Access const> accesses) {
+    auto const cells = accesses[0].cells;
+    if (now_->bucket != Operation::none && cells.pool == Pool::wire) {
+      if (bucket_of_wire_ != now_->bucket) complain(cells, 0, bucket_text(), cells_[cells][0]);
+      for (auto& cell : packed_) average(cell);
+      return;
+    }
+    if (now_->mean) {
+      expect_sum(cells, 0);
+      for (auto& cell : cells_[cells]) average(cell);
+      return;
+    }
+    expect_sum(cells, program_->units[now_->unit].shards);
+    for (auto& cell : cells_[cells])
+      for (auto& [term, share] : cell.terms) share.ranks *= now_->ranks;
+  }
+  /// Terms that are equal on all ranks already stay as they are.
+  void average(Symbol& content) const {
+    for (auto& [term, share] : content.terms) share.ranks = std::max(share.ranks, now_->ranks);
+  }
+
+  // A bucket that is rounded.
+  std::string bucket_text() const { return formatted("gradients of bucket {}", now_->bucket); }
+  void pack(std::span<Access const> accesses) {
+    expect_sum(accesses[0].cells, 0);
+    auto const cells = cells_[accesses[0].cells];
+    packed_.assign(cells.begin(), cells.end());
+    bucket_of_wire_ = now_->bucket;
+    fill(accesses[1].cells, gradients(now_->unit, false));
+  }
+  void unpack(std::span<Access const> accesses) {
+    auto const cells = cells_[accesses[1].cells];
+    if (bucket_of_wire_ != now_->bucket || !cells_[accesses[0].cells][0].holds(Symbol::Kind::gradients))
+      return complain(accesses[0].cells, 0, bucket_text(), cells_[accesses[0].cells][0]);
+    for (auto const& content : packed_)
+      for (auto const& [term, share] : content.terms)
+        if (share.ranks != world_of(content.unit))
+          return complain(accesses[1].cells, 0, bucket_text() + " over all ranks", content);
+    std::copy(packed_.begin(), packed_.end(), cells.begin());
+    use_up(accesses[0].cells);
+  }
+
+  /// Gradient shards hold all terms since the last update, each once, over all ranks.
+  void expect_due(Cells cells) {
+    expect(cells, [&](std::uint32_t unit, Symbol const& content) -> std::string {
+      auto due = gradients(unit, false);
+      for (auto const& term : due_[unit]) due.terms[term] = {1, world_of(unit)};
+      bool const right = content.holds(Symbol::Kind::gradients) && content.unit == unit && content.terms == due.terms &&
+                         is_clean(unit, content);
+      return right ? "" : text(due);
+    });
+  }
+  void update(std::span<Access const> accesses) {
+    auto const unit = now_->unit;
+    expect_due(accesses[0].cells);
+    expect_parameters(accesses[1].cells, true);
+    ++updates_[unit];
+    fill(accesses[1].cells, parameters(unit));
+    for (auto& cell : cells_[accesses[0].cells]) cell.used_up = cell.padded = true;
+    due_[unit].clear();
+  }
+
+  Program const* program_;
+  Buffers const* buffers_;
+  std::vector<bool> padded_;
+  PerCell<Symbol> cells_;
+  std::vector<std::set<Term>> due_;            ///< by unit: since its last update
+  std::vector<std::uint32_t> updates_;         ///< by unit
+  std::vector<std::set<std::uint32_t>> uses_;  ///< by unit: of a backward pass
+  std::vector<Symbol> packed_;                 ///< of the cells of a bucket, in its wire
+  std::uint32_t bucket_of_wire_ = Operation::none;
+  Operation const* now_ = nullptr;
+  Position at_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace fsdp::step

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The streams of an engine.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace fsdp {
+
+enum class StreamKind : unsigned char { compute, gather, reduce, replicate, count_ };
+inline constexpr auto stream_kinds = static_cast<std::size_t>(StreamKind::count_);
+
+inline constexpr std::array<std::string_view, stream_kinds> stream_names{"compute", "gather", "reduce", "replicate"};
+constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
+
+}  // namespace fsdp
