@@ -180,19 +180,19 @@ class Engine {
   /// @return while it lives, gradients of backward passes that begin wait unreduced on each rank, until a backward pass
   /// that begins without it reduces them too
   /// @param on  false: the scope changes nothing, so that a loop may say `engine.no_sync(micro + 1 < micro_steps)`
-  /// @throws UsageError without EngineOptions::no_sync, if some unit needs buffers for it: one that several ranks
+  /// @throws UsageError without EngineOptions::allow_no_sync, if some unit needs buffers for it: one that several ranks
   /// share, or whose gradients are narrower than fp32
   Backward no_sync(bool on = true) { return Backward(core_, BackwardChange::no_sync, on); }
   /// @return while it lives, backward passes that begin do not sum over replicas: HybridShard reduce-scatters within
   /// the shard group and adds up the result in a partial shard. NoShard has no groups to reduce within: there it is the
   /// same as no_sync
-  /// @throws UsageError without the option for it, if there are replicas: EngineOptions::no_replica_sync for
-  /// HybridShard, no_sync for NoShard with gradients narrower than fp32
+  /// @throws UsageError without the option for it, if there are replicas: EngineOptions::allow_no_replica_sync for
+  /// HybridShard, allow_no_sync for NoShard with gradients narrower than fp32
   Backward no_replica_sync(bool on = true) { return Backward(core_, BackwardChange::no_replica_sync, on); }
   /// @return while it lives, backward passes that begin leave parameters unsharded, and the next micro-step's forward
   /// finds them. An optimizer step drops them in any case
-  /// @throws UsageError without EngineOptions::keep_unsharded, if some unit shares its buffer with others: one that is
-  /// dropped after forward
+  /// @throws UsageError without EngineOptions::allow_keep_unsharded, if some unit shares its buffer with others: one
+  /// that is dropped after forward
   Backward keep_unsharded(bool on = true) { return Backward(core_, BackwardChange::keep_unsharded, on); }
 
   using Evaluation = EvaluationScope<Core>;
@@ -269,7 +269,7 @@ class Engine {
  private:
   friend fsdp::Shards<Engine>;
 
-  typename Declaration<P>::Units& units() { return core_.declared.units(); }
+  typename detail::Declaration<P>::Units& units() { return core_.declared.units(); }
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");

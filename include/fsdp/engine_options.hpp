@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine is told besides its types.
+// Options of an engine, and ids of units and uses.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ struct EngineOptions {
   /// After forward, keep units sharded over this many consecutive ranks; backward gathers among these. More than 1,
   /// fewer than the ranks of the shard group, a divisor of them. 0: as the strategy says.
   int reshard_ranks = 0;
-  bool keep_unsharded = false;   ///< allocates the buffers that keep_unsharded() needs: one for every unit
-  bool no_sync = false;          ///< allocates the buffers that no_sync() needs: full gradients
-  bool no_replica_sync = false;  ///< HybridShard: allocates what no_replica_sync() needs: one more shard in fp32
+  bool allow_keep_unsharded = false;   ///< allocates the buffers that keep_unsharded() needs: one for every unit
+  bool allow_no_sync = false;          ///< allocates the buffers that no_sync() needs: full gradients
+  bool allow_no_replica_sync = false;  ///< HybridShard: allocates what no_replica_sync() needs: one more shard in fp32
   std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1

@@ -15,7 +15,8 @@
 #include <array>
 #include <charconv>
 
-#include "fsdp/format.hpp"
+#include "fsdp/compiled.hpp"
+#include "fsdp/format_argument.hpp"
 
 namespace fsdp::detail {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The name of every event wait in the schedule. A test device drops them one at a time: each must be missed.
+// Kinds of waits. An engine derives its waits from accesses to buffers; the kind says which stream waits, and for what.
+// Devices and communicators are given it: they measure blocked time by kind, and tests drop the waits of one kind.
 #pragma once
 
 #include <array>
@@ -8,7 +9,7 @@
 
 namespace fsdp {
 
-/// Where in the schedule a stream waits. `none` is for waits of user code.
+/// `none` is for waits of user code.
 enum class WaitSite : unsigned char {
   none,
   compute_unsharded,        ///< compute waits until a unit's parameters are gathered

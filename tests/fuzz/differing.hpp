@@ -54,7 +54,7 @@ inline void other_declaration(Plans& run) {
       }
       break;
     case 4: options.bucket_bytes += 4; break;
-    case 5: options.no_sync = !options.no_sync; break;
+    case 5: options.allow_no_sync = !options.allow_no_sync; break;
     case 6: options.keep_root = !options.keep_root; break;
     case 7: change_any([](auto& tensor) { tensor.shape[0] += 1; }); break;
     case 8: change_any([](auto& tensor) { tensor.name += "_renamed"; }); break;
@@ -63,7 +63,7 @@ inline void other_declaration(Plans& run) {
     case 11:
       plan.setting.sharding =
           plan.setting.sharding == trial::Sharding::none ? trial::Sharding::grad_op : trial::Sharding::none;
-      options.reshard_ranks = 0, options.no_replica_sync = false;
+      options.reshard_ranks = 0, options.allow_no_replica_sync = false;
       break;
     case 12:
       if (plan.setting.hybrid()) {
@@ -111,11 +111,12 @@ inline void alone(Plans& run) {
     case 3: run.insert(plan, at, {{{.kind = Op::evaluate, .data = 501}}}); break;
     case 4: run.insert(plan, at, {{{.kind = Op::gradients}}}); break;
     case 5:
-      if (plan.setting.options.no_sync || plan.setting.shards(run.base.ranks) == 1)
+      if (plan.setting.options.allow_no_sync || plan.setting.shards(run.base.ranks) == 1)
         run.insert(plan, pass, {{{.kind = Op::gradient_sync, .value = 0.0f}}});
       break;
     default:
-      if (plan.setting.options.no_replica_sync) run.insert(plan, pass, {{{.kind = Op::replica_sync, .value = 0.0f}}});
+      if (plan.setting.options.allow_no_replica_sync)
+        run.insert(plan, pass, {{{.kind = Op::replica_sync, .value = 0.0f}}});
       if (plan.setting.keeps) run.insert(plan, pass, {{{.kind = Op::reshard, .value = 0.0f}}});
       break;
   }

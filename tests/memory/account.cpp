@@ -159,7 +159,7 @@ TEST_CASE("micro-steps without reduction take P of gradients") {
   toy::Run run;
   run.micro_steps = 3;
   run.sync_last_only = true;
-  run.options.no_sync = true;
+  run.options.allow_no_sync = true;
   auto const full = measure(fsdp::FullShard{}, 2, run);
   CHECK(full.reserved == 4 * full.S + 2 * full.U + full.B + full.P);
   CHECK(full.reserved_later == full.reserved);

@@ -80,8 +80,8 @@ Measured measure(fsdp::ShardingStrategy const& strategy, Setup const& setup, int
     bool const first = comm.rank() == 0;
     fsdp::Mesh<Comm> mesh(std::move(comm));
     auto options = setup.options;
-    options.no_sync = setup.mode == Mode::unsynced;
-    options.no_replica_sync = setup.mode == Mode::replica;
+    options.allow_no_sync = setup.mode == Mode::unsynced;
+    options.allow_no_replica_sync = setup.mode == Mode::replica;
     using Engine = fsdp::Engine<Comm, P>;
     Engine engine(mesh, fsdp::testing::in_groups_of(setup.shard_group, strategy), options);
     std::vector<fsdp::ShardedModule<Idle, Engine>> modules;

@@ -51,7 +51,7 @@ TEST_CASE("options that keep more, or less") {
     CHECK(m.bytes.forward == 4 * S + 2 * U + B + (n - 1) * U / 2);  // the last slice is copied while its block is there
   }
   SECTION("a buffer for every unit") {
-    setup.options.keep_unsharded = true;
+    setup.options.allow_keep_unsharded = true;
     auto const m = modes::measure<fsdp::Fp32>(fsdp::FullShard{}, setup);
     modes::check_plan(m);
     CHECK(m.bytes.reserved == 4 * S + 4 * S + 2 * U + B);

@@ -57,7 +57,7 @@ narrow wide
 check "says what gradients are summed in" grep -q ', gradients summed in float32$' output
 narrow narrow --reduce_dtype=bfloat16
 check "says what gradients are summed in" grep -q ', gradients summed in bfloat16$' output
-check "the log's program says it too" grep -q 'reduce transformer.h.1 in bf16' narrow/log.jsonl
+check "the log's program says it too" grep -q 'reduce-scatter transformer.h.1 in bf16' narrow/log.jsonl
 check "bf16 sums change nothing" test "$(cmp -s wide/model.safetensors narrow/model.safetensors; echo $?)" -eq 1
 check "losses are not within 1 % of those in fp32" awk '
   NR == FNR { wide[$2] = $4; next }

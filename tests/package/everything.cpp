@@ -41,7 +41,7 @@ void use(fsdp::ShardingStrategy const& strategy, Comm comm) {
   fsdp::Mesh mesh(std::move(comm));
   using Engine = fsdp::Engine<Comm, P>;
   using Stream = typename Engine::Stream;
-  Engine engine(mesh, strategy, {.reshard_ranks = 0, .no_sync = true});
+  Engine engine(mesh, strategy, {.reshard_ranks = 0, .allow_no_sync = true});
   auto const shared = engine.add_unit("shared");
   auto one = engine.shard(Module<Stream>{8}, "one", shared);
   auto many = engine.shard(std::vector(2, Module<Stream>{8}), "many");

@@ -118,7 +118,7 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
     };
     CHECK(equal_bits(train(fsdp::ShardGradOp{}, {}, always), reference));
     CHECK(equal_bits(train(fsdp::NoShard{}, {}, always), train(fsdp::NoShard{}, {}, nothing)));
-    options.keep_unsharded = true;
+    options.allow_keep_unsharded = true;
     CHECK(equal_bits(train(fsdp::FullShard{}, options, always), reference));
   }
 }
@@ -126,7 +126,7 @@ TEST_CASE("what is gathered ahead and kept does not change a bit") {
 TEST_CASE("gradients that wait change the order of a sum alone") {
   auto const reference = train(fsdp::FullShard{}, {}, nothing, 2, 0);
   fsdp::EngineOptions options;
-  options.no_sync = true;
+  options.allow_no_sync = true;
   auto const gradients = [](auto when) {
     return [when](auto& engine) {
       return Control([scopes = scopes_of(engine), when](int micro) { scopes->no_sync(!when(micro)); });
@@ -155,8 +155,8 @@ TEST_CASE("gradients that wait change the order of a sum alone") {
     CHECK(difference(train(fsdp::NoShard{}, {}, gradients(not_second)), reference) < tolerance);
   }
   SECTION("for replicas") {
-    options.no_sync = false;
-    options.no_replica_sync = true;
+    options.allow_no_sync = false;
+    options.allow_no_replica_sync = true;
     auto const each = train(fsdp::HybridShard<>{}, options, nothing);
     CHECK(equal_bits(each, reference));
     auto const once = train(fsdp::HybridShard<>{}, options, replicas(last));

@@ -43,7 +43,7 @@ void check_accumulation(fsdp::ShardingStrategy const& strategy, int ranks, toy::
   check_settings(strategy, ranks, run);
   run.micro_steps = 3;
   check_settings(strategy, ranks, run);
-  run.sync_last_only = run.options.no_sync = true;
+  run.sync_last_only = run.options.allow_no_sync = true;
   check_settings(strategy, ranks, run);
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("gradients that modules set are those that they add to zeros, bit by b
   if (ranks < 4) return;
   run.shard_group = 2;
   check_accumulation(fsdp::HybridShard<>{}, ranks, run);
-  run.options.no_replica_sync = true;
+  run.options.allow_no_replica_sync = true;
   check_accumulation(fsdp::HybridShard<>{}, ranks, run);
 }
 

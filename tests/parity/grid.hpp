@@ -139,7 +139,7 @@ Outcome train(Comm comm, Row const& row) {
   fsdp::EngineOptions options;
   options.prefetch = row.prefetch;
   options.keep_last = options.keep_root = row.keep_last;
-  options.no_sync = row.accumulation == Accumulation::unsynced;
+  options.allow_no_sync = row.accumulation == Accumulation::unsynced;
   options.bucket_bytes = 3000;  // NoShard: units split and merged
   options.first_bucket_bytes = 700;
   fsdp::Engine<Comm, P> engine(mesh, strategy_of(row.sharding, group), options);

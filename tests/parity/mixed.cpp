@@ -89,7 +89,7 @@ TEST_CASE("mixed: a replicated block, one that stays, a replicated root", "[mixe
     for (bool const last_only : {false, true}) {
       auto run = plain_run();
       run.micro_steps = last_only ? 3 : 1;
-      run.sync_last_only = run.options.no_sync = last_only;
+      run.sync_last_only = run.options.allow_no_sync = last_only;
       INFO(ranks << " ranks, " << run.micro_steps << " micro-steps");
       check(fsdp::FullShard{}, blocks, {}, ranks, run);
       check(fsdp::FullShard{}, blocks, fsdp::NoShard{}, ranks, run);
@@ -108,7 +108,7 @@ TEST_CASE("mixed: with gradients that travel in bf16", "[mixed]") {
     auto run = plain_run();
     run.options.reduce_dtype = fsdp::DType::bf16;
     run.micro_steps = last_only ? 3 : 1;
-    run.sync_last_only = run.options.no_sync = last_only;
+    run.sync_last_only = run.options.allow_no_sync = last_only;
     check(fsdp::FullShard{}, blocks, {}, 3, run);
     check(fsdp::FullShard{}, blocks, fsdp::NoShard{}, 4, run);
   }
@@ -118,7 +118,7 @@ TEST_CASE("mixed: inside HybridShard", "[mixed]") {
   for (auto const& strategy : {fsdp::ShardingStrategy(hybrid), fsdp::ShardingStrategy(hybrid_grad_op)}) {
     for (bool const partial : {false, true}) {
       auto run = plain_run();
-      run.options.no_replica_sync = partial;
+      run.options.allow_no_replica_sync = partial;
       INFO(strategy.name << ", partial shards " << partial);
       check(strategy, {hybrid, hybrid_grad_op, {}, fsdp::NoShard{}}, {}, 4, run);
       check(strategy, {{}, fsdp::NoShard{}, hybrid_grad_op, {}}, fsdp::NoShard{}, 4, run);

@@ -51,8 +51,8 @@ enum class Before { reduce, wait, sum_in_group };
 template <class P>
 Snapshot one_pass(int ranks, fsdp::ShardingStrategy const& strategy = fsdp::FullShard{}, int shard_group = 0,
                   fsdp::EngineOptions options = {}, int micro_steps = 1, Before before = Before::reduce) {
-  options.no_sync = before == Before::wait;
-  options.no_replica_sync = before == Before::sum_in_group;
+  options.allow_no_sync = before == Before::wait;
+  options.allow_no_replica_sync = before == Before::sum_in_group;
   auto const pass = [&](auto& engine, auto& patches) {
     Snapshot shot;
     shot.parameters = toy::all_parameters(engine);
@@ -179,9 +179,9 @@ TEST_CASE("gradients that travel in bf16 are those that backward writes in bf16,
   CHECK(equal_bits(train<fsdp::Bf16>(fsdp::HybridShard<>{}, 4, 2, options),
                    train<fsdp::Bf16Reduce>(fsdp::HybridShard<>{}, 4, 2)));
   auto partial = options;
-  partial.no_replica_sync = true;
+  partial.allow_no_replica_sync = true;
   CHECK(equal_bits(train<fsdp::Bf16>(fsdp::HybridShard<>{}, 4, 2, partial),
-                   train<fsdp::Bf16Reduce>(fsdp::HybridShard<>{}, 4, 2, {.no_replica_sync = true})));
+                   train<fsdp::Bf16Reduce>(fsdp::HybridShard<>{}, 4, 2, {.allow_no_replica_sync = true})));
 }
 
 TEST_CASE("gradients that travel are rounded once on each rank, and their sum once", "[precision]") {

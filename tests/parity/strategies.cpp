@@ -92,7 +92,7 @@ TEST_CASE("micro-steps: reducing each time, or the last time alone") {
   auto const each = train_local(fsdp::FullShard{}, 4, run);
   CHECK(relative_difference(train_local(fsdp::NoShard{}, 4, run), each) <= 1e-5);
   run.sync_last_only = true;
-  run.options.no_sync = true;
+  run.options.allow_no_sync = true;
   auto const last = train_local(fsdp::FullShard{}, 4, run);
   CHECK(relative_difference(last, each) <= 1e-5);
   CHECK(equal_bits(train_local(fsdp::ShardGradOp{}, 4, run), last));

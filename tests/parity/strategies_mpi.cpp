@@ -64,7 +64,7 @@ TEST_CASE("micro-steps over processes, reducing each time or the last time alone
   run.micro_steps = 3;
   CHECK(equals_threads(fsdp::FullShard{}, run));
   run.sync_last_only = true;
-  run.options.no_sync = true;
+  run.options.allow_no_sync = true;
   CHECK(equals_threads(fsdp::FullShard{}, run));
   CHECK(equals_threads(fsdp::NoShard{}, run));
 }

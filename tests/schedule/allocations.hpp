@@ -57,7 +57,7 @@ void for_each_run(int ranks, Test const& test) {
   for (bool const accumulates : {false, true}) {
     if (accumulates) {
       run.micro_steps = 2;
-      run.sync_last_only = run.options.no_sync = true;
+      run.sync_last_only = run.options.allow_no_sync = true;
       run.evaluate_every = 1;
     }
     run.shard_group = 0;

@@ -126,7 +126,7 @@ TEST_CASE("micro-steps repeat the gathers, and reduce each time or once") {
   run.micro_steps = 3;
   check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 15, 0});
   run.sync_last_only = true;
-  run.options.no_sync = true;
+  run.options.allow_no_sync = true;
   check(one_step(fsdp::FullShard{}, 2, run), {15, 9, 5, 0});
   check(one_step(fsdp::ShardGradOp{}, 2, run), {15, 0, 5, 0});
 }
@@ -146,7 +146,7 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
     check(one_step(fsdp::HybridShard<>{}, 4, run), {12, 12, 12, 12});
   }
   SECTION("reducing in the last alone") {
-    run.options.no_sync = true;
+    run.options.allow_no_sync = true;
     check(one_step(fsdp::FullShard{}, 4, run, last_reduces), {12, 12, 4, 0});
     check(one_step(fsdp::ShardGradOp{}, 4, run, last_reduces), {12, 0, 4, 0});
     check(one_step(fsdp::HybridShard<>{}, 4, run, last_reduces), {12, 12, 4, 4});
@@ -154,10 +154,10 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
     CHECK(ddp.count("all_reduce") * 3 == one_step(fsdp::NoShard{}, 4, run).count("all_reduce"));
   }
   SECTION("replicating in the last alone") {
-    run.options.no_replica_sync = true;
+    run.options.allow_no_replica_sync = true;
     check(one_step(fsdp::HybridShard<>{}, 4, run, last_replicates), {12, 12, 12, 4});
     check(one_step(fsdp::HybridShard<fsdp::ShardGradOp>{}, 4, run, last_replicates), {12, 0, 12, 4});
-    run.options.no_sync = true;
+    run.options.allow_no_sync = true;
     auto const both = one_step(fsdp::HybridShard<>{}, 4, run, [&](auto& flags, bool last) {
       flags.no_sync(!last);
       flags.no_replica_sync(!last);
@@ -166,7 +166,7 @@ TEST_CASE("four units, three micro-steps: what is kept and what waits") {
   }
   SECTION("parameters stay between micro-steps") {
     check(one_step(fsdp::ShardGradOp{}, 4, run, last_reshards), {4, 0, 12, 0});
-    run.options.keep_unsharded = true;
+    run.options.allow_keep_unsharded = true;
     // Forward finds what backward left, and reshards it.
     check(one_step(fsdp::FullShard{}, 4, run, last_reshards), {4, 12, 12, 0});
     run.options.keep_last = true;
@@ -185,7 +185,7 @@ TEST_CASE("units that differ cost what their own strategies cost") {
   run.options.bucket_bytes = run.options.first_bucket_bytes = 256;
   CHECK(one_step(fsdp::FullShard{}, 4, run).count("all_reduce") > 4);
   run.micro_steps = 3;
-  run.options.no_sync = run.sync_last_only = true;
+  run.options.allow_no_sync = run.sync_last_only = true;
   run.options.bucket_bytes = run.options.first_bucket_bytes = 1 << 20;
   check(one_step(fsdp::FullShard{}, 4, run), {9, 3, 3, 1});
 
@@ -194,7 +194,7 @@ TEST_CASE("units that differ cost what their own strategies cost") {
   run.shape.strategies = {{}, fsdp::HybridShard<fsdp::ShardGradOp>{.group = 2}, {}, fsdp::NoShard{}};
   check(one_step(fsdp::HybridShard<>{}, 4, run), {4, 1, 4, 4 + 1});
   run.micro_steps = 3;
-  run.options.no_replica_sync = true;
+  run.options.allow_no_replica_sync = true;
   check(one_step(fsdp::HybridShard<>{}, 4, run, [](auto& flags, bool last) { flags.no_replica_sync(!last); }),
         {12, 3, 12, 4 + 1});
 }

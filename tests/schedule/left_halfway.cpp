@@ -118,14 +118,14 @@ void check(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOption
 }  // namespace
 
 TEST_CASE("discarded gradients leave nothing behind: slots and their zeroes") {
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 3, {.no_sync = true});
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 1, {.no_sync = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 3, {.allow_no_sync = true});
+  check<fsdp::Fp32, false>(fsdp::FullShard{}, 1, {.allow_no_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: fresh slots, accumulators in fp32") {
-  check<fsdp::Bf16Reduce, true>(fsdp::FullShard{}, 2, {.no_sync = true});
+  check<fsdp::Bf16Reduce, true>(fsdp::FullShard{}, 2, {.allow_no_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: partial sums of a replica") {
-  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.no_replica_sync = true});
+  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.allow_no_replica_sync = true});
 }
 TEST_CASE("discarded gradients leave nothing behind: buckets that are under way") {
   // Buckets of 64 elements: parts of the root's and of the large layer's gradients travel while the rest waits.

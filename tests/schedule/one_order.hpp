@@ -61,7 +61,7 @@ Outcome misbehave(fsdp::ShardingStrategy const& strategy, C comm, Fault fault, N
     bool const odd = comm.rank() == comm.size() - 1;
     fsdp::Mesh<C> mesh(std::move(comm));
     float x[6]{}, y[6]{}, pre[10]{}, act[10]{}, d1[10]{}, d2[10]{};
-    fsdp::Engine<C> engine(mesh, strategy, {.no_sync = true});
+    fsdp::Engine<C> engine(mesh, strategy, {.allow_no_sync = true});
     Layer const layer{engine.device(), 2, 3, 5};
     auto layers = engine.shard(std::vector<Layer>{layer, layer}, "layers");
     fsdp::AdamW adamw(engine);

@@ -252,7 +252,7 @@ TEST_CASE("partial shards free HybridShard's slots before the all-reduce") {
   plan.forward = 1.0, plan.backward = 2.0, plan.transfer = 15.0;
   plan.ranks = 4;
   plan.shard_group = 2;
-  plan.options.no_replica_sync = true;
+  plan.options.allow_no_replica_sync = true;
   double const L = plan.units, m = plan.transfer, c = plan.forward;
   CHECK(reaches(fsdp::HybridShard<fsdp::ShardGradOp>{}, plan, {L * m + c, 2 * c + L * m + m}));
 }

@@ -375,8 +375,8 @@ TEST_CASE("options are refused where they are given") {
       if (!at_once) engine.seal();
     };
     CHECK(contains(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {}, waits),
-                   "gradients can stay unreduced over replicas only with EngineOptions::no_sync"));
-    CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.no_sync = true}, waits).empty());
+                   "gradients can stay unreduced over replicas only with EngineOptions::allow_no_sync"));
+    CHECK(engine_with(fsdp::NoShard{}, fsdp::Fp16{}, {.allow_no_sync = true}, waits).empty());
   }
 }
 

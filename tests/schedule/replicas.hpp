@@ -64,7 +64,7 @@ void train(fsdp::ShardingStrategy const& strategy, C comm, std::optional<Drift> 
   bool const odd = comm.rank() == comm.size() - 1;
   auto const is = [&](Drift one) { return how == one && odd; };
   fsdp::Mesh<C> mesh(std::move(comm));
-  fsdp::Engine<C> engine(mesh, strategy, {.no_sync = true});
+  fsdp::Engine<C> engine(mesh, strategy, {.allow_no_sync = true});
   auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
   fsdp::Sgd sgd(engine, {.lr = 0.5f});
   auto const import_weights = [&] {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/step/check_program.hpp"
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
@@ -61,10 +62,10 @@ StepInput input_at_random(std::mt19937& random) {
   input.keep_root = below(3) > 0;
   input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
   if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
-  input.keep_unsharded = below(4) == 0;
-  if (input.shards == 4 && !input.keep_unsharded && below(2) == 0) input.reshard_ranks = 2;
-  input.no_sync = below(2) == 0;
-  input.no_replica_sync = below(2) == 0;
+  input.allow_keep_unsharded = below(4) == 0;
+  if (input.shards == 4 && !input.allow_keep_unsharded && below(2) == 0) input.reshard_ranks = 2;
+  input.allow_no_sync = below(2) == 0;
+  input.allow_no_replica_sync = below(2) == 0;
   input.bucket_bytes = 1024 * below(4);
   input.first_bucket_bytes = 512;
   input.param_is_master = below(2) == 0;
@@ -110,6 +111,7 @@ void check_at_random(unsigned seed, int trials) {
     auto const found = problems(of, of.list);
     CAPTURE(seed, trial, to_text(of.program));
     REQUIRE(found == std::vector<std::string>{});
+    REQUIRE(check_program(of.program, of.input) == "");
   }
 }
 
@@ -121,17 +123,17 @@ std::vector<StepInput> kinds_of_steps() {
     inputs.push_back(std::move(input));
   };
   add(equal_units(5, 4), [](StepInput& input) { input.uses.push_back(0); });
-  add(equal_units(5, 4), [](StepInput& input) { input.no_sync = true; });
+  add(equal_units(5, 4), [](StepInput& input) { input.allow_no_sync = true; });
   add(equal_units(5, 4), [](StepInput& input) {
     input.reshard_ranks = 2;
     input.keep_last = false;
   });
-  add(equal_units(5, 2, 2), [](StepInput& input) { input.no_replica_sync = true; });
+  add(equal_units(5, 2, 2), [](StepInput& input) { input.allow_no_replica_sync = true; });
   add(equal_units(5, 2, 2), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
   add(equal_units(5, 2, 2), [](StepInput& input) {
     input.param_is_master = input.reduce_is_master = false;
     input.param_bytes = input.reduce_bytes = 2;
-    input.no_sync = true;
+    input.allow_no_sync = true;
   });
   add(equal_units(5, 1, 4), [](StepInput& input) {
     input.bucket_bytes = 6000;
@@ -143,7 +145,7 @@ std::vector<StepInput> kinds_of_steps() {
 /// Three steps of two micro-steps, of which the first does not reduce where it need not.
 void three_steps(PaperStep& of) {
   for (int step = 0; step < 3; ++step) {
-    BackwardFlags first{!of.input.no_sync, !of.input.no_replica_sync || of.input.no_sync};
+    BackwardFlags first{!of.input.allow_no_sync, !of.input.allow_no_replica_sync || of.input.allow_no_sync};
     of.run.micro_step(first);
     of.run.micro_step();
     of.run.update();
@@ -285,6 +287,31 @@ TEST_CASE("symbols: a sum over ranks that is left out is found") {
     if (!in_place || list[i].at.micro_step % 2 == 0) found(without(list, i));
   });
   CHECK(mutants > 100);
+}
+
+TEST_CASE("symbols: a fault of a program is found in some kind of micro-step") {
+  int faults = 0;
+  for (auto const& input : kinds_of_steps()) {
+    auto const program = fsdp::compile_program(input);
+    for (auto const phase : {fsdp::Phase::forward, fsdp::Phase::backward}) {
+      for (std::size_t turn = 0; turn < program.turns(phase).size(); ++turn) {
+        for (bool const before : {true, false}) {
+          auto const& operations = before ? program.turns(phase)[turn].before : program.turns(phase)[turn].after;
+          for (std::size_t i = 0; i < operations.size(); ++i) {
+            if (!moves(operations[i].primitive)) continue;
+            auto faulty = program;
+            auto& turns = faulty.turns(phase)[turn];
+            auto& fewer = before ? turns.before : turns.after;
+            fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+            ++faults;
+            INFO(name(phase) << ", turn " << turn << ", " << name(operations[i].primitive));
+            CHECK(check_program(faulty, input) != "");
+          }
+        }
+      }
+    }
+  }
+  CHECK(faults > 200);
 }
 
 TEST_CASE("symbols: a message names the step, the use, the unit, what was expected and what was found") {

@@ -106,9 +106,9 @@ inline fsdp::EngineOptions options_of(Row const& row) {
   options.keep_root = row.keeps != Keeps::not_root;
   auto const shards = is_hybrid(row) ? group_of(row.ranks) : row.ranks;
   if (row.keeps == Keeps::slices && shards == 4 && strategy_of(row).reshards_after_forward) options.reshard_ranks = 2;
-  options.keep_unsharded = row.keeps == Keeps::every_unit;
-  options.no_sync = row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
-  options.no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
+  options.allow_keep_unsharded = row.keeps == Keeps::every_unit;
+  options.allow_no_sync = row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
+  options.allow_no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
   options.bucket_bytes = 3000;
   options.first_bucket_bytes = 700;
   if (row.precision == Precision::fp32_in_bf16) options.reduce_dtype = fsdp::DType::bf16;

@@ -68,7 +68,7 @@ TEST_CASE("every call is refused while another thread is inside one, and changes
   std::vector<float> weights;
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh, fsdp::FullShard{}, {.no_sync = true});
+    Engine engine(mesh, fsdp::FullShard{}, {.allow_no_sync = true});
     auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
     fsdp::Sgd sgd(engine, {.lr = 1.0f});
     fsdp::GradScaler scaler(engine);

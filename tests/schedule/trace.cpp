@@ -75,7 +75,8 @@ TEST_CASE("hybrid shards leave all-reduces on a stream of their own; buckets too
 TEST_CASE("slices that are kept and sums that wait for replicas are spans, too") {
   auto const kept = two_steps(fsdp::FullShard{}, 4, fsdp::host::Device{}, {.reshard_ranks = 2});
   CHECK(counts(kept, 7)["compute keep slice"] > 0);
-  auto const partial = two_steps(fsdp::HybridShard<>{.group = 2}, 4, fsdp::host::Device{}, {.no_replica_sync = true});
+  auto const partial =
+      two_steps(fsdp::HybridShard<>{.group = 2}, 4, fsdp::host::Device{}, {.allow_no_replica_sync = true});
   CHECK(counts(partial, 7)["reduce accumulate"] == 5);
   CHECK(counts(partial, 7)["replicate all-reduce"] == 5);
 }

@@ -96,7 +96,7 @@ inline toy::Run small_run(Case const& tested) {
   }
   if (tested.site == WaitSite::reduce_partial_read) {
     // Every micro-step all-reduces: the next one adds to the same partial shards, with no optimizer step between.
-    run.options.no_replica_sync = true;
+    run.options.allow_no_replica_sync = true;
     run.micro_steps = 3;
   }
   if (!tested.rounded && tested.site == WaitSite::replicate_peers_read) {

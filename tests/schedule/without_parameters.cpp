@@ -90,7 +90,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const&
         forward();
       }
       for (int micro = 0; micro < 2; ++micro) {
-        auto const waits = engine.no_sync(options.no_sync && micro == 0);
+        auto const waits = engine.no_sync(options.allow_no_sync && micro == 0);
         forward();
         for (std::size_t i = 5; i-- > 0;) {
           if (i < 4) layers[i].backward(static_cast<float>(mesh.rank() + step));
@@ -119,8 +119,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const&
     for (auto const phase : fsdp::phases)
       for (auto const& turn : program.turns(phase))
         for (auto const* operations : {&turn.before, &turn.after})
-          for (auto const& operation : *operations)
-            mine.program += text(program, phase, operation);
+          for (auto const& operation : *operations) mine.program += text(program, phase, operation);
     mine.calls = calls;
     if (mesh.rank() == 0) outcome = std::move(mine);
   });
@@ -129,7 +128,7 @@ Outcome train(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const&
 
 template <class P>
 void check(fsdp::ShardingStrategy const& strategy, fsdp::EngineOptions const& options, int ranks) {
-  INFO(strategy.name << " on " << ranks << ", prefetch " << options.prefetch << ", no_sync " << options.no_sync);
+  INFO(strategy.name << " on " << ranks << ", prefetch " << options.prefetch << ", no_sync " << options.allow_no_sync);
   auto const expected = train<P>(strategy, options, ranks, false);
   auto const got = train<P>(strategy, options, ranks, true);
   REQUIRE(expected.weights.size() == 300 + 400 + 500 + 600);
@@ -147,8 +146,8 @@ TEST_CASE("modules without parameters change no bit, no byte and no collective")
   for (auto const prefetch : {0, 1, 2}) {
     for (fsdp::ShardingStrategy const& strategy : std::vector<fsdp::ShardingStrategy>{
              fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}, fsdp::HybridShard<>{.group = 2}}) {
-      check<fsdp::Fp32>(strategy, {.prefetch = prefetch, .no_sync = prefetch == 1, .bucket_bytes = 2000}, 4);
-      check<fsdp::Bf16Reduce>(strategy, {.prefetch = prefetch, .no_sync = prefetch == 2}, 2 + strategy.group);
+      check<fsdp::Fp32>(strategy, {.prefetch = prefetch, .allow_no_sync = prefetch == 1, .bucket_bytes = 2000}, 4);
+      check<fsdp::Bf16Reduce>(strategy, {.prefetch = prefetch, .allow_no_sync = prefetch == 2}, 2 + strategy.group);
     }
     check<fsdp::Fp32>(fsdp::FullShard{}, {.prefetch = prefetch}, 1);
   }

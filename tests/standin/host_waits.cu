@@ -169,7 +169,7 @@ TEST_CASE("to synchronise an engine is to wait for its streams", "[standin][sync
 TEST_CASE("gradients that wait in bf16 are added up when they are there", "[standin][held]") {
   fsdp::local::run(2, Device{}, [&](Comm comm) {
     fsdp::Mesh<Comm> mesh(std::move(comm));
-    fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16Reduce{}, {.no_sync = true});
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16Reduce{}, {.allow_no_sync = true});
     toy::Network network(engine, shape());
     fsdp::Sgd sgd(engine, {.lr = 1e-2f});
     for (std::int64_t step = 0; step < 2; ++step) {

@@ -34,10 +34,10 @@ class StepWalk {
   bool gathers(std::size_t unit) const { return divided(unit) || !input.param_is_master; }
   bool reduces(std::size_t unit) const { return divided(unit) || !input.reduce_is_master; }
   bool own_gather_slot(std::size_t unit) const {
-    return input.keep_unsharded || !input.units[unit].reshards_after_forward || schedule.unit_returns(unit);
+    return input.allow_keep_unsharded || !input.units[unit].reshards_after_forward || schedule.unit_returns(unit);
   }
   bool own_reduce_slot(std::size_t unit) const {
-    return (input.no_sync && input.reduce_is_master) || schedule.unit_returns(unit);
+    return (input.allow_no_sync && input.reduce_is_master) || schedule.unit_returns(unit);
   }
   /// The unit is there when the use's forward ends, and stays.
   bool stays(std::size_t use) const {
@@ -67,7 +67,7 @@ class StepWalk {
   std::size_t wires() const {
     std::size_t rounded = 0;
     for (std::size_t unit = 0; unit < input.units.size(); ++unit) rounded += rounds(unit) ? 1u : 0u;
-    return std::min<std::size_t>(rounded, input.replicas > 1 && !input.no_replica_sync ? 2 : 1);
+    return std::min<std::size_t>(rounded, input.replicas > 1 && !input.allow_no_replica_sync ? 2 : 1);
   }
   std::size_t shared_reduce_slots() const {
     std::size_t pooled = 0;
@@ -182,10 +182,11 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
 
   MemoryPlan plan;
   std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0, largest_rounded = 0, largest_bucket = 0;
-  bool const slots_wait = input.no_sync && input.reduce_is_master;
+  bool const slots_wait = input.allow_no_sync && input.reduce_is_master;
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
-    bool const partial = input.no_replica_sync && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
+    bool const partial =
+        input.allow_no_replica_sync && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
     plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
     plan.gradients += shard * (partial ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
@@ -200,7 +201,7 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
     if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
     // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
-    if (input.no_sync) waiting += padded * (slots_wait ? grad : 4);
+    if (input.allow_no_sync) waiting += padded * (slots_wait ? grad : 4);
   }
   plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
   plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);

@@ -46,12 +46,12 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     input.replicas = 1 << below(2);
     input.keep_last = below(3) > 0;
     input.keep_root = below(3) > 0;
-    input.no_replica_sync = below(3) == 0;
+    input.allow_no_replica_sync = below(3) == 0;
     input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), below(4), below(4));
     if (below(3) == 0) input.max_ahead_bytes = 1024 * (1 + below(12));
-    input.keep_unsharded = below(4) == 0;
-    if (input.shards == 4 && !input.keep_unsharded && below(3) == 0) input.reshard_ranks = 2;
-    input.no_sync = below(3) == 0;
+    input.allow_keep_unsharded = below(4) == 0;
+    if (input.shards == 4 && !input.allow_keep_unsharded && below(3) == 0) input.reshard_ranks = 2;
+    input.allow_no_sync = below(3) == 0;
     input.param_is_master = below(2) == 0;
     if (!input.param_is_master) input.param_bytes = 2;
     input.reduce_is_master = below(2) == 0;

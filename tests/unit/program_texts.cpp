@@ -80,7 +80,7 @@ TEST_CASE("program text: FullShard with a tied root") {
 TEST_CASE("program text: what depends on the micro-step is said") {
   auto input = tied_root();
   for (auto& unit : input.units) unit.reshards_after_forward = false;
-  input.no_sync = true;
+  input.allow_no_sync = true;
   input.reduce_is_master = false;
   input.reduce_bytes = 2;
   input.uses = {0, 1};
@@ -106,7 +106,7 @@ TEST_CASE("program text: kept slices, replicas that wait, and nothing to move") 
   input.reshard_ranks = 2;
   input.prefetch = fsdp::prefetch_by_depth(fsdp::testing::schedule_of(input), 0, 0);
   input.replicas = 2;
-  input.no_replica_sync = true;
+  input.allow_no_replica_sync = true;
   CHECK(training(input) ==
         "forward    root | all-gather root->own |\n"
         "forward    h.0  | all-gather h.0->A | keep slice h.0, close h.0->A\n"
@@ -201,7 +201,7 @@ TEST_CASE("program text: three strategies, a micro-step that stays in its shard 
   never_reshard(input.units[1]);
   never_shard(input.units[2]);
   input.shards = input.replicas = 2;
-  input.no_replica_sync = true;
+  input.allow_no_replica_sync = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_group | nothing_waits) ==
         "forward    wte  | all-gather wte->A, all-gather h->own |\n"
@@ -283,7 +283,7 @@ TEST_CASE("program text: nothing is kept between forward and backward") {
 
 TEST_CASE("program text: gradients that wait beside slots too narrow for sums") {
   auto input = three_units();
-  input.no_sync = true;
+  input.allow_no_sync = true;
   input.reduce_is_master = false;
   input.reduce_bytes = 2;
   using namespace fsdp;
@@ -305,7 +305,7 @@ TEST_CASE("program text: gradients that wait beside slots too narrow for sums") 
 
 TEST_CASE("program text: gradients that wait where backward writes them") {
   auto input = three_units();
-  input.no_sync = true;
+  input.allow_no_sync = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
         "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"
@@ -318,7 +318,7 @@ TEST_CASE("program text: gradients that wait where backward writes them") {
 
 TEST_CASE("program text: parameters that stay for the next micro-step") {
   auto input = three_units();
-  input.keep_unsharded = true;
+  input.allow_keep_unsharded = true;
   using namespace fsdp;
   CHECK(training(input, starts_sharded | keeps | syncs_all | nothing_waits) ==
         "forward    wte  | all-gather wte->own, all-gather h->own | close wte->own\n"

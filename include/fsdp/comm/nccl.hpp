@@ -98,7 +98,7 @@ class Communicator {
   cuda::Device const& device() const { return state().device; }
   /// NCCL's handle; null in a group of one rank that was not adopted.
   ncclComm_t get() const { return state().comm; }
-  /// What this rank waits in now, for messages; "" if nothing is pending.
+  /// The collective in which this rank waits now, for messages; "" if nothing is pending.
   std::string pending() const {
     if (!state().watch) return "";
     state_->device.make_current();

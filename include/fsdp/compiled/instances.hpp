@@ -28,7 +28,7 @@
 /// @param P  the precision
 #define FSDP_DEVICE_INSTANCES(how, D, P) \
   how class FlatParam<P>;                \
-  how class Declaration<P>;              \
+  how class detail::Declaration<P>;      \
   how class detail::Streams<D>;          \
   how class TraceHook<D>;                \
   how class Tracer<D>;
@@ -36,10 +36,10 @@
 /// Engines over a communicator, and their optimizers.
 #define FSDP_ENGINE_INSTANCES(how, C, P)                                        \
   how class Mesh<C>;                                                            \
-  how class ShardStorage<C, P>;                                                 \
+  how class detail::ShardStorage<C, P>;                                         \
   how class detail::Waits<C>;                                                   \
   how class detail::Executor<C, P>;                                             \
-  how class Passes<C, P>;                                                       \
+  how class detail::Passes<C, P>;                                               \
   how struct detail::EngineCore<C, P>;                                          \
   how class Engine<C, P>;                                                       \
   how class Shards<Engine<C, P>>;                                               \

@@ -2,7 +2,8 @@
 // Ranks that are threads, on the host in fp32: see [Note: Compiled once]. fsdp/comm/local.hpp includes it by itself.
 #pragma once
 
-#include "fsdp/comm/local.hpp"
+#include "fsdp/comm/local/communicator.hpp"
+#include "fsdp/comm/local/run.hpp"
 #include "fsdp/compiled.hpp"
 #include "fsdp/compiled/instances.hpp"
 #include "fsdp/host/device.hpp"

@@ -3,7 +3,7 @@
 // itself.
 #pragma once
 
-#include "fsdp/comm/mpi.hpp"
+#include "fsdp/comm/mpi/communicator.hpp"
 #include "fsdp/compiled.hpp"
 #include "fsdp/compiled/instances.hpp"
 

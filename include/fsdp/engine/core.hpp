@@ -37,7 +37,7 @@
 
 namespace fsdp::detail {
 
-/// What an Engine consists of. Its users are Engine, the scopes, and Shards.
+/// The parts of an Engine. Engine, the scopes and Shards use them.
 template <Communicator C, class P>
 struct EngineCore {
   using Device = typename C::Device;
@@ -155,9 +155,9 @@ struct EngineCore {
     auto const missing = missing_option(of, from, flags);
     if (missing.option.empty()) return;
     fail<UsageError>("rank {}: unit '{}': {} only with EngineOptions::{}", where.rank, missing.unit,
-                     missing.option == "keep_unsharded" ? "parameters can stay unsharded"
-                     : flags.gradient_sync              ? "gradients can stay unreduced over replicas"
-                                                        : "gradients can stay unreduced",
+                     missing.option == "allow_keep_unsharded" ? "parameters can stay unsharded"
+                     : flags.gradient_sync                    ? "gradients can stay unreduced over replicas"
+                                                              : "gradients can stay unreduced",
                      missing.option);
   }
   Unit& begin_forward(std::size_t use) {

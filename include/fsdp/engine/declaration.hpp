@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the user has declared to an engine: units, the order of their uses, what is gathered ahead.
+// The declaration of an engine: units, the order of their uses, prefetch lists.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
+namespace fsdp::detail {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
 template <class P>
@@ -44,8 +44,8 @@ class Declaration {
     if (options.bucket_bytes <= 0 || options.first_bucket_bytes <= 0)
       fail<ConfigError>("rank {}: bucket sizes must be positive, got {} and {} bytes", rank, options.bucket_bytes,
                         options.first_bucket_bytes);
-    if (options.no_replica_sync && !strategy.grouped)
-      fail<ConfigError>("rank {}: no_replica_sync is for HybridShard: {} has no replicas of shards", rank,
+    if (options.allow_no_replica_sync && !strategy.grouped)
+      fail<ConfigError>("rank {}: allow_no_replica_sync is for HybridShard: {} has no replicas of shards", rank,
                         strategy.name);
     if (auto const type = options.reduce_dtype; type && *type != written && !wire())
       fail<ConfigError>("rank {}: reduce_dtype: backward writes {}: expected {}, got {}", rank, fsdp::name(written),
@@ -60,7 +60,8 @@ class Declaration {
           "rank {}: reshard_ranks must be more than 1, fewer than the {} ranks of the shard group, and divide it; "
           "got {}",
           rank, where.shards, options.reshard_ranks);
-    if (options.keep_unsharded) fail<ConfigError>("rank {}: reshard_ranks and keep_unsharded exclude each other", rank);
+    if (options.allow_keep_unsharded)
+      fail<ConfigError>("rank {}: reshard_ranks and allow_keep_unsharded exclude each other", rank);
   }
 
   Units& units() { return units_; }
@@ -68,7 +69,7 @@ class Declaration {
   Schedule& schedule() { return schedule_; }
   Schedule const& schedule() const { return schedule_; }
   EngineOptions const& options() const { return options_; }
-  /// What gradients are rounded to for the sum over ranks, where ranks do not sum what backward writes.
+  /// The type that gradients are rounded to for the sum over ranks; not set: they are not rounded.
   std::optional<DType> wire() const {
     auto const type = options_.reduce_dtype;
     bool const narrow = type == DType::bf16 || type == DType::f16;
@@ -141,7 +142,7 @@ class Declaration {
     FSDP_EXPECTS(some, "rank {}: no module of the engine has parameters", where_.rank);
   }
 
-  /// What must be equal on all ranks, a line each.
+  /// The declaration as text, a line for each item. It must be equal on all ranks.
   [[gnu::cold]] std::string text() const {
     auto lines = formatted("strategy {} over {} ranks, {} a shard group, parameters {}, gradients {}, masters {}\n",
                            strategy_.name, where_.world, where_.shards, fsdp::name(dtype_of<typename P::Param>),
@@ -149,13 +150,14 @@ class Declaration {
     lines += formatted("options: prefetch {} and {}, at most {} bytes ahead, keep_last {}, keep_root {}\n",
                        options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
                        options_.keep_root);
-    lines += formatted("options: reshard_ranks {}, keep_unsharded {}, no_sync {}, no_replica_sync {}\n",
-                       options_.reshard_ranks, options_.keep_unsharded, options_.no_sync, options_.no_replica_sync);
+    lines += formatted(
+        "options: reshard_ranks {}, allow_keep_unsharded {}, allow_no_sync {}, allow_no_replica_sync {}\n",
+        options_.reshard_ranks, options_.allow_keep_unsharded, options_.allow_no_sync, options_.allow_no_replica_sync);
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
                        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
                        fsdp::name(options_.reduce_dtype.value_or(written)));
     for (auto const& unit : units_) {
-      lines += detail::text_of(unit->name(), unit->layout());
+      lines += text_of(unit->name(), unit->layout());
       lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(), described(unit->strategy()),
                          unit->strategy().shards ? "shards" : "does not shard",
                          unit->strategy().reshards_after_forward ? "reshards" : "stays");
@@ -194,14 +196,14 @@ class Declaration {
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
     input.max_ahead_bytes = options_.max_ahead_bytes;
     input.reshard_ranks = options_.reshard_ranks;
-    input.keep_unsharded = options_.keep_unsharded;
-    input.no_sync = options_.no_sync;
+    input.allow_keep_unsharded = options_.allow_keep_unsharded;
+    input.allow_no_sync = options_.allow_no_sync;
     input.master_bytes = sizeof(typename P::Master);
     input.param_bytes = sizeof(typename P::Param);
     input.reduce_bytes = sizeof(typename P::Reduce);
     input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
     input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
-    input.no_replica_sync = options_.no_replica_sync;
+    input.allow_no_replica_sync = options_.allow_no_replica_sync;
     input.wire = wire();
     return input;
   }
@@ -241,4 +243,4 @@ class Declaration {
   std::vector<List> lists_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::detail

@@ -34,7 +34,7 @@ class FlatParam {
   std::size_t index() const { return index_; }
   std::string const& name() const { return name_; }
   ShardingStrategy const& strategy() const { return strategy_; }
-  /// Where this rank stands as to this unit. @pre sealed
+  /// This rank's place among the ranks of this unit. @pre sealed
   Placement const& placement() const { return placement_; }
   FlatLayout& layout() { return layout_; }
   FlatLayout const& layout() const { return layout_; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank has done that no collective sees, so that the next collective can compare it.
+// Hash of optimizer steps, discards and imports of a rank, attached to each collective so that diverged ranks are
+// found.
 #pragma once
 
 #include <array>
@@ -12,11 +13,11 @@
 #include "fsdp/format.hpp"
 #include "fsdp/init.hpp"
 
-namespace fsdp {
+namespace fsdp::detail {
 
-/// Optimizer steps with their learning rates, discarded gradients, imports, and micro-steps that do not reduce. Ranks
-/// that differ in them would train on with different weights; their collectives carry the last one, and a hash of all,
-/// and communicators that compare labels refuse.
+/// Records optimizer steps with their learning rates, discarded gradients, imports, and micro-steps that do not reduce.
+/// Ranks that differ in them would train on with different weights. Collectives carry the last event and a hash of all;
+/// communicators that compare labels throw an OrderError.
 class History {
  public:
   /// @param what  a literal
@@ -53,4 +54,4 @@ class History {
   mutable std::size_t size_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::detail

@@ -20,7 +20,7 @@
 #include "fsdp/step/run.hpp"
 #include "fsdp/step/schedule.hpp"
 
-namespace fsdp {
+namespace fsdp::detail {
 
 /// The state of an engine's passes. Everything it refers to belongs to the engine.
 template <Communicator C, class P>
@@ -29,11 +29,9 @@ class Passes {
   using D = typename C::Device;
   using Stream = typename D::Stream;
   using Unit = FlatParam<P>;
-  using Executor = detail::Executor<C, P>;
-  using Failures = detail::StreamFailures<D>;
 
-  Passes(D const& device, int rank, Declaration<P>& declared, Executor& executor, Stream& compute, History& history,
-         Failures& failures)
+  Passes(D const& device, int rank, Declaration<P>& declared, Executor<C, P>& executor, Stream& compute,
+         History& history, StreamFailures<D>& failures)
       : device_(device),
         rank_(rank),
         declared_(&declared),
@@ -259,10 +257,10 @@ class Passes {
   D device_;
   int rank_;
   Declaration<P>* declared_;
-  Executor* executor_;
+  Executor<C, P>* executor_;
   Stream* compute_;
   History* history_;
-  Failures* failures_;
+  StreamFailures<D>* failures_;
   Program const* program_ = nullptr;
   std::array<int, 3> open_{};     ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;  ///< of the pass under way
@@ -274,4 +272,4 @@ class Passes {
   std::uint64_t backward_passes_ = 0;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is true of an engine for a while: a unit in use, an evaluation, gradients that wait.
+// Scopes of an engine: a use of a unit, an evaluation, a change of backward passes.
 #pragma once
 
 #include <cstddef>

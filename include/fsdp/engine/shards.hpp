@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -143,14 +144,14 @@ class Shards {
     FSDP_EXPECTS(given.engine() == nullptr || given.engine() == engine_,
                  "rank {}: {}: the norm belongs to another engine's gradients", engine_->rank(), what);
   }
-  /// Whether gradients are what a norm or an export takes them for.
+  /// Checks the state of gradients, for norms and exports.
   auto& gate() const { return engine_->core_.gate; }
   /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   /// @param what  forgets it, for the message
   void abandon_pass(std::string_view what) const { engine_->core_.passes.abandon(what); }
-  /// What all ranks must have done alike: collectives compare it.
-  History& history() const { return engine_->core_.history; }
+  /// Events that must be equal on all ranks; collectives compare them.
+  detail::History& history() const { return engine_->core_.history; }
 
   /// Calls `act`, a collective of this engine.
   /// @throws why a stream of this rank has failed, in place of a PeerError that comes of it
@@ -193,5 +194,21 @@ class Shards {
 
   E* engine_;
 };
+
+/// A line for each unit: its strategy, over how many ranks, its elements without and with padding, and the elements of
+/// this rank's shard.
+/// @pre the engine is sealed
+template <class E>
+[[gnu::cold]] std::string to_text(Shards<E> const& shards) {
+  std::string text;
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto const& unit = shards[u];
+    auto const& at = unit.placement();
+    text += formatted("unit '{}': {} over {}; {} elements, padded to {}; rank {}: {} to {}\n", unit.name(),
+                      unit.strategy().name, at.shards, unit.layout().numel(), unit.full_numel(), at.rank,
+                      unit.shard().begin, unit.shard().end);
+  }
+  return text;
+}
 
 }  // namespace fsdp

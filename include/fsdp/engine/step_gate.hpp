@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether gradients are what an optimizer step, a norm or an export takes them for. Nothing here moves or enqueues.
+// Checks before an optimizer step, a norm or an export: are the gradients complete? Enqueues nothing.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 #include "fsdp/error.hpp"
 
-namespace fsdp {
+namespace fsdp::detail {
 
-/// What optimizers, clip_grad_norm and exports ask before they begin: a call that is refused has changed nothing.
-/// @tparam Passes  fsdp::Passes of an engine, which must outlive it
+/// Optimizers, clip_grad_norm and exports call it before they begin. A call that throws has changed nothing.
+/// @tparam Passes  Passes of an engine, which must outlive it
 template <class Passes>
 class StepGate {
  public:
@@ -116,4 +116,4 @@ class StepGate {
   std::size_t to_update_ = 0;  ///< units that the step under way has not updated
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::detail

@@ -18,7 +18,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program.hpp"
 
-namespace fsdp {
+namespace fsdp::detail {
 
 /// Sums over the world of W doubles, each rank owning one; and what comes of them. In device memory.
 struct NormState {
@@ -76,7 +76,7 @@ class ShardStorage {
 
   /// Tells communicators which memory they move, where they want to know.
   /// @note Collective: yes, over each of them.
-  [[gnu::cold]] void register_memory(detail::Executor<C, P>& executor, std::optional<C>& scalars) {
+  [[gnu::cold]] void register_memory(Executor<C, P>& executor, std::optional<C>& scalars) {
     using step::Group;
     for (auto const group : {Group::gather, Group::kept}) executor.register_memory(group, gather_);
     executor.register_memory(Group::reduce, reduce_);
@@ -86,8 +86,8 @@ class ShardStorage {
   }
 
   /// Buffers by slot lie in the order of the program.
-  [[gnu::cold]] detail::SlotMemory slots(Program const& program) const {
-    detail::SlotMemory memory;
+  [[gnu::cold]] SlotMemory slots(Program const& program) const {
+    SlotMemory memory;
     memory.gradients = direct_gradients_.template as<float>();
     std::byte *gather = gather_.data(), *reduce = reduce_.data();
     auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans, std::size_t element) {
@@ -153,4 +153,4 @@ class ShardStorage {
   bool gradients_leased_ = false;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::detail

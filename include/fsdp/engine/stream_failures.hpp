@@ -54,7 +54,7 @@ class StreamFailures {
     told_ = true;
     for_each_stream([](Stream const& stream) { raise_own_failure(stream); });
   }
-  /// Whether a call has thrown a failure: a stream's, or that of a peer, which streams come to as well.
+  /// @return whether a call has thrown a failure, of a stream or of a peer
   bool was_told() {
     bool told = told_;
     if constexpr (TellsFailure<Stream>) for_each_stream([&](Stream const& stream) { told |= stream.was_told(); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other on the control plane: descriptions to compare, and a few doubles to average.
+// Texts that ranks exchange on the control plane: descriptions to compare, and a few doubles to average.
 #pragma once
 
 #include <cstddef>

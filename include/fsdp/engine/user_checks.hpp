@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is checked of the code that uses the library: a mistake is named in one sentence, where the user made it.
+// Compile-time checks of user code. A mistake gives one sentence, at the line that has it.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ struct Anything {
   Anything(T&&);  // NOLINT(bugprone-forwarding-reference-overload): never defined
 };
 
-/// What keeps a type from being a Module.
+/// The reason for which a type is no Module.
 enum class ModuleFault : unsigned char { none, params, describe, constant, order, element, copy };
 
 template <class M>
@@ -61,7 +61,7 @@ inline void expect_exact_arithmetic(int rank) {
 
 }  // namespace detail
 
-/// What Engine::shard makes of a type that is no Module: says why it is none, and adds no error of its own.
+/// Result of Engine::shard for a type that is no Module. Its assertions give the reason; it adds no other error.
 template <class M, class E>
 class ShardedModule {
   using Fault = detail::ModuleFault;

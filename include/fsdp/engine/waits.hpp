@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -61,7 +62,7 @@ class Waits {
     hazards_.emplace(program.buffers, order_among_peers<C>());
     // Of the last step and the one before it, and some that are recorded late.
     for (std::size_t stream = 0; stream < stream_kinds; ++stream)
-      for (std::size_t i = 0; i < 2 * program.events[stream] + 8; ++i)
+      for (std::size_t i = 0; i < std::bit_ceil(2 * program.events[stream] + 8); ++i)
         events_[stream].ring.push_back({0, {}, device_.make_event()});
   }
 
@@ -69,9 +70,7 @@ class Waits {
   void set_flags(Facts flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
-    if (!operation.is_tracked()) return;
-    auto const needs = hazards_->before(operation);
-    if (needs.some) enqueue(operation, needs);
+    if (operation.is_tracked() && hazards_->must_wait(operation)) enqueue(operation, hazards_->before(operation));
   }
   /// The operation was enqueued.
   /// @param ticket  of a collective
@@ -95,9 +94,9 @@ class Waits {
   };
   /// The latest events of a stream, in order.
   struct Events {
-    std::vector<Recorded> ring;
-    std::size_t recorded = 0;  ///< so far
-    Recorded& at(std::size_t index) { return ring[index % ring.size()]; }
+    std::vector<Recorded> ring;  ///< a power of two
+    std::size_t recorded = 0;    ///< so far
+    Recorded& at(std::size_t index) { return ring[index & (ring.size() - 1)]; }
   };
 
   void record(StreamKind stream) {
@@ -108,16 +107,31 @@ class Waits {
     next.point = hazards_->point(stream);
     ++events.recorded;
   }
-  /// The first event behind operation `number` of the stream.
-  Recorded const& event_after(StreamKind stream, std::uint64_t number) {
-    auto& events = events_[static_cast<std::size_t>(stream)];
-    auto first = events.recorded - std::min(events.recorded, events.ring.size()), end = events.recorded;
+  /// The first of the events `first` to `end` behind operation `number`; `end`: none.
+  static std::size_t lowest(Events& events, std::size_t first, std::size_t end, std::uint64_t number) {
     while (first < end) {
       auto const middle = first + (end - first) / 2;
       if (events.at(middle).number < number) {
         first = middle + 1;
       } else {
         end = middle;
+      }
+    }
+    return first;
+  }
+  /// The first event behind operation `number` of the stream.
+  Recorded const& event_after(StreamKind stream, std::uint64_t number) {
+    auto& events = events_[static_cast<std::size_t>(stream)];
+    // Mostly one of the latest.
+    auto first = events.recorded;
+    auto const oldest = events.recorded - std::min(events.recorded, events.ring.size());
+    for (std::size_t step = 1; first > oldest && events.at(first - 1).number >= number; step *= 2) {
+      auto const next = first - std::min(step, first - oldest);
+      if (events.at(next).number >= number) {
+        first = next;
+      } else {
+        first = lowest(events, next + 1, first, number);
+        break;
       }
     }
     if (first == events.recorded) {

@@ -46,8 +46,8 @@ namespace fsdp {
 /// plain access reads what an earlier one wrote, or writes what an earlier one read or wrote.
 /// Sums run in an order that depends on n, element sizes and the model of Block alone, so results repeat bitwise.
 
-/// Where a barrier stands: the default argument of `sync`, which devices ignore. Tests that run thread blocks on the
-/// host leave out the barriers of one place at a time: each must be missed. A function with a barrier for several
+/// Source location of a barrier: the default argument of `sync`, which devices ignore. Tests that run thread blocks on
+/// the host leave out the barriers of one place at a time: each must be missed. A function with a barrier for several
 /// kernels may take the place of its caller, who passes `SyncSite::here()`, and give it to `sync`.
 struct SyncSite {
   char const* file = "";
@@ -58,10 +58,12 @@ struct SyncSite {
   }
 };
 
-/// Whether a device runs kernels as thread blocks (fsdp/cuda/block.hpp), so that kernels written for those alone may be
-/// launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
+/// True for a device that runs kernels as thread blocks (fsdp/cuda/block.hpp), so that kernels written for those alone
+/// may be launched on it. Such a device declares `static constexpr bool thread_blocks = true`.
 template <class D>
-concept RunsThreadBlocks = requires { requires D::thread_blocks; };
+concept RunsThreadBlocks = requires {
+  requires D::thread_blocks;
+};
 
 /// Two sums, or what is added to them.
 template <class T>
@@ -116,7 +118,7 @@ FSDP_HD inline Compute<T> load(T const* view, std::int64_t i) {
 }
 FSDP_HD inline std::int64_t load(Indices view, std::int64_t i) { return view.first + i; }
 
-/// What `update` hands to its functor for one element: a value of a const view, or a value that is written back.
+/// Argument of `update`'s functor for one element: a value of a const view, or a value that is written back.
 template <class View>
 struct Element;
 template <class T>

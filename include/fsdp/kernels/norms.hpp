@@ -18,7 +18,7 @@ constexpr std::string_view name(NormKind kind) {
   return kind == NormKind::l1 ? "l1" : kind == NormKind::l2 ? "l2" : "inf";
 }
 
-/// What clipping leaves on the device. Zero it before the first use.
+/// Results of clipping, in device memory. Zero it before the first use.
 struct ClipScalars {
   double norm = 0.0;         ///< global gradient norm of the last step, of unscaled gradients
   float factor = 1.0f;       ///< what the optimizer multiplies gradients by; -1: skip the step

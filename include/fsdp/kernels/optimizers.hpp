@@ -20,7 +20,7 @@ struct OptimizerChunk {
   std::int64_t first = 0;    ///< first element inside the full tensor
 };
 
-/// What the kernels of one step read, in device memory. Zero it before the first step.
+/// Scalars of one step, in device memory; all kernels of the step read them. Zero it before the first step.
 struct OptimizerStep {
   std::int64_t taken = 0;      ///< steps taken, this one included; skipped ones do not count
   float factor = 1.0f;         ///< gradients are multiplied by it; negative: this step changes nothing

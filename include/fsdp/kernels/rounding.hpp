@@ -25,7 +25,7 @@ FSDP_HD constexpr std::uint64_t mix(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// What one step of one tensor draws from.
+/// The random numbers of one tensor in one step.
 /// @param tensor  hash_name() of the tensor's name
 FSDP_HD inline std::uint64_t key(std::uint64_t seed, std::uint64_t tensor, std::int64_t step) {
   return mix(mix(seed + 0x9e3779b97f4a7c15ull) ^

@@ -94,7 +94,7 @@ class BufferPlanner {
   // Answers about units and uses.
   bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
   bool own_gather_slot(std::size_t unit) const {
-    return !input_.units[unit].reshards_after_forward || input_.keep_unsharded || schedule_.unit_returns(unit);
+    return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded || schedule_.unit_returns(unit);
   }
   bool all_own_gather_slots() const {
     for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
@@ -104,7 +104,7 @@ class BufferPlanner {
   bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.unit_returns(unit); }
   /// The unit's gradients wait in the slot that backward has written them to.
   bool waits_in_slot(std::uint32_t unit) const {
-    return input_.no_sync && input_.reduce_is_master && !program_.units[unit].writes_shards;
+    return input_.allow_no_sync && input_.reduce_is_master && !program_.units[unit].writes_shards;
   }
   bool waits_in_accumulator(std::uint32_t unit) const { return program_.units[unit].accumulates; }
   /// The use's forward may end with its unit dropped.
@@ -112,8 +112,8 @@ class BufferPlanner {
     auto const unit = schedule_.unit(use);
     return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
   }
-  /// Whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a unit is kept
-  /// until its last use at most.
+  /// @return whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a unit
+  /// is kept until its last use at most
   bool keeps_after_forward(std::size_t use, Phase phase) const {
     bool const evaluating = phase == Phase::evaluation;
     bool const used_again = !schedule_.last_use_of_unit(use);
@@ -152,8 +152,9 @@ class BufferPlanner {
       unit.replicas = input_.shards * input_.replicas / unit.shards;
       unit.reads_masters = unit.empty() || (unit.shards == 1 && input_.param_is_master);
       unit.writes_shards = unit.empty() || (unit.shards == 1 && input_.reduce_is_master);
-      unit.waits_for_replicas = declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.no_replica_sync;
-      unit.accumulates = input_.no_sync && !input_.reduce_is_master && !unit.writes_shards;
+      unit.waits_for_replicas =
+          declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
+      unit.accumulates = input_.allow_no_sync && !input_.reduce_is_master && !unit.writes_shards;
       if (unit.accumulates) p.accumulator_elements += unit.elements;
     }
   }

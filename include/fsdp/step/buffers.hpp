@@ -115,17 +115,21 @@ class PerCell {
  public:
   PerCell() = default;
   explicit PerCell(Buffers const& buffers) {
-    for (std::size_t pool = 0; pool < pools; ++pool) values_[pool].resize(buffers.size(static_cast<Pool>(pool)));
+    std::size_t size = 0;
+    for (std::size_t pool = 0; pool < pools; ++pool) {
+      first_[pool] = size;
+      size += buffers.size(static_cast<Pool>(pool));
+    }
+    values_.resize(size);
   }
-  std::span<Value> operator[](Cells cells) {
-    return {values_[static_cast<std::size_t>(cells.pool)].data() + cells.first, cells.count};
-  }
-  std::span<Value const> operator[](Cells cells) const {
-    return {values_[static_cast<std::size_t>(cells.pool)].data() + cells.first, cells.count};
-  }
+  std::span<Value> operator[](Cells cells) { return {values_.data() + index(cells), cells.count}; }
+  std::span<Value const> operator[](Cells cells) const { return {values_.data() + index(cells), cells.count}; }
 
  private:
-  std::array<std::vector<Value>, pools> values_;
+  std::size_t index(Cells cells) const { return first_[static_cast<std::size_t>(cells.pool)] + cells.first; }
+
+  std::array<std::size_t, pools> first_{};  ///< by pool
+  std::vector<Value> values_;
 };
 
 }  // namespace step

@@ -202,7 +202,7 @@ class ProgramCompiler : OperationWriter {
     if (cut) ahead.resize(taken);
     return turn;
   }
-  /// Whether gathering `next` as well is more than may wait for its use.
+  /// @return whether `next` and the units gathered ahead so far exceed max_ahead_bytes
   bool exceeds_cap(UnshardedUnits& units, std::size_t next) const {
     if (input_.max_ahead_bytes == 0) return false;
     auto elements = program_.units[next].elements;

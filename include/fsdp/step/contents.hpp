@@ -46,11 +46,11 @@ class Contents {
 
   Unit const& operator[](std::size_t unit) const { return units_[unit]; }
 
-  /// Whether the operation runs, by contents.
+  /// @return whether the operation runs, by contents
   bool runs(Operation const& operation) const {
     return !operation.unless_begun || units_[operation.unit].gradient != Gradient::sum;
   }
-  /// Whether an access in mode `sum` begins the sum.
+  /// @return whether an access in mode `sum` begins the sum
   bool begins_sum(Operation const& operation) const {
     auto const& unit = units_[operation.unit];
     if (operation.primitive == Primitive::backward) return unit.begins_sum;
@@ -61,7 +61,7 @@ class Contents {
       default: return false;
     }
   }
-  /// Whether opening the gradient buffer of a unit gives it a buffer without sums.
+  /// @return whether the open of a unit's gradient buffer gives it a buffer without sums
   bool is_fresh(Operation const& open) const {
     return open.all[0].cells.pool == Pool::gradient_slot || units_[open.unit].gradient != Gradient::sum;
   }

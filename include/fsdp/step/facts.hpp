@@ -53,7 +53,7 @@ constexpr char const* name(BackwardChange change) {
   return names[static_cast<std::size_t>(change)];
 }
 
-/// How a backward pass ends with each unit. Scopes set it when the pass begins.
+/// Flags of a backward pass, for the end of each unit. Scopes set them when the pass begins.
 struct BackwardFlags {
   bool gradient_sync = true;  ///< reduces gradients
   bool replica_sync = true;   ///< and sums them over replicas

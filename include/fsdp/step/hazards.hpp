@@ -41,39 +41,50 @@ class Hazards {
   [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
       : cells_(buffers), order_among_peers_(order_among_peers) {}
 
+  /// @return whether an operation must wait for something that its stream does not know
+  bool must_wait(Operation const& operation) const {
+    auto const stream = index(operation.stream);
+    auto const& known = known_[stream];
+    for (std::size_t i = 0; i < operation.size; ++i) {
+      if ((operation.tracked >> i & 1u) == 0) continue;
+      auto const& access = operation.all[i];
+      for (auto const& cell : cells_[access.cells]) {
+        if (cell.write > known.streams[cell.writer]) return true;
+        if (access.mode == Mode::read) continue;
+        bool waits = peers_may_read(cell, operation, known);
+        for (std::size_t other = 0; other < stream_kinds; ++other)
+          waits = waits || cell.reads[other] > known.streams[other];
+        if (waits) return true;
+      }
+    }
+    return false;
+  }
   /// Waits that an operation needs, before it is enqueued: numbers that its stream does not know; 0: none.
   struct Needs {
     Point until;
-    bool some = false;
     /// The pools of the cells, for the waits' names.
     std::array<Pool, stream_kinds> stream_pools{};
     std::array<Pool, groups> peer_pools{};
   };
-  Needs before(Operation const& operation) const {
+  [[gnu::noinline]] Needs before(Operation const& operation) const {
     Needs needs;
     auto const& known = known_[index(operation.stream)];
-    auto const need = [&](std::uint64_t number, std::uint64_t already, std::uint64_t& until, Pool& of, Pool pool) {
-      if (number <= std::max(already, until)) return;
-      until = number;
-      of = pool;
-      needs.some = true;
-    };
     for (std::size_t i = 0; i < operation.size; ++i) {
       if ((operation.tracked >> i & 1u) == 0) continue;
       auto const& access = operation.all[i];
       auto const of_stream = [&](std::size_t stream, std::uint64_t number) {
-        if (stream != index(operation.stream))
-          need(number, known.streams[stream], needs.until.streams[stream], needs.stream_pools[stream],
-               access.cells.pool);
+        if (number <= std::max(known.streams[stream], needs.until.streams[stream])) return;
+        needs.until.streams[stream] = number;
+        needs.stream_pools[stream] = access.cells.pool;
       };
       for (auto const& cell : cells_[access.cells]) {
         of_stream(cell.writer, cell.write);
         if (access.mode == Mode::read) continue;
         for (std::size_t stream = 0; stream < stream_kinds; ++stream) of_stream(stream, cell.reads[stream]);
-        // A collective orders what follows it on its own communicator.
-        if (cell.collective == 0 || (order_among_peers_ && cell.group == operation.group)) continue;
         auto const group = static_cast<std::size_t>(cell.group);
-        need(cell.collective, known.peers[group], needs.until.peers[group], needs.peer_pools[group], access.cells.pool);
+        if (!peers_may_read(cell, operation, known) || cell.collective <= needs.until.peers[group]) continue;
+        needs.until.peers[group] = cell.collective;
+        needs.peer_pools[group] = access.cells.pool;
       }
     }
     return needs;
@@ -104,8 +115,12 @@ class Hazards {
       for (auto& cell : cells_[access.cells]) {
         if (access.mode == Mode::read) {
           cell.reads[stream] = number;
-        } else {
-          cell = {.write = number, .reads = {}, .collective = 0, .writer = operation.stream_index(), .group = {}};
+        } else {  // one by one: compilers would assemble a whole cell on the stack
+          cell.write = number;
+          cell.reads.fill(0);
+          cell.collective = 0;
+          cell.writer = operation.stream_index();
+          cell.group = Group::none;
         }
         if (collective != 0 && peers_read(operation.primitive, access)) {
           cell.collective = collective;
@@ -115,7 +130,7 @@ class Hazards {
     }
   }
 
-  /// What a stream knows, its own operations included: the point of an event that is recorded now.
+  /// The point that a stream knows, its own operations included: that of an event that is recorded now.
   Point const& point(StreamKind stream) const { return known_[index(stream)]; }
   /// Number of the stream's last operation.
   std::uint64_t number(StreamKind stream) const { return point(stream)[stream]; }
@@ -131,6 +146,11 @@ class Hazards {
   };
 
   static std::size_t index(StreamKind stream) { return static_cast<std::size_t>(stream); }
+  /// A collective orders what follows it on its own communicator.
+  bool peers_may_read(Cell const& cell, Operation const& operation, Point const& known) const {
+    return cell.collective > known.peers[static_cast<std::size_t>(cell.group)] &&
+           !(order_among_peers_ && cell.group == operation.group);
+  }
   void learn_of_peers(Point& known, Group group, std::uint64_t collective) const {
     for (std::size_t part = 1; part < groups; ++part) {
       if (!contains(group, static_cast<Group>(part))) continue;

@@ -137,7 +137,7 @@ class LiveBytes {
   auto facts = plain_step;
   plan.live_forward = plan.rest() + plain.run(Phase::forward, facts);
   plan.live_backward = plan.rest() + plain.run(Phase::backward, facts);
-  if (input.no_sync) {
+  if (input.allow_no_sync) {
     auto const first = starts_sharded | BackwardFlags{.gradient_sync = false}.facts() | nothing_waits;
     for (auto const phase : {Phase::forward, Phase::backward}) waiting.run(phase, first);
     facts = left_by(first) | BackwardFlags{}.facts();

@@ -17,11 +17,11 @@ namespace fsdp::detail {
 /// [Note: Ways to reduce] Where several ranks share a unit, backward writes into a slot: reduce-scatter in place,
 /// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
 /// slot for its next unit, unless modules begin their sums themselves. Where replicas may wait
-/// (EngineOptions::no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is all-reduced:
-/// the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients are fp32
-/// (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is (*direct*), and
-/// buckets of it become means in place. Where ranks sum in a narrower type (EngineOptions::reduce_dtype), what travels
-/// is rounded into a wire buffer first: see [Note: Wires].
+/// (EngineOptions::allow_no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
+/// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
+/// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
+/// (*direct*), and buckets of it become means in place. Where ranks sum in a narrower type
+/// (EngineOptions::reduce_dtype), what travels is rounded into a wire buffer first: see [Note: Wires].
 ///
 /// [Note: Gradients that wait] Gradients in the shard's type wait in their slot, which backward adds to. Narrower ones
 /// are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
@@ -66,7 +66,7 @@ class OperationWriter : protected BufferPlanner {
     return operation;
   }
 
-  /// What a slot holds of the unit. Where a rank has it for itself, the own slice is all.
+  /// The cells of a unit's content in a slot. If no other rank shares the unit, the own slice is all of it.
   Cells content(std::uint32_t u, Pool pool, std::uint32_t slot) const {
     return program_.units[u].shards > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
   }
@@ -266,7 +266,7 @@ class OperationWriter : protected BufferPlanner {
                                                                          : step::Group::replicas;
   }
 
-  /// How far a backward pass that writes gradient shards has come, in completion order.
+  /// Progress of a backward pass that writes gradient shards, in completion order.
   struct Completion {
     std::size_t written = 0;   ///< units
     std::uint32_t bucket = 0;  ///< the next to be all-reduced

@@ -108,11 +108,12 @@ class EventPlanner {
 
   void take(step::Operation const& operation, Facts facts) {
     if (!operation.is_tracked()) return;
-    auto const needs = hazards_.before(operation);
+    bool const waits = hazards_.must_wait(operation);
+    auto const needs = waits ? hazards_.before(operation) : step::Hazards::Needs();
     auto const done = [&](StreamKind stream) -> Done const& {
       return done_[static_cast<std::size_t>(stream)][needs.until[stream]];
     };
-    if (needs.some) {
+    if (waits) {
       step::Point learnt;
       step::for_each_event(
           needs, [&](StreamKind stream) -> step::Point const& { return done(stream).point; },
@@ -122,7 +123,7 @@ class EventPlanner {
           });
       hazards_.learn(operation.stream, learnt);
     }
-    for (std::size_t group = 0; needs.some && group < step::groups; ++group)
+    for (std::size_t group = 0; waits && group < step::groups; ++group)
       hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.until.peers[group]);
     hazards_.after(operation, step::is_collective(operation.primitive)
                                   ? ++collectives_[static_cast<std::size_t>(operation.group)]

@@ -36,7 +36,7 @@ class PassFlags {
   Facts left_ = left_by(plain_step);  ///< by whole passes before it
 };
 
-/// Where an operation stands in a run.
+/// The place of an operation in a run.
 struct Position {
   static constexpr std::uint32_t no_use = ~0u;
 

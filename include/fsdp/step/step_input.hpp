@@ -37,9 +37,9 @@ struct StepInput {
   PrefetchLists prefetch;               ///< of each use; empty: prefetch_by_depth of 1 and 1
   std::int64_t max_ahead_bytes = 0;     ///< cap on bytes gathered ahead; 0: none
   int reshard_ranks = 0;                ///< ranks over which a unit stays sharded after forward; 0: `shards`
-  bool keep_unsharded = false;          ///< every unit keeps a gather buffer of its own
-  bool no_sync = false;                 ///< micro-steps need not reduce
-  bool no_replica_sync = false;         ///< micro-steps need not all-reduce over replicas of shards
+  bool allow_keep_unsharded = false;    ///< every unit keeps a gather buffer of its own
+  bool allow_no_sync = false;           ///< micro-steps need not reduce
+  bool allow_no_replica_sync = false;   ///< micro-steps need not all-reduce over replicas of shards
   std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;  ///< and of the first one
   std::size_t master_bytes = 4;         ///< size of a master weight
@@ -66,13 +66,13 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   for (std::size_t u = 0; u < program.units.size(); ++u) {
     auto const& unit = program.units[u];
     auto const& declared = input.units[u];
-    if (!flags.gradient_sync && !unit.writes_shards && !input.no_sync) return {"no_sync", unit.name};
+    if (!flags.gradient_sync && !unit.writes_shards && !input.allow_no_sync) return {"allow_no_sync", unit.name};
     if (!flags.replica_sync && !unit.writes_shards && unit.replicas > 1) {
-      if (declared.shards && !input.no_replica_sync) return {"no_replica_sync", unit.name};
-      if (!declared.shards && !input.no_sync) return {"no_sync", unit.name};
+      if (declared.shards && !input.allow_no_replica_sync) return {"allow_no_replica_sync", unit.name};
+      if (!declared.shards && !input.allow_no_sync) return {"allow_no_sync", unit.name};
     }
-    if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.keep_unsharded)
-      return {"keep_unsharded", unit.name};
+    if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.allow_keep_unsharded)
+      return {"allow_keep_unsharded", unit.name};
   }
   return {};
 }

@@ -13,7 +13,7 @@ struct Term {
   std::uint32_t micro_step = 0, use = 0;
   friend auto operator<=>(Term const&, Term const&) = default;
 };
-/// How a term is in a sum.
+/// The share of a term in a sum.
 struct Share {
   int times = 1;  ///< it was added
   int ranks = 1;  ///< over which it is summed

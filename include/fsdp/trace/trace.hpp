@@ -25,9 +25,8 @@ namespace fsdp {
 ///
 /// [Note: What a span covers] It begins when the work begins to run, after the stream's waits for events of its own
 /// rank: what a stream waits is a gap before the span, no part of it. A collective waits for its peers inside, and that
-/// is part of its span, as it is of every collective's time. Gathers hold the cast, reductions the accumulation into
-/// the gradient shard (a bucket's, the wait until peers have read it, and the scaling); zeroing a slot and waiting
-/// until peers have read it come after the span.
+/// is part of its span, as it is of every collective's time. Spans of gathers include the cast, those of reductions the
+/// accumulation into the gradient shard. Zeroing a slot is in no span.
 struct TraceSpan {
   std::string unit;
   std::string what;  ///< "all-gather", "forward", "backward", "reduce-scatter", "all-reduce", "optimizer", "norm", ...

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine with layers, an optimizer and a batch; statements stand inside a function.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "examples/mlp/regression.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/step/simulate.hpp"
 #include "fsdp/trace/trace_file.hpp"
 #include "fsdp/trace/trace_report.hpp"
 

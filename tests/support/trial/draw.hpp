@@ -170,9 +170,9 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   options.keep_root = !draw.once_in(3);
   bool const drops = setting.sharding == Sharding::full || setting.sharding == Sharding::hybrid_full;
   if (drops && draw.once_in(3)) options.reshard_ranks = draw_divisor(draw, shards, 2, shards - 1);
-  if (options.reshard_ranks == 0) options.keep_unsharded = draw.once_in(4);
-  options.no_sync = needs.unsynced || draw.once_in(6);
-  if (setting.hybrid()) options.no_replica_sync = needs.replicas_unsynced || draw.once_in(6);
+  if (options.reshard_ranks == 0) options.allow_keep_unsharded = draw.once_in(4);
+  options.allow_no_sync = needs.unsynced || draw.once_in(6);
+  if (setting.hybrid()) options.allow_no_replica_sync = needs.replicas_unsynced || draw.once_in(6);
   if (draw.once_in(2)) {
     options.bucket_bytes = draw.of<Index>({4, 256, 1024, 10000});
     options.first_bucket_bytes = draw.of<Index>({4, 300, 4096});
@@ -185,7 +185,7 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   bool some_drop = false;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
     some_drop |= setting.strategy(unit).reshards_after_forward;
-  setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.keep_unsharded);
+  setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.allow_keep_unsharded);
   setting.inline_compute = draw.once_in(5);
   setting.traced = draw.once_in(6);
   for (int list = draw.once_in(3) ? draw.between(1, 4) : 0; list > 0; --list) {

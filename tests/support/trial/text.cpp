@@ -69,13 +69,13 @@ std::string literal(Setting const& setting) {
   auto text = fmt::format(
       "{{.sharding = Sharding::{}, .group = {}, .units = {{{}}},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes "
       "= {}, "
-      ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .keep_unsharded = {}, "
-      ".no_sync = {},\n                 .no_replica_sync = {}, .bucket_bytes = {}, "
+      ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .allow_keep_unsharded = {}, "
+      ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .bucket_bytes = {}, "
       ".first_bucket_bytes = {}, .passes_ahead = {}{}}},\n     .ahead = {{",
       shardings[static_cast<std::size_t>(setting.sharding)], setting.group, units, o.prefetch,
       o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,
-      o.keep_last, o.keep_root, o.reshard_ranks, o.keep_unsharded, o.no_sync, o.no_replica_sync, o.bucket_bytes,
-      o.first_bucket_bytes, o.passes_ahead,
+      o.keep_last, o.keep_root, o.reshard_ranks, o.allow_keep_unsharded, o.allow_no_sync, o.allow_no_replica_sync,
+      o.bucket_bytes, o.first_bucket_bytes, o.passes_ahead,
       o.reduce_dtype ? fmt::format(", .reduce_dtype = fsdp::DType{{{}}}", static_cast<int>(*o.reduce_dtype)) : "");
   for (auto const& list : setting.ahead)
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes without MPI find each other, and exchange texts over TCP.
+// Processes without MPI: they find each other, and exchange texts over TCP.
 #pragma once
 
 #include <algorithm>
@@ -99,13 +99,13 @@ class TcpGroup {
   }
 
  private:
-  /// Where a group's rank 0 listens.
+  /// Address of a group's rank 0.
   struct Door {
     std::string host;
     int port;
     std::string variables;  ///< that say so, for messages
   };
-  /// What a rank says when it comes, and rank 0 when it opens.
+  /// First message of a rank, and the answer of rank 0.
   struct Hello {
     char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '2'};
     std::uint64_t token = 0;
@@ -136,7 +136,7 @@ class TcpGroup {
                       text);
     return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
   }
-  /// Where peers reach this rank, as its connections tell: not the loopback, if there is another.
+  /// Address at which peers reach this rank, taken from its connections: not the loopback, if there is another.
   std::string reachable_address() const {
     std::string address = "127.0.0.1";
     for (auto const& socket : peers_) {

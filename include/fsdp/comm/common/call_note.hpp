@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank is calling, as its peers may read it at any time: for the message when ranks wait in different calls.
+// The call in which a rank is. Peers may read it at any time, for the message when ranks wait in different calls.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@ namespace fsdp::comm {
 struct EngineEnd {
   std::uint64_t world = 0;         ///< number of the engine's communicator, equal on its ranks and no other's
   std::int64_t engine = 0;         ///< its number in its mesh
-  std::array<char, 64> history{};  ///< text of the rank's fsdp::History
+  std::array<char, 64> history{};  ///< text of the rank's detail::History
 
   std::string said() const {
     return history[0] == '\0' ? std::string("without any step")

@@ -31,7 +31,7 @@ inline int number_variable(char const* name, int least, int most) {
 }
 }  // namespace detail
 
-/// How long a rank waits for its peers: FSDP_TIMEOUT (seconds) where it is set, else host::wait_deadline(), ten
+/// Time that a rank waits for its peers: FSDP_TIMEOUT (seconds) where it is set, else host::wait_deadline(), ten
 /// minutes.
 inline std::chrono::milliseconds default_timeout() {
   if (detail::variable("FSDP_TIMEOUT").empty())

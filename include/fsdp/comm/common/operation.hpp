@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank does, and the messages about it: the same words for every communicator.
+// The calls of a rank, and messages about them: the same words for every communicator.
 #pragma once
 
 #include <array>
@@ -80,7 +80,7 @@ struct Operation {
   return formatted("{}: waiting in {}, {}", who, where.describe(), host::elapsed_text(waited));
 }
 
-/// How the report of a wait that ends the process ends.
+/// Last sentence of the report when a wait ends the process.
 constexpr std::string_view reason_to_end(bool terminated) { return terminated ? "asked to terminate" : "giving up"; }
 
 /// Ranks' collectives number `sequence` differ. `first` and `second` describe them.
@@ -96,7 +96,7 @@ constexpr std::string_view reason_to_end(bool terminated) { return terminated ? 
                   by_exception ? " after an exception" : "");
 }
 
-/// What communicators ask of every collective. `rank` is the number that messages give the calling rank.
+/// Checks that every communicator makes of a collective. `rank` is the number that messages give the calling rank.
 /// @throws UsageError
 inline void expect_buffers(int rank, Operation const& operation, void const* send, void const* receive) {
   FSDP_EXPECTS(operation.count == 0 || (send != nullptr && receive != nullptr), "rank {}: {}: a buffer is null", rank,

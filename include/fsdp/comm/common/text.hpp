@@ -44,7 +44,7 @@ class Text {
 };
 static_assert(std::is_trivially_copyable_v<Text> && sizeof(Text) == 64);
 
-/// What a split exchanges, for the comparison: the name of the groups that it makes.
+/// Text that a split exchanges, so that ranks can compare it: the name of the groups that it makes.
 inline std::string split_of(std::string_view name) { return formatted("split '{}'", name); }
 
 /// Compares what ranks exchange. All ranks see the same labels, so all throw or none.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of one process share: who has enqueued which collective, with which buffers and events.
+// State that the ranks of one process share: the collectives that each has enqueued, with buffers and events.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ using comm::Collective;
 using comm::Operation;
 using comm::Text;
 
-/// What a collective moves.
+/// The data of a collective.
 struct Transfer {
   Collective collective{};
   DType dtype{};
@@ -44,7 +44,7 @@ struct Transfer {
   std::size_t bytes(std::size_t elements) const { return elements * size_of(dtype); }
 };
 
-/// What a rank says about a collective that it enqueues.
+/// A rank's record of a collective that it enqueues.
 struct Request : Transfer {
   Request() = default;
   Request(Transfer const& transfer, Label label)
@@ -69,7 +69,7 @@ struct Request : Transfer {
 template <class D>
 class Group;
 
-/// What one rank publishes in one group. Only that rank writes it.
+/// Records that one rank publishes in one group. Only that rank writes them.
 /// [Note: Reuse of published entries] A rank that enqueues collective k has seen every peer publish k - 1, so every
 /// peer has left the enqueueing of k - 2: entries of the last two collectives are in use, older ones are read by nobody
 /// but wait_for_peers. That reads an entry's `done` event, which its owner records again only after a rendezvous that

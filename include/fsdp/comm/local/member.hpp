@@ -17,7 +17,7 @@
 
 namespace fsdp::local::detail {
 
-/// What tells two streams of a device apart, also after moves where the device can tell.
+/// Identity of a stream; it stays the same after moves if the device supports that.
 template <class Stream>
 std::uintptr_t identity(Stream const& stream) {
   if constexpr (requires { stream.id(); }) {
@@ -75,7 +75,7 @@ class Member {
     return Ticket{sequence};
   }
 
-  /// What a peer has published about a collective that has begun.
+  /// The record that a peer has published about a collective that has begun.
   Entry const& peer_entry(int peer, std::uint64_t sequence) const { return group_->published(peer).entry(sequence); }
 
   void publish_partial(Stream& stream, std::uint64_t sequence) {
@@ -220,7 +220,7 @@ class Member {
   bool broken_ = false;  // a collective has failed
 };
 
-/// What a rank's communicators share: the device, and all groups in which peers may read this rank's memory.
+/// State that a rank's communicators share: the device, and all groups in which peers may read this rank's memory.
 template <class D>
 struct RankGroups {
   explicit RankGroups(D const& on) : device(on) {}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all groups of a run of threads share: the first failure, who waits for whom, and memory that outlives a failure.
+// State that all groups of a run of threads share: the first failure, the wait-for graph, memory that outlives a
+// failure.
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@
 
 namespace fsdp::local::detail {
 
-/// Who waits for whom, over all groups of a run.
+/// The wait-for graph over all groups of a run.
 ///
 /// [Note: Ranks that wait for each other] A rank enters its groups' calls one after another, and announces each to that
 /// call's group before it waits there. It counts its calls. Who waits long writes down: "in my call i I wait for rank
@@ -42,7 +43,7 @@ class WaitGraph {
   }
   /// Call `number` is announced to its group.
   void announced(int rank, std::uint64_t number) { at(rank).announced.store(number, std::memory_order_release); }
-  /// How many calls `rank` has announced: those are visible now. For waits that last.
+  /// @return number of calls that `rank` has announced, which are visible now. For waits that last
   std::uint64_t announced(int rank) const { return at(rank).announced.load(std::memory_order_acquire); }
 
   /// In its call, `rank` waits for `peer`, whose first `seen` calls do not have what it needs.
@@ -110,8 +111,8 @@ class WaitGraph {
   fail<PeerError>("rank {}: {}", rank, text);
 }
 
-/// What all groups of one run share: the first failure, who waits for whom, and memory that peers may have been reading
-/// when the failure came.
+/// State that all groups of one run share: the first failure, the wait-for graph, and memory that peers may have been
+/// reading when the failure came.
 template <class D>
 class Run {
  public:

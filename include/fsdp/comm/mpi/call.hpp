@@ -19,7 +19,7 @@ struct Call {
   bool takes_mean() const { return header.collective == Collective::all_reduce_mean; }
 };
 
-/// How elements divide over ranks: equal parts, the last ones shorter or empty.
+/// Division of elements over ranks: equal parts, the last ones shorter or empty.
 struct Parts {
   std::size_t total;
   std::size_t part;

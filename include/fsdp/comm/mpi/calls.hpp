@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a node have called, in order, in shared memory: who waits sees that a peer went another way.
+// The calls of the ranks of a node, in order, in shared memory. A waiting rank sees that a peer has called otherwise.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ struct CallRecord {
 /// A rank that is further ahead of a peer is not followed: a few steps of an engine.
 using CallRing = comm::NoteRing<CallRecord, 1024>;
 
-/// What collectives compare where they meet: a call's number among the ranks of its communicator, and how many calls
-/// its rank had made among all ranks of the family.
+/// Values that collectives compare when they meet: a call's number among the ranks of its communicator, and how many
+/// calls its rank had made among all ranks of the family.
 struct CallNumbers {
   std::uint32_t own = 0;  ///< 0: not followed
   std::uint32_t all = 0;
@@ -63,7 +63,7 @@ struct CallNumbers {
 /// The calls of one set of ranks in all communicators that they form. The memory stays for as long as the family does.
 class CallLog {
  public:
-  /// What each rank adds to the set's segment.
+  /// The part of each rank in the set's segment.
   struct Block {
     CallRing calls;
     FailureNote failure;  // of the family: the first rank's of the whole world is used
@@ -128,7 +128,7 @@ struct Contradiction {
   }
 };
 
-/// What this rank has called in a family of communicators, and what its node's ranks have.
+/// Calls of this rank, and of the ranks of its node, in a family of communicators.
 ///
 /// [Note: One order over all communicators] Two ranks call the communicators that both belong to in one order. Calls
 /// are counted for each set of ranks, and a call's record holds all counts. So a contradiction is a pair of records:
@@ -199,7 +199,7 @@ class CallBook {
     return std::nullopt;
   }
 
-  /// Where the two ways part: the earliest contradiction to `peer` among the same ranks that is still written down
+  /// The earliest contradiction to `peer` among the same ranks that is still written down
   /// here, or the one that was `found`.
   Contradiction earliest(Contradiction const& found, int peer) const {
     auto const last = std::min(found.mine.number, found.theirs.number);
@@ -227,7 +227,7 @@ class CallBook {
     return text;
   }
 
-  /// Whether two ranks' calls among the same ranks contradict each other: they meet, or have equal numbers.
+  /// @return whether two ranks' calls among the same ranks contradict each other: they meet, or have equal numbers
   static bool differ(CallRecord const& a, CallRecord const& b) {
     if (a.set == 0 || b.set == 0) return false;
     if (a.note.place != b.note.place || a.number != b.number) return true;

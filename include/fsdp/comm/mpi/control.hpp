@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a communicator that share a node tell each other through shared memory.
+// Messages among the ranks of a communicator on one node, through shared memory.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ using comm::Collective;
 using comm::hash_of;
 using comm::Operation;
 
-/// What a rank is about to do, and where its data are. Read by node peers in place, sent to ranks on other nodes.
+/// The call that a rank is about to make, and the place of its data. Read by node peers in place, sent to ranks on
+/// other nodes.
 struct Header {
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;

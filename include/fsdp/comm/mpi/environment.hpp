@@ -76,7 +76,7 @@ inline Ends& ends() {
 
 /// Settings of a communicator and of those split from it.
 struct Options {
-  /// How long a rank waits for its peers before it reports them and ends the run: by default FSDP_TIMEOUT (seconds)
+  /// Time that a rank waits for its peers before it reports them and ends the run: by default FSDP_TIMEOUT (seconds)
   /// where it is set, else host::wait_deadline(), ten minutes.
   std::chrono::milliseconds timeout = detail::default_timeout();
   /// Pretends that a machine is several nodes of this many ranks each, so that the path across nodes can be tried on

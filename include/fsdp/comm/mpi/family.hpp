@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank's communicators that were split from one world share: memory, calls, and failures that concern them all.
+// State that all communicators split from one world share on a rank: memory, calls, and failures.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ class Family {
   /// "": none, or none yet
   char const* cause() const { return cause_.failed() ? cause_.text : ""; }
 
-  /// What `peer` of this node has called against `call` of this rank ends the family.
+  /// A call of `peer` on this node contradicts `call` of this rank: ends the family.
   void expect_no_contradiction(CallRecord const& call, int peer) {
     auto const theirs = calls_.against(call, peer);
     if (!theirs) return;

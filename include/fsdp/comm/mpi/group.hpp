@@ -128,7 +128,7 @@ class Group : public Peers {
     comm::Text what;
     CallRecord call;
   };
-  /// What MPI reads and writes during an exchange.
+  /// Buffers that MPI reads and writes during an exchange.
   struct Buffers {
     Buffers(std::string const& mine, CallRecord const& call, std::string_view what, std::size_t ranks)
         : text(mine), own{static_cast<std::int64_t>(mine.size()), comm::Text(what), call}, calls(ranks) {}

@@ -26,7 +26,7 @@
 
 namespace fsdp::mpi::detail {
 
-/// What a rank waits for its peers to come to.
+/// The stage of a collective for which a rank waits.
 struct Awaited {
   using Time = std::chrono::steady_clock::time_point;
 
@@ -38,8 +38,8 @@ struct Awaited {
   bool told = false;  ///< ranks on other nodes know of it
 };
 
-/// What this rank knows of the ranks of one communicator, and they of it: through shared memory on the node, by letters
-/// between nodes. Group makes it complete.
+/// Progress of the ranks of one communicator, as this rank and they know it: through shared memory on the node, by
+/// letters between nodes. Group makes it complete.
 class Peers {
  public:
   Peers(Peers const&) = delete;
@@ -135,7 +135,7 @@ class Peers {
     family_->post().send(world_ranks_elsewhere(), letter);
   }
 
-  /// What a thread does that waits, now and then: looks for peers that will never come.
+  /// A waiting thread calls it now and then: looks for peers that will never come.
   /// @throws OrderError, PeerError
   void look_around(Awaited& awaited) {
     auto const now = std::chrono::steady_clock::now();

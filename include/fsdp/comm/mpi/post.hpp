@@ -19,7 +19,7 @@
 
 namespace fsdp::mpi::detail {
 
-/// What a rank tells ranks on other nodes about a communicator or a family.
+/// A message to ranks on other nodes about a communicator or a family.
 struct Letter {
   enum class Kind : std::uint8_t { left, failed, waits };
 

@@ -89,7 +89,7 @@ class SegmentBook {
   ~SegmentBook() {
     if (keeps_) static_cast<void>(new std::vector<Segment>(std::move(segments_)));
   }
-  /// Where [data, data + bytes) lies, if a communicator of this lineage (itself and its ancestors) allocated it.
+  /// The place of [data, data + bytes), if a communicator of this lineage (itself and its ancestors) allocated it.
   Place find(void const* data, std::size_t bytes, std::span<std::uint64_t const> lineage) const {
     auto const* const begin = static_cast<std::byte const*>(data);
     std::scoped_lock const lock(mutex_);
@@ -115,7 +115,7 @@ class SegmentBook {
   bool keeps_ = false;
 };
 
-/// Where shared memory is made: a directory on a tmpfs. FSDP_SHM_DIR overrides /dev/shm.
+/// Folder for shared memory, on a tmpfs. FSDP_SHM_DIR overrides /dev/shm.
 inline bool is_chosen_directory() {
   char const* const setting = std::getenv("FSDP_SHM_DIR");
   return setting != nullptr && *setting != '\0';

@@ -29,7 +29,7 @@ namespace fsdp::nccl::detail {
 /// beside other threads: hence a static initializer, which runs before main.
 inline bool const launch_order_set = ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0) == 0;
 
-/// Whether launches are ordered by events, on an NCCL of version `loaded`.
+/// @return whether events order launches, with an NCCL of version `loaded`
 inline bool orders_by_events(int loaded) {
   char const* const value = launch_order_set ? std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") : nullptr;
   return loaded < 22600 && (value == nullptr || std::strtoll(value, nullptr, 0) != 0);

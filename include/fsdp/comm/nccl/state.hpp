@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an NCCL communicator owns: how it is made, how it ends, its control plane and its registered memory.
+// The state of an NCCL communicator: its start and end, its control plane and its registered memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -33,7 +33,7 @@ namespace fsdp::nccl {
 /// Settings of a communicator and of those split from it. What NCCL, as compiled and as loaded, cannot honour is an
 /// error.
 struct Options {
-  /// How long a collective, a blocking call or a rank's arrival may take before this rank reports it and ends the run.
+  /// Longest time of a collective, a blocking call or a rank's arrival; after it, this rank reports and ends the run.
   std::chrono::milliseconds timeout = bootstrap::default_timeout();
   /// Compares every collective over the ranks before it is enqueued. For debugging: each one then blocks the host.
   bool check_order = false;
@@ -93,7 +93,7 @@ inline ncclConfig_t make_config(Options const& options) {
   return config;
 }
 
-/// What a communicator owns: NCCL's handle, the watch over it, the control plane.
+/// The state of a communicator: NCCL's handle, the watch over it, the control plane.
 struct State {
   State(cuda::Device where, int place, int ranks, Options const& settings)
       : device(where), rank(place), size(ranks), options(settings), exceptions(std::uncaught_exceptions()) {
@@ -204,7 +204,7 @@ struct State {
     device.synchronize(*control_stream);
   }
 
-  /// Whether memory is NCCL's, for windows. A group of one rank moves nothing.
+  /// @return whether memory comes from NCCL, for windows. A group of one rank moves nothing
   bool symmetric() const { return options.symmetric_memory && size > 1; }
 
   void* allocate(std::size_t bytes) const {

@@ -111,7 +111,7 @@ class Watch {
     }
   }
 
-  /// What this rank waits in now; "" if nothing is pending.
+  /// The collective in which this rank waits now; "" if nothing is pending.
   std::string pending() {
     auto const lock = enter();
     static_cast<void>(forget_completed());
