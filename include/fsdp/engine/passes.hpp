@@ -231,8 +231,8 @@ class Passes {
   void bound_ahead() {
     auto& begun = begun_[passes_ % begun_.size()];
     if (passes_ >= begun_.size()) device_.synchronize(begun);
-    ++passes_;
     device_.record(begun, *compute_);
+    ++passes_;
   }
 
   /// Runs what the program has for a use, before the module's kernels and after them. @return the use's unit
