@@ -72,7 +72,7 @@ inline std::vector<Case> const cases{
     {WaitSite::reduce_wire_read, 1, Engine::hybrid, false, toy::Setting::none, true},
     {WaitSite::reduce_wire_read, 1, Engine::mixed_hybrid, false, toy::Setting::none, true},
     {WaitSite::replicate_scattered, 1, Engine::hybrid, false, toy::Setting::none, true},
-    {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true, toy::Setting::none, true},
+    {WaitSite::reduce_peers_read, 1, Engine::hybrid, true, toy::Setting::none, true},
     {WaitSite::replicate_peers_read, 1, Engine::hybrid, true, toy::Setting::none, true},
     {WaitSite::replicate_peers_read, 1, Engine::replicated, false, toy::Setting::none, true},
     {WaitSite::optimizer_reduced, 1, Engine::full, false, toy::Setting::none, true},
@@ -104,7 +104,7 @@ inline toy::Run small_run(Case const& tested) {
     run.shape.hidden.clear();
     run.micro_steps = 3;
   }
-  if (tested.rounded && tested.site == WaitSite::replicate_scatter_peers) {
+  if (tested.rounded && tested.site == WaitSite::reduce_peers_read && tested.engine == Engine::hybrid) {
     // One unit alone has one wire buffer, which the next micro-step writes with no optimizer step between. With two
     // buffers the next unit's reduce-scatter says that peers have read this one's.
     run.shape.hidden.clear();
