@@ -33,6 +33,7 @@ struct Cutting : Recorded {
   };
   std::shared_ptr<State> state = std::make_shared<State>();
 
+  Cutting() : Recorded() {}
   void arm(int at) const { *state = {0, at}; }
   void count() const {
     if (!recording->silent && ++state->calls == state->at) throw Cut(fmt::format("cut at call {}", state->at));

@@ -84,11 +84,10 @@ class BufferPlanner {
     for (std::size_t slot = 0; slot < std::min<std::size_t>(reduced_in_turn, 2); ++slot)
       add(p.gradient_slots, {largest_gradient});
     lease_gradient_slots();
-    for (auto const& [pool, slots] : {std::pair{step::Pool::gather, &p.gather_slots},
-                                      {step::Pool::kept, &p.kept_slots},
-                                      {step::Pool::gradient_slot, &p.gradient_slots},
-                                      {step::Pool::wire, &p.wires}})
-      p.buffers.set_slots(pool, slots->size());
+    p.buffers.set_slots(step::Pool::gather, p.gather_slots.size());
+    p.buffers.set_slots(step::Pool::kept, p.kept_slots.size());
+    p.buffers.set_slots(step::Pool::gradient_slot, p.gradient_slots.size());
+    p.buffers.set_slots(step::Pool::wire, p.wires.size());
   }
 
   // Answers about units and uses.

@@ -48,12 +48,14 @@ class Buffers {
                         std::vector<std::size_t> const& direct, std::vector<std::size_t> const& reduced,
                         std::vector<Range> const& buckets)
       : gradients_(units) {
-    cuts_.push_back(0);
-    for (auto const elements : numel) cuts_.push_back(cuts_.back() + elements);
-    std::vector<std::int64_t> const ends = cuts_;
-    for (auto const& bucket : buckets) cuts_.push_back(bucket.end);
-    std::sort(cuts_.begin(), cuts_.end());
-    cuts_.erase(std::unique(cuts_.begin(), cuts_.end()), cuts_.end());
+    std::vector<std::int64_t> ends{0};
+    for (auto const elements : numel) ends.push_back(ends.back() + elements);
+    auto bucket = buckets.begin();
+    for (auto const end : ends) {  // both ascend
+      for (; bucket != buckets.end() && bucket->end < end; ++bucket) cuts_.push_back(bucket->end);
+      if (bucket != buckets.end() && bucket->end == end) ++bucket;
+      cuts_.push_back(end);
+    }
     for (std::size_t i = 0; i < direct.size(); ++i) {
       gradients_[direct[i]] = cells_of({ends[i], ends[i + 1]});
       unit_of_cell_.resize(unit_of_cell_.size() + gradients_[direct[i]].count, static_cast<std::uint32_t>(direct[i]));

@@ -164,7 +164,7 @@ struct Operation {
   constexpr bool is_tracked() const { return tracked != 0; }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
-  Operation&& with(std::initializer_list<Access> accesses) && {
+  [[gnu::cold, gnu::noinline]] Operation&& with(std::initializer_list<Access> accesses) && {
     for (auto const& access : accesses) all[size++] = access;
     return static_cast<Operation&&>(*this);
   }

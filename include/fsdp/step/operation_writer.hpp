@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,8 @@ class OperationWriter : protected BufferPlanner {
   using Primitive = step::Primitive;
   static constexpr std::int64_t fp32 = sizeof(float);
 
-  static Operation make(Primitive primitive, StreamKind stream, std::uint32_t unit, Facts when = any_facts) {
+  [[gnu::cold, gnu::noinline]] static Operation make(Primitive primitive, StreamKind stream, std::uint32_t unit,
+                                                     Facts when = any_facts) {
     Operation operation;
     operation.primitive = primitive;
     operation.stream = stream;
@@ -47,23 +49,32 @@ class OperationWriter : protected BufferPlanner {
     operation.when = when;
     return operation;
   }
-  static Operation sized(Operation operation, std::int64_t elements, std::size_t element_bytes) {
+  [[gnu::cold, gnu::noinline]] static Operation sized(Operation operation, std::int64_t elements,
+                                                      std::size_t element_bytes) {
     operation.elements = elements;
     operation.bytes = elements * static_cast<std::int64_t>(element_bytes);
     return operation;
   }
-  static Operation among(Operation operation, step::Group group, int ranks) {
+  [[gnu::cold, gnu::noinline]] static Operation among(Operation operation, step::Group group, int ranks) {
     operation.group = group;
     operation.ranks = ranks;
     return operation;
   }
-  static Operation spanned(Operation operation, Primitive name, bool ends, std::int64_t bytes) {
+  [[gnu::cold, gnu::noinline]] static Operation spanned(Operation operation, Primitive name, bool ends,
+                                                        std::int64_t bytes) {
     operation.span = {name, ends, bytes};
     return operation;
   }
-  static Operation end_span(Operation operation) {
+  [[gnu::cold, gnu::noinline]] static Operation end_span(Operation operation) {
     operation.span.ends = true;
     return operation;
+  }
+
+  /// One function, so that the growth of a vector is compiled once.
+  [[gnu::cold, gnu::noinline]] static void emit(Operations& to, Operation const& operation,
+                                                std::initializer_list<step::Access> accesses = {}) {
+    to.push_back(operation);
+    for (auto const& access : accesses) to.back().all[to.back().size++] = access;
   }
 
   /// The cells of a unit's content in a slot. If no other rank shares the unit, the own slice is all of it.
@@ -91,7 +102,7 @@ class OperationWriter : protected BufferPlanner {
     auto const full = param_bytes(unit.elements);
     auto open = make(Primitive::open, StreamKind::gather, u).with({writes(whole)});
     open.bytes = full;
-    to.push_back(open);
+    emit(to, open);
     auto const all_gather = [&](step::Group group, int ranks) {
       auto operation = among(make(Primitive::all_gather, StreamKind::gather, u), group, ranks);
       operation.elements = unit.elements / ranks;
@@ -100,17 +111,17 @@ class OperationWriter : protected BufferPlanner {
     };
     if (in_backward && unit.kept_slot != Program::none) {
       auto const ranks = static_cast<int>(unit.elements / program_.kept_slots[unit.kept_slot].elements);
-      to.push_back(spanned(all_gather(step::Group::kept, ranks), Primitive::all_gather, true, full)
-                       .with({reads(Buffers::kept(unit.kept_slot)), writes(whole)}));
+      emit(to, spanned(all_gather(step::Group::kept, ranks), Primitive::all_gather, true, full),
+           {reads(Buffers::kept(unit.kept_slot)), writes(whole)});
       return;
     }
     bool const several = unit.shards > 1;
     auto const cast = sized(make(Primitive::cast, StreamKind::gather, u), unit.shard(), program_.param_bytes);
-    to.push_back(spanned(cast, several ? Primitive::all_gather : Primitive::cast, !several, full)
-                     .with({reads(program_.buffers.of_unit(Pool::master, u)), writes(own)}));
+    emit(to, spanned(cast, several ? Primitive::all_gather : Primitive::cast, !several, full),
+         {reads(program_.buffers.of_unit(Pool::master, u)), writes(own)});
     if (several)
-      to.push_back(end_span(all_gather(step::Group::gather, unit.shards))
-                       .with({reads(own), writes(Buffers::rest(Pool::gather, slot))}));
+      emit(to, end_span(all_gather(step::Group::gather, unit.shards)),
+           {reads(own), writes(Buffers::rest(Pool::gather, slot))});
   }
   [[gnu::cold]] void keep_slice(Operations& to, std::uint32_t u, std::uint32_t slot) const {
     auto const kept = program_.units[u].kept_slot;
@@ -118,13 +129,13 @@ class OperationWriter : protected BufferPlanner {
         sized(make(Primitive::copy, StreamKind::compute, u), program_.kept_slots[kept].elements, program_.param_bytes);
     auto open = make(Primitive::open, StreamKind::compute, u).with({writes(Buffers::kept(kept))});
     open.bytes = copy.bytes;
-    to.push_back(open);
-    to.push_back(spanned(copy, Primitive::copy, true, copy.bytes)
-                     .with({reads(Buffers::whole(Pool::gather, slot)), writes(Buffers::kept(kept))}));
+    emit(to, open);
+    emit(to, spanned(copy, Primitive::copy, true, copy.bytes),
+         {reads(Buffers::whole(Pool::gather, slot)), writes(Buffers::kept(kept))});
   }
   /// The buffer's content is not used any more.
-  static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
-    to.push_back(make(Primitive::close, StreamKind::compute, u, when).with({reads(cells)}));
+  [[gnu::cold]] static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
+    emit(to, make(Primitive::close, StreamKind::compute, u, when), {reads(cells)});
   }
   [[gnu::cold]] Operation compute(Primitive primitive, std::uint32_t u, std::uint32_t slot) const {
     auto operation = make(primitive, StreamKind::compute, u);
@@ -148,20 +159,20 @@ class OperationWriter : protected BufferPlanner {
       auto open =
           make(Primitive::open, StreamKind::compute, u, when).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
       open.bytes = gradient_bytes(unit.elements);
-      to.push_back(open);
-      if (!program_.gradient_slots[slot].zeroed && padded) to.push_back(padding);
+      emit(to, open);
+      if (!program_.gradient_slots[slot].zeroed && padded) emit(to, padding);
       return;
     }
     if (!unit.sets_gradients) {
       auto zero = sized(make(Primitive::zero, StreamKind::compute, u), unit.elements, sizeof(float))
                       .with({writes(gradients_of(u))});
       zero.unless_begun = true;
-      to.push_back(zero);
+      emit(to, zero);
     } else if (padded) {
       padding.unless_begun = true;
-      to.push_back(padding);
+      emit(to, padding);
     }
-    to.push_back(make(Primitive::open, StreamKind::compute, u).with({writes(gradients_of(u))}));
+    emit(to, make(Primitive::open, StreamKind::compute, u), {writes(gradients_of(u))});
   }
   /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
   bool reduces_in_group(std::uint32_t unit) const {
@@ -181,15 +192,16 @@ class OperationWriter : protected BufferPlanner {
       auto const when = only(sync_answers & ~reduces);
       auto open = make(Primitive::open, StreamKind::reduce, u, when).with({writes(accumulator)});
       open.bytes = unit.elements * fp32;
-      to.push_back(open);
+      emit(to, open);
       auto const accumulate =
           sized(make(Primitive::accumulate, StreamKind::reduce, u, when), unit.elements, sizeof(float));
-      to.push_back(spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.elements))
-                       .with({reads(gradients_of(u)), sums(accumulator)}));
+      emit(to, spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.elements)),
+           {reads(gradients_of(u)), sums(accumulator)});
       recycle(to, u, StreamKind::reduce, when);
-      to.push_back(sized(make(Primitive::add, StreamKind::reduce, u, only(reduces | held(u))), unit.elements,
-                         program_.gradient_bytes)
-                       .with({reads(accumulator), adds(gradients_of(u))}));
+      emit(to,
+           sized(make(Primitive::add, StreamKind::reduce, u, only(reduces | held(u))), unit.elements,
+                 program_.gradient_bytes),
+           {reads(accumulator), adds(gradients_of(u))});
     }
     reduce(to, u, wire, only(reduces));
   }
@@ -200,7 +212,7 @@ class OperationWriter : protected BufferPlanner {
     auto zero = make(Primitive::zero, stream, u, when).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
     zero.elements = program_.gradient_slots[slot].elements;
     zero.bytes = slot_bytes(zero.elements, program_.gradient_bytes);
-    to.push_back(zero);
+    emit(to, zero);
   }
   /// See [Note: Ways to reduce].
   [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
@@ -213,11 +225,11 @@ class OperationWriter : protected BufferPlanner {
     if (rounded) {
       auto open = make(Primitive::open, StreamKind::reduce, u, when).with({writes(Buffers::whole(pool, slot))});
       open.bytes = full;
-      to.push_back(open);
+      emit(to, open);
       auto const round =
           sized(make(Primitive::round, StreamKind::reduce, u, when), unit.elements, program_.reduce_bytes);
-      to.push_back(spanned(round, Primitive::round, true, gradient_bytes(unit.elements))
-                       .with({reads(gradients_of(u)), writes(content(u, pool, slot))}));
+      emit(to, spanned(round, Primitive::round, true, gradient_bytes(unit.elements)),
+           {reads(gradients_of(u)), writes(content(u, pool, slot))});
       recycle(to, u, StreamKind::reduce, when);
     }
     bool const joined = !unit.waits_for_replicas && !replicated;  // the accumulation is in the span of the collective
@@ -226,15 +238,15 @@ class OperationWriter : protected BufferPlanner {
           among(make(Primitive::reduce_scatter, StreamKind::reduce, u, when), step::Group::reduce, unit.shards);
       scatter.elements = unit.shard();
       scatter.bytes = full;
-      to.push_back(spanned(scatter, Primitive::reduce_scatter, !joined, full)
-                       .with({adds(own), reads(Buffers::rest(pool, slot))}));
+      emit(to, spanned(scatter, Primitive::reduce_scatter, !joined, full),
+           {adds(own), reads(Buffers::rest(pool, slot))});
     }
     if (unit.waits_for_replicas) {
       auto const partial = program_.buffers.of_unit(Pool::partial, u);
       auto const accumulate =
           sized(make(Primitive::accumulate, StreamKind::reduce, u, when), unit.shard(), sizeof(float));
-      to.push_back(spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.shard()))
-                       .with({reads(own), sums(partial)}));
+      emit(to, spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.shard())),
+           {reads(own), sums(partial)});
       if (!rounded) recycle(to, u, StreamKind::reduce, when);
       replicate(to, u, partial, sizeof(float), only(syncs_all));
       return;
@@ -243,7 +255,7 @@ class OperationWriter : protected BufferPlanner {
       replicate(to, u, own, program_.reduce_bytes, when);
     } else {
       auto const sum = accumulate(u, own, StreamKind::reduce, when);
-      to.push_back(several ? end_span(sum) : spanned(sum, Primitive::accumulate, true, full));
+      emit(to, several ? end_span(sum) : spanned(sum, Primitive::accumulate, true, full));
     }
     if (!rounded) recycle(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
   }
@@ -254,8 +266,8 @@ class OperationWriter : protected BufferPlanner {
     auto const sum =
         sized(among(make(Primitive::all_reduce, StreamKind::replicate, u, when), replicas_of(u), unit.replicas),
               unit.shard(), element_bytes);
-    to.push_back(spanned(sum, Primitive::all_reduce, false, sum.bytes).with({adds(shard)}));
-    to.push_back(end_span(accumulate(u, shard, StreamKind::replicate, when)));
+    emit(to, spanned(sum, Primitive::all_reduce, false, sum.bytes), {adds(shard)});
+    emit(to, end_span(accumulate(u, shard, StreamKind::replicate, when)));
   }
   Operation accumulate(std::uint32_t u, Cells from, StreamKind stream, Facts when) const {
     return sized(make(Primitive::accumulate, stream, u, when), program_.units[u].shard(), sizeof(float))
@@ -292,17 +304,17 @@ class OperationWriter : protected BufferPlanner {
     auto mean = among(operation(Primitive::all_reduce, p.reduce_bytes), replicas_of(u), p.units[u].replicas);
     mean.mean = true;
     if (p.bucket_wire == Program::none) {
-      to.push_back(spanned(mean, Primitive::all_reduce, true, mean.bytes).with({adds(gradients)}));
+      emit(to, spanned(mean, Primitive::all_reduce, true, mean.bytes), {adds(gradients)});
       return;
     }
     auto const wire = Buffers::own(Pool::wire, p.bucket_wire);
     auto open = operation(Primitive::open, p.reduce_bytes).with({writes(wire)});
     open.bucket = Program::none;
-    to.push_back(open);
-    to.push_back(spanned(operation(Primitive::round, p.reduce_bytes), Primitive::round, true, size * fp32)
-                     .with({reads(gradients), writes(wire)}));
-    to.push_back(spanned(mean, Primitive::all_reduce, false, mean.bytes).with({adds(wire)}));
-    to.push_back(end_span(operation(Primitive::accumulate, sizeof(float))).with({reads(wire), writes(gradients)}));
+    emit(to, open);
+    emit(to, spanned(operation(Primitive::round, p.reduce_bytes), Primitive::round, true, size * fp32),
+         {reads(gradients), writes(wire)});
+    emit(to, spanned(mean, Primitive::all_reduce, false, mean.bytes), {adds(wire)});
+    emit(to, end_span(operation(Primitive::accumulate, sizeof(float))), {reads(wire), writes(gradients)});
   }
 
   /// The pass is complete: buffers of reduced gradients are not in use any more.

@@ -19,10 +19,11 @@ namespace fsdp::detail {
 /// has its units for itself, there are none at all.
 class AccessTracker {
  public:
-  [[gnu::cold]] static void mark(Program& program) {
+  [[gnu::cold]] static void mark(Program& program, std::vector<step::Operation*> const& operations) {
     step::PerCell<Streams> cells(program.buffers);
-    program.for_each([&](step::Operation& operation) {
-      if (!is_ordered(operation)) return;
+    for (auto* const at : operations) {
+      auto const& operation = *at;
+      if (!is_ordered(operation)) continue;
       auto const stream = 1u << static_cast<unsigned>(operation.stream);
       for (auto const& access : operation.accesses()) {
         for (auto& cell : cells[access.cells]) {
@@ -31,9 +32,10 @@ class AccessTracker {
           cell.peers = cell.peers || peers_read(operation.primitive, access);
         }
       }
-    });
-    program.for_each([&](step::Operation& operation) {
-      if (!is_ordered(operation)) return;
+    }
+    for (auto* const at : operations) {
+      auto& operation = *at;
+      if (!is_ordered(operation)) continue;
       auto const others = ~(1u << static_cast<unsigned>(operation.stream));
       for (std::size_t i = 0; i < operation.size; ++i) {
         auto const& access = operation.all[i];
@@ -44,7 +46,7 @@ class AccessTracker {
         }
         if (meets) operation.tracked = static_cast<std::uint8_t>(operation.tracked | 1u << i);
       }
-    });
+    }
   }
 
  private:
@@ -146,11 +148,11 @@ class EventPlanner {
 
 /// Marks tracked accesses and recorded operations of a program.
 [[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
-  AccessTracker::mark(program);
+  auto const operations = program.all();
+  AccessTracker::mark(program, operations);
   EventPlanner::mark(program, input);
-  program.for_each([&](step::Operation const& operation) {
-    if (operation.records != 0) ++program.events[static_cast<std::size_t>(operation.stream)];
-  });
+  for (auto const* const operation : operations)
+    if (operation->records != 0) ++program.events[static_cast<std::size_t>(operation->stream)];
 }
 
 }  // namespace fsdp::detail

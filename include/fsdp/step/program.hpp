@@ -63,18 +63,19 @@ class Program {
     }
   }
 
-  /// Calls `visit(Operation&)` for every operation.
-  template <class Visit>
-  void for_each(Visit&& visit) {
+  /// Every operation. Valid while nothing is added to the program.
+  [[gnu::cold]] std::vector<step::Operation*> all() {
+    std::vector<step::Operation*> list;
     for (auto const phase : phases) {
       for (auto& turn : turns(phase)) {
-        for (auto& operation : turn.before) visit(operation);
-        visit(turn.compute);
-        for (auto& operation : turn.after) visit(operation);
+        for (auto* const operations : {&turn.before, &turn.after})
+          for (auto& operation : *operations) list.push_back(&operation);
+        list.push_back(&turn.compute);
       }
     }
     for (auto* const operations : {&norms, &updates})
-      for (auto& operation : *operations) visit(operation);
+      for (auto& operation : *operations) list.push_back(&operation);
+    return list;
   }
 
   struct Unit {

@@ -153,7 +153,7 @@ class Run {
  private:
   enum class Pass : unsigned char { idle, forward, backward };
 
-  void execute(Operation const& operation) {
+  [[gnu::noinline]] void execute(Operation const& operation) {
     if (!contents_.runs(operation)) return;
     visit_(operation, std::as_const(at_), std::as_const(contents_));
     contents_.apply(operation);
