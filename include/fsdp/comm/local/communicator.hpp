@@ -22,6 +22,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
 #include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/mean.hpp"
 
 namespace fsdp::local {
 
@@ -198,7 +199,7 @@ class Communicator {
   static void launch_mean(D const& device, Stream& stream, void const* const* from, int ranks, void* to,
                           std::int64_t count) {
     launch_sum<float>(device, stream, from, ranks, to, count);
-    kernels::scale(device, stream, static_cast<float*>(to), count, 1.0f / static_cast<float>(ranks));
+    kernels::scale(device, stream, static_cast<float*>(to), count, kernels::mean_factor(ranks));
   }
 
   /// @param sum  of a reduction's elements

@@ -13,6 +13,7 @@
 #include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/kernels/block.hpp"
 #include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/mean.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp::mpi::detail {
@@ -117,7 +118,7 @@ struct SpreadSum {
       pairwise_sum(type, from.data(), ranks, sum, length);
       if (mean)
         kernels::detail::Scale{}(HostBlock{}, 0, reinterpret_cast<float*>(sum), static_cast<std::int64_t>(length),
-                                 1.0f / static_cast<float>(ranks));
+                                 kernels::mean_factor(static_cast<int>(ranks)));
       for (auto* const place : to) std::memcpy(place + begin * element, sum, length * element);
       for (auto& source : from) source = static_cast<std::byte const*>(source) + length * element;
     }
