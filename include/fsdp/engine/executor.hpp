@@ -87,7 +87,7 @@ class Executor {
         if (program.units[u].reads_masters) units_[u]->full = units_[u]->master;
     }
     for (std::uint32_t slot = 0; slot < program.gradient_slots.size(); ++slot)
-      run(step::preparing(program, slot), "forward");
+      run(step::zeroing(program, slot, StreamKind::reduce), "forward");
   }
 
   /// A pass begins.
@@ -281,11 +281,8 @@ class Executor {
   /// No module writes padding, but norms and sums read it.
   void zero_padding(Operation const& operation) {
     auto* const gradients = static_cast<Reduce*>(address(operation, operation.all[0].cells));
-    auto* const begin = step::Buffers::has_slots(operation.all[0].cells.pool)
-                            ? reinterpret_cast<Reduce*>(slot(operation.all[0].cells))
-                            : gradients;
     for (auto const gap : unit_of(operation).padding())
-      device_.zero_async(stream_of(operation), begin + gap.begin,
+      device_.zero_async(stream_of(operation), gradients + gap.begin,
                          static_cast<std::size_t>(gap.size()) * sizeof(Reduce));
   }
 

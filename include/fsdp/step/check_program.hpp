@@ -16,7 +16,7 @@
 namespace fsdp {
 
 /// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
-/// norms, updates, evaluations and discarded gradients. Takes milliseconds. Engines call it when they are sealed, if
+/// norms, updates, evaluations and discarded gradients. Engines call it when they are sealed, if
 /// FSDP_CHECK_PROGRAM is defined.
 /// @param input  of compile_program()
 /// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
@@ -27,10 +27,7 @@ namespace fsdp {
   step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
                              step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
   run.prepare();
-  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
-                                         {true, true, false}, {true, false, false}, {false, true, false}};
-  for (auto const flags : every_choice) {
-    if (!missing_option(program, input, flags).option.empty()) continue;
+  for (auto const flags : allowed_flags(program, input)) {
     for (int micro_steps = 1; micro_steps <= 2; ++micro_steps) {
       for (int i = 0; i < micro_steps; ++i) run.micro_step(flags);
       run.micro_step();

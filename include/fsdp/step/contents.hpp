@@ -13,6 +13,17 @@
 
 namespace fsdp::step {
 
+/// Zeroes a slot of gradients outside the passes: before the first of them, and when gradients are discarded.
+[[gnu::cold]] inline Operation zeroing(Program const& program, std::uint32_t slot, StreamKind stream) {
+  Operation zero;
+  zero.primitive = Primitive::zero;
+  zero.stream = stream;
+  zero.tracked = 1;
+  zero.records = any_facts;
+  zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
+  return std::move(zero).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
+}
+
 /// The same on all ranks. Moves nothing: whoever runs operations applies them here, once each is enqueued.
 class Contents {
  public:
@@ -107,10 +118,8 @@ class Contents {
     for (std::uint32_t slot = 0; slot < dirty_.size(); ++slot) {
       auto const cells = Buffers::whole(Pool::gradient_slot, slot);
       if (dirty_[slot] != none && program_->gradient_slots[slot].zeroed) {
-        auto zero = on_compute(Primitive::zero, dirty_[slot]).with({writes(cells)});
-        zero.tracked = 1;
-        zero.records = any_facts;
-        zero.bytes = slot_bytes(program_->gradient_slots[slot].elements, program_->gradient_bytes);
+        auto zero = zeroing(*program_, slot, StreamKind::compute);
+        zero.unit = dirty_[slot];
         run(zero);
       }
       run(closing(0, cells));

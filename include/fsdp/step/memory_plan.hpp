@@ -96,12 +96,10 @@ class LiveBytes {
   };
   std::vector<State> states;
   states.push_back({left_by(plain_step), LiveBytes(program)});
-  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
-                                         {true, true, false}, {true, false, false}, {false, true, false}};
+  auto const choices = allowed_flags(program, input);
   std::int64_t highest = 0;
   for (std::size_t at = 0; at < states.size(); ++at) {
-    for (auto const flags : every_choice) {
-      if (!missing_option(program, input, flags).option.empty()) continue;
+    for (auto const flags : choices) {
       auto [facts, live] = states[at];
       facts = facts | flags.facts();
       for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));

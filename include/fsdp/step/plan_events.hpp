@@ -70,11 +70,7 @@ class AccessTracker {
 class EventPlanner {
  public:
   [[gnu::cold]] static void mark(Program& program, StepInput const& input) {
-    constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
-                                           {true, true, false}, {true, false, false}, {false, true, false}};
-    std::vector<BackwardFlags> choices;
-    for (auto const flags : every_choice)
-      if (missing_option(program, input, flags).option.empty()) choices.push_back(flags);
+    auto const choices = allowed_flags(program, input);
     EventPlanner of(program);
     step::Run run(program, [&of](step::Operation const& operation, step::Position const& at, step::Contents const&) {
       of.take(operation, at.flags);

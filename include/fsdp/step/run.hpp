@@ -67,17 +67,6 @@ inline auto record_into(std::vector<Executed>& list) {
   };
 }
 
-/// The first zeroing of a slot of gradients, before the first pass.
-[[gnu::cold]] inline Operation preparing(Program const& program, std::uint32_t slot) {
-  Operation zero;
-  zero.primitive = Primitive::zero;
-  zero.stream = StreamKind::reduce;
-  zero.tracked = 1;
-  zero.records = any_facts;
-  zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
-  return std::move(zero).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
-}
-
 /// Visits the operations of a run in the order in which an engine enqueues them, in which every rank does the same.
 /// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&) before the operation is applied
 template <class Visit>
@@ -87,7 +76,8 @@ class Run {
 
   /// The buffers are placed: slots of gradients that units add to are zeroed, as all others are.
   [[gnu::cold]] void prepare() {
-    for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot) execute(preparing(*program_, slot));
+    for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot)
+      execute(zeroing(*program_, slot, StreamKind::reduce));
   }
   void forward(std::size_t use) {
     if (use == 0) {

@@ -77,4 +77,14 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   return {};
 }
 
+/// Flags of all kinds of backward passes for which no option is missing.
+[[gnu::cold]] inline std::vector<BackwardFlags> allowed_flags(Program const& program, StepInput const& input) {
+  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
+                                         {true, true, false}, {true, false, false}, {false, true, false}};
+  std::vector<BackwardFlags> allowed;
+  for (auto const flags : every_choice)
+    if (missing_option(program, input, flags).option.empty()) allowed.push_back(flags);
+  return allowed;
+}
+
 }  // namespace fsdp

@@ -123,7 +123,7 @@ class Symbols {
   }
   std::string_view scope(std::uint32_t unit, int ranks) const {
     auto const& planned = program_->units[unit];
-    if (ranks == planned.shards * planned.replicas) return " over all ranks";
+    if (ranks == planned.world()) return " over all ranks";
     return ranks == 1 ? " of this rank" : " over the group";
   }
   Symbol parameters(std::uint32_t unit) const {
@@ -224,8 +224,7 @@ class Symbols {
       std::map<std::uint32_t, std::size_t> uses;  // by micro-step
       for (auto const& [term, share] : content.terms) {
         right = right && share.times == 1;
-        right = right && (ranks != 0 ? share.ranks == ranks
-                                     : share.ranks == 1 || share.ranks == planned.shards * planned.replicas);
+        right = right && (ranks != 0 ? share.ranks == ranks : share.ranks == 1 || share.ranks == planned.world());
         ++uses[term.micro_step];
       }
       for (auto const& [micro_step, found] : uses) right = right && found == uses_[unit].size();
@@ -237,7 +236,7 @@ class Symbols {
     });
   }
   bool is_clean(std::uint32_t unit, Symbol const& content) const { return !content.padded || !padded_[unit]; }
-  int world_of(std::uint32_t unit) const { return program_->units[unit].shards * program_->units[unit].replicas; }
+  int world_of(std::uint32_t unit) const { return program_->units[unit].world(); }
 
   void accumulate(std::span<Access const> accesses) {
     auto const& planned = program_->units[now_->unit];
