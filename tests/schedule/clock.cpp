@@ -63,11 +63,9 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
   using fsdp::step::Pool;
   auto const operation = [](Primitive primitive, StreamKind stream,
                             std::initializer_list<fsdp::step::Access> accesses) {
-    Operation made;
-    made.primitive = primitive;
-    made.stream = stream;
+    auto made = fsdp::step::make_operation(primitive, stream, Operation::none, accesses);
     made.tracked = accesses.size() > 0 && is_ordered(primitive) ? 1 : 0;
-    return std::move(made).with(accesses);
+    return made;
   };
   PaperStep const of(equal_units(3, 4));
   auto const own = Buffers::own(Pool::gather, 0), rest = Buffers::rest(Pool::gather, 0),

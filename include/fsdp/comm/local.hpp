@@ -16,6 +16,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/fixed_array.hpp"
 
 namespace fsdp::local {
 
@@ -31,7 +32,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   std::vector<int> world;
   for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
   auto group = std::make_shared<Group<D>>(shared, world, "world");
-  std::vector<RankThread> threads(world.size());
+  fsdp::detail::FixedArray<RankThread> threads(world.size());
   auto const live = [&](int rank) {
     auto const failed = [&] {
       threads[static_cast<std::size_t>(rank)].error = std::current_exception();

@@ -173,17 +173,23 @@ class Declaration {
 
   [[gnu::cold]] MemoryPlanInput plan_input() const {
     MemoryPlanInput input;
-    for (auto const& unit : units_) {
-      auto const& tensors = unit->layout().tensors();
+    input.units = std::vector<StepUnit>(units_.size());
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      auto const& unit = *units_[u];
+      auto const& tensors = unit.layout().tensors();
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
-      auto const& strategy = unit->strategy();
       auto const padded = align_up(end, layout_alignment * where_.world);
-      input.units.push_back({padded, unit->name(), strategy.shards, strategy.reshards_after_forward,
-                             unit->sets_gradients, unit->layout().numel() < padded});
+      input.units[u] = {padded,
+                        unit.name(),
+                        unit.strategy().shards,
+                        unit.strategy().reshards_after_forward,
+                        unit.sets_gradients,
+                        unit.layout().numel() < padded};
     }
+    input.modules = std::vector<std::string>(schedule_.size());
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       input.uses.push_back(schedule_.unit(use));
-      input.modules.push_back(std::string(schedule_.module_name(use)));
+      input.modules[use] = schedule_.module_name(use);
     }
     input.shards = where_.shards;
     input.replicas = where_.replicas;

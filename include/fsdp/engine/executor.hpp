@@ -31,7 +31,7 @@ namespace fsdp::detail {
 
 /// Addresses of the buffers by slot, and of all gradient shards that backward writes.
 struct SlotMemory {
-  std::array<std::vector<std::byte*>, step::pools> slots;
+  std::array<FixedArray<std::byte*>, step::pools> slots;
   float* gradients = nullptr;  ///< as Program::gradient_order says
 };
 
@@ -81,8 +81,9 @@ class Executor {
     contents_ = step::Contents(program);
     live_ = LiveBytes(program);
     waits_.prepare(program);
+    units_ = FixedArray<Unit*>(units.size());
     for (std::size_t u = 0; u < units.size(); ++u) {
-      units_.push_back(units[u].get());
+      units_[u] = units[u].get();
       if constexpr (std::is_same_v<Param, Master>)
         if (program.units[u].reads_masters) units_[u]->full = units_[u]->master;
     }
@@ -121,7 +122,7 @@ class Executor {
     contents_.apply(operation);
   }
   /// Drops all parameters: a pass is forgotten. Kernels that were enqueued for a use go on.
-  void drop_parameters() {
+  [[gnu::noinline]] void drop_parameters() {
     if (computing_ != nullptr) waits_.note_interrupted(*std::exchange(computing_, nullptr));
     contents_.drop_parameters([this](Operation const& operation) { run(operation, "forward"); });
   }
@@ -131,9 +132,9 @@ class Executor {
   }
 
   /// Compute waits for everything that the operation, of Program::norms or Program::updates, accesses.
-  void order(Operation const& operation) { waits_.order(operation); }
+  [[gnu::noinline]] void order(Operation const& operation) { waits_.order(operation); }
   /// Such an operation has been enqueued. @param whole  false: an exception has ended it
-  void note(Operation const& operation, bool whole = true) {
+  [[gnu::noinline]] void note(Operation const& operation, bool whole = true) {
     if (whole) return waits_.note(operation);
     waits_.note_interrupted(operation);
   }
@@ -298,7 +299,7 @@ class Executor {
   Waits<C> waits_;
   Program const* program_ = nullptr;
   SlotMemory memory_;
-  std::vector<Unit*> units_;
+  FixedArray<Unit*> units_;
   int kept_member_ = 0;
   step::Contents contents_;
   LiveBytes live_;

@@ -124,7 +124,7 @@ class Passes {
   }
   /// Ends the pass under way after an exception: every unit is dropped. Gradients of a backward pass are then left
   /// half-way: all but discard() is refused.
-  void interrupt() noexcept {
+  [[gnu::cold, gnu::noinline]] void interrupt() noexcept {
     schedule().interrupt();
     flags_.forget_parameters();
     executor_->drop_parameters();
@@ -216,12 +216,17 @@ class Passes {
   decltype(auto) or_interrupt(Act const& act) {
     try {
       return act();
-    } catch (PeerError const&) {
-      interrupt();
-      failures_->raise_cause();
-      throw;
     } catch (...) {
-      interrupt();
+      rethrow_interrupted();
+    }
+  }
+  /// @pre called in a catch block
+  [[noreturn, gnu::cold, gnu::noinline]] void rethrow_interrupted() {
+    interrupt();
+    try {
+      throw;
+    } catch (PeerError const&) {
+      failures_->raise_cause();
       throw;
     }
   }

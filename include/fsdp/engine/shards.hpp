@@ -63,14 +63,7 @@ class Shards {
     Write(Write&&) = delete;
     /// The unit's next gather waits for the writes. If the scope was left by an exception, an update does not count.
     ~Write() noexcept(false) {
-      if (operation_ == nullptr) return;
-      auto& core = shards_.engine_->core_;
-      bool const whole = std::uncaught_exceptions() <= exceptions_;
-      core.executor.note(*operation_, whole);
-      if (!updates_ || !whole) return;
-      bool const first = core.executor.contents()[operation_->unit].gradient == step::Contents::Gradient::sum;
-      core.executor.apply(*operation_);
-      if (first) shards_.gate().updated();
+      if (operation_ != nullptr) shards_.end_write(*operation_, updates_, std::uncaught_exceptions() <= exceptions_);
     }
 
    private:
@@ -98,17 +91,11 @@ class Shards {
   class [[nodiscard]] Reading {
    public:
     Reading(Reading&&) = delete;
-    ~Reading() noexcept(false) {
-      bool const whole = std::uncaught_exceptions() <= exceptions_;
-      for (auto const& operation : operations()) shards_.engine_->core_.executor.note(operation, whole);
-    }
+    ~Reading() noexcept(false) { shards_.end_reading(std::uncaught_exceptions() <= exceptions_); }
 
    private:
     friend Shards;
-    explicit Reading(Shards shards) : shards_(shards) {
-      for (auto const& operation : operations()) shards_.engine_->core_.executor.order(operation);
-    }
-    auto const& operations() const { return shards_.engine_->core_.program.norms; }
+    explicit Reading(Shards shards) : shards_(shards) { shards_.order_reading(); }
     Shards shards_;
     int exceptions_ = std::uncaught_exceptions();
   };
@@ -183,8 +170,23 @@ class Shards {
   Write write(Unit const& unit, bool updates) const {
     return Write(*this, unit.empty() ? nullptr : &engine_->core_.program.updates[unit.index()], updates);
   }
-  void meet() const {
+  void order_reading() const {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.order(operation);
+  }
+  [[gnu::noinline]] void end_reading(bool whole) const {
+    for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.note(operation, whole);
+  }
+  /// @param whole  false: an exception has ended the scope
+  [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const {
+    auto& executor = engine_->core_.executor;
+    executor.note(operation, whole);
+    if (!updates || !whole) return;
+    bool const first = executor.contents()[operation.unit].gradient == step::Contents::Gradient::sum;
+    executor.apply(operation);
+    if (first) gate().updated();
+  }
+  void meet() const {
+    order_reading();
     if (engine_->world_size() == 1) return;
     with_cause([&] {
       scalar_communicator().all_reduce(engine_->compute(), static_cast<double const*>(nullptr),

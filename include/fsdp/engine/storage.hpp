@@ -91,9 +91,11 @@ class ShardStorage {
     memory.gradients = direct_gradients_.template as<float>();
     std::byte *gather = gather_.data(), *reduce = reduce_.data();
     auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans, std::size_t element) {
-      for (auto const& plan : plans) {
-        memory.slots[static_cast<std::size_t>(pool)].push_back(at);
-        at += slot_bytes(plan.elements, element);
+      auto& slots = memory.slots[static_cast<std::size_t>(pool)];
+      slots = FixedArray<std::byte*>(plans.size());
+      for (std::size_t slot = 0; slot < plans.size(); ++slot) {
+        slots[slot] = at;
+        at += slot_bytes(plans[slot].elements, element);
       }
     };
     place(step::Pool::gather, gather, program.gather_slots, sizeof(typename P::Param));

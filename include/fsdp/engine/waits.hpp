@@ -59,7 +59,7 @@ class Waits {
 
   /// @param program  must outlive the waits
   [[gnu::cold]] void prepare(Program const& program) {
-    hazards_.emplace(program.buffers, order_among_peers<C>());
+    hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
     // Of the last step and the one before it, and some that are recorded late.
     for (std::size_t stream = 0; stream < stream_kinds; ++stream)
       for (std::size_t i = 0; i < std::bit_ceil(2 * program.events[stream] + 8); ++i)
@@ -70,18 +70,18 @@ class Waits {
   void set_flags(Facts flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
-    if (operation.is_tracked() && hazards_->must_wait(operation)) enqueue(operation, hazards_->before(operation));
+    if (operation.is_tracked() && hazards_.must_wait(operation)) enqueue(operation, hazards_.before(operation));
   }
   /// The operation was enqueued.
   /// @param ticket  of a collective
   void note(Operation const& operation, Ticket ticket = {}) {
     if (!operation.is_tracked()) return;
-    hazards_->after(operation, ticket.sequence);
+    hazards_.after(operation, ticket.sequence);
     if (operation.is_recorded(flags_)) record(operation.stream);
   }
   /// An exception has ended the operation; some of it may have been enqueued. Records no event.
   void note_interrupted(Operation const& operation) noexcept {
-    if (operation.is_tracked()) hazards_->after(operation);
+    if (operation.is_tracked()) hazards_.after(operation);
   }
   /// Events that were recorded behind more than their operation: see [Note: Events].
   std::size_t late_records() const { return late_; }
@@ -103,8 +103,8 @@ class Waits {
     auto& events = events_[static_cast<std::size_t>(stream)];
     auto& next = events.at(events.recorded);
     device_.record(next.event, (*streams_)[stream]);
-    next.number = hazards_->number(stream);
-    next.point = hazards_->point(stream);
+    next.number = hazards_.number(stream);
+    next.point = hazards_.point(stream);
     ++events.recorded;
   }
   /// The first of the events `first` to `end` behind operation `number`; `end`: none.
@@ -153,21 +153,21 @@ class Waits {
           device_.wait(stream, events[i]->event, event_site(operation.stream, needs.stream_pools[i], updates));
         });
     for (auto const* const event : events)
-      if (event != nullptr) hazards_->learn(operation.stream, event->point);
-    auto const& known = hazards_->point(operation.stream);
+      if (event != nullptr) hazards_.learn(operation.stream, event->point);
+    auto const& known = hazards_.point(operation.stream);
     for (std::size_t i = 0; i < step::groups; ++i) {
       auto const collective = needs.until.peers[i];
       if (collective <= known.peers[i]) continue;
       auto const group = static_cast<step::Group>(i);
       (*groups_)[i]->wait_for_peers(stream, Ticket{collective}, peers_site(operation.stream, group));
-      hazards_->learn(operation.stream, group, collective);
+      hazards_.learn(operation.stream, group, collective);
     }
   }
 
   D device_;
   Streams<D>* streams_;
   Groups<C>* groups_;
-  std::optional<step::Hazards> hazards_;
+  step::Hazards hazards_;
   std::array<Events, stream_kinds> events_;
   Facts flags_ = plain_step;
   std::size_t late_ = 0;

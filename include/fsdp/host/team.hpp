@@ -17,6 +17,7 @@
 
 #include "fsdp/arithmetic.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "fsdp/host/thread.hpp"
 
@@ -49,7 +50,7 @@ class Team {
   [[gnu::cold]] Team(std::string_view name, int threads) : threads_(threads) {
     FSDP_EXPECTS(threads >= 1 && threads <= most_threads, "team '{}': expected 1 to {} threads, got {}", name,
                  most_threads, threads);
-    helpers_ = std::vector<Helper>(static_cast<std::size_t>(threads - 1));
+    helpers_ = fsdp::detail::FixedArray<Helper>(static_cast<std::size_t>(threads - 1));
     int lane = 1;
     try {
       for (auto& helper : helpers_) {
@@ -192,7 +193,7 @@ class Team {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> busy_{false};
   std::exception_ptr error_;  // of the part that set failed_
-  std::vector<Helper> helpers_;
+  fsdp::detail::FixedArray<Helper> helpers_;
 };
 
 }  // namespace fsdp::host

@@ -142,9 +142,11 @@ class BufferPlanner {
     p.gradient_bytes = input_.reduce_bytes;
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
-    for (auto const& declared : input_.units) {
-      auto& unit = p.units.emplace_back();
-      unit.name = declared.name.empty() ? std::to_string(p.units.size() - 1) : declared.name;
+    p.units = FixedArray<Program::Unit>(input_.units.size());
+    for (std::size_t u = 0; u < p.units.size(); ++u) {
+      auto const& declared = input_.units[u];
+      auto& unit = p.units[u];
+      unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
       unit.elements = declared.elements;
       unit.sets_gradients = declared.sets_gradients;
       unit.shards = declared.shards ? input_.shards : 1;
@@ -193,11 +195,11 @@ class BufferPlanner {
       replicated = replicated || (unit.replicas > 1 && !unit.waits_for_replicas);
       ++rounded;
     }
-    p.wires.assign(std::min<std::size_t>(rounded, replicated ? 2 : 1), {largest});
+    for (std::size_t wire = 0; wire < std::min<std::size_t>(rounded, replicated ? 2 : 1); ++wire)
+      add(p.wires, {largest});
     for (auto const& bucket : p.buckets) largest_bucket = std::max(largest_bucket, bucket.size());
     if (largest_bucket == 0) return;
-    p.bucket_wire = static_cast<std::uint32_t>(p.wires.size());
-    p.wires.push_back({largest_bucket});
+    p.bucket_wire = add(p.wires, {largest_bucket});
   }
 
   static std::uint32_t add(std::vector<BufferPlan>& slots, BufferPlan slot) {
@@ -223,7 +225,7 @@ class BufferPlanner {
   /// zeroes.
   [[gnu::cold]] void lease_gradient_slots() {
     auto& p = program_;
-    gradient_slots_.assign(p.units.size(), Program::none);
+    gradient_slots_ = std::vector<std::uint32_t>(p.units.size(), Program::none);
     std::size_t leases = 0;
     for (auto use = schedule_.size(); use-- > 0;) {
       auto const u = schedule_.unit(use);

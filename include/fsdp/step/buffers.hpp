@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/operation.hpp"
 
@@ -57,11 +58,13 @@ class Buffers {
       cuts_.push_back(end);
     }
     for (std::size_t i = 0; i < direct.size(); ++i) {
-      gradients_[direct[i]] = cells_of({ends[i], ends[i + 1]});
-      unit_of_cell_.resize(unit_of_cell_.size() + gradients_[direct[i]].count, static_cast<std::uint32_t>(direct[i]));
+      gradients_[direct[i]] = cells_between({ends[i], ends[i + 1]});
+      for (auto cell = gradients_[direct[i]].size(); cell > 0; --cell)
+        unit_of_cell_.push_back(static_cast<std::uint32_t>(direct[i]));
     }
     for (auto const unit : reduced) {
-      gradients_[unit] = {Pool::gradient, static_cast<std::uint32_t>(unit_of_cell_.size()), 1};
+      auto const cell = static_cast<std::int64_t>(unit_of_cell_.size());
+      gradients_[unit] = {cell, cell + 1};
       unit_of_cell_.push_back(static_cast<std::uint32_t>(unit));
     }
     sizes_.fill(units);
@@ -74,10 +77,10 @@ class Buffers {
 
   /// Of a pool by unit. @pre the unit has parameters
   Cells of_unit(Pool pool, std::uint32_t unit) const {
-    return pool == Pool::gradient ? gradients_[unit] : Cells{pool, unit, 1};
+    return pool == Pool::gradient ? gradient_cells(gradients_[unit]) : Cells{pool, unit, 1};
   }
   /// Of gradient shards that backward writes.
-  Cells bucket(Range elements) const { return cells_of(elements); }
+  Cells bucket(Range elements) const { return gradient_cells(cells_between(elements)); }
   static Cells kept(std::uint32_t slot) { return {Pool::kept, slot, 1}; }
   static Cells own(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 1}; }
   static Cells rest(Pool pool, std::uint32_t slot) { return {pool, 2 * slot + 1, 1}; }
@@ -98,14 +101,18 @@ class Buffers {
   Range elements(std::uint32_t cell) const { return {cuts_[cell], cuts_[cell + 1]}; }
 
  private:
-  Cells cells_of(Range elements) const {
-    auto const at = [&](std::int64_t cut) {
-      return static_cast<std::uint32_t>(std::lower_bound(cuts_.begin(), cuts_.end(), cut) - cuts_.begin());
+  static Cells gradient_cells(Range cells) {
+    return {Pool::gradient, static_cast<std::uint32_t>(cells.begin), static_cast<std::uint32_t>(cells.size())};
+  }
+  /// @param elements  of gradient shards that backward writes; they begin and end at cuts
+  Range cells_between(Range elements) const {
+    auto const at = [&](std::int64_t cut) -> std::int64_t {
+      return std::lower_bound(cuts_.begin(), cuts_.end(), cut) - cuts_.begin();
     };
-    return {Pool::gradient, at(elements.begin), at(elements.end) - at(elements.begin)};
+    return {at(elements.begin), at(elements.end)};
   }
 
-  std::vector<Cells> gradients_;             ///< by unit
+  std::vector<Range> gradients_;             ///< by unit: cells of gradient shards
   std::vector<std::int64_t> cuts_;           ///< of gradient shards that backward writes, in elements
   std::vector<std::uint32_t> unit_of_cell_;  ///< by cell of gradient shards
   std::array<std::size_t, pools> sizes_{};   ///< cells, by pool
@@ -122,16 +129,16 @@ class PerCell {
       first_[pool] = size;
       size += buffers.size(static_cast<Pool>(pool));
     }
-    values_.resize(size);
+    values_ = fsdp::detail::FixedArray<Value>(size);
   }
-  std::span<Value> operator[](Cells cells) { return {values_.data() + index(cells), cells.count}; }
-  std::span<Value const> operator[](Cells cells) const { return {values_.data() + index(cells), cells.count}; }
+  std::span<Value> operator[](Cells cells) { return {values_.begin() + index(cells), cells.count}; }
+  std::span<Value const> operator[](Cells cells) const { return {values_.begin() + index(cells), cells.count}; }
 
  private:
   std::size_t index(Cells cells) const { return first_[static_cast<std::size_t>(cells.pool)] + cells.first; }
 
   std::array<std::size_t, pools> first_{};  ///< by pool
-  std::vector<Value> values_;
+  fsdp::detail::FixedArray<Value> values_;
 };
 
 }  // namespace step

@@ -22,54 +22,58 @@ namespace detail {
 /// Units while a step is walked through: which are unsharded, and in which slot.
 class UnshardedUnits {
  public:
-  struct State {
-    bool unsharded = false;
-    bool ahead = false;  ///< gathered ahead, and its use has not begun
-    std::uint32_t slot = Program::none;
-  };
-
   /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
   UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
-      : program_(&program), states_(program.units.size()), busy_(in_turn, 0), own_slots_(own_slots) {}
+      : program_(&program),
+        slots_(program.units.size(), Program::none),
+        ahead_(program.units.size()),
+        busy_(in_turn),
+        own_slots_(static_cast<std::uint32_t>(own_slots)) {}
 
-  State& operator[](std::size_t unit) { return states_[unit]; }
+  /// The slot of a unit's parameters; none: it is sharded, or reads masters.
+  std::uint32_t slot(std::size_t unit) const { return slots_[unit]; }
+  bool is_unsharded(std::size_t unit) const { return slots_[unit] != Program::none; }
+  /// The unit was gathered ahead, and its use has not begun.
+  bool is_ahead(std::size_t unit) const { return ahead_[unit] != 0; }
+  void set_ahead(std::size_t unit, bool ahead) { ahead_[unit] = ahead ? 1 : 0; }
   std::size_t most_in_turn() const { return most_in_turn_; }
 
   /// A forward pass begins.
   void restart(bool unsharded) {
-    for (std::size_t unit = 0; unit < states_.size(); ++unit) {
+    for (std::size_t unit = 0; unit < slots_.size(); ++unit) {
       drop(unit);
       if (unsharded && !program_->units[unit].reads_masters) gather(unit);
     }
   }
   void gather(std::size_t unit) {
     auto const own = program_->units[unit].gather_slot;
-    states_[unit] = {true, false, own == Program::none ? take() : own};
+    slots_[unit] = own == Program::none ? take() : own;
   }
   void drop(std::size_t unit) {
-    auto& state = states_[unit];
-    if (state.unsharded && state.slot >= own_slots_) give(state.slot - own_slots_);
-    state = {};
+    auto const slot = slots_[unit];
+    if (is_unsharded(unit) && slot >= own_slots_) {
+      busy_[slot - own_slots_] = 0;
+      --in_turn_;
+    }
+    slots_[unit] = Program::none;
+    ahead_[unit] = 0;
   }
 
  private:
   /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
   std::uint32_t take() {
-    while (busy_[position_ % busy_.size()]) ++position_;
+    while (busy_[position_ % busy_.size()] != 0) ++position_;
     auto const slot = position_++ % busy_.size();
     busy_[slot] = 1;
     most_in_turn_ = std::max(most_in_turn_, ++in_turn_);
-    return static_cast<std::uint32_t>(own_slots_ + slot);
-  }
-  void give(std::size_t slot) {
-    busy_[slot] = 0;
-    --in_turn_;
+    return own_slots_ + static_cast<std::uint32_t>(slot);
   }
 
   Program const* program_;
-  std::vector<State> states_;
-  std::vector<std::size_t> busy_;  ///< by shared slot: units that are in it, one or none
-  std::size_t own_slots_, position_ = 0;
+  std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
+  std::vector<std::uint32_t> busy_;           ///< by shared slot
+  std::uint32_t own_slots_;
+  std::size_t position_ = 0;
   std::size_t in_turn_ = 0, most_in_turn_ = 0;  ///< shared slots in use, now and at most
 };
 
@@ -82,7 +86,7 @@ class ProgramCompiler : OperationWriter {
   [[gnu::cold]] Program compile() {
     plan_units();
     // With a slot for every unit, as many are in use at a time as are needed.
-    gradient_slots_.assign(program_.units.size(), 0);
+    gradient_slots_ = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});
     auto const needed = walk(program_.units.size());
     program_.gradient_slots.pop_back();
@@ -131,29 +135,30 @@ class ProgramCompiler : OperationWriter {
         "the program of a pass over unsharded parameters has an operation that the program of sharded ones lacks");
   }
 
-  [[gnu::cold]] std::vector<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
-    std::vector<Turn> turns;
+  [[gnu::cold]] FixedArray<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
+    FixedArray<Turn> turns(schedule_.size());
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
-      auto turn = begin(use, units, ahead_.forward[use], cut);
-      turn.compute = compute(Primitive::forward, turn.unit, units[turn.unit].slot);
+      auto& turn = turns[use];
+      begin(turn, use, units, ahead_.forward[use], cut);
+      turn.compute = compute(Primitive::forward, turn.unit, units.slot(turn.unit));
       if (gathers(turn.unit) && !keeps_after_forward(use, phase)) {
         auto const kept = program_.units[turn.unit].kept_slot;
-        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, turn.unit, units[turn.unit].slot);
+        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, turn.unit, units.slot(turn.unit));
         drop(turn.after, turn.unit, units);
       }
-      turns.push_back(std::move(turn));
     }
     return turns;
   }
 
-  [[gnu::cold]] std::vector<Turn> walk_backward(UnshardedUnits& units) {
-    std::vector<Turn> turns;
+  [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units) {
+    FixedArray<Turn> turns(schedule_.size());
     std::uint32_t rounded = 0;
     std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
     Completion completion;
     for (auto use = schedule_.size(); use-- > 0;) {
-      auto turn = begin(use, units, ahead_.backward[use], true, true);
-      turn.compute = compute(Primitive::backward, turn.unit, units[turn.unit].slot);
+      auto& turn = turns[schedule_.size() - 1 - use];
+      begin(turn, use, units, ahead_.backward[use], true, true);
+      turn.compute = compute(Primitive::backward, turn.unit, units.slot(turn.unit));
       auto const& unit = program_.units[turn.unit];
       if (schedule_.last_use_of_unit(use) && !unit.empty()) {
         begin_gradients(turn.before, turn.unit);
@@ -168,7 +173,6 @@ class ProgramCompiler : OperationWriter {
           end_gradients(turn.after, turn.unit, is_rounded(turn.unit) ? rounded++ % wires_in_turn() : Program::none);
         }
       }
-      turns.push_back(std::move(turn));
     }
     if (!turns.empty())
       close_buffers(turns.back().after, turns.back().unit, lessees);  // before modules are declared, there are none
@@ -176,38 +180,36 @@ class ProgramCompiler : OperationWriter {
   }
 
   void drop(Operations& to, std::uint32_t u, UnshardedUnits& units, Facts when = any_facts) const {
-    close(to, u, Buffers::whole(Pool::gather, units[u].slot), when);
+    close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
     units.drop(u);
   }
   /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
-  [[gnu::cold]] Turn begin(std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead, bool cut,
-                           bool in_backward = false) {
-    Turn turn;
+  [[gnu::cold]] void begin(Turn& turn, std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead,
+                           bool cut, bool in_backward = false) {
     turn.use = static_cast<std::uint32_t>(use);
     turn.unit = static_cast<std::uint32_t>(schedule_.unit(use));
     auto const begin_gather = [&](std::size_t unit) {
       units.gather(unit);
-      gather(turn.before, static_cast<std::uint32_t>(unit), units[unit].slot, in_backward);
+      gather(turn.before, static_cast<std::uint32_t>(unit), units.slot(unit), in_backward);
     };
-    if (gathers(turn.unit) && !units[turn.unit].unsharded) begin_gather(turn.unit);
-    units[turn.unit].ahead = false;
+    if (gathers(turn.unit) && !units.is_unsharded(turn.unit)) begin_gather(turn.unit);
+    units.set_ahead(turn.unit, false);
     std::size_t taken = 0;
     for (; taken < ahead.size(); ++taken) {
       auto const next = schedule_.unit(ahead[taken]);
-      if (!gathers(next) || units[next].unsharded) continue;
+      if (!gathers(next) || units.is_unsharded(next)) continue;
       if (cut && exceeds_cap(units, next)) break;
       begin_gather(next);
-      units[next].ahead = true;
+      units.set_ahead(next, true);
     }
-    if (cut) ahead.resize(taken);
-    return turn;
+    if (cut) ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(taken), ahead.end());
   }
   /// @return whether `next` and the units gathered ahead so far exceed max_ahead_bytes
-  bool exceeds_cap(UnshardedUnits& units, std::size_t next) const {
+  bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {
     if (input_.max_ahead_bytes == 0) return false;
     auto elements = program_.units[next].elements;
     for (std::size_t u = 0; u < program_.units.size(); ++u)
-      if (units[u].ahead) elements += program_.units[u].elements;
+      if (units.is_ahead(u)) elements += program_.units[u].elements;
     return elements > input_.max_ahead_bytes / static_cast<std::int64_t>(input_.param_bytes);
   }
   PrefetchLists ahead_;

@@ -15,13 +15,12 @@ namespace fsdp::step {
 
 /// Zeroes a slot of gradients outside the passes: before the first of them, and when gradients are discarded.
 [[gnu::cold]] inline Operation zeroing(Program const& program, std::uint32_t slot, StreamKind stream) {
-  Operation zero;
-  zero.primitive = Primitive::zero;
-  zero.stream = stream;
+  auto zero =
+      make_operation(Primitive::zero, stream, Operation::none, {writes(Buffers::whole(Pool::gradient_slot, slot))});
   zero.tracked = 1;
   zero.records = any_facts;
   zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
-  return std::move(zero).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
+  return zero;
 }
 
 /// The same on all ranks. Moves nothing: whoever runs operations applies them here, once each is enqueued.
@@ -128,21 +127,14 @@ class Contents {
       run(closing(0, Buffers::whole(Pool::wire, wire)));
     for (std::uint32_t u = 0; u < units_.size(); ++u)
       if (program_->units[u].accumulates) run(closing(u, program_->buffers.of_unit(Pool::accumulator, u)));
-    run(on_compute(Primitive::discard, none));
+    run(make_operation(Primitive::discard, StreamKind::compute, none, {}));
   }
 
  private:
   static constexpr auto none = Operation::none;
 
-  static Operation on_compute(Primitive primitive, std::uint32_t unit) {
-    Operation operation;
-    operation.primitive = primitive;
-    operation.stream = StreamKind::compute;
-    operation.unit = unit;
-    return operation;
-  }
   static Operation closing(std::uint32_t unit, Cells cells) {
-    return on_compute(Primitive::close, unit).with({reads(cells)});
+    return make_operation(Primitive::close, StreamKind::compute, unit, {reads(cells)});
   }
   void open(Unit& unit, Cells cells, std::uint32_t index) {
     auto const slot = Buffers::has_slots(cells.pool) ? Buffers::index(cells) : none;
@@ -187,7 +179,7 @@ class Contents {
   }
 
   Program const* program_ = nullptr;
-  std::vector<Unit> units_;
+  fsdp::detail::FixedArray<Unit> units_;
   std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit whose gradients it got after it was zeroed; none
 };
 

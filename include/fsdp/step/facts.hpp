@@ -63,5 +63,12 @@ struct BackwardFlags {
     return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
   }
 };
+/// Of all kinds of backward passes.
+inline constexpr std::array<BackwardFlags, 6> every_backward_flags{{{true, true, true},
+                                                                    {true, false, true},
+                                                                    {false, true, true},
+                                                                    {true, true, false},
+                                                                    {true, false, false},
+                                                                    {false, true, false}}};
 
 }  // namespace fsdp

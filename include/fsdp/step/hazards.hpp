@@ -37,12 +37,13 @@ struct Point {
 /// enqueued on the same stream (`contains`). Communicators that cannot promise it decline: see Communicator.
 class Hazards {
  public:
+  Hazards() = default;
   /// @param order_among_peers  see [Note: Order among peers]
   [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
       : cells_(buffers), order_among_peers_(order_among_peers) {}
 
   /// @return whether an operation must wait for something that its stream does not know
-  bool must_wait(Operation const& operation) const {
+  [[gnu::noinline]] bool must_wait(Operation const& operation) const {
     auto const stream = index(operation.stream);
     auto const& known = known_[stream];
     for (std::size_t i = 0; i < operation.size; ++i) {
@@ -100,7 +101,7 @@ class Hazards {
 
   /// An operation has been enqueued.
   /// @param collective  its number among those of its communicator; 0: no collective
-  void after(Operation const& operation, std::uint64_t collective = 0) {
+  [[gnu::noinline]] void after(Operation const& operation, std::uint64_t collective = 0) {
     if (!operation.is_tracked()) return;
     auto const stream = index(operation.stream);
     auto& known = known_[stream];
@@ -160,7 +161,7 @@ class Hazards {
   }
 
   PerCell<Cell> cells_;
-  bool order_among_peers_;
+  bool order_among_peers_ = true;
   std::array<Point, stream_kinds> known_{};   ///< by each stream
   std::array<std::uint64_t, groups> last_{};  ///< collective of each group
 };

@@ -44,7 +44,7 @@ class LiveBytes {
   LiveBytes() = default;
   explicit LiveBytes(Program const& program) : program_(&program) {
     for (std::size_t pool = 0; pool < step::pools; ++pool)
-      used_[pool].resize(program.buffers.size(static_cast<step::Pool>(pool)), 0);
+      used_[pool] = std::vector<std::int64_t>(program.buffers.size(static_cast<step::Pool>(pool)));
   }
 
   std::int64_t bytes() const { return bytes_; }
@@ -90,26 +90,25 @@ class LiveBytes {
 
 /// The highest use in any pass that the options allow, after any that they allow.
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
-  struct State {
-    Facts left;
-    LiveBytes live;
-  };
-  std::vector<State> states;
-  states.push_back({left_by(plain_step), LiveBytes(program)});
-  auto const choices = allowed_flags(program, input);
   std::int64_t highest = 0;
-  for (std::size_t at = 0; at < states.size(); ++at) {
-    for (auto const flags : choices) {
-      auto [facts, live] = states[at];
-      facts = facts | flags.facts();
-      for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
-      bool known = false;
-      for (auto const& state : states) known = known || state.left == left_by(facts);
-      if (!known) states.push_back({left_by(facts), std::move(live)});
-    }
-    auto evaluated = states[at].live;
+  auto const run = [&](LiveBytes& live, Facts facts) {
+    for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
+    auto evaluated = live;
     evaluated.reshard();
     highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));
+  };
+  // A micro-step leaves what its own flags say, whatever it has found: two in turn reach all states.
+  LiveBytes const nothing(program);
+  for (auto const first : every_backward_flags) {
+    if (!allows(program, input, first)) continue;
+    auto left = nothing;
+    auto const facts = left_by(plain_step) | first.facts();
+    run(left, facts);
+    for (auto const second : every_backward_flags) {
+      if (!allows(program, input, second)) continue;
+      auto live = left;
+      run(live, left_by(facts) | second.facts());
+    }
   }
   return highest;
 }

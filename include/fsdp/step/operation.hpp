@@ -164,11 +164,41 @@ struct Operation {
   constexpr bool is_tracked() const { return tracked != 0; }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
-  [[gnu::cold, gnu::noinline]] Operation&& with(std::initializer_list<Access> accesses) && {
-    for (auto const& access : accesses) all[size++] = access;
-    return static_cast<Operation&&>(*this);
+  // For those that write operations.
+  constexpr Operation& moving(std::int64_t moved_elements, std::int64_t written_bytes) {
+    elements = moved_elements;
+    bytes = written_bytes;
+    return *this;
+  }
+  constexpr Operation& among(Group members, int members_count) {
+    group = members;
+    ranks = members_count;
+    return *this;
+  }
+  constexpr Operation& beginning_span(Primitive name, std::int64_t span_bytes) {
+    span.name = name;
+    span.bytes = span_bytes;
+    return *this;
+  }
+  constexpr Operation& ending_span() {
+    span.ends = true;
+    return *this;
   }
 };
+
+/// An operation without sizes. One function, because compilers would otherwise copy it into each place that writes
+/// an operation.
+/// @param accesses  at most three
+[[gnu::noinline]] inline Operation make_operation(Primitive primitive, StreamKind stream, std::uint32_t unit,
+                                                  std::initializer_list<Access> accesses, Facts when = any_facts) {
+  Operation operation;
+  operation.primitive = primitive;
+  operation.stream = stream;
+  operation.unit = unit;
+  operation.when = when;
+  for (auto const& access : accesses) operation.all[operation.size++] = access;
+  return operation;
+}
 
 constexpr Access reads(Cells cells) { return {cells, Mode::read}; }
 constexpr Access writes(Cells cells) { return {cells, Mode::write}; }

@@ -40,41 +40,22 @@ class OperationWriter : protected BufferPlanner {
   using Primitive = step::Primitive;
   static constexpr std::int64_t fp32 = sizeof(float);
 
-  [[gnu::cold, gnu::noinline]] static Operation make(Primitive primitive, StreamKind stream, std::uint32_t unit,
-                                                     Facts when = any_facts) {
-    Operation operation;
-    operation.primitive = primitive;
-    operation.stream = stream;
-    operation.unit = unit;
-    operation.when = when;
-    return operation;
+  /// Appends an operation. @return it, for its sizes; valid until the next one is appended
+  /// @note One function, so that the growth of a vector is compiled once.
+  [[gnu::cold, gnu::noinline]] static Operation& append(Operations& to, Primitive primitive, StreamKind stream,
+                                                        std::uint32_t u, std::initializer_list<step::Access> accesses,
+                                                        Facts when = any_facts) {
+    to.push_back(step::make_operation(primitive, stream, u, accesses, when));
+    return to.back();
   }
-  [[gnu::cold, gnu::noinline]] static Operation sized(Operation operation, std::int64_t elements,
-                                                      std::size_t element_bytes) {
-    operation.elements = elements;
-    operation.bytes = elements * static_cast<std::int64_t>(element_bytes);
-    return operation;
+  /// A buffer gets a content of the unit, of `bytes`.
+  [[gnu::cold, gnu::noinline]] static void open(Operations& to, StreamKind stream, std::uint32_t u, Cells cells,
+                                                std::int64_t bytes, Facts when = any_facts) {
+    append(to, Primitive::open, stream, u, {writes(cells)}, when).bytes = bytes;
   }
-  [[gnu::cold, gnu::noinline]] static Operation among(Operation operation, step::Group group, int ranks) {
-    operation.group = group;
-    operation.ranks = ranks;
-    return operation;
-  }
-  [[gnu::cold, gnu::noinline]] static Operation spanned(Operation operation, Primitive name, bool ends,
-                                                        std::int64_t bytes) {
-    operation.span = {name, ends, bytes};
-    return operation;
-  }
-  [[gnu::cold, gnu::noinline]] static Operation end_span(Operation operation) {
-    operation.span.ends = true;
-    return operation;
-  }
-
-  /// One function, so that the growth of a vector is compiled once.
-  [[gnu::cold, gnu::noinline]] static void emit(Operations& to, Operation const& operation,
-                                                std::initializer_list<step::Access> accesses = {}) {
-    to.push_back(operation);
-    for (auto const& access : accesses) to.back().all[to.back().size++] = access;
+  /// The buffer's content is not used any more.
+  [[gnu::cold, gnu::noinline]] static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
+    append(to, Primitive::close, StreamKind::compute, u, {reads(cells)}, when);
   }
 
   /// The cells of a unit's content in a slot. If no other rank shares the unit, the own slice is all of it.
@@ -100,79 +81,71 @@ class OperationWriter : protected BufferPlanner {
     auto const& unit = program_.units[u];
     auto const whole = Buffers::whole(Pool::gather, slot), own = Buffers::own(Pool::gather, slot);
     auto const full = param_bytes(unit.elements);
-    auto open = make(Primitive::open, StreamKind::gather, u).with({writes(whole)});
-    open.bytes = full;
-    emit(to, open);
-    auto const all_gather = [&](step::Group group, int ranks) {
-      auto operation = among(make(Primitive::all_gather, StreamKind::gather, u), group, ranks);
-      operation.elements = unit.elements / ranks;
-      operation.bytes = full;
-      return operation;
+    auto const all_gather = [&](step::Group group, int ranks, Cells from, Cells into) -> Operation& {
+      return append(to, Primitive::all_gather, StreamKind::gather, u, {reads(from), writes(into)})
+          .moving(unit.elements / ranks, full)
+          .among(group, ranks);
     };
+    open(to, StreamKind::gather, u, whole, full);
     if (in_backward && unit.kept_slot != Program::none) {
       auto const ranks = static_cast<int>(unit.elements / program_.kept_slots[unit.kept_slot].elements);
-      emit(to, spanned(all_gather(step::Group::kept, ranks), Primitive::all_gather, true, full),
-           {reads(Buffers::kept(unit.kept_slot)), writes(whole)});
+      all_gather(step::Group::kept, ranks, Buffers::kept(unit.kept_slot), whole)
+          .beginning_span(Primitive::all_gather, full)
+          .ending_span();
       return;
     }
     bool const several = unit.shards > 1;
-    auto const cast = sized(make(Primitive::cast, StreamKind::gather, u), unit.shard(), program_.param_bytes);
-    emit(to, spanned(cast, several ? Primitive::all_gather : Primitive::cast, !several, full),
-         {reads(program_.buffers.of_unit(Pool::master, u)), writes(own)});
-    if (several)
-      emit(to, end_span(all_gather(step::Group::gather, unit.shards)),
-           {reads(own), writes(Buffers::rest(Pool::gather, slot))});
+    auto& cast = append(to, Primitive::cast, StreamKind::gather, u,
+                        {reads(program_.buffers.of_unit(Pool::master, u)), writes(own)})
+                     .moving(unit.shard(), param_bytes(unit.shard()))
+                     .beginning_span(several ? Primitive::all_gather : Primitive::cast, full);
+    if (!several)
+      cast.ending_span();
+    else
+      all_gather(step::Group::gather, unit.shards, own, Buffers::rest(Pool::gather, slot)).ending_span();
   }
   [[gnu::cold]] void keep_slice(Operations& to, std::uint32_t u, std::uint32_t slot) const {
-    auto const kept = program_.units[u].kept_slot;
-    auto const copy =
-        sized(make(Primitive::copy, StreamKind::compute, u), program_.kept_slots[kept].elements, program_.param_bytes);
-    auto open = make(Primitive::open, StreamKind::compute, u).with({writes(Buffers::kept(kept))});
-    open.bytes = copy.bytes;
-    emit(to, open);
-    emit(to, spanned(copy, Primitive::copy, true, copy.bytes),
-         {reads(Buffers::whole(Pool::gather, slot)), writes(Buffers::kept(kept))});
-  }
-  /// The buffer's content is not used any more.
-  [[gnu::cold]] static void close(Operations& to, std::uint32_t u, Cells cells, Facts when = any_facts) {
-    emit(to, make(Primitive::close, StreamKind::compute, u, when), {reads(cells)});
+    auto const& kept = program_.kept_slots[program_.units[u].kept_slot];
+    auto const cells = Buffers::kept(program_.units[u].kept_slot);
+    auto const bytes = param_bytes(kept.elements);
+    open(to, StreamKind::compute, u, cells, bytes);
+    append(to, Primitive::copy, StreamKind::compute, u, {reads(Buffers::whole(Pool::gather, slot)), writes(cells)})
+        .moving(kept.elements, bytes)
+        .beginning_span(Primitive::copy, bytes)
+        .ending_span();
   }
   [[gnu::cold]] Operation compute(Primitive primitive, std::uint32_t u, std::uint32_t slot) const {
-    auto operation = make(primitive, StreamKind::compute, u);
+    auto operation = step::make_operation(primitive, StreamKind::compute, u, {});
     auto const& unit = program_.units[u];
     if (unit.empty()) return operation;
-    operation = sized(operation, unit.elements, program_.param_bytes);
+    operation.moving(unit.elements, param_bytes(unit.elements));
     auto const parameters =
-        reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
-    if (primitive == Primitive::forward) return std::move(operation).with({parameters});
-    return std::move(operation).with({parameters, sums(gradients_of(u))});
+        unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot);
+    operation.all[operation.size++] = reads(parameters);
+    if (primitive == Primitive::backward) operation.all[operation.size++] = sums(gradients_of(u));
+    return operation;
   }
 
   /// Backward gets a buffer for the unit's gradients.
   [[gnu::cold]] void begin_gradients(Operations& to, std::uint32_t u) const {
     auto const& unit = program_.units[u];
+    auto const gradients = gradients_of(u);
     bool const padded = input_.units[u].padded;
-    auto const when = waits_in_slot(u) ? only(waiting_answers & ~held(u)) : any_facts;
-    auto padding = make(Primitive::zero_padding, StreamKind::compute, u, when).with({writes(gradients_of(u))});
+    auto const on_compute = [&](Primitive primitive, Facts when) -> Operation& {
+      return append(to, primitive, StreamKind::compute, u, {writes(gradients)}, when);
+    };
     if (!unit.writes_shards) {
+      auto const when = waits_in_slot(u) ? only(waiting_answers & ~held(u)) : any_facts;
       auto const slot = gradient_slots_[u];
-      auto open =
-          make(Primitive::open, StreamKind::compute, u, when).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
-      open.bytes = gradient_bytes(unit.elements);
-      emit(to, open);
-      if (!program_.gradient_slots[slot].zeroed && padded) emit(to, padding);
+      open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(unit.elements), when);
+      if (!program_.gradient_slots[slot].zeroed && padded) on_compute(Primitive::zero_padding, when);
       return;
     }
-    if (!unit.sets_gradients) {
-      auto zero = sized(make(Primitive::zero, StreamKind::compute, u), unit.elements, sizeof(float))
-                      .with({writes(gradients_of(u))});
-      zero.unless_begun = true;
-      emit(to, zero);
-    } else if (padded) {
-      padding.unless_begun = true;
-      emit(to, padding);
-    }
-    emit(to, make(Primitive::open, StreamKind::compute, u), {writes(gradients_of(u))});
+    if (!unit.sets_gradients)
+      on_compute(Primitive::zero, any_facts).moving(unit.elements, unit.elements * fp32).unless_begun = true;
+    else if (padded)
+      on_compute(Primitive::zero_padding, any_facts).unless_begun = true;
+    on_compute(Primitive::open, any_facts);
   }
   /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
   bool reduces_in_group(std::uint32_t unit) const {
@@ -190,29 +163,24 @@ class OperationWriter : protected BufferPlanner {
     if (waits_in_accumulator(u)) {
       auto const accumulator = program_.buffers.of_unit(Pool::accumulator, u);
       auto const when = only(sync_answers & ~reduces);
-      auto open = make(Primitive::open, StreamKind::reduce, u, when).with({writes(accumulator)});
-      open.bytes = unit.elements * fp32;
-      emit(to, open);
-      auto const accumulate =
-          sized(make(Primitive::accumulate, StreamKind::reduce, u, when), unit.elements, sizeof(float));
-      emit(to, spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.elements)),
-           {reads(gradients_of(u)), sums(accumulator)});
+      open(to, StreamKind::reduce, u, accumulator, unit.elements * fp32, when);
+      accumulate(to, u, StreamKind::reduce, gradients_of(u), accumulator, unit.elements, when)
+          .beginning_span(Primitive::accumulate, gradient_bytes(unit.elements))
+          .ending_span();
       recycle(to, u, StreamKind::reduce, when);
-      emit(to,
-           sized(make(Primitive::add, StreamKind::reduce, u, only(reduces | held(u))), unit.elements,
-                 program_.gradient_bytes),
-           {reads(accumulator), adds(gradients_of(u))});
+      append(to, Primitive::add, StreamKind::reduce, u, {reads(accumulator), adds(gradients_of(u))},
+             only(reduces | held(u)))
+          .moving(unit.elements, gradient_bytes(unit.elements));
     }
     reduce(to, u, wire, only(reduces));
   }
   /// The slot may hold another unit's gradients.
-  void recycle(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+  [[gnu::cold]] void recycle(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
     auto const slot = gradient_slots_[u];
-    if (!program_.gradient_slots[slot].zeroed) return;
-    auto zero = make(Primitive::zero, stream, u, when).with({writes(Buffers::whole(Pool::gradient_slot, slot))});
-    zero.elements = program_.gradient_slots[slot].elements;
-    zero.bytes = slot_bytes(zero.elements, program_.gradient_bytes);
-    emit(to, zero);
+    auto const& planned = program_.gradient_slots[slot];
+    if (planned.zeroed)
+      append(to, Primitive::zero, stream, u, {writes(Buffers::whole(Pool::gradient_slot, slot))}, when)
+          .moving(planned.elements, slot_bytes(planned.elements, program_.gradient_bytes));
   }
   /// See [Note: Ways to reduce].
   [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
@@ -223,56 +191,54 @@ class OperationWriter : protected BufferPlanner {
     auto const own = Buffers::own(pool, slot);
     auto const full = reduce_bytes(unit.elements);
     if (rounded) {
-      auto open = make(Primitive::open, StreamKind::reduce, u, when).with({writes(Buffers::whole(pool, slot))});
-      open.bytes = full;
-      emit(to, open);
-      auto const round =
-          sized(make(Primitive::round, StreamKind::reduce, u, when), unit.elements, program_.reduce_bytes);
-      emit(to, spanned(round, Primitive::round, true, gradient_bytes(unit.elements)),
-           {reads(gradients_of(u)), writes(content(u, pool, slot))});
+      open(to, StreamKind::reduce, u, Buffers::whole(pool, slot), full, when);
+      append(to, Primitive::round, StreamKind::reduce, u, {reads(gradients_of(u)), writes(content(u, pool, slot))},
+             when)
+          .moving(unit.elements, full)
+          .beginning_span(Primitive::round, gradient_bytes(unit.elements))
+          .ending_span();
       recycle(to, u, StreamKind::reduce, when);
     }
-    bool const joined = !unit.waits_for_replicas && !replicated;  // the accumulation is in the span of the collective
     if (several) {
-      auto scatter =
-          among(make(Primitive::reduce_scatter, StreamKind::reduce, u, when), step::Group::reduce, unit.shards);
-      scatter.elements = unit.shard();
-      scatter.bytes = full;
-      emit(to, spanned(scatter, Primitive::reduce_scatter, !joined, full),
-           {adds(own), reads(Buffers::rest(pool, slot))});
+      auto& scatter = append(to, Primitive::reduce_scatter, StreamKind::reduce, u,
+                             {adds(own), reads(Buffers::rest(pool, slot))}, when)
+                          .moving(unit.shard(), full)
+                          .among(step::Group::reduce, unit.shards)
+                          .beginning_span(Primitive::reduce_scatter, full);
+      scatter.span.ends = replicated;  // else the accumulation is in this span
     }
     if (unit.waits_for_replicas) {
       auto const partial = program_.buffers.of_unit(Pool::partial, u);
-      auto const accumulate =
-          sized(make(Primitive::accumulate, StreamKind::reduce, u, when), unit.shard(), sizeof(float));
-      emit(to, spanned(accumulate, Primitive::accumulate, true, gradient_bytes(unit.shard())),
-           {reads(own), sums(partial)});
+      accumulate(to, u, StreamKind::reduce, own, partial, unit.shard(), when)
+          .beginning_span(Primitive::accumulate, gradient_bytes(unit.shard()))
+          .ending_span();
       if (!rounded) recycle(to, u, StreamKind::reduce, when);
-      replicate(to, u, partial, sizeof(float), only(syncs_all));
+      replicate(to, u, partial, unit.shard() * fp32, only(syncs_all));
       return;
     }
     if (replicated) {
-      replicate(to, u, own, program_.reduce_bytes, when);
+      replicate(to, u, own, reduce_bytes(unit.shard()), when);
     } else {
-      auto const sum = accumulate(u, own, StreamKind::reduce, when);
-      emit(to, several ? end_span(sum) : spanned(sum, Primitive::accumulate, true, full));
+      auto& sum = accumulate(to, u, StreamKind::reduce, own, gradient_shard(u), unit.shard(), when).ending_span();
+      if (!several) sum.beginning_span(Primitive::accumulate, full);
     }
     if (!rounded) recycle(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
   }
-  /// Sums a shard over replicas, and adds the mean over all ranks to the gradient shard.
-  [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::size_t element_bytes,
-                               Facts when) const {
+  /// Sums a shard of `bytes` over replicas, and adds the mean over all ranks to the gradient shard.
+  [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::int64_t bytes, Facts when) const {
     auto const& unit = program_.units[u];
-    auto const sum =
-        sized(among(make(Primitive::all_reduce, StreamKind::replicate, u, when), replicas_of(u), unit.replicas),
-              unit.shard(), element_bytes);
-    emit(to, spanned(sum, Primitive::all_reduce, false, sum.bytes), {adds(shard)});
-    emit(to, end_span(accumulate(u, shard, StreamKind::replicate, when)));
+    append(to, Primitive::all_reduce, StreamKind::replicate, u, {adds(shard)}, when)
+        .moving(unit.shard(), bytes)
+        .among(replicas_of(u), unit.replicas)
+        .beginning_span(Primitive::all_reduce, bytes);
+    accumulate(to, u, StreamKind::replicate, shard, gradient_shard(u), unit.shard(), when).ending_span();
   }
-  Operation accumulate(std::uint32_t u, Cells from, StreamKind stream, Facts when) const {
-    return sized(make(Primitive::accumulate, stream, u, when), program_.units[u].shard(), sizeof(float))
-        .with({reads(from), sums(program_.buffers.of_unit(Pool::gradient, u))});
+  [[gnu::cold, gnu::noinline]] static Operation& accumulate(Operations& to, std::uint32_t u, StreamKind stream,
+                                                            Cells from, Cells sum, std::int64_t elements, Facts when) {
+    return append(to, Primitive::accumulate, stream, u, {reads(from), sums(sum)}, when)
+        .moving(elements, elements * fp32);
   }
+  Cells gradient_shard(std::uint32_t u) const { return program_.buffers.of_unit(Pool::gradient, u); }
   step::Group replicas_of(std::uint32_t u) const {
     return program_.units[u].replicas == input_.shards * input_.replicas ? step::Group::all_replicas
                                                                          : step::Group::replicas;
@@ -295,26 +261,28 @@ class OperationWriter : protected BufferPlanner {
   [[gnu::cold]] void all_reduce(Operations& to, std::uint32_t u, std::uint32_t bucket) const {
     auto const& p = program_;
     auto const size = p.buckets[bucket].size();
+    auto const sent = reduce_bytes(size);
     auto const gradients = p.buffers.bucket(p.buckets[bucket]);
-    auto const operation = [&](Primitive primitive, std::size_t element_bytes) {
-      auto of_bucket = sized(make(primitive, StreamKind::replicate, u, only(syncs_all)), size, element_bytes);
-      of_bucket.bucket = bucket;
-      return of_bucket;
+    bool const rounded = p.bucket_wire != Program::none;
+    auto const wire = rounded ? Buffers::own(Pool::wire, p.bucket_wire) : gradients;
+    auto const of_bucket = [&](Primitive primitive, std::int64_t bytes,
+                               std::initializer_list<step::Access> accesses) -> Operation& {
+      auto& operation = append(to, primitive, StreamKind::replicate, u, accesses, only(syncs_all)).moving(size, bytes);
+      operation.bucket = bucket;
+      return operation;
     };
-    auto mean = among(operation(Primitive::all_reduce, p.reduce_bytes), replicas_of(u), p.units[u].replicas);
-    mean.mean = true;
-    if (p.bucket_wire == Program::none) {
-      emit(to, spanned(mean, Primitive::all_reduce, true, mean.bytes), {adds(gradients)});
-      return;
+    if (rounded) {
+      open(to, StreamKind::replicate, u, wire, sent, only(syncs_all));
+      of_bucket(Primitive::round, sent, {reads(gradients), writes(wire)})
+          .beginning_span(Primitive::round, size * fp32)
+          .ending_span();
     }
-    auto const wire = Buffers::own(Pool::wire, p.bucket_wire);
-    auto open = operation(Primitive::open, p.reduce_bytes).with({writes(wire)});
-    open.bucket = Program::none;
-    emit(to, open);
-    emit(to, spanned(operation(Primitive::round, p.reduce_bytes), Primitive::round, true, size * fp32),
-         {reads(gradients), writes(wire)});
-    emit(to, spanned(mean, Primitive::all_reduce, false, mean.bytes), {adds(wire)});
-    emit(to, end_span(operation(Primitive::accumulate, sizeof(float))), {reads(wire), writes(gradients)});
+    auto& mean = of_bucket(Primitive::all_reduce, sent, {adds(wire)})
+                     .among(replicas_of(u), p.units[u].replicas)
+                     .beginning_span(Primitive::all_reduce, sent);
+    mean.mean = true;
+    mean.span.ends = !rounded;
+    if (rounded) of_bucket(Primitive::accumulate, size * fp32, {reads(wire), writes(gradients)}).ending_span();
   }
 
   /// The pass is complete: buffers of reduced gradients are not in use any more.
@@ -333,16 +301,15 @@ class OperationWriter : protected BufferPlanner {
 
   [[gnu::cold]] void write_updates(std::uint32_t u) {
     auto const& unit = program_.units[u];
-    auto norm = make(Primitive::norm, StreamKind::compute, u), update = make(Primitive::update, StreamKind::compute, u);
-    if (!unit.empty()) {
-      auto const& buffers = program_.buffers;
-      auto const gradient = reads(buffers.of_unit(Pool::gradient, u));
-      norm = sized(norm, unit.shard(), 0).with({gradient});
-      update = sized(update, unit.shard(), sizeof(float))
-                   .with({gradient, adds(buffers.of_unit(Pool::master, u)), adds(buffers.of_unit(Pool::moments, u))});
-    }
-    program_.norms.push_back(norm);
-    program_.updates.push_back(update);
+    auto& norm = append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
+    auto& update = append(program_.updates, Primitive::update, StreamKind::compute, u, {});
+    if (unit.empty()) return;
+    auto const& buffers = program_.buffers;
+    auto const gradient = reads(gradient_shard(u));
+    norm.moving(unit.shard(), 0).all[norm.size++] = gradient;
+    update.moving(unit.shard(), unit.shard() * fp32).all = {gradient, adds(buffers.of_unit(Pool::master, u)),
+                                                            adds(buffers.of_unit(Pool::moments, u))};
+    update.size = 3;
   }
 };
 

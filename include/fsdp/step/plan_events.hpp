@@ -19,84 +19,73 @@ namespace fsdp::detail {
 /// has its units for itself, there are none at all.
 class AccessTracker {
  public:
-  [[gnu::cold]] static void mark(Program& program, std::vector<step::Operation*> const& operations) {
-    step::PerCell<Streams> cells(program.buffers);
-    for (auto* const at : operations) {
-      auto const& operation = *at;
-      if (!is_ordered(operation)) continue;
-      auto const stream = 1u << static_cast<unsigned>(operation.stream);
-      for (auto const& access : operation.accesses()) {
-        for (auto& cell : cells[access.cells]) {
-          if (access.mode != step::Mode::write) cell.readers |= stream;
-          if (access.mode != step::Mode::read) cell.writers |= stream;
-          cell.peers = cell.peers || peers_read(operation.primitive, access);
-        }
-      }
+  [[gnu::cold]] explicit AccessTracker(Program const& program) : users_(program.buffers) {}
+
+  [[gnu::cold]] void add(step::Operation const& operation) {
+    if (!is_ordered(operation)) return;
+    for (auto const& access : operation.accesses()) {
+      auto users = peers_read(operation.primitive, access) ? peers : 0;
+      if (access.mode != step::Mode::write) users |= reader(operation.stream);
+      if (access.mode != step::Mode::read) users |= writer(operation.stream);
+      for (auto& cell : users_[access.cells]) cell |= users;
     }
-    for (auto* const at : operations) {
-      auto& operation = *at;
-      if (!is_ordered(operation)) continue;
-      auto const others = ~(1u << static_cast<unsigned>(operation.stream));
-      for (std::size_t i = 0; i < operation.size; ++i) {
-        auto const& access = operation.all[i];
-        bool meets = peers_read(operation.primitive, access);
-        for (auto const& cell : cells[access.cells]) {
-          bool const written = access.mode != step::Mode::read;
-          meets = meets || (cell.writers & others) != 0 || (written && ((cell.readers & others) != 0 || cell.peers));
-        }
-        if (meets) operation.tracked = static_cast<std::uint8_t>(operation.tracked | 1u << i);
-      }
+  }
+  /// @pre all operations are added
+  [[gnu::cold]] void mark(step::Operation& operation) const {
+    if (!is_ordered(operation)) return;
+    for (std::size_t i = 0; i < operation.size; ++i) {
+      auto const& access = operation.all[i];
+      auto const met = ~(reader(operation.stream) | writer(operation.stream)) &
+                       (access.mode == step::Mode::read ? all_writers : all_users);
+      bool meets = peers_read(operation.primitive, access);
+      for (auto const users : users_[access.cells]) meets = meets || (users & met) != 0;
+      if (meets) operation.tracked = static_cast<std::uint8_t>(operation.tracked | 1u << i);
     }
   }
 
  private:
-  struct Streams {
-    unsigned readers = 0, writers = 0;  ///< bits by stream
-    bool peers = false;                 ///< peers read it
-  };
+  // Bits of a cell: streams that write it, streams that read it, and whether peers read it.
+  static std::uint32_t writer(StreamKind stream) { return 1u << static_cast<unsigned>(stream); }
+  static std::uint32_t reader(StreamKind stream) { return writer(stream) << stream_kinds; }
+  static constexpr std::uint32_t all_writers = (1u << stream_kinds) - 1, peers = 1u << 2 * stream_kinds,
+                                 all_users = 2 * peers - 1;
+
   /// The open of a buffer by unit gives it no other bytes.
   static bool is_ordered(step::Operation const& operation) {
     if (operation.primitive != step::Primitive::open) return step::is_ordered(operation.primitive);
     return step::Buffers::has_slots(operation.all[0].cells.pool);
   }
+
+  step::PerCell<std::uint32_t> users_;
 };
 
-/// Finds operations that others wait for, in runs of all kinds of micro-steps, pairs of them, and
-/// evaluations.
+/// Finds operations that others wait for, in runs of all kinds of micro-steps, pairs of them, and evaluations.
 ///
-/// [Note: Events] An event that is recorded right behind its operation is speed, not correctness: where an operation of
-/// a run is waited for and has none, the executor records one late, behind everything that the stream has been given
-/// until then.
-class EventPlanner {
+/// [Note: Events] Results do not depend on where an event is recorded. If a stream waits for an operation without an
+/// event, the executor records one behind everything that was enqueued until then. Such a wait may take longer.
+class EventPlanner final : public step::Operations {
  public:
-  [[gnu::cold]] static void mark(Program& program, StepInput const& input) {
-    auto const choices = allowed_flags(program, input);
-    EventPlanner of(program);
-    step::Run run(program, [&of](step::Operation const& operation, step::Position const& at, step::Contents const&) {
-      of.take(operation, at.flags);
-    });
-    run.prepare();
-    auto const update_after = [&run](BackwardFlags flags) {
-      run.micro_step(flags);
-      run.norm();
-      run.update();
-    };
-    for (auto const first : choices) {
-      for (auto const second : choices) {
-        run.micro_step(first);
-        run.micro_step(second);
-        update_after({});
+  [[gnu::cold]] explicit EventPlanner(Program const& program) : Operations(program), hazards_(program.buffers) {
+    for (auto& stream : done_) stream.emplace_back();
+  }
+
+  [[gnu::cold]] void run(Program const& program, StepInput const& input) {
+    prepare();
+    for (auto const first : every_backward_flags) {
+      if (!allows(program, input, first)) continue;
+      for (auto const second : every_backward_flags) {
+        if (!allows(program, input, second)) continue;
+        micro_step(first);
+        micro_step(second);
+        whole_step();
       }
-      for (int step = 0; step < 2; ++step) update_after({});
-      run.evaluation();
+      for (int times = 0; times < 2; ++times) whole_step();
+      evaluation();
     }
-    update_after({});
+    whole_step();
   }
 
  private:
-  explicit EventPlanner(Program const& program) : hazards_(program.buffers) {
-    for (auto& stream : done_) stream.emplace_back();
-  }
   /// Of a stream, by number.
   struct Done {
     step::Operation const* operation = nullptr;  ///< nullptr: one that is always recorded, and may be gone
@@ -104,32 +93,35 @@ class EventPlanner {
     step::Point point;
   };
 
-  void take(step::Operation const& operation, Facts facts) {
+  void whole_step() {
+    micro_step();
+    norm();
+    update();
+  }
+  void visit(step::Operation const& operation, step::Position const& at, step::Contents const&) override {
     if (!operation.is_tracked()) return;
-    bool const waits = hazards_.must_wait(operation);
-    auto const needs = waits ? hazards_.before(operation) : step::Hazards::Needs();
-    auto const done = [&](StreamKind stream) -> Done const& {
-      return done_[static_cast<std::size_t>(stream)][needs.until[stream]];
-    };
-    if (waits) {
-      step::Point learnt;
-      step::for_each_event(
-          needs, [&](StreamKind stream) -> step::Point const& { return done(stream).point; },
-          [&](StreamKind stream) {
-            record(done(stream));
-            learnt.join(done(stream).point);
-          });
-      hazards_.learn(operation.stream, learnt);
-    }
-    for (std::size_t group = 0; waits && group < step::groups; ++group)
-      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.until.peers[group]);
+    if (hazards_.must_wait(operation)) wait(operation, hazards_.before(operation));
     hazards_.after(operation, step::is_collective(operation.primitive)
                                   ? ++collectives_[static_cast<std::size_t>(operation.group)]
                                   : 0);
     done_[static_cast<std::size_t>(operation.stream)].push_back(
-        {operation.records == any_facts ? nullptr : &operation, facts, hazards_.point(operation.stream)});
+        {operation.records == any_facts ? nullptr : &operation, at.flags, hazards_.point(operation.stream)});
   }
-
+  void wait(step::Operation const& operation, step::Hazards::Needs const& needs) {
+    auto const done = [&](StreamKind stream) -> Done const& {
+      return done_[static_cast<std::size_t>(stream)][needs.until[stream]];
+    };
+    step::Point learnt;
+    step::for_each_event(
+        needs, [&](StreamKind stream) -> step::Point const& { return done(stream).point; },
+        [&](StreamKind stream) {
+          record(done(stream));
+          learnt.join(done(stream).point);
+        });
+    hazards_.learn(operation.stream, learnt);
+    for (std::size_t group = 0; group < step::groups; ++group)
+      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.until.peers[group]);
+  }
   static void record(Done const& done) {
     if (done.operation == nullptr) return;
     auto& records = const_cast<step::Operation*>(done.operation)->records;  // the program is this planner's to change
@@ -144,11 +136,13 @@ class EventPlanner {
 
 /// Marks tracked accesses and recorded operations of a program.
 [[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
-  auto const operations = program.all();
-  AccessTracker::mark(program, operations);
-  EventPlanner::mark(program, input);
-  for (auto const* const operation : operations)
-    if (operation->records != 0) ++program.events[static_cast<std::size_t>(operation->stream)];
+  AccessTracker tracker(program);
+  program.for_each([&](step::Operation const& operation) { tracker.add(operation); });
+  program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
+  EventPlanner(program).run(program, input);
+  program.for_each([&](step::Operation const& operation) {
+    if (operation.records != 0) ++program.events[static_cast<std::size_t>(operation.stream)];
+  });
 }
 
 }  // namespace fsdp::detail

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/facts.hpp"
@@ -43,8 +44,8 @@ class Program {
   };
 
   /// The uses of a pass, in the order of their turns.
-  std::vector<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
-  std::vector<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
+  detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
+  detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
   /// The turn of `use` in a pass.
   Turn const& turn(Phase phase, std::size_t use) const {
     auto const& all = turns(phase);
@@ -63,19 +64,21 @@ class Program {
     }
   }
 
-  /// Every operation. Valid while nothing is added to the program.
-  [[gnu::cold]] std::vector<step::Operation*> all() {
-    std::vector<step::Operation*> list;
+  /// Calls `visit(Operation&)` for every operation.
+  template <class Visit>
+  void for_each(Visit&& visit) {
+    auto const all = [&](std::vector<step::Operation>& operations) {
+      for (auto& operation : operations) visit(operation);
+    };
     for (auto const phase : phases) {
       for (auto& turn : turns(phase)) {
-        for (auto* const operations : {&turn.before, &turn.after})
-          for (auto& operation : *operations) list.push_back(&operation);
-        list.push_back(&turn.compute);
+        all(turn.before);
+        visit(turn.compute);
+        all(turn.after);
       }
     }
-    for (auto* const operations : {&norms, &updates})
-      for (auto& operation : *operations) list.push_back(&operation);
-    return list;
+    all(norms);
+    all(updates);
   }
 
   struct Unit {
@@ -98,7 +101,7 @@ class Program {
     bool sets_gradients = false;      ///< its modules store fresh gradients; only padding is zeroed for them
     std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
   };
-  std::vector<Unit> units;
+  detail::FixedArray<Unit> units;
   std::vector<std::string> modules;        ///< by use
   std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
   std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
@@ -122,7 +125,7 @@ class Program {
   std::vector<step::Operation> norms, updates;
 
  private:
-  std::array<std::vector<Turn>, 3> turns_;
+  std::array<detail::FixedArray<Turn>, 3> turns_;
 };
 
 /// Collectives of a pass, and the elements that a rank has of their results.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of a run, call by call, without a device. Simulators, checks and plans of memory use it.
+// The operations of a run, call by call, without a device. Simulators and checks use it, and the plan of events.
 #pragma once
 
 #include <cstddef>
@@ -67,19 +67,15 @@ inline auto record_into(std::vector<Executed>& list) {
   };
 }
 
-/// Visits the operations of a run in the order in which an engine enqueues them, in which every rank does the same.
-/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&) before the operation is applied
-template <class Visit>
-class Run {
+/// The operations of a run, in the order in which an engine enqueues them. All ranks enqueue the same.
+class Operations {
  public:
-  Run(Program const& program, Visit visit) : program_(&program), contents_(program), visit_(std::move(visit)) {}
-
   /// The buffers are placed: slots of gradients that units add to are zeroed, as all others are.
   [[gnu::cold]] void prepare() {
     for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot)
       execute(zeroing(*program_, slot, StreamKind::reduce));
   }
-  void forward(std::size_t use) {
+  [[gnu::cold]] void forward(std::size_t use) {
     if (use == 0) {
       if (flags_.begin_forward()) drop_parameters();
       at_.phase = evaluations_ > 0 ? Phase::evaluation : Phase::forward;
@@ -90,7 +86,7 @@ class Run {
     pass_ = use + 1 == uses() ? Pass::idle : Pass::forward;
   }
   /// @param flags  of the pass; looked at when it begins
-  void backward(std::size_t use, BackwardFlags flags) {
+  [[gnu::cold]] void backward(std::size_t use, BackwardFlags flags) {
     if (use + 1 == uses()) {
       flags_.begin_backward(flags);
       at_.flags = flags_.now();
@@ -101,11 +97,11 @@ class Run {
     pass_ = use == 0 ? Pass::idle : Pass::backward;
     if (use == 0) flags_.end_backward(), ++backwards_;
   }
-  void begin_evaluation() {
+  [[gnu::cold]] void begin_evaluation() {
     abandon();
     ++evaluations_;
   }
-  void end_evaluation() {
+  [[gnu::cold]] void end_evaluation() {
     abandon();
     --evaluations_;
   }
@@ -116,12 +112,12 @@ class Run {
     if (std::exchange(pass_, Pass::idle) != Pass::idle) abandon();
   }
   /// The gradient norm is measured.
-  void norm() {
+  [[gnu::cold]] void norm() {
     for (auto const& operation : program_->norms)
       if (operation.size > 0) execute(operation);
   }
   /// An optimizer updates all units.
-  void update() {
+  [[gnu::cold]] void update() {
     abandon();
     for (auto const& operation : program_->updates)
       if (operation.size > 0) execute(operation);
@@ -129,26 +125,35 @@ class Run {
   }
 
   /// A forward and a backward pass.
-  void micro_step(BackwardFlags flags = {}) {
+  [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     for (auto use = uses(); use-- > 0;) backward(use, flags);
   }
-  void evaluation() {
+  [[gnu::cold]] void evaluation() {
     begin_evaluation();
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     end_evaluation();
   }
   std::size_t uses() const { return program_->turns(Phase::forward).size(); }
 
+ protected:
+  [[gnu::cold]] explicit Operations(Program const& program) : program_(&program), contents_(program) {}
+  Operations(Operations const&) = default;
+  Operations(Operations&&) = default;
+  ~Operations() = default;
+
  private:
+  /// The run comes to an operation. @param contents  before it
+  virtual void visit(Operation const& operation, Position const& at, Contents const& contents) = 0;
+
   enum class Pass : unsigned char { idle, forward, backward };
 
-  [[gnu::noinline]] void execute(Operation const& operation) {
+  [[gnu::cold, gnu::noinline]] void execute(Operation const& operation) {
     if (!contents_.runs(operation)) return;
-    visit_(operation, std::as_const(at_), std::as_const(contents_));
+    visit(operation, at_, contents_);
     contents_.apply(operation);
   }
-  void turn(std::size_t use) {
+  [[gnu::cold]] void turn(std::size_t use) {
     auto const& turn = program_->turn(at_.phase, use);
     at_.use = static_cast<std::uint32_t>(use);
     for (auto const& operation : turn.before)
@@ -158,11 +163,11 @@ class Run {
       if (operation.runs(flags_.now())) execute(operation);
     at_.use = Position::no_use;
   }
-  void drop_parameters() {
+  [[gnu::cold]] void drop_parameters() {
     contents_.drop_parameters([this](Operation const& operation) { execute(operation); });
   }
   /// A pass that is under way is forgotten, and parameters that one has left.
-  void abandon() {
+  [[gnu::cold]] void abandon() {
     pass_ = Pass::idle;
     drop_parameters();
     flags_.forget_parameters();
@@ -170,12 +175,26 @@ class Run {
 
   Program const* program_;
   Contents contents_;
-  Visit visit_;
   PassFlags flags_;
   Position at_;
   Pass pass_ = Pass::idle;
   std::uint32_t backwards_ = 0;
   int evaluations_ = 0;
+};
+
+/// Calls a function for each operation of a run.
+/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&), as Operations::visit
+template <class Visit>
+class Run final : public Operations {
+ public:
+  Run(Program const& program, Visit visit) : Operations(program), visit_(std::move(visit)) {}
+
+ private:
+  void visit(Operation const& operation, Position const& at, Contents const& contents) override {
+    visit_(operation, at, contents);
+  }
+
+  Visit visit_;
 };
 
 }  // namespace fsdp::step

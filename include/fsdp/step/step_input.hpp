@@ -52,8 +52,8 @@ struct StepInput {
 
 /// By unit: it has no parameters.
 inline std::vector<bool> empty_units(StepInput const& input) {
-  std::vector<bool> empty;
-  for (auto const& unit : input.units) empty.push_back(unit.elements == 0);
+  std::vector<bool> empty(input.units.size());
+  for (std::size_t unit = 0; unit < empty.size(); ++unit) empty[unit] = input.units[unit].elements == 0;
   return empty;
 }
 
@@ -77,14 +77,9 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   return {};
 }
 
-/// Flags of all kinds of backward passes for which no option is missing.
-[[gnu::cold]] inline std::vector<BackwardFlags> allowed_flags(Program const& program, StepInput const& input) {
-  constexpr BackwardFlags every_choice[]{{true, true, true},  {true, false, true},  {false, true, true},
-                                         {true, true, false}, {true, false, false}, {false, true, false}};
-  std::vector<BackwardFlags> allowed;
-  for (auto const flags : every_choice)
-    if (missing_option(program, input, flags).option.empty()) allowed.push_back(flags);
-  return allowed;
+/// No option is missing for such a backward pass.
+inline bool allows(Program const& program, StepInput const& input, BackwardFlags flags) {
+  return missing_option(program, input, flags).option.empty();
 }
 
 }  // namespace fsdp

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fsdp/comm/common/call_note.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/format.hpp"
 
 namespace fsdp::comm {
@@ -47,7 +49,7 @@ class EngineEnds {
 
 /// @param by_rank  the ends of each rank's engines
 /// @return the first difference, as a sentence; "" if there is none. An engine that one rank alone has ended counts not
-[[gnu::cold]] inline std::string difference(std::vector<std::vector<EngineEnd>> const& by_rank) {
+[[gnu::cold]] inline std::string difference(fsdp::detail::FixedArray<std::span<EngineEnd const>> const& by_rank) {
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (auto const& own : by_rank[rank])
       for (auto other = rank + 1; other < by_rank.size(); ++other)

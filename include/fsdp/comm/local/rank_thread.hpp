@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/host/thread.hpp"
 
 namespace fsdp::local::detail {
@@ -32,7 +33,7 @@ struct RankThread {
 
 /// Throws the error of the rank that failed first. A rank that was told of a peer's failure may end before that peer
 /// does: the cause is thrown, if there is one.
-[[gnu::cold]] inline void rethrow_first(std::vector<RankThread> const& threads, std::size_t first) {
+[[gnu::cold]] inline void rethrow_first(fsdp::detail::FixedArray<RankThread> const& threads, std::size_t first) {
   auto chosen = threads[first].error;
   for (auto const& thread : threads) {
     auto const& error = thread.error;

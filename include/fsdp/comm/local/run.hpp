@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <span>
 #include <string>
@@ -18,6 +17,7 @@
 #include "fsdp/comm/common/engine_ends.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/fixed_array.hpp"
 
 namespace fsdp::local::detail {
 
@@ -100,7 +100,7 @@ class WaitGraph {
     return text;
   }
 
-  std::vector<Caller> ranks_;
+  fsdp::detail::FixedArray<Caller> ranks_;
 };
 
 /// Tells `rank` that `peer` has failed. What the peer was told of a third rank is passed on.
@@ -119,7 +119,11 @@ class Run {
   static constexpr int max_ranks = 1 << 10;  ///< what WaitGraph can name
 
   explicit Run(int ranks)
-      : ranks_(ranks), waits_(ranks), ended_(static_cast<std::size_t>(ranks)), ends_(static_cast<std::size_t>(ranks)) {}
+      : ranks_(ranks),
+        waits_(ranks),
+        left_(static_cast<std::size_t>(ranks)),
+        ended_(static_cast<std::size_t>(ranks)),
+        ends_(static_cast<std::size_t>(ranks)) {}
   Run(Run const&) = delete;
   Run& operator=(Run const&) = delete;
   [[gnu::cold]] ~Run() {
@@ -142,14 +146,15 @@ class Run {
   void leave(int rank, Failure const& why) noexcept {
     std::lock_guard const lock{mutex_};
     try {
-      left_.try_emplace(rank, why);
+      auto& left = left_[static_cast<std::size_t>(rank)];
+      if (!left.some) left = {true, why};
     } catch (...) {  // no memory for the text
     }
   }
   /// @throws what `rank` has left, if anything
   void raise_left(int rank) const {
     std::lock_guard const lock{mutex_};
-    if (auto const found = left_.find(rank); found != left_.end()) found->second.raise();
+    if (auto const& left = left_[static_cast<std::size_t>(rank)]; left.some) left.why.raise();
   }
   /// `rank` has failed, and ends. Peers learn it where they wait for the rank, and not before.
   void set_failed(int rank, Failure const& why) noexcept { note(rank, why, false); }
@@ -172,8 +177,8 @@ class Run {
   comm::EngineEnds& ends(int rank) { return ends_[static_cast<std::size_t>(rank)]; }
   /// @throws OrderError if ranks' engines have ended differently. @pre all ranks' threads have ended
   [[gnu::cold]] void expect_equal_ends() const {
-    std::vector<std::vector<comm::EngineEnd>> by_rank;
-    for (auto const& own : ends_) by_rank.push_back(own.list());
+    fsdp::detail::FixedArray<std::span<comm::EngineEnd const>> by_rank(ends_.size());
+    for (std::size_t rank = 0; rank < ends_.size(); ++rank) by_rank[rank] = ends_[rank].list();
     if (auto const text = comm::difference(by_rank); !text.empty()) fail<OrderError>("{}", text);
   }
 
@@ -189,6 +194,11 @@ class Run {
   }
 
  private:
+  /// A failure that nobody was told of.
+  struct Left {
+    bool some = false;
+    Failure why;
+  };
   struct Memory {
     D device;
     void* data;
@@ -216,14 +226,14 @@ class Run {
   std::atomic<int> failed_rank_{-1};
   std::atomic<std::uint64_t> groups_{1};
   mutable std::mutex mutex_;
-  std::map<int, Failure> left_;
+  fsdp::detail::FixedArray<Left> left_;  // by rank
   Failure why_;
   bool disagreement_ = false;
   std::atomic<bool> disagreed_{false};
   std::vector<Memory> abandoned_;
-  std::vector<D> devices_;  // of all ranks
-  std::vector<std::atomic<bool>> ended_;
-  std::vector<comm::EngineEnds> ends_;  // by rank
+  std::vector<D> devices_;                             // of all ranks
+  fsdp::detail::FixedArray<std::atomic<bool>> ended_;  // by rank
+  fsdp::detail::FixedArray<comm::EngineEnds> ends_;    // by rank
 };
 
 }  // namespace fsdp::local::detail

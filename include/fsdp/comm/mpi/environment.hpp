@@ -171,13 +171,10 @@ class Environment {
     detail::check(MPI_Allgatherv(own.data(), bytes, MPI_BYTE, all.data(), counts.data(), offsets.data(), MPI_BYTE,
                                  MPI_COMM_WORLD),
                   "MPI_Allgatherv");
-    std::vector<std::vector<comm::EngineEnd>> by_rank;
-    auto next = all.begin();
-    for (auto const count : counts) {
-      auto const end = next + count / static_cast<int>(sizeof(comm::EngineEnd));
-      by_rank.emplace_back(next, end);
-      next = end;
-    }
+    fsdp::detail::FixedArray<std::span<comm::EngineEnd const>> by_rank(ranks);
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      by_rank[rank] = std::span(all).subspan(static_cast<std::size_t>(offsets[rank]) / sizeof(comm::EngineEnd),
+                                             static_cast<std::size_t>(counts[rank]) / sizeof(comm::EngineEnd));
     if (auto const text = comm::difference(by_rank); !text.empty()) fail<OrderError>("{}", text);
   }
 
