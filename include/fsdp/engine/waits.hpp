@@ -70,7 +70,8 @@ class Waits {
   void set_flags(Facts flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
-    if (operation.is_tracked() && hazards_.must_wait(operation)) enqueue(operation, hazards_.before(operation));
+    if (!operation.is_tracked()) return;
+    if (auto const needs = hazards_.before(operation); needs.some()) enqueue(operation, needs);
   }
   /// The operation was enqueued.
   /// @param ticket  of a collective
@@ -142,9 +143,9 @@ class Waits {
   }
   [[gnu::noinline]] void enqueue(Operation const& operation, step::Hazards::Needs const& needs) {
     auto& stream = (*streams_)[operation.stream];
-    std::array<Recorded const*, stream_kinds> events{};
-    for (std::size_t i = 0; i < stream_kinds; ++i)
-      if (needs.until.streams[i] != 0) events[i] = &event_after(static_cast<StreamKind>(i), needs.until.streams[i]);
+    std::array<Recorded const*, stream_kinds> events;
+    step::for_each_bit(needs.streams,
+                       [&](std::size_t i) { events[i] = &event_after(static_cast<StreamKind>(i), needs.numbers[i]); });
     bool const updates = operation.primitive == step::Primitive::update || operation.primitive == step::Primitive::norm;
     step::for_each_event(
         needs, [&](StreamKind of) -> step::Point const& { return events[static_cast<std::size_t>(of)]->point; },
@@ -152,16 +153,15 @@ class Waits {
           auto const i = static_cast<std::size_t>(of);
           device_.wait(stream, events[i]->event, event_site(operation.stream, needs.stream_pools[i], updates));
         });
-    for (auto const* const event : events)
-      if (event != nullptr) hazards_.learn(operation.stream, event->point);
+    step::for_each_bit(needs.streams, [&](std::size_t i) { hazards_.learn(operation.stream, events[i]->point); });
     auto const& known = hazards_.point(operation.stream);
-    for (std::size_t i = 0; i < step::groups; ++i) {
-      auto const collective = needs.until.peers[i];
-      if (collective <= known.peers[i]) continue;
+    step::for_each_bit(needs.groups, [&](std::size_t i) {
+      auto const collective = needs.collectives[i];
+      if (collective <= known.peers[i]) return;
       auto const group = static_cast<step::Group>(i);
       (*groups_)[i]->wait_for_peers(stream, Ticket{collective}, peers_site(operation.stream, group));
       hazards_.learn(operation.stream, group, collective);
-    }
+    });
   }
 
   D device_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -42,30 +43,30 @@ class Hazards {
   [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
       : cells_(buffers), order_among_peers_(order_among_peers) {}
 
-  /// @return whether an operation must wait for something that its stream does not know
-  [[gnu::noinline]] bool must_wait(Operation const& operation) const {
-    auto const stream = index(operation.stream);
-    auto const& known = known_[stream];
-    for (std::size_t i = 0; i < operation.size; ++i) {
-      if ((operation.tracked >> i & 1u) == 0) continue;
-      auto const& access = operation.all[i];
-      for (auto const& cell : cells_[access.cells]) {
-        if (cell.write > known.streams[cell.writer]) return true;
-        if (access.mode == Mode::read) continue;
-        bool waits = peers_may_read(cell, operation, known);
-        for (std::size_t other = 0; other < stream_kinds; ++other)
-          waits = waits || cell.reads[other] > known.streams[other];
-        if (waits) return true;
-      }
-    }
-    return false;
-  }
-  /// Waits that an operation needs, before it is enqueued: numbers that its stream does not know; 0: none.
+  /// Waits that an operation needs before it is enqueued, for numbers that its stream does not know. Only elements
+  /// whose bits are set have values.
   struct Needs {
-    Point until;
-    /// The pools of the cells, for the waits' names.
-    std::array<Pool, stream_kinds> stream_pools{};
-    std::array<Pool, groups> peer_pools{};
+    std::uint32_t streams = 0, groups = 0;  ///< bits
+    std::array<std::uint64_t, stream_kinds> numbers;
+    std::array<std::uint64_t, step::groups> collectives;
+    // The pools of the cells, for the waits' names.
+    std::array<Pool, stream_kinds> stream_pools;
+    std::array<Pool, step::groups> group_pools;
+
+    Needs() {}  // NOLINT(modernize-use-equals-default): most operations need none, and their elements are not cleared
+    bool some() const { return (streams | groups) != 0; }
+    void add_stream(std::size_t stream, std::uint64_t number, Pool pool) {
+      if ((streams >> stream & 1u) != 0 && number <= numbers[stream]) return;
+      streams |= 1u << stream;
+      numbers[stream] = number;
+      stream_pools[stream] = pool;
+    }
+    void add_group(std::size_t group, std::uint64_t collective, Pool pool) {
+      if ((groups >> group & 1u) != 0 && collective <= collectives[group]) return;
+      groups |= 1u << group;
+      collectives[group] = collective;
+      group_pools[group] = pool;
+    }
   };
   [[gnu::noinline]] Needs before(Operation const& operation) const {
     Needs needs;
@@ -73,19 +74,14 @@ class Hazards {
     for (std::size_t i = 0; i < operation.size; ++i) {
       if ((operation.tracked >> i & 1u) == 0) continue;
       auto const& access = operation.all[i];
-      auto const of_stream = [&](std::size_t stream, std::uint64_t number) {
-        if (number <= std::max(known.streams[stream], needs.until.streams[stream])) return;
-        needs.until.streams[stream] = number;
-        needs.stream_pools[stream] = access.cells.pool;
-      };
+      auto const pool = access.cells.pool;
       for (auto const& cell : cells_[access.cells]) {
-        of_stream(cell.writer, cell.write);
+        if (cell.write > known.streams[cell.writer]) needs.add_stream(cell.writer, cell.write, pool);
         if (access.mode == Mode::read) continue;
-        for (std::size_t stream = 0; stream < stream_kinds; ++stream) of_stream(stream, cell.reads[stream]);
-        auto const group = static_cast<std::size_t>(cell.group);
-        if (!peers_may_read(cell, operation, known) || cell.collective <= needs.until.peers[group]) continue;
-        needs.until.peers[group] = cell.collective;
-        needs.peer_pools[group] = access.cells.pool;
+        for (std::size_t stream = 0; stream < stream_kinds; ++stream)
+          if (cell.reads[stream] > known.streams[stream]) needs.add_stream(stream, cell.reads[stream], pool);
+        if (peers_may_read(cell, operation, known))
+          needs.add_group(static_cast<std::size_t>(cell.group), cell.collective, pool);
       }
     }
     return needs;
@@ -166,19 +162,24 @@ class Hazards {
   std::array<std::uint64_t, groups> last_{};  ///< collective of each group
 };
 
-/// Of the streams that an operation must wait for, calls `wait(stream)` for those whose events no other of these events
+/// Calls `visit(index)` for each bit that is set, the lowest first.
+template <class Visit>
+constexpr void for_each_bit(std::uint32_t bits, Visit const& visit) {
+  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
+}
+
+/// Calls `wait(stream)` for the streams that an operation must wait for, except those that another of these events
 /// implies.
 /// @param point_of  point_of(stream): the point of the event that would be waited for
 template <class PointOf, class Wait>
 void for_each_event(Hazards::Needs const& needs, PointOf const& point_of, Wait const& wait) {
-  for (std::size_t i = 0; i < stream_kinds; ++i) {
-    if (needs.until.streams[i] == 0) continue;
+  for_each_bit(needs.streams, [&](std::size_t i) {
     bool implied = false;
-    for (std::size_t j = 0; j < stream_kinds && !implied; ++j)
-      implied = j != i && needs.until.streams[j] != 0 &&
-                point_of(static_cast<StreamKind>(j)).streams[i] >= needs.until.streams[i];
+    for_each_bit(needs.streams & ~(1u << i), [&](std::size_t j) {
+      implied = implied || point_of(static_cast<StreamKind>(j)).streams[i] >= needs.numbers[i];
+    });
     if (!implied) wait(static_cast<StreamKind>(i));
-  }
+  });
 }
 
 }  // namespace fsdp::step

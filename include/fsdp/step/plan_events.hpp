@@ -100,7 +100,7 @@ class EventPlanner final : public step::Operations {
   }
   void visit(step::Operation const& operation, step::Position const& at, step::Contents const&) override {
     if (!operation.is_tracked()) return;
-    if (hazards_.must_wait(operation)) wait(operation, hazards_.before(operation));
+    if (auto const needs = hazards_.before(operation); needs.some()) wait(operation, needs);
     hazards_.after(operation, step::is_collective(operation.primitive)
                                   ? ++collectives_[static_cast<std::size_t>(operation.group)]
                                   : 0);
@@ -109,7 +109,7 @@ class EventPlanner final : public step::Operations {
   }
   void wait(step::Operation const& operation, step::Hazards::Needs const& needs) {
     auto const done = [&](StreamKind stream) -> Done const& {
-      return done_[static_cast<std::size_t>(stream)][needs.until[stream]];
+      return done_[static_cast<std::size_t>(stream)][needs.numbers[static_cast<std::size_t>(stream)]];
     };
     step::Point learnt;
     step::for_each_event(
@@ -119,8 +119,9 @@ class EventPlanner final : public step::Operations {
           learnt.join(done(stream).point);
         });
     hazards_.learn(operation.stream, learnt);
-    for (std::size_t group = 0; group < step::groups; ++group)
-      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.until.peers[group]);
+    step::for_each_bit(needs.groups, [&](std::size_t group) {
+      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.collectives[group]);
+    });
   }
   static void record(Done const& done) {
     if (done.operation == nullptr) return;
