@@ -25,10 +25,15 @@ struct Cost {
 struct Costs {
   std::array<Cost, step::primitives> primitive{};
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
+  /// By phase and use: time of a module's kernels, which a trace has. Empty: the primitive's cost.
+  std::array<std::vector<double>, phases.size()> modules{};
 
   Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
   double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }
-  double of(step::Operation const& operation) const {
+  std::vector<double>& operator[](Phase phase) { return modules[static_cast<std::size_t>(phase)]; }
+  double of(step::Operation const& operation, step::Position const& at) const {
+    auto const& module = modules[static_cast<std::size_t>(at.phase)];
+    if (computes(operation.primitive) && !module.empty()) return module[at.use];
     auto const& cost = primitive[static_cast<std::size_t>(operation.primitive)];
     return factor[static_cast<std::size_t>(operation.group)] *
            (cost.fixed + cost.per_byte * static_cast<double>(operation.bytes));
@@ -49,10 +54,11 @@ class Simulator {
     for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}});
   }
 
-  void run(step::Operation const& operation) {
+  void run(step::Executed const& executed) {
+    auto const& operation = executed.operation;
     for (auto& rank : ranks_) rank.spans.push_back(begin(rank, operation));
     if (is_collective(operation.primitive)) meet(operation);
-    for (auto& rank : ranks_) end(rank, operation);
+    for (auto& rank : ranks_) end(rank, operation, rank.costs.of(operation, executed.at));
     if (!is_collective(operation.primitive)) return;
     for (std::size_t i = 0; i < ranks_.size(); ++i)
       for (auto const& access : operation.accesses())
@@ -83,9 +89,9 @@ class Simulator {
           begin = std::max(begin, access.mode == step::Mode::read ? cell.write : std::max(cell.write, cell.read));
     return {begin, begin};
   }
-  static void end(Rank& rank, step::Operation const& operation) {
+  static void end(Rank& rank, step::Operation const& operation, double cost) {
     auto& span = rank.spans.back();
-    span.end = span.begin + rank.costs.of(operation);
+    span.end = span.begin + cost;
     if (!is_ordered(operation.primitive)) return;
     rank.streams[static_cast<std::size_t>(operation.stream)] = span.end;
     for (auto const& access : operation.accesses())
@@ -156,7 +162,7 @@ struct Simulation {
 [[gnu::cold]] inline Simulation simulate(Program const& program, std::vector<step::Executed> operations,
                                          std::vector<Costs> const& ranks) {
   Simulator simulator(program, ranks);
-  for (auto const& executed : operations) simulator.run(executed.operation);
+  for (auto const& executed : operations) simulator.run(executed);
   Simulation simulation{std::move(operations), {}};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) simulation.spans.push_back(simulator.spans(rank));
   return simulation;
