@@ -93,7 +93,7 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
                            operation(primitive, StreamKind::gather, {then}),
                            operation(Primitive::forward, StreamKind::compute, {})};
     fsdp::Simulator simulator(of.program, {unit_costs(4, 0)});
-    for (auto const& next : list) simulator.run(next);
+    for (auto const& next : list) simulator.run({next, {}});
     CHECK(simulator.spans()[1].begin == begin);
     CHECK(simulator.spans()[2].begin == 4);
     fsdp::step::Hazards hazards(of.program.buffers);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the operations of a program on one rank: orders their accesses, performs each primitive, notes its accesses. It
-// decides nothing.
+// Runs the operations of a program on one rank: orders their accesses, performs each primitive, notes its accesses. The
+// program decides everything else.
 #pragma once
 
 #include <array>
@@ -47,7 +47,7 @@ class Executor {
   using Operation = step::Operation;
 
   /// @param wire  the type that fp32 gradients are rounded to for the sum over ranks; not set: none
-  /// @throws ConfigError if the communicator does not sum that
+  /// @throws ConfigError if the communicator does not sum this type
   [[gnu::cold]] Executor(D const& device, int rank, Streams<D>& streams, MemoryAccount& account, History const& history,
                          std::optional<DType> wire)
       : device_(device),
@@ -63,8 +63,8 @@ class Executor {
     if (group == step::Group::replicas || group == step::Group::all_replicas) streams_->add_replicate(device_);
   }
   C& communicator(step::Group group) { return *groups_[static_cast<std::size_t>(group)]; }
-  /// Tells the communicator of each group which memory it moves, where it wants to know.
-  /// @note Collective: yes, over each of them.
+  /// Registers memory with the communicator of a group, if it has register_memory.
+  /// @note Collective: yes, over that communicator.
   [[gnu::cold]] void register_memory(step::Group group, AccountedMemory<C> const& memory) {
     register_with(groups_[static_cast<std::size_t>(group)], memory);
   }
@@ -111,11 +111,13 @@ class Executor {
     contents_.apply(operation);
   }
 
-  /// A module's kernels are about to be enqueued on compute, and have been.
+  /// Call before a module enqueues its kernels on compute.
+  /// @note Stream: compute waits for the parameters and gradients that they access
   void begin_compute(Operation const& operation) {
     waits_.order(operation);
     computing_ = &operation;
   }
+  /// Call after it.
   void end_compute() {
     auto const& operation = *std::exchange(computing_, nullptr);
     waits_.note(operation);
@@ -138,11 +140,11 @@ class Executor {
     if (whole) return waits_.note(operation);
     waits_.note_interrupted(operation);
   }
-  /// An update has used the unit's gradients.
+  /// Call when an update has used the unit's gradients.
   void apply(Operation const& operation) { contents_.apply(operation); }
 
   step::Contents const& contents() const { return contents_; }
-  /// Of [Note: Events], since the engine was sealed.
+  /// Number of late events since the engine was sealed: see [Note: Events].
   std::size_t late_records() const { return waits_.late_records(); }
 
  private:
@@ -154,7 +156,7 @@ class Executor {
   std::byte* slot(Cells cells) const {
     return memory_.slots[static_cast<std::size_t>(cells.pool)][step::Buffers::index(cells)];
   }
-  /// The first element of the cells. Of a bucket's wire, the own slice begins where the buffer does.
+  /// The first element of the cells. In a bucket's wire, the own slice starts at offset 0.
   void* address(Operation const& operation, Cells cells) const {
     auto const own = [&](std::size_t element_bytes) {
       bool const whole = cells.first % 2 != 0 || cells.count != 1 || operation.bucket != Operation::none;
@@ -173,7 +175,7 @@ class Executor {
       default: return slot(cells);
     }
   }
-  /// Of the elements of a pool.
+  /// The reductions for the element type of a pool.
   Sums const& sums_of(Pool pool) const {
     static constexpr Sums fp32 = Sums::template of<float>();
     if (pool == Pool::wire) return rounded_;
@@ -292,9 +294,9 @@ class Executor {
   MemoryAccount* account_;
   History const* history_;
   TraceHook<D> trace_;
-  typename TraceHook<D>::Scope span_;           ///< under way
-  Sums written_ = Sums::template of<Reduce>();  ///< of what backward writes
-  Sums rounded_;                                ///< of what it is rounded to
+  typename TraceHook<D>::Scope span_;           ///< the span in progress
+  Sums written_ = Sums::template of<Reduce>();  ///< reductions in the type that backward writes
+  Sums rounded_;                                ///< reductions in the type of wires
   Groups<C> groups_;
   Waits<C> waits_;
   Program const* program_ = nullptr;
@@ -303,7 +305,7 @@ class Executor {
   int kept_member_ = 0;
   step::Contents contents_;
   LiveBytes live_;
-  Operation const* computing_ = nullptr;  ///< of the use that is open
+  Operation const* computing_ = nullptr;  ///< the computation of the use that is open
 };
 
 }  // namespace fsdp::detail

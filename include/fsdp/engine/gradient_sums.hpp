@@ -43,7 +43,7 @@ struct GradientSums {
   static constexpr GradientSums of() {
     return {sizeof(T), nullptr, reduce_scatter_of<T>, all_reduce_of<T>, accumulate_of<T>};
   }
-  /// Of what fp32 gradients may be rounded to.
+  /// The operations for a type that fp32 gradients may be rounded to.
   /// @throws ConfigError if the communicator sums no such elements
   [[gnu::cold]] static GradientSums narrow(DType type, int rank) {
     if constexpr (Sums<C, bf16>)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward passes over the declared uses: which operations of the program run when.
+// Forward and backward passes over the declared uses: runs the operations of the program at each use.
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ class Passes {
   BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
   /// A scope begins (1) or ends (-1).
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
-  /// Inside, forward passes keep nothing for a backward pass. Scopes of it nest. A pass under way is forgotten.
+  /// Begins an evaluation. Forward keeps nothing for backward. Evaluations nest. A forward pass in progress is dropped.
   void begin_evaluation() {
     expect_whole_parameters("an evaluation begins");
     abandon("an evaluation begins");
@@ -59,7 +59,7 @@ class Passes {
     --evaluations_;
   }
 
-  /// A use begins. @throws what ends the pass: see interrupt()
+  /// A use begins. An exception in it ends the pass: see interrupt()
   Unit& begin_forward(std::size_t use) {
     if (schedule().in_backward() || !writing_.empty()) {
       auto const what = formatted("forward of '{}' begins", schedule().module_name(use));
@@ -114,9 +114,9 @@ class Passes {
     });
   }
 
-  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// Drops a forward pass in progress: every unit is dropped, and the next use starts a new pass.
   /// @throws UsageError inside a use, or in the middle of a backward pass
-  /// @param what  forgets it, for the message
+  /// @param what  the refused action, for the message
   void abandon(std::string_view what) {
     expect_whole_gradients(what);
     schedule().expect_closed(what);
@@ -129,7 +129,8 @@ class Passes {
     flags_.forget_parameters();
     executor_->drop_parameters();
   }
-  /// @throws UsageError if an optimizer step has ended half-way: to forget its gradients does not mend the parameters
+  /// @throws UsageError if an optimizer step has ended half-way: discarding gradients does not repair the parameters
+  /// @param what  the refused action, for the message
   void expect_no_half_step(std::string_view what) const {
     if (writing_ == half_step) refuse_half_parameters(what);
   }
@@ -153,24 +154,24 @@ class Passes {
 
   static constexpr std::string_view half_step = "an optimizer step";
   /// Master shards are about to be written, unit by unit. Until end_writing() the parameters are not whole.
-  /// @param what  writes them, a literal: half_step, "an import"
+  /// @param what  the writer, a literal: half_step, "an import"
   void begin_writing(std::string_view what) { writing_ = what; }
   void end_writing() { writing_ = {}; }
 
   /// @throws UsageError inside a use or an evaluation, or while parameters are written
-  /// @param what  reads all parameters, for the message
+  /// @param what  the refused action, for the message
   void expect_at_rest(std::string_view what) const {
     declared_->schedule().expect_closed(what);
     FSDP_EXPECTS(!evaluating(), "rank {}: {} inside an evaluation; end the evaluation scope first", rank_, what);
     expect_whole_parameters(what);
   }
   /// @throws UsageError if an optimizer step, an import or a load has ended half-way
-  /// @param what  does not go with it, for the message
+  /// @param what  the refused action, for the message
   void expect_whole_parameters(std::string_view what) const {
     if (!writing_.empty()) refuse_half_parameters(what);
   }
   /// @throws UsageError if a backward pass is left half-way, naming its units
-  /// @param what  does not go with it, for the message
+  /// @param what  the refused action, for the message
   void expect_whole_gradients(std::string_view what) const {
     if (declared_->schedule().in_backward()) refuse_half_gradients(what);
   }
@@ -230,9 +231,9 @@ class Passes {
       throw;
     }
   }
-  /// [Note: How far the host runs ahead] A pass begins: waits until all passes but the latest `passes_ahead` are
-  /// complete, so that what is enqueued and not yet done stays bounded, evaluation without any optimizer step included.
-  /// Other streams are bounded with compute, which waits for what they gather, and for the slots that they reduce.
+  /// [Note: How far the host runs ahead] At the start of a pass, the host waits until at most `passes_ahead` earlier
+  /// passes are incomplete. This bounds the queues, also in evaluation. Compute waits for gathers and for free slots,
+  /// so the other queues are bounded too.
   void bound_ahead() {
     auto& begun = begun_[passes_ % begun_.size()];
     if (passes_ >= begun_.size()) device_.synchronize(begun);
@@ -240,7 +241,7 @@ class Passes {
     ++passes_;
   }
 
-  /// Runs what the program has for a use, before the module's kernels and after them. @return the use's unit
+  /// Runs the operations of a use before the module's kernels; end() runs those after them. @return the use's unit
   Unit& begin(std::size_t use, std::string_view pass) {
     auto const& turn = program_->turn(phase_, use);
     for (auto const& operation : turn.before)
@@ -271,7 +272,7 @@ class Passes {
   Phase phase_ = Phase::forward;  ///< of the pass under way
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
-  std::string_view writing_;              ///< what writes master shards; empty: nothing
+  std::string_view writing_;              ///< the writer of master shards, for messages; empty: none
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;
   std::uint64_t backward_passes_ = 0;

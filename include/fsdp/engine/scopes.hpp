@@ -13,8 +13,9 @@
 
 namespace fsdp {
 
-/// While it lives, forward passes keep nothing for a backward pass. Ends a forward pass under way at both ends; nests.
-/// Its destructor throws a UsageError if another thread is inside a call of the engine.
+/// Forward passes during its lifetime keep nothing for a backward pass. Scopes nest. A forward pass in progress is
+/// dropped when the scope begins and when it ends. The destructor throws a UsageError if another thread is inside a
+/// call of the engine.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] EvaluationScope {
@@ -38,7 +39,7 @@ class [[nodiscard]] EvaluationScope {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// While it lives, backward passes that begin are changed. Nests; a pass under way goes on as it began.
+/// Changes the backward passes that begin during its lifetime. A pass that has begun does not change. Scopes nest.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] BackwardScope {
@@ -59,8 +60,9 @@ class [[nodiscard]] BackwardScope {
   BackwardChange change_;
 };
 
-/// One use of a unit: its full parameters (and in backward its gradients) are there while it lives. An exception that
-/// passes through it ends the pass; its destructor throws what goes wrong otherwise, an earlier task's exception too.
+/// One use of a unit. Its full parameters (and in backward its gradients) are valid during the scope's lifetime. An
+/// exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails, for example
+/// with the exception of an earlier task.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] UseScope {

@@ -28,8 +28,8 @@ struct NoNorm {
 };
 }  // namespace detail
 
-/// Interface of an engine for optimizers, norms, exports and checkpoints; training loops do not need it. A handle:
-/// copied as a pointer is. docs/extending.md lists who needs which member.
+/// Interface of an engine for optimizers, norms, exports and checkpoints; training loops do not need it. A handle,
+/// which is copied like a pointer. docs/extending.md lists the users of each member.
 ///
 /// Everything here is enqueued on the engine's compute stream unless a comment says otherwise, by the thread that calls
 /// the modules.
@@ -78,10 +78,10 @@ class Shards {
     bool updates_;
     int exceptions_ = std::uncaught_exceptions();
   };
-  /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends the
-  /// gradients are used, and the next backward pass begins their sums anew. A step is complete when all units with
-  /// parameters were updated, also those that it leaves as they are; until then the engine takes no other call, as
-  /// after an exception between two units.
+  /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends, the
+  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit with parameters
+  /// had an update scope, even if nothing changed. Before that, the engine refuses passes, other steps, exports, saves
+  /// and discard_gradients(), as after an exception between two units.
   /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
   Write update(Unit const& unit) const { return write(unit, true); }
   /// An import, an average of weights or the like writes the unit's master shard. @note Stream: compute
@@ -104,9 +104,9 @@ class Shards {
 
   /// An optimizer's step begins.
   ///
-  /// [Note: All ranks step, or none] Where streams can fail, compute waits for every unit's gradients before the first
-  /// update, and for the other ranks' compute streams, which wait for theirs: a collective of 0 elements. So a task
-  /// that throws before the updates leaves the weights of all ranks as they were.
+  /// [Note: All ranks step, or none] If streams can fail, compute waits for the gradients of all units before the first
+  /// update. An all-reduce of 0 elements then waits until all ranks have done so. So a task that throws before the
+  /// updates leaves the weights of all ranks as they were.
   /// @param given  a GradNorm, whose factor the step applies
   /// @throws UsageError if gradients are missing or left half-way, the norm is not theirs or is left out (see
   /// clip_grad_norm), or a GradScaler lives and this is not its step; nothing has changed then
@@ -124,7 +124,7 @@ class Shards {
     gate().begin_updates();
   }
   /// @param given  a GradNorm, of this engine's gradients or of none
-  /// @param what   it is given to, for the message
+  /// @param what   the function that takes the norm, for the message
   /// @throws UsageError
   template <class Norm>
   void expect_own(std::string_view what, Norm const& given) const {
@@ -133,9 +133,9 @@ class Shards {
   }
   /// Checks the state of gradients, for norms and exports.
   auto& gate() const { return engine_->core_.gate; }
-  /// Forgets a forward pass under way: every unit is dropped, the next use starts a new one.
+  /// Drops a forward pass in progress: every unit is dropped, and the next use starts a new pass.
   /// @throws UsageError inside a use, or in the middle of a backward pass
-  /// @param what  forgets it, for the message
+  /// @param what  the refused action, for the message
   void abandon_pass(std::string_view what) const { engine_->core_.passes.abandon(what); }
   /// Events that must be equal on all ranks; collectives compare them.
   detail::History& history() const { return engine_->core_.history; }
@@ -155,8 +155,7 @@ class Shards {
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
 
-  /// Waits so far whose event was recorded later than right behind its operation: 0 in the steps that programs plan
-  /// for.
+  /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_records() const { return engine_->core_.executor.late_records(); }
 
   TraceHook<typename E::Device> const& trace() const { return engine_->core_.trace; }

@@ -18,7 +18,7 @@ class StepGate {
   StepGate(int rank, Passes& passes) : rank_(rank), passes_(&passes) {}
 
   /// @throws UsageError unless every unit has reduced gradients of whole backward passes since the last optimizer step
-  /// @param what  needs them, for the message
+  /// @param what  the refused action, for the message
   [[gnu::noinline]] void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     passes_->expect_whole_parameters(what);
@@ -44,10 +44,10 @@ class StepGate {
   }
 
   /// @throws UsageError inside a use or an evaluation, or while parameters are not whole
-  /// @param what  reads all parameters, for the message
+  /// @param what  the refused action, for the message
   void expect_at_rest(std::string_view what) const { passes_->expect_at_rest(what); }
 
-  /// An optimizer step begins: nothing that was gathered before it is used again.
+  /// An optimizer step begins: units that were gathered before it are dropped.
   /// @param measurement  of the norm whose factor it takes; 0: it takes none
   /// @throws UsageError if gradients are missing, the norm is not that of these gradients, or one that was to be
   /// limited is left out

@@ -43,7 +43,7 @@ constexpr WaitSite peers_site(StreamKind waiting, step::Group group) {
   return waiting == StreamKind::replicate ? WaitSite::replicate_scatter_peers : WaitSite::reduce_peers_read;
 }
 
-/// Communicators by group; those that a program does not use are not there.
+/// Communicators by group. Groups that a program does not use have none.
 template <Communicator C>
 using Groups = std::array<std::optional<C>, step::groups>;
 
@@ -60,13 +60,13 @@ class Waits {
   /// @param program  must outlive the waits
   [[gnu::cold]] void prepare(Program const& program) {
     hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
-    // Of the last step and the one before it, and some that are recorded late.
+    // Room for the events of two steps, and for 8 late ones.
     for (std::size_t stream = 0; stream < stream_kinds; ++stream)
       for (std::size_t i = 0; i < std::bit_ceil(2 * program.events[stream] + 8); ++i)
         events_[stream].ring.push_back({0, {}, device_.make_event()});
   }
 
-  /// Of the pass under way: they decide which operations are recorded.
+  /// Sets the flags of the pass in progress. They decide after which operations an event is recorded.
   void set_flags(Facts flags) { flags_ = flags; }
   /// The operation's stream waits for everything that its accesses need.
   void order(Operation const& operation) {
@@ -84,7 +84,7 @@ class Waits {
   void note_interrupted(Operation const& operation) noexcept {
     if (operation.is_tracked()) hazards_.after(operation);
   }
-  /// Events that were recorded behind more than their operation: see [Note: Events].
+  /// Number of late events: see [Note: Events].
   std::size_t late_records() const { return late_; }
 
  private:

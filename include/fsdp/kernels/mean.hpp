@@ -11,7 +11,8 @@
 
 namespace fsdp::kernels {
 
-/// The factor that makes a sum over ranks a mean. Everything that takes a mean multiplies by it, once, in fp32.
+/// The factor that makes a sum over N ranks a mean (average): 1/N. All code that takes a mean multiplies by it once, in
+/// fp32.
 constexpr float mean_factor(int ranks) { return 1.0f / static_cast<float>(ranks); }
 
 /// The mean over ranks of `count` elements, to every rank: the sum of all_reduce, times mean_factor(size()). By the

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which buffers a step has, and which units use them.
+// Decides which buffers a step has, how large they are, which units use them, and which units stay unsharded after
+// forward.
 #pragma once
 
 #include <algorithm>
@@ -47,12 +48,12 @@ inline std::vector<Range> make_buckets(std::vector<std::int64_t> const& ends, st
 
 namespace detail {
 
-/// Describes units, and gives buffers to them.
+/// Describes units, and assigns buffers to them.
 ///
-/// [Note: Wires] Where ranks sum in a narrower type than backward writes, a unit's gradients are rounded into a wire
-/// buffer, which travels; their slot is free as soon as that is done. The reduce stream does one unit after another, so
-/// that one buffer serves all. With replicas there are two, so that one unit is reduce-scattered while the one before
-/// it is all-reduced. Buckets are rounded on the replicate stream, into a buffer of their own.
+/// [Note: Wires] If ranks sum in a narrower type than backward writes, gradients are rounded into a send buffer
+/// (*wire*), and the wire is reduced. The slot is free after rounding. The reduce stream reduces one unit after
+/// another, so one wire is enough for all units. With replicas there are two wires: one unit is reduce-scattered while
+/// the unit before it is all-reduced. Buckets are rounded on the replicate stream, into a wire of their own.
 class BufferPlanner {
  public:
   [[gnu::cold]] explicit BufferPlanner(StepInput const& input) : input_(input) {

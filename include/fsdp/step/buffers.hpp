@@ -35,9 +35,9 @@ namespace step {
 /// Cells of each buffer.
 ///
 /// [Note: Cells] A buffer by slot has two cells: the own slice of its content, and the rest. Peers of an all-gather
-/// read the own slice, those of a reduce-scatter the rest. Where a rank has the content for itself, the own slice is
-/// all of it. A kept slice is one cell. A buffer by unit is one cell; but gradient shards that backward writes are cut
-/// where a unit ends and where a bucket ends.
+/// read the own slice, peers of a reduce-scatter read the rest. If no other rank shares the unit, the own slice is the
+/// whole content. A kept slice is one cell. A buffer by unit is one cell; but gradient shards that backward writes are
+/// cut where a unit ends and where a bucket ends.
 class Buffers {
  public:
   Buffers() = default;
@@ -75,11 +75,11 @@ class Buffers {
     sizes_[static_cast<std::size_t>(pool)] = has_slices(pool) ? 2 * slots : slots;
   }
 
-  /// Of a pool by unit. @pre the unit has parameters
+  /// The unit's cells in a pool by unit. @pre the unit has parameters
   Cells of_unit(Pool pool, std::uint32_t unit) const {
     return pool == Pool::gradient ? gradient_cells(gradients_[unit]) : Cells{pool, unit, 1};
   }
-  /// Of gradient shards that backward writes.
+  /// The cells of a bucket. @param elements  of the gradient shards that backward writes
   Cells bucket(Range elements) const { return gradient_cells(cells_between(elements)); }
   static Cells kept(std::uint32_t slot) { return {Pool::kept, slot, 1}; }
   static Cells own(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 1}; }
@@ -91,7 +91,7 @@ class Buffers {
     return pool == Pool::gather || pool == Pool::gradient_slot || pool == Pool::wire;
   }
   static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept; }
-  /// The slot of the cells, in a pool by slot; the unit, in others. @pre no gradient shard
+  /// The slot of the cells, in a pool by slot; the first cell, of gradient shards; the unit, in other pools.
   static constexpr std::uint32_t index(Cells cells) { return has_slices(cells.pool) ? cells.first / 2 : cells.first; }
   /// Number of cells.
   std::size_t size(Pool pool) const { return sizes_[static_cast<std::size_t>(pool)]; }

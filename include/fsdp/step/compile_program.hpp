@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the program of a step: the one place that decides what is gathered when, what stays, and in which buffer.
+// Writes the program of a step: decides when each unit is gathered and dropped, and which shared slot it gets.
+// buffer_planner.hpp decides which units stay unsharded and which buffers exist; operation_writer.hpp writes
+// reductions.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +21,10 @@ namespace fsdp {
 
 namespace detail {
 
-/// Units while a step is walked through: which are unsharded, and in which slot.
+/// The state of units while the compiler goes through the uses: which units are unsharded, and in which slot.
 class UnshardedUnits {
  public:
-  /// @param in_turn  so many slots, the last ones, are shared by the units that have none of their own
+  /// @param in_turn  number of shared slots, for units without a slot of their own; they are the last slots
   UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
       : program_(&program),
         slots_(program.units.size(), Program::none),
@@ -99,12 +101,12 @@ class ProgramCompiler : OperationWriter {
 
  private:
   using Turn = Program::Turn;
-  /// Writes all passes, where `in_turn` slots are shared. @return how many of them are in use at a time
+  /// Writes all passes. @param in_turn  number of shared slots @return the largest number of them in use at a time
   [[gnu::cold]] std::size_t walk(std::size_t in_turn) {
     UnshardedUnits units(program_, own_gather_slots_, in_turn), evaluated = units, resident = units;
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
-    // Parameters that an earlier pass has left make gathers needless, and change nothing else.
+    // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
     if (all_own_gather_slots() && program_.kept_slots.empty()) {
       resident.restart(true);
       auto const fewer = walk_forward(resident, Phase::forward, false);
@@ -117,7 +119,7 @@ class ProgramCompiler : OperationWriter {
     program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
     return std::max(units.most_in_turn(), evaluated.most_in_turn());
   }
-  /// Operations that are not in `fewer`, which has the others in the same order, need sharded parameters at first.
+  /// `fewer` is a subsequence of `all`. Operations that are missing in it run only if the pass starts sharded.
   [[gnu::cold]] static void restrict_to_sharded(Operations& all, Operations const& fewer) {
     auto const same = [](Operation const& a, Operation const& b) {
       return a.primitive == b.primitive && a.unit == b.unit && a.all == b.all;
@@ -183,7 +185,8 @@ class ProgramCompiler : OperationWriter {
     close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
     units.drop(u);
   }
-  /// A use begins: its unit is gathered, then those of `ahead`, which is cut where too much waits for its use.
+  /// A use begins: its unit is gathered, then the units of `ahead`.
+  /// @param cut  shortens `ahead` where it would exceed max_ahead_bytes
   [[gnu::cold]] void begin(Turn& turn, std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead,
                            bool cut, bool in_backward = false) {
     turn.use = static_cast<std::uint32_t>(use);

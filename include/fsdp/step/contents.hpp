@@ -180,7 +180,7 @@ class Contents {
 
   Program const* program_ = nullptr;
   fsdp::detail::FixedArray<Unit> units_;
-  std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit whose gradients it got after it was zeroed; none
+  std::vector<std::uint32_t> dirty_;  ///< by gradient slot: the unit that has used it since it was last zeroed; none
 };
 
 }  // namespace fsdp::step

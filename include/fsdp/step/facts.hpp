@@ -17,9 +17,9 @@ enum Facts : unsigned {
   syncs_none = 1u << 4,        ///< gradients stay on their rank
   syncs_group = 1u << 5,       ///< gradients are reduced within shard groups
   syncs_all = 1u << 6,         ///< gradients are reduced over all ranks
-  nothing_waits = 1u << 7,     ///< of earlier micro-steps, all gradients are reduced
+  nothing_waits = 1u << 7,     ///< all gradients of earlier micro-steps are reduced
   sums_wait = 1u << 8,         ///< sums within shard groups wait for replicas
-  gradients_wait = 1u << 9,    ///< gradients wait on their rank, and maybe such sums as well
+  gradients_wait = 1u << 9,    ///< gradients of earlier micro-steps are unreduced; sums may also wait for replicas
   any_facts = (1u << 10) - 1
 };
 constexpr Facts operator~(Facts a) { return static_cast<Facts>(~unsigned{a} & unsigned{any_facts}); }
@@ -30,7 +30,7 @@ inline constexpr Facts start_answers = starts_sharded | starts_unsharded, drop_a
                        sync_answers = syncs_none | syncs_group | syncs_all,
                        waiting_answers = nothing_waits | sums_wait | gradients_wait;
 inline constexpr std::array<unsigned, 4> questions{start_answers, drop_answers, sync_answers, waiting_answers};
-/// Mask: run only under these flags; groups that are not mentioned stay open.
+/// @return a mask: in a group that `answers` names, only those flags; in all other groups, every flag
 constexpr Facts only(Facts answers) {
   unsigned facts = 0;
   for (auto const question : questions) facts |= (answers & question) != 0 ? answers & question : question;
@@ -63,7 +63,7 @@ struct BackwardFlags {
     return (reshard ? drops : keeps) | (!gradient_sync ? syncs_none : replica_sync ? syncs_all : syncs_group);
   }
 };
-/// Of all kinds of backward passes.
+/// The flags of all kinds of backward passes.
 inline constexpr std::array<BackwardFlags, 6> every_backward_flags{{{true, true, true},
                                                                     {true, false, true},
                                                                     {false, true, true},

@@ -13,8 +13,8 @@
 
 namespace fsdp::step {
 
-/// A point in a run, as vector clocks have it (Mattern 1989): of each stream the number of its last operation that has
-/// ended, and of each group the number of the last collective that all peers have ended. Numbers count from 1; 0: none.
+/// A point in a run: a vector clock (Mattern 1989). For each stream, it has the number of the last operation that has
+/// ended; for each group, the number of the last collective that all peers have ended. Numbers count from 1; 0: none.
 struct Point {
   std::array<std::uint64_t, stream_kinds> streams{};
   std::array<std::uint64_t, groups> peers{};
@@ -29,13 +29,14 @@ struct Point {
   }
 };
 
-/// Remembers the last accesses to each cell, and what each stream knows of the others. It enqueues nothing: whoever
-/// runs a list of operations asks before each of them, waits, says so, and notes the operation.
+/// Remembers the last accesses to each cell, and each stream's knowledge of the others. It enqueues nothing. Before
+/// each operation, the caller asks for the waits, enqueues them and reports them with learn(); then it enqueues the
+/// operation and reports it with after().
 ///
-/// [Note: Order among peers] A rank that completes collective n of a communicator has data of every peer, and a peer
-/// that takes part in collective n has ended collective n-1. So a stream knows after its collective n that all peers
-/// have ended n-1. It also knows that of communicators whose ranks are a part of these, if their collectives are
-/// enqueued on the same stream (`contains`). Communicators that cannot promise it decline: see Communicator.
+/// [Note: Order among peers] When collective n of a communicator completes on a rank, all its peers have begun n. A
+/// peer begins n after it ended n-1. So all peers have ended n-1. They have also ended the earlier collectives of a
+/// communicator over a subset of these ranks, if both communicators enqueue on the same stream (`contains`). A
+/// communicator that cannot promise this says so with `completes_in_order`: see Communicator.
 class Hazards {
  public:
   Hazards() = default;
@@ -168,9 +169,9 @@ constexpr void for_each_bit(std::uint32_t bits, Visit const& visit) {
   for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
 }
 
-/// Calls `wait(stream)` for the streams that an operation must wait for, except those that another of these events
-/// implies.
-/// @param point_of  point_of(stream): the point of the event that would be waited for
+/// Calls `wait(stream)` for each stream that an operation must wait for, unless the event of another such stream
+/// implies this wait.
+/// @param point_of  point_of(stream): the point of the stream's event
 template <class PointOf, class Wait>
 void for_each_event(Hazards::Needs const& needs, PointOf const& point_of, Wait const& wait) {
   for_each_bit(needs.streams, [&](std::size_t i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that a run needs. docs/strategies.md derives the formulas.
+// Memory that a run needs. docs/strategies.md states the formulas.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,10 @@ struct MemoryPlan {
   std::int64_t optimizer = 0;         ///< optimizer state
   std::int64_t gather = 0;            ///< buffers of full parameters, and of what is kept after forward
   std::int64_t reduce = 0;            ///< slots of full gradients, rounded ones, and accumulators of unreduced ones
-  std::int64_t live_forward = 0;      ///< highest use during a forward pass
-  std::int64_t live_backward = 0;     ///< highest use during a backward pass that reduces
-  std::int64_t live_accumulated = 0;  ///< in either, with gradients of an earlier micro-step waiting unreduced
-  std::int64_t live_most = 0;         ///< in any pass, whatever the options allow to be set before it
+  std::int64_t live_forward = 0;      ///< peak in a forward pass
+  std::int64_t live_backward = 0;     ///< peak in a backward pass that reduces
+  std::int64_t live_accumulated = 0;  ///< peak in either, with unreduced gradients of an earlier micro-step
+  std::int64_t live_most = 0;         ///< peak in any pass, with any scopes that the options allow
   std::int64_t rest() const { return parameters + gradients + optimizer; }
   std::int64_t reserved() const { return rest() + gather + reduce; }
 };
@@ -64,11 +64,11 @@ class LiveBytes {
     auto const cells = operation.all[0].cells;
     return set(used_[static_cast<std::size_t>(cells.pool)][step::Buffers::index(cells)], opens ? operation.bytes : 0);
   }
-  /// Parameters that passes have left are dropped.
+  /// Drops parameters of earlier passes.
   void reshard() {
     for (auto const pool : {step::Pool::gather, step::Pool::kept}) forget(pool);
   }
-  /// Gradients that they have left are forgotten.
+  /// Forgets gradients of earlier passes.
   void discard() {
     for (auto const pool : {step::Pool::gradient_slot, step::Pool::wire, step::Pool::accumulator}) forget(pool);
   }
@@ -84,11 +84,11 @@ class LiveBytes {
   }
 
   Program const* program_ = nullptr;
-  std::array<std::vector<std::int64_t>, step::pools> used_;  ///< by pool, then slot or unit
+  std::array<std::vector<std::int64_t>, step::pools> used_;  ///< by pool, then Buffers::index()
   std::int64_t bytes_ = 0;
 };
 
-/// The highest use in any pass that the options allow, after any that they allow.
+/// Peak of live bytes over all sequences of passes that the options allow.
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
   std::int64_t highest = 0;
   auto const run = [&](LiveBytes& live, Facts facts) {
@@ -97,7 +97,7 @@ class LiveBytes {
     evaluated.reshard();
     highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));
   };
-  // A micro-step leaves what its own flags say, whatever it has found: two in turn reach all states.
+  // The state after a micro-step depends only on its own flags. So two micro-steps in a row reach all states.
   LiveBytes const nothing(program);
   for (auto const first : every_backward_flags) {
     if (!allows(program, input, first)) continue;

@@ -36,6 +36,7 @@ constexpr std::string_view name(Pool pool) {
                                                       "kept slice",   "gradient slot", "wire"};
   return names[static_cast<std::size_t>(pool)];
 }
+static_assert(!name(static_cast<Pool>(pools - 1)).empty(), "a pool lacks its name");
 
 /// Consecutive cells of a pool. A cell is a part of a buffer that some operation accesses alone: see Buffers.
 struct Cells {
@@ -90,16 +91,17 @@ constexpr std::string_view name(Primitive primitive) {
       "forward",    "backward", "norm",  "update",     "discard"};
   return names[static_cast<std::size_t>(primitive)];
 }
-/// A device or a communicator does it.
+static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
+/// A device or a communicator performs it.
 constexpr bool moves(Primitive primitive) {
   return primitive != Primitive::open && primitive != Primitive::close && primitive != Primitive::discard;
 }
-/// A module's kernels, which run between the operations before and after them.
+/// A module's kernels. They run between the operations before and after them.
 constexpr bool computes(Primitive primitive) {
   return primitive == Primitive::forward || primitive == Primitive::backward;
 }
-/// Its accesses are ordered with those of other operations. So is the open of a content, because the cells of a new
-/// content are other bytes than the cells of the last one.
+/// Its accesses are ordered with those of other operations. `open` is ordered too: after it, the same cells have other
+/// addresses.
 constexpr bool is_ordered(Primitive primitive) { return moves(primitive) || primitive == Primitive::open; }
 constexpr bool is_collective(Primitive primitive) {
   return primitive == Primitive::all_gather || primitive == Primitive::reduce_scatter ||
@@ -135,24 +137,26 @@ struct Span {
   std::int64_t bytes = 0;              ///< of the span that begins here
 };
 
-/// See primitives. Equal on all ranks, but for the bytes that cells stand for.
+/// A primitive on a stream. Operations are equal on all ranks; only the addresses of their cells differ.
 struct Operation {
   static constexpr std::uint32_t none = ~0u;
 
   Primitive primitive{};
   StreamKind stream{};
-  Group group = Group::none;  ///< of a collective
-  bool mean = false;          ///< all_reduce: makes a mean of the sum
-  bool unless_begun = false;  ///< runs only if the unit's gradient shard holds no sum since the last update
-  std::uint8_t tracked = 0;   ///< bit i: access i meets accesses of other streams, or of peers
-  std::uint8_t size = 0;      ///< number of accesses
-  Facts when = any_facts;     ///< flags of a micro-step under which it runs
-  Facts records{};  ///< and under which an event is recorded behind it, because another stream will wait for it
-  int ranks = 1;    ///< of the group
+  Group group = Group::none;    ///< of a collective
+  bool mean = false;            ///< all_reduce: makes a mean of the sum
+  bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
+  std::uint8_t tracked = 0;     ///< bit i: access i meets accesses of other streams, or of peers
+  std::uint8_t size = 0;        ///< number of accesses
+  Facts when = any_facts;       ///< flags of a micro-step under which it runs
+  Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait
+  int ranks = 1;                ///< of the group
   std::uint32_t unit = none;    ///< of a bucket: the unit that completes it
   std::uint32_t bucket = none;  ///< whose gradients it moves; none: one unit's
   std::int64_t elements = 0;    ///< that it moves; of a collective: a rank's part of all_gather and reduce_scatter
-  std::int64_t bytes = 0;       ///< that it writes; of a collective: the whole buffer; of open: the content
+  /// That it writes. Forward and backward: of the parameters that they read. Collectives: of the whole buffer. open: of
+  /// the content. update: of a shard in fp32. 0 for zero_padding and norm.
+  std::int64_t bytes = 0;
   std::array<Access, 3> all{};
   Span span{};
 
@@ -164,7 +168,7 @@ struct Operation {
   constexpr bool is_tracked() const { return tracked != 0; }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
-  // For those that write operations.
+  // For code that makes operations.
   constexpr Operation& moving(std::int64_t moved_elements, std::int64_t written_bytes) {
     elements = moved_elements;
     bytes = written_bytes;

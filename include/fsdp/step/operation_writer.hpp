@@ -15,20 +15,22 @@
 
 namespace fsdp::detail {
 
-/// [Note: Ways to reduce] Where several ranks share a unit, backward writes into a slot: reduce-scatter in place,
-/// all-reduce of the own slice over replicas, accumulation into the gradient shard with the factor 1/W, zeroing of the
-/// slot for its next unit, unless modules begin their sums themselves. Where replicas may wait
-/// (EngineOptions::allow_no_replica_sync), slices are added up in a partial shard of fp32 instead, and that is
-/// all-reduced: the slot is free as soon as the group has read it. Where a rank has the unit for itself and gradients
-/// are fp32 (NoShard, or a world of one) the gradient shard is the full gradient: backward writes it where it is
-/// (*direct*), and buckets of it become means in place. Where ranks sum in a narrower type
-/// (EngineOptions::reduce_dtype), what travels is rounded into a wire buffer first: see [Note: Wires].
+/// [Note: Ways to reduce] The options and the unit's strategy choose between these:
+/// - Gradients in a slot: backward writes a slot. If several ranks share the unit, the slot is reduce-scattered in
+/// place.
+///   If it has replicas, the own slice is all-reduced. The result times 1/W is added to the gradient shard. The slot is
+///   zeroed, unless the modules of all its units begin their sums themselves.
+/// - EngineOptions::allow_no_replica_sync: the slices are summed in a partial shard of fp32, and the partial shard is
+///   all-reduced. The slot is free once the group has read it.
+/// - Gradients in the shard (*direct*), if no other rank shares the unit and gradients are fp32 (NoShard, or a world of
+///   one): backward writes the gradient shard. Buckets of it are all-reduced in place and multiplied by 1/W.
+/// - EngineOptions::reduce_dtype: gradients are first rounded into a wire, and the wire is reduced: see [Note: Wires].
 ///
-/// [Note: Gradients that wait] Gradients in the shard's type wait in their slot, which backward adds to. Narrower ones
-/// are added up in a full-size fp32 accumulator, and rounded once, when they are reduced.
+/// [Note: Gradients that wait] Unreduced gradients in fp32 stay in their slot, and backward adds to them. Narrower ones
+/// are summed in a full-size accumulator of fp32. The sum is rounded once, when the unit is reduced.
 ///
-/// [Note: Kept slices] With EngineOptions::reshard_ranks, compute copies a slice of a unit aside when its forward ends,
-/// and backward gathers the slices of a few consecutive ranks instead of the shards of all.
+/// [Note: Kept slices] With EngineOptions::reshard_ranks, compute copies a slice of a unit when the unit's forward
+/// ends. Backward gathers these slices from a few consecutive ranks, not the shards of all ranks.
 class OperationWriter : protected BufferPlanner {
  protected:
   using BufferPlanner::BufferPlanner;
@@ -147,13 +149,14 @@ class OperationWriter : protected BufferPlanner {
       on_compute(Primitive::zero_padding, any_facts).unless_begun = true;
     on_compute(Primitive::open, any_facts);
   }
-  /// A micro-step that does not sum over replicas reduces the unit all the same: it has none, or shards to sum within.
+  /// @return whether no_replica_sync still reduces the unit: it has no replicas, or it is sharded
   bool reduces_in_group(std::uint32_t unit) const {
     return input_.units[unit].shards || program_.units[unit].replicas == 1;
   }
-  /// The unit's gradients wait on their rank: if it is reduced over replicas alone, also where sums wait for those.
+  /// Flags under which the unit's gradients are unreduced on this rank. `sums_wait` is one of them if the unit is
+  /// reduced over replicas only.
   Facts held(std::uint32_t unit) const { return reduces_in_group(unit) ? gradients_wait : gradients_wait | sums_wait; }
-  /// Micro-steps that end with the unit's gradients reduced, at least within its shard group.
+  /// Flags of micro-steps that reduce the unit's gradients, at least within its shard group.
   Facts reducing(std::uint32_t unit) const { return reduces_in_group(unit) ? syncs_group | syncs_all : syncs_all; }
 
   /// Backward has written all of a unit's gradients, in a slot.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which operations need an event behind them, and which accesses nobody else can meet.
+// Decides after which operations an event is recorded, and which accesses need no book-keeping.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace fsdp::detail {
 
-/// Marks accesses that can meet an access of another stream, or of peers. Others need no book-keeping: of a rank that
-/// has its units for itself, there are none at all.
+/// Marks accesses to cells that another stream or peers access too. Other accesses need no book-keeping. If a rank
+/// shares no unit with other ranks, no access is marked.
 class AccessTracker {
  public:
   [[gnu::cold]] explicit AccessTracker(Program const& program) : users_(program.buffers) {}
@@ -50,7 +50,7 @@ class AccessTracker {
   static constexpr std::uint32_t all_writers = (1u << stream_kinds) - 1, peers = 1u << 2 * stream_kinds,
                                  all_users = 2 * peers - 1;
 
-  /// The open of a buffer by unit gives it no other bytes.
+  /// After the open of a buffer by unit, its cells have the same addresses as before.
   static bool is_ordered(step::Operation const& operation) {
     if (operation.primitive != step::Primitive::open) return step::is_ordered(operation.primitive);
     return step::Buffers::has_slots(operation.all[0].cells.pool);
@@ -59,10 +59,12 @@ class AccessTracker {
   step::PerCell<std::uint32_t> users_;
 };
 
-/// Finds operations that others wait for, in runs of all kinds of micro-steps, pairs of them, and evaluations.
+/// Finds operations that other operations wait for, in runs of all kinds of micro-steps, pairs of them, and
+/// evaluations.
 ///
-/// [Note: Events] Results do not depend on where an event is recorded. If a stream waits for an operation without an
-/// event, the executor records one behind everything that was enqueued until then. Such a wait may take longer.
+/// [Note: Events] Results do not depend on where an event is recorded. If a stream must wait for an operation without
+/// an event, the executor records a *late* event, after everything that was enqueued until then. Such a wait may take
+/// longer.
 class EventPlanner final : public step::Operations {
  public:
   [[gnu::cold]] explicit EventPlanner(Program const& program) : Operations(program), hazards_(program.buffers) {
@@ -86,7 +88,7 @@ class EventPlanner final : public step::Operations {
   }
 
  private:
-  /// Of a stream, by number.
+  /// An operation of a stream that is done. Streams count their operations from 1.
   struct Done {
     step::Operation const* operation = nullptr;  ///< nullptr: one that is always recorded, and may be gone
     Facts facts{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step as data: its operations at each use of a unit, and the buffers that they access. It knows no rank and
-// no device. compile_program() writes it; everything that has to know the step reads it.
+// A training step as data: its operations at each use of a unit, and the buffers that they access. It does not depend
+// on a rank or a device. compile_program() writes it. Executor, plans, checks and printers read it.
 #pragma once
 
 #include <array>
@@ -90,11 +90,11 @@ class Program {
     std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
     /// It has no parameters: its uses move nothing.
     bool empty() const { return elements == 0; }
-    /// A single shard of the parameters' type is the full parameters: compute reads master weights where they are, and
-    /// nothing is gathered.
+    /// The unit has one shard, and masters have the parameters' type; or it has no parameters. Compute reads the master
+    /// shard; nothing is gathered.
     bool reads_masters = false;
-    /// A single shard of the gradients' type is the full gradients: backward writes where optimizers read, without a
-    /// slot.
+    /// The unit has one shard, and backward writes gradients in the shard's type; or it has no parameters. Backward
+    /// writes the gradient shard, without a slot.
     bool writes_shards = false;
     bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
     bool accumulates = false;         ///< full gradients may wait, in an accumulator
@@ -106,7 +106,7 @@ class Program {
   std::vector<BufferPlan> gather_slots;    ///< of full parameters; those that units share come last
   std::vector<BufferPlan> kept_slots;      ///< of slices that stay after forward
   std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
-  /// Of gradients that are rounded for the sum over ranks: those that units take in turn, then the buckets' one.
+  /// Buffers of rounded gradients: first those that units take in turn, then the one for buckets.
   std::vector<BufferPlan> wires;
   std::uint32_t bucket_wire = none;       ///< in wires
   std::optional<DType> wire;              ///< the type that gradients are rounded to
@@ -114,14 +114,16 @@ class Program {
   std::size_t gradient_bytes = 4;         ///< size of a gradient as backward writes it
   std::size_t reduce_bytes = 4;           ///< size of one that is reduced; partial sums over replicas are fp32
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
-  /// Units as their gradient shards lie in memory: those that backward writes itself first, each kind in the order in
-  /// which backward completes it, so that buckets of several units are contiguous. Units without parameters have none.
+  /// Order of the gradient shards in memory: first those that backward writes directly, then the others, each group in
+  /// the order in which backward completes it. So buckets of several units are contiguous. Units without parameters are
+  /// left out.
   std::vector<std::size_t> gradient_order;
-  std::vector<Range> buckets;  ///< of what backward writes itself: elements
+  std::vector<Range> buckets;  ///< elements of the gradient shards that backward writes directly
   step::Buffers buffers;
-  /// By stream: events that are recorded in all passes and the updates of a step.
+  /// By stream: number of events that all passes and updates of a step record.
   std::array<std::size_t, stream_kinds> events{};
-  /// By unit: the norm of its gradient shard, and its update by an optimizer. Users of Shards run them between passes.
+  /// By unit: the norm of its gradient shard, and its update by an optimizer. Callers of Shards run them between
+  /// passes.
   std::vector<step::Operation> norms, updates;
 
  private:

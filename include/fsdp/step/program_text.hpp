@@ -51,8 +51,8 @@ inline std::string conditions_of(Facts when) {
   return text;
 }
 
-/// One operation as a reader of a printed step wants it; "" if it belongs to the one before it, or moves nothing and
-/// ends no parameters.
+/// The text of one operation in a printed step. "" if the operation before it stands for it, or if it is an open or a
+/// close that is not printed.
 inline std::string text_of(Program const& program, step::Operation const& operation) {
   using step::Pool;
   using step::Primitive;
@@ -84,9 +84,9 @@ inline std::string text_of(Program const& program, step::Operation const& operat
 
 }  // namespace detail
 
-/// A line for each turn: its operations before the module's computation and after it, by the names that a trace has for
-/// them. Shared slots of parameters are A, B, C, shared slots of gradients x, y.
-/// @param facts  only operations that run in such a micro-step; any_facts: all, with what they depend on
+/// A line for each turn: left, the operations before the module's computation; right, those after it, in the order in
+/// which they are enqueued. Shared slots of parameters are A, B, C, shared slots of gradients x, y.
+/// @param facts  only operations that run in such a micro-step; any_facts: all, with their conditions
 inline std::string to_text(Program const& program, Facts facts = any_facts) {
   std::size_t width = 0;
   for (auto const& module : program.modules) width = std::max(width, module.size());
@@ -114,7 +114,7 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
   return text;
 }
 
-/// Of messages: "gather slot 1, own slice", "gradient shard of 'h.0'".
+/// The name of cells in messages: "gather slot 1, own slice", "gradient shard of 'h.0'".
 inline std::string to_text(Program const& program, step::Cells cells) {
   auto const what = name(cells.pool);
   if (cells.pool == step::Pool::kept) return formatted("{} {}", what, cells.first);

@@ -17,7 +17,7 @@ namespace fsdp::step {
 /// Flags of the passes of a run, which follow from each other.
 class PassFlags {
  public:
-  /// Of the pass that is under way.
+  /// Flags of the pass in progress.
   Facts now() const { return now_; }
   /// A forward pass begins. @return whether parameters that earlier passes have left are dropped first
   bool begin_forward() {
@@ -40,14 +40,15 @@ class PassFlags {
 struct Position {
   static constexpr std::uint32_t no_use = ~0u;
 
-  std::uint32_t step = 0;        ///< updates so far
-  std::uint32_t micro_step = 0;  ///< number of the backward pass in the run, from 1; a forward pass has the next one's
-  std::uint32_t use = no_use;    ///< no_use: between uses
-  Phase phase{};                 ///< of the use
-  Facts flags = plain_step;      ///< of the pass under way, or of the last one
+  std::uint32_t step = 0;  ///< updates so far
+  /// Number of the backward pass in the run, from 1; a forward pass has the number of the backward pass that follows.
+  std::uint32_t micro_step = 0;
+  std::uint32_t use = no_use;  ///< no_use: between uses
+  Phase phase{};               ///< of the use
+  Facts flags = plain_step;    ///< of the pass under way, or of the last one
 };
 
-/// An operation of a run; sums are written or added to.
+/// An operation of a run, with `Mode::sum` resolved to `write` or `add`.
 struct Executed {
   Operation operation;
   Position at;
@@ -70,7 +71,7 @@ inline auto record_into(std::vector<Executed>& list) {
 /// The operations of a run, in the order in which an engine enqueues them. All ranks enqueue the same.
 class Operations {
  public:
-  /// The buffers are placed: slots of gradients that units add to are zeroed, as all others are.
+  /// Zeroes all gradient slots, as an engine does after it has placed the buffers.
   [[gnu::cold]] void prepare() {
     for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot)
       execute(zeroing(*program_, slot, StreamKind::reduce));

@@ -66,18 +66,18 @@ class Schedule {
       if (use.unit == index) return true;
     return false;
   }
-  /// A backward pass has begun, and neither has it come to its end nor was it forgotten.
+  /// A backward pass is in progress, or an exception has interrupted it.
   bool in_backward() const { return pass_ == Pass::backward; }
-  /// The backward pass under way cannot go on: an exception has ended it.
+  /// An exception has interrupted the backward pass, and it cannot go on.
   bool backward_broken() const { return broken_; }
   /// A forward pass has begun and is not complete.
   bool in_forward() const { return pass_ == Pass::forward && next_ < size(); }
   bool is_open() const { return open_; }
-  /// The backward pass under way is done with `use`.
+  /// The backward pass in progress has completed `use`.
   bool backward_done(std::size_t use) const { return use >= next_; }
 
   /// @throws UsageError if a use is open, naming its module
-  /// @param what  does not go with it, for the message
+  /// @param what  the refused action, for the message
   void expect_closed(std::string_view what) const {
     FSDP_EXPECTS(!open_, "rank {}: {}, but {} of '{}' has not ended", rank_, what, name(pass_), module_name(current_));
   }
@@ -177,7 +177,8 @@ class Schedule {
   bool broken_ = false;
 };
 
-/// For each use, the first uses of the next `forward` units, and in backward the last ones of the `backward` before.
+/// For each use: in forward, the first uses of the next `forward` units; in backward, the last uses of the previous
+/// `backward` units.
 /// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
 [[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward,
                                                      std::vector<bool> const& empty = {}) {

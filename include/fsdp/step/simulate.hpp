@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulator: when each operation of a run begins and ends, by the costs of primitives.
+// A simulator: computes when each operation of a run begins and ends, from the costs of primitives.
 #pragma once
 
 #include <algorithm>
@@ -44,9 +44,10 @@ struct TimeSpan {
   double begin = 0, end = 0;
 };
 
-/// Times the operations of several ranks. A stream runs its operations in order. An operation begins when the last
-/// writes of the cells that it accesses have ended, and where it writes, also the reads since, of peers too. A
-/// collective begins when it can begin on all members, and ends on each by that rank's cost. The host takes no time.
+/// Times the operations of several ranks. A stream runs its operations in order. An operation begins after the last
+/// write of each cell that it accesses. If it writes, it also begins after all reads since then, including peers'
+/// reads. A collective begins when all members can begin it, and ends on each member after that rank's cost. The host
+/// takes no time.
 class Simulator {
  public:
   /// @param ranks  costs of each rank of the world; one stands for ranks that are equal
@@ -65,7 +66,7 @@ class Simulator {
         if (peers_read(operation.primitive, access))
           for (auto& cell : ranks_[i].cells[access.cells]) cell.read = std::max(cell.read, last_end(operation, i));
   }
-  /// Of each operation so far.
+  /// Begin and end of each operation so far.
   std::vector<TimeSpan> const& spans(std::size_t rank = 0) const { return ranks_[rank].spans; }
 
  private:

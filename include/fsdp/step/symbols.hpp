@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A check of a program: the content of each cell while operations run, and readers that find another one than they
-// need.
+// A check of a program: tracks the content of each cell while operations run, and finds operations whose input has the
+// wrong content.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace fsdp::step {
 
-/// Runs operations, the same on all ranks. A reader that finds another content than it needs adds a text to problems().
+/// Runs operations, the same on all ranks. An operation whose input has the wrong content adds a text to problems().
 class Symbols {
  public:
   /// @param padded  by unit: some elements belong to no tensor
