@@ -2,20 +2,27 @@
 // An exception from any call of the device while two micro-steps are enqueued: once their gradients are discarded,
 // nothing of them is left in the weights of the steps that follow, and no bytes count as in use.
 // skip-sanitizers
+// full-run: [cuts]
+// timeout: 3600
 #include <fmt/format.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "fsdp/checkpoint/full_state.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/backward_flags.hpp"
 #include "tests/support/ramp.hpp"
 #include "tests/support/recording.hpp"
 
@@ -62,34 +69,71 @@ struct Cutting : Recorded {
 };
 using Comm = fsdp::testing::Recorder<fsdp::local::Communicator<Cutting>>;
 
+/// Which modules set their gradients.
+enum class Sets { none, all, every_second };
+
+/// An engine, and the micro-steps that are cut.
+struct Declaration {
+  fsdp::ShardingStrategy strategy = fsdp::FullShard{};
+  int ranks = 1;
+  fsdp::EngineOptions options{};
+  Sets sets{};
+  bool tied = true;                            ///< the first unit is used last, too
+  int replicated = 0;                          ///< this unit is kept whole by every rank, counted from 1; 0: none
+  bool evaluates = false;                      ///< after each micro-step, in the middle of a forward pass
+  std::array<fsdp::BackwardFlags, 2> flags{};  ///< of the micro-steps; what the options do not allow is left out
+};
+
 struct Outcome {
   std::vector<float> weights;
   std::int64_t live = 0;
   bool cut = false;
 };
 
-/// A step, two micro-steps that are cut and discarded, and another step.
+/// A step, two micro-steps that are cut and discarded, and two more steps.
 /// @param at  the call that throws on every rank; 0: there are no such micro-steps
-template <class P, bool Sets>
-Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOptions const& options, int at) {
+template <class P>
+Outcome train(Declaration const& declared, int at) {
   Outcome outcome;
   fsdp::local::run(
-      ranks, [](int) { return Cutting{}; },
+      declared.ranks, [](int) { return Cutting{}; },
       [&](fsdp::local::Communicator<Cutting> comm) {
+        using E = fsdp::Engine<Comm, P>;
+        using Adds = fsdp::ShardedModule<fsdp::testing::Ramp<false>, E>;
+        using Stores = fsdp::ShardedModule<fsdp::testing::Ramp<true>, E>;
         auto const device = comm.device();
         fsdp::Mesh<Comm> mesh{Comm(std::move(comm))};
-        fsdp::Engine<Comm, P> engine{mesh, strategy, options};
-        using Sharded = fsdp::ShardedModule<fsdp::testing::Ramp<Sets>, fsdp::Engine<Comm, P>>;
-        auto const root = engine.add_unit("root");
-        std::vector<Sharded> layers;
-        layers.push_back(engine.shard(fsdp::testing::Ramp<Sets>{300}, "tied", root));
+        E engine{mesh, declared.strategy, declared.options};
+        std::vector<std::variant<Adds, Stores>> layers;
+        auto const shard = [&](std::int64_t elements, std::string const& name, bool sets, auto const& unit) {
+          if (sets) {
+            layers.push_back(engine.shard(fsdp::testing::Ramp<true>{elements}, name, unit));
+          } else {
+            layers.push_back(engine.shard(fsdp::testing::Ramp<false>{elements}, name, unit));
+          }
+        };
+        int units = 0;
+        auto const next_strategy = [&] {
+          return ++units == declared.replicated ? fsdp::ShardingStrategy(fsdp::NoShard{}) : declared.strategy;
+        };
+        bool const sets = declared.sets == Sets::all;
+        std::optional<fsdp::UnitId> root;
+        if (declared.tied) {
+          root = engine.add_unit("root", next_strategy());
+          shard(300, "tied", sets, *root);
+        }
         for (std::int64_t const elements : {70, 1000, 5})
-          layers.push_back(engine.shard(fsdp::testing::Ramp<Sets>{elements}, fmt::format("layer.{}", layers.size())));
-        layers.push_back(engine.shard(fsdp::testing::Ramp<Sets>{300}, "tied", root));
+          shard(elements, fmt::format("layer.{}", layers.size()),
+                sets || (declared.sets == Sets::every_second && layers.size() % 2 == 1), next_strategy());
+        if (declared.tied) shard(300, "tied", sets, *root);
         fsdp::Sgd sgd{engine, {.lr = 1.0f}};
+        auto const forward = [&](std::size_t count) {
+          for (std::size_t i = 0; i < count; ++i) std::visit([](auto& layer) { layer.forward(); }, layers[i]);
+        };
         auto const micro_step = [&](float by) {
-          for (auto& layer : layers) layer.forward();
-          for (auto i = layers.size(); i-- > 0;) layers[i].backward(by * static_cast<float>(i + 1));
+          forward(layers.size());
+          for (auto i = layers.size(); i-- > 0;)
+            std::visit([&](auto& layer) { layer.backward(by * static_cast<float>(i + 1)); }, layers[i]);
         };
         auto const step = [&](float by) {
           micro_step(by);
@@ -98,14 +142,23 @@ Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOpt
         step(0.5f);
         bool cut = false;
         if (at > 0) {
+          auto const input = engine.plan_input();
+          auto const allowed = [&](fsdp::BackwardFlags flags) {
+            return missing_option(engine.program(), input, flags).option.empty();
+          };
+          fsdp::testing::BackwardScopes<E> scopes(engine);
           device.arm(at);
           try {
-            {
-              auto const waits =
-                  options.allow_no_sync ? engine.no_sync() : engine.no_replica_sync(options.allow_no_replica_sync);
+            for (auto const [gradient_sync, replica_sync, reshard] : declared.flags) {
+              scopes.no_sync(!gradient_sync && allowed({false, true, true}));
+              scopes.no_replica_sync(!replica_sync && allowed({true, false, true}));
+              scopes.keep_unsharded(!reshard && allowed({true, true, false}));
               micro_step(512.0f);
+              if (!declared.evaluates) continue;
+              forward(2);
+              auto const evaluation = engine.evaluation();
+              forward(layers.size());
             }
-            micro_step(256.0f);
           } catch (Cutting::Cut const&) {
             cut = true;
           }
@@ -124,33 +177,100 @@ Outcome train(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOpt
   return outcome;
 }
 
-template <class P, bool Sets>
-void check(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOptions const& options) {
-  auto const expected = train<P, Sets>(strategy, ranks, options, 0);
+/// Cuts at each call in turn. @return the number of calls
+template <class P>
+int check(Declaration const& declared) {
+  auto const expected = train<P>(declared, 0);
   int at = 0;
   for (bool cut = true; cut;) {
-    auto const got = train<P, Sets>(strategy, ranks, options, ++at);
+    auto const got = train<P>(declared, ++at);
     cut = got.cut;
-    CAPTURE(strategy.name, ranks, at);
+    CAPTURE(declared.strategy.name, declared.ranks, at);
     REQUIRE(got.weights.size() == expected.weights.size());
     REQUIRE(std::memcmp(got.weights.data(), expected.weights.data(), got.weights.size() * sizeof(float)) == 0);
     REQUIRE(got.live == expected.live);
   }
-  CHECK(at > 15);
+  return at;
+}
+template <class P>
+void check(fsdp::ShardingStrategy const& strategy, int ranks, fsdp::EngineOptions const& options,
+           Sets sets = Sets::none) {
+  Declaration declared{strategy, ranks, options, sets};
+  // The first micro-step reduces as little as it may.
+  declared.flags[0] = {!options.allow_no_sync, !options.allow_no_replica_sync, true};
+  CHECK(check<P>(declared) > 15);
+}
+
+Declaration drawn(std::mt19937& random) {
+  auto const below = [&](unsigned count) { return static_cast<int>(random() % count); };
+  auto const yes = [&] { return below(2) == 0; };
+  Declaration declared;
+  declared.ranks = 1 + below(4);
+  auto const group = declared.ranks % 2 == 0 ? declared.ranks / 2 : declared.ranks;
+  switch (below(5)) {
+    case 0: declared.strategy = fsdp::FullShard{}; break;
+    case 1: declared.strategy = fsdp::ShardGradOp{}; break;
+    case 2: declared.strategy = fsdp::HybridShard<>{.group = group}; break;
+    case 3: declared.strategy = fsdp::HybridShard<fsdp::ShardGradOp>{.group = group}; break;
+    default: declared.strategy = fsdp::NoShard{};
+  }
+  auto& options = declared.options;
+  options.prefetch = below(4);
+  options.keep_last = yes();
+  options.keep_root = yes();
+  auto const shards = declared.strategy.grouped ? group : declared.ranks;
+  if (shards == 4 && declared.strategy.reshards_after_forward && yes()) options.reshard_ranks = 2;
+  options.allow_no_sync = yes();
+  options.allow_no_replica_sync = declared.strategy.grouped && yes();
+  options.allow_keep_unsharded = yes() && options.reshard_ranks == 0;
+  if (yes()) options.bucket_bytes = 3000, options.first_bucket_bytes = 700;
+  declared.sets = static_cast<Sets>(below(3));
+  declared.tied = yes();
+  declared.replicated = yes() ? 1 + below(3) : 0;
+  declared.evaluates = yes();
+  for (auto& flags : declared.flags) flags = {yes(), yes(), yes()};
+  return declared;
+}
+/// Declarations at random; each is cut at all calls of the device. @return the number of cuts
+int check_at_random(unsigned first_seed, int count) {
+  int cuts = 0;
+  for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(count); ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    auto declared = drawn(random);
+    auto& reduces_in = declared.options.reduce_dtype;
+    switch (random() % 5) {
+      case 0: cuts += check<fsdp::Fp32>(declared); break;
+      case 1: cuts += check<fsdp::Bf16>(declared); break;
+      case 2: cuts += check<fsdp::Bf16Reduce>(declared); break;
+      case 3:
+        reduces_in = fsdp::DType::bf16;
+        cuts += check<fsdp::Fp32>(declared);
+        break;
+      default: reduces_in = fsdp::DType::f16; cuts += check<fsdp::Bf16>(declared);
+    }
+  }
+  return cuts;
 }
 
 }  // namespace
 
 TEST_CASE("micro-steps that end at any call of the device leave nothing: FullShard") {
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 2, {});
-  check<fsdp::Fp32, true>(fsdp::FullShard{}, 2, {.prefetch = 0, .allow_no_sync = true});
+  check<fsdp::Fp32>(fsdp::FullShard{}, 2, {});
+  check<fsdp::Fp32>(fsdp::FullShard{}, 2, {.prefetch = 0, .allow_no_sync = true}, Sets::all);
 }
 TEST_CASE("micro-steps that end at any call of the device leave nothing: accumulators, rounded gradients") {
-  check<fsdp::Bf16Reduce, false>(fsdp::FullShard{}, 2, {.allow_no_sync = true});
-  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.reduce_dtype = fsdp::DType::bf16});
+  check<fsdp::Bf16Reduce>(fsdp::FullShard{}, 2, {.allow_no_sync = true});
+  check<fsdp::Fp32>(fsdp::HybridShard<>{.group = 2}, 4, {.reduce_dtype = fsdp::DType::bf16});
 }
 TEST_CASE("micro-steps that end at any call of the device leave nothing: replicas that wait, kept slices, buckets") {
-  check<fsdp::Fp32, false>(fsdp::HybridShard<>{.group = 2}, 4, {.allow_no_replica_sync = true});
-  check<fsdp::Fp32, false>(fsdp::FullShard{}, 4, {.keep_last = false, .reshard_ranks = 2});
-  check<fsdp::Fp32, true>(fsdp::NoShard{}, 2, {.bucket_bytes = 3000, .first_bucket_bytes = 700});
+  check<fsdp::Fp32>(fsdp::HybridShard<>{.group = 2}, 4, {.allow_no_replica_sync = true});
+  check<fsdp::Fp32>(fsdp::FullShard{}, 4, {.keep_last = false, .reshard_ranks = 2});
+  check<fsdp::Fp32>(fsdp::NoShard{}, 2, {.bucket_bytes = 3000, .first_bucket_bytes = 700}, Sets::all);
+}
+TEST_CASE("micro-steps that end at any call of the device leave nothing: declarations at random") {
+  CHECK(check_at_random(1, 5) > 5 * 15);
+}
+TEST_CASE("micro-steps that end at any call of the device leave nothing: many more", "[.][cuts]") {
+  CHECK(check_at_random(1000, 500) > 500 * 15);
 }

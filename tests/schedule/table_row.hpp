@@ -47,7 +47,8 @@ struct Row {
   Between between{};
   Precision precision{};
   // Of no axis:
-  int setting = 0;  ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
+  int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
+  std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
 inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 3, 5};
 
@@ -250,11 +251,11 @@ class Rank {
     auto const module = [&](int unit, std::int64_t elements) {
       return Module{device, elements, row.setting > 0 && unit % row.setting == 0};
     };
-    if (row.tied) modules_.push_back(engine_.shard(module(0, 600), "ends", *root));
+    if (row.tied) modules_.push_back(engine_.shard(module(0, 2 * row.elements), "ends", *root));
     for (int i = 1; i <= blocks; ++i)
-      modules_.push_back(
-          engine_.shard(module(i, 300 * (i % 3 + 1)), fmt::format("block.{}", i), strategy_of(row, i, blocks)));
-    if (row.tied) modules_.push_back(engine_.shard(module(0, 600), "ends", *root));
+      modules_.push_back(engine_.shard(module(i, row.elements * (i % 3 + 1)), fmt::format("block.{}", i),
+                                       strategy_of(row, i, blocks)));
+    if (row.tied) modules_.push_back(engine_.shard(module(0, 2 * row.elements), "ends", *root));
     if (row.ahead == Ahead::lists) {
       engine_.set_forward_prefetch(modules_[0], {modules_[3], modules_[1]});
       engine_.set_forward_prefetch(modules_[1], {});

@@ -45,28 +45,43 @@ class Hazards {
       for (auto const& entry : ranks_[rank]->entries) places_[rank].push_back(place(entry));
   }
 
-  /// @param dropped  a wait that is left out
+  /// @param dropped  waits that are left out
   /// @param most     stops when so many were found
   /// @return one text for each
-  std::vector<std::string> find(std::optional<At> dropped = {}, std::size_t most = 20) const {
+  std::vector<std::string> find(std::vector<At> const& dropped = {}, std::size_t most = 20) const {
     Run run(*this, dropped, most);
     return run.find();
   }
-  /// Waits of streams, for events and for peers.
-  std::vector<At> waits(std::size_t rank) const {
-    std::vector<At> found;
-    auto const& entries = ranks_[rank]->entries;
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      if (entries[i].kind == Enqueued::Kind::wait || entries[i].kind == Enqueued::Kind::wait_for_peers)
-        found.push_back({rank, i});
-    return found;
+  /// From what else a stream knows what it waits for.
+  enum class Known : unsigned char {
+    nothing,
+    later_waits,  ///< that come before its next operation
+    host,         ///< it has waited for it
+    stream        ///< its earlier waits and collectives
+  };
+  struct Wait {
+    At at;
+    Known known{};
+  };
+  /// Waits of streams, for events and for peers, in the order of the streams' next operations. By rank.
+  std::vector<std::vector<Wait>> known_waits() const {
+    Run run(*this, {}, 1);
+    static_cast<void>(run.find());
+    return run.known();
   }
+  Recording const& recording(std::size_t rank) const { return *ranks_[rank]; }
   Enqueued const& at(At entry) const { return ranks_[entry.rank]->entries[entry.entry]; }
 
  private:
   using Clock = std::vector<std::uint32_t>;
   static void join(Clock& into, Clock const& other) {
     for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], other[i]);
+  }
+
+  static bool is_within(Clock const& clock, Clock const& other) {
+    for (std::size_t i = 0; i < clock.size(); ++i)
+      if (clock[i] > other[i]) return false;
+    return true;
   }
 
   /// Consecutive bytes that every access of the run takes whole or not at all.
@@ -107,13 +122,15 @@ class Hazards {
 
   class Run {
    public:
-    Run(Hazards const& all, std::optional<At> dropped, std::size_t most)
+    Run(Hazards const& all, std::vector<At> dropped, std::size_t most)
         : all_(all),
-          dropped_(dropped),
+          dropped_(std::move(dropped)),
           most_(most),
           next_(all.ranks_.size(), 0),
           came_(all.ranks_.size(), 0),
           clocks_(all.actors_, Clock(all.actors_, 0)),
+          waits_(all.actors_),
+          known_(all.ranks_.size()),
           meetings_(all.meetings_.size() + 1),
           memory_(all.cuts_.size()) {
       for (auto const& recording : all.ranks_)
@@ -132,8 +149,16 @@ class Hazards {
               formatted("rank {} waits for ever at '{}'", rank, all_.ranks_[rank]->entries[next_[rank]].what));
       return found_;
     }
+    /// After find(): see known_waits().
+    std::vector<std::vector<Wait>> const& known() const { return known_; }
 
    private:
+    /// A wait of a stream since its last operation.
+    struct Learnt {
+      Wait wait;
+      Clock clock;   ///< what it waits for
+      Clock before;  ///< what the stream knew
+    };
     /// All members of one collective or exchange.
     struct Meeting {
       std::vector<Clock> begun, ended;                ///< by arrival
@@ -165,6 +190,8 @@ class Hazards {
       auto const event = static_cast<std::size_t>(std::max(entry.event, 0));
       auto& meeting = meetings_[place.meeting];
       auto const all = static_cast<std::size_t>(entry.members);
+      bool const waits = entry.kind == Enqueued::Kind::wait || entry.kind == Enqueued::Kind::wait_for_peers;
+      if (stream != nullptr && !waits) end_waits(rank, actor);
       switch (entry.kind) {
         case Enqueued::Kind::operation:
           ++(*stream)[actor];
@@ -182,12 +209,16 @@ class Hazards {
           break;
         case Enqueued::Kind::record: events[event] = *stream; break;
         case Enqueued::Kind::wait:
-          if (dropped_ != at) join(*stream, events[event]);
+          if (!is_dropped(at)) learn(at, actor, events[event]);
           break;
         case Enqueued::Kind::wait_for_peers:
-          if (dropped_ == at) break;
+          if (is_dropped(at)) break;
           if (meeting.ended.size() < all) return false;
-          for (auto const& ended : meeting.ended) join(*stream, ended);
+          {
+            Clock learnt = meeting.ended.front();
+            for (auto const& ended : meeting.ended) join(learnt, ended);
+            learn(at, actor, learnt);
+          }
           break;
         case Enqueued::Kind::await_stream: join(host, *stream); break;
         case Enqueued::Kind::await_event: join(host, events[event]); break;
@@ -199,6 +230,27 @@ class Hazards {
       ++next_[rank];
       came_[rank] = 0;
       return true;
+    }
+    bool is_dropped(At at) const { return std::find(dropped_.begin(), dropped_.end(), at) != dropped_.end(); }
+    void learn(At at, std::size_t actor, Clock const& learnt) {
+      auto& clock = clocks_[actor];
+      if (dropped_.empty()) {
+        auto const by_host = is_within(learnt, clocks_[all_.first_actor_[at.rank]]);
+        auto const known = is_within(learnt, clock) ? (by_host ? Known::host : Known::stream) : Known::nothing;
+        waits_[actor].push_back({{at, known}, learnt, clock});
+      }
+      join(clock, learnt);
+    }
+    /// A stream goes on after its waits.
+    void end_waits(std::size_t rank, std::size_t actor) {
+      auto& waits = waits_[actor];
+      for (std::size_t i = 0; i < waits.size(); ++i) {
+        auto [wait, learnt, others] = waits[i];
+        for (auto j = i + 1; j < waits.size(); ++j) join(others, waits[j].clock);
+        if (wait.known == Known::nothing && is_within(learnt, others)) wait.known = Known::later_waits;
+        known_[rank].push_back(wait);
+      }
+      waits.clear();
     }
     /// @return whether all members have arrived
     bool arrive(std::size_t rank, Meeting& meeting, Clock const& clock, Enqueued const& entry,
@@ -227,7 +279,8 @@ class Hazards {
           expect_before(cell.write);
           if (own && cells.writes) {
             for (auto const& read : cell.reads) expect_before(read);
-            cell.reads.clear();
+            // What peers read of this very collective they may still read when it has ended here.
+            std::erase_if(cell.reads, [&](Stamp const& read) { return meeting == 0 || read.meeting != meeting; });
             cell.write = now;
             continue;
           }
@@ -247,12 +300,14 @@ class Hazards {
     }
 
     Hazards const& all_;
-    std::optional<At> dropped_;
+    std::vector<At> dropped_;
     std::size_t most_;
     std::vector<std::size_t> next_;
     std::vector<char> came_;  ///< by rank: it has arrived at the meeting that is its next entry
     std::vector<Clock> clocks_;
     std::vector<std::vector<Clock>> events_;
+    std::vector<std::vector<Learnt>> waits_;  ///< by stream
+    std::vector<std::vector<Wait>> known_;
     std::vector<Meeting> meetings_;
     std::vector<Cell> memory_;
     std::vector<std::string> found_;
