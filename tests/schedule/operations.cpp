@@ -334,7 +334,9 @@ void compare_clocks(Row const& row, bool even) {
   auto const is_enqueued = [&](std::size_t i) { return moves(simulation.operations[i].operation.primitive); };
   for (std::size_t rank = 0; rank < recordings.size(); ++rank)
     for (std::size_t i = 0; i < simulation.operations.size(); ++i)
-      if (is_enqueued(i)) times[rank][places[rank][i].at(0)] = costs[rank].of(simulation.operations[i].operation);
+      if (is_enqueued(i))
+        times[rank][places[rank][i].at(0)] =
+            costs[rank].of(simulation.operations[i].operation, simulation.operations[i].at);
   Timeline const timeline(recordings, times);
   for (std::size_t rank = 0; rank < recordings.size(); ++rank) {
     bool measured = false;
