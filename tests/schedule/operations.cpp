@@ -421,6 +421,10 @@ TEST_CASE("operations: so it is for engines at random") { check(engine_table::ro
 
 TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
 
+TEST_CASE("operations: a step that ends with a micro-step that leaves parameters unsharded") {
+  CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4}, 1) == "");
+}
+
 TEST_CASE("operations: contents of one slot that are cut into other cells") {
   // The slot of a sharded unit's gradients is next that of a unit with one shard, whose modules set their gradients.
   CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2}, 1) == "");

@@ -77,9 +77,12 @@ class EventPlanner final : public step::Operations {
       if (!allows(program, input, first)) continue;
       for (auto const second : every_backward_flags) {
         if (!allows(program, input, second)) continue;
-        micro_step(first);
-        micro_step(second);
-        whole_step();
+        for (bool const updates : {false, true}) {
+          micro_step(first);
+          micro_step(second);
+          if (updates && second.gradient_sync && second.replica_sync) norm(), update();
+          whole_step();
+        }
       }
       for (int times = 0; times < 2; ++times) whole_step();
       evaluation();
