@@ -131,3 +131,34 @@ TEST_CASE("nothing is exported inside a use or an evaluation") {
   CHECK(messages[2] == "rank 0: parameters are to be exported inside an evaluation; end the evaluation scope first");
   CHECK(messages[3].empty());
 }
+
+TEST_CASE(
+    "updates belong to a step, once for each unit; nothing is measured, stepped or written before the engine is "
+    "sealed") {
+  fsdp::local::run(2, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, fsdp::NoShard{}), other(mesh, fsdp::NoShard{});
+    auto layers = engine.shard(std::vector<Ramp<>>(2), "layer");
+    auto others = other.shard(std::vector<Ramp<>>(2), "other");
+    auto const shards = engine.shards();
+    auto const expect = [&](std::function<void()> const& act, std::string const& part) {
+      auto const what = refusal(act);
+      if (what.find(part) == std::string::npos) throw std::logic_error("expected '" + part + "', got '" + what + "'");
+    };
+    expect([&] { static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f)); }, "'layer.0' has no reduced gradients");
+    expect([&] { shards.begin_step("Early", 1.0f); }, "'layer.0' has no reduced gradients");
+    expect([&] { fsdp::export_gradients(engine, [](auto&&...) {}); }, "'layer.0' has no reduced gradients");
+    expect([&] { static_cast<void>(shards.write(shards[0])); }, "before the engine is sealed");
+    shards.attach_optimizer();
+    other.shards().attach_optimizer();
+    pass(layers);
+    expect([&] { static_cast<void>(shards.update(shards[0])); }, "'layer.0' outside a step");
+    shards.begin_step("Twice", 1.0f);
+    { auto const update = shards.update(shards[0]); }
+    expect([&] { static_cast<void>(shards.update(shards[0])); }, "'layer.0' was already updated in this step");
+    expect([&] { static_cast<void>(shards.update(other.shards()[1])); }, "'other.1' belongs to another engine");
+    { auto const update = shards.update(shards[1]); }
+    expect([&] { static_cast<void>(shards.update(shards[1])); }, "'layer.1' outside a step");
+    pass(layers);
+  });
+}

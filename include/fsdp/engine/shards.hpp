@@ -83,9 +83,18 @@ class Shards {
   /// had an update scope, even if nothing changed. Before that, the engine refuses passes, other steps, exports, saves
   /// and discard_gradients(), as after an exception between two units.
   /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
-  Write update(Unit const& unit) const { return write(unit, true); }
+  /// @throws UsageError without begin_step, or if the unit was updated in this step
+  Write update(Unit const& unit) const {
+    expect_own(unit);
+    gate().expect_update(unit.index());
+    return write(unit, true);
+  }
   /// An import, an average of weights or the like writes the unit's master shard. @note Stream: compute
-  Write write(Unit const& unit) const { return write(unit, false); }
+  /// @throws UsageError before the engine is sealed
+  Write write(Unit const& unit) const {
+    expect_own(unit);
+    return write(unit, false);
+  }
 
   /// Reads of all gradient shards, which may go on until the scope is destroyed.
   class [[nodiscard]] Reading {
@@ -166,6 +175,12 @@ class Shards {
   }
 
  private:
+  [[gnu::noinline]] void expect_own(Unit const& unit) const {
+    FSDP_EXPECTS(engine_->sealed(), "rank {}: unit '{}' is written before the engine is sealed; call seal() first",
+                 engine_->rank(), unit.name());
+    FSDP_EXPECTS(unit.index() < size() && &(*this)[unit.index()] == &unit,
+                 "rank {}: unit '{}' belongs to another engine", engine_->rank(), unit.name());
+  }
   Write write(Unit const& unit, bool updates) const {
     return Write(*this, unit.empty() ? nullptr : &engine_->core_.program.updates[unit.index()], updates);
   }
@@ -180,9 +195,8 @@ class Shards {
     auto& executor = engine_->core_.executor;
     executor.note(operation, whole);
     if (!updates || !whole) return;
-    bool const first = executor.contents()[operation.unit].gradient == step::Contents::Gradient::sum;
     executor.apply(operation);
-    if (first) gate().updated();
+    gate().updated();
   }
   void meet() const {
     order_reading();

@@ -25,7 +25,7 @@ class StepGate {
     expect_units();
     for (std::size_t u = 0; u < passes_->units().size(); ++u) {
       auto const& unit = *passes_->units()[u];
-      FSDP_EXPECTS(unit.empty() || (passes_->sealed() && passes_->contents()[u].is_reduced()),
+      FSDP_EXPECTS(passes_->sealed() && (unit.empty() || passes_->contents()[u].is_reduced()),
                    "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit.name(),
                    passes_->sealed() && passes_->contents()[u].waits()
                        ? ": they were accumulated without reduction; run the last backward pass "
@@ -39,7 +39,7 @@ class StepGate {
     passes_->expect_whole_gradients(what);
     expect_units();
     for (std::size_t u = 0; u < passes_->units().size(); ++u)
-      FSDP_EXPECTS(passes_->units()[u]->empty() || (passes_->sealed() && passes_->contents()[u].is_readable()),
+      FSDP_EXPECTS(passes_->sealed() && (passes_->units()[u]->empty() || passes_->contents()[u].is_readable()),
                    "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, passes_->units()[u]->name());
   }
 
@@ -63,7 +63,15 @@ class StepGate {
     for (auto const& unit : passes_->units()) to_update_ += unit->empty() ? 0u : 1u;
     passes_->begin_writing(Passes::half_step);
   }
-  /// A unit's parameters have been updated, for the first time in this step.
+  /// @throws UsageError unless a step is under way in which the unit was not updated
+  [[gnu::noinline]] void expect_update(std::size_t unit) const {
+    auto const& updated = *passes_->units()[unit];
+    FSDP_EXPECTS(to_update_ > 0, "rank {}: update of unit '{}' outside a step; call begin_step first", rank_,
+                 updated.name());
+    FSDP_EXPECTS(updated.empty() || passes_->contents()[unit].gradient == step::Contents::Gradient::sum,
+                 "rank {}: unit '{}' was already updated in this step", rank_, updated.name());
+  }
+  /// A unit's parameters have been updated.
   void updated() {
     if (to_update_ > 0 && --to_update_ == 0) passes_->end_writing();
   }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/error.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
@@ -25,7 +26,8 @@ struct Cost {
 struct Costs {
   std::array<Cost, step::primitives> primitive{};
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
-  /// By phase and use: time of a module's kernels, which a trace has. Empty: the primitive's cost.
+  /// By phase and use, in the order of declaration: time of a module's kernels, which a trace has. One for each use, or
+  /// none: the primitive's cost.
   std::array<std::vector<double>, phases.size()> modules{};
 
   Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
@@ -33,7 +35,11 @@ struct Costs {
   std::vector<double>& operator[](Phase phase) { return modules[static_cast<std::size_t>(phase)]; }
   double of(step::Operation const& operation, step::Position const& at) const {
     auto const& module = modules[static_cast<std::size_t>(at.phase)];
-    if (computes(operation.primitive) && !module.empty()) return module[at.use];
+    if (computes(operation.primitive) && !module.empty()) {
+      FSDP_EXPECTS(at.use < module.size(), "simulate: costs of {} uses in {}, but there is a use {}", module.size(),
+                   name(at.phase), at.use);
+      return module[at.use];
+    }
     auto const& cost = primitive[static_cast<std::size_t>(operation.primitive)];
     return factor[static_cast<std::size_t>(operation.group)] *
            (cost.fixed + cost.per_byte * static_cast<double>(operation.bytes));
