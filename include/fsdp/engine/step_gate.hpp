@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
+#include "fsdp/step/contents.hpp"
 
 namespace fsdp::detail {
 
