@@ -144,19 +144,20 @@ class Waits {
   [[gnu::noinline]] void enqueue(Operation const& operation, step::Hazards::Needs const& needs) {
     auto& stream = (*streams_)[operation.stream];
     std::array<Recorded const*, stream_kinds> events;
-    step::for_each_bit(needs.streams,
-                       [&](std::size_t i) { events[i] = &event_after(static_cast<StreamKind>(i), needs.numbers[i]); });
+    step::for_each_bit(needs.streams.bits, [&](std::size_t i) {
+      events[i] = &event_after(static_cast<StreamKind>(i), needs.streams.numbers[i]);
+    });
     bool const updates = operation.primitive == step::Primitive::update || operation.primitive == step::Primitive::norm;
     step::for_each_event(
         needs, [&](StreamKind of) -> step::Point const& { return events[static_cast<std::size_t>(of)]->point; },
         [&](StreamKind of) {
           auto const i = static_cast<std::size_t>(of);
-          device_.wait(stream, events[i]->event, event_site(operation.stream, needs.stream_pools[i], updates));
+          device_.wait(stream, events[i]->event, event_site(operation.stream, needs.streams.pools[i], updates));
         });
-    step::for_each_bit(needs.streams, [&](std::size_t i) { hazards_.learn(operation.stream, events[i]->point); });
+    step::for_each_bit(needs.streams.bits, [&](std::size_t i) { hazards_.learn(operation.stream, events[i]->point); });
     auto const& known = hazards_.point(operation.stream);
-    step::for_each_bit(needs.groups, [&](std::size_t i) {
-      auto const collective = needs.collectives[i];
+    step::for_each_bit(needs.peers.bits, [&](std::size_t i) {
+      auto const collective = needs.peers.numbers[i];
       if (collective <= known.peers[i]) return;
       auto const group = static_cast<step::Group>(i);
       (*groups_)[i]->wait_for_peers(stream, Ticket{collective}, peers_site(operation.stream, group));

@@ -198,3 +198,5 @@ FSDP_HD inline SinCos sin_cos_turns(float u) {
 }
 
 }  // namespace fsdp::math
+
+#undef FSDP_C_LIBRARY

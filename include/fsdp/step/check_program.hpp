@@ -27,8 +27,7 @@ namespace fsdp {
   step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
                              step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
   run.prepare();
-  for (auto const flags : every_backward_flags) {
-    if (!allows(program, input, flags)) continue;
+  for (auto const flags : AllowedFlags(program, input)) {
     for (int micro_steps = 1; micro_steps <= 2; ++micro_steps) {
       for (int i = 0; i < micro_steps; ++i) run.micro_step(flags);
       run.micro_step();

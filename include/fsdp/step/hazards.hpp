@@ -44,30 +44,27 @@ class Hazards {
   [[gnu::cold]] explicit Hazards(Buffers const& buffers, bool order_among_peers = true)
       : cells_(buffers), order_among_peers_(order_among_peers) {}
 
-  /// Waits that an operation needs before it is enqueued, for numbers that its stream does not know. Only elements
-  /// whose bits are set have values.
-  struct Needs {
-    std::uint32_t streams = 0, groups = 0;  ///< bits
-    std::array<std::uint64_t, stream_kinds> numbers;
-    std::array<std::uint64_t, step::groups> collectives;
-    // The pools of the cells, for the waits' names.
-    std::array<Pool, stream_kinds> stream_pools;
-    std::array<Pool, step::groups> group_pools;
+  /// Highest numbers to wait for. Only elements whose bits are set have values: most operations need no wait, and
+  /// arrays are not cleared for them.
+  template <std::size_t size>
+  struct Highest {
+    std::uint32_t bits = 0;
+    std::array<std::uint64_t, size> numbers;
+    std::array<Pool, size> pools;  ///< of the cells, for the waits' names
 
-    Needs() {}  // NOLINT(modernize-use-equals-default): most operations need none, and their elements are not cleared
-    bool some() const { return (streams | groups) != 0; }
-    void add_stream(std::size_t stream, std::uint64_t number, Pool pool) {
-      if ((streams >> stream & 1u) != 0 && number <= numbers[stream]) return;
-      streams |= 1u << stream;
-      numbers[stream] = number;
-      stream_pools[stream] = pool;
+    Highest() {}  // NOLINT(modernize-use-equals-default): see above
+    void raise(std::size_t index, std::uint64_t number, Pool pool) {
+      if ((bits >> index & 1u) != 0 && number <= numbers[index]) return;
+      bits |= 1u << index;
+      numbers[index] = number;
+      pools[index] = pool;
     }
-    void add_group(std::size_t group, std::uint64_t collective, Pool pool) {
-      if ((groups >> group & 1u) != 0 && collective <= collectives[group]) return;
-      groups |= 1u << group;
-      collectives[group] = collective;
-      group_pools[group] = pool;
-    }
+  };
+  /// Waits that an operation needs before it is enqueued, for numbers that its stream does not know.
+  struct Needs {
+    Highest<stream_kinds> streams;  ///< operations of each stream
+    Highest<groups> peers;          ///< collectives of each group
+    bool some() const { return (streams.bits | peers.bits) != 0; }
   };
   [[gnu::noinline]] Needs before(Operation const& operation) const {
     Needs needs;
@@ -77,12 +74,12 @@ class Hazards {
       auto const& access = operation.all[i];
       auto const pool = access.cells.pool;
       for (auto const& cell : cells_[access.cells]) {
-        if (cell.write > known.streams[cell.writer]) needs.add_stream(cell.writer, cell.write, pool);
+        if (cell.write > known.streams[cell.writer]) needs.streams.raise(cell.writer, cell.write, pool);
         if (access.mode == Mode::read) continue;
         for (std::size_t stream = 0; stream < stream_kinds; ++stream)
-          if (cell.reads[stream] > known.streams[stream]) needs.add_stream(stream, cell.reads[stream], pool);
+          if (cell.reads[stream] > known.streams[stream]) needs.streams.raise(stream, cell.reads[stream], pool);
         if (peers_may_read(cell, operation, known))
-          needs.add_group(static_cast<std::size_t>(cell.group), cell.collective, pool);
+          needs.peers.raise(static_cast<std::size_t>(cell.group), cell.collective, pool);
       }
     }
     return needs;
@@ -174,10 +171,10 @@ constexpr void for_each_bit(std::uint32_t bits, Visit const& visit) {
 /// @param point_of  point_of(stream): the point of the stream's event
 template <class PointOf, class Wait>
 void for_each_event(Hazards::Needs const& needs, PointOf const& point_of, Wait const& wait) {
-  for_each_bit(needs.streams, [&](std::size_t i) {
+  for_each_bit(needs.streams.bits, [&](std::size_t i) {
     bool implied = false;
-    for_each_bit(needs.streams & ~(1u << i), [&](std::size_t j) {
-      implied = implied || point_of(static_cast<StreamKind>(j)).streams[i] >= needs.numbers[i];
+    for_each_bit(needs.streams.bits & ~(1u << i), [&](std::size_t j) {
+      implied = implied || point_of(static_cast<StreamKind>(j)).streams[i] >= needs.streams.numbers[i];
     });
     if (!implied) wait(static_cast<StreamKind>(i));
   });

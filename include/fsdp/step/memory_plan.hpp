@@ -99,13 +99,12 @@ class LiveBytes {
   };
   // The state after a micro-step depends only on its own flags. So two micro-steps in a row reach all states.
   LiveBytes const nothing(program);
-  for (auto const first : every_backward_flags) {
-    if (!allows(program, input, first)) continue;
+  AllowedFlags const allowed(program, input);
+  for (auto const first : allowed) {
     auto left = nothing;
     auto const facts = left_by(plain_step) | first.facts();
     run(left, facts);
-    for (auto const second : every_backward_flags) {
-      if (!allows(program, input, second)) continue;
+    for (auto const second : allowed) {
       auto live = left;
       run(live, left_by(facts) | second.facts());
     }

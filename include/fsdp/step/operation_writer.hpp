@@ -64,9 +64,10 @@ class OperationWriter : protected BufferPlanner {
   Cells content(std::uint32_t u, Pool pool, std::uint32_t slot) const {
     return program_.units[u].shards > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
   }
+  Cells gradient_shard(std::uint32_t u) const { return program_.buffers.of_unit(Pool::gradient, u); }
+  /// Where backward writes.
   Cells gradients_of(std::uint32_t u) const {
-    return program_.units[u].writes_shards ? program_.buffers.of_unit(Pool::gradient, u)
-                                           : content(u, Pool::gradient_slot, gradient_slots_[u]);
+    return program_.units[u].writes_shards ? gradient_shard(u) : content(u, Pool::gradient_slot, gradient_slots_[u]);
   }
   std::int64_t param_bytes(std::int64_t elements) const {
     return elements * static_cast<std::int64_t>(program_.param_bytes);
@@ -117,15 +118,16 @@ class OperationWriter : protected BufferPlanner {
         .ending_span();
   }
   [[gnu::cold]] Operation compute(Primitive primitive, std::uint32_t u, std::uint32_t slot) const {
-    auto operation = step::make_operation(primitive, StreamKind::compute, u, {});
+    auto const on_compute = [&](std::initializer_list<step::Access> accesses) {
+      return step::make_operation(primitive, StreamKind::compute, u, accesses);
+    };
     auto const& unit = program_.units[u];
-    if (unit.empty()) return operation;
-    operation.moving(unit.elements, param_bytes(unit.elements));
+    if (unit.empty()) return on_compute({});
     auto const parameters =
-        unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot);
-    operation.all[operation.size++] = reads(parameters);
-    if (primitive == Primitive::backward) operation.all[operation.size++] = sums(gradients_of(u));
-    return operation;
+        reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
+    auto operation =
+        primitive == Primitive::forward ? on_compute({parameters}) : on_compute({parameters, sums(gradients_of(u))});
+    return operation.moving(unit.elements, param_bytes(unit.elements));
   }
 
   /// Backward gets a buffer for the unit's gradients.
@@ -241,7 +243,6 @@ class OperationWriter : protected BufferPlanner {
     return append(to, Primitive::accumulate, stream, u, {reads(from), sums(sum)}, when)
         .moving(elements, elements * fp32);
   }
-  Cells gradient_shard(std::uint32_t u) const { return program_.buffers.of_unit(Pool::gradient, u); }
   step::Group replicas_of(std::uint32_t u) const {
     return program_.units[u].replicas == input_.shards * input_.replicas ? step::Group::all_replicas
                                                                          : step::Group::replicas;
@@ -304,15 +305,17 @@ class OperationWriter : protected BufferPlanner {
 
   [[gnu::cold]] void write_updates(std::uint32_t u) {
     auto const& unit = program_.units[u];
-    auto& norm = append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
-    auto& update = append(program_.updates, Primitive::update, StreamKind::compute, u, {});
-    if (unit.empty()) return;
+    if (unit.empty()) {
+      append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
+      append(program_.updates, Primitive::update, StreamKind::compute, u, {});
+      return;
+    }
     auto const& buffers = program_.buffers;
     auto const gradient = reads(gradient_shard(u));
-    norm.moving(unit.shard(), 0).all[norm.size++] = gradient;
-    update.moving(unit.shard(), unit.shard() * fp32).all = {gradient, adds(buffers.of_unit(Pool::master, u)),
-                                                            adds(buffers.of_unit(Pool::moments, u))};
-    update.size = 3;
+    append(program_.norms, Primitive::norm, StreamKind::compute, u, {gradient}).moving(unit.shard(), 0);
+    append(program_.updates, Primitive::update, StreamKind::compute, u,
+           {gradient, adds(buffers.of_unit(Pool::master, u)), adds(buffers.of_unit(Pool::moments, u))})
+        .moving(unit.shard(), unit.shard() * fp32);
   }
 };
 

@@ -65,29 +65,29 @@ class AccessTracker {
 /// [Note: Events] Results do not depend on where an event is recorded. If a stream must wait for an operation without
 /// an event, the executor records a *late* event, after everything that was enqueued until then. Such a wait may take
 /// longer.
-class EventPlanner final : public step::Operations {
+class EventPlanner final : public step::BasicRun {
  public:
-  [[gnu::cold]] explicit EventPlanner(Program const& program) : Operations(program), hazards_(program.buffers) {
+  [[gnu::cold]] explicit EventPlanner(Program const& program) : BasicRun(program), hazards_(program.buffers) {
     for (auto& stream : done_) stream.emplace_back();
   }
 
   [[gnu::cold]] void run(Program const& program, StepInput const& input) {
+    AllowedFlags const allowed(program, input);
     prepare();
-    for (auto const first : every_backward_flags) {
-      if (!allows(program, input, first)) continue;
-      for (auto const second : every_backward_flags) {
-        if (!allows(program, input, second)) continue;
-        for (bool const updates : {false, true}) {
-          micro_step(first);
-          micro_step(second);
-          if (updates && second.gradient_sync && second.replica_sync) norm(), update();
-          whole_step();
-        }
+    for (auto const first : allowed) {
+      for (auto const second : allowed) {
+        micro_step(first);
+        micro_step(second);
+        last_micro_step();
+        if (!second.gradient_sync || !second.replica_sync) continue;
+        micro_step(first);
+        last_micro_step(second);
+        last_micro_step();
       }
-      for (int times = 0; times < 2; ++times) whole_step();
+      for (int times = 0; times < 2; ++times) last_micro_step();
       evaluation();
     }
-    whole_step();
+    last_micro_step();
   }
 
  private:
@@ -98,8 +98,9 @@ class EventPlanner final : public step::Operations {
     step::Point point;
   };
 
-  void whole_step() {
-    micro_step();
+  /// And the optimizer's step.
+  void last_micro_step(BackwardFlags flags = {}) {
+    micro_step(flags);
     norm();
     update();
   }
@@ -114,7 +115,7 @@ class EventPlanner final : public step::Operations {
   }
   void wait(step::Operation const& operation, step::Hazards::Needs const& needs) {
     auto const done = [&](StreamKind stream) -> Done const& {
-      return done_[static_cast<std::size_t>(stream)][needs.numbers[static_cast<std::size_t>(stream)]];
+      return done_[static_cast<std::size_t>(stream)][needs.streams.numbers[static_cast<std::size_t>(stream)]];
     };
     step::Point learnt;
     step::for_each_event(
@@ -124,8 +125,8 @@ class EventPlanner final : public step::Operations {
           learnt.join(done(stream).point);
         });
     hazards_.learn(operation.stream, learnt);
-    step::for_each_bit(needs.groups, [&](std::size_t group) {
-      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.collectives[group]);
+    step::for_each_bit(needs.peers.bits, [&](std::size_t group) {
+      hazards_.learn(operation.stream, static_cast<step::Group>(group), needs.peers.numbers[group]);
     });
   }
   static void record(Done const& done) {

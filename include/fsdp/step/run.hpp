@@ -69,7 +69,7 @@ inline auto record_into(std::vector<Executed>& list) {
 }
 
 /// The operations of a run, in the order in which an engine enqueues them. All ranks enqueue the same.
-class Operations {
+class BasicRun {
  public:
   /// Zeroes all gradient slots, as an engine does after it has placed the buffers.
   [[gnu::cold]] void prepare() {
@@ -138,10 +138,10 @@ class Operations {
   std::size_t uses() const { return program_->turns(Phase::forward).size(); }
 
  protected:
-  [[gnu::cold]] explicit Operations(Program const& program) : program_(&program), contents_(program) {}
-  Operations(Operations const&) = default;
-  Operations(Operations&&) = default;
-  ~Operations() = default;
+  [[gnu::cold]] explicit BasicRun(Program const& program) : program_(&program), contents_(program) {}
+  BasicRun(BasicRun const&) = default;
+  BasicRun(BasicRun&&) = default;
+  ~BasicRun() = default;
 
  private:
   /// The run comes to an operation. @param contents  before it
@@ -184,11 +184,11 @@ class Operations {
 };
 
 /// Calls a function for each operation of a run.
-/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&), as Operations::visit
+/// @tparam Visit  called as visit(Operation const&, Position const&, Contents const&), as BasicRun::visit
 template <class Visit>
-class Run final : public Operations {
+class Run final : public BasicRun {
  public:
-  Run(Program const& program, Visit visit) : Operations(program), visit_(std::move(visit)) {}
+  Run(Program const& program, Visit visit) : BasicRun(program), visit_(std::move(visit)) {}
 
  private:
   void visit(Operation const& operation, Position const& at, Contents const& contents) override {

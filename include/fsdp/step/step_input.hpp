@@ -2,6 +2,7 @@
 // Input of compile_program(), and options that a backward pass lacks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -77,9 +78,19 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
   return {};
 }
 
-/// No option is missing for such a backward pass.
-inline bool allows(Program const& program, StepInput const& input, BackwardFlags flags) {
-  return missing_option(program, input, flags).option.empty();
-}
+/// The flags of all kinds of backward passes for which no option is missing.
+class AllowedFlags {
+ public:
+  [[gnu::cold]] AllowedFlags(Program const& program, StepInput const& input) {
+    for (auto const flags : every_backward_flags)
+      if (missing_option(program, input, flags).option.empty()) list_[size_++] = flags;
+  }
+  BackwardFlags const* begin() const { return list_.data(); }
+  BackwardFlags const* end() const { return list_.data() + size_; }
+
+ private:
+  std::array<BackwardFlags, every_backward_flags.size()> list_{};
+  std::size_t size_ = 0;
+};
 
 }  // namespace fsdp
