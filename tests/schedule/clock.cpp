@@ -64,7 +64,7 @@ TEST_CASE("clock: an operation waits for what it accesses, and for its stream") 
   auto const operation = [](Primitive primitive, StreamKind stream,
                             std::initializer_list<fsdp::step::Access> accesses) {
     auto made = fsdp::step::make_operation(primitive, stream, Operation::none, accesses);
-    made.tracked = accesses.size() > 0 && is_ordered(primitive) ? 1 : 0;
+    if (is_ordered(primitive)) made.meets.fill(fsdp::step::all_users);
     return made;
   };
   PaperStep const of(equal_units(3, 4));

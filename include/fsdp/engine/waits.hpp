@@ -60,10 +60,12 @@ class Waits {
   /// @param program  must outlive the waits
   [[gnu::cold]] void prepare(Program const& program) {
     hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
-    // Room for the events of two steps, and for 8 late ones.
-    for (std::size_t stream = 0; stream < stream_kinds; ++stream)
+    for (std::size_t stream = 0; stream < stream_kinds; ++stream) {
+      // Room for the events of two steps, and for 8 late ones.
       for (std::size_t i = 0; i < std::bit_ceil(2 * program.events[stream] + 8); ++i)
-        events_[stream].ring.push_back({0, {}, device_.make_event()});
+        events_[stream].ring.push_back({{}, device_.make_event()});
+      events_[stream].behind.resize(std::bit_ceil(2 * program.noted[stream] + 8));
+    }
   }
 
   /// Sets the flags of the pass in progress. They decide after which operations an event is recorded.
@@ -76,70 +78,50 @@ class Waits {
   /// The operation was enqueued.
   /// @param ticket  of a collective
   void note(Operation const& operation, Ticket ticket = {}) {
-    if (!operation.is_tracked()) return;
+    if (!operation.is_noted()) return;
     hazards_.after(operation, ticket.sequence);
     if (operation.is_recorded(flags_)) record(operation.stream);
   }
   /// An exception has ended the operation; some of it may have been enqueued. Records no event.
   void note_interrupted(Operation const& operation) noexcept {
-    if (operation.is_tracked()) hazards_.after(operation);
+    if (operation.is_noted()) hazards_.after(operation);
   }
   /// Number of late events: see [Note: Events].
   std::size_t late_records() const { return late_; }
 
  private:
   struct Recorded {
-    std::uint64_t number;  ///< of the stream's last operation before it
     step::Point point;
     typename D::Event event;
   };
-  /// The latest events of a stream, in order.
+  /// The latest events of a stream, in order. An index into either list is taken modulo its size, so what is found in
+  /// place of a lost element comes later.
   struct Events {
-    std::vector<Recorded> ring;  ///< a power of two
-    std::size_t recorded = 0;    ///< so far
+    std::vector<Recorded> ring;       ///< a power of two
+    std::vector<std::size_t> behind;  ///< a power of two; by number of an operation: the first event behind it
+    std::size_t recorded = 0;         ///< events so far
+    std::uint64_t last = 0;           ///< the last operation before an event
     Recorded& at(std::size_t index) { return ring[index & (ring.size() - 1)]; }
+    std::size_t& behind_of(std::uint64_t number) { return behind[number & (behind.size() - 1)]; }
   };
 
   void record(StreamKind stream) {
     auto& events = events_[static_cast<std::size_t>(stream)];
     auto& next = events.at(events.recorded);
     device_.record(next.event, (*streams_)[stream]);
-    next.number = hazards_.number(stream);
     next.point = hazards_.point(stream);
+    for (auto const number = hazards_.number(stream); events.last < number;)
+      events.behind_of(++events.last) = events.recorded;
     ++events.recorded;
   }
-  /// The first of the events `first` to `end` behind operation `number`; `end`: none.
-  static std::size_t lowest(Events& events, std::size_t first, std::size_t end, std::uint64_t number) {
-    while (first < end) {
-      auto const middle = first + (end - first) / 2;
-      if (events.at(middle).number < number) {
-        first = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
-    return first;
-  }
-  /// The first event behind operation `number` of the stream.
+  /// The first event behind operation `number` of the stream; a later one if the ring has lost that.
   Recorded const& event_after(StreamKind stream, std::uint64_t number) {
     auto& events = events_[static_cast<std::size_t>(stream)];
-    // Mostly one of the latest.
-    auto first = events.recorded;
-    auto const oldest = events.recorded - std::min(events.recorded, events.ring.size());
-    for (std::size_t step = 1; first > oldest && events.at(first - 1).number >= number; step *= 2) {
-      auto const next = first - std::min(step, first - oldest);
-      if (events.at(next).number >= number) {
-        first = next;
-      } else {
-        first = lowest(events, next + 1, first, number);
-        break;
-      }
-    }
-    if (first == events.recorded) {
+    if (number > events.last) {
       record(stream);
       ++late_;
     }
-    return events.at(first);
+    return events.at(events.behind_of(number));
   }
   [[gnu::noinline]] void enqueue(Operation const& operation, step::Hazards::Needs const& needs) {
     auto& stream = (*streams_)[operation.stream];

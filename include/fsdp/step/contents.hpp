@@ -17,7 +17,7 @@ namespace fsdp::step {
 [[gnu::cold]] inline Operation zeroing(Program const& program, std::uint32_t slot, StreamKind stream) {
   auto zero =
       make_operation(Primitive::zero, stream, Operation::none, {writes(Buffers::whole(Pool::gradient_slot, slot))});
-  zero.tracked = 1;
+  zero.meets[0] = all_users;
   zero.records = any_facts;
   zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
   return zero;

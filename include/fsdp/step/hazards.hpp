@@ -29,6 +29,12 @@ struct Point {
   }
 };
 
+/// Calls `visit(index)` for each bit that is set, the lowest first.
+template <class Visit>
+constexpr void for_each_bit(std::uint32_t bits, Visit const& visit) {
+  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
+}
+
 /// Remembers the last accesses to each cell, and each stream's knowledge of the others. It enqueues nothing. Before
 /// each operation, the caller asks for the waits, enqueues them and reports them with learn(); then it enqueues the
 /// operation and reports it with after().
@@ -70,15 +76,17 @@ class Hazards {
     Needs needs;
     auto const& known = known_[index(operation.stream)];
     for (std::size_t i = 0; i < operation.size; ++i) {
-      if ((operation.tracked >> i & 1u) == 0) continue;
+      auto const users = operation.meets[i];
+      if (users == 0) continue;
       auto const& access = operation.all[i];
       auto const pool = access.cells.pool;
       for (auto const& cell : cells_[access.cells]) {
         if (cell.write > known.streams[cell.writer]) needs.streams.raise(cell.writer, cell.write, pool);
         if (access.mode == Mode::read) continue;
-        for (std::size_t stream = 0; stream < stream_kinds; ++stream)
+        for_each_bit(users & ~unsigned{peers}, [&](std::size_t stream) {
           if (cell.reads[stream] > known.streams[stream]) needs.streams.raise(stream, cell.reads[stream], pool);
-        if (peers_may_read(cell, operation, known))
+        });
+        if ((users & peers) != 0 && peers_may_read(cell, operation, known))
           needs.peers.raise(static_cast<std::size_t>(cell.group), cell.collective, pool);
       }
     }
@@ -96,7 +104,7 @@ class Hazards {
   /// An operation has been enqueued.
   /// @param collective  its number among those of its communicator; 0: no collective
   [[gnu::noinline]] void after(Operation const& operation, std::uint64_t collective = 0) {
-    if (!operation.is_tracked()) return;
+    if (!operation.is_noted()) return;
     auto const stream = index(operation.stream);
     auto& known = known_[stream];
     auto const number = ++known.streams[stream];
@@ -105,7 +113,7 @@ class Hazards {
       last_[static_cast<std::size_t>(operation.group)] = collective;
     }
     for (std::size_t i = 0; i < operation.size; ++i) {
-      if ((operation.tracked >> i & 1u) == 0) continue;
+      if (operation.meets[i] == 0) continue;
       auto const& access = operation.all[i];
       for (auto& cell : cells_[access.cells]) {
         if (access.mode == Mode::read) {
@@ -159,12 +167,6 @@ class Hazards {
   std::array<Point, stream_kinds> known_{};   ///< by each stream
   std::array<std::uint64_t, groups> last_{};  ///< collective of each group
 };
-
-/// Calls `visit(index)` for each bit that is set, the lowest first.
-template <class Visit>
-constexpr void for_each_bit(std::uint32_t bits, Visit const& visit) {
-  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
-}
 
 /// Calls `wait(stream)` for each stream that an operation must wait for, unless the event of another such stream
 /// implies this wait.

@@ -30,12 +30,10 @@ enum class Pool : unsigned char {
 };
 inline constexpr auto pools = static_cast<std::size_t>(Pool::count_);
 
-constexpr std::string_view name(Pool pool) {
-  constexpr std::array<std::string_view, pools> names{"master shard", "moments",       "gradient shard",
-                                                      "partial sum",  "accumulator",   "gather slot",
-                                                      "kept slice",   "gradient slot", "wire"};
-  return names[static_cast<std::size_t>(pool)];
-}
+inline constexpr std::array<std::string_view, pools> pool_names{"master shard", "moments",       "gradient shard",
+                                                                "partial sum",  "accumulator",   "gather slot",
+                                                                "kept slice",   "gradient slot", "wire"};
+constexpr std::string_view name(Pool pool) { return pool_names[static_cast<std::size_t>(pool)]; }
 static_assert(!name(static_cast<Pool>(pools - 1)).empty(), "a pool lacks its name");
 
 /// Consecutive cells of a pool. A cell is a part of a buffer that some operation accesses alone: see Buffers.
@@ -84,13 +82,11 @@ enum class Primitive : unsigned char {
 };
 inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
 
-constexpr std::string_view name(Primitive primitive) {
-  constexpr std::array<std::string_view, primitives> names{
-      "open",       "close",    "cast",  "keep slice", "zero",           "zero padding",
-      "accumulate", "add",      "round", "all-gather", "reduce-scatter", "all-reduce",
-      "forward",    "backward", "norm",  "update",     "discard"};
-  return names[static_cast<std::size_t>(primitive)];
-}
+inline constexpr std::array<std::string_view, primitives> primitive_names{
+    "open",       "close",    "cast",  "keep slice", "zero",           "zero padding",
+    "accumulate", "add",      "round", "all-gather", "reduce-scatter", "all-reduce",
+    "forward",    "backward", "norm",  "update",     "discard"};
+constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
 /// A device or a communicator performs it.
 constexpr bool moves(Primitive primitive) {
@@ -130,6 +126,11 @@ constexpr bool contains(Group whole, Group part) {
          (whole == Group::all_replicas && part == Group::replicas);
 }
 
+/// Those who access a cell: a bit for each stream of this rank, and one for peers.
+using Users = std::uint8_t;
+constexpr Users user(StreamKind stream) { return static_cast<Users>(1u << static_cast<unsigned>(stream)); }
+inline constexpr Users peers = 1u << stream_kinds, all_users = 2 * peers - 1;
+
 /// A span of a trace: consecutive operations of one stream.
 struct Span {
   Primitive name = Primitive::count_;  ///< of the span that begins here; count_: none begins
@@ -146,7 +147,6 @@ struct Operation {
   Group group = Group::none;    ///< of a collective
   bool mean = false;            ///< all_reduce: makes a mean of the sum
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
-  std::uint8_t tracked = 0;     ///< bit i: access i meets accesses of other streams, or of peers
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs
   Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait
@@ -158,6 +158,8 @@ struct Operation {
   /// the content. update: of a shard in fp32. 0 for zero_padding and norm.
   std::int64_t bytes = 0;
   std::array<Access, 3> all{};
+  /// By access: whose accesses it may meet, other streams' or peers'. Accesses that meet none need no book-keeping.
+  std::array<Users, 3> meets{};
   Span span{};
 
   constexpr bool runs(Facts facts) const { return (unsigned{facts} & ~unsigned{when}) == 0; }
@@ -165,7 +167,9 @@ struct Operation {
   std::span<Access const> accesses() const { return {all.data(), size}; }
   std::span<Access> accesses() { return {all.data(), size}; }
   /// Some access may meet one of another stream, or of peers.
-  constexpr bool is_tracked() const { return tracked != 0; }
+  constexpr bool is_tracked() const { return (meets[0] | meets[1] | meets[2]) != 0; }
+  /// Others may have to wait for it.
+  constexpr bool is_noted() const { return moves(primitive) && is_tracked(); }
   constexpr std::uint8_t stream_index() const { return static_cast<std::uint8_t>(stream); }
 
   // For code that makes operations.

@@ -24,10 +24,12 @@ class AccessTracker {
   [[gnu::cold]] void add(step::Operation const& operation) {
     if (!is_ordered(operation)) return;
     for (auto const& access : operation.accesses()) {
-      auto users = peers_read(operation.primitive, access) ? peers : 0;
-      if (access.mode != step::Mode::write) users |= reader(operation.stream);
-      if (access.mode != step::Mode::read) users |= writer(operation.stream);
-      for (auto& cell : users_[access.cells]) cell |= users;
+      auto const user = step::user(operation.stream);
+      for (auto& cell : users_[access.cells]) {
+        cell.all |= user;
+        if (access.mode != step::Mode::read) cell.writers |= user;
+        if (peers_read(operation.primitive, access)) cell.all |= step::peers;
+      }
     }
   }
   /// @pre all operations are added
@@ -35,20 +37,16 @@ class AccessTracker {
     if (!is_ordered(operation)) return;
     for (std::size_t i = 0; i < operation.size; ++i) {
       auto const& access = operation.all[i];
-      auto const met = ~(reader(operation.stream) | writer(operation.stream)) &
-                       (access.mode == step::Mode::read ? all_writers : all_users);
-      bool meets = peers_read(operation.primitive, access);
-      for (auto const users : users_[access.cells]) meets = meets || (users & met) != 0;
-      if (meets) operation.tracked = static_cast<std::uint8_t>(operation.tracked | 1u << i);
+      unsigned users = peers_read(operation.primitive, access) ? step::peers : 0u;
+      for (auto const& cell : users_[access.cells]) users |= access.mode == step::Mode::read ? cell.writers : cell.all;
+      operation.meets[i] = static_cast<step::Users>(users & ~unsigned{step::user(operation.stream)});
     }
   }
 
  private:
-  // Bits of a cell: streams that write it, streams that read it, and whether peers read it.
-  static std::uint32_t writer(StreamKind stream) { return 1u << static_cast<unsigned>(stream); }
-  static std::uint32_t reader(StreamKind stream) { return writer(stream) << stream_kinds; }
-  static constexpr std::uint32_t all_writers = (1u << stream_kinds) - 1, peers = 1u << 2 * stream_kinds,
-                                 all_users = 2 * peers - 1;
+  struct CellUsers {
+    step::Users writers = 0, all = 0;
+  };
 
   /// After the open of a buffer by unit, its cells have the same addresses as before.
   static bool is_ordered(step::Operation const& operation) {
@@ -56,7 +54,7 @@ class AccessTracker {
     return step::Buffers::has_slots(operation.all[0].cells.pool);
   }
 
-  step::PerCell<std::uint32_t> users_;
+  step::PerCell<CellUsers> users_;
 };
 
 /// Finds operations that other operations wait for, in runs of all kinds of micro-steps, pairs of them, and
@@ -107,6 +105,7 @@ class EventPlanner final : public step::BasicRun {
   void visit(step::Operation const& operation, step::Position const& at, step::Contents const&) override {
     if (!operation.is_tracked()) return;
     if (auto const needs = hazards_.before(operation); needs.some()) wait(operation, needs);
+    if (!operation.is_noted()) return;
     hazards_.after(operation, step::is_collective(operation.primitive)
                                   ? ++collectives_[static_cast<std::size_t>(operation.group)]
                                   : 0);
@@ -148,7 +147,9 @@ class EventPlanner final : public step::BasicRun {
   program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
   EventPlanner(program).run(program, input);
   program.for_each([&](step::Operation const& operation) {
-    if (operation.records != 0) ++program.events[static_cast<std::size_t>(operation.stream)];
+    auto const stream = static_cast<std::size_t>(operation.stream);
+    if (operation.is_noted()) ++program.noted[stream];
+    if (operation.records != 0) ++program.events[stream];
   });
 }
 

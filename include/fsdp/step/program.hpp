@@ -120,8 +120,9 @@ class Program {
   std::vector<std::size_t> gradient_order;
   std::vector<Range> buckets;  ///< elements of the gradient shards that backward writes directly
   step::Buffers buffers;
-  /// By stream: number of events that all passes and updates of a step record.
-  std::array<std::size_t, stream_kinds> events{};
+  /// By stream: number of operations of all passes and updates of a step that others may wait for, and of events after
+  /// them.
+  std::array<std::size_t, stream_kinds> noted{}, events{};
   /// By unit: the norm of its gradient shard, and its update by an optimizer. Callers of Shards run them between
   /// passes.
   std::vector<step::Operation> norms, updates;
