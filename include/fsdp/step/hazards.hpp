@@ -102,9 +102,9 @@ class Hazards {
   }
 
   /// An operation has been enqueued.
+  /// @param operation   is_noted()
   /// @param collective  its number among those of its communicator; 0: no collective
   [[gnu::noinline]] void after(Operation const& operation, std::uint64_t collective = 0) {
-    if (!operation.is_noted()) return;
     auto const stream = index(operation.stream);
     auto& known = known_[stream];
     auto const number = ++known.streams[stream];

@@ -25,10 +25,10 @@ class AccessTracker {
     if (!is_ordered(operation)) return;
     for (auto const& access : operation.accesses()) {
       auto const user = step::user(operation.stream);
+      bool const for_peers = peers_read(operation.primitive, access);
       for (auto& cell : users_[access.cells]) {
-        cell.all |= user;
+        cell.all |= for_peers ? user | step::peers : user;
         if (access.mode != step::Mode::read) cell.writers |= user;
-        if (peers_read(operation.primitive, access)) cell.all |= step::peers;
       }
     }
   }
