@@ -22,6 +22,9 @@ struct AdoptedTensor {
   Reduce** gradient = nullptr;  ///< set while backward() lives; nullptr: the gradient stays 0 (weight decay goes on)
   std::vector<std::int64_t> shape;
   TensorOptions options{};
+  /// The pointers are to a stack (L, shape...) of which this is a slice: `*weight + slice * elements` is set to the
+  /// tensor. Nothing else of the stack may be accessed.
+  std::int64_t slice = 0;
 };
 
 struct AdoptedOptions {
@@ -49,23 +52,13 @@ class AdoptedUnit {
 
   /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
-      : engine_(&engine), unit_(checked(engine, name, options)), tensors_(std::move(tensors)) {
-    for (auto const& tensor : tensors_) {
-      FSDP_EXPECTS(
-          tensor.weight != nullptr,
-          "rank {}: adopted tensor '{}': AdoptedTensor::weight is null; expected the address of the weight's pointer",
-          engine.rank(), tensor.name);
-      for (auto const& other : tensors_)
-        FSDP_EXPECTS(
-            &other == &tensor ||
-                (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
-            "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
-            engine.rank(), other.name, tensor.name);
-      engine.shards()[unit_].layout().add({tensor.name, tensor.shape, 0, 0, tensor.options.decay, tensor.options.init},
-                                          indices_);
-    }
-    use_ = engine.declare_use(unit_, name);
-  }
+      : AdoptedUnit(engine, add_unit(engine, name, options), name, std::move(tensors), Checked{}) {}
+  /// A further use of a unit, such as a tied head. Tensors that the unit has already, by name, are the same storage;
+  /// they are declared as before. The unit is held from its first use to its last.
+  /// @param name  of the use
+  /// @throws UsageError also if options set a strategy: the unit has one
+  AdoptedUnit(E& engine, UnitId unit, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
+      : AdoptedUnit(engine, expect_compute(engine, unit, name, options), name, std::move(tensors), Checked{}) {}
   template <class None = void>
   AdoptedUnit(E&, ...) = delete;  // fsdp: expected (engine, name, tensors[, AdoptedOptions]); check the names in braces
   AdoptedUnit(AdoptedUnit&&) noexcept = default;
@@ -82,6 +75,8 @@ class AdoptedUnit {
     }
     Scope(Scope const&) = delete;
     ~Scope() noexcept(false) { owner_->unbind(); }
+    /// The pointers are set: `if (auto full = unit.forward()) their_forward(w, x);` holds the scope around one call.
+    explicit operator bool() const { return true; }
 
    private:
     AdoptedUnit* owner_;
@@ -90,12 +85,47 @@ class AdoptedUnit {
   Scope forward() { return Scope(*this, Pass::forward); }
   Scope backward() { return Scope(*this, Pass::backward); }
 
+  /// The unit, for further uses.
+  UnitId unit() const { return unit_; }
   /// Its turn in the declared order: what prefetch lists name.
   UseId use() const { return use_; }
   operator UseId() const { return use_; }
 
  private:
-  static UnitId checked(E& engine, std::string const& name, AdoptedOptions const& options) {
+  struct Checked {};
+  AdoptedUnit(E& engine, UnitId unit, std::string const& name, std::vector<Tensor> tensors, Checked)
+      : engine_(&engine), unit_(unit), tensors_(std::move(tensors)) {
+    std::vector<TensorInfo> declared;
+    for (auto const& tensor : tensors_) {
+      FSDP_EXPECTS(
+          tensor.weight != nullptr,
+          "rank {}: adopted tensor '{}': AdoptedTensor::weight is null; expected the address of the weight's pointer",
+          engine.rank(), tensor.name);
+      FSDP_EXPECTS(tensor.slice >= 0, "rank {}: adopted tensor '{}': AdoptedTensor::slice must not be negative, got {}",
+                   engine.rank(), tensor.name, tensor.slice);
+      for (auto const& other : tensors_)
+        FSDP_EXPECTS(
+            &other == &tensor ||
+                (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
+            "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
+            engine.rank(), other.name, tensor.name);
+      auto const& options = tensor.options;
+      declared.push_back({tensor.name, tensor.shape, 0, 0, options.decay, options.init, options.tag});
+    }
+    use_ = engine.declare_use(unit_, name, std::move(declared), indices_);
+  }
+  static UnitId add_unit(E& engine, std::string const& name, AdoptedOptions const& options) {
+    expect_compute(engine, name, options);
+    return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
+  }
+  static UnitId expect_compute(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
+    expect_compute(engine, name, options);
+    FSDP_EXPECTS(!options.strategy,
+                 "rank {}: adopted unit '{}' is a further use of a unit, which has a strategy already", engine.rank(),
+                 name);
+    return unit;
+  }
+  static void expect_compute(E& engine, std::string const& name, AdoptedOptions const& options) {
     if constexpr (requires { engine.compute().runs_inline(); })
       FSDP_EXPECTS(
           options.kernels_are_enqueued || engine.compute().runs_inline(),
@@ -104,16 +134,22 @@ class AdoptedUnit {
           "host::Stream::inline_stream, or enqueue "
           "the kernels on engine.compute() and set AdoptedOptions::kernels_are_enqueued",
           engine.rank(), name);
-    return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
   }
   E& engine() const { return *engine_.get("an adopted unit"); }
   void bind(Param* parameters, Reduce* gradients) {
     auto const& layout = engine().shards()[unit_].layout();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      auto const offset = layout.tensors()[indices_[i]].offset;
-      *tensors_[i].weight = parameters + offset;
-      if (gradients != nullptr && tensors_[i].gradient != nullptr) *tensors_[i].gradient = gradients + offset;
+      auto const& known = layout.tensors()[indices_[i]];
+      auto const offset = known.offset - tensors_[i].slice * known.numel;
+      *tensors_[i].weight = moved(parameters, offset);
+      if (gradients != nullptr && tensors_[i].gradient != nullptr) *tensors_[i].gradient = moved(gradients, offset);
     }
+  }
+  /// `pointer + offset`, which may lie before the buffer.
+  template <class T>
+  static T* moved(T* pointer, std::int64_t offset) {
+    auto const address = reinterpret_cast<std::uintptr_t>(pointer);
+    return reinterpret_cast<T*>(address + static_cast<std::uintptr_t>(offset) * sizeof(T));
   }
   void unbind() {
     for (auto const& tensor : tensors_) {

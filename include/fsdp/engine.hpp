@@ -110,12 +110,7 @@ class Engine {
   template <Module M>
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
-    expect_own(unit.engine, prefix);
-    FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), prefix);
-    FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: module '{}' was added too late; add all modules before the first forward, optimizer, save "
-                 "or load, which seals the engine",
-                 rank(), prefix);
+    expect_unit(unit, prefix);
     std::vector<std::size_t> tensors;
     typename M::template Params<float> unbound;
     detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
@@ -148,10 +143,14 @@ class Engine {
   requires(!Module<M>) std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view, Unit...) {
     return {};
   }
-  /// Registers the next use of a unit whose layout the caller fills itself (AdoptedUnit). @return the use
-  UseId declare_use(UnitId unit, std::string_view module) {
+  /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
+  /// storage.
+  /// @param indices  gets the index of each tensor in the unit's layout
+  [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<TensorInfo> tensors,
+                                  std::vector<std::size_t>& indices) {
     auto const turn = core_.calls.enter("declare_use");
-    expect_own(unit.engine, module);
+    expect_unit(unit, module);
+    for (auto& tensor : tensors) units()[unit.index]->layout().add(std::move(tensor), indices);
     units()[unit.index]->sets_gradients = false;
     core_.declared.claim_names(unit);
     return {schedule().declare(unit.index, std::string(module)), this};
@@ -286,8 +285,14 @@ class Engine {
     if (use.engine != nullptr && use.engine != this) refuse_foreign("a use id");
     return core_.declared.expect_use(use.index);
   }
-  void expect_own(void const* engine, std::string_view module) const {
-    if (engine != nullptr && engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
+  /// @throws UsageError if a module cannot be added to the unit
+  [[gnu::cold]] void expect_unit(UnitId unit, std::string_view module) {
+    if (unit.engine != nullptr && unit.engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
+    FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), module);
+    FSDP_EXPECTS(!core_.sealed,
+                 "rank {}: module '{}' was added too late; add all modules before the first forward, optimizer, save "
+                 "or load, which seals the engine",
+                 rank(), module);
   }
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
     fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);

@@ -22,6 +22,7 @@ inline constexpr std::int64_t largest_numel = std::int64_t{1} << 56;
 struct TensorOptions {
   bool decay = true;                ///< weight decay applies
   Init init = init::normal(0.02f);  ///< how its elements start
+  std::int64_t tag = 0;             ///< the caller's: TensorInfo has it, and the library does not read it
 };
 /// No weight decay, starts at zero: biases.
 inline constexpr TensorOptions no_decay{.decay = false, .init = init::zeros};
@@ -59,6 +60,7 @@ struct TensorInfo {
   std::int64_t offset = 0;          ///< first element inside the flat parameter
   bool decay = true;
   Init init{};
+  std::int64_t tag = 0;  ///< of TensorOptions
 
   Range range() const { return {offset, offset + numel}; }
 };
@@ -89,7 +91,7 @@ class FlatLayout {
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
   /// tensor without elements.
   /// @return its index in tensors()
-  /// @throws UsageError if the name is there with another shape, weight decay or init, or an extent is negative
+  /// @throws UsageError if the name is there with another shape, weight decay, init or tag, or an extent is negative
   [[gnu::cold]] std::size_t add(TensorInfo tensor) {
     tensor.numel = 1;
     for (auto const extent : tensor.shape) {
@@ -108,6 +110,9 @@ class FlatLayout {
       FSDP_EXPECTS(tensors_[i].init == tensor.init,
                    "modules that share tensor '{}' declare it with init {} and with init {}", tensor.name,
                    to_text(tensors_[i].init), to_text(tensor.init));
+      FSDP_EXPECTS(tensors_[i].tag == tensor.tag,
+                   "modules that share tensor '{}' declare it with tag {} and with tag {}", tensor.name,
+                   tensors_[i].tag, tensor.tag);
       return i;
     }
     tensor.offset = tensors_.empty() ? 0 : align_up(tensors_.back().range().end, layout_alignment);

@@ -17,7 +17,7 @@ expected=$(kernels=$kernels before=$before change=$change awk '
   /^```/ { if (!inside) language = $0; inside = !inside; skip = 0; print; next }
   inside && language == "```cpp" && /^\/\/ kernels.hpp$/ { print ENVIRON["kernels"]; skip = 1; ++found }
   inside && language == "```cpp" && /^\/\/ before.cpp$/ { print ENVIRON["before"]; skip = 1; ++found }
-  inside && language == "```diff" && !skip { print ENVIRON["change"]; skip = 1; ++found }
+  inside && language == "```diff" && /^--- before.cpp$/ { print ENVIRON["change"]; skip = 1; ++found }
   !skip
   END { if (found != 3) exit 1 }' $page) || { echo "$page lacks a block of kernels.hpp, of before.cpp, or a diff"; exit 1; }
 [[ ${1:-} != --update ]] || echo "$expected" >$page

@@ -14,6 +14,7 @@
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/guarded_uses.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/passes.hpp"
 #include "fsdp/engine/step_gate.hpp"
@@ -46,6 +47,7 @@ struct EngineCore {
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
   using Calls = CallGuard;
+  using Buffers = UseBuffers<P>;
 
   /// @param caller  computes; nullptr: a stream of the engine's own
   [[gnu::cold]] EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
@@ -98,6 +100,7 @@ struct EngineCore {
     executor.prepare(program, declared.units(), storage.slots(program), kept_ranks > 0 ? where.rank % kept_ranks : 0);
     storage.initialize(declared.units(), declared.options().seed, *compute);
     for (auto const& operation : program.updates) executor.note(operation);
+    if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     passes.set_program(program);
     sealed = true;
   }
@@ -226,6 +229,7 @@ struct EngineCore {
   History history;
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
+  GuardedUses<Device, P, Unit> guarded;
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms

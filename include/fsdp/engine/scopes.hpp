@@ -71,27 +71,30 @@ class [[nodiscard]] UseScope {
     auto const turn = engine.calls.enter(pass == Pass::forward ? "forward" : "backward");
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
+      buffers_ = {unit_->full, pass == Pass::backward ? unit_->full_gradient : nullptr};
+      engine.guarded.begin(engine.device, *engine.compute, *unit_, buffers_);
       auto const what = fsdp::name(pass);
       span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what, what);
     } catch (...) {
-      engine.passes.interrupt();
+      interrupt();
       throw;
     }
   }
   UseScope(UseScope const&) = delete;
   [[gnu::noinline]] ~UseScope() noexcept(false) {
-    auto& passes = engine_->passes;
     if (std::uncaught_exceptions() > exceptions_) {
-      passes.interrupt();
+      interrupt();
       return;
     }
     auto const turn = engine_->calls.enter(pass_ == Pass::forward ? "the end of a forward" : "the end of a backward");
     try {
       span_.end();
+      engine_->guarded.end(engine_->device, *engine_->compute, *unit_, buffers_);
     } catch (...) {
-      passes.interrupt();
+      interrupt();
       throw;
     }
+    auto& passes = engine_->passes;
     if (pass_ == Pass::forward) {
       passes.end_forward(use_);
     } else {
@@ -99,16 +102,21 @@ class [[nodiscard]] UseScope {
     }
   }
 
-  typename E::Param const* parameters() const { return unit_->full; }  ///< (full_numel)
-  /// (full_numel); nullptr in forward
-  typename E::Reduce* gradients() const { return pass_ == Pass::backward ? unit_->full_gradient : nullptr; }
+  typename E::Param const* parameters() const { return buffers_.parameters; }  ///< (full_numel)
+  typename E::Reduce* gradients() const { return buffers_.gradients; }         ///< (full_numel); nullptr in forward
   FlatLayout const& layout() const { return unit_->layout(); }
   /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
   bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }
 
  private:
+  void interrupt() noexcept {
+    engine_->guarded.abandon(engine_->device, *engine_->compute, *unit_);
+    engine_->passes.interrupt();
+  }
+
   E* engine_;
   typename E::Unit* unit_ = nullptr;
+  typename E::Buffers buffers_;
   std::size_t use_;
   Pass pass_;
   typename TraceHook<typename E::Device>::Scope span_;

@@ -13,6 +13,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/host/guarded_memory.hpp"
 #include "fsdp/host/stream.hpp"
 #include "fsdp/kernels/block.hpp"
 
@@ -27,6 +28,7 @@ struct Device {
 
   using Stream = host::Stream;
   using Event = host::Event;
+  using GuardedMemory = host::GuardedMemory;
 
   static constexpr std::string_view name = "host";
   static constexpr std::size_t alignment = 256;  ///< of every allocation, in bytes
@@ -59,6 +61,14 @@ struct Device {
     in_pieces(stream, bytes, [to](std::size_t first, std::size_t count) {
       std::memset(static_cast<std::byte*>(to) + first, 0, count);
     });
+  }
+
+  /// The memory can be accessed from now on, and from now on not. It must outlive the stream's work.
+  void open_async(Stream& stream, GuardedMemory const& memory) const {
+    stream.enqueue([&memory] { memory.open(); });
+  }
+  void close_async(Stream& stream, GuardedMemory const& memory) const {
+    stream.enqueue([&memory] { memory.close(); });
   }
 
   /// Enqueues `Kernel{}(block, index, args...)` for index in [0, blocks), as one task of so many parts.

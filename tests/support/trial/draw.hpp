@@ -118,8 +118,7 @@ inline Model draw_model(Draw& draw, Limits const& limits) {
     model.parts.push_back(std::move(part));
   }
   for (auto& part : model.parts) {
-    auto const in_unit = [&](PartSpec const& other) { return other.unit == part.unit; };
-    part.adopted = std::count_if(model.parts.begin(), model.parts.end(), in_unit) == 1 && draw.once_in(6);
+    part.adopted = draw.once_in(6);
     if (part.adopted) part.sets_gradients = false;
   }
   return model;
@@ -188,6 +187,7 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.allow_keep_unsharded);
   setting.inline_compute = draw.once_in(5);
   setting.traced = draw.once_in(6);
+  options.trap_stale_pointers = draw.once_in(6);
   for (int list = draw.once_in(3) ? draw.between(1, 4) : 0; list > 0; --list) {
     Ahead ahead{draw.once_in(2), draw.below(uses), {}};
     for (int tries = draw.between(0, 4); tries > 0; --tries) {

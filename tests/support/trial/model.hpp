@@ -33,7 +33,7 @@ struct PartSpec {
   std::size_t unit = 0;
   std::vector<TensorSpec> tensors;  ///< at most one of each rank
   bool sets_gradients = false;
-  bool adopted = false;  ///< an AdoptedUnit instead of a module; alone in its unit
+  bool adopted = false;  ///< an AdoptedUnit instead of a module
 
   bool has_rank(std::size_t rank) const {
     return std::any_of(tensors.begin(), tensors.end(), [=](auto const& tensor) { return tensor.shape.size() == rank; });

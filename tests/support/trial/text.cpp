@@ -71,12 +71,13 @@ std::string literal(Setting const& setting) {
       "= {}, "
       ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .allow_keep_unsharded = {}, "
       ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .bucket_bytes = {}, "
-      ".first_bucket_bytes = {}, .passes_ahead = {}{}}},\n     .ahead = {{",
+      ".first_bucket_bytes = {}, .passes_ahead = {}{}, .trap_stale_pointers = {}}},\n     .ahead = {{",
       shardings[static_cast<std::size_t>(setting.sharding)], setting.group, units, o.prefetch,
       o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,
       o.keep_last, o.keep_root, o.reshard_ranks, o.allow_keep_unsharded, o.allow_no_sync, o.allow_no_replica_sync,
       o.bucket_bytes, o.first_bucket_bytes, o.passes_ahead,
-      o.reduce_dtype ? fmt::format(", .reduce_dtype = fsdp::DType{{{}}}", static_cast<int>(*o.reduce_dtype)) : "");
+      o.reduce_dtype ? fmt::format(", .reduce_dtype = fsdp::DType{{{}}}", static_cast<int>(*o.reduce_dtype)) : "",
+      o.trap_stale_pointers);
   for (auto const& list : setting.ahead)
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
   return text + fmt::format("}}, .inline_compute = {}, .keeps = {}, .traced = {}}}", setting.inline_compute,
@@ -107,7 +108,7 @@ std::string pasted(std::string const& header, std::set<std::string>& done) {
 
 std::string program(Trial const& trial, std::vector<Setting> const& settings) {
   std::set<std::string> done;
-  std::string text = "// c++ -std=c++20 -O1 -pthread -I <fsdp>/include this.cpp\n";
+  std::string text = "// c++ -std=c++20 -O1 -pthread -DFMT_HEADER_ONLY -I <fsdp>/include this.cpp\n";
   for (auto const* const source : {"compare.hpp", "trainers.cpp"})
     text += pasted(std::string("tests/support/trial/") + source, done);
   text += "int main() {\n  using namespace trial;\n  Trial const tried\n   " + literal(trial) + ";\n";

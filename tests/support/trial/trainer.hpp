@@ -148,18 +148,23 @@ class Trainer {
 template <class E>
 class AdoptedPart {
  public:
-  AdoptedPart(E& engine, std::string const& unit, Part part, fsdp::ShardingStrategy const& strategy)
-      : part_(std::move(part)), unit_(engine, unit, tensors(), {.kernels_are_enqueued = true, .strategy = strategy}) {}
+  /// @param slice  of the stacks that its pointers are to
+  AdoptedPart(E& engine, fsdp::UnitId unit, Part part, Index slice)
+      : part_(std::move(part)),
+        slice_(slice),
+        unit_(engine, unit, part_.spec.prefix, tensors(), {.kernels_are_enqueued = true}) {}
   AdoptedPart(AdoptedPart const&) = delete;
 
   void forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
     auto const scope = unit_.forward();
-    part_.enqueue_forward(stream, {w_[0], w_[1], w_[2]}, x, y, rows, inside);
+    auto const w = sliced(w_);
+    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
   }
   void backward(fsdp::host::Stream& stream, float const* x, float const* dy, float* dx, Index rows,
                 Inside const& inside) {
     auto const scope = unit_.backward();
-    part_.enqueue_backward(stream, {w_[0], w_[1], w_[2]}, g_, {}, x, dy, dx, rows, inside);
+    auto const w = sliced(w_);
+    part_.enqueue_backward(stream, {w[0], w[1], w[2]}, sliced(g_), {}, x, dy, dx, rows, inside);
   }
 
  private:
@@ -167,12 +172,19 @@ class AdoptedPart {
     std::vector<fsdp::AdoptedTensor<float, float>> adopted;
     for (auto const& tensor : part_.spec.tensors) {
       auto const i = tensor.shape.size() - 1;
-      adopted.push_back({part_.spec.prefix + "." + tensor.name, &w_[i], &g_[i], tensor.shape, options_of(tensor)});
+      adopted.push_back(
+          {part_.spec.prefix + "." + tensor.name, &w_[i], &g_[i], tensor.shape, options_of(tensor), slice_});
     }
     return adopted;
   }
+  /// The pointers to this slice.
+  Weights<float> sliced(Weights<float> pointers) const {
+    for (auto const& tensor : part_.spec.tensors) pointers[tensor.shape.size() - 1] += slice_ * tensor.numel();
+    return pointers;
+  }
 
   Part part_;
+  Index slice_;
   Weights<float> w_{}, g_{};
   fsdp::AdoptedUnit<E> unit_;
 };
@@ -194,11 +206,11 @@ class EngineTrainer final : public Trainer {
     for (auto const& part : of.model.parts) {
       auto const& unit = of.model.units[part.unit];
       auto& added = parts_.emplace_back();
+      if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit, setting.strategy(part.unit)));
       if (part.adopted) {
-        added.adopted =
-            std::make_unique<AdoptedPart<Engine>>(engine_, unit, Part(of.model, part), setting.strategy(part.unit));
+        added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, units.at(part.unit), Part(of.model, part),
+                                                              static_cast<Index>(parts_.size()) % 3);
       } else {
-        if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit, setting.strategy(part.unit)));
         added.module.emplace(engine_.shard(Part(of.model, part), part.prefix, units.at(part.unit)));
       }
     }

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The C trainer of docs/adopting.md: the page's diff adds at most 60 lines, and patch takes it. Compiled with -Ofast by each
+# compiler, on 1, 2 and 3 ranks, threads and processes, the losses are those of the C program within 1e-6, and the engine has
+# reserved what was planned. A copy of a pointer, used in another scope, is a report of AddressSanitizer.
+# long
+# timeout: 900
+set -euo pipefail
+source=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+command -v patch >/dev/null || { echo "skipped: there is no patch"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+cp "$source/examples/adopt_c_trainer/train_gpt.c" .
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none                      # Open MPI 4
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none  # Open MPI 5
+[[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
+die() { printf '%s\n' "$1"; exit 1; }
+
+# apply FROM TO: the page's diff between these files.
+apply() {
+  awk -v from="--- $1" '/^```/ { inside = 0 } $0 == from { inside = 1 } inside' "$source/docs/adopting.md" >"$2.diff"
+  [[ -s $2.diff ]] || die "docs/adopting.md has no diff of $1"
+  patch --silent --fuzz=0 -o "$2" "$1" "$2.diff" || die "the diff of $1 does not fit"
+}
+apply train_gpt.c train_gpt.cpp
+apply train_gpt.cpp train_gpt_mpi.cpp
+added=$(grep '^+' train_gpt.cpp.diff | grep -vc '^+++')
+((added <= 60)) || die "the diff adds $added lines, more than 60"
+
+steps=40
+flags=(-std=c++20 -Ofast -march=native -DFSDP_ALLOW_FAST_MATH -Wall -Wextra -Werror -I "$source/include" -pthread)
+# compare WHAT: the losses of ./printed are those of ./expected, and the account is as planned.
+compare() {
+  paste -d ' ' expected <(grep loss printed) | awk '
+    NF % 2 || $(NF / 2) == "" { bad = 1 }
+    { d = $(NF / 2) - $NF; if (d < 0) d = -d; if (!(d <= 1e-6)) bad = 1; if (d > most) most = d; ++lines }
+    END { if (lines != 12) bad = 1; printf "%s: losses differ by %.1e\n", what, most; exit bad }' what="$1" || die "$(cat printed)"
+  awk '/^memory:/ { ok = $2 == $5 && $2 > 0 } END { exit !ok }' printed || die "$1: $(tail -n 1 printed)"
+}
+for compiler in "${CXX:-g++}" ${FSDP_CLANG:+"$FSDP_CLANG"}; do
+  "$compiler" -x c -std=c11 -Ofast -march=native -Wall -Wextra -Werror train_gpt.c -o before -lm
+  ./before make gpt.bin
+  ./before gpt.bin $steps >expected
+  "$compiler" "${flags[@]}" train_gpt.cpp -o after
+  for ranks in 1 2 3; do
+    ./after gpt.bin $steps $ranks >printed
+    compare "$(basename "$compiler"), $ranks threads"
+  done
+  [[ ${FSDP_HAVE_MPI:-ON} =~ ^(ON|TRUE|1)$ ]] || continue
+  OMPI_CXX=$compiler MPICH_CXX=$compiler mpic++ "${flags[@]}" train_gpt_mpi.cpp -o after_mpi
+  for ranks in 1 2 3; do
+    mpirun -n $ranks ./after_mpi gpt.bin $steps >printed
+    compare "$(basename "$compiler"), $ranks processes"
+  done
+done
+
+# The trap of the page: the last layer uses a pointer that was copied in the scope of the first one.
+sed 's/^    auto full = model->units\[1 + l\].forward();/&\n    static thread_local float* kept;\n    if (l == 0) kept = params.ln1w;/
+     s/params\.ln1w + l \* C, params\.ln1b + l \* C, rows, C);/(l == 2 ? kept : params.ln1w + l * C), params.ln1b + l * C, rows, C);/' train_gpt.cpp >stale.cpp
+(($(diff train_gpt.cpp stale.cpp | grep -c '^>') == 3)) || die "the page's trainer has no such lines"
+"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp -o stale
+! ./stale gpt.bin 1 >printed 2>&1 || die "a pointer of another scope is used in silence"
+grep -q 'ERROR: AddressSanitizer: SEGV' printed && grep -q 'in layernorm_forward' printed || die "$(head -n 20 printed)"
+echo "a pointer of another scope: $(grep -m 1 'ERROR: AddressSanitizer' printed | cut -c 1-60)"
