@@ -2,6 +2,7 @@
 // For trainers that own raw pointers: a unit that sets the caller's pointers while its parameters are there.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -18,8 +19,9 @@ namespace fsdp {
 template <class Param, class Reduce>
 struct AdoptedTensor {
   std::string name;
-  Param** weight = nullptr;     ///< set while forward() or backward() lives
-  Reduce** gradient = nullptr;  ///< set while backward() lives; nullptr: the gradient stays 0 (weight decay goes on)
+  Param** weight = nullptr;  ///< set while forward() or backward() lives
+  /// Set while backward() lives. nullptr: the gradient stays 0, and weight decay goes on; see AdoptedOptions::frozen.
+  Reduce** gradient = nullptr;
   std::vector<std::int64_t> shape;
   TensorOptions options{};
   /// The pointers are to a stack (L, shape...) of which this is a slice: `*weight + slice * elements` is set to the
@@ -31,6 +33,7 @@ struct AdoptedOptions {
   /// The caller's kernels are enqueued on engine.compute(), which need not be inline then.
   bool kernels_are_enqueued = false;
   std::optional<ShardingStrategy> strategy{};  ///< of its unit, as in Engine::add_unit; not set: the engine's
+  bool frozen = false;                         ///< of its unit: see UnitOptions. Gradient pointers may be left out
 };
 
 /// Registers the caller's tensors as the next unit in forward order.
@@ -71,12 +74,13 @@ class AdoptedUnit {
         : owner_(&owner),
           use_(pass == Pass::forward ? owner.engine().forward_scope(owner.use_)
                                      : owner.engine().backward_scope(owner.use_)) {
-      owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
+      if (use_) owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
     }
     Scope(Scope const&) = delete;
     ~Scope() noexcept(false) { owner_->unbind(); }
-    /// The pointers are set: `if (auto full = unit.forward()) their_forward(w, x);` holds the scope around one call.
-    explicit operator bool() const { return true; }
+    /// The pointers are set: `if (auto full = unit.backward()) their_backward(w, g, x);` holds the scope around one
+    /// call. False in backward if nothing at or below this use trains.
+    explicit operator bool() const { return static_cast<bool>(use_); }
 
    private:
     AdoptedUnit* owner_;
@@ -112,17 +116,20 @@ class AdoptedUnit {
       auto const& options = tensor.options;
       declared.push_back({tensor.name, tensor.shape, 0, 0, options.decay, options.init, options.tag});
     }
-    use_ = engine.declare_use(unit_, name, std::move(declared), indices_);
+    bool const skips = std::none_of(tensors_.begin(), tensors_.end(), [](auto const& each) { return each.gradient; });
+    use_ = engine.declare_use(unit_, name, std::move(declared), indices_, skips);
   }
   static UnitId add_unit(E& engine, std::string const& name, AdoptedOptions const& options) {
     expect_compute(engine, name, options);
-    return engine.add_unit(name, options.strategy.value_or(engine.strategy()));
+    return engine.add_unit(name, UnitOptions{.strategy = options.strategy, .frozen = options.frozen});
   }
   static UnitId expect_compute(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
     expect_compute(engine, name, options);
-    FSDP_EXPECTS(!options.strategy,
-                 "rank {}: adopted unit '{}' is a further use of a unit, which has a strategy already", engine.rank(),
-                 name);
+    FSDP_EXPECTS(
+        !options.strategy && !options.frozen,
+        "rank {}: adopted unit '{}' is a further use of a unit: its strategy, and whether it is frozen, are set "
+        "where the unit is added",
+        engine.rank(), name);
     return unit;
   }
   static void expect_compute(E& engine, std::string const& name, AdoptedOptions const& options) {

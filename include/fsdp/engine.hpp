@@ -82,16 +82,22 @@ class Engine {
   bool sealed() const { return core_.sealed; }
 
   /// Makes an empty unit that several modules will share; it is held from its first use to its last.
-  UnitId add_unit(std::string_view unit_name) { return add_unit(unit_name, strategy()); }
+  UnitId add_unit(std::string_view unit_name) { return add_unit(unit_name, UnitOptions{}); }
   /// @param strategy  of this unit: NoShard, or one that shards over the same ranks as the engine's
   /// @throws ConfigError if it shards over others
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
+    return add_unit(unit_name, UnitOptions{.strategy = strategy});
+  }
+  /// @throws ConfigError as with a strategy
+  [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
     auto const turn = core_.calls.enter("add_unit");
     FSDP_EXPECTS(!core_.sealed,
                  "rank {}: unit '{}' was added too late; add all units before the first forward, optimizer, save or "
                  "load, which seals the engine",
                  rank(), unit_name);
-    return {core_.declared.add_unit(unit_name, strategy).index, this};
+    auto const index = core_.declared.add_unit(unit_name, options.strategy.value_or(strategy())).index;
+    units()[index]->frozen = options.frozen;
+    return {index, this};
   }
 
   /// Registers `user_module` as the next in forward order, with a unit of its own. Tensor names become "prefix.name". A
@@ -104,6 +110,11 @@ class Engine {
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, Strategy auto const& strategy) {
     return shard(std::move(user_module), prefix, add_unit(prefix, strategy));
+  }
+  /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
+  template <Module M>
+  ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
+    return shard(std::move(user_module), prefix, add_unit(prefix, options));
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -123,15 +134,21 @@ class Engine {
   /// Registers modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
   template <Module M>
   std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix) {
-    return shard(std::move(modules), prefix, strategy());
+    return shard(std::move(modules), prefix, UnitOptions{});
   }
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             Strategy auto const& strategy) {
+    return shard(std::move(modules), prefix, UnitOptions{.strategy = strategy});
+  }
+  /// @param options  of each module's unit
+  template <Module M>
+  [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
+                                                            UnitOptions const& options) {
     std::vector<ShardedModule<M, Engine>> sharded;
     sharded.reserve(modules.size());
     for (std::size_t i = 0; i < modules.size(); ++i)
-      sharded.push_back(shard(std::move(modules[i]), formatted("{}.{}", prefix, i), strategy));
+      sharded.push_back(shard(std::move(modules[i]), formatted("{}.{}", prefix, i), options));
     return sharded;
   }
   template <Module M, class Other>
@@ -145,13 +162,16 @@ class Engine {
   }
   /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
   /// storage.
-  /// @param indices  gets the index of each tensor in the unit's layout
+  /// @param indices          gets the index of each tensor in the unit's layout
+  /// @param skips_gradients  backward writes no gradients if the unit is frozen
   [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<TensorInfo> tensors,
-                                  std::vector<std::size_t>& indices) {
+                                  std::vector<std::size_t>& indices, bool skips_gradients = false) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    for (auto& tensor : tensors) units()[unit.index]->layout().add(std::move(tensor), indices);
-    units()[unit.index]->sets_gradients = false;
+    auto& declared = *units()[unit.index];
+    for (auto& tensor : tensors) declared.layout().add(std::move(tensor), indices);
+    declared.sets_gradients = false;
+    declared.skips_gradients = declared.skips_gradients && skips_gradients;
     core_.declared.claim_names(unit);
     return {schedule().declare(unit.index, std::string(module)), this};
   }
@@ -199,7 +219,8 @@ class Engine {
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
   /// @throws UsageError inside a use, or in the middle of a backward pass
   Evaluation evaluation() { return Evaluation(core_); }
-  /// @return while it lives, the use's full parameters (and in backward its gradients) are there
+  /// @return while it lives, the use's full parameters (and in backward its gradients) are there. It converts to false
+  /// if backward passes do not come to this use: see UnitOptions::frozen
   /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
@@ -300,6 +321,10 @@ class Engine {
   /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>
   void declare_gradients(UnitId unit, M const& user_module) {
+    bool skips = false;
+    if constexpr (SkipsGradients<M>) skips = user_module.skips_gradients;
+    auto& declared = *units()[unit.index];
+    declared.skips_gradients = declared.skips_gradients && skips;
     if constexpr (SetsGradients<M>)
       if (user_module.sets_gradients) return;
     units()[unit.index]->sets_gradients = false;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "fsdp/strategy.hpp"
 #include "fsdp/tensor.hpp"
 
 namespace fsdp {
@@ -48,6 +49,13 @@ struct EngineOptions {
   /// fault, which AddressSanitizer reports. Each use gets copies of its unit's buffers, at addresses that no other unit
   /// gets; the account does not count the copies. On CUDA it has no effect.
   bool trap_stale_pointers = detail::address_sanitizer;
+};
+
+struct UnitOptions {
+  std::optional<ShardingStrategy> strategy{};  ///< not set: the engine's
+  /// The unit does not train: it has no gradients, no optimizer state, no reductions, and norms leave it out. A
+  /// backward pass ends at the lowest use of a unit that trains.
+  bool frozen = false;
 };
 
 /// Names a unit that several modules share.

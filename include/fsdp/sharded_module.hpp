@@ -76,13 +76,15 @@ struct Binder {
   template <std::size_t Rank>
   void operator()(std::string_view name, Tensor<Element, Rank>& tensor, Extents<Rank> extents,
                   TensorOptions const& = {}) {
-    tensor = {base + named->layout->tensors()[named->take(name, extents)].offset, extents};
+    auto const offset = named->layout->tensors()[named->take(name, extents)].offset;
+    tensor = {base == nullptr ? nullptr : base + offset, extents};
   }
 };
 
 /// The same for gradients of which `scope` says whether they are fresh.
 template <class T, class Scope>
 struct GradientBinder {
+  T* base;  ///< nullptr: no gradient is wanted
   Scope const* scope;
   NamedTensors* named;
 
@@ -90,7 +92,11 @@ struct GradientBinder {
   void operator()(std::string_view name, Tensor<Gradient<T>, Rank>& tensor, Extents<Rank> extents,
                   TensorOptions const& = {}) {
     auto const index = named->take(name, extents);
-    tensor = {{scope->gradients() + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
+    if (base == nullptr) {
+      tensor = {{nullptr, extents}, false};
+    } else {
+      tensor = {{base + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
+    }
   }
 };
 
@@ -131,7 +137,8 @@ class ShardedModule<M, E> {
 
   /// Gathers the unit if it was dropped, enqueues `M::backward(compute, weights, gradients, args...)`, starts the
   /// reduction.
-  /// @return what M::backward returns
+  /// @return what M::backward returns; a value-initialised result, without a call, if nothing at or below this use
+  /// trains
   /// @throws OrderError if another module was declared next
   /// @note Stream: compute waits for the gather and for a free gradient slot.
   /// @note Collective: at most one all-gather, and the reduction of the unit (see Reducer::reduce).
@@ -139,7 +146,15 @@ class ShardedModule<M, E> {
   decltype(auto) backward(Args&&... args) {
     auto& engine = *engine_.get("a sharded module");
     auto const scope = engine.backward_scope(use_);
-    return module_.backward(engine.compute(), weights(scope), gradients(scope), std::forward<Args>(args)...);
+    auto const call = [&]() -> decltype(auto) {
+      return module_.backward(engine.compute(), weights(scope), gradients(scope), std::forward<Args>(args)...);
+    };
+    using Result = decltype(call());
+    static_assert(std::is_void_v<Result> || std::is_default_constructible_v<Result>,
+                  "fsdp: backward returns void or a value that can be value-initialised: below the lowest unit that "
+                  "trains, it returns such a value");
+    if (!scope) return Result();
+    return call();
   }
 
  private:
@@ -157,11 +172,14 @@ class ShardedModule<M, E> {
   Gradients gradients(typename E::Scope const& scope) const {
     Gradients bound;
     auto tensors = named(scope);
+    auto* base = scope.gradients();
+    if constexpr (SkipsGradients<M>)
+      if (M::skips_gradients && scope.is_frozen()) base = nullptr;
     if constexpr (SetsGradients<M>) {
-      detail::GradientBinder<Reduce, typename E::Scope> binder{&scope, &tensors};
+      detail::GradientBinder<Reduce, typename E::Scope> binder{base, &scope, &tensors};
       module_.describe(bound, binder);
     } else {
-      detail::Binder<Reduce> binder{scope.gradients(), &tensors};
+      detail::Binder<Reduce> binder{base, &tensors};
       module_.describe(bound, binder);
     }
     tensors.expect_all();

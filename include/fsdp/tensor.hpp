@@ -121,6 +121,8 @@ struct Tensor {
   static constexpr std::size_t rank = Rank;
   /// As a gradient: the sum has begun, and backward adds to it.
   static constexpr bool fresh = false;
+  /// As a gradient: backward writes it. False for frozen tensors of modules that skip their gradients.
+  constexpr bool wanted() const { return data != nullptr; }
 
   T* data = nullptr;
   std::array<std::int64_t, Rank> extents{};

@@ -30,7 +30,7 @@ struct Case {
 /// FullShard by default, and three settings at random; sometimes all three with gradients that travel in bf16.
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
-  Case drawn{trial::draw_trial(draw, {}), std::vector<trial::Setting>(1)};
+  Case drawn{trial::draw_trial(draw, {.freezes = true}), std::vector<trial::Setting>(1)};
   drawn.settings[0].options.allow_no_sync = trial::needs_of(drawn.trial.script).unsynced;
   bool const rounds = draw.once_in(4);
   for (int i = 0; i < 3; ++i) {

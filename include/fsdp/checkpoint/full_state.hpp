@@ -63,6 +63,7 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     auto const& where = unit.placement();
+    if (shard_of(unit) == nullptr && !unit.empty()) continue;  // gradients of a frozen unit
     if (rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
     for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
       auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
@@ -102,7 +103,8 @@ void export_full(E& engine, Visit&& visit) {
       engine, [](typename E::Unit& unit) { return unit.master; }, visit);
 }
 
-/// Exports the reduced gradients, averaged over the world: those of the last step once reductions are complete.
+/// Exports the reduced gradients of units that are not frozen, averaged over the world: those of the last step once
+/// reductions are complete.
 /// @throws UsageError if there are none: before the first backward pass, after discard_gradients(), or while some wait
 /// unreduced
 /// @note Collective: yes; blocks the calling thread.

@@ -36,11 +36,12 @@ struct LoadedCheckpoint {
 
 namespace checkpoint {
 
+/// @param frozen  the model's tensors that need parameters only
 /// @throws ConfigError naming the first tensor that one has and the other has not, or has with another shape; or arrays
-/// that the optimizer does not have
+/// that the optimizer does not have; or a tensor that trains, and was frozen when it was saved
 inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
-                              std::vector<ArrayEntry> const& arrays, std::string_view optimizer,
-                              std::string_view what) {
+                              std::vector<std::string> const& frozen, std::vector<ArrayEntry> const& arrays,
+                              std::string_view optimizer, std::string_view what) {
   auto const find = [](std::vector<TensorInfo> const& list, std::string const& name) {
     return std::find_if(list.begin(), list.end(), [&](TensorInfo const& each) { return each.name == name; });
   };
@@ -58,6 +59,15 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
   if (optimizer.empty()) return;
   bool same = manifest.optimizer == optimizer && manifest.arrays.size() == arrays.size();
   for (std::size_t i = 0; same && i < arrays.size(); ++i) same = manifest.arrays[i].name == arrays[i].name;
+  auto const has = [](std::vector<std::string> const& list, std::string const& name) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
+  for (auto const& tensor : tensors)
+    if (same && has(manifest.frozen, tensor.name) && !has(frozen, tensor.name))
+      fail<ConfigError>(
+          "{} has no state of optimizer '{}' for tensor '{}', which was frozen when it was saved; freeze it, or load "
+          "the checkpoint without an optimizer",
+          what, optimizer, tensor.name);
   if (same) return;
   auto const names = [](std::vector<ArrayEntry> const& list) {
     std::vector<std::string> texts;
@@ -73,13 +83,16 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
                     names(manifest.arrays), optimizer, names(arrays));
 }
 
-/// Calls `act(array, unit, Segment)` for every part of a tensor that this rank keeps, in every array.
+/// Calls `act(array, unit, Segment)` for every part of a tensor that this rank keeps, in every array. Frozen units have
+/// parameters only.
 template <class E, class Act>
 void for_each_own_segment(E& engine, std::size_t arrays, Act&& act) {
   auto const shards = engine.shards();
   for (std::size_t array = 0; array < arrays; ++array)
-    for (std::size_t u = 0; u < shards.size(); ++u)
+    for (std::size_t u = 0; u < shards.size(); ++u) {
+      if (array > 0 && shards[u].frozen) continue;
       for (auto const& segment : shards[u].layout().segments(shards[u].shard())) act(array, u, segment);
+    }
 }
 
 }  // namespace checkpoint
@@ -117,7 +130,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   agreed(world, "what a checkpoint has", [&] {
     auto const what = formatted("'{}'", path.string());
     auto manifest = parse_manifest(text, what);
-    expect_same_state(manifest, tensor_list(engine), arrays, optimizer.name(), what);
+    expect_same_state(manifest, tensor_list(engine), frozen_tensors(engine), arrays, optimizer.name(), what);
     reader.emplace(checkpoint, std::move(manifest));
     each([&](std::size_t array, std::size_t, Segment const& segment, TensorInfo const& tensor) {
       reader->read(arrays[array].name, tensor.name, segment.first, segment.count, [](auto...) {});

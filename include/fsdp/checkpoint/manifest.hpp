@@ -78,6 +78,7 @@ struct Manifest {
   std::string strategy;                                      ///< of the engine that saved, for people
   std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
   std::vector<ArrayEntry> arrays;                            ///< the parameters first
+  std::vector<std::string> frozen;                           ///< names of tensors that have parameters only
   std::string optimizer;                                     ///< its name
   std::int64_t steps_taken = 0;                              ///< by the optimizer
   std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description
@@ -167,6 +168,7 @@ inline std::string to_json_text(Manifest const& manifest) {
     files.push_back({{"name", file}, {"description_xxh64", checksum_text(checksum)}});
   json["tensors"] = std::move(tensors);
   json["arrays"] = std::move(arrays);
+  if (!manifest.frozen.empty()) json["frozen"] = manifest.frozen;
   json["optimizer"] = {{"name", manifest.optimizer}, {"steps", manifest.steps_taken}};
   json["files"] = std::move(files);
   json["extra"] = manifest.extra;
@@ -213,6 +215,12 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   }
   if (manifest.arrays.empty() || manifest.arrays.front().name != parameters_array)
     fields.wrong("arrays", "the parameters as its first entry");
+  if (json.contains("frozen")) {  // no tensor is, where it is missing
+    for (auto const& item : fields.array("frozen")) {
+      if (!item.is_string()) fields.wrong("frozen", "names of tensors");
+      manifest.frozen.push_back(item.get<std::string>());
+    }
+  }
   Fields const optimizer(fields.object("optimizer"), what);
   manifest.optimizer = optimizer.text("name");
   manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max() / 2);

@@ -47,6 +47,7 @@ class Save {
     manifest_.strategy = std::string(engine.strategy().name);
     manifest_.tensors = tensor_list(engine);
     manifest_.arrays = arrays;
+    manifest_.frozen = frozen_tensors(engine);
     manifest_.optimizer = std::string(optimizer.name());
     manifest_.extra = std::move(extra);
     fsdp::detail::expect_equal_texts<OrderError>(

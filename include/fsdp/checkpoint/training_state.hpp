@@ -55,6 +55,17 @@ std::vector<ArrayEntry> array_list(E&, O const& optimizer) {
   return arrays;
 }
 
+/// The tensors that have parameters only.
+template <class E>
+std::vector<std::string> frozen_tensors(E& engine) {
+  std::vector<std::string> names;
+  auto const shards = engine.shards();
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    for (auto const& tensor : shards[u].layout().tensors())
+      if (shards[u].frozen) names.push_back(tensor.name);
+  return names;
+}
+
 /// A unit's shard of array `index` of array_list, in device memory.
 template <class E, Checkpointable O>
 std::byte* array_of(E& engine, O& optimizer, std::size_t index, std::size_t unit) {
@@ -82,6 +93,7 @@ OwnSlices own_slices(E& engine, std::vector<ArrayEntry> const& arrays) {
   for (std::size_t array = 0; array < arrays.size(); ++array) {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
+      if (array > 0 && unit.frozen) continue;  // optimizers keep nothing for it
       auto const part = unit.norm_slice();
       auto const begin = unit.shard().begin + part.begin;
       for (auto const& segment : unit.layout().segments({begin, begin + part.size()})) {

@@ -102,6 +102,7 @@ struct EngineCore {
     for (auto const& operation : program.updates) executor.note(operation);
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     passes.set_program(program);
+    declared.schedule().set_backward_end(program.backward_end());
     sealed = true;
   }
 
@@ -167,6 +168,8 @@ struct EngineCore {
     seal();
     return passes.begin_forward(use);
   }
+  /// @return whether backward passes do not come to the use
+  bool skips_backward(std::size_t use) const { return declared.schedule().skips_backward(use); }
   Unit& begin_backward(std::size_t use) {
     auto& unit = passes.begin_backward(use);
     storage.lease_gradients();

@@ -133,13 +133,15 @@ class Declaration {
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
-    bool some = false;
+    bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
       FSDP_EXPECTS(schedule_.used(u), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
       some = some || !units_[u]->empty();
+      trains = trains || units_[u]->trains();
     }
     FSDP_EXPECTS(some, "rank {}: no module of the engine has parameters", where_.rank);
+    FSDP_EXPECTS(trains, "rank {}: all units with parameters are frozen; at least one must train", where_.rank);
   }
 
   /// The declaration as text, a line for each item. It must be equal on all ranks.
@@ -158,9 +160,10 @@ class Declaration {
                        fsdp::name(options_.reduce_dtype.value_or(written)));
     for (auto const& unit : units_) {
       lines += text_of(unit->name(), unit->layout());
-      lines += formatted("unit '{}' is {}, which {} and {} after forward\n", unit->name(), described(unit->strategy()),
-                         unit->strategy().shards ? "shards" : "does not shard",
-                         unit->strategy().reshards_after_forward ? "reshards" : "stays");
+      lines +=
+          formatted("unit '{}' is {}{}, which {} and {} after forward\n", unit->name(), unit->frozen ? "frozen, " : "",
+                    described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
+                    unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
@@ -184,7 +187,9 @@ class Declaration {
                         unit.strategy().shards,
                         unit.strategy().reshards_after_forward,
                         unit.sets_gradients,
-                        unit.layout().numel() < padded};
+                        unit.layout().numel() < padded,
+                        unit.frozen,
+                        unit.skips_gradients};
     }
     input.modules = std::vector<std::string>(schedule_.size());
     for (std::size_t use = 0; use < schedule_.size(); ++use) {

@@ -58,6 +58,7 @@ class FlatParam {
   void begin_gradients() { ++gradients_; }
   /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
   bool begin_gradient(std::size_t index) {
+    if (frozen) return sets_gradients;
     return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
 
@@ -67,14 +68,19 @@ class FlatParam {
   std::int64_t shard_numel() const { return shard_.size(); }
   /// It has no parameters (a ReLU, a dropout): nothing is gathered, reduced or updated for it. @pre sealed
   bool empty() const { return full_numel() == 0; }
+  /// It has gradients, and optimizers update it. @pre sealed
+  bool trains() const { return !empty() && !frozen; }
 
-  Master* master = nullptr;         ///< (shard_numel) master weights
-  float* gradient = nullptr;        ///< (shard_numel) gradient shard, already averaged over the world
-  Param* full = nullptr;            ///< (full_numel) full parameters; nullptr while sharded
-  Reduce* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes; valid in its uses
-  float* partial = nullptr;         ///< (shard_numel) sum of the own replica alone, where replicas may wait
-  float* accumulator = nullptr;     ///< (full_numel) unreduced gradients, where slots are no place to add them up
-  bool sets_gradients = true;       ///< every module begins its gradients' sums itself: nothing is zeroed for it
+  Master* master = nullptr;   ///< (shard_numel) master weights
+  float* gradient = nullptr;  ///< (shard_numel) gradient shard, already averaged over the world
+  Param* full = nullptr;      ///< (full_numel) full parameters; nullptr while sharded
+  /// (full_numel) gradients that backward writes; valid in its uses. Of a frozen unit: scratch, or nullptr.
+  Reduce* full_gradient = nullptr;
+  float* partial = nullptr;      ///< (shard_numel) sum of the own replica alone, where replicas may wait
+  float* accumulator = nullptr;  ///< (full_numel) unreduced gradients, where slots are no place to add them up
+  bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
+  bool frozen = false;           ///< it does not train: no gradients, no updates
+  bool skips_gradients = true;   ///< if frozen: no module writes gradients
 
  private:
   std::size_t index_;

@@ -181,7 +181,7 @@ class Passes {
     std::string done, missing;
     for (std::size_t u = 0; u < declared_->units().size(); ++u) {
       auto const& unit = *declared_->units()[u];
-      if (unit.empty()) continue;
+      if (!unit.trains()) continue;
       auto& list = contents()[u].gradient == step::Contents::Gradient::sum ? missing : done;
       list += formatted("{}'{}'", list.empty() ? "" : ", ", unit.name());
     }
@@ -197,7 +197,7 @@ class Passes {
     schedule.expect_closed(what);
     std::string done, missing;
     for (auto use = schedule.size(); use-- > 0;) {
-      if (!schedule.first_use_of_unit(use)) continue;
+      if (!schedule.first_use_of_unit(use) || declared_->units()[schedule.unit(use)]->frozen) continue;
       auto& list = schedule.backward_done(use) ? done : missing;
       list += formatted("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
     }

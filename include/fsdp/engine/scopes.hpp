@@ -69,6 +69,7 @@ class [[nodiscard]] UseScope {
  public:
   [[gnu::noinline]] UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
     auto const turn = engine.calls.enter(pass == Pass::forward ? "forward" : "backward");
+    if (pass == Pass::backward && engine.skips_backward(use)) return;
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
       buffers_ = {unit_->full, pass == Pass::backward ? unit_->full_gradient : nullptr};
@@ -82,6 +83,7 @@ class [[nodiscard]] UseScope {
   }
   UseScope(UseScope const&) = delete;
   [[gnu::noinline]] ~UseScope() noexcept(false) {
+    if (unit_ == nullptr) return;
     if (std::uncaught_exceptions() > exceptions_) {
       interrupt();
       return;
@@ -102,8 +104,13 @@ class [[nodiscard]] UseScope {
     }
   }
 
+  /// False if backward passes do not come to this use, because nothing below it trains: there are no parameters.
+  explicit operator bool() const { return unit_ != nullptr; }
+  bool is_frozen() const { return unit_->frozen; }
   typename E::Param const* parameters() const { return buffers_.parameters; }  ///< (full_numel)
-  typename E::Reduce* gradients() const { return buffers_.gradients; }         ///< (full_numel); nullptr in forward
+  typename E::Reduce* gradients() const {
+    return buffers_.gradients;
+  }  ///< (full_numel); nullptr in forward, and if no module of a frozen unit writes gradients
   FlatLayout const& layout() const { return unit_->layout(); }
   /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
   bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }

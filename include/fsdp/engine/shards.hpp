@@ -79,11 +79,11 @@ class Shards {
     int exceptions_ = std::uncaught_exceptions();
   };
   /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends, the
-  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit with parameters
+  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit that trains
   /// had an update scope, even if nothing changed. Before that, the engine refuses passes, other steps, exports, saves
   /// and discard_gradients(), as after an exception between two units.
   /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
-  /// @throws UsageError without begin_step, or if the unit was updated in this step
+  /// @throws UsageError without begin_step, if the unit is frozen, or if it was updated in this step
   Write update(Unit const& unit) const {
     expect_own(unit);
     gate().expect_update(unit.index());

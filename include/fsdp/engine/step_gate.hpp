@@ -26,7 +26,7 @@ class StepGate {
     expect_units();
     for (std::size_t u = 0; u < passes_->units().size(); ++u) {
       auto const& unit = *passes_->units()[u];
-      FSDP_EXPECTS(passes_->sealed() && (unit.empty() || passes_->contents()[u].is_reduced()),
+      FSDP_EXPECTS(passes_->sealed() && (!unit.trains() || passes_->contents()[u].is_reduced()),
                    "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit.name(),
                    passes_->sealed() && passes_->contents()[u].waits()
                        ? ": they were accumulated without reduction; run the last backward pass "
@@ -40,7 +40,7 @@ class StepGate {
     passes_->expect_whole_gradients(what);
     expect_units();
     for (std::size_t u = 0; u < passes_->units().size(); ++u)
-      FSDP_EXPECTS(passes_->sealed() && (passes_->units()[u]->empty() || passes_->contents()[u].is_readable()),
+      FSDP_EXPECTS(passes_->sealed() && (!passes_->units()[u]->trains() || passes_->contents()[u].is_readable()),
                    "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, passes_->units()[u]->name());
   }
 
@@ -61,7 +61,7 @@ class StepGate {
   /// Units are about to be updated. The step ends when all are; until then all but a load or an import is refused.
   void begin_updates() {
     to_update_ = 0;
-    for (auto const& unit : passes_->units()) to_update_ += unit->empty() ? 0u : 1u;
+    for (auto const& unit : passes_->units()) to_update_ += unit->trains() ? 1u : 0u;
     passes_->begin_writing(Passes::half_step);
   }
   /// @throws UsageError unless a step is under way in which the unit was not updated
@@ -69,6 +69,7 @@ class StepGate {
     auto const& updated = *passes_->units()[unit];
     FSDP_EXPECTS(to_update_ > 0, "rank {}: update of unit '{}' outside a step; call begin_step first", rank_,
                  updated.name());
+    FSDP_EXPECTS(!updated.frozen, "rank {}: update of unit '{}', which is frozen", rank_, updated.name());
     FSDP_EXPECTS(updated.empty() || passes_->contents()[unit].gradient == step::Contents::Gradient::sum,
                  "rank {}: unit '{}' was already updated in this step", rank_, updated.name());
   }

@@ -49,23 +49,29 @@ class ShardStorage {
     std::size_t reduced_bytes = 0, direct_bytes = 0;  // of gradient shards
     std::int64_t partial_elements = 0;
     for (std::size_t u = 0; u < units.size(); ++u) {
+      if (!program.units[u].trains()) continue;
       auto const bytes = static_cast<std::size_t>(units[u]->shard_numel()) * sizeof(float);
       (program.units[u].writes_shards ? direct_bytes : reduced_bytes) += bytes;
       if (program.units[u].waits_for_replicas) partial_elements += units[u]->shard_numel();
     }
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
     auto const accumulator_bytes = static_cast<std::size_t>(program.accumulator_elements) * sizeof(float);
+    auto const scratch_bytes =
+        static_cast<std::size_t>(slot_bytes(program.scratch_elements, sizeof(typename P::Reduce)));
     gather_ = {world, *account_, MemoryTag::gather, static_cast<std::size_t>(plan.gather)};
-    reduce_ = {world, *account_, MemoryTag::reduce, static_cast<std::size_t>(plan.reduce) - accumulator_bytes};
+    reduce_ = {world, *account_, MemoryTag::reduce,
+               static_cast<std::size_t>(plan.reduce) - accumulator_bytes - scratch_bytes};
     if (direct_bytes > 0) direct_gradients_ = {world, *account_, MemoryTag::gradients, direct_bytes};
     if (reduced_bytes > 0) reduced_gradients_ = {device_, *account_, MemoryTag::gradients, reduced_bytes};
     if (partial_elements > 0)
       partial_ = {world, *account_, MemoryTag::gradients, static_cast<std::size_t>(partial_elements) * sizeof(float)};
+    if (scratch_bytes > 0) scratch_ = {device_, *account_, MemoryTag::reduce, scratch_bytes};
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
     auto const norm_bytes = static_cast<std::size_t>(align_up(world.size() * 8, 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
     std::int64_t partials = 0;
-    for (auto const& unit : units) partials += kernels::norm_partial_count(unit->norm_slice().size());
+    for (auto const& unit : units)
+      if (unit->trains()) partials += kernels::norm_partial_count(unit->norm_slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
     account_->lease(MemoryTag::parameters, plan.parameters);
 
@@ -111,6 +117,7 @@ class ShardStorage {
     for (auto& unit : units) {
       unit->master = master;
       master += unit->shard_numel();
+      if (unit->frozen && !unit->skips_gradients) unit->full_gradient = scratch_.template as<typename P::Reduce>();
     }
     auto *direct = direct_gradients_.template as<float>(), *reduced = reduced_gradients_.template as<float>();
     auto* partial = partial_.template as<float>();
@@ -149,7 +156,7 @@ class ShardStorage {
  private:
   D device_;
   MemoryAccount* account_;
-  AccountedMemory<D> master_, reduced_gradients_, accumulators_, norm_partials_;
+  AccountedMemory<D> master_, reduced_gradients_, accumulators_, scratch_, norm_partials_;
   AccountedMemory<C> gather_, reduce_, direct_gradients_, partial_, scalars_;
   NormState norm_;
   bool gradients_leased_ = false;

@@ -68,7 +68,7 @@ template <class E>
   std::int64_t partials = 0;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
-    if (unit.empty()) continue;
+    if (!unit.trains()) continue;
     auto const slice = unit.norm_slice();
     kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
                            options.norm, norm.partials + partials);

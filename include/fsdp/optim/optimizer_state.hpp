@@ -60,7 +60,8 @@ class OptimizerState {
                                formatted("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
                                "optimizer options");
     std::int64_t elements = 0;
-    for (std::size_t u = 0; u < shards.size(); ++u) elements += shards[u].shard_numel();
+    for (std::size_t u = 0; u < shards.size(); ++u)
+      if (shards[u].trains()) elements += shards[u].shard_numel();
     auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
     moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
     elements_ = elements;
@@ -97,7 +98,7 @@ class OptimizerState {
                         clip.engine() != nullptr ? shards.norm().result : nullptr);
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto& unit = shards[u];
-      if (unit.empty()) continue;
+      if (!unit.trains()) continue;
       auto const updating = shards.update(unit);
       auto span = shards.trace_update(unit);
       update(unit, parts_[u]);
@@ -105,12 +106,12 @@ class OptimizerState {
     }
   }
 
-  /// A unit's shard of moment `which`; nullptr if there are none.
+  /// A unit's shard of moment `which`; nullptr if there are none. Frozen units have none.
   Moment* moment(std::int64_t which, Part const& part) const {
     return moments_ ? moments_.template as<Moment>() + which * elements_ + part.offset : nullptr;
   }
   Moment* moment(std::size_t which, std::size_t unit) const {
-    return moment(static_cast<std::int64_t>(which), parts_[unit]);
+    return engine_->shards()[unit].frozen ? nullptr : moment(static_cast<std::int64_t>(which), parts_[unit]);
   }
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
@@ -139,7 +140,7 @@ class OptimizerState {
     std::vector<std::size_t> ends;
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
-      for (auto const& part : unit.layout().segments(unit.shard())) {
+      for (auto const& part : unit.layout().segments(unit.frozen ? Range{} : unit.shard())) {
         auto const& tensor = unit.layout().tensors()[part.tensor];
         auto const hash = hash_name(tensor.name);
         for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
@@ -157,7 +158,7 @@ class OptimizerState {
     for (std::size_t u = 0, begin = 0; u < ends.size(); begin = ends[u++]) {
       parts_.push_back({reinterpret_cast<OptimizerChunk const*>(at) + begin, static_cast<std::int64_t>(ends[u] - begin),
                         step_, offset});
-      offset += shards[u].shard_numel();
+      if (shards[u].trains()) offset += shards[u].shard_numel();
     }
     engine_->device().copy_async(engine_->compute(), at, chunks.data(), bytes);
     engine_->device().zero_async(engine_->compute(), step_, sizeof(OptimizerStep));

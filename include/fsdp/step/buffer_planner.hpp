@@ -65,6 +65,7 @@ class BufferPlanner {
   /// All but the slots that units share.
   [[gnu::cold]] void plan_units() {
     describe_units();
+    find_backward_end();
     order_completion();
     give_wires();
     give_own_slots();
@@ -96,9 +97,10 @@ class BufferPlanner {
   bool own_gather_slot(std::size_t unit) const {
     return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded || schedule_.unit_returns(unit);
   }
+  /// Of the units that a backward pass can leave unsharded.
   bool all_own_gather_slots() const {
     for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
-      if (gathers(unit) && !own_gather_slot(unit)) return false;
+      if (gathers(unit) && program_.units[unit].in_backward && !own_gather_slot(unit)) return false;
     return true;
   }
   bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.unit_returns(unit); }
@@ -112,14 +114,14 @@ class BufferPlanner {
     auto const unit = schedule_.unit(use);
     return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
   }
-  /// @return whether the unit stays unsharded when this use's forward ends. In evaluation no backward follows: a unit
-  /// is kept until its last use at most
+  /// @return whether the unit stays unsharded when this use's forward ends. If no use
+  /// in a backward pass follows, a unit is kept until its last use at most
   bool keeps_after_forward(std::size_t use, Phase phase) const {
-    bool const evaluating = phase == Phase::evaluation;
+    bool const in_backward = phase != Phase::evaluation && program_.units[schedule_.unit(use)].in_backward;
     bool const used_again = !schedule_.last_use_of_unit(use);
-    if (schedule_.returns(use)) return input_.keep_root && (used_again || !evaluating);
+    if (schedule_.returns(use)) return input_.keep_root && (used_again || in_backward);
     if (used_again) return true;
-    if (evaluating) return false;
+    if (!in_backward) return false;
     return !may_drop(use) || (input_.keep_last && use == last_that_may_drop());
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
@@ -132,6 +134,7 @@ class BufferPlanner {
   StepInput const& input_;
   Schedule schedule_{0};
   Program program_;
+  std::size_t backward_end_ = 0;  ///< the last use of a backward pass
   std::size_t own_gather_slots_ = 0, own_gradient_slots_ = 0;
   std::vector<std::uint32_t> gradient_slots_;  ///< by unit: where backward writes its gradients
   std::vector<std::int64_t> gradient_ends_;    ///< where each unit of the completion order ends, in elements
@@ -150,15 +153,27 @@ class BufferPlanner {
       unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
       unit.elements = declared.elements;
       unit.sets_gradients = declared.sets_gradients;
+      unit.frozen = declared.frozen;
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;
       unit.reads_masters = unit.empty() || (unit.shards == 1 && input_.param_is_master);
-      unit.writes_shards = unit.empty() || (unit.shards == 1 && input_.reduce_is_master);
+      unit.writes_shards = !unit.trains() || (unit.shards == 1 && input_.reduce_is_master);
       unit.waits_for_replicas =
           declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
       unit.accumulates = input_.allow_no_sync && !input_.reduce_is_master && !unit.writes_shards;
       if (unit.accumulates) p.accumulator_elements += unit.elements;
     }
+  }
+
+  /// The lowest use of a unit that trains. If none trains, backward has no use.
+  [[gnu::cold]] void find_backward_end() {
+    auto& p = program_;
+    while (backward_end_ < schedule_.size() && !p.units[schedule_.unit(backward_end_)].trains()) ++backward_end_;
+    for (auto& unit : p.units) unit.in_backward = false;
+    for (auto use = backward_end_; use < schedule_.size(); ++use) p.units[schedule_.unit(use)].in_backward = true;
+    for (std::size_t u = 0; u < p.units.size(); ++u)
+      if (p.units[u].frozen && p.units[u].in_backward && !input_.units[u].skips_gradients)
+        p.scratch_elements = std::max(p.scratch_elements, p.units[u].elements);
   }
 
   [[gnu::cold]] void order_completion() {
@@ -168,7 +183,7 @@ class BufferPlanner {
     for (auto use = schedule_.size(); use-- > 0;) {
       if (!schedule_.first_use_of_unit(use)) continue;
       auto const unit = schedule_.unit(use);
-      if (program_.units[unit].empty()) continue;
+      if (!program_.units[unit].trains()) continue;
       auto const direct = program_.units[unit].writes_shards;
       (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
       if (!direct) continue;
@@ -242,11 +257,12 @@ class BufferPlanner {
 
   std::size_t last_that_may_drop() const {
     for (auto use = schedule_.size(); use-- > 0;)
-      if (may_drop(use)) return use;
+      if (may_drop(use) && program_.units[schedule_.unit(use)].in_backward) return use;
     return schedule_.size();
   }
   bool keeps_slice(std::size_t use) const {
-    return input_.reshard_ranks > 0 && input_.units[schedule_.unit(use)].shards && may_drop(use) &&
+    auto const unit = schedule_.unit(use);
+    return input_.reshard_ranks > 0 && input_.units[unit].shards && program_.units[unit].in_backward && may_drop(use) &&
            !keeps_after_forward(use, Phase::forward);
   }
 };

@@ -44,7 +44,7 @@ class UnshardedUnits {
   void restart(bool unsharded) {
     for (std::size_t unit = 0; unit < slots_.size(); ++unit) {
       drop(unit);
-      if (unsharded && !program_->units[unit].reads_masters) gather(unit);
+      if (unsharded && !program_->units[unit].reads_masters && program_->units[unit].in_backward) gather(unit);
     }
   }
   void gather(std::size_t unit) {
@@ -153,22 +153,25 @@ class ProgramCompiler : OperationWriter {
   }
 
   [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units) {
-    FixedArray<Turn> turns(schedule_.size());
+    FixedArray<Turn> turns(schedule_.size() - backward_end_);
     std::uint32_t rounded = 0;
     std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
     Completion completion;
-    for (auto use = schedule_.size(); use-- > 0;) {
+    for (auto use = schedule_.size(); use-- > backward_end_;) {
       auto& turn = turns[schedule_.size() - 1 - use];
-      begin(turn, use, units, ahead_.backward[use], true, true);
+      auto& ahead = ahead_.backward[use];
+      std::erase_if(ahead, [&](std::size_t next) { return next < backward_end_; });
+      begin(turn, use, units, ahead, true, true);
       turn.compute = compute(Primitive::backward, turn.unit, units.slot(turn.unit));
       auto const& unit = program_.units[turn.unit];
-      if (schedule_.last_use_of_unit(use) && !unit.empty()) {
+      if (schedule_.last_use_of_unit(use) && unit.trains()) {
         begin_gradients(turn.before, turn.unit);
         if (!unit.writes_shards) lessees[gradient_slots_[turn.unit]] = turn.unit;
       }
-      if (schedule_.first_use_of_unit(use) && !unit.empty()) {
+      if (!unit.empty() && is_last_in_backward(use)) {
         if (gathers(turn.unit)) drop(turn.after, turn.unit, units, only(drops));
         if (unit.kept_slot != Program::none) close(turn.after, turn.unit, Buffers::kept(unit.kept_slot), only(drops));
+        if (!unit.trains()) continue;
         if (unit.writes_shards) {
           end_direct_gradients(turn.after, turn.unit, completion);
         } else {
@@ -181,6 +184,11 @@ class ProgramCompiler : OperationWriter {
     return turns;
   }
 
+  bool is_last_in_backward(std::size_t use) const {
+    for (auto earlier = backward_end_; earlier < use; ++earlier)
+      if (schedule_.unit(earlier) == schedule_.unit(use)) return false;
+    return true;
+  }
   void drop(Operations& to, std::uint32_t u, UnshardedUnits& units, Facts when = any_facts) const {
     close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
     units.drop(u);

@@ -22,13 +22,13 @@ struct MemoryPlanInput : StepInput {
 
 /// Bytes per rank.
 struct MemoryPlan {
-  std::int64_t parameters = 0;        ///< master shards
-  std::int64_t gradients = 0;         ///< gradient shards, and those that wait for the all-reduce over replicas
-  std::int64_t optimizer = 0;         ///< optimizer state
-  std::int64_t gather = 0;            ///< buffers of full parameters, and of what is kept after forward
-  std::int64_t reduce = 0;            ///< slots of full gradients, rounded ones, and accumulators of unreduced ones
-  std::int64_t live_forward = 0;      ///< peak in a forward pass
-  std::int64_t live_backward = 0;     ///< peak in a backward pass that reduces
+  std::int64_t parameters = 0;     ///< master shards
+  std::int64_t gradients = 0;      ///< gradient shards, and those that wait for the all-reduce over replicas
+  std::int64_t optimizer = 0;      ///< optimizer state
+  std::int64_t gather = 0;         ///< buffers of full parameters, and of what is kept after forward
+  std::int64_t reduce = 0;         ///< slots of full gradients, rounded ones, accumulators of unreduced ones, scratch
+  std::int64_t live_forward = 0;   ///< peak in a forward pass
+  std::int64_t live_backward = 0;  ///< peak in a backward pass that reduces
   std::int64_t live_accumulated = 0;  ///< peak in either, with unreduced gradients of an earlier micro-step
   std::int64_t live_most = 0;         ///< peak in any pass, with any scopes that the options allow
   std::int64_t rest() const { return parameters + gradients + optimizer; }
@@ -120,6 +120,7 @@ class LiveBytes {
   for (auto const& unit : program.units) {
     auto const shard = unit.elements / unit.shards;
     plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
+    if (!unit.trains()) continue;
     plan.gradients += shard * (unit.waits_for_replicas ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
   }
@@ -127,6 +128,7 @@ class LiveBytes {
     for (auto const& slot : *slots) plan.gather += slot_bytes(slot.elements, input.param_bytes);
   for (auto const& slot : program.gradient_slots) plan.reduce += slot_bytes(slot.elements, input.reduce_bytes);
   for (auto const& wire : program.wires) plan.reduce += slot_bytes(wire.elements, program.reduce_bytes);
+  plan.reduce += slot_bytes(program.scratch_elements, input.reduce_bytes);
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
   detail::LiveBytes plain(program), waiting = plain;

@@ -125,8 +125,9 @@ class OperationWriter : protected BufferPlanner {
     if (unit.empty()) return on_compute({});
     auto const parameters =
         reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
-    auto operation =
-        primitive == Primitive::forward ? on_compute({parameters}) : on_compute({parameters, sums(gradients_of(u))});
+    auto operation = primitive == Primitive::forward || !unit.trains()
+                         ? on_compute({parameters})
+                         : on_compute({parameters, sums(gradients_of(u))});
     return operation.moving(unit.elements, param_bytes(unit.elements));
   }
 
@@ -311,6 +312,12 @@ class OperationWriter : protected BufferPlanner {
       return;
     }
     auto const& buffers = program_.buffers;
+    if (unit.frozen) {  // for imports; they follow passes of all kinds
+      append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
+      append(program_.updates, Primitive::update, StreamKind::compute, u, {adds(buffers.of_unit(Pool::master, u))})
+          .records = any_facts;
+      return;
+    }
     auto const gradient = reads(gradient_shard(u));
     append(program_.norms, Primitive::norm, StreamKind::compute, u, {gradient}).moving(unit.shard(), 0);
     append(program_.updates, Primitive::update, StreamKind::compute, u,

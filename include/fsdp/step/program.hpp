@@ -46,10 +46,13 @@ class Program {
   /// The uses of a pass, in the order of their turns.
   detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
   detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
-  /// The turn of `use` in a pass.
+  /// Number of uses of a forward pass.
+  std::size_t uses() const { return turns(Phase::forward).size(); }
+  /// The last use of a backward pass: the lowest use of a unit that trains. Below it nothing is gathered.
+  std::size_t backward_end() const { return uses() - turns(Phase::backward).size(); }
+  /// The turn of `use` in a pass. @pre use >= backward_end() in backward
   Turn const& turn(Phase phase, std::size_t use) const {
-    auto const& all = turns(phase);
-    return all[phase == Phase::backward ? all.size() - 1 - use : use];
+    return turns(phase)[phase == Phase::backward ? uses() - 1 - use : use];
   }
 
   /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.
@@ -90,10 +93,14 @@ class Program {
     std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
     /// It has no parameters: its uses move nothing.
     bool empty() const { return elements == 0; }
+    bool frozen = false;
+    /// It has parameters and is not frozen: it has gradients, and optimizers update it.
+    bool trains() const { return !empty() && !frozen; }
+    bool in_backward = true;  ///< a backward pass comes to some use of it
     /// The unit has one shard, and masters have the parameters' type; or it has no parameters. Compute reads the master
     /// shard; nothing is gathered.
     bool reads_masters = false;
-    /// The unit has one shard, and backward writes gradients in the shard's type; or it has no parameters. Backward
+    /// The unit has one shard, and backward writes gradients in the shard's type; or it does not train. Backward
     /// writes the gradient shard, without a slot.
     bool writes_shards = false;
     bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
@@ -108,14 +115,16 @@ class Program {
   std::vector<BufferPlan> gradient_slots;  ///< of full gradients; those that units share come last
   /// Buffers of rounded gradients: first those that units take in turn, then the one for buckets.
   std::vector<BufferPlan> wires;
-  std::uint32_t bucket_wire = none;       ///< in wires
-  std::optional<DType> wire;              ///< the type that gradients are rounded to
-  std::size_t param_bytes = 4;            ///< size of an element that is gathered
-  std::size_t gradient_bytes = 4;         ///< size of a gradient as backward writes it
-  std::size_t reduce_bytes = 4;           ///< size of one that is reduced; partial sums over replicas are fp32
+  std::uint32_t bucket_wire = none;  ///< in wires
+  std::optional<DType> wire;         ///< the type that gradients are rounded to
+  std::size_t param_bytes = 4;       ///< size of an element that is gathered
+  std::size_t gradient_bytes = 4;    ///< size of a gradient as backward writes it
+  std::size_t reduce_bytes = 4;      ///< size of one that is reduced; partial sums over replicas are fp32
+  /// Gradients of frozen units that modules write nevertheless; nothing reads them.
+  std::int64_t scratch_elements = 0;
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Order of the gradient shards in memory: first those that backward writes directly, then the others, each group in
-  /// the order in which backward completes it. So buckets of several units are contiguous. Units without parameters are
+  /// the order in which backward completes it. So buckets of several units are contiguous. Units that do not train are
   /// left out.
   std::vector<std::size_t> gradient_order;
   std::vector<Range> buckets;  ///< elements of the gradient shards that backward writes directly

@@ -95,8 +95,9 @@ class BasicRun {
       at_.micro_step = backwards_ + 1;
     }
     turn(use);
-    pass_ = use == 0 ? Pass::idle : Pass::backward;
-    if (use == 0) flags_.end_backward(), ++backwards_;
+    bool const ends = use == program_->backward_end();
+    pass_ = ends ? Pass::idle : Pass::backward;
+    if (ends) flags_.end_backward(), ++backwards_;
   }
   [[gnu::cold]] void begin_evaluation() {
     abandon();
@@ -121,21 +122,21 @@ class BasicRun {
   [[gnu::cold]] void update() {
     abandon();
     for (auto const& operation : program_->updates)
-      if (operation.size > 0) execute(operation);
+      if (program_->units[operation.unit].trains()) execute(operation);
     ++at_.step;
   }
 
   /// A forward and a backward pass.
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
-    for (auto use = uses(); use-- > 0;) backward(use, flags);
+    for (auto use = uses(); use-- > program_->backward_end();) backward(use, flags);
   }
   [[gnu::cold]] void evaluation() {
     begin_evaluation();
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     end_evaluation();
   }
-  std::size_t uses() const { return program_->turns(Phase::forward).size(); }
+  std::size_t uses() const { return program_->uses(); }
 
  protected:
   [[gnu::cold]] explicit BasicRun(Program const& program) : program_(&program), contents_(program) {}

@@ -123,8 +123,19 @@ class Schedule {
   bool end_backward(std::size_t use) {
     leave(use);
     next_ = use;
-    if (use != 0) return false;
+    if (use != backward_end_) return false;
     reset();
+    return true;
+  }
+
+  /// Backward passes end with this use.
+  void set_backward_end(std::size_t use) { backward_end_ = use; }
+  /// @return whether backward passes do not come to the use: nothing below it trains
+  /// @throws OrderError if it is called before the backward pass is complete; UsageError if a use is open
+  bool skips_backward(std::size_t use) const {
+    if (use >= backward_end_) return false;
+    expect_next(Pass::backward, use);
+    if (pass_ != Pass::idle) expect(false, Pass::backward, pass_ == Pass::forward ? size() - 1 : next_ - 1, use);
     return true;
   }
 
@@ -171,6 +182,7 @@ class Schedule {
   int rank_;
   std::vector<Use> uses_;
   Pass pass_ = Pass::idle;
+  std::size_t backward_end_ = 0;
   std::size_t next_ = 0;     ///< forward: uses done; backward: uses still to do
   std::size_t current_ = 0;  ///< the use under way while open_
   bool open_ = false;

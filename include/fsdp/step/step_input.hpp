@@ -24,6 +24,8 @@ struct StepUnit {
   bool reshards_after_forward = true;  ///< false: unsharded from forward until after backward
   bool sets_gradients = false;         ///< its modules store fresh gradients: only padding is zeroed for them
   bool padded = false;                 ///< some elements belong to no tensor
+  bool frozen = false;                 ///< it does not train: no gradient, no update
+  bool skips_gradients = false;        ///< of a frozen unit: its modules write no gradients
 };
 
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.
@@ -72,7 +74,8 @@ inline MissingOption missing_option(Program const& program, StepInput const& inp
       if (declared.shards && !input.allow_no_replica_sync) return {"allow_no_replica_sync", unit.name};
       if (!declared.shards && !input.allow_no_sync) return {"allow_no_sync", unit.name};
     }
-    if (!flags.reshard && !unit.reads_masters && declared.reshards_after_forward && !input.allow_keep_unsharded)
+    if (!flags.reshard && !unit.reads_masters && unit.in_backward && declared.reshards_after_forward &&
+        !input.allow_keep_unsharded)
       return {"allow_keep_unsharded", unit.name};
   }
   return {};

@@ -49,6 +49,7 @@ struct Limits {
   Index most_elements = 600;  ///< of a tensor
   int least_steps = 2, most_steps = 3;
   bool infinities = true;  ///< now and then in gradients
+  bool freezes = false;    ///< some units, now and then
 };
 
 inline std::vector<Index> draw_shape(Draw& draw, std::size_t rank, Index most_elements) {
@@ -264,6 +265,13 @@ inline Trial draw_trial(Draw& draw, Limits const& limits) {
   trial.model = draw_model(draw, limits);
   trial.optimizer = draw_optimizer(draw);
   trial.script = draw_script(draw, limits, trial.optimizer);
+  auto const units = trial.model.units.size();
+  if (limits.freezes && units > 1 && draw.once_in(2)) {
+    bool const lowest = draw.once_in(2);  // or any
+    auto const count = 1 + draw.below(units - 1), trains = draw.below(units);
+    for (std::size_t unit = 0; unit < units; ++unit)
+      trial.model.frozen.push_back(lowest ? unit < count : unit != trains && draw.once_in(2));
+  }
   return trial;
 }
 

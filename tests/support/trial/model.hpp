@@ -46,6 +46,9 @@ struct Model {
   std::uint32_t salt = 0;
   std::vector<std::string> units;
   std::vector<PartSpec> parts;  ///< in forward order
+  std::vector<bool> frozen{};   ///< by unit; empty: none is
+
+  bool is_frozen(std::size_t unit) const { return !frozen.empty() && frozen[unit]; }
 };
 
 enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };

@@ -38,7 +38,11 @@ class Reference {
         break;
       case Op::evaluate: forward(op.data); break;
       case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;
-      case Op::gradients: exported_.push_back(gradients_); break;
+      case Op::gradients: {
+        auto& all = exported_.emplace_back(gradients_);
+        std::erase_if(all, [this](auto const& tensor) { return is_frozen(tensor.name); });
+        break;
+      }
       case Op::import: import(); break;
       case Op::clip: clip(op); break;
       case Op::step: step(static_cast<double>(op.value)); break;
@@ -120,6 +124,7 @@ class Reference {
   void clip(Op const& op) {
     double sum = 0.0, largest = 0.0, squares = 0.0;
     for (auto const& tensor : gradients_) {
+      if (is_frozen(tensor.name)) continue;
       for (double const g : tensor.values) {
         sum += std::abs(g), squares += g * g;
         largest = std::max(largest, std::abs(g));
@@ -141,6 +146,7 @@ class Reference {
     ++steps_;
     auto const& how = trial_->optimizer;
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
+      if (is_frozen(parameters_[t].name)) continue;
       double const decay = decays(parameters_[t].name) ? static_cast<double>(how.weight_decay) : 0.0;
       for (std::size_t i = 0; i < parameters_[t].values.size(); ++i) {
         double const slope = std::exchange(gradients_[t].values[i], 0.0) * factor;
@@ -167,6 +173,12 @@ class Reference {
     for (auto const& part : model().parts)
       for (auto const& tensor : part.tensors)
         if (part.prefix + "." + tensor.name == name) return tensor.decay;
+    return false;
+  }
+  bool is_frozen(std::string const& name) const {
+    for (auto const& part : model().parts)
+      for (auto const& tensor : part.tensors)
+        if (part.prefix + "." + tensor.name == name) return model().is_frozen(part.unit);
     return false;
   }
   void note_sizes() {

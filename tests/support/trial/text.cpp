@@ -33,6 +33,8 @@ std::string literal(Model const& model) {
     for (auto const& tensor : part.tensors) text += literal(tensor) + ", ";
     text += fmt::format("}}, {}, {}}},\n      ", part.sets_gradients, part.adopted);
   }
+  text += "},\n     {";
+  for (bool const frozen : model.frozen) text += fmt::format("{}, ", frozen);
   return text + "}}";
 }
 

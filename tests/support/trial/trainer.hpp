@@ -163,6 +163,7 @@ class AdoptedPart {
   void backward(fsdp::host::Stream& stream, float const* x, float const* dy, float* dx, Index rows,
                 Inside const& inside) {
     auto const scope = unit_.backward();
+    if (!scope) return;
     auto const w = sliced(w_);
     part_.enqueue_backward(stream, {w[0], w[1], w[2]}, sliced(g_), {}, x, dy, dx, rows, inside);
   }
@@ -206,7 +207,9 @@ class EngineTrainer final : public Trainer {
     for (auto const& part : of.model.parts) {
       auto const& unit = of.model.units[part.unit];
       auto& added = parts_.emplace_back();
-      if (!units.contains(part.unit)) units.emplace(part.unit, engine_.add_unit(unit, setting.strategy(part.unit)));
+      if (!units.contains(part.unit))
+        units.emplace(part.unit, engine_.add_unit(unit, {.strategy = setting.strategy(part.unit),
+                                                         .frozen = of.model.is_frozen(part.unit)}));
       if (part.adopted) {
         added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, units.at(part.unit), Part(of.model, part),
                                                               static_cast<Index>(parts_.size()) % 3);
