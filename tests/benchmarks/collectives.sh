@@ -80,7 +80,7 @@ refuses "--datatype means nothing in" "$program" --overlap -d double
 refuses "moves nothing" "$program" --ranks=2 -b 2 -e 2 --rounds=1
 refuses "cannot write" "$program" "${small[@]}" --json=/nowhere/out.json
 
-if "$program" --help | grep -q '{local,mpi}' && command -v mpirun >/dev/null; then
+if [[ $("$program" --help) == *'{local,mpi}'* ]] && command -v mpirun >/dev/null; then
   # The settings that many ranks on few cores need.
   run=(mpirun --bind-to none)
   mpirun --version 2>&1 | grep -qi 'open.\?mpi\|open-mpi' && run+=(--oversubscribe)

@@ -40,7 +40,7 @@ traces() {
 traces 1 2 4 "$nanogpt" train "${small[@]}"
 traces 2 2 5 "$nanogpt" train "${small[@]}" --ranks=2 --trace_steps=4
 traces 2 0 6 "$nanogpt" train "${small[@]}" --ranks=2 --trace_steps=50 --strategy=no_shard
-if command -v mpirun >/dev/null && "$nanogpt" train --help | grep -q ranks && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
+if command -v mpirun >/dev/null && [[ $("$nanogpt" train --help) == *ranks* ]] && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
   traces 2 2 4 mpirun --oversubscribe --bind-to none -n 2 "$nanogpt" train "${small[@]}" --strategy=shard_grad_op
 fi
 

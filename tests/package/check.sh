@@ -79,7 +79,7 @@ case $way in
         echo "$1: configured, though it must not"
         exit 1
       fi
-      tr -s ' \n' ' ' <"$work/refused_$1.log" | grep -q "$2" || { cat "$work/refused_$1.log"; exit 1; }
+      grep -q "$2" <<<"$(tr -s ' \n' ' ' <"$work/refused_$1.log")" || { cat "$work/refused_$1.log"; exit 1; }
     }
     refuse unknown "no component 'tpu'" -DEXTRA_COMPONENT=tpu
     refuse missing_mpi "component .compiled_mpi. needs MPI" -DEXTRA_COMPONENT=compiled_mpi -DWITH_MPI=OFF -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
