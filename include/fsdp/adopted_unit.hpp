@@ -96,6 +96,8 @@ class AdoptedUnit {
   operator UseId() const { return use_; }
 
  private:
+  static constexpr std::int64_t most_slices = 1 << 20;
+
   struct Checked {};
   AdoptedUnit(E& engine, UnitId unit, std::string const& name, std::vector<Tensor> tensors, Checked)
       : engine_(&engine), unit_(unit), tensors_(std::move(tensors)) {
@@ -105,8 +107,12 @@ class AdoptedUnit {
           tensor.weight != nullptr,
           "rank {}: adopted tensor '{}': AdoptedTensor::weight is null; expected the address of the weight's pointer",
           engine.rank(), tensor.name);
-      FSDP_EXPECTS(tensor.slice >= 0, "rank {}: adopted tensor '{}': AdoptedTensor::slice must not be negative, got {}",
-                   engine.rank(), tensor.name, tensor.slice);
+      FSDP_EXPECTS(tensor.slice >= 0 && tensor.slice <= most_slices,
+                   "rank {}: adopted tensor '{}': expected AdoptedTensor::slice from 0 to {}, got {}", engine.rank(),
+                   tensor.name, most_slices, tensor.slice);
+      FSDP_EXPECTS(static_cast<void*>(tensor.gradient) != static_cast<void*>(tensor.weight),
+                   "rank {}: adopted tensor '{}': weight and gradient are the same pointer", engine.rank(),
+                   tensor.name);
       for (auto const& other : tensors_)
         FSDP_EXPECTS(
             &other == &tensor ||
@@ -125,8 +131,9 @@ class AdoptedUnit {
   }
   static UnitId expect_compute(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
     expect_compute(engine, name, options);
+    bool const is_frozen = unit.index < engine.shards().size() && engine.shards()[unit].frozen;
     FSDP_EXPECTS(
-        !options.strategy && !options.frozen,
+        !options.strategy && (!options.frozen || is_frozen),
         "rank {}: adopted unit '{}' is a further use of a unit: its strategy, and whether it is frozen, are set "
         "where the unit is added",
         engine.rank(), name);

@@ -3,10 +3,12 @@
 // wrapper; and what a host stream promises beyond the concept.
 #include "fsdp/host/device.hpp"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -405,4 +407,24 @@ TEST_CASE("host: tasks keep subnormals, whatever the threads around them and tas
   CHECK(caller_after);
   CHECK_FALSE(worker_task);
   CHECK_FALSE(again);
+}
+
+TEST_CASE("guarded memory reserves the addresses around it") {
+  constexpr std::size_t guard = std::size_t{1} << 30;
+  fsdp::host::GuardedMemory const memory(1000, guard);
+  auto* const data = static_cast<std::byte*>(memory.data());
+  auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  auto const is_taken = [&](std::byte* address) {
+    auto* const at = address - reinterpret_cast<std::uintptr_t>(address) % page;
+    void* const got = ::mmap(at, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == MAP_FAILED) return errno == EEXIST;
+    ::munmap(got, page);
+    return false;
+  };
+  for (std::size_t const distance : {std::size_t{1}, guard / 2, guard}) {
+    CHECK(is_taken(data - distance));
+    CHECK(is_taken(data + 1000 + distance));
+  }
+  CHECK(reinterpret_cast<std::uintptr_t>(data) % 256 == 0);
+  CHECK(fsdp::host::GuardedMemory(0).data() == nullptr);
 }

@@ -344,6 +344,44 @@ TEST_CASE("modules that skip gradients and modules that do not may share a froze
   });
 }
 
+namespace {
+
+/// No parameters; counts its backward passes.
+struct Nothing {
+  template <class T>
+  struct Params {};
+  template <class T, class Visit>
+  void describe(Params<T>&, Visit&&) const {}
+  void forward(fsdp::host::Stream&, Params<float const> const&) const {}
+  int backward(fsdp::host::Stream&, Params<float const> const&, Params<float> const&) const { return 1; }
+};
+
+}  // namespace
+
+TEST_CASE("backward comes to modules without parameters, unless it ends above them") {
+  auto const reached = [](bool below, bool between) {
+    int result = 0;
+    fsdp::local::run(1, Device{}, [&](Comm comm) {
+      fsdp::Mesh mesh(std::move(comm));
+      Engine engine(mesh, fsdp::FullShard{});
+      auto nothing = engine.shard(Nothing{}, "nothing");
+      auto low = engine.shard(Scale{engine.device(), 100}, "low", {.frozen = below});
+      auto other = engine.shard(Nothing{}, "other");
+      auto middle = engine.shard(Scale{engine.device(), 100}, "middle", {.frozen = between});
+      auto high = engine.shard(Scale{engine.device(), 100}, "high");
+      nothing.forward(), low.forward(), other.forward(), middle.forward(), high.forward();
+      high.backward(), middle.backward();
+      result = other.backward() * 10;
+      low.backward();
+      result += nothing.backward();
+    });
+    return result;
+  };
+  CHECK(reached(false, false) == 11);  // nothing is frozen: gradients of inputs are computed
+  CHECK(reached(false, true) == 11);
+  CHECK(reached(true, false) == 10 * 0 + 0);
+}
+
 TEST_CASE("an adopted frozen unit below the lowest trained one leaves its pointers null in backward") {
   fsdp::local::run(1, Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));

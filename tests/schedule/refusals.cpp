@@ -503,12 +503,41 @@ TEST_CASE("an adopted unit on a worker's stream is refused, unless its kernels a
       fsdp::AdoptedUnit unit{engine, "p", {{"v", &w, &g, {4}}, {"u", &w, nullptr, {4}}}, {true}};
     };
     CHECK(contains(message_of(same), "adopted tensors 'u' and 'v' have the same pointer"));
+    auto const in_place = [&] { fsdp::AdoptedUnit unit{engine, "q", {{"x", &w, &w, {4}}}, {true}}; };
+    CHECK(contains(message_of(in_place), "adopted tensor 'x': weight and gradient are the same pointer"));
+    for (std::int64_t const slice : {std::int64_t{-1}, std::int64_t{1} << 60}) {
+      auto const beyond = [&] {
+        fsdp::AdoptedUnit unit{engine, slice < 0 ? "r" : "s", {{"y", &w, &g, {4}, {}, slice}}, {true}};
+      };
+      CHECK(contains(message_of(beyond), "adopted tensor 'y': expected AdoptedTensor::slice from 0 to"));
+    }
   });
   fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
     auto compute = fsdp::host::Stream::inline_stream("compute");
     Engine engine(mesh, fsdp::FullShard{}, {}, compute);
     CHECK(adopt(engine, {}).empty());
+  });
+}
+
+TEST_CASE("a further use of an adopted unit: what is refused") {
+  on_engine(1, [&](Engine& engine, Layers& layers) {
+    float *w = nullptr, *g = nullptr;
+    using Unit = fsdp::AdoptedUnit<Engine>;
+    Unit first(engine, "fc", {{"fc.w", &w, &g, {4}}}, {.kernels_are_enqueued = true});
+    auto const again = [&](std::vector<Unit::Tensor> tensors, fsdp::AdoptedOptions options) {
+      return message_of([&] { Unit unit(engine, first.unit(), "head", std::move(tensors), options); });
+    };
+    CHECK(contains(again({{"fc.w", &w, &g, {5}}}, {true}), "declare it with shape (4) and with shape (5)"));
+    CHECK(contains(again({{"fc.w", &w, &g, {4}, {.tag = 7}}}, {true}), "with tag 0 and with tag 7"));
+    CHECK(contains(again({{"fc.w", &w, &g, {4}}}, {true, fsdp::NoShard{}}), "is a further use of a unit"));
+    CHECK(contains(again({{"fc.w", &w, &g, {4}}}, {.kernels_are_enqueued = true, .frozen = true}),
+                   "is a further use of a unit"));
+    CHECK(contains(message_of([&] { Unit unit(engine, fsdp::UnitId{99}, "head", {}, {true}); }), "no such unit"));
+    CHECK(again({{"fc.w", &w, &g, {4}}}, {true}).empty());
+    static_cast<void>(layers);
+    engine.seal();
+    CHECK(contains(again({{"fc.w", &w, &g, {4}}}, {true}), "module 'head' was added too late"));
   });
 }
 

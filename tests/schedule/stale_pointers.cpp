@@ -2,6 +2,7 @@
 // EngineOptions::trap_stale_pointers: a pointer that is used outside its scope ends the process, and nothing else
 // changes.
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -26,7 +27,8 @@ struct Pointers {
 using Kernel = std::function<void(std::size_t unit, Pointers const&)>;
 
 /// A forward and a backward pass. Kernels run on the calling thread, or on a worker's stream.
-void train(int ranks, bool trap, bool on_worker, Kernel const& forward, Kernel const& backward) {
+/// @param stack  the pointers are to a stack, of which unit u has slice u
+void train(int ranks, bool trap, bool on_worker, Kernel const& forward, Kernel const& backward, bool stack = false) {
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
     fsdp::Mesh mesh(std::move(comm));
     auto compute = on_worker ? fsdp::host::Stream("compute") : fsdp::host::Stream::inline_stream("compute");
@@ -35,7 +37,8 @@ void train(int ranks, bool trap, bool on_worker, Kernel const& forward, Kernel c
     std::vector<fsdp::AdoptedUnit<Engine>> adopted;
     for (std::size_t u = 0; u < units; ++u) {
       auto const name = std::to_string(u);
-      std::vector<fsdp::AdoptedUnit<Engine>::Tensor> tensors{{name + ".w", &p.weights[u], &p.gradients[u], {300}}};
+      std::vector<fsdp::AdoptedUnit<Engine>::Tensor> tensors{
+          {name + ".w", &p.weights[u], &p.gradients[u], {300}, {}, stack ? static_cast<std::int64_t>(u) : 0}};
       adopted.emplace_back(engine, name, std::move(tensors), fsdp::AdoptedOptions{.kernels_are_enqueued = true});
     }
     for (std::size_t u = 0; u < units; ++u) {
@@ -57,10 +60,10 @@ void nothing(std::size_t, Pointers const&) {}
 
 constexpr int trapped = 86;
 /// How the two passes end in a child process: 0, or trapped after a segmentation fault.
-int ending(int ranks, bool trap, bool on_worker, Kernel const& forward, Kernel const& backward) {
+int ending(int ranks, bool trap, bool on_worker, Kernel const& forward, Kernel const& backward, bool stack = false) {
   auto const outcome = fsdp::testing::in_child([&] {
     std::signal(SIGSEGV, [](int) { std::_Exit(trapped); });
-    train(ranks, trap, on_worker, forward, backward);
+    train(ranks, trap, on_worker, forward, backward, stack);
   });
   INFO(outcome.text);
   CHECK(outcome.text.empty());
@@ -85,6 +88,14 @@ TEST_CASE("a pointer that was copied in another scope ends the process") {
   CHECK(ending(ranks, true, on_worker, read, nothing) == trapped);
   CHECK(ending(ranks, true, on_worker, nothing, write) == trapped);
   CHECK(ending(ranks, true, on_worker, beyond, nothing) == trapped);
+  Kernel const read_slice = [](std::size_t u, Pointers const& p) {
+    if (u == 3) seen = p.kept_weight[3 * 300 + 7];
+  };
+  Kernel const write_slice = [](std::size_t u, Pointers const& p) {
+    if (u == 0) p.kept_gradient[7] += 1.0f;
+  };
+  CHECK(ending(ranks, true, on_worker, read_slice, nothing, true) == trapped);
+  CHECK(ending(ranks, true, on_worker, nothing, write_slice, true) == trapped);
   if (ranks > 1) return;  // without the option, such a read races with the next gather
   CHECK(ending(ranks, false, on_worker, read, nothing) == 0);
   CHECK(ending(ranks, false, on_worker, nothing, write) == 0);

@@ -4,7 +4,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+
+#include "fsdp/fixed_array.hpp"
 
 namespace fsdp::detail {
 
@@ -38,62 +39,63 @@ class GuardedUses {
 template <GuardsMemory D, class P, class Unit>
 class GuardedUses<D, P, Unit> {
  public:
+  /// A pointer to a stack of slices (AdoptedTensor::slice) may miss its unit by the size of the stack, which is at most
+  /// that of all units: so much is inaccessible around each copy.
   template <class Units>
   [[gnu::cold]] void prepare(Units const& units) {
-    copies_.reserve(units.size());
-    for (auto const& unit : units) copies_.emplace_back(parameter_bytes(*unit), gradient_bytes(*unit));
+    copies_ = FixedArray<Copies>(units.size());
+    std::size_t elements = 0;
+    for (auto const& unit : units) elements += numel(*unit);
+    for (auto const& unit : units)
+      copies_[unit->index()] = {Memory(numel(*unit) * sizeof(Param), elements * sizeof(Param)),
+                                Memory(numel(*unit) * sizeof(Reduce), elements * sizeof(Reduce))};
   }
   /// A use begins: `buffers` are replaced by copies.
   void begin(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers<P>& buffers) {
-    if (!copies_.empty()) copy(device, stream, unit, buffers);
+    if (copies_.empty()) return;
+    auto const& copies = copies_[unit.index()];
+    copy(device, stream, copies.parameters, buffers.parameters, numel(unit) * sizeof(Param));
+    buffers.parameters = static_cast<Param const*>(copies.parameters.data());
+    if (buffers.gradients == nullptr) return;
+    copy(device, stream, copies.gradients, buffers.gradients, numel(unit) * sizeof(Reduce));
+    buffers.gradients = static_cast<Reduce*>(copies.gradients.data());
   }
   /// The use ends: the unit's gradients get what the use has written.
   void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers<P> const& buffers) {
-    if (!copies_.empty()) copy_back(device, stream, unit, buffers);
+    if (copies_.empty()) return;
+    if (buffers.gradients != nullptr)
+      device.copy_async(stream, unit.full_gradient, buffers.gradients, numel(unit) * sizeof(Reduce));
+    close(device, stream, copies_[unit.index()]);
   }
   /// An exception has ended the use: its copies are lost.
   void abandon(D const& device, typename D::Stream& stream, Unit const& unit) noexcept {
-    if (!copies_.empty()) try {
-        close(device, stream, copies_[unit.index()]);
-      } catch (...) {  // the stream has failed, and says so in its next call
-      }
+    if (copies_.empty()) return;
+    try {
+      close(device, stream, copies_[unit.index()]);
+    } catch (...) {  // the stream has failed, and says so in its next call
+    }
   }
 
  private:
+  using Param = typename P::Param;
+  using Reduce = typename P::Reduce;
+  using Memory = typename D::GuardedMemory;
   struct Copies {
-    Copies(std::size_t parameters_bytes, std::size_t gradients_bytes)
-        : parameters(parameters_bytes), gradients(gradients_bytes) {}
-    typename D::GuardedMemory parameters, gradients;
+    Memory parameters, gradients;
   };
-  static std::size_t parameter_bytes(Unit const& unit) {
-    return static_cast<std::size_t>(unit.full_numel()) * sizeof(typename P::Param);
-  }
-  static std::size_t gradient_bytes(Unit const& unit) {
-    return static_cast<std::size_t>(unit.full_numel()) * sizeof(typename P::Reduce);
-  }
 
-  [[gnu::cold]] void copy(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers<P>& buffers) {
-    auto const& copies = copies_[unit.index()];
-    device.open_async(stream, copies.parameters);
-    device.copy_async(stream, copies.parameters.data(), buffers.parameters, parameter_bytes(unit));
-    buffers.parameters = static_cast<typename P::Param const*>(copies.parameters.data());
-    if (buffers.gradients == nullptr) return;
-    device.open_async(stream, copies.gradients);
-    device.copy_async(stream, copies.gradients.data(), buffers.gradients, gradient_bytes(unit));
-    buffers.gradients = static_cast<typename P::Reduce*>(copies.gradients.data());
+  static std::size_t numel(Unit const& unit) { return static_cast<std::size_t>(unit.full_numel()); }
+  [[gnu::cold, gnu::noinline]] static void copy(D const& device, typename D::Stream& stream, Memory const& to,
+                                                void const* from, std::size_t bytes) {
+    device.open_async(stream, to);
+    device.copy_async(stream, to.data(), from, bytes);
   }
-  [[gnu::cold]] void copy_back(D const& device, typename D::Stream& stream, Unit const& unit,
-                               UseBuffers<P> const& buffers) {
-    if (buffers.gradients != nullptr)
-      device.copy_async(stream, unit.full_gradient, buffers.gradients, gradient_bytes(unit));
-    close(device, stream, copies_[unit.index()]);
-  }
-  static void close(D const& device, typename D::Stream& stream, Copies const& copies) {
+  [[gnu::cold, gnu::noinline]] static void close(D const& device, typename D::Stream& stream, Copies const& copies) {
     device.close_async(stream, copies.parameters);
     device.close_async(stream, copies.gradients);
   }
 
-  std::vector<Copies> copies_;  ///< by unit
+  FixedArray<Copies> copies_;  ///< by unit
 };
 
 }  // namespace fsdp::detail

@@ -64,12 +64,8 @@ struct Device {
   }
 
   /// The memory can be accessed from now on, and from now on not. It must outlive the stream's work.
-  void open_async(Stream& stream, GuardedMemory const& memory) const {
-    stream.enqueue([&memory] { memory.open(); });
-  }
-  void close_async(Stream& stream, GuardedMemory const& memory) const {
-    stream.enqueue([&memory] { memory.close(); });
-  }
+  void open_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, true); }
+  void close_async(Stream& stream, GuardedMemory const& memory) const { set_access(stream, memory, false); }
 
   /// Enqueues `Kernel{}(block, index, args...)` for index in [0, blocks), as one task of so many parts.
   template <class Kernel, class... Args>
@@ -92,6 +88,9 @@ struct Device {
  private:
   static constexpr std::size_t piece = std::size_t{1} << 20;  ///< bytes; takes about 100 us to move
 
+  [[gnu::noinline]] static void set_access(Stream& stream, GuardedMemory const& memory, bool open) {
+    stream.enqueue([&memory, open] { open ? memory.open() : memory.close(); });
+  }
   /// Enqueues move(first, count) for the whole range at once, or for pieces of it on a stream with several threads.
   template <class Move>
   [[gnu::noinline]] static void in_pieces(Stream& stream, std::size_t bytes, Move move) {

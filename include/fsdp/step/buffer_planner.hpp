@@ -165,10 +165,16 @@ class BufferPlanner {
     }
   }
 
-  /// The lowest use of a unit that trains. If none trains, backward has no use.
+  /// The lowest use of a unit that trains; 0 if no unit below it is frozen. If none trains, backward has no use.
   [[gnu::cold]] void find_backward_end() {
     auto& p = program_;
-    while (backward_end_ < schedule_.size() && !p.units[schedule_.unit(backward_end_)].trains()) ++backward_end_;
+    bool frozen = false;
+    for (; backward_end_ < schedule_.size(); ++backward_end_) {
+      auto const& unit = p.units[schedule_.unit(backward_end_)];
+      if (unit.trains()) break;
+      frozen = frozen || unit.frozen;
+    }
+    if (!frozen) backward_end_ = 0;
     for (auto& unit : p.units) unit.in_backward = false;
     for (auto use = backward_end_; use < schedule_.size(); ++use) p.units[schedule_.unit(use)].in_backward = true;
     for (std::size_t u = 0; u < p.units.size(); ++u)

@@ -48,7 +48,8 @@ class Program {
   detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
   /// Number of uses of a forward pass.
   std::size_t uses() const { return turns(Phase::forward).size(); }
-  /// The last use of a backward pass: the lowest use of a unit that trains. Below it nothing is gathered.
+  /// The last use of a backward pass: if units are frozen, the lowest use of a unit that trains. Below it nothing is
+  /// gathered.
   std::size_t backward_end() const { return uses() - turns(Phase::backward).size(); }
   /// The turn of `use` in a pass. @pre use >= backward_end() in backward
   Turn const& turn(Phase phase, std::size_t use) const {
