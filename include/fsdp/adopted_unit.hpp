@@ -119,8 +119,7 @@ class AdoptedUnit {
                 (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
             "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
             engine.rank(), other.name, tensor.name);
-      auto const& options = tensor.options;
-      declared.push_back({tensor.name, tensor.shape, 0, 0, options.decay, options.init, options.tag});
+      declared.push_back(detail::declared_tensor(tensor.name, tensor.shape, tensor.options));
     }
     bool const skips = std::none_of(tensors_.begin(), tensors_.end(), [](auto const& each) { return each.gradient; });
     use_ = engine.declare_use(unit_, name, std::move(declared), indices_, skips);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -64,6 +65,14 @@ struct TensorInfo {
 
   Range range() const { return {offset, offset + numel}; }
 };
+
+namespace detail {
+/// A tensor that is not in a layout yet.
+[[gnu::cold]] inline TensorInfo declared_tensor(std::string name, std::vector<std::int64_t> shape,
+                                                TensorOptions const& options) {
+  return {std::move(name), std::move(shape), 0, 0, options.decay, options.init, options.tag};
+}
+}  // namespace detail
 
 /// A tensor's part inside a range of the flat parameter.
 struct Segment {

@@ -31,9 +31,7 @@ struct Registrar {
   [[gnu::cold]] void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
                                 TensorOptions options = {}) const {
     auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    layout->add(
-        {std::move(full_name), {extents.begin(), extents.end()}, 0, 0, options.decay, options.init, options.tag},
-        *tensors);
+    layout->add(declared_tensor(std::move(full_name), {extents.begin(), extents.end()}, options), *tensors);
   }
 };
 

@@ -104,7 +104,7 @@ class [[nodiscard]] UseScope {
     }
   }
 
-  /// False if backward passes do not come to this use, because nothing below it trains: there are no parameters.
+  /// False if backward passes do not come to this use, because nothing at or below it trains: there are no parameters.
   explicit operator bool() const { return unit_ != nullptr; }
   bool is_frozen() const { return unit_->frozen; }
   typename E::Param const* parameters() const { return buffers_.parameters; }  ///< (full_numel)

@@ -130,7 +130,7 @@ class Schedule {
 
   /// Backward passes end with this use.
   void set_backward_end(std::size_t use) { backward_end_ = use; }
-  /// @return whether backward passes do not come to the use: nothing below it trains
+  /// @return whether backward passes do not come to the use: nothing at or below it trains
   /// @throws OrderError if it is called before the backward pass is complete; UsageError if a use is open
   bool skips_backward(std::size_t use) const {
     if (use >= backward_end_) return false;

@@ -169,17 +169,19 @@ class Reference {
     }
     note_sizes();
   }
-  bool decays(std::string const& name) const {
+  /// @param holds  bool(PartSpec, TensorSpec): asked of the first use of the tensor
+  template <class Holds>
+  bool first_use(std::string const& name, Holds const& holds) const {
     for (auto const& part : model().parts)
       for (auto const& tensor : part.tensors)
-        if (part.prefix + "." + tensor.name == name) return tensor.decay;
+        if (part.prefix + "." + tensor.name == name) return holds(part, tensor);
     return false;
   }
+  bool decays(std::string const& name) const {
+    return first_use(name, [](PartSpec const&, TensorSpec const& tensor) { return tensor.decay; });
+  }
   bool is_frozen(std::string const& name) const {
-    for (auto const& part : model().parts)
-      for (auto const& tensor : part.tensors)
-        if (part.prefix + "." + tensor.name == name) return model().is_frozen(part.unit);
-    return false;
+    return first_use(name, [this](PartSpec const& part, TensorSpec const&) { return model().is_frozen(part.unit); });
   }
   void note_sizes() {
     for (std::size_t t = 0; t < parameters_.size(); ++t)
