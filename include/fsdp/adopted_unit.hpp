@@ -74,7 +74,7 @@ class AdoptedUnit {
         : owner_(&owner),
           use_(pass == Pass::forward ? owner.engine().forward_scope(owner.use_)
                                      : owner.engine().backward_scope(owner.use_)) {
-      if (use_) owner.bind(const_cast<Param*>(use_.parameters()), pass == Pass::backward ? use_.gradients() : nullptr);
+      if (use_) owner.bind(use_);
     }
     Scope(Scope const&) = delete;
     ~Scope() noexcept(false) { owner_->unbind(); }
@@ -101,7 +101,7 @@ class AdoptedUnit {
   struct Checked {};
   AdoptedUnit(E& engine, UnitId unit, std::string const& name, std::vector<Tensor> tensors, Checked)
       : engine_(&engine), unit_(unit), tensors_(std::move(tensors)) {
-    std::vector<TensorInfo> declared;
+    std::vector<DeclaredTensor> declared;
     for (auto const& tensor : tensors_) {
       FSDP_EXPECTS(
           tensor.weight != nullptr,
@@ -119,10 +119,13 @@ class AdoptedUnit {
                 (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
             "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
             engine.rank(), other.name, tensor.name);
-      declared.push_back(detail::declared_tensor(tensor.name, tensor.shape, tensor.options));
+      declared.push_back({tensor.name, tensor.shape, tensor.options});
     }
-    bool const skips = std::none_of(tensors_.begin(), tensors_.end(), [](auto const& each) { return each.gradient; });
-    use_ = engine.declare_use(unit_, name, std::move(declared), indices_, skips);
+    bool const all = unit_.index < engine.shards().size() && engine.shards()[unit_].frozen;
+    bool const skips = std::none_of(tensors_.begin(), tensors_.end(), [&](auto const& each) {
+      return (all || each.options.frozen) && each.gradient != nullptr;
+    });
+    use_ = engine.declare_use(unit_, name, std::move(declared), places_, skips);
   }
   static UnitId add_unit(E& engine, std::string const& name, AdoptedOptions const& options) {
     expect_compute(engine, name, options);
@@ -149,18 +152,19 @@ class AdoptedUnit {
           engine.rank(), name);
   }
   E& engine() const { return *engine_.get("an adopted unit"); }
-  void bind(Param* parameters, Reduce* gradients) {
-    auto const& layout = engine().shards()[unit_].layout();
+  void bind(typename E::Scope const& scope) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      auto const& known = layout.tensors()[indices_[i]];
+      auto const& buffers = scope.buffers(places_[i].unit);
+      auto const& known = scope.unit(places_[i].unit).layout().tensors()[places_[i].tensor];
       auto const offset = known.offset - tensors_[i].slice * known.numel;
-      *tensors_[i].weight = moved(parameters, offset);
-      if (gradients != nullptr && tensors_[i].gradient != nullptr) *tensors_[i].gradient = moved(gradients, offset);
+      *tensors_[i].weight = moved<Param>(const_cast<void*>(buffers.parameters), offset);
+      if (buffers.gradients != nullptr && tensors_[i].gradient != nullptr)
+        *tensors_[i].gradient = moved<Reduce>(buffers.gradients, offset);
     }
   }
   /// `pointer + offset`, which may lie before the buffer.
   template <class T>
-  static T* moved(T* pointer, std::int64_t offset) {
+  static T* moved(void* pointer, std::int64_t offset) {
     auto const address = reinterpret_cast<std::uintptr_t>(pointer);
     return reinterpret_cast<T*>(address + static_cast<std::uintptr_t>(offset) * sizeof(T));
   }
@@ -175,7 +179,7 @@ class AdoptedUnit {
   UnitId unit_;
   UseId use_;
   std::vector<Tensor> tensors_;
-  std::vector<std::size_t> indices_;
+  std::vector<TensorPlace> places_;
 };
 
 }  // namespace fsdp

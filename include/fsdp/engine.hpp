@@ -122,12 +122,11 @@ class Engine {
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
-    std::vector<std::size_t> tensors;
-    typename M::template Params<float> unbound;
-    detail::Registrar registrar{prefix, &units()[unit.index]->layout(), &tensors};
+    std::vector<TensorPlace> tensors;
+    typename M::template Params<detail::Declared> unbound;
+    detail::Registrar registrar{prefix, unit, &core_.declared, &tensors};
     user_module.describe(unbound, registrar);
-    core_.declared.claim_names(unit);
-    declare_gradients(unit, user_module);
+    core_.declared.end_module(unit, tensors, promises_of(user_module));
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
@@ -162,17 +161,14 @@ class Engine {
   }
   /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
   /// storage.
-  /// @param indices          gets the index of each tensor in the unit's layout
-  /// @param skips_gradients  backward writes no gradients if the unit is frozen
-  [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<TensorInfo> tensors,
-                                  std::vector<std::size_t>& indices, bool skips_gradients = false) {
+  /// @param places           gets the place of each tensor
+  /// @param skips_gradients  backward writes no gradients of frozen tensors
+  [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<DeclaredTensor> tensors,
+                                  std::vector<TensorPlace>& places, bool skips_gradients = false) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    auto& declared = *units()[unit.index];
-    for (auto& tensor : tensors) declared.layout().add(std::move(tensor), indices);
-    declared.sets_gradients = false;
-    declared.skips_gradients = declared.skips_gradients && skips_gradients;
-    core_.declared.claim_names(unit);
+    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, places);
+    core_.declared.end_module(unit, places, {.skips = skips_gradients});
     return {schedule().declare(unit.index, std::string(module)), this};
   }
 
@@ -318,16 +314,12 @@ class Engine {
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
     fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);
   }
-  /// One module that counts on zeroed gradients is enough for its unit.
   template <Module M>
-  void declare_gradients(UnitId unit, M const& user_module) {
-    bool skips = false;
-    if constexpr (SkipsGradients<M>) skips = user_module.skips_gradients;
-    auto& declared = *units()[unit.index];
-    declared.skips_gradients = declared.skips_gradients && skips;
-    if constexpr (SetsGradients<M>)
-      if (user_module.sets_gradients) return;
-    units()[unit.index]->sets_gradients = false;
+  static GradientPromises promises_of(M const& user_module) {
+    GradientPromises promises;
+    if constexpr (SetsGradients<M>) promises.sets = user_module.sets_gradients;
+    if constexpr (SkipsGradients<M>) promises.skips = user_module.skips_gradients;
+    return promises;
   }
 
   Core core_;

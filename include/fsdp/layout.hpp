@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "fsdp/error.hpp"
 #include "fsdp/init.hpp"
+#include "fsdp/strategy.hpp"
 
 namespace fsdp {
 
@@ -24,9 +26,13 @@ struct TensorOptions {
   bool decay = true;                ///< weight decay applies
   Init init = init::normal(0.02f);  ///< how its elements start
   std::int64_t tag = 0;             ///< the caller's: TensorInfo has it, and the library does not read it
+  bool frozen = false;              ///< it does not train: see UnitOptions::frozen, which says it of a whole unit
+  std::optional<ShardingStrategy> strategy{};  ///< not set: that of the module's unit
 };
 /// No weight decay, starts at zero: biases.
 inline constexpr TensorOptions no_decay{.decay = false, .init = init::zeros};
+/// Does not train.
+inline constexpr TensorOptions frozen{.frozen = true};
 
 /// A half-open range of elements.
 struct Range {
@@ -66,14 +72,6 @@ struct TensorInfo {
   Range range() const { return {offset, offset + numel}; }
 };
 
-namespace detail {
-/// A tensor that is not in a layout yet.
-[[gnu::cold]] inline TensorInfo declared_tensor(std::string name, std::vector<std::int64_t> shape,
-                                                TensorOptions const& options) {
-  return {std::move(name), std::move(shape), 0, 0, options.decay, options.init, options.tag};
-}
-}  // namespace detail
-
 /// A tensor's part inside a range of the flat parameter.
 struct Segment {
   std::size_t tensor = 0;   ///< index into FlatLayout::tensors()
@@ -85,18 +83,6 @@ struct Segment {
 /// The tensors of one unit laid end to end. Built by add(), closed by seal().
 class FlatLayout {
  public:
-  /// Adds a tensor of one more module to those that `named` lists.
-  /// @throws UsageError if that module has named it before; and as the other add() does
-  [[gnu::cold]] void add(TensorInfo tensor, std::vector<std::size_t>& named) {
-    auto const name = tensor.name;
-    auto const index = add(std::move(tensor));
-    for (auto const earlier : named)
-      FSDP_EXPECTS(earlier != index,
-                   "a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that is used in "
-                   "two places is named once",
-                   name);
-    named.push_back(index);
-  }
   /// Adds a tensor; a name that is there already means the same storage (a tied parameter). An extent may be 0: a
   /// tensor without elements.
   /// @return its index in tensors()

@@ -33,6 +33,14 @@ template <class P>
 concept PrecisionPolicy = is_precision_type<typename P::Param> && is_precision_type<typename P::Reduce> &&
     is_precision_type<typename P::Master>;
 
+/// The element types of one unit.
+struct ElementTypes {
+  DType parameter = DType::f32;  ///< that forward and backward read
+  DType gradient = DType::f32;   ///< that backward writes
+  DType master = DType::f32;     ///< of the parameter shard
+  friend constexpr bool operator==(ElementTypes const&, ElementTypes const&) = default;
+};
+
 using Fp32 = Precision<float, float>;
 using Bf16 = Precision<bf16, float>;       ///< bf16 compute, fp32 reduction
 using Bf16Reduce = Precision<bf16, bf16>;  ///< bf16 compute, bf16 reduction

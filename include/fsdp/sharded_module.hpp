@@ -21,34 +21,61 @@ namespace fsdp {
 
 namespace detail {
 
-/// Collects what `describe` says into a layout.
+/// Adds what `describe` says to a declaration.
+template <class Declaration>
 struct Registrar {
   std::string_view prefix;
-  FlatLayout* layout;
-  std::vector<std::size_t>* tensors;
+  UnitId unit;
+  Declaration* declaration;
+  std::vector<TensorPlace>* tensors;
 
   template <class T, std::size_t Rank>
-  [[gnu::cold]] void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
-                                TensorOptions options = {}) const {
+  void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
+                  TensorOptions const& options = {}) const {
+    constexpr bool fp32 = std::is_same_v<T, DeclaredFp32>;
+    static_assert(fp32 || std::is_same_v<T, Declared>,
+                  "fsdp: tensors in a module's Params<T> are fsdp::Tensor<T, Rank>, or fsdp::Tensor<fsdp::in_fp32<T>, "
+                  "Rank> for those that are fp32 in every precision");
+    add(tensor, {extents.begin(), extents.end()}, options, fp32);
+  }
+  [[gnu::cold, gnu::noinline]] void add(std::string_view tensor, std::vector<std::int64_t> shape,
+                                        TensorOptions const& options, bool fp32) const {
     auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    layout->add(declared_tensor(std::move(full_name), {extents.begin(), extents.end()}, options), *tensors);
+    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options}, fp32, *tensors);
   }
 };
 
-/// The tensors that a module named when it was registered, one after the other.
+/// Addresses of the tensors that a module named when it was registered, one after the other.
+/// @tparam Scope  UseScope
+template <class Scope>
 struct NamedTensors {
-  FlatLayout const* layout;
-  std::size_t const* next;
-  std::size_t const* end;
+  Scope const* scope;
+  TensorPlace const* next;
+  TensorPlace const* end;
+  bool gradients;  ///< false: parameters
+  bool skips;      ///< gradients of frozen tensors are left out
 
-  /// @return the index of the next one in the layout
+  struct Bound {
+    void* data;  ///< nullptr: no gradient is wanted
+    bool fresh;  ///< a gradient of undefined elements, which the module stores
+  };
+  /// Those of the next one.
   /// @throws UsageError if that is not the one that `describe` names now
-  [[gnu::noinline]] std::size_t take(std::string_view tensor, std::span<std::int64_t const> extents) {
+  [[gnu::noinline]] Bound bind(std::string_view tensor, std::span<std::int64_t const> extents, bool sets = false) {
     if (next != end) {
-      auto const& known = layout->tensors()[*next];
+      auto& unit = scope->unit(next->unit);
+      auto const& known = unit.layout().tensors()[next->tensor];
       auto const prefix = known.name.size() - tensor.size();
       bool const named = known.name.ends_with(tensor) && (prefix == 0 || known.name[prefix - 1] == '.');
-      if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) return *next++;
+      if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) {
+        auto const& buffers = scope->buffers(next->unit);
+        void* const base = gradients ? buffers.gradients : const_cast<void*>(buffers.parameters);
+        auto const index = (next++)->tensor;
+        if (base == nullptr || (skips && unit.frozen)) return {nullptr, false};
+        auto const element = size_of(gradients ? unit.types().gradient : unit.types().parameter);
+        return {static_cast<std::byte*>(base) + static_cast<std::size_t>(known.offset) * element,
+                sets && unit.begin_gradient(index)};
+      }
     }
     refuse(tensor, extents);
   }
@@ -56,45 +83,32 @@ struct NamedTensors {
     fail<UsageError>(
         "describe() of a module names '{}' ({}); at registration it named {}. It must name the same tensors each time "
         "and for every element type",
-        tensor, listed(extents), next == end ? "no further tensor" : formatted("'{}'", layout->tensors()[*next].name));
+        tensor, listed(extents), next == end ? "no further tensor" : formatted("'{}'", name()));
   }
   /// @throws UsageError if it named more
   void expect_all() const {
-    FSDP_EXPECTS(next == end, "describe() of a module leaves out '{}', which it named at registration",
-                 layout->tensors()[*next].name);
+    FSDP_EXPECTS(next == end, "describe() of a module leaves out '{}', which it named at registration", name());
   }
+  std::string const& name() const { return scope->unit(next->unit).layout().tensors()[next->tensor].name; }
 };
 
-/// Points the tensors of a Params into a flat buffer, in the order of `describe`.
-template <class Element>
-struct Binder {
-  Element* base;
-  NamedTensors* named;
-
-  template <std::size_t Rank>
-  void operator()(std::string_view name, Tensor<Element, Rank>& tensor, Extents<Rank> extents,
-                  TensorOptions const& = {}) {
-    auto const offset = named->layout->tensors()[named->take(name, extents)].offset;
-    tensor = {base == nullptr ? nullptr : base + offset, extents};
-  }
-};
-
-/// The same for gradients of which `scope` says whether they are fresh.
+/// Points the tensors of a Params into flat buffers, in the order of `describe`.
+/// @tparam T  the element type of the Params
 template <class T, class Scope>
-struct GradientBinder {
-  T* base;  ///< nullptr: no gradient is wanted
-  Scope const* scope;
-  NamedTensors* named;
+struct Binder {
+  NamedTensors<Scope>* named;
 
-  template <std::size_t Rank>
-  void operator()(std::string_view name, Tensor<Gradient<T>, Rank>& tensor, Extents<Rank> extents,
-                  TensorOptions const& = {}) {
-    auto const index = named->take(name, extents);
-    if (base == nullptr) {
-      tensor = {{nullptr, extents}, false};
-    } else {
-      tensor = {{base + scope->layout().tensors()[index].offset, extents}, scope->begin_gradient(index)};
-    }
+  template <class Element, std::size_t Rank>
+  requires(std::is_same_v<Element, T> || std::is_same_v<Element, in_fp32<T>>) void operator()(
+      std::string_view name, Tensor<Element, Rank>& tensor, Extents<Rank> extents, TensorOptions const& = {}) {
+    tensor = {static_cast<Element*>(named->bind(name, extents).data), extents};
+  }
+  template <class Element, std::size_t Rank>
+  requires(std::is_same_v<Gradient<Element>, T> || std::is_same_v<Gradient<Element>, in_fp32<T>>) void operator()(
+      std::string_view name, Tensor<Gradient<Element>, Rank>& tensor, Extents<Rank> extents,
+      TensorOptions const& = {}) {
+    auto const bound = named->bind(name, extents, true);
+    tensor = {{static_cast<Element*>(bound.data), extents}, bound.fresh};
   }
 };
 
@@ -107,9 +121,10 @@ class ShardedModule<M, E> {
   using Param = typename E::Precision::Param;
   using Reduce = typename E::Precision::Reduce;
   using Weights = typename M::template Params<Param const>;
-  using Gradients = typename M::template Params<std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>>;
+  using Written = std::conditional_t<SetsGradients<M>, Gradient<Reduce>, Reduce>;
+  using Gradients = typename M::template Params<Written>;
 
-  ShardedModule(E& engine, M module, UseId use, std::vector<std::size_t> tensors)
+  ShardedModule(E& engine, M module, UseId use, std::vector<TensorPlace> tensors)
       : engine_(&engine), module_(std::move(module)), use_(use), tensors_(std::move(tensors)) {}
   ShardedModule(ShardedModule&&) noexcept = default;
   ShardedModule& operator=(ShardedModule&&) noexcept = default;
@@ -156,38 +171,25 @@ class ShardedModule<M, E> {
   }
 
  private:
-  detail::NamedTensors named(typename E::Scope const& scope) const {
-    return {&scope.layout(), tensors_.data(), tensors_.data() + tensors_.size()};
-  }
-  Weights weights(typename E::Scope const& scope) const {
-    Weights bound;
-    auto tensors = named(scope);
-    detail::Binder<Param const> binder{scope.parameters(), &tensors};
-    module_.describe(bound, binder);
+  Weights weights(typename E::Scope const& scope) const { return bound<Param const, Weights>(scope, false); }
+  Gradients gradients(typename E::Scope const& scope) const { return bound<Written, Gradients>(scope, true); }
+  template <class T, class Params>
+  Params bound(typename E::Scope const& scope, bool gradients) const {
+    Params params;
+    bool skips = false;
+    if constexpr (SkipsGradients<M>) skips = gradients && module_.skips_gradients;
+    detail::NamedTensors<typename E::Scope> tensors{&scope, tensors_.data(), tensors_.data() + tensors_.size(),
+                                                    gradients, skips};
+    detail::Binder<T, typename E::Scope> binder{&tensors};
+    module_.describe(params, binder);
     tensors.expect_all();
-    return bound;
-  }
-  Gradients gradients(typename E::Scope const& scope) const {
-    Gradients bound;
-    auto tensors = named(scope);
-    auto* base = scope.gradients();
-    if constexpr (SkipsGradients<M>)
-      if (M::skips_gradients && scope.is_frozen()) base = nullptr;
-    if constexpr (SetsGradients<M>) {
-      detail::GradientBinder<Reduce, typename E::Scope> binder{base, &scope, &tensors};
-      module_.describe(bound, binder);
-    } else {
-      detail::Binder<Reduce> binder{base, &tensors};
-      module_.describe(bound, binder);
-    }
-    tensors.expect_all();
-    return bound;
+    return params;
   }
 
   detail::MovedPointer<E> engine_;
   M module_;
   UseId use_;
-  std::vector<std::size_t> tensors_;
+  std::vector<TensorPlace> tensors_;
 };
 
 }  // namespace fsdp

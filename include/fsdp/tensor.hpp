@@ -165,6 +165,34 @@ using Extents = std::type_identity_t<ExtentList<Rank>>;
 template <class T>
 struct Gradient;
 
+namespace detail {
+/// In the place of T in Params<T> when a module is registered.
+struct Declared {};
+struct DeclaredFp32 {};
+
+template <class T>
+struct InFp32 {
+  using type = float;
+};
+template <class T>
+struct InFp32<T const> {
+  using type = typename InFp32<T>::type const;
+};
+template <class T>
+struct InFp32<Gradient<T>> {
+  using type = Gradient<float>;
+};
+template <>
+struct InFp32<Declared> {
+  using type = DeclaredFp32;
+};
+}  // namespace detail
+
+/// The element type of a tensor that is fp32 in every precision: `fsdp::Tensor<fsdp::in_fp32<T>, 1> norm;` in Params<T>.
+/// Its parameters, gradients and masters are float.
+template <class T>
+using in_fp32 = typename detail::InFp32<T>::type;
+
 /// A gradient of type T. Where it is `fresh` its elements are undefined, and backward stores all of them; else it adds.
 template <class T, std::size_t Rank>
 struct Tensor<Gradient<T>, Rank> : Tensor<T, Rank> {

@@ -167,5 +167,5 @@ TEST_CASE("what a communicator does not sum is refused by name", "[nanogpt]") {
     message = error.what();
   }
   CHECK(message == "rank 3: reduce_dtype fp16: the communicator's reduce_scatter and all_reduce do not take fp16");
-  CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::bf16, 3).element_bytes == 2);
+  CHECK(fsdp::detail::GradientSums<World>::narrow(fsdp::DType::bf16, 3).round != nullptr);
 }

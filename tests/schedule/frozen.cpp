@@ -310,7 +310,7 @@ TEST_CASE("backward ends at the lowest unit that trains, and modules may skip fr
       }
       auto const plan = memory_plan(engine.program(), engine.plan_input());
       if (first) CHECK(plan.reserved() == engine.account().reserved_state());
-      if (first) CHECK(engine.program().scratch_elements == engine.shards()[4].full_numel());
+      if (first) CHECK(engine.program().scratch_bytes == 4 * engine.shards()[4].full_numel());
       if (first) CHECK(engine.shards()[0].gradient == nullptr);
     });
   }
@@ -339,7 +339,7 @@ TEST_CASE("modules that skip gradients and modules that do not may share a froze
     low.forward(), skips.forward(), writes.forward();
     int const of_writes = writes.backward(), of_skips = skips.backward(), of_low = low.backward();
     if (first) CHECK((of_writes == 1 && of_skips == -1 && of_low == 1));
-    if (first) CHECK(engine.program().scratch_elements == engine.shards()[1].full_numel());
+    if (first) CHECK(engine.program().scratch_bytes == 4 * engine.shards()[1].full_numel());
     adamw.step();
   });
 }

@@ -68,11 +68,11 @@ StepInput input_at_random(std::mt19937& random) {
   input.allow_no_replica_sync = below(2) == 0;
   input.bucket_bytes = 1024 * below(4);
   input.first_bucket_bytes = 512;
-  input.param_is_master = below(2) == 0;
-  if (!input.param_is_master) input.param_bytes = 2;
-  input.reduce_is_master = below(2) == 0;
-  if (!input.reduce_is_master) input.reduce_bytes = 2;
-  if (input.reduce_is_master && below(2) == 0) input.wire = fsdp::DType::bf16;
+  fsdp::ElementTypes types;
+  if (below(2) == 1) types.parameter = fsdp::DType::bf16;
+  if (below(2) == 1) types.gradient = fsdp::DType::bf16;
+  fsdp::testing::set_types(input, types);
+  if (types.gradient == fsdp::DType::f32 && below(2) == 0) input.wire = fsdp::DType::bf16;
   return input;
 }
 BackwardFlags flags_at_random(PaperStep const& of, std::mt19937& random) {
@@ -131,8 +131,7 @@ std::vector<StepInput> kinds_of_steps() {
   add(equal_units(5, 2, 2), [](StepInput& input) { input.allow_no_replica_sync = true; });
   add(equal_units(5, 2, 2), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
   add(equal_units(5, 2, 2), [](StepInput& input) {
-    input.param_is_master = input.reduce_is_master = false;
-    input.param_bytes = input.reduce_bytes = 2;
+    fsdp::testing::set_types(input, {fsdp::DType::bf16, fsdp::DType::bf16, fsdp::DType::f32});
     input.allow_no_sync = true;
   });
   add(equal_units(5, 1, 4), [](StepInput& input) {

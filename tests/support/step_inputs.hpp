@@ -14,6 +14,11 @@
 
 namespace fsdp::testing {
 
+/// All units get the same types.
+inline void set_types(StepInput& input, ElementTypes const& types) {
+  for (auto& unit : input.units) unit.types = types;
+}
+
 /// Equal units 'u0', 'u1', ..., each used once, in order.
 inline StepInput equal_units(int count, int shards, int replicas = 1) {
   StepInput input;

@@ -160,32 +160,29 @@ class StepMemory {
   Place place_in_slot(step::Operation const& operation, step::Cells cell) const {
     auto const& program = engine_->program();
     auto const slot = cell.pool == Pool::kept ? cell.first : cell.first / 2;
-    auto const after = [&](std::vector<BufferPlan> const& slots, std::size_t count, std::size_t element) {
+    auto const after = [&](std::vector<BufferPlan> const& slots, std::size_t count) {
       std::uintptr_t bytes = 0;
-      for (std::size_t i = 0; i < count; ++i)
-        bytes += static_cast<std::uintptr_t>(slot_bytes(slots[i].elements, element));
+      for (std::size_t i = 0; i < count; ++i) bytes += static_cast<std::uintptr_t>(slots[i].bytes);
       return bytes;
     };
     constexpr auto param = sizeof(typename Precision::Param), written = sizeof(typename Precision::Reduce);
-    auto const sent = program.reduce_bytes;
     Place at{operation.unit, 0, param, {}};
     std::int64_t capacity = 0;  // bytes
     switch (cell.pool) {
-      case Pool::gather: at.origin = gather_ + after(program.gather_slots, slot, param); break;
+      case Pool::gather: at.origin = gather_ + after(program.gather_slots, slot); break;
       case Pool::gradient_slot:
-        at.origin = reduce_ + after(program.gradient_slots, slot, written);
+        at.origin = reduce_ + after(program.gradient_slots, slot);
         at.element = written;
-        capacity = slot_bytes(program.gradient_slots[slot].elements, written);
+        capacity = program.gradient_slots[slot].bytes;
         break;
       case Pool::wire:
-        at.origin = reduce_ + after(program.gradient_slots, program.gradient_slots.size(), written) +
-                    after(program.wires, slot, sent);
-        at.element = sent;
+        at.origin = reduce_ + after(program.gradient_slots, program.gradient_slots.size()) + after(program.wires, slot);
+        at.element = size_of(*program.wire);
         break;
       default: {
         auto const slice = kept_slice(slot);
-        at.origin = gather_ + after(program.gather_slots, program.gather_slots.size(), param) +
-                    after(program.kept_slots, slot, param) - static_cast<std::uintptr_t>(slice.begin) * param;
+        at.origin = gather_ + after(program.gather_slots, program.gather_slots.size()) +
+                    after(program.kept_slots, slot) - static_cast<std::uintptr_t>(slice.begin) * param;
         at.elements = {slice};
         return at;
       }
@@ -233,7 +230,8 @@ class StepMemory {
   }
   /// What this rank keeps, in elements of the full unit.
   Range kept_slice(std::uint32_t slot) const {
-    auto const elements = engine_->program().kept_slots[slot].elements;
+    auto const& program = engine_->program();
+    auto const elements = program.units[program.kept_slots[slot].unit].elements / program.kept_ranks;
     return {elements * kept_member_, elements * (kept_member_ + 1)};
   }
 

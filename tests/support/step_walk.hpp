@@ -13,6 +13,10 @@
 
 namespace fsdp::testing {
 
+inline std::size_t param_bytes(StepInput const& input) { return size_of(input.units.at(0).types.parameter); }
+inline std::size_t reduce_bytes(StepInput const& input) { return size_of(input.units.at(0).types.gradient); }
+inline bool writes_fp32(StepInput const& input) { return input.units.at(0).types.gradient == DType::f32; }
+
 /// Walks the declared uses forward and back as the engine will, counting elements. `forward()` comes first and cuts
 /// `ahead.forward` where `max_ahead` is reached; `backward()` goes on from where it ended.
 class StepWalk {
@@ -31,13 +35,13 @@ class StepWalk {
   std::int64_t elements(std::size_t unit) const { return input.units[unit].elements; }
   /// Several ranks share the unit.
   bool divided(std::size_t unit) const { return input.units[unit].shards && input.shards > 1; }
-  bool gathers(std::size_t unit) const { return divided(unit) || !input.param_is_master; }
-  bool reduces(std::size_t unit) const { return divided(unit) || !input.reduce_is_master; }
+  bool gathers(std::size_t unit) const { return divided(unit) || input.units[unit].types.parameter != input.units[unit].types.master; }
+  bool reduces(std::size_t unit) const { return divided(unit) || !writes_fp32(input); }
   bool own_gather_slot(std::size_t unit) const {
     return input.allow_keep_unsharded || !input.units[unit].reshards_after_forward || schedule.unit_returns(unit);
   }
   bool own_reduce_slot(std::size_t unit) const {
-    return (input.allow_no_sync && input.reduce_is_master) || schedule.unit_returns(unit);
+    return (input.allow_no_sync && writes_fp32(input)) || schedule.unit_returns(unit);
   }
   /// The unit is there when the use's forward ends, and stays.
   bool stays(std::size_t use) const {
@@ -131,7 +135,7 @@ class StepWalk {
   void begin(std::size_t unit, std::vector<std::size_t>& list) {
     gather(unit);
     if (std::exchange(waiting_[unit], 0) != 0) waiting_elements_ -= elements(unit);
-    auto const max_ahead = input.max_ahead_bytes / static_cast<std::int64_t>(input.param_bytes);
+    auto const max_ahead = input.max_ahead_bytes / static_cast<std::int64_t>(param_bytes(input));
     std::size_t taken = 0;
     for (; taken < list.size(); ++taken) {
       auto const next = schedule.unit(list[taken]);
@@ -174,37 +178,37 @@ inline Schedule schedule_of(StepInput const& input) {
 /// The memory plan of such a walk.
 inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
   auto const schedule = schedule_of(input);
-  auto const param = static_cast<std::int64_t>(input.param_bytes);
-  auto const grad = static_cast<std::int64_t>(input.reduce_bytes);
+  auto const param = static_cast<std::int64_t>(param_bytes(input));
+  auto const grad = static_cast<std::int64_t>(reduce_bytes(input));
   StepWalk walk(schedule, input);
   auto const bytes_forward = walk.forward() * param;
   auto const bytes_backward = walk.backward(param, grad);
 
   MemoryPlan plan;
   std::int64_t largest_gather = 0, largest_reduce = 0, waiting = 0, largest_rounded = 0, largest_bucket = 0;
-  bool const slots_wait = input.allow_no_sync && input.reduce_is_master;
+  bool const slots_wait = input.allow_no_sync && writes_fp32(input);
   for (std::size_t unit = 0; unit < input.units.size(); ++unit) {
     auto const padded = walk.elements(unit), shard = walk.divided(unit) ? padded / input.shards : padded;
     bool const partial =
         input.allow_no_replica_sync && input.units[unit].shards && input.replicas > 1 && walk.reduces(unit);
-    plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
+    plan.parameters += shard * 4;
     plan.gradients += shard * (partial ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
     if (walk.gathers(unit)) {
-      if (walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, input.param_bytes);
-      if (walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, input.param_bytes);
+      if (walk.own_gather_slot(unit)) plan.gather += slot_bytes(padded, param_bytes(input));
+      if (walk.keeps_slice(unit)) plan.gather += slot_bytes(padded / input.reshard_ranks, param_bytes(input));
       if (!walk.own_gather_slot(unit)) largest_gather = std::max(largest_gather, padded);
     }
     if (walk.rounds(unit)) largest_rounded = std::max(largest_rounded, padded);
     if (walk.rounds_bucket(unit)) largest_bucket = std::max(largest_bucket, padded);
     if (!walk.reduces(unit)) continue;
-    if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, input.reduce_bytes);
+    if (walk.own_reduce_slot(unit)) plan.reduce += slot_bytes(padded, reduce_bytes(input));
     if (!walk.own_reduce_slot(unit)) largest_reduce = std::max(largest_reduce, padded);
     // Gradients in the shard's type wait in their slots; others are added up in fp32 accumulators.
     if (input.allow_no_sync) waiting += padded * (slots_wait ? grad : 4);
   }
-  plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, input.param_bytes);
-  plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, input.reduce_bytes);
+  plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, param_bytes(input));
+  plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, reduce_bytes(input));
   if (!slots_wait) plan.reduce += waiting;
   if (input.wire)
     plan.reduce += static_cast<std::int64_t>(walk.wires()) * slot_bytes(largest_rounded, size_of(*input.wire)) +

@@ -12,6 +12,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/step_inputs.hpp"
 #include "tests/support/step_walk.hpp"
 
 namespace {
@@ -52,11 +53,11 @@ TEST_CASE("program: memory is what a walk through the step counts, and slots pas
     input.allow_keep_unsharded = below(4) == 0;
     if (input.shards == 4 && !input.allow_keep_unsharded && below(3) == 0) input.reshard_ranks = 2;
     input.allow_no_sync = below(3) == 0;
-    input.param_is_master = below(2) == 0;
-    if (!input.param_is_master) input.param_bytes = 2;
-    input.reduce_is_master = below(2) == 0;
-    if (!input.reduce_is_master) input.reduce_bytes = 2;
-    if (input.reduce_is_master && below(2) == 0) input.wire = fsdp::DType::bf16;
+    fsdp::ElementTypes types;
+    if (below(2) == 1) types.parameter = fsdp::DType::bf16;
+    if (below(2) == 1) types.gradient = fsdp::DType::bf16;
+    fsdp::testing::set_types(input, types);
+    if (types.gradient == fsdp::DType::f32 && below(2) == 0) input.wire = fsdp::DType::bf16;
     auto const program = fsdp::compile_program(input);
     auto const plan = fsdp::memory_plan(program, input);
     auto const walked = fsdp::testing::walked_memory_plan(input);

@@ -7,6 +7,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/step_inputs.hpp"
 #include "tests/support/step_walk.hpp"
 
 namespace {
@@ -81,8 +82,7 @@ TEST_CASE("program text: what depends on the micro-step is said") {
   auto input = tied_root();
   for (auto& unit : input.units) unit.reshards_after_forward = false;
   input.allow_no_sync = true;
-  input.reduce_is_master = false;
-  input.reduce_bytes = 2;
+  fsdp::testing::set_types(input, {.gradient = fsdp::DType::bf16});
   input.uses = {0, 1};
   input.units.resize(2);
   input.modules = {"wte", "h"};
@@ -284,8 +284,7 @@ TEST_CASE("program text: nothing is kept between forward and backward") {
 TEST_CASE("program text: gradients that wait beside slots too narrow for sums") {
   auto input = three_units();
   input.allow_no_sync = true;
-  input.reduce_is_master = false;
-  input.reduce_bytes = 2;
+  fsdp::testing::set_types(input, {.gradient = fsdp::DType::bf16});
   using namespace fsdp;
   CHECK(training(input, starts_sharded | drops | syncs_none | nothing_waits) ==
         "forward    wte  | all-gather wte->A, all-gather h->B | close wte->A\n"

@@ -29,9 +29,92 @@ std::vector<TensorInfo> tensor_list(E& engine) {
   return list;
 }
 
+namespace detail {
+
+/// Shards of units to host memory of rank 0, whole and as fp32. At most one unit is there at a time.
+template <class E>
+class ShardExporter {
+ public:
+  /// @param element_bytes  the largest size of an element
+  /// @throws as export_shards
+  /// @note Collective: yes.
+  ShardExporter(E& engine, std::size_t element_bytes)
+      : engine_(&engine),
+        staging_(engine.world(), engine.account(), MemoryTag::workspace,
+                 static_cast<std::size_t>(chunk_elements * engine.placement().shards) * element_bytes) {}
+
+  /// @throws as export_shards
+  /// @note Collective: yes.
+  static void begin(E& engine) {
+    auto const shards = engine.shards();
+    shards.gate().expect_at_rest("parameters are to be exported");
+    engine.seal();
+    engine.synchronize();  // the last update is complete; no rank exports if a stream of one has failed
+    expect_equal_texts<OrderError>(engine.world(), formatted("exports after {}", shards.history().text()),
+                                   "what is exported");
+  }
+  /// @note Collective: yes.
+  template <class T, class Visit>
+  void add(typename E::Unit& unit, T const* shard, Visit&& visit) {
+    auto& stream = engine_->shards().gather_stream();
+    auto const& device = engine_->device();
+    auto const& where = unit.placement();
+    bool const is_first = engine_->rank() == 0;
+    auto* const all = staging_.template as<T>();
+    std::vector<T> values;
+    if (is_first) values.resize(static_cast<std::size_t>(unit.full_numel()));
+    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
+      auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
+      wait_for_peers();
+      auto* const own = all + where.shard * count;
+      device.copy_async(stream, own, shard + begin, static_cast<std::size_t>(count) * sizeof(T));
+      if (where.shards > 1)
+        last_ = engine_->shards().gather_communicator().all_gather(
+            stream, static_cast<T const*>(own), all, static_cast<std::size_t>(count), Label{unit.name(), "export"});
+      for (int rank = 0; is_first && rank < where.shards; ++rank)
+        device.copy_async(stream, values.data() + rank * unit.shard_numel() + begin, all + rank * count,
+                          static_cast<std::size_t>(count) * sizeof(T));
+    }
+    device.synchronize(stream);
+    if (!is_first) return;
+    for (auto const& tensor : unit.layout().tensors()) {
+      auto const part = std::span<T const>(values).subspan(static_cast<std::size_t>(tensor.offset),
+                                                           static_cast<std::size_t>(tensor.numel));
+      if constexpr (std::is_same_v<T, float>) {
+        visit(tensor, part);
+      } else {
+        wide_.resize(part.size());
+        for (std::size_t i = 0; i < part.size(); ++i) wide_[i] = widen(part[i]);
+        visit(tensor, std::span<float const>(wide_));
+      }
+    }
+  }
+  /// @note Collective: yes.
+  void end() {
+    wait_for_peers();
+    engine_->device().synchronize(engine_->shards().gather_stream());
+  }
+
+ private:
+  static constexpr std::int64_t chunk_elements = 1 << 20;
+
+  void wait_for_peers() {
+    auto const shards = engine_->shards();
+    if (last_.sequence != 0)
+      shards.gather_communicator().wait_for_peers(shards.gather_stream(), last_, WaitSite::gather_peers_read);
+  }
+
+  E* engine_;
+  AccountedMemory<typename E::Comm> staging_;
+  std::vector<float> wide_;
+  Ticket last_{};
+};
+
+}  // namespace detail
+
 /// Calls `visit(TensorInfo const&, std::span<float const> values)` on rank 0 for every tensor in declared order.
 /// At most one unit is in host memory at a time, on rank 0 alone.
-/// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16
+/// @param shard_of  the array to export, given a unit: any of shard_numel elements, float, bf16 or fp16; nullptr: none
 /// @throws OrderError on every rank if ranks have stepped or discarded otherwise; UsageError inside a use, an
 /// evaluation, or an optimizer step that has ended half-way
 /// @note Collective: yes; all-gathers the shards in chunks; blocks the calling thread.
@@ -40,67 +123,32 @@ void export_shards(E& engine, ShardOf&& shard_of, Visit&& visit) {
   using T = std::remove_cv_t<std::remove_pointer_t<decltype(shard_of(engine.shards()[std::size_t{}]))>>;
   auto const shards = engine.shards();
   auto const turn = shards.enter("an export");
-  shards.gate().expect_at_rest("parameters are to be exported");
-  engine.seal();
-  constexpr std::int64_t chunk_elements = 1 << 20;
-  auto const rank = engine.rank();
-  engine.synchronize();  // the last update is complete; no rank exports if a stream of one has failed
-  detail::expect_equal_texts<OrderError>(engine.world(), formatted("exports after {}", shards.history().text()),
-                                         "what is exported");
-  auto& stream = shards.gather_stream();
-  auto const& device = engine.device();
-  AccountedMemory<typename E::Comm> staging(
-      engine.world(), engine.account(), MemoryTag::workspace,
-      static_cast<std::size_t>(chunk_elements * engine.placement().shards) * sizeof(T));
-  auto* const all = staging.template as<T>();
-
-  std::vector<T> values;
-  std::vector<float> wide;
-  Ticket last{};
-  auto const wait_for_peers = [&] {
-    if (last.sequence != 0) shards.gather_communicator().wait_for_peers(stream, last, WaitSite::gather_peers_read);
-  };
+  using Exporter = detail::ShardExporter<E>;
+  Exporter::begin(engine);
+  Exporter exporter(engine, sizeof(T));
   for (std::size_t u = 0; u < shards.size(); ++u) {
-    auto& unit = shards[u];
-    auto const& where = unit.placement();
-    if (shard_of(unit) == nullptr && !unit.empty()) continue;  // gradients of a frozen unit
-    if (rank == 0) values.resize(static_cast<std::size_t>(unit.full_numel()));
-    for (std::int64_t begin = 0; begin < unit.shard_numel(); begin += chunk_elements) {
-      auto const count = std::min(chunk_elements, unit.shard_numel() - begin);
-      wait_for_peers();
-      auto* const own = all + where.shard * count;
-      device.copy_async(stream, own, shard_of(unit) + begin, static_cast<std::size_t>(count) * sizeof(T));
-      if (where.shards > 1)
-        last = shards.gather_communicator().all_gather(stream, static_cast<T const*>(own), all,
-                                                       static_cast<std::size_t>(count), Label{unit.name(), "export"});
-      for (int shard = 0; rank == 0 && shard < where.shards; ++shard)
-        device.copy_async(stream, values.data() + shard * unit.shard_numel() + begin, all + shard * count,
-                          static_cast<std::size_t>(count) * sizeof(T));
-    }
-    device.synchronize(stream);
-    if (rank != 0) continue;
-    for (auto const& tensor : unit.layout().tensors()) {
-      auto const part = std::span<T const>(values).subspan(static_cast<std::size_t>(tensor.offset),
-                                                           static_cast<std::size_t>(tensor.numel));
-      if constexpr (std::is_same_v<T, float>) {
-        visit(tensor, part);
-      } else {
-        wide.resize(part.size());
-        for (std::size_t i = 0; i < part.size(); ++i) wide[i] = widen(part[i]);
-        visit(tensor, std::span<float const>(wide));
-      }
-    }
+    T const* const shard = shard_of(shards[u]);
+    bool const has_it = shard != nullptr || (shards[u].empty() && !shards[u].frozen);
+    if (has_it) exporter.add(shards[u], shard, visit);
   }
-  wait_for_peers();
-  device.synchronize(stream);
+  exporter.end();
 }
 
-/// Exports the master weights; bf16 and fp16 come as the fp32 of the same value. See export_shards.
+/// Exports the parameters that units keep: master weights, and those of frozen units. bf16 and fp16 come as the fp32 of
+/// the same value. See export_shards.
 /// @note Collective: yes; blocks the calling thread.
 template <class E, class Visit>
 void export_full(E& engine, Visit&& visit) {
-  export_shards(
-      engine, [](typename E::Unit& unit) { return unit.master; }, visit);
+  auto const shards = engine.shards();
+  auto const turn = shards.enter("an export");
+  using Exporter = detail::ShardExporter<E>;
+  Exporter::begin(engine);
+  std::size_t element = 0;
+  for (std::size_t u = 0; u < shards.size(); ++u) element = std::max(element, size_of(shards[u].types().master));
+  Exporter exporter(engine, element);
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    shards[u].with_shard([&](auto* shard) { exporter.add(shards[u], shard, visit); });
+  exporter.end();
 }
 
 /// Exports the reduced gradients of units that are not frozen, averaged over the world: those of the last step once
@@ -159,7 +207,7 @@ void import_shard(E& engine, Read&& read) {
       values.resize(static_cast<std::size_t>(part.count));
       read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
       written.add(u, values);
-      detail::put_values(engine, unit.master + part.offset, values);
+      unit.with_shard([&](auto* shard) { detail::put_values(engine, shard + part.offset, values); });
     }
   }
   written.expect_equal_replicas(engine, "imported values");

@@ -147,7 +147,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
       reader->read(arrays[array].name, tensor.name, segment.first, values);
       if (array > 0) return fsdp::detail::put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
       auto const writing = shards.write(shards[u]);
-      fsdp::detail::put_values(engine, shards[u].master + segment.offset, values);
+      shards[u].with_shard([&](auto* shard) { fsdp::detail::put_values(engine, shard + segment.offset, values); });
     });
     return "";
   });

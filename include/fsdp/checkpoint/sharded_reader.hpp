@@ -108,7 +108,9 @@ class ShardedReader {
                   [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
         std::int64_t covered = 0;
         for (auto const& part : parts) {
-          if (part.slice->dtype != array.dtype) wrong(array.name, tensor.name, "have a slice of another dtype");
+          // Parameters of frozen units, and of fp32 ones, may have types of their own.
+          auto const dtype = array.name == parameters_array ? parts.front().slice->dtype : array.dtype;
+          if (part.slice->dtype != dtype) wrong(array.name, tensor.name, "have a slice of another dtype");
           if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
           covered = part.end();
         }

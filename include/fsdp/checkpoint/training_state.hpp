@@ -69,7 +69,7 @@ std::vector<std::string> frozen_tensors(E& engine) {
 /// A unit's shard of array `index` of array_list, in device memory.
 template <class E, Checkpointable O>
 std::byte* array_of(E& engine, O& optimizer, std::size_t index, std::size_t unit) {
-  if (index == 0) return reinterpret_cast<std::byte*>(engine.shards()[unit].master);
+  if (index == 0) return static_cast<std::byte*>(engine.shards()[unit].shard_data);
   return reinterpret_cast<std::byte*>(optimizer.state(index - 1, unit));
 }
 
@@ -94,12 +94,13 @@ OwnSlices own_slices(E& engine, std::vector<ArrayEntry> const& arrays) {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
       if (array > 0 && unit.frozen) continue;  // optimizers keep nothing for it
+      auto const dtype = array == 0 ? unit.types().master : arrays[array].dtype;
       auto const part = unit.norm_slice();
       auto const begin = unit.shard().begin + part.begin;
       for (auto const& segment : unit.layout().segments({begin, begin + part.size()})) {
         auto const& tensor = unit.layout().tensors()[segment.tensor];
         own.slices.push_back(
-            {arrays[array].name, tensor.name, arrays[array].dtype, segment.first, segment.count, 0, {}});
+            {arrays[array].name, tensor.name, dtype, segment.first, segment.count, 0, {}});
         own.places.push_back({array, u, part.begin + segment.offset});
       }
     }

@@ -2,6 +2,7 @@
 // The parts of an engine, and how they are put together when it is sealed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -26,6 +27,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/mesh.hpp"
 #include "fsdp/step/compile_program.hpp"
@@ -47,7 +49,6 @@ struct EngineCore {
   using Param = typename P::Param;
   using Reduce = typename P::Reduce;
   using Calls = CallGuard;
-  using Buffers = UseBuffers<P>;
 
   /// @param caller  computes; nullptr: a stream of the engine's own
   [[gnu::cold]] EngineCore(Mesh<C>& over, ShardingStrategy const& strategy, EngineOptions const& options,
@@ -101,6 +102,9 @@ struct EngineCore {
     storage.initialize(declared.units(), declared.options().seed, *compute);
     for (auto const& operation : program.updates) executor.note(operation);
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
+    std::size_t most = 0;
+    for (auto const& unit : declared.units()) most = std::max(most, unit->beside.size());
+    beside = FixedArray<UseBuffers>(most);
     passes.set_program(program);
     declared.schedule().set_backward_end(program.backward_end());
     sealed = true;
@@ -232,7 +236,8 @@ struct EngineCore {
   History history;
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
-  GuardedUses<Device, P, Unit> guarded;
+  GuardedUses<Device, Unit> guarded;
+  FixedArray<UseBuffers> beside;  ///< of the use that is open, of the units beside its first
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms

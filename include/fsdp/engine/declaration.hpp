@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +21,21 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp::detail {
+namespace fsdp {
+
+/// A tensor that a module or the caller names.
+struct DeclaredTensor {
+  std::string name;  ///< full
+  std::vector<std::int64_t> shape;
+  TensorOptions options{};
+};
+/// Promises about the gradients that backward of a module writes.
+struct GradientPromises {
+  bool sets = false;   ///< it stores gradients that are fresh: see Module
+  bool skips = false;  ///< it does not write gradients of frozen tensors: see SkipsGradients
+};
+
+namespace detail {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
 template <class P>
@@ -93,20 +108,45 @@ class Declaration {
     return {units_.size() - 1};
   }
 
-  /// A module has named tensors of the unit.
-  /// @throws UsageError if another unit has one of them
-  [[gnu::cold]] void claim_names(UnitId id) {
-    bool again = false;
-    for (auto const other : named_) {
-      again = again || other == id.index;
-      if (other == id.index) continue;
-      auto const* const shared = first_shared_name(units_[other]->layout(), units_[id.index]->layout());
-      FSDP_EXPECTS(shared == nullptr,
-                   "rank {}: units '{}' and '{}' both have a tensor '{}'; tensors are saved by name: give them "
-                   "different names, or put modules that share a tensor into one unit",
-                   where_.rank, units_[other]->name(), units_[id.index]->name(), *shared);
+  /// Adds a tensor of a module to a unit of the module.
+  /// @param id     the unit that the module was registered with
+  /// @param fp32   the tensor's elements are fp32 in every precision
+  /// @param named  places of the module's earlier tensors; gets this one's
+  /// @throws UsageError if the module has named the tensor before; and as FlatLayout::add
+  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorPlace>& named) {
+    auto const number = unit_for(id, tensor.options, fp32);
+    auto& unit = number == 0 ? *units_[id.index] : *units_[id.index]->beside[number - 1];
+    auto const& name = tensor.name;
+    std::size_t index = 0;
+    try {
+      index = unit.layout().add(
+          {name, std::move(tensor.shape), 0, 0, tensor.options.decay, tensor.options.init, tensor.options.tag});
+    } catch (UsageError const& error) {
+      fail<UsageError>("rank {}: {}", where_.rank, error.what());
     }
-    if (!again) named_.push_back(id.index);
+    TensorPlace const place{static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(index)};
+    for (auto const& earlier : named)
+      FSDP_EXPECTS(earlier != place,
+                   "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
+                   "is used in two places is named once",
+                   where_.rank, name);
+    named.push_back(place);
+  }
+  /// A module has named tensors, of the unit and of those beside it.
+  /// @param gradients  what it promises of them
+  /// @throws UsageError if another unit has one of them
+  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors, GradientPromises const& gradients) {
+    auto& first = *units_[id.index];
+    auto const promise = [&](Unit& unit) {
+      unit.sets_gradients = unit.sets_gradients && gradients.sets;
+      unit.skips_gradients = unit.skips_gradients && gradients.skips;
+    };
+    promise(first);
+    for (auto const& place : tensors)
+      if (place.unit > 0) promise(*first.beside[place.unit - 1]);
+    for (auto const& other : units_)
+      for (auto const& unit : units_)
+        if (unit->first == id.index && other->index() != unit->index()) expect_own_names(*other, *unit);
   }
 
   /// @return `use`
@@ -136,7 +176,7 @@ class Declaration {
     bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
-      FSDP_EXPECTS(schedule_.used(u), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
+      FSDP_EXPECTS(schedule_.used(units_[u]->first), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
       some = some || !units_[u]->empty();
       trains = trains || units_[u]->trains();
     }
@@ -161,8 +201,8 @@ class Declaration {
     for (auto const& unit : units_) {
       lines += text_of(unit->name(), unit->layout());
       lines +=
-          formatted("unit '{}' is {}{}, which {} and {} after forward\n", unit->name(), unit->frozen ? "frozen, " : "",
-                    described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
+          formatted("unit '{}' is {}{}{}, which {} and {} after forward\n", unit->name(), unit->frozen ? "frozen, " : "",
+                    unit->fp32 ? "fp32, " : "", described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
                     unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
@@ -189,7 +229,9 @@ class Declaration {
                         unit.sets_gradients,
                         unit.layout().numel() < padded,
                         unit.frozen,
-                        unit.skips_gradients};
+                        unit.skips_gradients,
+                        unit.declared_types(),
+                        unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
     }
     input.modules = std::vector<std::string>(schedule_.size());
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
@@ -209,11 +251,6 @@ class Declaration {
     input.reshard_ranks = options_.reshard_ranks;
     input.allow_keep_unsharded = options_.allow_keep_unsharded;
     input.allow_no_sync = options_.allow_no_sync;
-    input.master_bytes = sizeof(typename P::Master);
-    input.param_bytes = sizeof(typename P::Param);
-    input.reduce_bytes = sizeof(typename P::Reduce);
-    input.param_is_master = std::is_same_v<typename P::Param, typename P::Master>;
-    input.reduce_is_master = std::is_same_v<typename P::Reduce, float>;
     input.allow_no_replica_sync = options_.allow_no_replica_sync;
     input.wire = wire();
     return input;
@@ -221,6 +258,47 @@ class Declaration {
 
  private:
   static constexpr DType written = dtype_of<typename P::Reduce>;  ///< by backward
+  static constexpr bool all_fp32 = std::is_same_v<typename P::Param, float> &&
+      std::is_same_v<typename P::Reduce, float> && std::is_same_v<typename P::Master, float>;
+
+  /// @return the number, among a module's units, of the one for tensors with such options; adds it if there is none.
+  /// 0: the unit that the module was registered with
+  [[gnu::cold]] std::size_t unit_for(UnitId id, TensorOptions const& options, bool fp32) {
+    auto const& first = *units_[id.index];
+    bool const frozen = first.frozen || options.frozen;
+    fp32 = fp32 && !all_fp32;
+    auto const strategy = options.strategy.value_or(first.strategy());
+    if (frozen == first.frozen && !fp32 && strategy == first.strategy()) return 0;
+    for (std::size_t i = 0; i < first.beside.size(); ++i) {
+      auto const& unit = *first.beside[i];
+      if (unit.frozen == frozen && unit.fp32 == fp32 && unit.strategy() == strategy) return i + 1;
+    }
+    std::string kind;
+    auto const add = [&](bool differs, std::string_view what) {
+      if (differs) kind += formatted("{}{}", kind.empty() ? "" : ", ", what);
+    };
+    add(frozen != first.frozen, "frozen");
+    add(fp32, "fp32");
+    add(strategy != first.strategy(), strategy.name);
+    auto& unit = *units_[add_unit(formatted("{} ({})", first.name(), kind), strategy).index];
+    unit.frozen = frozen;
+    unit.fp32 = fp32;
+    unit.first = id.index;
+    units_[id.index]->beside.push_back(&unit);
+    return units_[id.index]->beside.size();
+  }
+  [[gnu::cold]] void expect_own_names(Unit const& other, Unit const& unit) const {
+    auto const* const shared = first_shared_name(other.layout(), unit.layout());
+    if (shared == nullptr) return;
+    FSDP_EXPECTS(other.first != unit.first,
+                 "rank {}: tensor '{}' is in unit '{}' and in unit '{}': modules that share a tensor declare it with "
+                 "the same TensorOptions::frozen and strategy, and both or none of them in fsdp::in_fp32",
+                 where_.rank, *shared, other.name(), unit.name());
+    fail<UsageError>(
+        "rank {}: units '{}' and '{}' both have a tensor '{}'; tensors are saved by name: give them "
+        "different names, or put modules that share a tensor into one unit",
+        where_.rank, other.name(), unit.name(), *shared);
+  }
 
   struct List {
     Pass pass;
@@ -250,8 +328,8 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
-  std::vector<std::size_t> named_;  ///< units whose tensors' names are claimed
   std::vector<List> lists_;
 };
 
-}  // namespace fsdp::detail
+}  // namespace detail
+}  // namespace fsdp

@@ -84,8 +84,7 @@ class Executor {
     units_ = FixedArray<Unit*>(units.size());
     for (std::size_t u = 0; u < units.size(); ++u) {
       units_[u] = units[u].get();
-      if constexpr (std::is_same_v<Param, Master>)
-        if (program.units[u].reads_masters) units_[u]->full = units_[u]->master;
+      if (program.units[u].reads_masters) units_[u]->full = units_[u]->shard_data;
     }
     for (std::uint32_t slot = 0; slot < program.gradient_slots.size(); ++slot)
       run(step::zeroing(program, slot, StreamKind::reduce), "forward");
@@ -113,19 +112,27 @@ class Executor {
 
   /// Call before a module enqueues its kernels on compute.
   /// @note Stream: compute waits for the parameters and gradients that they access
-  void begin_compute(Operation const& operation) {
-    waits_.order(operation);
-    computing_ = &operation;
+  void begin_compute(Program::Turn const& turn) {
+    waits_.order(turn.compute);
+    for (auto const& operation : turn.beside) waits_.order(operation);
+    computing_ = &turn;
   }
   /// Call after it.
   void end_compute() {
-    auto const& operation = *std::exchange(computing_, nullptr);
-    waits_.note(operation);
-    contents_.apply(operation);
+    auto const& turn = *std::exchange(computing_, nullptr);
+    waits_.note(turn.compute);
+    contents_.apply(turn.compute);
+    for (auto const& operation : turn.beside) {
+      waits_.note(operation);
+      contents_.apply(operation);
+    }
   }
   /// Drops all parameters: a pass is forgotten. Kernels that were enqueued for a use go on.
   [[gnu::noinline]] void drop_parameters() {
-    if (computing_ != nullptr) waits_.note_interrupted(*std::exchange(computing_, nullptr));
+    if (auto const* const turn = std::exchange(computing_, nullptr)) {
+      waits_.note_interrupted(turn->compute);
+      for (auto const& operation : turn->beside) waits_.note_interrupted(operation);
+    }
     contents_.drop_parameters([this](Operation const& operation) { run(operation, "forward"); });
   }
   /// Forgets all gradients. @note Stream: slots that must hold zeroes are zeroed on compute.
@@ -158,28 +165,30 @@ class Executor {
   }
   /// The first element of the cells. In a bucket's wire, the own slice starts at offset 0.
   void* address(Operation const& operation, Cells cells) const {
-    auto const own = [&](std::size_t element_bytes) {
+    auto const own = [&](auto const& type_of) {
       bool const whole = cells.first % 2 != 0 || cells.count != 1 || operation.bucket != Operation::none;
-      return slot(cells) + (whole ? 0 : static_cast<std::size_t>(unit_of(operation).shard().begin) * element_bytes);
+      if (whole) return slot(cells);
+      auto const& unit = unit_of(operation);
+      return slot(cells) + static_cast<std::size_t>(unit.shard().begin) * size_of(type_of(unit));
     };
     switch (cells.pool) {
-      case Pool::master: return unit_of(operation).master;
+      case Pool::master: return unit_of(operation).shard_data;
       case Pool::gradient:
         if (operation.bucket == Operation::none) return unit_of(operation).gradient;
         return memory_.gradients + program_->buckets[operation.bucket].begin;
       case Pool::partial: return unit_of(operation).partial;
       case Pool::accumulator: return unit_of(operation).accumulator;
-      case Pool::gather: return own(sizeof(Param));
-      case Pool::gradient_slot: return own(sizeof(Reduce));
-      case Pool::wire: return own(rounded_.element_bytes);
+      case Pool::gather: return own([](Unit const& unit) { return unit.types().parameter; });
+      case Pool::gradient_slot: return own([](Unit const& unit) { return unit.types().gradient; });
+      case Pool::wire: return own([this](Unit const&) { return *program_->wire; });
       default: return slot(cells);
     }
   }
-  /// The reductions for the element type of a pool.
-  Sums const& sums_of(Pool pool) const {
+  /// The reductions for the element type of a unit's buffer.
+  Sums const& sums_of(Pool pool, Unit const& unit) const {
     static constexpr Sums fp32 = Sums::template of<float>();
     if (pool == Pool::wire) return rounded_;
-    return pool == Pool::gradient_slot ? written_ : fp32;
+    return pool == Pool::gradient_slot && unit.types().gradient != DType::f32 ? written_ : fp32;
   }
 
   Ticket perform(Operation const& operation, std::string_view pass) {
@@ -195,8 +204,10 @@ class Executor {
         return {};
       case Primitive::zero_padding: return zero_padding(operation), Ticket{};
       case Primitive::add:
-        kernels::add(device_, stream_of(operation), static_cast<float const*>(address(operation, from.cells)),
-                     static_cast<Reduce*>(address(operation, to.cells)), operation.elements);
+        with_type<Reduce>(unit_of(operation).types().gradient, address(operation, to.cells), [&](auto* sum) {
+          kernels::add(device_, stream_of(operation), static_cast<float const*>(address(operation, from.cells)), sum,
+                       operation.elements);
+        });
         return {};
       default: break;
     }
@@ -216,11 +227,9 @@ class Executor {
     auto& unit = unit_of(operation);
     switch (operation.primitive) {
       case Primitive::cast:
-        kernels::cast(device_, stream, static_cast<Master const*>(unit.master),
-                      static_cast<Param*>(address(operation, to)), operation.elements);
-        return {};
+        return cast(unit, operation, address(operation, to)), Ticket{};
       case Primitive::copy:
-        device_.copy_async(stream, slot(to), unit.full + kept_member_ * operation.elements,
+        device_.copy_async(stream, slot(to), static_cast<std::byte const*>(unit.full) + kept_member_ * operation.bytes,
                            static_cast<std::size_t>(operation.bytes));
         return {};
       case Primitive::round:
@@ -231,7 +240,7 @@ class Executor {
       case Primitive::accumulate: {
         auto const factor = to.pool == Pool::gradient ? kernels::mean_factor(unit.placement().world) : 1.0f;
         bool const begins = operation.all[1].mode == step::Mode::write || contents_.begins_sum(operation);
-        sums_of(from.pool).accumulate(device_, stream, address(operation, from),
+        sums_of(from.pool, unit).accumulate(device_, stream, address(operation, from),
                                       static_cast<float*>(address(operation, to)), operation.elements, factor, begins);
         return {};
       }
@@ -241,15 +250,16 @@ class Executor {
     auto const label = history_->label(unit.name(), pass);
     switch (operation.primitive) {
       case Primitive::all_gather:
-        return group.all_gather(stream, static_cast<Param const*>(address(operation, from)),
-                                reinterpret_cast<Param*>(slot(to)), static_cast<std::size_t>(operation.elements),
-                                label);
+        return with_type<Param>(unit.types().parameter, slot(to), [&](auto* full) {
+          return group.all_gather(stream, static_cast<std::remove_pointer_t<decltype(full)> const*>(address(operation, from)),
+                                  full, static_cast<std::size_t>(operation.elements), label);
+        });
       case Primitive::reduce_scatter:
-        return sums_of(from.pool).reduce_scatter(group, stream, slot(from), unit.shard(), label);
+        return sums_of(from.pool, unit).reduce_scatter(group, stream, slot(from), unit.shard(), label);
       case Primitive::all_reduce: {
         auto* const data = address(operation, from);
         if (from.pool != Pool::gradient)
-          return sums_of(from.pool).all_reduce(group, stream, data, operation.elements, label);
+          return sums_of(from.pool, unit).all_reduce(group, stream, data, operation.elements, label);
         auto* const gradients = static_cast<float*>(data);
         return kernels::all_reduce_mean(group, stream, gradients, gradients,
                                         static_cast<std::size_t>(operation.elements), label);
@@ -258,14 +268,25 @@ class Executor {
     }
   }
   Stream& stream_of(Operation const& operation) const { return (*streams_)[operation.stream]; }
+  void cast(Unit const& unit, Operation const& operation, void* to) {
+    auto& stream = stream_of(operation);
+    auto const& types = unit.types();
+    if (types.parameter != types.master)
+      kernels::cast(device_, stream, static_cast<Master const*>(unit.master), static_cast<Param*>(to),
+                    operation.elements);
+    else if (types.master == DType::f32)
+      kernels::cast(device_, stream, static_cast<float const*>(unit.shard_data), static_cast<float*>(to),
+                    operation.elements);
+    else
+      device_.copy_async(stream, to, unit.shard_data, static_cast<std::size_t>(operation.bytes));
+  }
 
   void open(Operation const& operation) {
     auto const cells = operation.all[0].cells;
     auto& unit = unit_of(operation);
-    if (cells.pool == Pool::gather) unit.full = reinterpret_cast<Param*>(slot(cells));
-    if (cells.pool == Pool::gradient_slot) unit.full_gradient = reinterpret_cast<Reduce*>(slot(cells));
-    if constexpr (std::is_same_v<Reduce, float>)
-      if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
+    if (cells.pool == Pool::gather) unit.full = slot(cells);
+    if (cells.pool == Pool::gradient_slot) unit.full_gradient = slot(cells);
+    if (cells.pool == Pool::gradient) unit.full_gradient = unit.gradient;
     bool const gradients = cells.pool == Pool::gradient_slot || cells.pool == Pool::gradient;
     if (gradients && contents_.is_fresh(operation)) unit.begin_gradients();
     count(operation);
@@ -283,10 +304,11 @@ class Executor {
   }
   /// No module writes padding, but norms and sums read it.
   void zero_padding(Operation const& operation) {
-    auto* const gradients = static_cast<Reduce*>(address(operation, operation.all[0].cells));
+    auto* const gradients = static_cast<std::byte*>(address(operation, operation.all[0].cells));
+    auto const element = static_cast<std::int64_t>(size_of(unit_of(operation).types().gradient));
     for (auto const gap : unit_of(operation).padding())
-      device_.zero_async(stream_of(operation), gradients + gap.begin,
-                         static_cast<std::size_t>(gap.size()) * sizeof(Reduce));
+      device_.zero_async(stream_of(operation), gradients + gap.begin * element,
+                         static_cast<std::size_t>(gap.size() * element));
   }
 
   D device_;
@@ -305,7 +327,7 @@ class Executor {
   int kept_member_ = 0;
   step::Contents contents_;
   LiveBytes live_;
-  Operation const* computing_ = nullptr;  ///< the computation of the use that is open
+  Program::Turn const* computing_ = nullptr;  ///< of the use that is open
 };
 
 }  // namespace fsdp::detail

@@ -6,16 +6,43 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/layout.hpp"
 #include "fsdp/placement.hpp"
+#include "fsdp/precision.hpp"
 #include "fsdp/strategy.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace fsdp {
 
-/// A unit's flat parameter: layout, shard, and the buffers that it has while unsharded.
+/// The place of a module's tensor.
+struct TensorPlace {
+  std::uint32_t unit = 0;    ///< number of its unit among the module's: see FlatParam::beside
+  std::uint32_t tensor = 0;  ///< index in the unit's layout
+  friend constexpr bool operator==(TensorPlace const&, TensorPlace const&) = default;
+};
+
+namespace detail {
+/// Calls `act(T*)` with an address of elements of `type`, which is float or one of Types.
+template <class... Types, class Act>
+decltype(auto) with_type(DType type, void* data, Act const& act) {
+  if constexpr (sizeof...(Types) == 0) {
+    return act(static_cast<float*>(data));
+  } else {
+    return [&]<class T, class... Rest>(T const*, Rest const*...) -> decltype(auto) {
+      if constexpr (!std::is_same_v<T, float>)
+        if (type == dtype_of<T>) return act(static_cast<T*>(data));
+      return with_type<Rest...>(type, data, act);
+    }(static_cast<Types const*>(nullptr)...);
+  }
+}
+}  // namespace detail
+
+/// A unit's flat parameter: layout, shard, and the buffers that it has while unsharded. Its element types are those of
+/// the policy, or fp32; a frozen unit keeps its shard in the type that forward reads.
 /// @tparam P  the precision policy
 template <class P>
 class FlatParam {
@@ -26,7 +53,7 @@ class FlatParam {
 
   /// @param index  among the engine's units
   [[gnu::cold]] FlatParam(std::size_t index, std::string unit_name, ShardingStrategy const& strategy)
-      : index_(index), name_(std::move(unit_name)), strategy_(strategy) {}
+      : first(index), index_(index), name_(std::move(unit_name)), strategy_(strategy) {}
 
   FlatParam(FlatParam const&) = delete;
   [[gnu::cold, gnu::noinline]] ~FlatParam() = default;
@@ -43,6 +70,7 @@ class FlatParam {
   /// @param where  of the engine's units that shard
   [[gnu::cold]] void seal(Placement const& where) {
     placement_ = strategy_.shards ? where : where.replicated();
+    types_ = declared_types();
     layout_.seal(where.world);
     shard_ = shard_range(layout_.padded(), placement_.shards, placement_.shard);
     // The engine's in every unit: norms add up the same slices of all.
@@ -50,6 +78,24 @@ class FlatParam {
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
     padding_ = layout_.padding();
     begun_.resize(layout_.tensors().size());
+  }
+
+  /// @pre sealed
+  ElementTypes const& types() const { return types_; }
+  ElementTypes declared_types() const {
+    if (fp32) return {};
+    return {dtype_of<Param>, dtype_of<Reduce>, frozen ? dtype_of<Param> : dtype_of<Master>};
+  }
+  /// The shard of parameters in its own type, whatever it is: calls `act(T*)`, with T float, bf16 or fp16.
+  template <class Act>
+  decltype(auto) with_shard(Act const& act) const {
+    return detail::with_type<Master, Param>(types_.master, shard_data, act);
+  }
+
+  /// The same of a unit that trains, for optimizers: T is the policy's type of masters, or float.
+  template <class Act>
+  decltype(auto) with_master(Act const& act) const {
+    return detail::with_type<Master>(types_.master, shard_data, act);
   }
 
   std::vector<Range> const& padding() const { return padding_; }  ///< of the full parameters: what no tensor covers
@@ -71,20 +117,28 @@ class FlatParam {
   /// It has gradients, and optimizers update it. @pre sealed
   bool trains() const { return !empty() && !frozen; }
 
-  Master* master = nullptr;   ///< (shard_numel) master weights
+  void* shard_data = nullptr;  ///< (shard_numel) parameters that the unit keeps, of types().master
+  /// The same, if that is the policy's type of masters; else nullptr: see with_shard.
+  Master* master = nullptr;
   float* gradient = nullptr;  ///< (shard_numel) gradient shard, already averaged over the world
-  Param* full = nullptr;      ///< (full_numel) full parameters; nullptr while sharded
-  /// (full_numel) gradients that backward writes; valid in its uses. Of a frozen unit: scratch, or nullptr.
-  Reduce* full_gradient = nullptr;
+  void* full = nullptr;       ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
+  /// (full_numel) gradients that backward writes, of types().gradient; valid in its uses. Of a frozen unit: scratch, or
+  /// nullptr.
+  void* full_gradient = nullptr;
   float* partial = nullptr;      ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;  ///< (full_numel) unreduced gradients, where slots are no place to add them up
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
   bool frozen = false;           ///< it does not train: no gradients, no updates
+  bool fp32 = false;             ///< all its element types are fp32, whatever the policy's
+  /// Units of the same modules, for tensors of other kinds: gathered and dropped together with it.
+  std::vector<FlatParam*> beside;
+  std::size_t first = 0;  ///< index of the unit that has this one in `beside`; else its own
   bool skips_gradients = true;   ///< if frozen: no module writes gradients
 
  private:
   std::size_t index_;
   std::string name_;
+  ElementTypes types_{};
   ShardingStrategy strategy_;
   Placement placement_;
   FlatLayout layout_;

@@ -28,7 +28,6 @@ struct GradientSums {
   using D = typename C::Device;
   using Stream = typename D::Stream;
 
-  std::size_t element_bytes = 0;
   /// out[i] = in[i], rounded to nearest even. Where gradients are rounded.
   void (*round)(D const&, Stream&, float const* in, void* out, std::int64_t n) = nullptr;
   /// In place: slice `own` of the sum over ranks of `full`.
@@ -41,7 +40,7 @@ struct GradientSums {
 
   template <class T>
   static constexpr GradientSums of() {
-    return {sizeof(T), nullptr, reduce_scatter_of<T>, all_reduce_of<T>, accumulate_of<T>};
+    return {nullptr, reduce_scatter_of<T>, all_reduce_of<T>, accumulate_of<T>};
   }
   /// The operations for a type that fp32 gradients may be rounded to.
   /// @throws ConfigError if the communicator sums no such elements

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "fsdp/fixed_array.hpp"
+#include "fsdp/tensor.hpp"
 
 namespace fsdp::detail {
 
@@ -17,54 +18,52 @@ concept GuardsMemory = requires(D const& device, typename D::Stream& stream, typ
   device.close_async(stream, memory);
 };
 
-/// What a use may access: buffers of the unit, or copies of them.
-template <class P>
+/// What a use may access of a unit: its buffers, or copies of them.
 struct UseBuffers {
-  typename P::Param const* parameters = nullptr;  ///< (full_numel)
-  typename P::Reduce* gradients = nullptr;        ///< (full_numel); nullptr in forward
+  void const* parameters = nullptr;  ///< (full_numel), of types().parameter
+  void* gradients = nullptr;         ///< (full_numel), of types().gradient; nullptr in forward
 };
 
 /// For devices that cannot: nothing is guarded.
-template <class D, class P, class Unit>
+template <class D, class Unit>
 class GuardedUses {
  public:
   template <class Units>
   void prepare(Units const&) {}
-  void begin(D const&, typename D::Stream&, Unit const&, UseBuffers<P>&) {}
-  void end(D const&, typename D::Stream&, Unit const&, UseBuffers<P> const&) {}
+  void begin(D const&, typename D::Stream&, Unit const&, UseBuffers&) {}
+  void end(D const&, typename D::Stream&, Unit const&, UseBuffers const&) {}
   void abandon(D const&, typename D::Stream&, Unit const&) noexcept {}
 };
 
 /// One engine's copies. Everything is enqueued on compute. Without prepare(), nothing is guarded.
-template <GuardsMemory D, class P, class Unit>
-class GuardedUses<D, P, Unit> {
+template <GuardsMemory D, class Unit>
+class GuardedUses<D, Unit> {
  public:
   /// A pointer to a stack of slices (AdoptedTensor::slice) may miss its unit by the size of the stack, which is at most
   /// that of all units: so much is inaccessible around each copy.
   template <class Units>
   [[gnu::cold]] void prepare(Units const& units) {
     copies_ = FixedArray<Copies>(units.size());
-    std::size_t elements = 0;
-    for (auto const& unit : units) elements += numel(*unit);
+    std::size_t parameters = 0, gradients = 0;  // bytes
+    for (auto const& unit : units) parameters += param_bytes(*unit), gradients += gradient_bytes(*unit);
     for (auto const& unit : units)
-      copies_[unit->index()] = {Memory(numel(*unit) * sizeof(Param), elements * sizeof(Param)),
-                                Memory(numel(*unit) * sizeof(Reduce), elements * sizeof(Reduce))};
+      copies_[unit->index()] = {Memory(param_bytes(*unit), parameters), Memory(gradient_bytes(*unit), gradients)};
   }
   /// A use begins: `buffers` are replaced by copies.
-  void begin(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers<P>& buffers) {
+  void begin(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers& buffers) {
     if (copies_.empty()) return;
     auto const& copies = copies_[unit.index()];
-    copy(device, stream, copies.parameters, buffers.parameters, numel(unit) * sizeof(Param));
-    buffers.parameters = static_cast<Param const*>(copies.parameters.data());
+    copy(device, stream, copies.parameters, buffers.parameters, param_bytes(unit));
+    buffers.parameters = copies.parameters.data();
     if (buffers.gradients == nullptr) return;
-    copy(device, stream, copies.gradients, buffers.gradients, numel(unit) * sizeof(Reduce));
-    buffers.gradients = static_cast<Reduce*>(copies.gradients.data());
+    copy(device, stream, copies.gradients, buffers.gradients, gradient_bytes(unit));
+    buffers.gradients = copies.gradients.data();
   }
   /// The use ends: the unit's gradients get what the use has written.
-  void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers<P> const& buffers) {
+  void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers const& buffers) {
     if (copies_.empty()) return;
     if (buffers.gradients != nullptr)
-      device.copy_async(stream, unit.full_gradient, buffers.gradients, numel(unit) * sizeof(Reduce));
+      device.copy_async(stream, unit.full_gradient, buffers.gradients, gradient_bytes(unit));
     close(device, stream, copies_[unit.index()]);
   }
   /// An exception has ended the use: its copies are lost.
@@ -77,14 +76,17 @@ class GuardedUses<D, P, Unit> {
   }
 
  private:
-  using Param = typename P::Param;
-  using Reduce = typename P::Reduce;
   using Memory = typename D::GuardedMemory;
   struct Copies {
     Memory parameters, gradients;
   };
 
-  static std::size_t numel(Unit const& unit) { return static_cast<std::size_t>(unit.full_numel()); }
+  static std::size_t param_bytes(Unit const& unit) {
+    return static_cast<std::size_t>(unit.full_numel()) * size_of(unit.types().parameter);
+  }
+  static std::size_t gradient_bytes(Unit const& unit) {
+    return static_cast<std::size_t>(unit.full_numel()) * size_of(unit.types().gradient);
+  }
   [[gnu::cold, gnu::noinline]] static void copy(D const& device, typename D::Stream& stream, Memory const& to,
                                                 void const* from, std::size_t bytes) {
     device.open_async(stream, to);

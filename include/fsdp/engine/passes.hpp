@@ -197,9 +197,11 @@ class Passes {
     schedule.expect_closed(what);
     std::string done, missing;
     for (auto use = schedule.size(); use-- > 0;) {
-      if (!schedule.first_use_of_unit(use) || declared_->units()[schedule.unit(use)]->frozen) continue;
+      if (!schedule.first_use_of_unit(use)) continue;
       auto& list = schedule.backward_done(use) ? done : missing;
-      list += formatted("{}'{}'", list.empty() ? "" : ", ", declared_->units()[schedule.unit(use)]->name());
+      for (auto const& unit : declared_->units())
+        if (unit->first == schedule.unit(use) && !unit->frozen)
+          list += formatted("{}'{}'", list.empty() ? "" : ", ", unit->name());
     }
     fail<UsageError>(
         "rank {}: {}, but {}: units that have their gradients: {}; units without: {}. {}discard_gradients()", rank_,
@@ -246,7 +248,7 @@ class Passes {
     auto const& turn = program_->turn(phase_, use);
     for (auto const& operation : turn.before)
       if (operation.runs(flags_.now())) executor_->run(operation, pass);
-    executor_->begin_compute(turn.compute);
+    executor_->begin_compute(turn);
     return *declared_->units()[turn.unit];
   }
   void end(std::size_t use, std::string_view pass) {

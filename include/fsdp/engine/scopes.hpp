@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "fsdp/layout.hpp"
+#include "fsdp/engine/guarded_uses.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/trace/trace.hpp"
@@ -72,8 +72,8 @@ class [[nodiscard]] UseScope {
     if (pass == Pass::backward && engine.skips_backward(use)) return;
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
-      buffers_ = {unit_->full, pass == Pass::backward ? unit_->full_gradient : nullptr};
-      engine.guarded.begin(engine.device, *engine.compute, *unit_, buffers_);
+      begin(*unit_, buffers_);
+      for (std::size_t i = 0; i < unit_->beside.size(); ++i) begin(*unit_->beside[i], engine.beside[i]);
       auto const what = fsdp::name(pass);
       span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what, what);
     } catch (...) {
@@ -92,6 +92,8 @@ class [[nodiscard]] UseScope {
     try {
       span_.end();
       engine_->guarded.end(engine_->device, *engine_->compute, *unit_, buffers_);
+      for (std::size_t i = 0; i < unit_->beside.size(); ++i)
+        engine_->guarded.end(engine_->device, *engine_->compute, *unit_->beside[i], engine_->beside[i]);
     } catch (...) {
       interrupt();
       throw;
@@ -106,24 +108,26 @@ class [[nodiscard]] UseScope {
 
   /// False if backward passes do not come to this use, because nothing at or below it trains: there are no parameters.
   explicit operator bool() const { return unit_ != nullptr; }
-  bool is_frozen() const { return unit_->frozen; }
-  typename E::Param const* parameters() const { return buffers_.parameters; }  ///< (full_numel)
-  typename E::Reduce* gradients() const {
-    return buffers_.gradients;
-  }  ///< (full_numel); nullptr in forward, and if no module of a frozen unit writes gradients
-  FlatLayout const& layout() const { return unit_->layout(); }
-  /// The gradient of tensor `index` of the layout is about to be written. @return whether its elements are undefined
-  bool begin_gradient(std::size_t index) const { return unit_->begin_gradient(index); }
+  /// The unit of a tensor: 0 is the unit that the use was declared with, others have tensors of other kinds.
+  typename E::Unit& unit(std::size_t of = 0) const { return of == 0 ? *unit_ : *unit_->beside[of - 1]; }
+  /// The full parameters, and in backward gradients, of the unit. Gradients are nullptr if the unit is frozen and no
+  /// module writes them.
+  detail::UseBuffers const& buffers(std::size_t of = 0) const { return of == 0 ? buffers_ : engine_->beside[of - 1]; }
 
  private:
+  void begin(typename E::Unit& unit, detail::UseBuffers& buffers) {
+    buffers = {unit.full, pass_ == Pass::backward ? unit.full_gradient : nullptr};
+    engine_->guarded.begin(engine_->device, *engine_->compute, unit, buffers);
+  }
   void interrupt() noexcept {
     engine_->guarded.abandon(engine_->device, *engine_->compute, *unit_);
+    for (auto const* const unit : unit_->beside) engine_->guarded.abandon(engine_->device, *engine_->compute, *unit);
     engine_->passes.interrupt();
   }
 
   E* engine_;
   typename E::Unit* unit_ = nullptr;
-  typename E::Buffers buffers_;
+  detail::UseBuffers buffers_;
   std::size_t use_;
   Pass pass_;
   typename TraceHook<typename E::Device>::Scope span_;

@@ -171,7 +171,7 @@ class Shards {
   /// The span of a unit's update, which begins on compute.
   auto trace_update(Unit const& unit) const {
     return trace().begin(engine_->compute(), StreamKind::compute, unit.name(), "optimizer", "optimizer",
-                         unit.shard_numel() * static_cast<std::int64_t>(sizeof(typename E::Master)));
+                         unit.shard_numel() * static_cast<std::int64_t>(size_of(unit.types().master)));
   }
 
  private:

@@ -56,8 +56,7 @@ class ShardStorage {
     }
     master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
     auto const accumulator_bytes = static_cast<std::size_t>(program.accumulator_elements) * sizeof(float);
-    auto const scratch_bytes =
-        static_cast<std::size_t>(slot_bytes(program.scratch_elements, sizeof(typename P::Reduce)));
+    auto const scratch_bytes = static_cast<std::size_t>(program.scratch_bytes);
     gather_ = {world, *account_, MemoryTag::gather, static_cast<std::size_t>(plan.gather)};
     reduce_ = {world, *account_, MemoryTag::reduce,
                static_cast<std::size_t>(plan.reduce) - accumulator_bytes - scratch_bytes};
@@ -96,28 +95,29 @@ class ShardStorage {
     SlotMemory memory;
     memory.gradients = direct_gradients_.template as<float>();
     std::byte *gather = gather_.data(), *reduce = reduce_.data();
-    auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans, std::size_t element) {
+    auto const place = [&](step::Pool pool, std::byte*& at, std::vector<BufferPlan> const& plans) {
       auto& slots = memory.slots[static_cast<std::size_t>(pool)];
       slots = FixedArray<std::byte*>(plans.size());
       for (std::size_t slot = 0; slot < plans.size(); ++slot) {
         slots[slot] = at;
-        at += slot_bytes(plans[slot].elements, element);
+        at += plans[slot].bytes;
       }
     };
-    place(step::Pool::gather, gather, program.gather_slots, sizeof(typename P::Param));
-    place(step::Pool::kept, gather, program.kept_slots, sizeof(typename P::Param));
-    place(step::Pool::gradient_slot, reduce, program.gradient_slots, sizeof(typename P::Reduce));
-    place(step::Pool::wire, reduce, program.wires, program.reduce_bytes);
+    place(step::Pool::gather, gather, program.gather_slots);
+    place(step::Pool::kept, gather, program.kept_slots);
+    place(step::Pool::gradient_slot, reduce, program.gradient_slots);
+    place(step::Pool::wire, reduce, program.wires);
     return memory;
   }
 
   /// Master shards lie in declared order; gradient shards as Program::gradient_order says.
   [[gnu::cold]] void place_shards(Units& units, Program const& program) {
-    auto* master = master_.template as<Master>();
+    auto* shard = master_.data();
     for (auto& unit : units) {
-      unit->master = master;
-      master += unit->shard_numel();
-      if (unit->frozen && !unit->skips_gradients) unit->full_gradient = scratch_.template as<typename P::Reduce>();
+      unit->shard_data = shard;
+      if (unit->types().master == dtype_of<Master>) unit->master = reinterpret_cast<Master*>(shard);
+      shard += static_cast<std::size_t>(unit->shard_numel()) * size_of(unit->types().master);
+      if (unit->frozen && !unit->skips_gradients) unit->full_gradient = scratch_.data();
     }
     auto *direct = direct_gradients_.template as<float>(), *reduced = reduced_gradients_.template as<float>();
     auto* partial = partial_.template as<float>();
@@ -127,7 +127,8 @@ class ShardStorage {
       auto*& gradient = program.units[index].writes_shards ? direct : reduced;
       unit.gradient = std::exchange(gradient, gradient + unit.shard_numel());
       if (program.units[index].waits_for_replicas) unit.partial = std::exchange(partial, partial + unit.shard_numel());
-      if (accumulator != nullptr) unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());
+      if (program.units[index].accumulates)
+        unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());
     }
   }
 
@@ -138,8 +139,10 @@ class ShardStorage {
     for (auto& unit : units) {
       for (auto const& part : unit->layout().segments(unit->shard())) {
         auto const& tensor = unit->layout().tensors()[part.tensor];
-        kernels::initialize(device_, compute, unit->master + part.offset, part.count, tensor.init, seed,
-                            hash_name(tensor.name), part.first);
+        unit->with_shard([&](auto* shard) {
+          kernels::initialize(device_, compute, shard + part.offset, part.count, tensor.init, seed,
+                              hash_name(tensor.name), part.first);
+        });
       }
     }
   }

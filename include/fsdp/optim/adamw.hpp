@@ -99,10 +99,12 @@ class AdamW {
 
   template <bool Stochastic>
   void launch(typename E::Unit& unit, typename State::Part const& part) {
-    kernels::adamw<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
-                               AdamWScalars{options_.beta1, options_.beta2, options_.eps}, unit.master,
-                               static_cast<float const*>(unit.gradient), state_.moment(0, part), state_.moment(1, part),
-                               options_.seed);
+    unit.with_master([&](auto* master) {
+      kernels::adamw<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
+                                 AdamWScalars{options_.beta1, options_.beta2, options_.eps}, master,
+                                 static_cast<float const*>(unit.gradient), state_.moment(0, part),
+                                 state_.moment(1, part), options_.seed);
+    });
   }
 
   E* engine_;

@@ -84,9 +84,11 @@ class Sgd {
 
   template <bool Stochastic>
   void launch(typename E::Unit& unit, typename State::Part const& part) {
-    kernels::sgd<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
-                             options_.momentum, unit.master, static_cast<float const*>(unit.gradient),
-                             state_.moment(0, part), options_.seed);
+    unit.with_master([&](auto* master) {
+      kernels::sgd<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
+                               options_.momentum, master, static_cast<float const*>(unit.gradient),
+                               state_.moment(0, part), options_.seed);
+    });
   }
 
   E* engine_;

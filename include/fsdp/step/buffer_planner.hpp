@@ -50,6 +50,11 @@ namespace detail {
 
 /// Describes units, and assigns buffers to them.
 ///
+/// [Note: Units of a module] A module's tensors of several kinds lie in several units, which are gathered and dropped
+/// together. Units that take turns in shared slots are of one *rank of size*: the largest unit of each module takes
+/// turns with the largest of others, the second largest with the second largest. So slots for all of a module's units
+/// are hardly larger than the largest module.
+///
 /// [Note: Wires] If ranks sum in a narrower type than backward writes, gradients are rounded into a send buffer
 /// (*wire*), and the wire is reduced. The slot is free after rounding. The reduce stream reduces one unit after
 /// another, so one wire is enough for all units. With replicas there are two wires: one unit is reduce-scattered while
@@ -57,7 +62,8 @@ namespace detail {
 class BufferPlanner {
  public:
   [[gnu::cold]] explicit BufferPlanner(StepInput const& input) : input_(input) {
-    for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit) schedule_.declare(unit, "");
+    for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit)
+      if (input.units[unit].beside == StepUnit::none) schedule_.declare(unit, "");
     for (auto const unit : input.uses) schedule_.declare(unit, "");
   }
 
@@ -70,21 +76,18 @@ class BufferPlanner {
     give_wires();
     give_own_slots();
   }
-  /// @param in_turn  so many slots of parameters are shared
-  [[gnu::cold]] void share_slots(std::size_t in_turn) {
+  /// @param in_turn  so many slots of parameters are shared, by rank of size
+  [[gnu::cold]] void share_slots(std::vector<std::size_t> const& in_turn) {
     auto& p = program_;
-    std::int64_t largest_gather = 0, largest_gradient = 0;
-    std::size_t reduced_in_turn = 0;
-    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
-      if (gathers(u) && !own_gather_slot(u)) largest_gather = std::max(largest_gather, p.units[u].elements);
-      if (p.units[u].writes_shards || own_gradient_slot(u)) continue;
-      largest_gradient = std::max(largest_gradient, p.units[u].elements);
-      ++reduced_in_turn;
-    }
-    for (std::size_t slot = 0; slot < in_turn; ++slot) add(p.gather_slots, {largest_gather});
+    for (std::uint32_t rank = 0; rank < in_turn.size(); ++rank)
+      for (std::size_t slot = 0; slot < in_turn[rank]; ++slot) add(p.gather_slots, {gather_ranks_.largest[rank]});
     // One is filled while the other is reduced.
-    for (std::size_t slot = 0; slot < std::min<std::size_t>(reduced_in_turn, 2); ++slot)
-      add(p.gradient_slots, {largest_gradient});
+    first_gradient_slots_.clear();
+    for (std::uint32_t rank = 0; rank < gradient_ranks_.largest.size(); ++rank) {
+      first_gradient_slots_.push_back(static_cast<std::uint32_t>(p.gradient_slots.size()));
+      for (std::size_t slot = 0; slot < std::min<std::size_t>(gradient_ranks_.units[rank], 2); ++slot)
+        add(p.gradient_slots, {gradient_ranks_.largest[rank]});
+    }
     lease_gradient_slots();
     p.buffers.set_slots(step::Pool::gather, p.gather_slots.size());
     p.buffers.set_slots(step::Pool::kept, p.kept_slots.size());
@@ -94,8 +97,16 @@ class BufferPlanner {
 
   // Answers about units and uses.
   bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
+  /// The unit whose uses are the unit's.
+  std::size_t first_unit(std::size_t unit) const {
+    auto const beside = input_.units[unit].beside;
+    return beside == StepUnit::none ? unit : beside;
+  }
+  /// The units of a use: the first, then those beside it.
+  std::vector<std::uint32_t> const& units_of(std::size_t use) const { return together_[schedule_.unit(use)]; }
   bool own_gather_slot(std::size_t unit) const {
-    return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded || schedule_.unit_returns(unit);
+    return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded ||
+           schedule_.unit_returns(first_unit(unit));
   }
   /// Of the units that a backward pass can leave unsharded.
   bool all_own_gather_slots() const {
@@ -103,29 +114,37 @@ class BufferPlanner {
       if (gathers(unit) && program_.units[unit].in_backward && !own_gather_slot(unit)) return false;
     return true;
   }
-  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || schedule_.unit_returns(unit); }
+  bool own_gradient_slot(std::uint32_t unit) const {
+    return waits_in_slot(unit) || schedule_.unit_returns(first_unit(unit));
+  }
+  bool writes_fp32(std::size_t unit) const { return program_.units[unit].types.gradient == DType::f32; }
   /// The unit's gradients wait in the slot that backward has written them to.
   bool waits_in_slot(std::uint32_t unit) const {
-    return input_.allow_no_sync && input_.reduce_is_master && !program_.units[unit].writes_shards;
+    return input_.allow_no_sync && writes_fp32(unit) && !program_.units[unit].writes_shards;
   }
   bool waits_in_accumulator(std::uint32_t unit) const { return program_.units[unit].accumulates; }
-  /// The use's forward may end with its unit dropped.
-  bool may_drop(std::size_t use) const {
-    auto const unit = schedule_.unit(use);
+  /// The use's forward may end with the unit, one of the use's, dropped.
+  bool may_drop(std::size_t use, std::size_t unit) const {
     return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
   }
-  /// @return whether the unit stays unsharded when this use's forward ends. If no use
-  /// in a backward pass follows, a unit is kept until its last use at most
-  bool keeps_after_forward(std::size_t use, Phase phase) const {
-    bool const in_backward = phase != Phase::evaluation && program_.units[schedule_.unit(use)].in_backward;
+  /// @return whether the unit, one of the use's, stays unsharded when this use's forward ends. If no use in a backward
+  /// pass follows, a unit is kept until its last use at most
+  bool keeps_after_forward(std::size_t use, std::size_t unit, Phase phase) const {
+    bool const in_backward = phase != Phase::evaluation && program_.units[unit].in_backward;
     bool const used_again = !schedule_.last_use_of_unit(use);
     if (schedule_.returns(use)) return input_.keep_root && (used_again || in_backward);
     if (used_again) return true;
     if (!in_backward) return false;
-    return !may_drop(use) || (input_.keep_last && use == last_that_may_drop());
+    return !may_drop(use, unit) || (input_.keep_last && use == last_that_may_drop());
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
   bool is_rounded(std::size_t unit) const { return program_.wire && !program_.units[unit].writes_shards; }
+  /// Ranks of size among a module's units that take turns.
+  struct Ranks {
+    std::vector<std::uint32_t> of_unit;  ///< by unit; Program::none: it takes no turns
+    std::vector<std::int64_t> largest;   ///< by rank: bytes of a slot
+    std::vector<std::size_t> units;      ///< by rank: number of units
+  };
   /// Wires that units take in turn.
   std::uint32_t wires_in_turn() const {
     return static_cast<std::uint32_t>(program_.wires.size()) - (program_.bucket_wire != Program::none ? 1 : 0);
@@ -135,32 +154,37 @@ class BufferPlanner {
   Schedule schedule_{0};
   Program program_;
   std::size_t backward_end_ = 0;  ///< the last use of a backward pass
-  std::size_t own_gather_slots_ = 0, own_gradient_slots_ = 0;
+  std::size_t own_gather_slots_ = 0;
+  std::vector<std::vector<std::uint32_t>> together_;  ///< by first unit: it, and those beside it
+  Ranks gather_ranks_, gradient_ranks_;
+  std::vector<std::uint32_t> first_gradient_slots_;  ///< by rank of size: the first of its shared slots
   std::vector<std::uint32_t> gradient_slots_;  ///< by unit: where backward writes its gradients
   std::vector<std::int64_t> gradient_ends_;    ///< where each unit of the completion order ends, in elements
 
  private:
   [[gnu::cold]] void describe_units() {
     auto& p = program_;
-    p.param_bytes = input_.param_bytes;
-    p.gradient_bytes = input_.reduce_bytes;
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
     p.units = FixedArray<Program::Unit>(input_.units.size());
-    for (std::size_t u = 0; u < p.units.size(); ++u) {
+    together_.resize(p.units.size());
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       auto const& declared = input_.units[u];
       auto& unit = p.units[u];
+      auto& together = together_[first_unit(u)];
+      together.insert(declared.beside == StepUnit::none ? together.begin() : together.end(), u);
+      unit.types = declared.types;
       unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
       unit.elements = declared.elements;
       unit.sets_gradients = declared.sets_gradients;
       unit.frozen = declared.frozen;
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;
-      unit.reads_masters = unit.empty() || (unit.shards == 1 && input_.param_is_master);
-      unit.writes_shards = !unit.trains() || (unit.shards == 1 && input_.reduce_is_master);
+      unit.reads_masters = unit.empty() || (unit.shards == 1 && unit.types.parameter == unit.types.master);
+      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u));
       unit.waits_for_replicas =
           declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
-      unit.accumulates = input_.allow_no_sync && !input_.reduce_is_master && !unit.writes_shards;
+      unit.accumulates = input_.allow_no_sync && !writes_fp32(u) && !unit.writes_shards;
       if (unit.accumulates) p.accumulator_elements += unit.elements;
     }
   }
@@ -170,16 +194,20 @@ class BufferPlanner {
     auto& p = program_;
     bool frozen = false;
     for (; backward_end_ < schedule_.size(); ++backward_end_) {
-      auto const& unit = p.units[schedule_.unit(backward_end_)];
-      if (unit.trains()) break;
-      frozen = frozen || unit.frozen;
+      bool trains = false;
+      for (auto const u : units_of(backward_end_)) {
+        trains = trains || p.units[u].trains();
+        frozen = frozen || p.units[u].frozen;
+      }
+      if (trains) break;
     }
     if (!frozen) backward_end_ = 0;
     for (auto& unit : p.units) unit.in_backward = false;
-    for (auto use = backward_end_; use < schedule_.size(); ++use) p.units[schedule_.unit(use)].in_backward = true;
+    for (auto use = backward_end_; use < schedule_.size(); ++use)
+      for (auto const u : units_of(use)) p.units[u].in_backward = true;
     for (std::size_t u = 0; u < p.units.size(); ++u)
       if (p.units[u].frozen && p.units[u].in_backward && !input_.units[u].skips_gradients)
-        p.scratch_elements = std::max(p.scratch_elements, p.units[u].elements);
+        p.scratch_bytes = std::max(p.scratch_bytes, align_up(p.units[u].gradient_bytes(p.units[u].elements), 256));
   }
 
   [[gnu::cold]] void order_completion() {
@@ -188,13 +216,14 @@ class BufferPlanner {
     std::int64_t end = 0;
     for (auto use = schedule_.size(); use-- > 0;) {
       if (!schedule_.first_use_of_unit(use)) continue;
-      auto const unit = schedule_.unit(use);
-      if (!program_.units[unit].trains()) continue;
-      auto const direct = program_.units[unit].writes_shards;
-      (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
-      if (!direct) continue;
-      elements.push_back(program_.units[unit].elements);
-      gradient_ends_.push_back(end += elements.back());
+      for (auto const unit : units_of(use)) {
+        if (!program_.units[unit].trains()) continue;
+        auto const direct = program_.units[unit].writes_shards;
+        (direct ? program_.gradient_order : reduced_from_slots).push_back(unit);
+        if (!direct) continue;
+        elements.push_back(program_.units[unit].elements);
+        gradient_ends_.push_back(end += elements.back());
+      }
     }
     if (input_.shards * input_.replicas > 1)
       program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
@@ -204,9 +233,9 @@ class BufferPlanner {
 
   [[gnu::cold]] void give_wires() {
     auto& p = program_;
-    p.reduce_bytes = input_.wire ? size_of(*input_.wire) : input_.reduce_bytes;
     p.wire = input_.wire;
     if (!input_.wire) return;
+    auto const element = size_of(*input_.wire);
     std::int64_t largest = 0, largest_bucket = 0;
     std::size_t rounded = 0;
     bool replicated = false;
@@ -218,10 +247,10 @@ class BufferPlanner {
       ++rounded;
     }
     for (std::size_t wire = 0; wire < std::min<std::size_t>(rounded, replicated ? 2 : 1); ++wire)
-      add(p.wires, {largest});
+      add(p.wires, {slot_bytes(largest, element)});
     for (auto const& bucket : p.buckets) largest_bucket = std::max(largest_bucket, bucket.size());
     if (largest_bucket == 0) return;
-    p.bucket_wire = add(p.wires, {largest_bucket});
+    p.bucket_wire = add(p.wires, {slot_bytes(largest_bucket, element)});
   }
 
   static std::uint32_t add(std::vector<BufferPlan>& slots, BufferPlan slot) {
@@ -232,44 +261,79 @@ class BufferPlanner {
     auto& p = program_;
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       auto& unit = p.units[u];
-      if (gathers(u) && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {unit.elements, u});
-      if (!unit.writes_shards && own_gradient_slot(u)) unit.gradient_slot = add(p.gradient_slots, {unit.elements, u});
+      if (gathers(u) && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {parameter_slot(u, unit.elements), u});
+      if (!unit.writes_shards && own_gradient_slot(u))
+        unit.gradient_slot = add(p.gradient_slots, {gradient_slot_bytes(u), u});
     }
-    for (std::size_t use = 0; use < schedule_.size(); ++use) {
-      if (!keeps_slice(use)) continue;
-      auto const u = static_cast<std::uint32_t>(schedule_.unit(use));
-      p.units[u].kept_slot = add(p.kept_slots, {p.units[u].elements / input_.reshard_ranks, u});
-    }
+    p.kept_ranks = input_.reshard_ranks;
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      for (auto const u : units_of(use))
+        if (keeps_slice(use, u))
+          p.units[u].kept_slot = add(p.kept_slots, {parameter_slot(u, p.units[u].elements / p.kept_ranks), u});
     own_gather_slots_ = p.gather_slots.size();
-    own_gradient_slots_ = p.gradient_slots.size();
+    gather_ranks_ = ranks_of_size([this](std::uint32_t u) { return gathers(u) && !own_gather_slot(u); },
+                                  [this](std::uint32_t u) { return parameter_slot(u, program_.units[u].elements); });
+    gradient_ranks_ =
+        ranks_of_size([this](std::uint32_t u) { return !program_.units[u].writes_shards && !own_gradient_slot(u); },
+                      [this](std::uint32_t u) { return gradient_slot_bytes(u); });
+  }
+  std::int64_t parameter_slot(std::uint32_t u, std::int64_t elements) const {
+    return slot_bytes(elements, size_of(program_.units[u].types.parameter));
+  }
+  std::int64_t gradient_slot_bytes(std::uint32_t u) const {
+    return slot_bytes(program_.units[u].elements, size_of(program_.units[u].types.gradient));
+  }
+  /// See [Note: Units of a module].
+  template <class TakesTurns, class Bytes>
+  [[gnu::cold]] Ranks ranks_of_size(TakesTurns const& takes_turns, Bytes const& bytes) const {
+    Ranks ranks;
+    ranks.of_unit.resize(program_.units.size(), Program::none);
+    for (auto const& together : together_) {
+      std::vector<std::uint32_t> units;
+      for (auto const u : together)
+        if (takes_turns(u)) units.push_back(u);
+      std::stable_sort(units.begin(), units.end(),
+                       [&](std::uint32_t a, std::uint32_t b) { return bytes(a) > bytes(b); });
+      for (std::uint32_t rank = 0; rank < units.size(); ++rank) {
+        if (rank == ranks.largest.size()) ranks.largest.push_back(0), ranks.units.push_back(0);
+        ranks.of_unit[units[rank]] = rank;
+        ranks.largest[rank] = std::max(ranks.largest[rank], bytes(units[rank]));
+        ++ranks.units[rank];
+      }
+    }
+    return ranks;
   }
   /// Units take the shared slots in turn, in the order of backward. A slot is zeroed if one of its units adds to
   /// zeroes.
   [[gnu::cold]] void lease_gradient_slots() {
     auto& p = program_;
     gradient_slots_ = std::vector<std::uint32_t>(p.units.size(), Program::none);
-    std::size_t leases = 0;
+    std::vector<std::uint32_t> leases(first_gradient_slots_.size(), 0);
     for (auto use = schedule_.size(); use-- > 0;) {
-      auto const u = schedule_.unit(use);
-      auto const& unit = p.units[u];
-      if (!schedule_.last_use_of_unit(use) || unit.writes_shards) continue;
-      auto& slot = gradient_slots_[u] = unit.gradient_slot;
-      if (slot == Program::none)
-        slot = static_cast<std::uint32_t>(own_gradient_slots_ +
-                                          leases++ % (p.gradient_slots.size() - own_gradient_slots_));
-      p.gradient_slots[slot].zeroed = p.gradient_slots[slot].zeroed || !unit.sets_gradients;
+      if (!schedule_.last_use_of_unit(use)) continue;
+      for (auto const u : units_of(use)) {
+        auto const& unit = p.units[u];
+        if (unit.writes_shards) continue;
+        auto& slot = gradient_slots_[u] = unit.gradient_slot;
+        if (slot == Program::none) {
+          auto const rank = gradient_ranks_.of_unit[u];
+          auto const in_turn = static_cast<std::uint32_t>(std::min<std::size_t>(gradient_ranks_.units[rank], 2));
+          slot = first_gradient_slots_[rank] + leases[rank]++ % in_turn;
+        }
+        p.gradient_slots[slot].zeroed = p.gradient_slots[slot].zeroed || !unit.sets_gradients;
+      }
     }
   }
 
   std::size_t last_that_may_drop() const {
     for (auto use = schedule_.size(); use-- > 0;)
-      if (may_drop(use) && program_.units[schedule_.unit(use)].in_backward) return use;
+      for (auto const u : units_of(use))
+        if (may_drop(use, u) && program_.units[u].in_backward) return use;
     return schedule_.size();
   }
-  bool keeps_slice(std::size_t use) const {
-    auto const unit = schedule_.unit(use);
-    return input_.reshard_ranks > 0 && input_.units[unit].shards && program_.units[unit].in_backward && may_drop(use) &&
-           !keeps_after_forward(use, Phase::forward);
+  bool keeps_slice(std::size_t use, std::size_t unit) const {
+    return input_.reshard_ranks > 0 && input_.units[unit].shards && program_.units[unit].in_backward &&
+           may_drop(use, unit) && !keeps_after_forward(use, unit, Phase::forward);
   }
 };
 

@@ -20,7 +20,7 @@ namespace fsdp {
 struct BufferPlan {
   static constexpr std::uint32_t any_unit = ~0u;
 
-  std::int64_t elements;
+  std::int64_t bytes;
   std::uint32_t unit = any_unit;  ///< the unit that alone uses it; any_unit: several units, in turn
   bool zeroed = false;            ///< of gradients: zeroed again after each content, because some unit adds to zeroes
 };

@@ -24,13 +24,21 @@ namespace detail {
 /// The state of units while the compiler goes through the uses: which units are unsharded, and in which slot.
 class UnshardedUnits {
  public:
-  /// @param in_turn  number of shared slots, for units without a slot of their own; they are the last slots
-  UnshardedUnits(Program const& program, std::size_t own_slots, std::size_t in_turn)
+  /// @param rank_of  by unit: its rank of size; see [Note: Units of a module]
+  /// @param in_turn  number of shared slots by rank of size, for units without a slot of their own. They are the last
+  ///                 slots, in order of rank
+  UnshardedUnits(Program const& program, std::vector<std::uint32_t> const& rank_of, std::size_t own_slots,
+                 std::vector<std::size_t> const& in_turn)
       : program_(&program),
+        rank_of_(&rank_of),
         slots_(program.units.size(), Program::none),
-        ahead_(program.units.size()),
-        busy_(in_turn),
-        own_slots_(static_cast<std::uint32_t>(own_slots)) {}
+        ahead_(program.units.size()) {
+    auto first = static_cast<std::uint32_t>(own_slots);
+    for (auto const slots : in_turn) {
+      turns_.push_back({first, std::vector<std::uint32_t>(slots)});
+      first += static_cast<std::uint32_t>(slots);
+    }
+  }
 
   /// The slot of a unit's parameters; none: it is sharded, or reads masters.
   std::uint32_t slot(std::size_t unit) const { return slots_[unit]; }
@@ -38,7 +46,10 @@ class UnshardedUnits {
   /// The unit was gathered ahead, and its use has not begun.
   bool is_ahead(std::size_t unit) const { return ahead_[unit] != 0; }
   void set_ahead(std::size_t unit, bool ahead) { ahead_[unit] = ahead ? 1 : 0; }
-  std::size_t most_in_turn() const { return most_in_turn_; }
+  /// Raises each element to the largest number of shared slots of this rank that were in use at a time.
+  void raise(std::vector<std::size_t>& most) const {
+    for (std::size_t rank = 0; rank < turns_.size(); ++rank) most[rank] = std::max(most[rank], turns_[rank].most);
+  }
 
   /// A forward pass begins.
   void restart(bool unsharded) {
@@ -49,34 +60,39 @@ class UnshardedUnits {
   }
   void gather(std::size_t unit) {
     auto const own = program_->units[unit].gather_slot;
-    slots_[unit] = own == Program::none ? take() : own;
+    slots_[unit] = own == Program::none ? take(turns_[(*rank_of_)[unit]]) : own;
   }
   void drop(std::size_t unit) {
-    auto const slot = slots_[unit];
-    if (is_unsharded(unit) && slot >= own_slots_) {
-      busy_[slot - own_slots_] = 0;
-      --in_turn_;
+    if (is_unsharded(unit) && program_->units[unit].gather_slot == Program::none) {
+      auto& turns = turns_[(*rank_of_)[unit]];
+      turns.busy[slots_[unit] - turns.first] = 0;
+      --turns.used;
     }
     slots_[unit] = Program::none;
     ahead_[unit] = 0;
   }
 
  private:
+  /// Slots that are shared.
+  struct Turns {
+    std::uint32_t first;
+    std::vector<std::uint32_t> busy;  ///< by slot
+    std::size_t position = 0;
+    std::size_t used = 0, most = 0;  ///< number of slots in use, now and at most
+  };
   /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
-  std::uint32_t take() {
-    while (busy_[position_ % busy_.size()] != 0) ++position_;
-    auto const slot = position_++ % busy_.size();
-    busy_[slot] = 1;
-    most_in_turn_ = std::max(most_in_turn_, ++in_turn_);
-    return own_slots_ + static_cast<std::uint32_t>(slot);
+  static std::uint32_t take(Turns& turns) {
+    while (turns.busy[turns.position % turns.busy.size()] != 0) ++turns.position;
+    auto const slot = turns.position++ % turns.busy.size();
+    turns.busy[slot] = 1;
+    turns.most = std::max(turns.most, ++turns.used);
+    return turns.first + static_cast<std::uint32_t>(slot);
   }
 
   Program const* program_;
+  std::vector<std::uint32_t> const* rank_of_;
   std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
-  std::vector<std::uint32_t> busy_;           ///< by shared slot
-  std::uint32_t own_slots_;
-  std::size_t position_ = 0;
-  std::size_t in_turn_ = 0, most_in_turn_ = 0;  ///< shared slots in use, now and at most
+  std::vector<Turns> turns_;                  ///< by rank of size
 };
 
 class ProgramCompiler : OperationWriter {
@@ -90,7 +106,7 @@ class ProgramCompiler : OperationWriter {
     // With a slot for every unit, as many are in use at a time as are needed.
     gradient_slots_ = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});
-    auto const needed = walk(program_.units.size());
+    auto const needed = walk(std::vector(gather_ranks_.largest.size(), program_.units.size()));
     program_.gradient_slots.pop_back();
     share_slots(needed);
     walk(needed);
@@ -101,9 +117,11 @@ class ProgramCompiler : OperationWriter {
 
  private:
   using Turn = Program::Turn;
-  /// Writes all passes. @param in_turn  number of shared slots @return the largest number of them in use at a time
-  [[gnu::cold]] std::size_t walk(std::size_t in_turn) {
-    UnshardedUnits units(program_, own_gather_slots_, in_turn), evaluated = units, resident = units;
+  /// Writes all passes. @param in_turn  number of shared slots, by rank of size @return the largest numbers of them in
+  /// use at a time
+  [[gnu::cold]] std::vector<std::size_t> walk(std::vector<std::size_t> const& in_turn) {
+    UnshardedUnits units(program_, gather_ranks_.of_unit, own_gather_slots_, in_turn), evaluated = units,
+                                                                                       resident = units;
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
     // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
@@ -117,7 +135,9 @@ class ProgramCompiler : OperationWriter {
     program_.turns(Phase::backward) = walk_backward(units);
     evaluated.restart(false);
     program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
-    return std::max(units.most_in_turn(), evaluated.most_in_turn());
+    std::vector<std::size_t> most(in_turn.size());
+    for (auto const* walked : {&units, &evaluated}) walked->raise(most);
+    return most;
   }
   /// `fewer` is a subsequence of `all`. Operations that are missing in it run only if the pass starts sharded.
   [[gnu::cold]] static void restrict_to_sharded(Operations& all, Operations const& fewer) {
@@ -142,14 +162,25 @@ class ProgramCompiler : OperationWriter {
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       auto& turn = turns[use];
       begin(turn, use, units, ahead_.forward[use], cut);
-      turn.compute = compute(Primitive::forward, turn.unit, units.slot(turn.unit));
-      if (gathers(turn.unit) && !keeps_after_forward(use, phase)) {
-        auto const kept = program_.units[turn.unit].kept_slot;
-        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, turn.unit, units.slot(turn.unit));
-        drop(turn.after, turn.unit, units);
+      compute(turn, Primitive::forward, units);
+      for (auto const u : units_of(use)) {
+        if (!gathers(u) || keeps_after_forward(use, u, phase)) continue;
+        auto const kept = program_.units[u].kept_slot;
+        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, u, units.slot(u));
+        drop(turn.after, u, units);
       }
     }
     return turns;
+  }
+  [[gnu::cold]] void compute(Turn& turn, Primitive primitive, UnshardedUnits const& units) {
+    for (auto const u : units_of(turn.use)) {
+      auto operation = OperationWriter::compute(primitive, u, units.slot(u));
+      operation.beside = u != turn.unit;
+      if (!operation.beside)
+        turn.compute = operation;
+      else if (operation.size > 0)
+        turn.beside.push_back(operation);
+    }
   }
 
   [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units) {
@@ -162,20 +193,28 @@ class ProgramCompiler : OperationWriter {
       auto& ahead = ahead_.backward[use];
       std::erase_if(ahead, [&](std::size_t next) { return next < backward_end_; });
       begin(turn, use, units, ahead, true, true);
-      turn.compute = compute(Primitive::backward, turn.unit, units.slot(turn.unit));
-      auto const& unit = program_.units[turn.unit];
-      if (schedule_.last_use_of_unit(use) && unit.trains()) {
-        begin_gradients(turn.before, turn.unit);
-        if (!unit.writes_shards) lessees[gradient_slots_[turn.unit]] = turn.unit;
+      compute(turn, Primitive::backward, units);
+      if (schedule_.last_use_of_unit(use)) {
+        for (auto const u : units_of(use)) {
+          if (!program_.units[u].trains()) continue;
+          begin_gradients(turn.before, u);
+          if (!program_.units[u].writes_shards) lessees[gradient_slots_[u]] = u;
+        }
       }
-      if (!unit.empty() && is_last_in_backward(use)) {
-        if (gathers(turn.unit)) drop(turn.after, turn.unit, units, only(drops));
-        if (unit.kept_slot != Program::none) close(turn.after, turn.unit, Buffers::kept(unit.kept_slot), only(drops));
+      if (!is_last_in_backward(use)) continue;
+      for (auto const u : units_of(use)) {
+        auto const& unit = program_.units[u];
+        if (unit.empty()) continue;
+        if (gathers(u)) drop(turn.after, u, units, only(drops));
+        if (unit.kept_slot != Program::none) close(turn.after, u, Buffers::kept(unit.kept_slot), only(drops));
+      }
+      for (auto const u : units_of(use)) {
+        auto const& unit = program_.units[u];
         if (!unit.trains()) continue;
         if (unit.writes_shards) {
-          end_direct_gradients(turn.after, turn.unit, completion);
+          end_direct_gradients(turn.after, u, completion);
         } else {
-          end_gradients(turn.after, turn.unit, is_rounded(turn.unit) ? rounded++ % wires_in_turn() : Program::none);
+          end_gradients(turn.after, u, is_rounded(u) ? rounded++ % wires_in_turn() : Program::none);
         }
       }
     }
@@ -199,29 +238,33 @@ class ProgramCompiler : OperationWriter {
                            bool cut, bool in_backward = false) {
     turn.use = static_cast<std::uint32_t>(use);
     turn.unit = static_cast<std::uint32_t>(schedule_.unit(use));
-    auto const begin_gather = [&](std::size_t unit) {
-      units.gather(unit);
-      gather(turn.before, static_cast<std::uint32_t>(unit), units.slot(unit), in_backward);
+    auto const begin_gathers = [&](std::size_t of_use, bool is_ahead) {
+      for (auto const u : units_of(of_use)) {
+        if (gathers(u) && !units.is_unsharded(u)) {
+          units.gather(u);
+          gather(turn.before, u, units.slot(u), in_backward);
+          units.set_ahead(u, is_ahead);
+        }
+        if (!is_ahead) units.set_ahead(u, false);
+      }
     };
-    if (gathers(turn.unit) && !units.is_unsharded(turn.unit)) begin_gather(turn.unit);
-    units.set_ahead(turn.unit, false);
+    begin_gathers(use, false);
     std::size_t taken = 0;
     for (; taken < ahead.size(); ++taken) {
-      auto const next = schedule_.unit(ahead[taken]);
-      if (!gathers(next) || units.is_unsharded(next)) continue;
-      if (cut && exceeds_cap(units, next)) break;
-      begin_gather(next);
-      units.set_ahead(next, true);
+      if (cut && exceeds_cap(units, ahead[taken])) break;
+      begin_gathers(ahead[taken], true);
     }
     if (cut) ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(taken), ahead.end());
   }
-  /// @return whether `next` and the units gathered ahead so far exceed max_ahead_bytes
+  /// @return whether what the use `next` lacks and the units gathered ahead so far exceed max_ahead_bytes
   bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {
     if (input_.max_ahead_bytes == 0) return false;
-    auto elements = program_.units[next].elements;
-    for (std::size_t u = 0; u < program_.units.size(); ++u)
-      if (units.is_ahead(u)) elements += program_.units[u].elements;
-    return elements > input_.max_ahead_bytes / static_cast<std::int64_t>(input_.param_bytes);
+    std::int64_t lacking = 0, bytes = 0;
+    for (auto const u : units_of(next))
+      if (gathers(u) && !units.is_unsharded(u)) lacking += param_bytes(u, program_.units[u].elements);
+    for (std::uint32_t u = 0; u < program_.units.size(); ++u)
+      if (units.is_ahead(u)) bytes += param_bytes(u, program_.units[u].elements);
+    return lacking > 0 && lacking + bytes > input_.max_ahead_bytes;
   }
   PrefetchLists ahead_;
 };

@@ -19,7 +19,7 @@ namespace fsdp::step {
       make_operation(Primitive::zero, stream, Operation::none, {writes(Buffers::whole(Pool::gradient_slot, slot))});
   zero.meets[0] = all_users;
   zero.records = any_facts;
-  zero.bytes = slot_bytes(program.gradient_slots[slot].elements, program.gradient_bytes);
+  zero.bytes = program.gradient_slots[slot].bytes;
   return zero;
 }
 

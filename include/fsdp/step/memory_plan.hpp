@@ -119,16 +119,16 @@ class LiveBytes {
   MemoryPlan plan;
   for (auto const& unit : program.units) {
     auto const shard = unit.elements / unit.shards;
-    plan.parameters += shard * static_cast<std::int64_t>(input.master_bytes);
+    plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.types.master));
     if (!unit.trains()) continue;
     plan.gradients += shard * (unit.waits_for_replicas ? 8 : 4);
     plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
   }
   for (auto const* slots : {&program.gather_slots, &program.kept_slots})
-    for (auto const& slot : *slots) plan.gather += slot_bytes(slot.elements, input.param_bytes);
-  for (auto const& slot : program.gradient_slots) plan.reduce += slot_bytes(slot.elements, input.reduce_bytes);
-  for (auto const& wire : program.wires) plan.reduce += slot_bytes(wire.elements, program.reduce_bytes);
-  plan.reduce += slot_bytes(program.scratch_elements, input.reduce_bytes);
+    for (auto const& slot : *slots) plan.gather += slot.bytes;
+  for (auto const* slots : {&program.gradient_slots, &program.wires})
+    for (auto const& slot : *slots) plan.reduce += slot.bytes;
+  plan.reduce += program.scratch_bytes;
   plan.reduce += program.accumulator_elements * static_cast<std::int64_t>(sizeof(float));
 
   detail::LiveBytes plain(program), waiting = plain;

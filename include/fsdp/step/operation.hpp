@@ -146,6 +146,7 @@ struct Operation {
   StreamKind stream{};
   Group group = Group::none;    ///< of a collective
   bool mean = false;            ///< all_reduce: makes a mean of the sum
+  bool beside = false;          ///< forward, backward: accesses of the computation before it to a further unit
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs

@@ -69,21 +69,22 @@ class OperationWriter : protected BufferPlanner {
   Cells gradients_of(std::uint32_t u) const {
     return program_.units[u].writes_shards ? gradient_shard(u) : content(u, Pool::gradient_slot, gradient_slots_[u]);
   }
-  std::int64_t param_bytes(std::int64_t elements) const {
-    return elements * static_cast<std::int64_t>(program_.param_bytes);
+  std::int64_t param_bytes(std::uint32_t u, std::int64_t elements) const {
+    return program_.units[u].param_bytes(elements);
   }
-  std::int64_t gradient_bytes(std::int64_t elements) const {
-    return elements * static_cast<std::int64_t>(program_.gradient_bytes);
+  std::int64_t gradient_bytes(std::uint32_t u, std::int64_t elements) const {
+    return program_.units[u].gradient_bytes(elements);
   }
-  std::int64_t reduce_bytes(std::int64_t elements) const {
-    return elements * static_cast<std::int64_t>(program_.reduce_bytes);
+  /// Of gradients as they are sent.
+  std::int64_t reduce_bytes(std::uint32_t u, std::int64_t elements) const {
+    return program_.wire ? elements * static_cast<std::int64_t>(size_of(*program_.wire)) : gradient_bytes(u, elements);
   }
 
   /// Fills a slot with the unit's full parameters: from the shards of all ranks that share it, or from kept slices.
   [[gnu::cold]] void gather(Operations& to, std::uint32_t u, std::uint32_t slot, bool in_backward) const {
     auto const& unit = program_.units[u];
     auto const whole = Buffers::whole(Pool::gather, slot), own = Buffers::own(Pool::gather, slot);
-    auto const full = param_bytes(unit.elements);
+    auto const full = param_bytes(u, unit.elements);
     auto const all_gather = [&](step::Group group, int ranks, Cells from, Cells into) -> Operation& {
       return append(to, Primitive::all_gather, StreamKind::gather, u, {reads(from), writes(into)})
           .moving(unit.elements / ranks, full)
@@ -91,8 +92,7 @@ class OperationWriter : protected BufferPlanner {
     };
     open(to, StreamKind::gather, u, whole, full);
     if (in_backward && unit.kept_slot != Program::none) {
-      auto const ranks = static_cast<int>(unit.elements / program_.kept_slots[unit.kept_slot].elements);
-      all_gather(step::Group::kept, ranks, Buffers::kept(unit.kept_slot), whole)
+      all_gather(step::Group::kept, program_.kept_ranks, Buffers::kept(unit.kept_slot), whole)
           .beginning_span(Primitive::all_gather, full)
           .ending_span();
       return;
@@ -100,7 +100,7 @@ class OperationWriter : protected BufferPlanner {
     bool const several = unit.shards > 1;
     auto& cast = append(to, Primitive::cast, StreamKind::gather, u,
                         {reads(program_.buffers.of_unit(Pool::master, u)), writes(own)})
-                     .moving(unit.shard(), param_bytes(unit.shard()))
+                     .moving(unit.shard(), param_bytes(u, unit.shard()))
                      .beginning_span(several ? Primitive::all_gather : Primitive::cast, full);
     if (!several)
       cast.ending_span();
@@ -108,12 +108,12 @@ class OperationWriter : protected BufferPlanner {
       all_gather(step::Group::gather, unit.shards, own, Buffers::rest(Pool::gather, slot)).ending_span();
   }
   [[gnu::cold]] void keep_slice(Operations& to, std::uint32_t u, std::uint32_t slot) const {
-    auto const& kept = program_.kept_slots[program_.units[u].kept_slot];
     auto const cells = Buffers::kept(program_.units[u].kept_slot);
-    auto const bytes = param_bytes(kept.elements);
+    auto const elements = program_.units[u].elements / program_.kept_ranks;
+    auto const bytes = param_bytes(u, elements);
     open(to, StreamKind::compute, u, cells, bytes);
     append(to, Primitive::copy, StreamKind::compute, u, {reads(Buffers::whole(Pool::gather, slot)), writes(cells)})
-        .moving(kept.elements, bytes)
+        .moving(elements, bytes)
         .beginning_span(Primitive::copy, bytes)
         .ending_span();
   }
@@ -128,7 +128,7 @@ class OperationWriter : protected BufferPlanner {
     auto operation = primitive == Primitive::forward || !unit.trains()
                          ? on_compute({parameters})
                          : on_compute({parameters, sums(gradients_of(u))});
-    return operation.moving(unit.elements, param_bytes(unit.elements));
+    return operation.moving(unit.elements, param_bytes(u, unit.elements));
   }
 
   /// Backward gets a buffer for the unit's gradients.
@@ -142,7 +142,7 @@ class OperationWriter : protected BufferPlanner {
     if (!unit.writes_shards) {
       auto const when = waits_in_slot(u) ? only(waiting_answers & ~held(u)) : any_facts;
       auto const slot = gradient_slots_[u];
-      open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(unit.elements), when);
+      open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(u, unit.elements), when);
       if (!program_.gradient_slots[slot].zeroed && padded) on_compute(Primitive::zero_padding, when);
       return;
     }
@@ -171,12 +171,12 @@ class OperationWriter : protected BufferPlanner {
       auto const when = only(sync_answers & ~reduces);
       open(to, StreamKind::reduce, u, accumulator, unit.elements * fp32, when);
       accumulate(to, u, StreamKind::reduce, gradients_of(u), accumulator, unit.elements, when)
-          .beginning_span(Primitive::accumulate, gradient_bytes(unit.elements))
+          .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.elements))
           .ending_span();
       recycle(to, u, StreamKind::reduce, when);
       append(to, Primitive::add, StreamKind::reduce, u, {reads(accumulator), adds(gradients_of(u))},
              only(reduces | held(u)))
-          .moving(unit.elements, gradient_bytes(unit.elements));
+          .moving(unit.elements, gradient_bytes(u, unit.elements));
     }
     reduce(to, u, wire, only(reduces));
   }
@@ -186,7 +186,7 @@ class OperationWriter : protected BufferPlanner {
     auto const& planned = program_.gradient_slots[slot];
     if (planned.zeroed)
       append(to, Primitive::zero, stream, u, {writes(Buffers::whole(Pool::gradient_slot, slot))}, when)
-          .moving(planned.elements, slot_bytes(planned.elements, program_.gradient_bytes));
+          .moving(planned.bytes / gradient_bytes(u, 1), planned.bytes);
   }
   /// See [Note: Ways to reduce].
   [[gnu::cold]] void reduce(Operations& to, std::uint32_t u, std::uint32_t wire, Facts when) const {
@@ -195,13 +195,13 @@ class OperationWriter : protected BufferPlanner {
     auto const pool = rounded ? Pool::wire : Pool::gradient_slot;
     auto const slot = rounded ? wire : gradient_slots_[u];
     auto const own = Buffers::own(pool, slot);
-    auto const full = reduce_bytes(unit.elements);
+    auto const full = reduce_bytes(u, unit.elements);
     if (rounded) {
       open(to, StreamKind::reduce, u, Buffers::whole(pool, slot), full, when);
       append(to, Primitive::round, StreamKind::reduce, u, {reads(gradients_of(u)), writes(content(u, pool, slot))},
              when)
           .moving(unit.elements, full)
-          .beginning_span(Primitive::round, gradient_bytes(unit.elements))
+          .beginning_span(Primitive::round, gradient_bytes(u, unit.elements))
           .ending_span();
       recycle(to, u, StreamKind::reduce, when);
     }
@@ -216,14 +216,14 @@ class OperationWriter : protected BufferPlanner {
     if (unit.waits_for_replicas) {
       auto const partial = program_.buffers.of_unit(Pool::partial, u);
       accumulate(to, u, StreamKind::reduce, own, partial, unit.shard(), when)
-          .beginning_span(Primitive::accumulate, gradient_bytes(unit.shard()))
+          .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.shard()))
           .ending_span();
       if (!rounded) recycle(to, u, StreamKind::reduce, when);
       replicate(to, u, partial, unit.shard() * fp32, only(syncs_all));
       return;
     }
     if (replicated) {
-      replicate(to, u, own, reduce_bytes(unit.shard()), when);
+      replicate(to, u, own, reduce_bytes(u, unit.shard()), when);
     } else {
       auto& sum = accumulate(to, u, StreamKind::reduce, own, gradient_shard(u), unit.shard(), when).ending_span();
       if (!several) sum.beginning_span(Primitive::accumulate, full);
@@ -266,7 +266,7 @@ class OperationWriter : protected BufferPlanner {
   [[gnu::cold]] void all_reduce(Operations& to, std::uint32_t u, std::uint32_t bucket) const {
     auto const& p = program_;
     auto const size = p.buckets[bucket].size();
-    auto const sent = reduce_bytes(size);
+    auto const sent = reduce_bytes(u, size);
     auto const gradients = p.buffers.bucket(p.buckets[bucket]);
     bool const rounded = p.bucket_wire != Program::none;
     auto const wire = rounded ? Buffers::own(Pool::wire, p.bucket_wire) : gradients;

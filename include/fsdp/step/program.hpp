@@ -13,6 +13,7 @@
 
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/precision.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/facts.hpp"
 #include "fsdp/step/operation.hpp"
@@ -35,11 +36,13 @@ class Program {
   /// No slot.
   static constexpr std::uint32_t none = step::Operation::none;
 
-  /// One use of a unit in a pass.
+  /// One use of a unit, and of the units beside it, in a pass.
   struct Turn {
     std::uint32_t use = 0, unit = 0;
     std::vector<step::Operation> before;
     step::Operation compute;  ///< the module's kernels
+    /// Accesses of these kernels to units beside its first. They are ordered and noted as operations of their own.
+    std::vector<step::Operation> beside;
     std::vector<step::Operation> after;
   };
 
@@ -63,6 +66,7 @@ class Program {
       for (auto const& operation : turn.before)
         if (operation.runs(facts)) visit(operation);
       visit(turn.compute);
+      for (auto const& operation : turn.beside) visit(operation);
       for (auto const& operation : turn.after)
         if (operation.runs(facts)) visit(operation);
     }
@@ -78,6 +82,7 @@ class Program {
       for (auto& turn : turns(phase)) {
         all(turn.before);
         visit(turn.compute);
+        all(turn.beside);
         all(turn.after);
       }
     }
@@ -88,10 +93,14 @@ class Program {
   struct Unit {
     std::string name;
     std::int64_t elements = 0;  ///< padded
+    ElementTypes types{};
     int shards = 1;             ///< ranks that share its parameters
     int replicas = 1;           ///< groups of such ranks
     int world() const { return shards * replicas; }
     std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
+    /// Bytes of so many elements: of parameters, of gradients as backward writes them.
+    std::int64_t param_bytes(std::int64_t count) const { return count * static_cast<std::int64_t>(size_of(types.parameter)); }
+    std::int64_t gradient_bytes(std::int64_t count) const { return count * static_cast<std::int64_t>(size_of(types.gradient)); }
     /// It has no parameters: its uses move nothing.
     bool empty() const { return elements == 0; }
     bool frozen = false;
@@ -118,11 +127,9 @@ class Program {
   std::vector<BufferPlan> wires;
   std::uint32_t bucket_wire = none;  ///< in wires
   std::optional<DType> wire;         ///< the type that gradients are rounded to
-  std::size_t param_bytes = 4;       ///< size of an element that is gathered
-  std::size_t gradient_bytes = 4;    ///< size of a gradient as backward writes it
-  std::size_t reduce_bytes = 4;      ///< size of one that is reduced; partial sums over replicas are fp32
-  /// Gradients of frozen units that modules write nevertheless; nothing reads them.
-  std::int64_t scratch_elements = 0;
+  int kept_ranks = 0;                ///< over which kept slices divide a unit; 0: none are kept
+  /// Of gradients of frozen units that modules write nevertheless; nothing reads them.
+  std::int64_t scratch_bytes = 0;
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Order of the gradient shards in memory: first those that backward writes directly, then the others, each group in
   /// the order in which backward completes it. So buckets of several units are contiguous. Units that do not train are
@@ -157,18 +164,26 @@ struct Counts {
   friend bool operator==(Counts const&, Counts const&) = default;
 };
 
+/// Size of a gradient that the operation reduces; partial sums over replicas are fp32.
+inline std::size_t reduced_bytes(Program const& program, step::Operation const& operation) {
+  if (operation.all[0].cells.pool == step::Pool::wire) return size_of(*program.wire);
+  if (operation.all[0].cells.pool != step::Pool::gradient_slot) return sizeof(float);
+  return size_of(program.units[operation.unit].types.gradient);
+}
+
 /// Collectives of a pass of a micro-step.
 inline Counts count(Program const& program, Phase phase, Facts facts) {
   Counts counts;
   program.for_each(phase, facts, [&](step::Operation const& operation) {
     auto const ranks = operation.ranks;
     switch (operation.primitive) {
-      case step::Primitive::all_gather: return counts.all_gather.add(operation.elements * ranks, program.param_bytes);
-      case step::Primitive::reduce_scatter: return counts.reduce_scatter.add(operation.elements, program.reduce_bytes);
-      case step::Primitive::all_reduce: {
-        bool const partial = operation.all[0].cells.pool == step::Pool::partial;
-        return counts.all_reduce.add(operation.elements, partial ? sizeof(float) : program.reduce_bytes);
-      }
+      case step::Primitive::all_gather:
+        return counts.all_gather.add(operation.elements * ranks,
+                                     size_of(program.units[operation.unit].types.parameter));
+      case step::Primitive::reduce_scatter:
+        return counts.reduce_scatter.add(operation.elements, reduced_bytes(program, operation));
+      case step::Primitive::all_reduce:
+        return counts.all_reduce.add(operation.elements, reduced_bytes(program, operation));
       default: return;
     }
   });

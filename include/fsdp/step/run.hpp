@@ -161,6 +161,7 @@ class BasicRun {
     for (auto const& operation : turn.before)
       if (operation.runs(flags_.now())) execute(operation);
     execute(turn.compute);
+    for (auto const& operation : turn.beside) execute(operation);
     for (auto const& operation : turn.after)
       if (operation.runs(flags_.now())) execute(operation);
     at_.use = Position::no_use;

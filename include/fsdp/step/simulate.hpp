@@ -34,6 +34,7 @@ struct Costs {
   double& operator[](step::Group which) { return factor[static_cast<std::size_t>(which)]; }
   std::vector<double>& operator[](Phase phase) { return modules[static_cast<std::size_t>(phase)]; }
   double of(step::Operation const& operation, step::Position const& at) const {
+    if (operation.beside) return 0;  // its module's first operation has the cost
     auto const& module = modules[static_cast<std::size_t>(at.phase)];
     if (computes(operation.primitive) && !module.empty()) {
       FSDP_EXPECTS(at.use < module.size(), "simulate: costs of {} uses in {}, but there is a use {}", module.size(),

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/precision.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/tensor.hpp"
@@ -26,12 +27,18 @@ struct StepUnit {
   bool padded = false;                 ///< some elements belong to no tensor
   bool frozen = false;                 ///< it does not train: no gradient, no update
   bool skips_gradients = false;        ///< of a frozen unit: its modules write no gradients
+  ElementTypes types{};
+  static constexpr std::uint32_t none = ~0u;
+  /// A module's tensors of several kinds lie in several units. The first of them has the module's uses; this is its
+  /// index, for the others. none: the unit has uses of its own.
+  std::uint32_t beside = none;
 };
 
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.
 struct StepInput {
   std::vector<StepUnit> units;
-  std::vector<std::size_t> uses;        ///< the unit of each use, in forward order; empty: each unit once, in order
+  /// The unit of each use, in forward order; empty: each unit that has uses of its own once, in order.
+  std::vector<std::size_t> uses;
   std::vector<std::string> modules;     ///< of each use, for texts; empty: numbers
   int shards = 1;                       ///< ranks per shard group of units that shard
   int replicas = 1;                     ///< shard groups
@@ -45,18 +52,17 @@ struct StepInput {
   bool allow_no_replica_sync = false;   ///< micro-steps need not all-reduce over replicas of shards
   std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;  ///< and of the first one
-  std::size_t master_bytes = 4;         ///< size of a master weight
-  std::size_t param_bytes = 4;          ///< size of a parameter as forward reads it
-  std::size_t reduce_bytes = 4;         ///< size of a gradient as backward writes it
-  bool param_is_master = true;          ///< parameters have the master's type
-  bool reduce_is_master = true;         ///< gradients have the shard's type, fp32
   std::optional<DType> wire{};          ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
 };
 
-/// By unit: it has no parameters.
+/// By unit: neither it nor a unit beside it has parameters.
 inline std::vector<bool> empty_units(StepInput const& input) {
-  std::vector<bool> empty(input.units.size());
-  for (std::size_t unit = 0; unit < empty.size(); ++unit) empty[unit] = input.units[unit].elements == 0;
+  std::vector<bool> empty(input.units.size(), true);
+  for (std::size_t unit = 0; unit < empty.size(); ++unit) {
+    if (input.units[unit].elements == 0) continue;
+    empty[unit] = false;
+    if (input.units[unit].beside != StepUnit::none) empty[input.units[unit].beside] = false;
+  }
   return empty;
 }
 

@@ -36,7 +36,10 @@ class Symbols {
         due_(program.units.size()),
         updates_(program.units.size(), 0),
         uses_(program.units.size()) {
-    for (auto const& turn : program.turns(Phase::backward)) uses_[turn.unit].insert(turn.use);
+    for (auto const& turn : program.turns(Phase::backward)) {
+      uses_[turn.unit].insert(turn.use);
+      for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
+    }
     for (std::uint32_t u = 0; u < program.units.size(); ++u)
       if (!program.units[u].empty()) cells_[program.buffers.of_unit(Pool::master, u)][0] = parameters(u);
   }

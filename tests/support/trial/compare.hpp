@@ -71,6 +71,7 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
     if (setting.rounds(trial.ranks)) order += ", rounded";
     if (setting.rounds(trial.ranks) && shards > 1 && shards < trial.ranks)  // in groups, and over replicas if not fp32
       order += fmt::format(" in groups of {}, {}", shards, setting.options.allow_no_replica_sync ? "once" : "twice");
+    if (setting.replicates_vectors) order += ", vectors apart " + order_of_sums(trial, 1);
     if (unit == 0) first = order;
     equal = equal && order == first;
     all += order + "; ";

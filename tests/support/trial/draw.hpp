@@ -188,6 +188,7 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.allow_keep_unsharded);
   setting.inline_compute = draw.once_in(5);
   setting.traced = draw.once_in(6);
+  setting.replicates_vectors = draw.once_in(5);
   options.trap_stale_pointers = draw.once_in(6);
   for (int list = draw.once_in(3) ? draw.between(1, 4) : 0; list > 0; --list) {
     Ahead ahead{draw.once_in(2), draw.below(uses), {}};
@@ -251,6 +252,20 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
   return script;
 }
 
+/// Freezes some tensors, but not all.
+inline void freeze_tensors(Model& model, std::uint32_t salt) {
+  auto const freezes = [&](PartSpec const& part, TensorSpec const& tensor) {  // tied ones alike
+    return noise(salt, static_cast<Index>(fsdp::hash_name(part.prefix + "." + tensor.name) >> 8)) < 0.4f;
+  };
+  bool trains = false;
+  for (auto const& part : model.parts)
+    for (auto const& tensor : part.tensors)
+      trains = trains || (tensor.numel() > 0 && !model.is_frozen(part.unit) && !freezes(part, tensor));
+  if (!trains) return;
+  for (auto& part : model.parts)
+    for (auto& tensor : part.tensors) tensor.frozen = freezes(part, tensor);
+}
+
 inline OptimizerSpec draw_optimizer(Draw& draw) {
   OptimizerSpec how;
   how.adamw = draw.once_in(2);
@@ -272,6 +287,7 @@ inline Trial draw_trial(Draw& draw, Limits const& limits) {
     for (std::size_t unit = 0; unit < units; ++unit)
       trial.model.frozen.push_back(lowest ? unit < count : unit != trains && draw.once_in(2));
   }
+  if (limits.freezes && draw.once_in(2)) freeze_tensors(trial.model, static_cast<std::uint32_t>(draw.word()));
   return trial;
 }
 

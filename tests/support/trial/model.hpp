@@ -19,6 +19,7 @@ struct TensorSpec {
   std::vector<Index> shape;
   bool decay = true;
   float deviation = 0.3f;  ///< of the initial values
+  bool frozen = false;
 
   Index numel() const {
     Index product = 1;
@@ -49,6 +50,9 @@ struct Model {
   std::vector<bool> frozen{};   ///< by unit; empty: none is
 
   bool is_frozen(std::size_t unit) const { return !frozen.empty() && frozen[unit]; }
+  bool is_frozen(PartSpec const& part, TensorSpec const& tensor) const {
+    return is_frozen(part.unit) || tensor.frozen;
+  }
 };
 
 enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };
@@ -72,6 +76,7 @@ struct Setting {
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;
+  bool replicates_vectors = false;  ///< tensors of one dimension are not sharded
 
   fsdp::ShardingStrategy strategy() const { return strategy_of(sharding); }
   fsdp::ShardingStrategy strategy(std::size_t unit) const {

@@ -88,7 +88,7 @@ void loss_gradient(Model const& model, Index data, int rank, T const* y, T* dy, 
 using Inside = std::function<void(fsdp::host::Stream&)>;
 
 inline fsdp::TensorOptions options_of(TensorSpec const& tensor) {
-  return {.decay = tensor.decay, .init = fsdp::init::normal(tensor.deviation)};
+  return {.decay = tensor.decay, .init = fsdp::init::normal(tensor.deviation), .frozen = tensor.frozen};
 }
 
 /// The part as a module. Each pass is one task of the compute stream.
@@ -96,9 +96,13 @@ struct Part {
   PartSpec spec;
   PartSizes sizes;
   bool sets_gradients;
+  bool replicates_vectors;
 
-  Part(Model const& model, PartSpec const& part)
-      : spec(part), sizes(PartSizes::of(model, part)), sets_gradients(part.sets_gradients) {}
+  Part(Model const& model, PartSpec const& part, bool replicates)
+      : spec(part),
+        sizes(PartSizes::of(model, part)),
+        sets_gradients(part.sets_gradients),
+        replicates_vectors(replicates) {}
 
   template <class T>
   struct Params {
@@ -109,7 +113,7 @@ struct Part {
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
     for (auto const& t : spec.tensors) {
-      auto const options = options_of(t);
+      auto const options = this->options(t);
       if (t.shape.size() == 1) tensor(t.name, p.one, {t.shape[0]}, options);
       if (t.shape.size() == 2) tensor(t.name, p.two, {t.shape[0], t.shape[1]}, options);
       if (t.shape.size() == 3) tensor(t.name, p.three, {t.shape[0], t.shape[1], t.shape[2]}, options);
@@ -137,6 +141,12 @@ struct Part {
     if (inside) inside(stream);
     stream.enqueue(
         [n = sizes, w, g, fresh, x, dy, dx, rows] { backward_rows<float>(n, w, g, fresh, x, dy, dx, rows); });
+  }
+
+  fsdp::TensorOptions options(TensorSpec const& tensor) const {
+    auto options = options_of(tensor);
+    if (replicates_vectors && tensor.shape.size() == 1) options.strategy = fsdp::NoShard{};
+    return options;
   }
 
  private:

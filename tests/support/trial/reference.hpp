@@ -181,7 +181,8 @@ class Reference {
     return first_use(name, [](PartSpec const&, TensorSpec const& tensor) { return tensor.decay; });
   }
   bool is_frozen(std::string const& name) const {
-    return first_use(name, [this](PartSpec const& part, TensorSpec const&) { return model().is_frozen(part.unit); });
+    return first_use(
+        name, [this](PartSpec const& part, TensorSpec const& tensor) { return model().is_frozen(part, tensor); });
   }
   void note_sizes() {
     for (std::size_t t = 0; t < parameters_.size(); ++t)

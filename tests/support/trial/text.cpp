@@ -20,8 +20,8 @@ std::string literal(float value) { return value > 3e38f ? "INFINITY" : fmt::form
 std::string literal(std::string const& text) { return fmt::format("\"{}\"", text); }
 
 std::string literal(TensorSpec const& tensor) {
-  return fmt::format("{{{}, {{{}}}, {}, {}}}", literal(tensor.name), fmt::join(tensor.shape, ", "), tensor.decay,
-                     literal(tensor.deviation));
+  return fmt::format("{{{}, {{{}}}, {}, {}, {}}}", literal(tensor.name), fmt::join(tensor.shape, ", "), tensor.decay,
+                     literal(tensor.deviation), tensor.frozen);
 }
 
 std::string literal(Model const& model) {
@@ -82,8 +82,8 @@ std::string literal(Setting const& setting) {
       o.trap_stale_pointers);
   for (auto const& list : setting.ahead)
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
-  return text + fmt::format("}}, .inline_compute = {}, .keeps = {}, .traced = {}}}", setting.inline_compute,
-                            setting.keeps, setting.traced);
+  return text + fmt::format("}}, .inline_compute = {}, .keeps = {}, .traced = {}, .replicates_vectors = {}}}",
+                            setting.inline_compute, setting.keeps, setting.traced, setting.replicates_vectors);
 }
 
 namespace {

@@ -174,7 +174,7 @@ class AdoptedPart {
     for (auto const& tensor : part_.spec.tensors) {
       auto const i = tensor.shape.size() - 1;
       adopted.push_back(
-          {part_.spec.prefix + "." + tensor.name, &w_[i], &g_[i], tensor.shape, options_of(tensor), slice_});
+          {part_.spec.prefix + "." + tensor.name, &w_[i], &g_[i], tensor.shape, part_.options(tensor), slice_});
     }
     return adopted;
   }
@@ -211,10 +211,12 @@ class EngineTrainer final : public Trainer {
         units.emplace(part.unit, engine_.add_unit(unit, {.strategy = setting.strategy(part.unit),
                                                          .frozen = of.model.is_frozen(part.unit)}));
       if (part.adopted) {
-        added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, units.at(part.unit), Part(of.model, part),
+        added.adopted = std::make_unique<AdoptedPart<Engine>>(engine_, units.at(part.unit),
+                                                              Part(of.model, part, setting.replicates_vectors),
                                                               static_cast<Index>(parts_.size()) % 3);
       } else {
-        added.module.emplace(engine_.shard(Part(of.model, part), part.prefix, units.at(part.unit)));
+        added.module.emplace(engine_.shard(Part(of.model, part, setting.replicates_vectors), part.prefix,
+                                           units.at(part.unit)));
       }
     }
     for (auto const& ahead : setting.ahead) {
@@ -278,13 +280,18 @@ class EngineTrainer final : public Trainer {
       if (inside) inside(compute());
       all.push_back({tensor.name, {values.begin(), values.end()}});
     });
-    return all;
+    return by_name(std::move(all));
   }
   Tensors<float> export_gradients() override {
     Tensors<float> all;
     fsdp::export_gradients(engine_, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
       all.push_back({tensor.name, {values.begin(), values.end()}});
     });
+    return by_name(std::move(all));
+  }
+  /// Settings that divide modules into units otherwise have another order.
+  static Tensors<float> by_name(Tensors<float> all) {
+    std::sort(all.begin(), all.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
     return all;
   }
   void import_parameters() override {
