@@ -26,6 +26,7 @@ struct ActivationPlan {
   bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
   std::int64_t recompute = 0;  ///< so many first layers keep only their input; backward computes the rest again
   float dropout = 0.0f;        ///< highest probability of dropping in training
+  std::int64_t lora_rank = 0;  ///< of adapters; 0: none
   std::int64_t panel = 256;    ///< query rows of an attention panel
   std::int64_t lanes = 1;      ///< threads that work on attention at once, each in a scratch of its own
   std::int64_t attention_elements = 1 << 18;  ///< elements of a panel's scores that a thread works on at a time
@@ -123,6 +124,8 @@ struct Workspace {
   T* narrow = nullptr;              // (B T, C)
   T* narrow_2 = nullptr;            // (B T, C): only with dropout
   float* products = nullptr;        // FlashShape::statistics: flash attention's backward, instead of the scores
+  T* low = nullptr;                 // (B T, lora_rank): rows behind an adapter's A
+  T* low_gradient = nullptr;        // (B T, lora_rank)
   Real* row_losses = nullptr;       // (B T)
   Real* partials = nullptr;         // (ActivationPlan::partial_elements): partial sums of row reductions
   std::int64_t score_elements = 0;  // of a lane
@@ -213,6 +216,8 @@ class Activations {
     shared_ = {};
     shared_.narrow = work.template take<T>(rows * width);
     if (plan.training && plan.dropout > 0) shared_.narrow_2 = work.template take<T>(rows * width);
+    if (plan.lora_rank > 0) shared_.low = work.template take<T>(rows * plan.lora_rank);
+    if (plan.lora_rank > 0 && plan.training) shared_.low_gradient = work.template take<T>(rows * plan.lora_rank);
     shared_.row_losses = work.template take<Real>(rows);
     shared_.partials = work.template take<Real>(plan.partial_elements(config));
     if (statistics > 0) shared_.products = work.template take<float>(statistics);

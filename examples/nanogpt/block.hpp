@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+// A transformer block: x + attention(norm(x)), then x + mlp(norm(x)). Its matrices may have adapters.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 
 #include "attention.hpp"
 #include "fsdp/layout.hpp"
@@ -19,7 +20,13 @@ class Block {
  public:
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
-  static constexpr bool sets_gradients = true;
+  static constexpr bool sets_gradients = true, skips_gradients = true;
+
+  /// See Tuning; without elements if there are none.
+  template <class E>
+  struct Adapter {
+    fsdp::Tensor<E, 2> a, b;  // (rank, in), (out, rank)
+  };
 
   template <class E>
   struct Params {
@@ -33,6 +40,7 @@ class Block {
     fsdp::Tensor<E, 1> up_bias;                     // (4C)
     fsdp::Tensor<E, 2> down_weight;                 // (C, 4C)
     fsdp::Tensor<E, 1> down_bias;                   // (C)
+    Adapter<E> qkv, mix, up, down;
   };
 
   Block(Context<D, T> const& context, std::int64_t layer) : context_(&context), attention_(context), layer_(layer) {}
@@ -42,21 +50,34 @@ class Block {
     auto const width = context_->config.n_embd;
     bool const bias = context_->config.bias;
     // Residual projections start smaller, so that the sum over all layers keeps its variance (Radford et al., 2019).
-    fsdp::TensorOptions const residual{
-        true, fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(context_->config.n_layer)))};
-    fsdp::TensorOptions const ones{false, fsdp::init::ones};
+    bool const is_frozen = !context_->tuning.trains(layer_, context_->config.n_layer);
+    auto const residual_init = fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(context_->config.n_layer)));
+    fsdp::TensorOptions const matrix{.frozen = is_frozen}, residual{.init = residual_init, .frozen = is_frozen};
+    fsdp::TensorOptions const ones{.decay = false, .init = fsdp::init::ones, .frozen = is_frozen};
+    fsdp::TensorOptions const zeros{.decay = false, .init = fsdp::init::zeros, .frozen = is_frozen};
     tensor("ln_1.weight", p.norm_1_weight, {width}, ones);
-    if (bias) tensor("ln_1.bias", p.norm_1_bias, {width}, fsdp::no_decay);
-    tensor("attn.c_attn.weight", p.qkv_weight, {3 * width, width});
-    if (bias) tensor("attn.c_attn.bias", p.qkv_bias, {3 * width}, fsdp::no_decay);
+    if (bias) tensor("ln_1.bias", p.norm_1_bias, {width}, zeros);
+    tensor("attn.c_attn.weight", p.qkv_weight, {3 * width, width}, matrix);
+    if (bias) tensor("attn.c_attn.bias", p.qkv_bias, {3 * width}, zeros);
     tensor("attn.c_proj.weight", p.mix_weight, {width, width}, residual);
-    if (bias) tensor("attn.c_proj.bias", p.mix_bias, {width}, fsdp::no_decay);
+    if (bias) tensor("attn.c_proj.bias", p.mix_bias, {width}, zeros);
     tensor("ln_2.weight", p.norm_2_weight, {width}, ones);
-    if (bias) tensor("ln_2.bias", p.norm_2_bias, {width}, fsdp::no_decay);
-    tensor("mlp.c_fc.weight", p.up_weight, {4 * width, width});
-    if (bias) tensor("mlp.c_fc.bias", p.up_bias, {4 * width}, fsdp::no_decay);
+    if (bias) tensor("ln_2.bias", p.norm_2_bias, {width}, zeros);
+    tensor("mlp.c_fc.weight", p.up_weight, {4 * width, width}, matrix);
+    if (bias) tensor("mlp.c_fc.bias", p.up_bias, {4 * width}, zeros);
     tensor("mlp.c_proj.weight", p.down_weight, {width, 4 * width}, residual);
-    if (bias) tensor("mlp.c_proj.bias", p.down_bias, {width}, fsdp::no_decay);
+    if (bias) tensor("mlp.c_proj.bias", p.down_bias, {width}, zeros);
+    if (!context_->tuning.adapts()) return;
+    auto const adapter = [&](Adapter<E>& of, std::int64_t out, std::int64_t in, std::string_view a, std::string_view b) {
+      auto const bound = 1.0f / std::sqrt(static_cast<float>(in));
+      auto const rank = context_->tuning.lora_rank;
+      tensor(a, of.a, {rank, in}, fsdp::TensorOptions{.init = fsdp::init::uniform(-bound, bound)});
+      tensor(b, of.b, {out, rank}, fsdp::TensorOptions{.init = fsdp::init::zeros});
+    };
+    adapter(p.qkv, 3 * width, width, "attn.c_attn.lora_A.weight", "attn.c_attn.lora_B.weight");
+    adapter(p.mix, width, width, "attn.c_proj.lora_A.weight", "attn.c_proj.lora_B.weight");
+    adapter(p.up, 4 * width, width, "mlp.c_fc.lora_A.weight", "mlp.c_fc.lora_B.weight");
+    adapter(p.down, width, 4 * width, "mlp.c_proj.lora_A.weight", "mlp.c_proj.lora_B.weight");
   }
 
   /// a.output = block of a.input, for the rows of `pass`; fills the rest of `a`.
@@ -82,8 +103,10 @@ class Block {
     layer_norm_forward(device, stream, static_cast<T const*>(a.input), w.norm_1_weight.data, w.norm_1_bias.data,
                        work.narrow, a.norm_1.mean, a.norm_1.scale, rows, width);
     linear_with_bias(stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, w.qkv_bias.data, qkv);
+    adapt(stream, rows, w.qkv, work.narrow, qkv);
     attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums);
     linear(gemm, stream, rows, width, width, a.mixed, w.mix_weight.data, work.narrow, width);
+    adapt(stream, rows, w.mix, a.mixed, work.narrow);
     if (pass.mask.probability > 0.0f) {
       add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
       layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,
@@ -94,6 +117,44 @@ class Block {
                                   a.norm_2.mean, a.norm_2.scale, rows, width);
     }
     linear(gemm, stream, rows, width, 4 * width, work.narrow, w.up_weight.data, a.hidden, 4 * width);
+    adapt(stream, rows, w.up, work.narrow, a.hidden);
+  }
+
+  /// y (rows, out) += lora_scale * B A x, of x (rows, in).
+  void adapt(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T const* x, T* y) const {
+    if (!context_->tuning.adapts()) return;
+    auto const rank = w.a.extents[0], in = w.a.extents[1], out = w.b.extents[0];
+    T* const low = context_->workspace.low;
+    linear(*context_->gemm, stream, rows, in, rank, x, w.a.data, low, rank);
+    context_->gemm->run(stream, Op::none, Op::transpose, rows, out, rank, context_->tuning.lora_scale,
+                        static_cast<T const*>(low), rank, w.b.data, rank, 1, y, out);
+  }
+  /// Begins an adapter's backward: the workspace's low_gradient = that of A x, of dy (rows, out).
+  void adapt_low_gradient(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T const* dy) const {
+    if (!context_->tuning.adapts()) return;
+    auto const rank = w.a.extents[0], out = w.b.extents[0];
+    context_->gemm->run(stream, Op::none, Op::none, rows, rank, out, context_->tuning.lora_scale, dy, out, w.b.data,
+                        rank, 0, context_->workspace.low_gradient, rank);
+  }
+  /// dx (rows, in) += the adapter's part of the input's gradient.
+  void adapt_input_gradient(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T* dx) const {
+    if (!context_->tuning.adapts()) return;
+    auto const rank = w.a.extents[0], in = w.a.extents[1];
+    context_->gemm->run(stream, Op::none, Op::none, rows, in, rank, 1,
+                        static_cast<T const*>(context_->workspace.low_gradient), rank, w.a.data, in, 1, dx, in);
+  }
+  /// g += the gradients of A and B, of x (rows, in) and dy (rows, out).
+  void adapt_weight_gradients(Stream& stream, std::int64_t rows, Adapter<T const> const& w, Adapter<Gradient> const& g,
+                              T const* x, T const* dy) const {
+    if (!context_->tuning.adapts() || !g.a.wanted()) return;
+    auto const rank = w.a.extents[0], in = w.a.extents[1], out = w.b.extents[0];
+    auto const& work = context_->workspace;
+    auto& gemm = *context_->gemm;
+    linear_weight_gradient(gemm, stream, rows, in, rank, x, static_cast<T const*>(work.low_gradient), rank, g.a.data,
+                           g.a.fresh);
+    linear(gemm, stream, rows, in, rank, x, w.a.data, work.low, rank);
+    gemm.run(stream, Op::transpose, Op::none, out, rank, rows, context_->tuning.lora_scale, dy, out,
+             static_cast<T const*>(work.low), rank, g.b.fresh ? 0 : 1, g.b.data, rank);
   }
 
   /// y (rows, out) = x (rows, in) W^T + bias; in one product where the device's Gemm adds biases.
@@ -146,17 +207,21 @@ class Block {
                        fsdp::Tensor<T const, 1> norm_bias, fsdp::Tensor<T const, 2> weight,
                        fsdp::Tensor<Gradient, 1> norm_weight_gradient, fsdp::Tensor<Gradient, 1> norm_bias_gradient,
                        fsdp::Tensor<Gradient, 2> weight_gradient, fsdp::Tensor<Gradient, 1> bias_gradient,
-                       T* gradient) const {
+                       Adapter<T const> const& adapter, Adapter<Gradient> const& adapter_gradient, T* gradient) const {
     auto const& work = context_->workspace;
     auto const& device = context_->device;
     auto& gemm = *context_->gemm;
     bias_backward(device, stream, static_cast<T const*>(work.wide), rows, out, bias_gradient.data, work.partials,
                   bias_gradient.fresh);
-    layer_norm_forward(device, stream, x, norm_weight.data, norm_bias.data, work.narrow, norm.mean, norm.scale, rows,
-                       in);
+    if (weight_gradient.wanted() || adapter_gradient.a.wanted())
+      layer_norm_forward(device, stream, x, norm_weight.data, norm_bias.data, work.narrow, norm.mean, norm.scale, rows,
+                         in);
     linear_weight_gradient(gemm, stream, rows, in, out, work.narrow, work.wide, out, weight_gradient.data,
                            weight_gradient.fresh);
+    adapt_low_gradient(stream, rows, adapter, work.wide);
+    adapt_weight_gradients(stream, rows, adapter, adapter_gradient, work.narrow, work.wide);
     linear_input_gradient(gemm, stream, rows, in, out, work.wide, out, weight.data, work.narrow);
+    adapt_input_gradient(stream, rows, adapter, work.narrow);
     layer_norm_backward(device, stream, static_cast<T const*>(work.narrow), x, norm_weight.data, norm.mean, norm.scale,
                         static_cast<T const*>(gradient), gradient, norm_weight_gradient.data, norm_bias_gradient.data,
                         rows, in, work.partials, norm_weight_gradient.fresh);
@@ -178,6 +243,7 @@ void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& 
                                          4 * width);
   });
   linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
+  adapt(stream, rows, w.down, work.wide, work.narrow);
   add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
 }
 
@@ -197,22 +263,28 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   T const* const down = dropped(stream, pass, mlp_mask, gradient);
   bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
   linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
+  adapt_low_gradient(stream, rows, w.down, down);
+  adapt_input_gradient(stream, rows, w.down, work.wide);
   with_formula(
       [&](auto formula) { gelu_backward<decltype(formula)>(device, stream, a.hidden, work.wide, rows * 4 * width); });
   linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
                          g.down_weight.fresh);
+  adapt_weight_gradients(stream, rows, w.down, g.down, a.hidden, down);
   linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
-                  g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, gradient);
+                  g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, w.up, g.up, gradient);
 
   // Attention.
   T const* const mix = dropped(stream, pass, mix_mask, gradient);
   bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials, g.mix_bias.fresh);
   linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data, g.mix_weight.fresh);
   linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
+  adapt_low_gradient(stream, rows, w.mix, mix);
+  adapt_input_gradient(stream, rows, w.mix, work.narrow);
+  adapt_weight_gradients(stream, rows, w.mix, g.mix, a.mixed, mix);
   attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
                       work.wide);
   linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,
-                  g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, gradient);
+                  g.norm_1_weight, g.norm_1_bias, g.qkv_weight, g.qkv_bias, w.qkv, g.qkv, gradient);
 }
 
 }  // namespace nanogpt

@@ -16,7 +16,7 @@ class Embedding {
  public:
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
-  static constexpr bool sets_gradients = true;
+  static constexpr bool sets_gradients = true, skips_gradients = true;
 
   template <class E>
   struct Params {
@@ -29,8 +29,9 @@ class Embedding {
   template <class E, class Visit>
   void describe(Params<E>& p, Visit&& tensor) const {
     auto const& config = context_->config;
-    tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd});
-    tensor("wpe.weight", p.positions, {config.block_size, config.n_embd});
+    fsdp::TensorOptions const options{.frozen = !context_->tuning.trains_embeddings()};
+    tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd}, options);
+    tensor("wpe.weight", p.positions, {config.block_size, config.n_embd}, options);
   }
 
   /// out (B, n, C) = token row + position row, dropped out.
@@ -69,6 +70,7 @@ void Embedding<D, T>::forward(Stream& stream, Params<T const> const& w, Pass con
 template <class D, class T>
 void Embedding<D, T>::backward(Stream& stream, Params<T const> const&, Params<Gradient> const& g, Pass const& pass,
                                std::int32_t const* tokens, T* out_gradient) const {
+  if (!g.tokens.wanted()) return;
   drop(stream, pass, out_gradient);
   if (g.tokens.fresh) zero(stream, g.tokens);
   if (g.positions.fresh) zero(stream, g.positions);

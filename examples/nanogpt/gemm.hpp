@@ -56,12 +56,13 @@ void linear(Gemm<D>& gemm, typename D::Stream& stream, std::int64_t rows, std::i
   gemm.run(stream, Op::none, Op::transpose, rows, out, in, 1, x, in, weight, in, 0, y, stride);
 }
 
-/// dW (out, in) += dy^T (out, rows) x (rows, in); dy's rows are `stride` apart.
+/// dW (out, in) += dy^T (out, rows) x (rows, in); dy's rows are `stride` apart. A null gradient: nothing.
 /// @param fresh  dW is undefined: =, not +=
 template <class D, class T, class G>
 void linear_weight_gradient(Gemm<D>& gemm, typename D::Stream& stream, std::int64_t rows, std::int64_t in,
                             std::int64_t out, T const* x, T const* dy, std::int64_t stride, G* weight_gradient,
                             bool fresh = false) {
+  if (weight_gradient == nullptr) return;
   gemm.run(stream, Op::transpose, Op::none, out, in, rows, 1, dy, stride, x, in, fresh ? 0 : 1, weight_gradient, in);
 }
 

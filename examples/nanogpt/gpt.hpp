@@ -20,6 +20,7 @@
 #include "head.hpp"
 #include "pass.hpp"
 #include "token_feed.hpp"
+#include "tuning.hpp"
 
 namespace nanogpt {
 
@@ -31,6 +32,7 @@ struct GptOptions {
   std::int64_t panel = 256;                   ///< query rows of an attention panel
   std::int64_t attention_elements = 1 << 18;  ///< attention scores that a thread works on at a time
   std::int64_t logits_elements = 32 << 20;    ///< logits that exist at a time
+  Tuning tuning{};
 };
 
 /// Options that suit a device. On a GPU, pieces that fill it: each part of the logits reads and writes all of wte's
@@ -65,7 +67,7 @@ class Gpt {
         options_(options),
         gemm_(engine.device()),
         activations_(engine.device(), engine.account(), config, plan_),
-        context_{engine.device(), &gemm_, config, plan_, activations_.workspace()},
+        context_{engine.device(), &gemm_, config, plan_, activations_.workspace(), options.tuning},
         feed_(engine.device(), engine.account(), batch * length),
         scalars_(context_.device, engine.account(), fsdp::MemoryTag::scalars, 2 * sizeof(double)),
         sampled_(context_.device, engine.account(), fsdp::MemoryTag::workspace,
@@ -217,6 +219,7 @@ class Gpt {
     plan.training = options.training;
     plan.recompute = options.training ? std::min(options.recompute, config.n_layer) : 0;
     plan.dropout = config.dropout;
+    plan.lora_rank = options.tuning.lora_rank;
     plan.panel = options.panel;
     plan.lanes = lanes;
     plan.attention_elements = options.attention_elements;
@@ -231,7 +234,9 @@ class Gpt {
       auto const name = fsdp::formatted("transformer.h.{}", layer);
       if (together > 0 && layer % together == 0) {
         auto const last = std::min(layer + together, layers) - 1;
-        unit = engine_.add_unit(last == layer ? name : fsdp::formatted("{}-{}", name, last));
+        auto const& tuning = options_.tuning;
+        unit = engine_.add_unit(last == layer ? name : fsdp::formatted("{}-{}", name, last),
+                                {.frozen = !tuning.adapts() && !tuning.trains(last, layers)});
       }
       blocks.push_back(engine_.shard(Block<Device, T>(context_, layer), name, unit));
     }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
+#include "tuning.hpp"
 
 namespace nanogpt {
 
@@ -68,6 +69,17 @@ struct GptConfig {
   double flop_per_token() const {
     return 6.0 * static_cast<double>(parameters_without_positions()) +
            12.0 * static_cast<double>(n_layer * n_head * head_size() * block_size);
+  }
+
+  /// The same where only some tensors train: 2 N for forward; in backward 2 for each parameter of the head and of the
+  /// blocks that backward comes to, 2 for each that trains, and attention of these blocks. Adapters are left out.
+  double flop_per_token(Tuning const& tuning) const {
+    if (tuning.trains_embeddings()) return flop_per_token();
+    auto const layers = tuning.adapts() ? n_layer : tuning.last_layers;
+    auto const passed = vocab_size * n_embd + layers * layer_parameters();
+    auto const trained = tuning.adapts() ? 0 : layers * layer_parameters();
+    auto const attention = n_head * head_size() * block_size * (4 * n_layer + 8 * layers);
+    return static_cast<double>(2 * parameters_without_positions() + 2 * passed + 2 * trained + attention);
   }
 
   /// @throws fsdp::ConfigError when no such model exists

@@ -38,7 +38,7 @@ class Head {
  public:
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
-  static constexpr bool sets_gradients = true;
+  static constexpr bool sets_gradients = true, skips_gradients = true;
 
   template <class E>
   struct Params {
@@ -51,9 +51,13 @@ class Head {
   template <class E, class Visit>
   void describe(Params<E>& p, Visit&& tensor) const {
     auto const& config = context_->config;
-    tensor("ln_f.weight", p.norm_weight, {config.n_embd}, fsdp::TensorOptions{false, fsdp::init::ones});
-    if (config.bias) tensor("ln_f.bias", p.norm_bias, {config.n_embd}, fsdp::no_decay);
-    tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd});
+    auto const& tuning = context_->tuning;
+    fsdp::TensorOptions const ones{.decay = false, .init = fsdp::init::ones, .frozen = tuning.adapts()};
+    fsdp::TensorOptions const zeros{.decay = false, .init = fsdp::init::zeros, .frozen = tuning.adapts()};
+    tensor("ln_f.weight", p.norm_weight, {config.n_embd}, ones);
+    if (config.bias) tensor("ln_f.bias", p.norm_bias, {config.n_embd}, zeros);
+    tensor("wte.weight", p.tokens, {config.vocab_size, config.n_embd},
+           fsdp::TensorOptions{.frozen = !tuning.trains_embeddings()});
   }
 
   /// Normalises rows (B n, C) into the workspace's narrow, where backward finds them.

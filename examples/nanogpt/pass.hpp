@@ -8,6 +8,7 @@
 #include "gemm.hpp"
 #include "gpt_config.hpp"
 #include "row_kernels.hpp"
+#include "tuning.hpp"
 
 namespace nanogpt {
 
@@ -39,6 +40,7 @@ struct Context {
   GptConfig config;
   ActivationPlan plan;
   Workspace<T> workspace;
+  Tuning tuning{};
 };
 
 }  // namespace nanogpt

@@ -211,7 +211,9 @@ class RunFiles {
       take_folder();
       std::filesystem::path const folder(settings_.out_dir);
       progress_.say(fmt::format("saving weights to {}", (folder / weights_name).string()));
-      save_weights(trainer_.engine(), folder / weights_name);
+      save_weights(trainer_.engine(), folder / weights_name, trainer_.tuning());
+      if (trainer_.tuning().adapts())
+        save_weights(trainer_.engine(), folder / adapters_name, trainer_.tuning(), Weights::adapters);
       fsdp::checkpoint::agreed(trainer_.engine().world(), "config.json", [&] {
         ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
         if (first_rank_) save_model_config(folder, ready_.config, state, &settings_, ready_.dataset->meta);

@@ -94,6 +94,15 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
     group.elements += tensor.numel;
   }
   fmt::print("number of parameters: {:.2f}M\n", static_cast<double>(ready.config.parameters_without_positions()) / 1e6);
+  std::int64_t all = 0, trained = 0;
+  auto const shards = trainer.engine().shards();
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    all += shards[u].layout().numel();
+    if (shards[u].trains()) trained += shards[u].layout().numel();
+  }
+  if (trained < all)
+    fmt::print("fine-tuning: {} of {} parameters train ({:.2f} %)\n", with_commas(trained), with_commas(all),
+               100.0 * static_cast<double>(trained) / static_cast<double>(all));
   fmt::print("num decayed parameter tensors: {}, with {} parameters\n", decayed.tensors, with_commas(decayed.elements));
   fmt::print("num non-decayed parameter tensors: {}, with {} parameters\n", others.tensors,
              with_commas(others.elements));

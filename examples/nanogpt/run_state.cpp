@@ -84,6 +84,14 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   return run;
 }
 
+float lora_scale_of(RunState const& run) {
+  Settings settings;
+  for (std::string const name : {"lora_rank", "lora_alpha"})
+    if (auto const found = run.settings.find(name); found != run.settings.end())
+      assign(settings, *find_setting(name), found->second, run.checkpoint.string());
+  return tuning_of(settings).lora_scale;
+}
+
 void adopt_model(Settings& settings, RunState const& run) {
   adopt_shape(settings, run.model, fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
 }

@@ -41,6 +41,9 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
 /// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged
 RunState read_run(std::filesystem::path const& checkpoint);
 
+/// Factor of the run's adapters: see Tuning. 1 if it has none.
+float lora_scale_of(RunState const& run);
+
 /// Takes the model's shape from a run.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another
 void adopt_model(Settings& settings, RunState const& run);

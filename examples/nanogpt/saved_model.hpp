@@ -53,6 +53,7 @@ void save_model_config(std::filesystem::path const& folder, GptConfig const& con
 SavedModel open_saved_model(std::filesystem::path const& folder);
 
 inline constexpr std::string_view weights_name = "model.safetensors";
+inline constexpr std::string_view adapters_name = "adapters.safetensors";
 inline constexpr std::string_view meta_name = "meta.json";
 
 }  // namespace nanogpt

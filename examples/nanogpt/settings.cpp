@@ -223,6 +223,13 @@ std::vector<Setting> make_table() {
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.flag("cpu_offload", &S::cpu_offload, training | of_run, "keep shards in host memory");
   t.rows.back().listed = false;
+  t.heading = "Fine-tuning";
+  t.count("lora_rank", &S::lora_rank, training | of_run,
+          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0, 65536);
+  t.positive("lora_alpha", &S::lora_alpha, training | of_run,
+             "an adapter's product is multiplied by lora_alpha / lora_rank");
+  t.count("train_layers", &S::train_layers, training | of_run,
+          "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
   t.heading = "Settings of nanoGPT (accepted, without effect)";
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
   t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
@@ -495,6 +502,15 @@ std::string_view nearest_setting(std::string_view name, Command command) {
   return nearest;
 }
 
+Tuning tuning_of(Settings const& settings) {
+  Tuning tuning;
+  tuning.lora_rank = settings.lora_rank;
+  if (tuning.adapts())
+    tuning.lora_scale = static_cast<float>(settings.lora_alpha / static_cast<double>(tuning.lora_rank));
+  tuning.last_layers = settings.train_layers;
+  return tuning;
+}
+
 std::int64_t checkpointed_layers(Settings const& settings) {
   auto const& text = settings.activation_checkpointing;
   if (text == "false" || text == "False") return 0;
@@ -693,6 +709,19 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.was_given("min_params") && s.wrap != "size")
     fsdp::fail<fsdp::ConfigError>("setting 'min_params': only --wrap=size uses min_params, got {} with --wrap={}",
                                   s.min_params, s.wrap);
+  if (command == Command::train && (s.lora_rank > 0 || s.train_layers > 0) && first_start(s) == "scratch")
+    fsdp::fail<fsdp::ConfigError>(
+        "setting '{}': fine-tuning starts from weights; expected --init_from=WEIGHTS, --init_from=auto:WEIGHTS or "
+        "--init_from=resume, got {}",
+        s.lora_rank > 0 ? "lora_rank" : "train_layers", s.init_from);
+  if (s.lora_rank > 0 && s.train_layers > 0)
+    fsdp::fail<fsdp::ConfigError>("settings 'lora_rank' and 'train_layers': expected at most one of the two, got {} and {}",
+                                  s.lora_rank, s.train_layers);
+  if (s.train_layers > s.n_layer)
+    fsdp::fail<fsdp::ConfigError>("setting 'train_layers': expected at most n_layer = {}, got {}", s.n_layer,
+                                  s.train_layers);
+  if (s.was_given("lora_alpha") && s.lora_rank == 0)
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --lora_rank too");
   if (s.cpu_offload) fsdp::fail<fsdp::ConfigError>("setting 'cpu_offload': not supported; expected false, got true");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);

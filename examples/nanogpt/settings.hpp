@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "tuning.hpp"
+
 namespace nanogpt {
 
 /// The subcommands; a setting says in which of them it exists.
@@ -85,6 +87,10 @@ struct Settings {
   std::string activation_checkpointing = "false";
   std::string reduce_dtype;  ///< empty: float32
   bool cpu_offload = false;
+  // fine-tuning
+  std::int64_t lora_rank = 0;  ///< 0: no adapters
+  double lora_alpha = 16.0;
+  std::int64_t train_layers = 0;  ///< 0: everything trains
   // nanoGPT's that mean nothing here
   bool compile = true;
   std::string backend = "nccl";
@@ -173,6 +179,8 @@ Setting const* find_setting(std::string_view name);
 std::string_view nearest_setting(std::string_view name, Command command);
 /// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
 std::int64_t checkpointed_layers(Settings const& settings);
+/// lora_rank, lora_alpha and train_layers: what trains.
+Tuning tuning_of(Settings const& settings);
 /// reshard_after_forward: what becomes of a unit when its forward has ended.
 struct Resharding {
   bool drops = true;       ///< false: it stays until after backward

@@ -145,6 +145,7 @@ class Trainer {
   Gpt<Engine>& model() { return model_; }
   fsdp::AdamW<Engine>& optimizer() { return adamw_; }
   GptConfig const& config() const { return config_; }
+  Tuning tuning() const { return tuning_of(settings_); }
 
   /// Nanoseconds that compute has waited for communication so far. Where the device counts them.
   std::uint64_t blocked_ns() const {
@@ -162,6 +163,7 @@ class Trainer {
     options.seed = static_cast<std::uint64_t>(settings.seed);
     options.recompute = checkpointed_layers(settings);
     options.unit_layers = layers_in_unit(settings, config.layer_parameters());
+    options.tuning = tuning_of(settings);
     return options;
   }
 

@@ -54,7 +54,7 @@ class TrainingLoop {
         tokens_(
             static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
         peak_(ready.peak),
-        meter_(tokens_ * ready.config.flop_per_token(), peak_.flops),
+        meter_(tokens_ * ready.config.flop_per_token(trainer.tuning()), peak_.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
         run_log_(run_log),

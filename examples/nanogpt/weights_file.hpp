@@ -14,6 +14,8 @@
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/weights_source.hpp"
+#include "merged_weights.hpp"
+#include "tuning.hpp"
 
 namespace fsdp::checkpoint {
 class SafetensorsWriter;
@@ -40,21 +42,40 @@ class WeightsWriter {
   bool bf16_;
 };
 
-/// Writes the engine's weights to `path`; rank 0 writes, at most one unit is in its memory at a time.
+/// Which tensors of a model a file gets.
+enum class Weights {
+  merged,   ///< those of a GPT without adapters: adapters are added to the matrices that they belong to
+  adapters  ///< adapters alone
+};
+
+/// Writes the engine's weights to `path`; rank 0 writes, at most one unit, and its adapters, are in its memory at a
+/// time.
 /// @throws fsdp::ResourceError on every rank if the file cannot be written
 /// @note Collective: yes.
 template <class E>
-void save_weights(E& engine, std::filesystem::path const& path) {
+void save_weights(E& engine, std::filesystem::path const& path, Tuning const& tuning, Weights which = Weights::merged) {
   std::optional<WeightsWriter> writer;
+  MergedWeights merged(tuning.lora_scale);
   std::string problem;
+  auto tensors = fsdp::tensor_list(engine);
+  std::erase_if(tensors, [&](fsdp::TensorInfo const& tensor) {
+    return is_adapter(tensor.name) != (which == Weights::adapters);
+  });
   fsdp::checkpoint::agreed(engine.world(), "the weights' file", [&] {
-    if (engine.rank() == 0) writer.emplace(path, fsdp::tensor_list(engine));
+    if (engine.rank() == 0) writer.emplace(path, tensors);
     return "";
   });
   // A file that fails does not end the collectives that other ranks take part in.
   fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
     try {
-      if (writer) writer->write(tensor, values);
+      if (!writer) return;
+      if (which == Weights::adapters) {
+        if (is_adapter(tensor.name)) writer->write(tensor, values);
+      } else if (is_adapter(tensor.name)) {
+        merged.keep(tensor, values);
+      } else {
+        writer->write(tensor, merged.merge(tensor.name, values));
+      }
     } catch (fsdp::ResourceError const& error) {
       problem = error.what();
       writer.reset();
@@ -67,13 +88,15 @@ void save_weights(E& engine, std::filesystem::path const& path) {
   });
 }
 
-/// Reads this rank's part of the weights, and no more than that of the files.
+/// Reads this rank's part of the weights, and no more than that of the files. Adapters stay as they are.
 /// @throws fsdp::ConfigError if a file cannot be read
 /// @note Collective: no (sealing is, the first time).
 template <class E>
 void load_weights(E& engine, WeightsSource const& weights) {
   fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, std::int64_t first, std::span<float> out) {
+    if (is_adapter(tensor.name)) return false;
     weights.read(tensor.name, first, out);
+    return true;
   });
 }
 

@@ -2,7 +2,6 @@
 // For trainers that own raw pointers: a unit that sets the caller's pointers while its parameters are there.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -121,11 +120,9 @@ class AdoptedUnit {
             engine.rank(), other.name, tensor.name);
       declared.push_back({tensor.name, tensor.shape, tensor.options});
     }
-    bool const all = unit_.index < engine.shards().size() && engine.shards()[unit_].frozen;
-    bool const skips = std::none_of(tensors_.begin(), tensors_.end(), [&](auto const& each) {
-      return (all || each.options.frozen) && each.gradient != nullptr;
-    });
-    use_ = engine.declare_use(unit_, name, std::move(declared), places_, skips);
+    std::vector<bool> skips;
+    for (auto const& tensor : tensors_) skips.push_back(tensor.gradient == nullptr);
+    use_ = engine.declare_use(unit_, name, std::move(declared), places_, std::move(skips));
   }
   static UnitId add_unit(E& engine, std::string const& name, AdoptedOptions const& options) {
     expect_compute(engine, name, options);

@@ -184,9 +184,10 @@ concept SetsGradients = Module<M> && requires(M const& module) {
   typename M::template Params<Gradient<float>>;
 };
 
-/// A module that may be told that a tensor is frozen: with `static constexpr bool skips_gradients = true`, `backward`
-/// gets a tensor without data for the gradient of a frozen tensor (`g.weight.wanted()` is false), and must not write
-/// it. Other modules write these gradients into a buffer that nothing reads.
+/// A module that may be told that a gradient is not wanted: with `static constexpr bool skips_gradients = true`,
+/// `backward` gets a tensor without data (`g.weight.wanted()` is false) for the gradient of a frozen tensor, and in a pass
+/// of Engine::frozen_parameters for all, and must not write it. Other modules write these gradients into a buffer that
+/// nothing reads.
 template <class M>
 concept SkipsGradients = Module<M> && requires(M const& module) {
   { module.skips_gradients } -> std::convertible_to<bool>;

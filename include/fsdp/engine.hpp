@@ -126,7 +126,10 @@ class Engine {
     typename M::template Params<detail::Declared> unbound;
     detail::Registrar registrar{prefix, unit, &core_.declared, &tensors};
     user_module.describe(unbound, registrar);
-    core_.declared.end_module(unit, tensors, promises_of(user_module));
+    bool sets = false, skips = false;
+    if constexpr (SetsGradients<M>) sets = user_module.sets_gradients;
+    if constexpr (SkipsGradients<M>) skips = user_module.skips_gradients;
+    core_.declared.end_module(unit, tensors, sets, std::vector<bool>(tensors.size(), skips));
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
@@ -161,14 +164,15 @@ class Engine {
   }
   /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
   /// storage.
-  /// @param places           gets the place of each tensor
-  /// @param skips_gradients  backward writes no gradients of frozen tensors
+  /// @param places  gets the place of each tensor
+  /// @param skips   by tensor: backward does not write a gradient that is not wanted; empty: it does
   [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<DeclaredTensor> tensors,
-                                  std::vector<TensorPlace>& places, bool skips_gradients = false) {
+                                  std::vector<TensorPlace>& places, std::vector<bool> skips = {}) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
     for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, places);
-    core_.declared.end_module(unit, places, {.skips = skips_gradients});
+    skips.resize(places.size());
+    core_.declared.end_module(unit, places, false, skips);
     return {schedule().declare(unit.index, std::string(module)), this};
   }
 
@@ -209,6 +213,12 @@ class Engine {
   /// @throws UsageError without EngineOptions::allow_keep_unsharded, if some unit shares its buffer with others: one
   /// that is dropped after forward
   Backward keep_unsharded(bool on = true) { return Backward(core_, BackwardChange::keep_unsharded, on); }
+
+  /// @return while it lives, backward passes that begin write no gradients of parameters: they pass gradients of
+  /// activations through the modules, as a generator's step does through a discriminator. Such a pass comes to every use,
+  /// frozen units or not. Gradients of other passes stay as they are
+  /// @throws UsageError without EngineOptions::allow_frozen_parameters
+  Backward frozen_parameters(bool on = true) { return Backward(core_, BackwardChange::frozen_parameters, on); }
 
   using Evaluation = EvaluationScope<Core>;
   using Scope = UseScope<Core>;
@@ -313,13 +323,6 @@ class Engine {
   }
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
     fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);
-  }
-  template <Module M>
-  static GradientPromises promises_of(M const& user_module) {
-    GradientPromises promises;
-    if constexpr (SetsGradients<M>) promises.sets = user_module.sets_gradients;
-    if constexpr (SkipsGradients<M>) promises.skips = user_module.skips_gradients;
-    return promises;
   }
 
   Core core_;

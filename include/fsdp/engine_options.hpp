@@ -38,6 +38,9 @@ struct EngineOptions {
   bool allow_keep_unsharded = false;   ///< allocates the buffers that keep_unsharded() needs: one for every unit
   bool allow_no_sync = false;          ///< allocates the buffers that no_sync() needs: full gradients
   bool allow_no_replica_sync = false;  ///< HybridShard: allocates what no_replica_sync() needs: one more shard in fp32
+  /// Plans the passes of frozen_parameters(). If some module writes all gradients that it has (see SkipsGradients),
+  /// allocates a buffer of the largest such unit.
+  bool allow_frozen_parameters = false;
   std::int64_t bucket_bytes = 25 << 20;       ///< NoShard: bytes per all-reduce
   std::int64_t first_bucket_bytes = 1 << 20;  ///< NoShard: bytes of the first all-reduce of a backward pass
   int passes_ahead = 4;       ///< passes over the modules that the host may be ahead of compute; at least 1

@@ -53,7 +53,7 @@ struct NamedTensors {
   TensorPlace const* next;
   TensorPlace const* end;
   bool gradients;  ///< false: parameters
-  bool skips;      ///< gradients of frozen tensors are left out
+  bool skips;      ///< gradients that are not wanted are left out
 
   struct Bound {
     void* data;  ///< nullptr: no gradient is wanted
@@ -71,10 +71,11 @@ struct NamedTensors {
         auto const& buffers = scope->buffers(next->unit);
         void* const base = gradients ? buffers.gradients : const_cast<void*>(buffers.parameters);
         auto const index = (next++)->tensor;
-        if (base == nullptr || (skips && unit.frozen)) return {nullptr, false};
+        bool const unwanted = gradients && !scope->wants_gradients(unit);
+        if (base == nullptr || (skips && unwanted)) return {nullptr, false};
         auto const element = size_of(gradients ? unit.types().gradient : unit.types().parameter);
         return {static_cast<std::byte*>(base) + static_cast<std::size_t>(known.offset) * element,
-                sets && unit.begin_gradient(index)};
+                sets && (unwanted || unit.begin_gradient(index))};
       }
     }
     refuse(tensor, extents);

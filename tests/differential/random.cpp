@@ -31,7 +31,9 @@ struct Case {
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
   Case drawn{trial::draw_trial(draw, {.freezes = true}), std::vector<trial::Setting>(1)};
-  drawn.settings[0].options.allow_no_sync = trial::needs_of(drawn.trial.script).unsynced;
+  auto const needs = trial::needs_of(drawn.trial.script);
+  drawn.settings[0].options.allow_no_sync = needs.unsynced;
+  drawn.settings[0].options.allow_frozen_parameters = needs.activations;
   bool const rounds = draw.once_in(4);
   for (int i = 0; i < 3; ++i) {
     drawn.settings.push_back(trial::draw_setting(draw, drawn.trial));

@@ -44,6 +44,9 @@ std::vector<Case> cases() {
   tanh_gelu.activation = nanogpt::Activation::gelu_new;
   nanogpt::GptOptions recompute_some = panels;
   recompute_some.recompute = 2;
+  nanogpt::GptOptions adapters = plain, adapters_recomputed = recompute_some;
+  adapters.tuning.lora_rank = 3, adapters.tuning.lora_scale = 0.7f;
+  adapters_recomputed.tuning = adapters.tuning;
   return {
       {"one panel", shape(2, 2, 8, 8, 13, false, 0.0f), 2, 8, plain},
       {"biases, odd length, several panels", shape(2, 3, 12, 11, 17, true, 0.0f), 2, 7, panels},
@@ -53,6 +56,8 @@ std::vector<Case> cases() {
       {"recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute},
       {"gelu_new", tanh_gelu, 2, 5, plain},
       {"some recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute_some},
+      {"adapters", shape(2, 2, 8, 8, 13, false, 0.0f), 2, 5, adapters},
+      {"adapters of recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, adapters_recomputed},
   };
 }
 

@@ -148,7 +148,7 @@ class DirectEngine {
   int world_size() const { return 1; }
   template <class M>
   using Sharded = DirectModule<M, DirectEngine>;
-  fsdp::UnitId add_unit(std::string_view) { return {units_++}; }
+  fsdp::UnitId add_unit(std::string_view, fsdp::UnitOptions const& = {}) { return {units_++}; }
   template <class M>
   DirectModule<M, DirectEngine> shard(M module, std::string_view prefix) {
     return {*this, module, std::string(prefix)};

@@ -55,9 +55,26 @@ StepInput input_at_random(std::mt19937& random) {
     unit.reshards_after_forward = unit.shards && below(4) > 0;
   }
   input.units.front().elements = 512;
+  auto const firsts = [&] { return input.uses[static_cast<std::size_t>(below(static_cast<unsigned>(input.uses.size())))]; };
+  if (below(2) == 0) {  // modules of several units, and frozen units
+    for (std::size_t u = 1; u < input.units.size(); ++u) {
+      auto& unit = input.units[u];
+      unit.frozen = below(3) == 0, unit.skips_gradients = below(2) == 0;
+      if (below(3) == 0) continue;
+      std::erase(input.uses, u);
+      do {
+        unit.beside = static_cast<std::uint32_t>(firsts());
+      } while (unit.beside > u);
+    }
+  }
   for (int more = below(3); more > 0; --more)
-    input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())),
-                      static_cast<std::size_t>(below(static_cast<unsigned>(input.units.size()))));
+    input.uses.insert(input.uses.begin() + below(static_cast<unsigned>(input.uses.size())), firsts());
+  if (below(3) == 0)  // modules that train nothing, in units that others train
+    for (std::size_t use = 0; use < input.uses.size(); ++use) {
+      auto const later = input.uses.begin() + static_cast<std::ptrdiff_t>(use) + 1;
+      bool const again = std::find(later, input.uses.end(), input.uses[use]) != input.uses.end();
+      input.frozen_uses.push_back(again && below(2) == 0);
+    }
   input.keep_last = below(3) > 0;
   input.keep_root = below(3) > 0;
   input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
@@ -72,6 +89,9 @@ StepInput input_at_random(std::mt19937& random) {
   if (below(2) == 1) types.parameter = fsdp::DType::bf16;
   if (below(2) == 1) types.gradient = fsdp::DType::bf16;
   fsdp::testing::set_types(input, types);
+  if (below(3) == 0)  // some are fp32
+    for (auto& unit : input.units)
+      if (below(2) == 0) unit.types = {};
   if (types.gradient == fsdp::DType::f32 && below(2) == 0) input.wire = fsdp::DType::bf16;
   return input;
 }
@@ -88,7 +108,7 @@ void half_a_pass(PaperStep& of, std::mt19937& random) {
   bool const in_backward = random() % 2 == 0;
   for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.run.forward(use);
   if (!in_backward) return;
-  auto const done = 1 + random() % uses;
+  auto const done = 1 + random() % (uses - of.program.backward_end());
   for (std::size_t i = 0; i < done; ++i) of.run.backward(uses - 1 - i, flags);
 }
 void run_at_random(PaperStep& of, std::mt19937& random) {

@@ -33,8 +33,10 @@ enum class Units { as_engine, last_replicated, every_second_replicated, some_sta
 enum class Ahead { one, none, two, three, lists, capped };
 enum class Keeps { all, not_last, not_root, slices, every_unit };
 enum class MicroSteps { reduce, last_reduces, last_replicates, at_random };
-enum class Between { nothing, evaluations, discarded_passes };
+enum class Between { nothing, evaluations, discarded_passes, frozen_passes };
 enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  ///< "in": what fp32 gradients travel in
+/// Further tensors of the modules, in units of their own.
+enum class Kinds { none, replicated, frozen, fp32, all };
 
 struct Row {
   Engine engine{};
@@ -46,18 +48,19 @@ struct Row {
   MicroSteps micro_steps{};
   Between between{};
   Precision precision{};
+  Kinds kinds{};
   // Of no axis:
   int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
   std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
-inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 3, 5};
+inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5};
 
 inline Row row_of(fsdp::testing::TableRow const& at) {
   return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
           static_cast<int>(at[2]) + 1,    at[3] == 0,
           static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
           static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
-          static_cast<Precision>(at[8])};
+          static_cast<Precision>(at[8]),  static_cast<Kinds>(at[9])};
 }
 inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -110,6 +113,7 @@ inline fsdp::EngineOptions options_of(Row const& row) {
   options.allow_keep_unsharded = row.keeps == Keeps::every_unit;
   options.allow_no_sync = row.micro_steps == MicroSteps::last_reduces || row.micro_steps == MicroSteps::at_random;
   options.allow_no_replica_sync = is_hybrid(row) && row.micro_steps >= MicroSteps::last_replicates;
+  options.allow_frozen_parameters = row.between == Between::frozen_passes;
   options.bucket_bytes = 3000;
   options.first_bucket_bytes = 700;
   if (row.precision == Precision::fp32_in_bf16) options.reduce_dtype = fsdp::DType::bf16;
@@ -171,7 +175,7 @@ class Watch {
 
 /// A call of a rank's run.
 struct Call {
-  enum class Kind { forward, backward, begin_evaluation, end_evaluation, discard, norm, update };
+  enum class Kind { forward, backward, activations, begin_evaluation, end_evaluation, discard, norm, update };
   Kind kind{};
   std::size_t use = 0;
   fsdp::BackwardFlags flags{};  ///< of a backward pass
@@ -204,33 +208,57 @@ struct SetGradients : AddGradients {
   }
 };
 
-/// A module that looks at what it is given, and accesses it.
+/// A module that looks at what it is given, and accesses it: a kernel for each tensor.
 template <class Device>
 struct Probe {
+  static constexpr bool skips_gradients = true;
   Device device;
   std::int64_t elements;
   bool sets_gradients = false;
+  /// There is such a tensor, in a unit of its own.
+  bool has_replicated = false, has_frozen = false, has_wide = false;
+  std::int64_t further = 0;  ///< elements of each of these
   template <class T>
   struct Params {
-    fsdp::Tensor<T, 1> weight;
+    fsdp::Tensor<T, 1> weight, replicated, frozen;
+    fsdp::Tensor<fsdp::in_fp32<T>, 1> wide;
   };
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
     tensor("weight", p.weight, {elements});
+    if (has_replicated)
+      tensor("replicated", p.replicated, {further}, fsdp::TensorOptions{.strategy = fsdp::NoShard{}});
+    if (has_frozen) tensor("frozen", p.frozen, {further}, fsdp::frozen);
+    if (has_wide) tensor("wide", p.wide, {further});
   }
   template <class W, class E>
   void forward(typename Device::Stream& stream, Params<W> const& w, Watch<E>& watch) const {
     watch.look(w.weight.data, nullptr);
-    device.launch(stream, std::int64_t{1}, ReadParameters{}, w.weight.data, elements);
+    for_each_tensor(w, w, [&](auto const& weight, auto const&) { read(stream, weight); });
   }
   template <class W, class G, class E>
   void backward(typename Device::Stream& stream, Params<W> const& w, Params<G> const& g, Watch<E>& watch) const {
     watch.look(w.weight.data, g.weight.data);
-    if (g.weight.fresh) {
-      device.launch(stream, std::int64_t{1}, SetGradients{}, w.weight.data, g.weight.data, elements);
-    } else {
-      device.launch(stream, std::int64_t{1}, AddGradients{}, w.weight.data, g.weight.data, elements);
-    }
+    for_each_tensor(w, g, [&](auto const& weight, auto const& gradient) {
+      if (!gradient.wanted()) return read(stream, weight);
+      if (gradient.fresh)
+        device.launch(stream, std::int64_t{1}, SetGradients{}, weight.data, gradient.data, weight.numel());
+      else
+        device.launch(stream, std::int64_t{1}, AddGradients{}, weight.data, gradient.data, weight.numel());
+    });
+  }
+
+ private:
+  template <class W, class G, class Act>
+  void for_each_tensor(W const& w, G const& g, Act const& act) const {
+    act(w.weight, g.weight);
+    if (has_replicated) act(w.replicated, g.replicated);
+    if (has_frozen) act(w.frozen, g.frozen);
+    if (has_wide) act(w.wide, g.wide);
+  }
+  template <class Tensor>
+  void read(typename Device::Stream& stream, Tensor const& weight) const {
+    device.launch(stream, std::int64_t{1}, ReadParameters{}, weight.data, weight.numel());
   }
 };
 
@@ -249,7 +277,13 @@ class Rank {
     std::optional<fsdp::UnitId> root;
     if (row.tied) root = engine_.add_unit("root", strategy_of(row, 0, blocks));
     auto const module = [&](int unit, std::int64_t elements) {
-      return Module{device, elements, row.setting > 0 && unit % row.setting == 0};
+      Module probe{device, elements, row.setting > 0 && unit % row.setting == 0};
+      auto const has = [&](Kinds kind) { return row.kinds == kind || row.kinds == Kinds::all; };
+      probe.has_replicated = has(Kinds::replicated) && strategy_of(row, unit, blocks).shards;
+      probe.has_frozen = has(Kinds::frozen);
+      probe.further = row.elements;
+      probe.has_wide = has(Kinds::fp32) && row.precision != Precision::fp32 && row.precision != Precision::fp32_in_bf16;
+      return probe;
     };
     if (row.tied) modules_.push_back(engine_.shard(module(0, 2 * row.elements), "ends", *root));
     for (int i = 1; i <= blocks; ++i)
@@ -276,6 +310,7 @@ class Rank {
       int const micro_steps = row_.micro_steps == MicroSteps::at_random ? 12 : 3;
       for (int micro = 0; micro < micro_steps; ++micro) {
         if (row_.between == Between::evaluations && micro < 2) evaluate(micro == 1);
+        if (row_.between == Between::frozen_passes) freeze();
         set_flags(micro + 1 == micro_steps);
         pass(Phase::forward);
         pass(Phase::backward);
@@ -326,9 +361,13 @@ class Rank {
     flags_ = flags;
   }
   void use(Phase phase, std::size_t at) {
-    calls_.push_back({phase == Phase::backward ? Call::Kind::backward : Call::Kind::forward, at, flags_});
+    bool const in_forward = phase == Phase::forward || phase == Phase::evaluation;
+    calls_.push_back({in_forward                ? Call::Kind::forward
+                      : phase == Phase::backward ? Call::Kind::backward
+                                                 : Call::Kind::activations,
+                      at, flags_});
     watch_->use(phase, at, facts_, [&] {
-      if (phase == Phase::backward) {
+      if (!in_forward) {
         modules_[at].backward(*watch_);
       } else {
         modules_[at].forward(*watch_);
@@ -337,8 +376,8 @@ class Rank {
   }
   void pass(Phase phase) {
     tally_->entries.clear();
-    for (std::size_t i = 0; i < modules_.size(); ++i)
-      use(phase, phase == Phase::backward ? modules_.size() - 1 - i : i);
+    bool const reverse = phase == Phase::backward || phase == Phase::activations;
+    for (std::size_t i = 0; i < modules_.size(); ++i) use(phase, reverse ? modules_.size() - 1 - i : i);
     if (!(toy::counts_of(*tally_) == count(engine_.program(), phase, facts_)))
       wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(phase), to_text(engine_.program())));
   }
@@ -353,6 +392,17 @@ class Rank {
     pass(Phase::evaluation);
     calls_.push_back({Call::Kind::end_evaluation});
     facts_ = (waiting & fsdp::waiting_answers) | fsdp::starts_sharded;
+  }
+  /// A backward pass through activations, which leaves parameters unsharded now and then.
+  void freeze() {
+    auto const waiting = facts_;
+    set_flags(false);
+    facts_ = (waiting & ~(fsdp::drop_answers | fsdp::sync_answers)) | (flags_.facts() & fsdp::drop_answers) |
+             fsdp::syncs_all;
+    pass(Phase::forward);
+    auto const scope = engine_.frozen_parameters();
+    pass(Phase::activations);
+    facts_ = (left_by(facts_) & fsdp::start_answers) | (waiting & fsdp::waiting_answers);
   }
   /// Half a forward pass, half a backward pass, and a whole micro-step, of which nothing is left.
   void discard_passes() {

@@ -72,13 +72,13 @@ class StepMemory {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
       if (unit.empty()) continue;
-      for (void const* data : {static_cast<void const*>(unit.master), static_cast<void const*>(unit.gradient),
+      for (void const* data : {static_cast<void const*>(unit.shard_data), static_cast<void const*>(unit.gradient),
                                static_cast<void const*>(unit.partial), static_cast<void const*>(unit.accumulator)})
         if (data != nullptr) {
           auto const allocation = find(recording, data);
           add_region(*allocation);
           // ShardStorage allocates slots of parameters, then slots of gradients, after the master shards.
-          if (data == unit.master) gather_ = add_region(*(allocation + 1)), reduce_ = add_region(*(allocation + 2));
+          if (data == unit.shard_data) gather_ = add_region(*(allocation + 1)), reduce_ = add_region(*(allocation + 2));
         }
     }
     std::int64_t end = 0;
@@ -146,7 +146,8 @@ class StepMemory {
     auto const& at = unit(u);
     auto const shard = at.shard();
     switch (cell.pool) {
-      case Pool::master: return place_of(u, at.master, shard.begin, {shard});
+      case Pool::master:
+        return at.with_shard([&](auto const* data) { return place_of(u, data, shard.begin, {shard}); });
       case Pool::partial: return place_of(u, at.partial, shard.begin, {shard});
       case Pool::accumulator: return place_of(u, at.accumulator, 0, {{0, at.full_numel()}});
       case Pool::gradient:
@@ -165,7 +166,9 @@ class StepMemory {
       for (std::size_t i = 0; i < count; ++i) bytes += static_cast<std::uintptr_t>(slots[i].bytes);
       return bytes;
     };
-    constexpr auto param = sizeof(typename Precision::Param), written = sizeof(typename Precision::Reduce);
+    bool const of_a_unit = operation.unit != step::Operation::none;
+    auto const types = of_a_unit ? unit(operation.unit).types() : ElementTypes{};
+    auto const param = size_of(types.parameter), written = size_of(types.gradient);
     Place at{operation.unit, 0, param, {}};
     std::int64_t capacity = 0;  // bytes
     switch (cell.pool) {

@@ -9,12 +9,15 @@
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/tensor_names.hpp"
+#include "merged_weights.hpp"
+#include "tuning.hpp"
 #include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 
-CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, GptConfig const& config)
-    : WeightsSource(folder, config) {
+CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, GptConfig const& config,
+                                     float lora_scale)
+    : WeightsSource(folder, config), lora_scale_(lora_scale) {
   namespace ckpt = fsdp::checkpoint;
   auto const file = folder / ckpt::manifest_name;
   auto const what = fsdp::formatted("'{}'", file.string());
@@ -33,8 +36,19 @@ CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, GptCon
 CheckpointWeights::~CheckpointWeights() = default;
 
 void CheckpointWeights::read(std::string_view name, std::int64_t first, std::span<float> out) const {
+  auto const parameters = fsdp::checkpoint::parameters_array;
   try {
-    reader_->read(fsdp::checkpoint::parameters_array, name, first, out);
+    reader_->read(parameters, name, first, out);
+    HostAdapter adapter;
+    for (auto const& tensor : reader_->manifest().tensors) {
+      if (!is_adapter(tensor.name) || adapted_weight(tensor.name) != name) continue;
+      bool const is_a = tensor.name.ends_with(lora_a);
+      if (is_a) adapter.rank = tensor.shape[0], adapter.in = tensor.shape[1];
+      auto& values = is_a ? adapter.a : adapter.b;
+      values.resize(static_cast<std::size_t>(tensor.numel));
+      reader_->read(parameters, tensor.name, 0, values);
+    }
+    if (adapter.is_whole()) adapter.add_to(out, first, lora_scale_);
   } catch (fsdp::ConfigError const& error) {
     fail_with_others(path(), error.what());
   }

@@ -16,18 +16,21 @@ class ShardedReader;
 
 namespace nanogpt {
 
-/// Reads slices as they are asked for, a block of a MiB at a time, and checks their checksums. Used by one thread.
+/// Reads slices as they are asked for, a block of a MiB at a time, and checks their checksums. Adapters are merged into
+/// their matrices. Used by one thread.
 class CheckpointWeights final : public WeightsSource {
  public:
-  /// @param config  the run's model
+  /// @param config      the run's model
+  /// @param lora_scale  see Tuning
   /// @throws fsdp::ConfigError if a part is missing, damaged, or of another model
-  CheckpointWeights(std::filesystem::path const& folder, GptConfig const& config);
+  CheckpointWeights(std::filesystem::path const& folder, GptConfig const& config, float lora_scale);
   ~CheckpointWeights() override;
 
   void read(std::string_view name, std::int64_t first, std::span<float> out) const override;
 
  private:
   std::unique_ptr<fsdp::checkpoint::ShardedReader> reader_;
+  float lora_scale_;
 };
 
 }  // namespace nanogpt

@@ -184,7 +184,8 @@ void put_values(E& engine, T* to, std::span<float const> values) {
 }  // namespace detail
 
 /// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
-/// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower. Ranks that keep the same
+/// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower. If `read` returns false,
+/// the part stays as it is: adapters that the weights do not have. Ranks that keep the same
 /// part (replicas) must be given the same values, and compare a hash of them.
 /// @throws UsageError in the middle of a backward pass; ConfigError on every rank if replicas were given different
 /// values. After that, and after an exception from `read`, all but another import or a load is refused
@@ -205,7 +206,12 @@ void import_shard(E& engine, Read&& read) {
     auto const writing = shards.write(unit);
     for (auto const& part : unit.layout().segments(unit.shard())) {
       values.resize(static_cast<std::size_t>(part.count));
-      read(unit.layout().tensors()[part.tensor], part.first, std::span<float>(values));
+      auto const& tensor = unit.layout().tensors()[part.tensor];
+      if constexpr (std::is_same_v<decltype(read(tensor, part.first, std::span<float>(values))), bool>) {
+        if (!read(tensor, part.first, std::span<float>(values))) continue;
+      } else {
+        read(tensor, part.first, std::span<float>(values));
+      }
       written.add(u, values);
       unit.with_shard([&](auto* shard) { detail::put_values(engine, shard + part.offset, values); });
     }

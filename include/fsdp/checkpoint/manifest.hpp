@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -79,6 +80,7 @@ struct Manifest {
   std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
   std::vector<ArrayEntry> arrays;                            ///< the parameters first
   std::vector<std::string> frozen;                           ///< names of tensors that have parameters only
+  std::map<std::string, DType> types;  ///< by tensor: of parameters, where it is not the array's
   std::string optimizer;                                     ///< its name
   std::int64_t steps_taken = 0;                              ///< by the optimizer
   std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description
@@ -162,7 +164,11 @@ inline std::string to_json_text(Manifest const& manifest) {
             {"world_size", manifest.world_size},
             {"strategy", manifest.strategy}};
   auto tensors = Json::array(), arrays = Json::array(), files = Json::array();
-  for (auto const& tensor : manifest.tensors) tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}});
+  for (auto const& tensor : manifest.tensors) {
+    tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}});
+    auto const type = manifest.types.find(tensor.name);
+    if (type != manifest.types.end()) tensors.back()["dtype"] = name(type->second);
+  }
   for (auto const& array : manifest.arrays) arrays.push_back({{"name", array.name}, {"dtype", name(array.dtype)}});
   for (auto const& [file, checksum] : manifest.files)
     files.push_back({{"name", file}, {"description_xxh64", checksum_text(checksum)}});
@@ -207,6 +213,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
     for (auto const extent : tensor.shape)
       if (__builtin_mul_overflow(tensor.numel, extent, &tensor.numel) || tensor.numel > largest_numel)
         each.wrong("shape", "a shape with fewer elements");
+    if (item.contains("dtype")) manifest.types[tensor.name] = dtype_named(each.text("dtype"), each, "dtype");
     manifest.tensors.push_back(std::move(tensor));
   }
   for (auto const& item : fields.array("arrays")) {

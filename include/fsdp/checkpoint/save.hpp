@@ -48,6 +48,7 @@ class Save {
     manifest_.tensors = tensor_list(engine);
     manifest_.arrays = arrays;
     manifest_.frozen = frozen_tensors(engine);
+    manifest_.types = parameter_types(engine);
     manifest_.optimizer = std::string(optimizer.name());
     manifest_.extra = std::move(extra);
     fsdp::detail::expect_equal_texts<OrderError>(

@@ -44,8 +44,14 @@ class ShardedReader {
   }
 
   Manifest const& manifest() const { return manifest_; }
+  /// Optimizers keep nothing for tensors that were frozen.
+  bool has(std::string_view array, std::string_view tensor) const {
+    return array == parameters_array ||
+           std::find(manifest_.frozen.begin(), manifest_.frozen.end(), tensor) == manifest_.frozen.end();
+  }
 
   /// Visits elements [first, first + count) of a tensor, in order, in pieces; every byte has been checked.
+  /// @pre has(array, tensor)
   /// @param visit  called as visit(DType, std::span<std::byte const>, element of the tensor that the piece begins with)
   /// @throws ConfigError
   template <class Visit>
@@ -108,18 +114,18 @@ class ShardedReader {
                   [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
         std::int64_t covered = 0;
         for (auto const& part : parts) {
-          // Parameters of frozen units, and of fp32 ones, may have types of their own.
-          auto const dtype = array.name == parameters_array ? parts.front().slice->dtype : array.dtype;
-          if (part.slice->dtype != dtype) wrong(array.name, tensor.name, "have a slice of another dtype");
+          if (part.slice->dtype != type_of(array, tensor.name)) wrong(array.name, tensor.name, "have a slice of another dtype");
           if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
           covered = part.end();
         }
-        bool const left_out = array.name != parameters_array &&
-                              std::count(manifest_.frozen.begin(), manifest_.frozen.end(), tensor.name) > 0;
-        if (covered != (left_out ? 0 : tensor.numel))
+        if (covered != (has(array.name, tensor.name) ? tensor.numel : 0))
           wrong(array.name, tensor.name, "are incomplete: slices are missing");
       }
     }
+  }
+  DType type_of(ArrayEntry const& array, std::string const& tensor) const {
+    auto const own = manifest_.types.find(tensor);
+    return array.name == parameters_array && own != manifest_.types.end() ? own->second : array.dtype;
   }
   [[noreturn]] void wrong(std::string_view array, std::string_view tensor, std::string_view how) const {
     fail<ConfigError>("'{}': {} of tensor '{}' {}", folder_.string(), array, tensor, how);

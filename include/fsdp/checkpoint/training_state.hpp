@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,17 @@ std::vector<std::string> frozen_tensors(E& engine) {
     for (auto const& tensor : shards[u].layout().tensors())
       if (shards[u].frozen) names.push_back(tensor.name);
   return names;
+}
+
+/// By tensor: the type of parameters that are kept in another than Master, because they are frozen or fp32.
+template <class E>
+std::map<std::string, DType> parameter_types(E& engine) {
+  std::map<std::string, DType> types;
+  auto const shards = engine.shards();
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    for (auto const& tensor : shards[u].layout().tensors())
+      if (auto const type = shards[u].types().master; type != dtype_of<typename E::Master>) types[tensor.name] = type;
+  return types;
 }
 
 /// A unit's shard of array `index` of array_list, in device memory.

@@ -148,6 +148,9 @@ struct EngineCore {
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
     auto const turn = calls.enter(name(change));
+    FSDP_EXPECTS(change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
+                 "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
+                 where.rank);
     passes.add_scope(change, 1);
     try {
       if (sealed) return expect_buffers(program, input, passes.next_backward());

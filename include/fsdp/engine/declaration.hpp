@@ -2,6 +2,7 @@
 // The declaration of an engine: units, the order of their uses, prefetch lists.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,11 +29,6 @@ struct DeclaredTensor {
   std::string name;  ///< full
   std::vector<std::int64_t> shape;
   TensorOptions options{};
-};
-/// Promises about the gradients that backward of a module writes.
-struct GradientPromises {
-  bool sets = false;   ///< it stores gradients that are fresh: see Module
-  bool skips = false;  ///< it does not write gradients of frozen tensors: see SkipsGradients
 };
 
 namespace detail {
@@ -133,20 +129,21 @@ class Declaration {
     named.push_back(place);
   }
   /// A module has named tensors, of the unit and of those beside it.
-  /// @param gradients  what it promises of them
+  /// @param sets   it stores gradients that are fresh: see Module
+  /// @param skips  by tensor: it does not write a gradient that is not wanted: see SkipsGradients
   /// @throws UsageError if another unit has one of them
-  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors, GradientPromises const& gradients) {
+  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors, bool sets,
+                                std::vector<bool> const& skips) {
     auto& first = *units_[id.index];
-    auto const promise = [&](Unit& unit) {
-      unit.sets_gradients = unit.sets_gradients && gradients.sets;
-      unit.skips_gradients = unit.skips_gradients && gradients.skips;
-    };
-    promise(first);
-    for (auto const& place : tensors)
-      if (place.unit > 0) promise(*first.beside[place.unit - 1]);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      auto& unit = tensors[i].unit == 0 ? first : *first.beside[tensors[i].unit - 1];
+      unit.sets_gradients = unit.sets_gradients && sets;
+      unit.skips_gradients = unit.skips_gradients && skips[i];
+    }
     for (auto const& other : units_)
       for (auto const& unit : units_)
         if (unit->first == id.index && other->index() != unit->index()) expect_own_names(*other, *unit);
+    named_.push_back(tensors);
   }
 
   /// @return `use`
@@ -193,8 +190,10 @@ class Declaration {
                        options_.prefetch, backward_prefetch(), options_.max_ahead_bytes, options_.keep_last,
                        options_.keep_root);
     lines += formatted(
-        "options: reshard_ranks {}, allow_keep_unsharded {}, allow_no_sync {}, allow_no_replica_sync {}\n",
-        options_.reshard_ranks, options_.allow_keep_unsharded, options_.allow_no_sync, options_.allow_no_replica_sync);
+        "options: reshard_ranks {}, allow_keep_unsharded {}, allow_no_sync {}, allow_no_replica_sync {}, "
+        "allow_frozen_parameters {}\n",
+        options_.reshard_ranks, options_.allow_keep_unsharded, options_.allow_no_sync, options_.allow_no_replica_sync,
+        options_.allow_frozen_parameters);
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
                        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
                        fsdp::name(options_.reduce_dtype.value_or(written)));
@@ -238,6 +237,7 @@ class Declaration {
       input.uses.push_back(schedule_.unit(use));
       input.modules[use] = schedule_.module_name(use);
     }
+    for (std::size_t use = 0; use < schedule_.size(); ++use) input.frozen_uses.push_back(is_frozen(use));
     input.shards = where_.shards;
     input.replicas = where_.replicas;
     input.bucket_bytes = options_.bucket_bytes;
@@ -252,6 +252,7 @@ class Declaration {
     input.allow_keep_unsharded = options_.allow_keep_unsharded;
     input.allow_no_sync = options_.allow_no_sync;
     input.allow_no_replica_sync = options_.allow_no_replica_sync;
+    input.allow_frozen_parameters = options_.allow_frozen_parameters;
     input.wire = wire();
     return input;
   }
@@ -265,27 +266,34 @@ class Declaration {
   /// 0: the unit that the module was registered with
   [[gnu::cold]] std::size_t unit_for(UnitId id, TensorOptions const& options, bool fp32) {
     auto const& first = *units_[id.index];
-    bool const frozen = first.frozen || options.frozen;
+    bool const is_frozen = first.frozen || options.frozen;
     fp32 = fp32 && !all_fp32;
     auto const strategy = options.strategy.value_or(first.strategy());
-    if (frozen == first.frozen && !fp32 && strategy == first.strategy()) return 0;
+    if (is_frozen == first.frozen && !fp32 && strategy == first.strategy()) return 0;
     for (std::size_t i = 0; i < first.beside.size(); ++i) {
       auto const& unit = *first.beside[i];
-      if (unit.frozen == frozen && unit.fp32 == fp32 && unit.strategy() == strategy) return i + 1;
+      if (unit.frozen == is_frozen && unit.fp32 == fp32 && unit.strategy() == strategy) return i + 1;
     }
     std::string kind;
     auto const add = [&](bool differs, std::string_view what) {
       if (differs) kind += formatted("{}{}", kind.empty() ? "" : ", ", what);
     };
-    add(frozen != first.frozen, "frozen");
+    add(is_frozen != first.frozen, "frozen");
     add(fp32, "fp32");
     add(strategy != first.strategy(), strategy.name);
     auto& unit = *units_[add_unit(formatted("{} ({})", first.name(), kind), strategy).index];
-    unit.frozen = frozen;
+    unit.frozen = is_frozen;
     unit.fp32 = fp32;
     unit.first = id.index;
     units_[id.index]->beside.push_back(&unit);
     return units_[id.index]->beside.size();
+  }
+  /// The module of the use has tensors, and all are frozen.
+  [[gnu::cold]] bool is_frozen(std::size_t use) const {
+    auto const& first = *units_[schedule_.unit(use)];
+    return !named_[use].empty() && std::all_of(named_[use].begin(), named_[use].end(), [&](TensorPlace const& place) {
+      return (place.unit == 0 ? first : *first.beside[place.unit - 1]).frozen;
+    });
   }
   [[gnu::cold]] void expect_own_names(Unit const& other, Unit const& unit) const {
     auto const* const shared = first_shared_name(other.layout(), unit.layout());
@@ -328,6 +336,7 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
+  std::vector<std::vector<TensorPlace>> named_;  ///< by use: tensors of its module
   std::vector<List> lists_;
 };
 

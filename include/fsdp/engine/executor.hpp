@@ -205,8 +205,8 @@ class Executor {
       case Primitive::zero_padding: return zero_padding(operation), Ticket{};
       case Primitive::add:
         with_type<Reduce>(unit_of(operation).types().gradient, address(operation, to.cells), [&](auto* sum) {
-          kernels::add(device_, stream_of(operation), static_cast<float const*>(address(operation, from.cells)), sum,
-                       operation.elements);
+          kernels::add(device_, stream_of(operation),
+                       static_cast<float const*>(address(operation, operation.all[0].cells)), sum, operation.elements);
         });
         return {};
       default: break;

@@ -104,7 +104,6 @@ class FlatParam {
   void begin_gradients() { ++gradients_; }
   /// The gradient of tensor `index` is about to be written. @return whether that write begins its sum
   bool begin_gradient(std::size_t index) {
-    if (frozen) return sets_gradients;
     return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
 
@@ -122,9 +121,9 @@ class FlatParam {
   Master* master = nullptr;
   float* gradient = nullptr;  ///< (shard_numel) gradient shard, already averaged over the world
   void* full = nullptr;       ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
-  /// (full_numel) gradients that backward writes, of types().gradient; valid in its uses. Of a frozen unit: scratch, or
-  /// nullptr.
-  void* full_gradient = nullptr;
+  void* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
+  /// The same where gradients are not wanted; nothing reads them. nullptr: no module of the unit writes them.
+  void* scratch_gradient = nullptr;
   float* partial = nullptr;      ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;  ///< (full_numel) unreduced gradients, where slots are no place to add them up
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
@@ -133,7 +132,7 @@ class FlatParam {
   /// Units of the same modules, for tensors of other kinds: gathered and dropped together with it.
   std::vector<FlatParam*> beside;
   std::size_t first = 0;  ///< index of the unit that has this one in `beside`; else its own
-  bool skips_gradients = true;   ///< if frozen: no module writes gradients
+  bool skips_gradients = true;   ///< no module writes gradients that are not wanted
 
  private:
   std::size_t index_;

@@ -31,7 +31,7 @@ class GuardedUses {
   template <class Units>
   void prepare(Units const&) {}
   void begin(D const&, typename D::Stream&, Unit const&, UseBuffers&) {}
-  void end(D const&, typename D::Stream&, Unit const&, UseBuffers const&) {}
+  void end(D const&, typename D::Stream&, Unit const&, UseBuffers const&, void*) {}
   void abandon(D const&, typename D::Stream&, Unit const&) noexcept {}
 };
 
@@ -59,11 +59,10 @@ class GuardedUses<D, Unit> {
     copy(device, stream, copies.gradients, buffers.gradients, gradient_bytes(unit));
     buffers.gradients = copies.gradients.data();
   }
-  /// The use ends: the unit's gradients get what the use has written.
-  void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers const& buffers) {
+  /// The use ends. @param gradients  of the unit: get what the use has written
+  void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers const& buffers, void* gradients) {
     if (copies_.empty()) return;
-    if (buffers.gradients != nullptr)
-      device.copy_async(stream, unit.full_gradient, buffers.gradients, gradient_bytes(unit));
+    if (buffers.gradients != nullptr) device.copy_async(stream, gradients, buffers.gradients, gradient_bytes(unit));
     close(device, stream, copies_[unit.index()]);
   }
   /// An exception has ended the use: its copies are lost.

@@ -46,6 +46,8 @@ class Passes {
   void set_program(Program const& program) { program_ = &program; }
   /// Flags of the next backward pass to begin.
   BackwardFlags next_backward() const { return {open_[0] == 0, open_[1] == 0, open_[2] == 0}; }
+  /// The pass under way is a backward pass that writes no gradients of parameters.
+  bool freezes_parameters() const { return phase_ == Phase::activations; }
   /// A scope begins (1) or ends (-1).
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
   /// Begins an evaluation. Forward keeps nothing for backward. Evaluations nest. A forward pass in progress is dropped.
@@ -91,14 +93,17 @@ class Passes {
                  schedule().module_name(use));
     if (schedule().backward_broken())
       expect_whole_gradients(formatted("backward of '{}' begins", schedule().module_name(use)));
-    bool const starts = schedule().begin_backward(use);
+    bool const activations = open_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0;
+    bool const starts = schedule().begin_backward(use, activations);
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        flags_.begin_backward(next_backward());
+        if (activations)
+          flags_.begin_activations(next_backward());
+        else
+          flags_.begin_backward(next_backward()), ++backward_passes_;
         executor_->begin_pass(flags_.now());
-        phase_ = Phase::backward;
-        ++backward_passes_;
+        phase_ = activations ? Phase::activations : Phase::backward;
       }
       return begin(use, "backward");
     });
@@ -108,6 +113,7 @@ class Passes {
     or_interrupt([&] {
       end(use, "backward");
       if (!schedule().end_backward(use)) return;
+      if (freezes_parameters()) return flags_.end_activations();
       flags_.end_backward();
       // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
       if ((flags_.now() & syncs_all) == 0) history_->add("unreduced micro-step");
@@ -270,7 +276,7 @@ class Passes {
   History* history_;
   StreamFailures<D>* failures_;
   Program const* program_ = nullptr;
-  std::array<int, 3> open_{};     ///< scopes by BackwardChange
+  std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;  ///< of the pass under way
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open

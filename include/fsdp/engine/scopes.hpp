@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fsdp/engine/guarded_uses.hpp"
+#include "fsdp/layout.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/trace/trace.hpp"
@@ -91,9 +92,8 @@ class [[nodiscard]] UseScope {
     auto const turn = engine_->calls.enter(pass_ == Pass::forward ? "the end of a forward" : "the end of a backward");
     try {
       span_.end();
-      engine_->guarded.end(engine_->device, *engine_->compute, *unit_, buffers_);
-      for (std::size_t i = 0; i < unit_->beside.size(); ++i)
-        engine_->guarded.end(engine_->device, *engine_->compute, *unit_->beside[i], engine_->beside[i]);
+      end(*unit_, buffers_);
+      for (std::size_t i = 0; i < unit_->beside.size(); ++i) end(*unit_->beside[i], engine_->beside[i]);
     } catch (...) {
       interrupt();
       throw;
@@ -110,14 +110,28 @@ class [[nodiscard]] UseScope {
   explicit operator bool() const { return unit_ != nullptr; }
   /// The unit of a tensor: 0 is the unit that the use was declared with, others have tensors of other kinds.
   typename E::Unit& unit(std::size_t of = 0) const { return of == 0 ? *unit_ : *unit_->beside[of - 1]; }
-  /// The full parameters, and in backward gradients, of the unit. Gradients are nullptr if the unit is frozen and no
+  // Of unit 0.
+  typename E::Param const* parameters() const { return static_cast<typename E::Param const*>(buffers_.parameters); }
+  typename E::Reduce* gradients() const { return static_cast<typename E::Reduce*>(buffers_.gradients); }
+  FlatLayout const& layout() const { return unit_->layout(); }
+  /// Gradients of the unit's tensors are wanted. @pre a backward use
+  bool wants_gradients(typename E::Unit const& unit) const {
+    return !unit.frozen && !engine_->passes.freezes_parameters();
+  }
+  /// The full parameters, and in backward gradients, of the unit. Gradients are nullptr if they are not wanted and no
   /// module writes them.
   detail::UseBuffers const& buffers(std::size_t of = 0) const { return of == 0 ? buffers_ : engine_->beside[of - 1]; }
 
  private:
   void begin(typename E::Unit& unit, detail::UseBuffers& buffers) {
-    buffers = {unit.full, pass_ == Pass::backward ? unit.full_gradient : nullptr};
+    buffers = {unit.full, pass_ == Pass::backward ? gradients_of(unit) : nullptr};
     engine_->guarded.begin(engine_->device, *engine_->compute, unit, buffers);
+  }
+  void end(typename E::Unit& unit, detail::UseBuffers const& buffers) {
+    engine_->guarded.end(engine_->device, *engine_->compute, unit, buffers, gradients_of(unit));
+  }
+  void* gradients_of(typename E::Unit const& unit) const {
+    return wants_gradients(unit) ? unit.full_gradient : unit.scratch_gradient;
   }
   void interrupt() noexcept {
     engine_->guarded.abandon(engine_->device, *engine_->compute, *unit_);

@@ -117,7 +117,7 @@ class ShardStorage {
       unit->shard_data = shard;
       if (unit->types().master == dtype_of<Master>) unit->master = reinterpret_cast<Master*>(shard);
       shard += static_cast<std::size_t>(unit->shard_numel()) * size_of(unit->types().master);
-      if (unit->frozen && !unit->skips_gradients) unit->full_gradient = scratch_.data();
+      if (!unit->skips_gradients) unit->scratch_gradient = scratch_.data();
     }
     auto *direct = direct_gradients_.template as<float>(), *reduced = reduced_gradients_.template as<float>();
     auto* partial = partial_.template as<float>();

@@ -137,6 +137,12 @@ class BufferPlanner {
     if (!in_backward) return false;
     return !may_drop(use, unit) || (input_.keep_last && use == last_that_may_drop());
   }
+  /// No use after this one, in a backward pass that ends with the use `end`, is of the same units.
+  bool is_last_in_backward(std::size_t use, std::size_t end) const {
+    for (auto earlier = end; earlier < use; ++earlier)
+      if (schedule_.unit(earlier) == schedule_.unit(use)) return false;
+    return true;
+  }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
   bool is_rounded(std::size_t unit) const { return program_.wire && !program_.units[unit].writes_shards; }
   /// Ranks of size among a module's units that take turns.
@@ -189,24 +195,27 @@ class BufferPlanner {
     }
   }
 
-  /// The lowest use of a unit that trains; 0 if no unit below it is frozen. If none trains, backward has no use.
+  /// The lowest use of a module that trains; 0 if nothing below it is frozen. If none trains, backward has no use.
   [[gnu::cold]] void find_backward_end() {
     auto& p = program_;
-    bool frozen = false;
+    bool some_frozen = false;
     for (; backward_end_ < schedule_.size(); ++backward_end_) {
       bool trains = false;
       for (auto const u : units_of(backward_end_)) {
         trains = trains || p.units[u].trains();
-        frozen = frozen || p.units[u].frozen;
+        some_frozen = some_frozen || p.units[u].frozen;
       }
-      if (trains) break;
+      bool const is_frozen = !input_.frozen_uses.empty() && input_.frozen_uses[backward_end_];
+      some_frozen = some_frozen || is_frozen;
+      if (trains && !is_frozen) break;
     }
-    if (!frozen) backward_end_ = 0;
+    if (!some_frozen) backward_end_ = 0;
     for (auto& unit : p.units) unit.in_backward = false;
     for (auto use = backward_end_; use < schedule_.size(); ++use)
       for (auto const u : units_of(use)) p.units[u].in_backward = true;
     for (std::size_t u = 0; u < p.units.size(); ++u)
-      if (p.units[u].frozen && p.units[u].in_backward && !input_.units[u].skips_gradients)
+      if (!input_.units[u].skips_gradients &&
+          ((p.units[u].frozen && p.units[u].in_backward) || input_.allow_frozen_parameters))
         p.scratch_bytes = std::max(p.scratch_bytes, align_up(p.units[u].gradient_bytes(p.units[u].elements), 256));
   }
 
@@ -214,8 +223,8 @@ class BufferPlanner {
     std::vector<std::size_t> reduced_from_slots;
     std::vector<std::int64_t> elements;
     std::int64_t end = 0;
-    for (auto use = schedule_.size(); use-- > 0;) {
-      if (!schedule_.first_use_of_unit(use)) continue;
+    for (auto use = schedule_.size(); use-- > backward_end_;) {
+      if (!is_last_in_backward(use, backward_end_)) continue;
       for (auto const unit : units_of(use)) {
         if (!program_.units[unit].trains()) continue;
         auto const direct = program_.units[unit].writes_shards;

@@ -30,6 +30,7 @@ namespace fsdp {
   for (auto const flags : AllowedFlags(program, input)) {
     for (int micro_steps = 1; micro_steps <= 2; ++micro_steps) {
       for (int i = 0; i < micro_steps; ++i) run.micro_step(flags);
+      run.frozen_micro_step(flags.reshard);
       run.micro_step();
       run.norm();
       run.update();

@@ -99,6 +99,7 @@ class ProgramCompiler : OperationWriter {
  public:
   [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : OperationWriter(input) {
     ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input)) : input.prefetch;
+    if (input.allow_frozen_parameters) ahead_in_activations_ = ahead_.backward;
   }
 
   [[gnu::cold]] Program compile() {
@@ -132,11 +133,14 @@ class ProgramCompiler : OperationWriter {
         restrict_to_sharded(forward[turn].before, fewer[turn].before);
     }
     program_.turns(Phase::forward) = std::move(forward);
-    program_.turns(Phase::backward) = walk_backward(units);
+    auto activations = units;
+    program_.turns(Phase::backward) = walk_backward(units, Phase::backward);
+    if (input_.allow_frozen_parameters)
+      program_.turns(Phase::activations) = walk_backward(activations, Phase::activations);
     evaluated.restart(false);
     program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
     std::vector<std::size_t> most(in_turn.size());
-    for (auto const* walked : {&units, &evaluated}) walked->raise(most);
+    for (auto const* walked : {&units, &evaluated, &activations}) walked->raise(most);
     return most;
   }
   /// `fewer` is a subsequence of `all`. Operations that are missing in it run only if the pass starts sharded.
@@ -172,9 +176,10 @@ class ProgramCompiler : OperationWriter {
     }
     return turns;
   }
-  [[gnu::cold]] void compute(Turn& turn, Primitive primitive, UnshardedUnits const& units) {
+  [[gnu::cold]] void compute(Turn& turn, Primitive primitive, UnshardedUnits const& units,
+                             bool writes_gradients = false) {
     for (auto const u : units_of(turn.use)) {
-      auto operation = OperationWriter::compute(primitive, u, units.slot(u));
+      auto operation = OperationWriter::compute(primitive, u, units.slot(u), writes_gradients);
       operation.beside = u != turn.unit;
       if (!operation.beside)
         turn.compute = operation;
@@ -183,34 +188,39 @@ class ProgramCompiler : OperationWriter {
     }
   }
 
-  [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units) {
-    FixedArray<Turn> turns(schedule_.size() - backward_end_);
+  /// @param phase  backward or activations
+  [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units, Phase phase) {
+    bool const writes_gradients = phase == Phase::backward;
+    auto const end = writes_gradients ? backward_end_ : 0;
+    FixedArray<Turn> turns(schedule_.size() - end);
     std::uint32_t rounded = 0;
     std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
     Completion completion;
-    for (auto use = schedule_.size(); use-- > backward_end_;) {
+    for (auto use = schedule_.size(); use-- > end;) {
       auto& turn = turns[schedule_.size() - 1 - use];
-      auto& ahead = ahead_.backward[use];
-      std::erase_if(ahead, [&](std::size_t next) { return next < backward_end_; });
+      auto& ahead = writes_gradients ? ahead_.backward[use] : ahead_in_activations_[use];
+      std::erase_if(ahead, [&](std::size_t next) { return next < end; });
       begin(turn, use, units, ahead, true, true);
-      compute(turn, Primitive::backward, units);
-      if (schedule_.last_use_of_unit(use)) {
-        for (auto const u : units_of(use)) {
-          if (!program_.units[u].trains()) continue;
-          begin_gradients(turn.before, u);
-          if (!program_.units[u].writes_shards) lessees[gradient_slots_[u]] = u;
+      compute(turn, Primitive::backward, units, writes_gradients);
+      if (schedule_.last_use_of_unit(use) && writes_gradients) {
+        // The slot that was reduced last comes first: to wait for it is to wait for the others.
+        auto const& together = units_of(use);
+        for (auto u = together.rbegin(); u != together.rend(); ++u) {
+          if (!program_.units[*u].trains()) continue;
+          begin_gradients(turn.before, *u);
+          if (!program_.units[*u].writes_shards) lessees[gradient_slots_[*u]] = *u;
         }
       }
-      if (!is_last_in_backward(use)) continue;
+      if (!is_last_in_backward(use, end)) continue;
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
         if (unit.empty()) continue;
-        if (gathers(u)) drop(turn.after, u, units, only(drops));
+        if (gathers(u)) drop(turn.after, u, units, unit.in_backward ? only(drops) : any_facts);
         if (unit.kept_slot != Program::none) close(turn.after, u, Buffers::kept(unit.kept_slot), only(drops));
       }
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
-        if (!unit.trains()) continue;
+        if (!unit.trains() || !writes_gradients) continue;
         if (unit.writes_shards) {
           end_direct_gradients(turn.after, u, completion);
         } else {
@@ -218,16 +228,11 @@ class ProgramCompiler : OperationWriter {
         }
       }
     }
-    if (!turns.empty())
+    if (!turns.empty() && writes_gradients)
       close_buffers(turns.back().after, turns.back().unit, lessees);  // before modules are declared, there are none
     return turns;
   }
 
-  bool is_last_in_backward(std::size_t use) const {
-    for (auto earlier = backward_end_; earlier < use; ++earlier)
-      if (schedule_.unit(earlier) == schedule_.unit(use)) return false;
-    return true;
-  }
   void drop(Operations& to, std::uint32_t u, UnshardedUnits& units, Facts when = any_facts) const {
     close(to, u, Buffers::whole(Pool::gather, units.slot(u)), when);
     units.drop(u);
@@ -267,6 +272,7 @@ class ProgramCompiler : OperationWriter {
     return lacking > 0 && lacking + bytes > input_.max_ahead_bytes;
   }
   PrefetchLists ahead_;
+  std::vector<std::vector<std::size_t>> ahead_in_activations_;
 };
 
 }  // namespace detail

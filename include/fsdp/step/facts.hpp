@@ -45,11 +45,13 @@ constexpr Facts left_by(Facts facts) {
                                                                                                     : nothing_waits);
 }
 
-/// A scope of an engine that clears one of the flags below while it is open.
-enum class BackwardChange : unsigned char { no_sync, no_replica_sync, keep_unsharded };
+/// A scope of an engine that changes backward passes. The first three clear one of the flags below while they are open.
+enum class BackwardChange : unsigned char { no_sync, no_replica_sync, keep_unsharded, frozen_parameters };
+inline constexpr std::size_t backward_changes = 4;
 
 constexpr char const* name(BackwardChange change) {
-  constexpr std::array<char const*, 3> names{"no_sync", "no_replica_sync", "keep_unsharded"};
+  constexpr std::array<char const*, backward_changes> names{"no_sync", "no_replica_sync", "keep_unsharded",
+                                                            "frozen_parameters"};
   return names[static_cast<std::size_t>(change)];
 }
 

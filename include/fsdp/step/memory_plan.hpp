@@ -92,7 +92,10 @@ class LiveBytes {
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
   std::int64_t highest = 0;
   auto const run = [&](LiveBytes& live, Facts facts) {
-    for (auto const phase : {Phase::forward, Phase::backward}) highest = std::max(highest, live.run(phase, facts));
+    highest = std::max(highest, live.run(Phase::forward, facts));
+    auto activations = live;
+    highest = std::max(highest, activations.run(Phase::activations, facts));
+    highest = std::max(highest, live.run(Phase::backward, facts));
     auto evaluated = live;
     evaluated.reshard();
     highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));

@@ -117,7 +117,8 @@ class OperationWriter : protected BufferPlanner {
         .beginning_span(Primitive::copy, bytes)
         .ending_span();
   }
-  [[gnu::cold]] Operation compute(Primitive primitive, std::uint32_t u, std::uint32_t slot) const {
+  [[gnu::cold]] Operation compute(Primitive primitive, std::uint32_t u, std::uint32_t slot,
+                                  bool writes_gradients) const {
     auto const on_compute = [&](std::initializer_list<step::Access> accesses) {
       return step::make_operation(primitive, StreamKind::compute, u, accesses);
     };
@@ -125,9 +126,8 @@ class OperationWriter : protected BufferPlanner {
     if (unit.empty()) return on_compute({});
     auto const parameters =
         reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
-    auto operation = primitive == Primitive::forward || !unit.trains()
-                         ? on_compute({parameters})
-                         : on_compute({parameters, sums(gradients_of(u))});
+    auto operation = writes_gradients && unit.trains() ? on_compute({parameters, sums(gradients_of(u))})
+                                                       : on_compute({parameters});
     return operation.moving(unit.elements, param_bytes(u, unit.elements));
   }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "fsdp/step/facts.hpp"
@@ -86,9 +87,27 @@ class EventPlanner final : public step::BasicRun {
       evaluation();
     }
     last_micro_step();
+    if (!program.turns(Phase::activations).empty()) run_activations(allowed);
   }
 
  private:
+  [[gnu::cold]] void run_activations(AllowedFlags const& allowed) {
+    for (auto const first : allowed) {
+      for (auto const second : allowed) {
+        micro_step(first);
+        frozen_micro_step(second.reshard);
+        frozen_micro_step(first.reshard);
+        micro_step(second);
+        last_micro_step();
+        frozen_micro_step(second.reshard);
+        last_micro_step();
+      }
+      frozen_micro_step(first.reshard);
+      evaluation();
+      frozen_micro_step();
+    }
+    last_micro_step();
+  }
   /// An operation of a stream that is done. Streams count their operations from 1.
   struct Done {
     step::Operation const* operation = nullptr;  ///< nullptr: one that is always recorded, and may be gone
@@ -140,12 +159,25 @@ class EventPlanner final : public step::BasicRun {
   std::array<std::uint64_t, step::groups> collectives_{};
 };
 
+/// The accesses of a module's kernels to several units are enqueued together: one event, after the last of them.
+[[gnu::cold]] inline void join_events(Program::Turn& turn) {
+  if (turn.beside.empty()) return;
+  auto* last = turn.compute.is_noted() ? &turn.compute : nullptr;
+  for (auto& operation : turn.beside) {
+    if (!operation.is_noted()) continue;
+    if (last != nullptr) operation.records = operation.records | std::exchange(last->records, Facts{});
+    last = &operation;
+  }
+}
+
 /// Marks tracked accesses and recorded operations of a program.
 [[gnu::cold]] inline void plan_events(Program& program, StepInput const& input) {
   AccessTracker tracker(program);
   program.for_each([&](step::Operation const& operation) { tracker.add(operation); });
   program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
   EventPlanner(program).run(program, input);
+  for (auto const phase : phases)
+    for (auto& turn : program.turns(phase)) join_events(turn);
   program.for_each([&](step::Operation const& operation) {
     auto const stream = static_cast<std::size_t>(operation.stream);
     if (operation.is_noted()) ++program.noted[stream];

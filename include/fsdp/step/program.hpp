@@ -21,12 +21,12 @@
 
 namespace fsdp {
 
-/// A pass over the uses.
-enum class Phase : unsigned char { forward, backward, evaluation };
-inline constexpr std::array phases{Phase::forward, Phase::backward, Phase::evaluation};
+/// A pass over the uses. `activations` is a backward pass that writes no gradients of parameters.
+enum class Phase : unsigned char { forward, backward, evaluation, activations };
+inline constexpr std::array phases{Phase::forward, Phase::backward, Phase::evaluation, Phase::activations};
 
 constexpr std::string_view name(Phase phase) {
-  constexpr std::array<std::string_view, 3> names{"forward", "backward", "evaluation"};
+  constexpr std::array<std::string_view, phases.size()> names{"forward", "backward", "evaluation", "activations"};
   return names[static_cast<std::size_t>(phase)];
 }
 
@@ -46,7 +46,7 @@ class Program {
     std::vector<step::Operation> after;
   };
 
-  /// The uses of a pass, in the order of their turns.
+  /// The uses of a pass, in the order of their turns. Without StepInput::allow_frozen_parameters, `activations` has none.
   detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
   detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
   /// Number of uses of a forward pass.
@@ -56,7 +56,8 @@ class Program {
   std::size_t backward_end() const { return uses() - turns(Phase::backward).size(); }
   /// The turn of `use` in a pass. @pre use >= backward_end() in backward
   Turn const& turn(Phase phase, std::size_t use) const {
-    return turns(phase)[phase == Phase::backward ? uses() - 1 - use : use];
+    bool const reverse = phase == Phase::backward || phase == Phase::activations;
+    return turns(phase)[reverse ? uses() - 1 - use : use];
   }
 
   /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.
@@ -128,7 +129,7 @@ class Program {
   std::uint32_t bucket_wire = none;  ///< in wires
   std::optional<DType> wire;         ///< the type that gradients are rounded to
   int kept_ranks = 0;                ///< over which kept slices divide a unit; 0: none are kept
-  /// Of gradients of frozen units that modules write nevertheless; nothing reads them.
+  /// Of gradients that modules write although they are not wanted; nothing reads them.
   std::int64_t scratch_bytes = 0;
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Order of the gradient shards in memory: first those that backward writes directly, then the others, each group in
@@ -145,7 +146,7 @@ class Program {
   std::vector<step::Operation> norms, updates;
 
  private:
-  std::array<detail::FixedArray<Turn>, 3> turns_;
+  std::array<detail::FixedArray<Turn>, phases.size()> turns_;
 };
 
 /// Collectives of a pass, and the elements that a rank has of their results.

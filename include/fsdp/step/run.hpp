@@ -27,6 +27,11 @@ class PassFlags {
   }
   void begin_backward(BackwardFlags flags) { now_ = flags.facts() | (left_ & waiting_answers); }
   void end_backward() { left_ = left_by(now_); }
+  /// A pass that writes no gradients: those of earlier passes wait as before.
+  void begin_activations(BackwardFlags flags) {
+    now_ = (flags.facts() & drop_answers) | syncs_all | (left_ & waiting_answers);
+  }
+  void end_activations() { left_ = (left_by(now_) & start_answers) | (left_ & waiting_answers); }
   /// The next forward pass finds no parameters of an earlier backward pass.
   void forget_parameters() { left_ = starts_sharded | (left_ & waiting_answers); }
   void forget_gradients() { left_ = (left_ & start_answers) | nothing_waits; }
@@ -99,6 +104,17 @@ class BasicRun {
     pass_ = ends ? Pass::idle : Pass::backward;
     if (ends) flags_.end_backward(), ++backwards_;
   }
+  /// Without gradients. @param reshard  false: parameters stay unsharded
+  [[gnu::cold]] void activations(std::size_t use, bool reshard) {
+    if (use + 1 == uses()) {
+      flags_.begin_activations({.reshard = reshard});
+      at_.flags = flags_.now();
+      at_.phase = Phase::activations;
+    }
+    turn(use);
+    pass_ = use == 0 ? Pass::idle : Pass::backward;
+    if (use == 0) flags_.end_activations();
+  }
   [[gnu::cold]] void begin_evaluation() {
     abandon();
     ++evaluations_;
@@ -130,6 +146,12 @@ class BasicRun {
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     for (auto use = uses(); use-- > program_->backward_end();) backward(use, flags);
+  }
+  /// A forward pass, and a backward pass through the activations alone. Nothing, if the program has no such pass.
+  [[gnu::cold]] void frozen_micro_step(bool reshard = true) {
+    if (program_->turns(Phase::activations).empty()) return;
+    for (std::size_t use = 0; use < uses(); ++use) forward(use);
+    for (auto use = uses(); use-- > 0;) activations(use, reshard);
   }
   [[gnu::cold]] void evaluation() {
     begin_evaluation();

@@ -100,8 +100,9 @@ class Schedule {
   }
 
   /// A backward use begins. @return true if it is the first of a new pass
+  /// @param activations  such a pass writes no gradients, and comes to every use
   /// @throws as begin_forward
-  bool begin_backward(std::size_t use) {
+  bool begin_backward(std::size_t use, bool activations = false) {
     expect_next(Pass::backward, use);
     bool const starts = pass_ == Pass::forward;
     if (pass_ == Pass::idle)
@@ -116,6 +117,7 @@ class Schedule {
     auto const expected = starts ? size() - 1 : next_ - 1;
     expect(use == expected, Pass::backward, expected, use);
     pass_ = Pass::backward;
+    if (starts) activations_ = activations;
     enter(use);
     return starts;
   }
@@ -123,7 +125,7 @@ class Schedule {
   bool end_backward(std::size_t use) {
     leave(use);
     next_ = use;
-    if (use != backward_end_) return false;
+    if (use != pass_end()) return false;
     reset();
     return true;
   }
@@ -133,7 +135,7 @@ class Schedule {
   /// @return whether backward passes do not come to the use: nothing at or below it trains
   /// @throws OrderError if it is called before the backward pass is complete; UsageError if a use is open
   bool skips_backward(std::size_t use) const {
-    if (use >= backward_end_) return false;
+    if (use >= pass_end()) return false;
     expect_next(Pass::backward, use);
     if (pass_ != Pass::idle) expect(false, Pass::backward, pass_ == Pass::forward ? size() - 1 : next_ - 1, use);
     return true;
@@ -143,11 +145,11 @@ class Schedule {
   void reset() {
     pass_ = Pass::idle;
     next_ = 0;
-    open_ = broken_ = false;
+    open_ = broken_ = activations_ = false;
   }
-  /// An exception has ended the use under way. A forward pass is forgotten; gradients of a backward pass are not.
+  /// An exception has ended the use under way. The pass is forgotten, unless it writes gradients.
   void interrupt() {
-    if (pass_ != Pass::backward) return reset();
+    if (pass_ != Pass::backward || activations_) return reset();
     open_ = false;
     broken_ = true;
   }
@@ -169,6 +171,8 @@ class Schedule {
   void expect_next(Pass pass, std::size_t use) const {
     if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));
   }
+  /// The last use of the backward pass under way, or of the next one.
+  std::size_t pass_end() const { return activations_ ? 0 : backward_end_; }
   void enter(std::size_t use) {
     open_ = true;
     current_ = use;
@@ -187,6 +191,7 @@ class Schedule {
   std::size_t current_ = 0;  ///< the use under way while open_
   bool open_ = false;
   bool broken_ = false;
+  bool activations_ = false;  ///< the backward pass under way writes no gradients
 };
 
 /// For each use: in forward, the first uses of the next `forward` units; in backward, the last uses of the previous

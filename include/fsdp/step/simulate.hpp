@@ -62,6 +62,10 @@ class Simulator {
     for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}});
   }
 
+  /// A module's kernels are about to run: they wait for this further unit too.
+  void await(step::Operation const& beside) {
+    for (auto& rank : ranks_) rank.streams[static_cast<std::size_t>(beside.stream)] = begin(rank, beside).begin;
+  }
   void run(step::Executed const& executed) {
     auto const& operation = executed.operation;
     for (auto& rank : ranks_) rank.spans.push_back(begin(rank, operation));
@@ -170,7 +174,13 @@ struct Simulation {
 [[gnu::cold]] inline Simulation simulate(Program const& program, std::vector<step::Executed> operations,
                                          std::vector<Costs> const& ranks) {
   Simulator simulator(program, ranks);
-  for (auto const& executed : operations) simulator.run(executed);
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    for (auto next = i + 1; computes(operations[i].operation.primitive) && next < operations.size() &&
+                            operations[next].operation.beside;
+         ++next)
+      simulator.await(operations[next].operation);
+    simulator.run(operations[i]);
+  }
   Simulation simulation{std::move(operations), {}};
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) simulation.spans.push_back(simulator.spans(rank));
   return simulation;

@@ -26,7 +26,7 @@ struct StepUnit {
   bool sets_gradients = false;         ///< its modules store fresh gradients: only padding is zeroed for them
   bool padded = false;                 ///< some elements belong to no tensor
   bool frozen = false;                 ///< it does not train: no gradient, no update
-  bool skips_gradients = false;        ///< of a frozen unit: its modules write no gradients
+  bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
   ElementTypes types{};
   static constexpr std::uint32_t none = ~0u;
   /// A module's tensors of several kinds lie in several units. The first of them has the module's uses; this is its
@@ -40,6 +40,8 @@ struct StepInput {
   /// The unit of each use, in forward order; empty: each unit that has uses of its own once, in order.
   std::vector<std::size_t> uses;
   std::vector<std::string> modules;     ///< of each use, for texts; empty: numbers
+  /// By use: all tensors of its module are frozen, whatever else its units have. empty: of no use.
+  std::vector<bool> frozen_uses;
   int shards = 1;                       ///< ranks per shard group of units that shard
   int replicas = 1;                     ///< shard groups
   bool keep_last = true;                ///< the last unit that would be dropped, because backward begins with it
@@ -50,6 +52,7 @@ struct StepInput {
   bool allow_keep_unsharded = false;    ///< every unit keeps a gather buffer of its own
   bool allow_no_sync = false;           ///< micro-steps need not reduce
   bool allow_no_replica_sync = false;   ///< micro-steps need not all-reduce over replicas of shards
+  bool allow_frozen_parameters = false;  ///< backward passes may write no gradients
   std::int64_t bucket_bytes = 0;        ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;  ///< and of the first one
   std::optional<DType> wire{};          ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing

@@ -138,10 +138,12 @@ struct Needs {
   bool unsynced = false;           ///< no_sync()
   bool replicas_unsynced = false;  ///< no_replica_sync()
   bool keeps = false;              ///< keep_unsharded(), where the setting allows it
+  bool activations = false;        ///< frozen_parameters()
 };
 inline Needs needs_of(Script const& script) {
   Needs needs;
   for (auto const& op : script) {
+    needs.activations = needs.activations || op.kind == Op::activations;
     if (op.value != 0.0f) continue;
     needs.unsynced = needs.unsynced || op.kind == Op::gradient_sync;
     needs.replicas_unsynced = needs.replicas_unsynced || op.kind == Op::replica_sync;
@@ -172,6 +174,7 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   if (drops && draw.once_in(3)) options.reshard_ranks = draw_divisor(draw, shards, 2, shards - 1);
   if (options.reshard_ranks == 0) options.allow_keep_unsharded = draw.once_in(4);
   options.allow_no_sync = needs.unsynced || draw.once_in(6);
+  options.allow_frozen_parameters = needs.activations || draw.once_in(12);
   if (setting.hybrid()) options.allow_no_replica_sync = needs.replicas_unsynced || draw.once_in(6);
   if (draw.once_in(2)) {
     options.bucket_bytes = draw.of<Index>({4, 256, 1024, 10000});
@@ -211,7 +214,7 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
   enum class Sync { always, last, any };
   auto const gradients = draw.of({Sync::always, Sync::always, Sync::last, Sync::any});
   auto const replicas = draw.of({Sync::always, Sync::always, Sync::last, Sync::any});
-  bool const keeps = draw.once_in(3);
+  bool const keeps = draw.once_in(3), activations = draw.once_in(4);
   auto const micro_steps = [&](int count, bool completes, bool finite = true) {
     for (int micro = 0; micro < count; ++micro) {
       bool const last = completes && micro + 1 == count;
@@ -223,6 +226,7 @@ inline Script draw_script(Draw& draw, Limits const& limits, OptimizerSpec const&
       script.push_back(
           {.kind = Op::backward, .data = data++, .value = (finite ? 1.0f : INFINITY) / static_cast<float>(count)});
       if (draw.once_in(8)) script.push_back({.kind = Op::evaluate, .data = data++});
+      if (activations && draw.once_in(2)) script.push_back({.kind = Op::activations, .data = data++});
       if (draw.once_in(12)) script.push_back({.kind = Op::import});
     }
   };

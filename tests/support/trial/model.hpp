@@ -127,6 +127,7 @@ struct Op {
     import,         ///< import_shard of imported_value
     clip,           ///< clip_grad_norm(value, norm), and its value is read if data != 0
     step,           ///< the optimizer's step(value)
+    activations,    ///< a forward and a backward pass inside frozen_parameters(), on the rows `data`
   };
   static constexpr std::size_t all = static_cast<std::size_t>(-1);
 

@@ -36,7 +36,8 @@ class Reference {
       case Op::backward:
         if (op.from == 0) factor_ = 1.0, backward(op.data, static_cast<double>(op.value));
         break;
-      case Op::evaluate: forward(op.data); break;
+      case Op::evaluate:
+      case Op::activations: forward(op.data); break;
       case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;
       case Op::gradients: {
         auto& all = exported_.emplace_back(gradients_);

@@ -41,9 +41,9 @@ std::string literal(Model const& model) {
 }  // namespace
 
 std::string literal(Op const& op) {
-  constexpr std::array<std::string_view, 11> kinds{"gradient_sync", "replica_sync", "reshard", "forward",
+  constexpr std::array<std::string_view, 12> kinds{"gradient_sync", "replica_sync", "reshard", "forward",
                                                    "backward",      "evaluate",     "discard", "gradients",
-                                                   "import",        "clip",         "step"};
+                                                   "import",        "clip",         "step",    "activations"};
   constexpr std::array<std::string_view, 3> norms{"l2", "l1", "inf"};
   auto const norm = op.norm == fsdp::NormKind::l2 ? norms[0] : op.norm == fsdp::NormKind::l1 ? norms[1] : norms[2];
   auto text = fmt::format("{{Op::{}, {}, {}", kinds[op.kind], op.data, literal(op.value));
@@ -72,12 +72,12 @@ std::string literal(Setting const& setting) {
       "{{.sharding = Sharding::{}, .group = {}, .units = {{{}}},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes "
       "= {}, "
       ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .allow_keep_unsharded = {}, "
-      ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .bucket_bytes = {}, "
+      ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .allow_frozen_parameters = {}, .bucket_bytes = {}, "
       ".first_bucket_bytes = {}, .passes_ahead = {}{}, .trap_stale_pointers = {}}},\n     .ahead = {{",
       shardings[static_cast<std::size_t>(setting.sharding)], setting.group, units, o.prefetch,
       o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,
       o.keep_last, o.keep_root, o.reshard_ranks, o.allow_keep_unsharded, o.allow_no_sync, o.allow_no_replica_sync,
-      o.bucket_bytes, o.first_bucket_bytes, o.passes_ahead,
+      o.allow_frozen_parameters, o.bucket_bytes, o.first_bucket_bytes, o.passes_ahead,
       o.reduce_dtype ? fmt::format(", .reduce_dtype = fsdp::DType{{{}}}", static_cast<int>(*o.reduce_dtype)) : "",
       o.trap_stale_pointers);
   for (auto const& list : setting.ahead)

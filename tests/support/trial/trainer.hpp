@@ -54,6 +54,9 @@ class Trainer {
         break;
       }
       case Op::step: step(op.value); break;
+      case Op::activations:
+        freeze_parameters([&] { forward(op, inside), backward(op, inside); });
+        break;
     }
   }
   /// Exports the initial parameters. @note Collective: yes
@@ -84,6 +87,7 @@ class Trainer {
   virtual void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                              Inside const& inside) = 0;
   virtual void evaluate(std::function<void()> const& passes) = 0;
+  virtual void freeze_parameters(std::function<void()> const& passes) = 0;
   virtual void set_gradient_sync(bool on) = 0;
   virtual void set_replica_sync(bool on) = 0;
   virtual void set_reshard(bool on) = 0;
@@ -254,6 +258,10 @@ class EngineTrainer final : public Trainer {
   }
   void evaluate(std::function<void()> const& passes) override {
     auto const scope = engine_.evaluation();
+    passes();
+  }
+  void freeze_parameters(std::function<void()> const& passes) override {
+    auto const scope = engine_.frozen_parameters();
     passes();
   }
   void set_gradient_sync(bool on) override { scopes_.no_sync(!on); }

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# nanogpt trains adapters, or the last blocks alone, from weights: to the same losses under every strategy, and as if it had not
+# stopped when it is resumed. The weights that it writes have the adapters merged; adapters are a small file of their own.
+# programs: nanogpt
+# skip-sanitizers
+#
+#   app_finetune.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter_with_text "$nanogpt"
+model=(--dataset=d --n_layer=3 --n_head=2 --n_embd=32 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4)
+small=("${model[@]}" --ranks=2 --max_iters=8 --eval_interval=4 --eval_iters=1 --learning_rate=1e-2 --warmup_iters=1)
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=base --max_iters=40 >output 2>&1 || fail "train: $(cat output)"
+from=("${small[@]}" --init_from=base)
+
+# finetune RUN SETTING...: a line for each loss
+finetune() {
+  local run=$1
+  shift
+  timeout 120 "$nanogpt" train "${from[@]}" --out_dir="$run" "$@" >output 2>&1 || { fail "$*: $(cat output)"; return; }
+  grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/,* time.*//' >"$run.losses"
+  check "$*: no losses" test -s "$run.losses"
+}
+lora=(--lora_rank=4 --lora_alpha=8)
+finetune lora "${lora[@]}"
+check "says how much trains" grep -q '^fine-tuning: 6,144 of ' output
+for strategy in shard_grad_op no_shard; do
+  finetune "lora_$strategy" "${lora[@]}" --strategy=$strategy
+  check "$strategy: other losses" diff lora.losses "lora_$strategy.losses"
+done
+finetune lora_recomputed "${lora[@]}" --activation_checkpointing=true --prefetch=0
+check "recomputed activations: other losses" diff lora.losses lora_recomputed.losses
+finetune lora_model "${lora[@]}" --wrap=model
+check "one unit: other losses" diff lora.losses lora_model.losses
+
+# --- what is written ---------------------------------------------------------------------------------------------------------------
+few=(--num_samples=1 --max_new_tokens=30 --temperature=0)
+text() { timeout 60 "$nanogpt" sample "${few[@]}" "$@" 2>errors || fail "sample $*: $(cat errors)"; }
+text --out_dir=lora >merged
+check "the merged weights give the checkpoint's text" cmp merged <(text --out_dir=lora --checkpoint=latest)
+check "the adapters change the text" test "$(cmp -s merged <(text --out_dir=base); echo $?)" -eq 1
+check "adapters alone are a small file" test $((4 * $(stat -c %s lora/adapters.safetensors))) -lt "$(stat -c %s lora/model.safetensors)"
+check "the whole weights have no adapters" test "$(grep -ac lora_A lora/model.safetensors)" -eq 0
+check "the adapters' file has nothing else" test "$(grep -ac wte.weight lora/adapters.safetensors)" -eq 0
+timeout 60 "$nanogpt" export --out_dir=lora --to=exported --format=nanogpt >output 2>&1 || fail "export: $(cat output)"
+check "exports the merged weights" cmp merged <(text --out_dir=exported)
+
+# --- resuming ------------------------------------------------------------------------------------------------------------------------
+finetune halves "${lora[@]}" --max_iters=4 --lr_decay_iters=8
+timeout 120 "$nanogpt" train "${small[@]}" --out_dir=halves --init_from=resume --max_iters=8 --lr_decay_iters=8 --ranks=4 >output 2>&1 ||
+  fail "resume: $(cat output)"
+finetune whole "${lora[@]}" --lr_decay_iters=8 --ranks=4
+check "the run that is resumed takes its adapters" grep -q '^fine-tuning: 6,144 of ' output
+check "another model after resuming" cmp <(text --out_dir=halves) <(text --out_dir=whole)
+
+# --- the last blocks alone -------------------------------------------------------------------------------------------------------
+finetune last --train_layers=1
+check "says how much trains" grep -q '^fine-tuning: 12,3' output
+finetune last_no_shard --train_layers=1 --strategy=no_shard
+check "no_shard: other losses" diff last.losses last_no_shard.losses
+check "no adapters" test ! -e last/adapters.safetensors
+
+# --- refused -----------------------------------------------------------------------------------------------------------------------
+refused() { # refused TEXT SETTING...
+  local expected=$1
+  shift
+  if timeout 60 "$nanogpt" train "${small[@]}" --out_dir=refused "$@" >output 2>&1; then fail "$*: not refused"; fi
+  check "$*: $(cat output)" grep -qF -- "$expected" output
+}
+refused "setting 'lora_rank': fine-tuning starts from weights" --lora_rank=4
+refused "setting 'train_layers': fine-tuning starts from weights" --train_layers=1
+refused "settings 'lora_rank' and 'train_layers': expected at most one of the two" --init_from=base --lora_rank=4 --train_layers=1
+refused "setting 'train_layers': expected at most n_layer = 3, got 4" --init_from=base --train_layers=4
+refused "setting 'lora_alpha': only adapters use it" --init_from=base --lora_alpha=4
+((failures == 0)) && echo "fine-tuned; $checks checks"
+exit $((failures > 0))

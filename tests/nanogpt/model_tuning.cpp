@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adapters and frozen blocks on the real engine: the bits of a run whose optimizer leaves the frozen tensors out, gather
+// memory, and merged weights.
+// skip-tsan
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/comm/local.hpp"
+#include "fsdp/fsdp.hpp"
+#include "fsdp/host/device.hpp"
+#include "gemm_host.hpp"
+#include "gpt.hpp"
+#include "merged_weights.hpp"
+#include "tests/catch.hpp"
+
+namespace {
+
+using Device = fsdp::host::Device;
+using Comm = fsdp::local::Communicator<Device>;
+
+struct Run {
+  int ranks = 1;
+  fsdp::ShardingStrategy strategy = fsdp::FullShard{};
+  nanogpt::Tuning tuning{};
+  bool unfrozen = false;  ///< all tensors have gradients, and the optimizer leaves the frozen ones out
+  std::int64_t recompute = 0;
+  int prefetch = 1;
+};
+using Weights = std::map<std::string, std::vector<float>>;
+struct Result {
+  Weights initial, weights;
+  std::vector<float> logits;
+  std::int64_t gather = 0;
+};
+
+nanogpt::GptConfig const config{3, 2, 32, 16, 23, 0.1f, true};
+
+/// master -= rate * gradient.
+struct Descend {
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t, float* master, float const* gradient,
+                          std::int64_t count) const {
+    for (std::int64_t i = block.thread(); i < count; i += block.threads()) master[i] -= 0.3f * gradient[i];
+  }
+};
+
+template <class E>
+Weights weights_of(E& engine) {
+  Weights all;
+  fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+    all[tensor.name] = {values.begin(), values.end()};
+  });
+  return all;
+}
+
+Result train(Run const& of, Weights const& from = {}, int steps = 4) {
+  Result result;
+  fsdp::local::run(of.ranks, Device{}, [&](Comm comm) {
+    bool const first = comm.rank() == 0;
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, of.strategy, {.prefetch = of.prefetch, .seed = 11});
+    nanogpt::GptOptions options;
+    options.panel = 8;
+    options.recompute = of.recompute;
+    options.tuning = of.tuning;
+    nanogpt::Gpt model(engine, config, 2, config.block_size, options);
+    auto const shards = engine.shards();
+    std::vector<bool> left_out;
+    for (std::size_t u = 0; u < shards.size(); ++u) left_out.push_back(shards[u].frozen);
+    if (of.unfrozen)
+      for (std::size_t u = 0; u < shards.size(); ++u) shards[u].frozen = false;
+    shards.attach_optimizer();
+    if (!from.empty())
+      fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, std::int64_t at, std::span<float> out) {
+        auto const found = from.find(tensor.name);
+        if (found == from.end()) return false;
+        for (auto& value : out) value = found->second[static_cast<std::size_t>(at++)];
+        return true;
+      });
+    if (auto initial = weights_of(engine); first) result.initial = std::move(initial);
+    std::vector<std::int32_t> tokens(2 * 16), targets(tokens.size());
+    for (int step = 0; step < steps; ++step) {
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = (static_cast<std::int32_t>(i) + step + 3 * engine.rank()) % 23;
+        targets[i] = (tokens[i] + 1) % 23;
+      }
+      model.forward_backward(tokens.data(), targets.data());
+      shards.begin_step("descend", 0.3f);
+      for (std::size_t u = 0; u < shards.size(); ++u) {
+        auto& unit = shards[u];
+        if (!unit.trains()) continue;
+        auto const update = shards.update(unit);
+        if (!left_out[u])
+          engine.device().launch(engine.compute(), 1, Descend{}, unit.master, static_cast<float const*>(unit.gradient),
+                                 unit.shard_numel());
+      }
+      engine.synchronize();
+    }
+    std::vector<std::int32_t> const text{1, 5, 9, 2, 7, 11, 3};
+    auto logits = model.logits(text.data(), static_cast<std::int64_t>(text.size()));
+    auto weights = weights_of(engine);
+    if (!first) return;
+    result.logits = std::move(logits);
+    result.weights = std::move(weights);
+    result.gather = memory_plan(engine.program(), engine.plan_input()).gather;
+  });
+  return result;
+}
+
+nanogpt::Tuning adapters(std::int64_t rank) {
+  nanogpt::Tuning tuning;
+  tuning.lora_rank = rank;
+  tuning.lora_scale = 2.0f;
+  return tuning;
+}
+nanogpt::Tuning last(std::int64_t layers) {
+  nanogpt::Tuning tuning;
+  tuning.last_layers = layers;
+  return tuning;
+}
+
+}  // namespace
+
+TEST_CASE("fine-tuning has the bits of a run whose optimizer leaves the frozen tensors out", "[nanogpt][model]") {
+  auto const pretrained = train({.ranks = 2}).weights;
+  for (auto const& tuning : {adapters(8), last(1), last(2)})
+    for (int const ranks : {1, 2, 3, 4})
+      for (auto const& strategy :
+           {fsdp::ShardingStrategy(fsdp::FullShard{}), fsdp::ShardingStrategy(fsdp::ShardGradOp{}),
+            fsdp::ShardingStrategy(fsdp::NoShard{})}) {
+        CAPTURE(tuning.lora_rank, tuning.last_layers, ranks, strategy.name);
+        Run of{.ranks = ranks, .strategy = strategy, .tuning = tuning};
+        auto const got = train(of, pretrained);
+        of.unfrozen = true;
+        CHECK(got.weights == train(of, pretrained).weights);
+        CHECK(got.weights != got.initial);
+        for (auto const& [name, values] : got.weights)
+          if (!nanogpt::is_adapter(name) && !name.starts_with("transformer.h.2") &&
+              !name.starts_with("transformer.h.1") && !name.starts_with("transformer.ln_f"))
+            CHECK(values == pretrained.at(name));
+        of.unfrozen = false, of.recompute = 3, of.prefetch = 2;
+        CHECK(train(of, pretrained).weights == got.weights);
+      }
+}
+
+TEST_CASE("gather memory of a model with adapters is that of base and adapters", "[nanogpt][model]") {
+  auto const whole = train({.ranks = 2}, {}, 1), adapted = train({.ranks = 2, .tuning = adapters(8)}, {}, 1);
+  std::int64_t adapter = 0;  // bytes of a block's
+  for (auto const& [name, values] : adapted.weights)
+    if (nanogpt::is_adapter(name) && name.starts_with("transformer.h.0."))
+      adapter += static_cast<std::int64_t>(values.size()) * 4;
+  auto const expected = whole.gather + 2 * adapter;  // two slots
+  CHECK(adapted.gather >= expected);
+  CHECK(static_cast<double>(adapted.gather) <= 1.05 * static_cast<double>(expected));
+}
+
+TEST_CASE("merged weights give the logits of a model with adapters", "[nanogpt][model]") {
+  auto const tuned = train({.ranks = 2, .tuning = adapters(8)}, train({.ranks = 2}).weights, 8);
+  nanogpt::MergedWeights merging(2.0f);
+  Weights merged;
+  for (auto const& [name, values] : tuned.weights)
+    if (nanogpt::is_adapter(name)) {
+      fsdp::TensorInfo info;
+      info.name = name;
+      auto const size = static_cast<std::int64_t>(values.size());
+      info.shape = name.ends_with(nanogpt::lora_a) ? std::vector{std::int64_t{8}, size / 8}
+                                                   : std::vector{size / 8, std::int64_t{8}};
+      merging.keep(info, values);
+    }
+  for (auto const& [name, values] : tuned.weights) {
+    if (nanogpt::is_adapter(name)) continue;
+    auto const both = merging.merge(name, values);
+    merged[name] = {both.begin(), both.end()};
+  }
+  CHECK(merged != tuned.initial);
+  auto const plain = train({.ranks = 1}, merged, 0);
+  REQUIRE(plain.logits.size() == tuned.logits.size());
+  for (std::size_t i = 0; i < plain.logits.size(); ++i) CHECK(std::abs(plain.logits[i] - tuned.logits[i]) < 1e-5f);
+}
+
+TEST_CASE("a part of a matrix gets its part of the adapter", "[nanogpt][model]") {
+  nanogpt::HostAdapter const adapter{2, 5, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {1, 2, 3, 4, 5, 6}};
+  std::vector<float> whole(15, 1.0f);
+  adapter.add_to(whole, 0, 0.5f);
+  CHECK(whole[0] == 1 + 0.5f * (1 * 1 + 2 * 6));
+  CHECK(whole[14] == 1 + 0.5f * (5 * 5 + 6 * 10));
+  for (std::int64_t first = 0; first < 15; ++first)
+    for (std::int64_t count = 1; first + count <= 15; ++count) {
+      std::vector<float> part(static_cast<std::size_t>(count), 1.0f);
+      adapter.add_to(part, first, 0.5f);
+      CHECK(std::equal(part.begin(), part.end(), whole.begin() + first));
+    }
+}
