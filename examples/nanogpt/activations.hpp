@@ -25,6 +25,7 @@ struct ActivationPlan {
   std::int64_t sequence = 1;   ///< T: tokens per sequence
   bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
   std::int64_t recompute = 0;  ///< so many first layers keep only their input; backward computes the rest again
+  std::int64_t unused = 0;     ///< so many first layers have no backward, and keep nothing for it
   float dropout = 0.0f;        ///< highest probability of dropping in training
   std::int64_t lora_rank = 0;  ///< of adapters; 0: none
   std::int64_t panel = 256;    ///< query rows of an attention panel
@@ -33,6 +34,8 @@ struct ActivationPlan {
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
   std::int64_t rows() const { return batch * sequence; }
+  /// So many first layers share the buffers of one.
+  std::int64_t sharing() const { return std::max(recompute, unused); }
   /// A thread's room for scores: at least one head's largest panel, at most all heads'.
   std::int64_t score_elements(GptConfig const& config) const {
     std::int64_t const largest = std::min(panel, sequence) * sequence;
@@ -193,7 +196,7 @@ class Activations {
     T* stream = kept.template take<T>(rows * width);
     for (std::size_t layer = 0; layer < layers; ++layer) {
       auto& block = blocks_[layer];
-      bool const own = layer == 0 || (plan.training && static_cast<std::int64_t>(layer) >= plan.recompute);
+      bool const own = layer == 0 || (plan.training && static_cast<std::int64_t>(layer) >= plan.sharing());
       if (!own) block = blocks_.front();
       if (own || !plan.training) block.qkv = kept.template take<T>(rows * 3 * width);
       block.input = stream;

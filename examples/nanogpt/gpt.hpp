@@ -166,13 +166,13 @@ class Gpt {
 
   /// Appends `count` tokens to the text and returns the logits (V) of what follows. Only the new tokens are computed;
   /// keys and values of the others are kept in the layers' qkv buffers. Training and evaluation end the text.
-  /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity(), or if it goes on in a model that
-  /// recomputes several layers: these share one buffer, so a text is given whole, by logits()
+  /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity(), or if it goes on in a model of which
+  /// several layers share a buffer (see ActivationPlan::sharing): a text is then given whole, by logits()
   /// @note Stream: waits for compute.
   std::vector<float> extend(std::int32_t const* tokens, std::int64_t count) {
-    FSDP_EXPECTS(cached_ == 0 || plan_.recompute < 2,
-                 "a text goes on after {} tokens, but {} layers that are computed again keep no keys of their own",
-                 cached_, plan_.recompute);
+    FSDP_EXPECTS(cached_ == 0 || plan_.sharing() < 2,
+                 "a text goes on after {} tokens, but {} layers that share buffers keep no keys of their own", cached_,
+                 plan_.sharing());
     FSDP_EXPECTS(count >= 1 && cached_ + count <= capacity(), "{} tokens after {} do not fit a text of {}", count,
                  cached_, capacity());
     auto const scope = engine_.evaluation();
@@ -220,6 +220,7 @@ class Gpt {
     plan.recompute = options.training ? std::min(options.recompute, config.n_layer) : 0;
     plan.dropout = config.dropout;
     plan.lora_rank = options.tuning.lora_rank;
+    if (options.training && options.tuning.last_layers > 0) plan.unused = config.n_layer - options.tuning.last_layers;
     plan.panel = options.panel;
     plan.lanes = lanes;
     plan.attention_elements = options.attention_elements;

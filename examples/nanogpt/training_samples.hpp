@@ -84,7 +84,7 @@ class TrainingSamples {
     };
     std::vector<std::int32_t> const start{
         static_cast<std::int32_t>(told_by_first(draws_ ? first_token(*tokenizer_) : 0))};
-    if (checkpointed_layers(settings_) < 2) {
+    if (trainer_.model().plan().sharing() < 2) {
       continue_text(trainer_.model(), start, settings_.sample_tokens, choose);
     } else {
       Whole whole{trainer_.model()};

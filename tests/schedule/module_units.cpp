@@ -4,9 +4,10 @@
 // full-run: [units]
 // timeout: 1800
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
@@ -17,12 +18,15 @@
 #include <vector>
 
 #include "fsdp/checkpoint/full_state.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 
@@ -180,12 +184,12 @@ struct Result {
 
 /// A program that is wrong, an account that is not as planned, and late events throw.
 template <class E>
-void expect_sound(E& engine) {
+void expect_sound(E& engine, int moments = 0) {
   if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
     throw std::logic_error(problem + "\n" + to_text(engine.program()));
   if (engine.shards().late_records() != 0) throw std::logic_error("an event is late");
   auto input = engine.plan_input();
-  input.moments = 0;
+  input.moments = moments;
   auto const plan = memory_plan(engine.program(), input);
   if (plan.reserved() != engine.account().reserved_state()) throw std::logic_error("the account is not as planned");
   if (engine.account().peak_live_state() > plan.live_most) throw std::logic_error("more is live than planned");
@@ -367,6 +371,59 @@ TEST_CASE("units of a module share slots by size, so gather memory is that of ba
   CHECK(memory({.frozen = true}) == bytes(2 * width) + bytes(2 * 64) + 2 * (bytes(width * width) + adapters));
 }
 
+TEST_CASE("slots by size do not depend on the order in which modules name their tensors") {
+  fsdp::StepInput input;
+  input.shards = 2;
+  for (std::uint32_t module = 0; module < 4; ++module) {
+    bool const small_first = module % 2 == 0;
+    input.units.push_back({small_first ? 1024 : 8192, "first"});
+    input.units.push_back({small_first ? 8192 : 1024, "second"});
+    input.units.back().beside = 2 * module;
+  }
+  auto const program = fsdp::compile_program(input);
+  fsdp::MemoryPlanInput plan;
+  static_cast<fsdp::StepInput&>(plan) = input;
+  CHECK(memory_plan(program, plan).gather == 4 * 2 * (1024 + 8192));
+  CHECK(memory_plan(program, plan).reduce == 4 * 2 * (1024 + 8192));
+}
+
+namespace {
+
+struct EveryKind {
+  template <class T>
+  struct Params {
+    std::array<fsdp::Tensor<T, 1>, 4> plain;
+    std::array<fsdp::Tensor<fsdp::in_fp32<T>, 1>, 4> wide;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    for (std::size_t i = 0; i < 4; ++i) {
+      fsdp::TensorOptions options{.frozen = i % 2 == 1};
+      if (i > 1) options.strategy = fsdp::NoShard{};
+      tensor("plain" + std::to_string(i), p.plain[i], {8}, options);
+      tensor("wide" + std::to_string(i), p.wide[i], {8}, options);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("each kind has a unit, whose name says what differs from the module's") {
+  fsdp::local::run(1, Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16{});
+    (void)engine.shard(EveryKind{}, "m");
+    (void)engine.shard(EveryKind{}, "f", {.strategy = fsdp::NoShard{}, .frozen = true});
+    engine.seal();
+    std::vector<std::string> names;
+    for (std::size_t u = 0; u < engine.shards().size(); ++u) names.push_back(engine.shards()[u].name());
+    CHECK(names == std::vector<std::string>{"m", "m (fp32)", "m (frozen)", "m (frozen, fp32)", "m (no_shard)",
+                                            "m (fp32, no_shard)", "m (frozen, no_shard)", "m (frozen, fp32, no_shard)",
+                                            "f", "f (fp32)"});
+    CHECK(engine.shards()[9].layout().tensors().size() == 4);
+  });
+}
+
 TEST_CASE("a module's units are gathered, dropped and reduced together") {
   auto const text = train<fsdp::Fp32>({.ranks = 2, .kinds = {.frozen = true, .skips = true}}).text;
   CHECK(has(text, "forward    h.2  | all-gather h.3->"));
@@ -397,6 +454,89 @@ TEST_CASE("a frozen bf16 parameter takes two bytes over the ranks, and is gather
     CHECK(frozen.plan.gradients * ranks == 4 * (adapters + gains));
     CHECK(frozen.plan.optimizer * ranks == 8 * (adapters + gains));
   }
+}
+
+namespace {
+
+/// A table that does not train, and nothing else; or a gain that does, too.
+struct Tied {
+  bool trains;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> table, gain;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("table", p.table, {100}, fsdp::frozen);
+    if (trains) tensor("gain", p.gain, {10}, fsdp::no_decay);
+  }
+  void forward(Stream&, Params<float const> const&) const {}
+  bool backward(Stream&, Params<float const> const&, Params<float> const& g) const { return g.table.wanted() || trains; }
+};
+
+}  // namespace
+
+TEST_CASE("backward ends at the lowest module that trains, though units of lower modules have tensors that do") {
+  auto const strategy = GENERATE(fsdp::ShardingStrategy(fsdp::FullShard{}), fsdp::ShardingStrategy(fsdp::NoShard{}));
+  fsdp::local::run(2, Device{}, [&](Comm comm) {
+    bool const first = comm.rank() == 0;
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, strategy);
+    auto const ends = engine.add_unit("ends");
+    auto low = engine.shard(Tied{false}, "ends", ends);
+    auto middle = engine.shard(Tied{false}, "middle");
+    auto high = engine.shard(Tied{true}, "high");
+    auto head = engine.shard(Tied{true}, "ends", ends);
+    fsdp::AdamW adamw(engine);
+    for (int step = 0; step < 2; ++step) {
+      low.forward(), middle.forward(), high.forward(), head.forward();
+      bool const trained = head.backward() && high.backward();
+      bool const skipped = !middle.backward() && !low.backward();
+      if (first) CHECK((trained && skipped));
+      adamw.step();
+    }
+    expect_sound(engine, 2);
+    if (first) CHECK(engine.program().backward_end() == 2);
+    if (first) CHECK_FALSE(has(to_text(engine.program()), "backward   middle"));
+  });
+}
+
+namespace {
+
+template <class P>
+std::map<std::string, std::vector<float>> saved(int ranks, Kinds kinds, std::filesystem::path const& folder, bool load,
+                                                bool optimizer = true) {
+  std::map<std::string, std::vector<float>> parameters;
+  fsdp::local::run(ranks, Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, P{}, {.seed = load ? 5u : 4u});
+    auto layers = engine.shard(std::vector(2, Block(1, kinds)), "h");
+    fsdp::AdamW<decltype(engine)> adamw(engine);
+    if (load && optimizer) fsdp::load(engine, adamw, folder / "step-7");
+    if (load && !optimizer) fsdp::load(engine, folder / "step-7");
+    if (!load) fsdp::save(engine, adamw, folder, nullptr, {.step = 7});
+    export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
+      parameters[tensor.name] = {values.begin(), values.end()};
+    });
+  });
+  return parameters;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoints keep each tensor in its unit's type, and load into other kinds") {
+  fsdp::testing::TemporaryFolder const folder;
+  Kinds const frozen{.frozen = true, .skips = true};
+  auto const mixed = saved<fsdp::Bf16>(3, frozen, folder.path, false);
+  CHECK(saved<fsdp::Bf16>(2, frozen, folder.path, true) == mixed);
+  CHECK(saved<fsdp::Fp32>(1, frozen, folder.path, true) == mixed);
+  CHECK(saved<fsdp::Fp32>(2, {}, folder.path, true, false) == mixed);
+  CHECK(has(what([&] { saved<fsdp::Fp32>(2, {}, folder.path, true); }), "h.0.weight"));
+  using Narrow = fsdp::Precision<fsdp::bf16, fsdp::bf16, fsdp::bf16>;
+  fsdp::testing::TemporaryFolder const other;
+  auto const narrow = saved<Narrow>(2, {.apart = true}, other.path, false);
+  CHECK(saved<Narrow>(3, {}, other.path, true) == narrow);
+  CHECK(saved<fsdp::Fp32>(2, {.frozen = true}, other.path, true) == narrow);
 }
 
 namespace {
