@@ -51,7 +51,8 @@ class Block {
     bool const bias = context_->config.bias;
     // Residual projections start smaller, so that the sum over all layers keeps its variance (Radford et al., 2019).
     bool const is_frozen = !context_->tuning.trains(layer_, context_->config.n_layer);
-    auto const residual_init = fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(context_->config.n_layer)));
+    auto const residual_init =
+        fsdp::init::normal(0.02f / std::sqrt(2.0f * static_cast<float>(context_->config.n_layer)));
     fsdp::TensorOptions const matrix{.frozen = is_frozen}, residual{.init = residual_init, .frozen = is_frozen};
     fsdp::TensorOptions const ones{.decay = false, .init = fsdp::init::ones, .frozen = is_frozen};
     fsdp::TensorOptions const zeros{.decay = false, .init = fsdp::init::zeros, .frozen = is_frozen};
@@ -68,7 +69,8 @@ class Block {
     tensor("mlp.c_proj.weight", p.down_weight, {width, 4 * width}, residual);
     if (bias) tensor("mlp.c_proj.bias", p.down_bias, {width}, zeros);
     if (!context_->tuning.adapts()) return;
-    auto const adapter = [&](Adapter<E>& of, std::int64_t out, std::int64_t in, std::string_view a, std::string_view b) {
+    auto const adapter = [&](Adapter<E>& of, std::int64_t out, std::int64_t in, std::string_view a,
+                             std::string_view b) {
       auto const bound = 1.0f / std::sqrt(static_cast<float>(in));
       auto const rank = context_->tuning.lora_rank;
       tensor(a, of.a, {rank, in}, fsdp::TensorOptions{.init = fsdp::init::uniform(-bound, bound)});

@@ -18,6 +18,22 @@
 
 namespace nanogpt {
 
+/// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
+inline std::string other_tuning(Settings const& settings, RunState const& run) {
+  std::string text;
+  for (std::string const name : {"lora_rank", "lora_alpha", "train_layers"}) {
+    auto const saved = run.settings.find(name);
+    auto const now = find_setting(name)->text_of(settings);
+    if (saved == run.settings.end() || saved->second == now) continue;
+    text += fmt::format("{}--{}={} instead of {}", text.empty() ? "" : ", ", name, now, saved->second);
+  }
+  if (text.empty()) return {};
+  return fmt::format(
+      ". This start has {}; leave that out to continue the run, or begin another one from its weights, "
+      "with --init_from={} and another out_dir",
+      text, settings.out_dir);
+}
+
 /// Loads `ready.resumed` into the engine and the optimizer. If that is damaged, init_from=auto takes the newest whole
 /// checkpoint of out_dir instead, and `ready.resumed` becomes that. Other checkpoints are read only then, by rank 0.
 /// @throws AgreedError on every rank if nothing can be loaded, naming the checkpoints that are whole
@@ -42,6 +58,8 @@ void load_run(T& trainer, Preparation& ready) {
       if (!first) return;
       std::fflush(stdout);
       auto const damaged = from.filename().string();
+      if (fault_of(from).empty())
+        fsdp::fail<fsdp::ConfigError>("{}{}", why, other_tuning(ready.settings, *ready.resumed));
       if (automatic)
         name = newest_whole(out_dir, damaged, why);
       else

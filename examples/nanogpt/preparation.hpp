@@ -181,6 +181,11 @@ Preparation prepare(C& world, Job const& job) {
       adopt_model(settings, *ready.pretrained->weights);
     }
     check_together(settings, job.command, world.size());
+    if (training && !ready.resumed && !ready.pretrained && (settings.lora_rank > 0 || settings.train_layers > 0))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting '{}': fine-tuning starts from weights; expected --init_from=WEIGHTS, --init_from=auto:WEIGHTS or "
+          "--init_from=resume, got {}",
+          settings.lora_rank > 0 ? "lora_rank" : "train_layers", settings.init_from);
     std::error_code ignored;
     bool const keeps = training && !settings.eval_only && world.rank() == 0;
     if (keeps && std::filesystem::exists(settings.out_dir, ignored)) take_out_dir(ready);  // before long checks

@@ -41,8 +41,9 @@ bool is_of_nanogpt(fs::path const& folder) {
 }
 
 /// What a run has in its folder, beside its log and its checkpoints.
-constexpr std::array<std::string_view, 10> names_of_a_run{
-    "latest", "best", weights_name, adapters_name, "config.json", meta_name, "vocab.json", "merges.txt", "encoder.json", "vocab.bpe"};
+constexpr std::array<std::string_view, 10> names_of_a_run{"latest",       "best",     weights_name, adapters_name,
+                                                          "config.json",  meta_name,  "vocab.json", "merges.txt",
+                                                          "encoder.json", "vocab.bpe"};
 
 /// Whether the folder has what set_run_aside() has moved there.
 bool is_set_aside(fs::path const& folder) {

@@ -88,14 +88,16 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
     fmt::print("found vocab_size = {} (inside {})\n", ready.dataset->meta.vocab_size,
                ready.dataset->meta.path.string());
   ParameterCount decayed, others;
-  for (auto const& tensor : fsdp::tensor_list(trainer.engine())) {
-    auto& group = tensor.decay ? decayed : others;
-    ++group.tensors;
-    group.elements += tensor.numel;
-  }
+  auto const shards = trainer.engine().shards();
+  for (std::size_t u = 0; u < shards.size(); ++u)
+    for (auto const& tensor : shards[u].layout().tensors()) {
+      if (shards[u].frozen) continue;
+      auto& group = tensor.decay ? decayed : others;
+      ++group.tensors;
+      group.elements += tensor.numel;
+    }
   fmt::print("number of parameters: {:.2f}M\n", static_cast<double>(ready.config.parameters_without_positions()) / 1e6);
   std::int64_t all = 0, trained = 0;
-  auto const shards = trainer.engine().shards();
   for (std::size_t u = 0; u < shards.size(); ++u) {
     all += shards[u].layout().numel();
     if (shards[u].trains()) trained += shards[u].layout().numel();

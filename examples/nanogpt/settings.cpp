@@ -225,7 +225,8 @@ std::vector<Setting> make_table() {
   t.rows.back().listed = false;
   t.heading = "Fine-tuning";
   t.count("lora_rank", &S::lora_rank, training | of_run,
-          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0, 65536);
+          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
+          65536);
   t.positive("lora_alpha", &S::lora_alpha, training | of_run,
              "an adapter's product is multiplied by lora_alpha / lora_rank");
   t.count("train_layers", &S::train_layers, training | of_run,
@@ -709,14 +710,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.was_given("min_params") && s.wrap != "size")
     fsdp::fail<fsdp::ConfigError>("setting 'min_params': only --wrap=size uses min_params, got {} with --wrap={}",
                                   s.min_params, s.wrap);
-  if (command == Command::train && (s.lora_rank > 0 || s.train_layers > 0) && first_start(s) == "scratch")
-    fsdp::fail<fsdp::ConfigError>(
-        "setting '{}': fine-tuning starts from weights; expected --init_from=WEIGHTS, --init_from=auto:WEIGHTS or "
-        "--init_from=resume, got {}",
-        s.lora_rank > 0 ? "lora_rank" : "train_layers", s.init_from);
   if (s.lora_rank > 0 && s.train_layers > 0)
-    fsdp::fail<fsdp::ConfigError>("settings 'lora_rank' and 'train_layers': expected at most one of the two, got {} and {}",
-                                  s.lora_rank, s.train_layers);
+    fsdp::fail<fsdp::ConfigError>(
+        "settings 'lora_rank' and 'train_layers': expected at most one of the two, got {}{} and {}{}", s.lora_rank,
+        whose(s, "lora_rank"), s.train_layers, whose(s, "train_layers"));
   if (s.train_layers > s.n_layer)
     fsdp::fail<fsdp::ConfigError>("setting 'train_layers': expected at most n_layer = {}, got {}", s.n_layer,
                                   s.train_layers);

@@ -14,8 +14,8 @@ namespace nanogpt {
 /// each matrix W (out, in) of the blocks acts as W + lora_scale * B A, with A (lora_rank, in) and B (out, lora_rank). B
 /// starts at zero.
 struct Tuning {
-  std::int64_t lora_rank = 0;  ///< 0: no adapters
-  float lora_scale = 1.0f;     ///< alpha / lora_rank
+  std::int64_t lora_rank = 0;    ///< 0: no adapters
+  float lora_scale = 1.0f;       ///< alpha / lora_rank
   std::int64_t last_layers = 0;  ///< above 0: the last so many blocks and the final norm train, and nothing else
 
   bool adapts() const { return lora_rank > 0; }

@@ -58,9 +58,8 @@ void save_weights(E& engine, std::filesystem::path const& path, Tuning const& tu
   MergedWeights merged(tuning.lora_scale);
   std::string problem;
   auto tensors = fsdp::tensor_list(engine);
-  std::erase_if(tensors, [&](fsdp::TensorInfo const& tensor) {
-    return is_adapter(tensor.name) != (which == Weights::adapters);
-  });
+  std::erase_if(
+      tensors, [&](fsdp::TensorInfo const& tensor) { return is_adapter(tensor.name) != (which == Weights::adapters); });
   fsdp::checkpoint::agreed(engine.world(), "the weights' file", [&] {
     if (engine.rank() == 0) writer.emplace(path, tensors);
     return "";

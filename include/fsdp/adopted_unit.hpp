@@ -54,13 +54,13 @@ class AdoptedUnit {
 
   /// @throws UsageError if compute is a host stream that is not inline, unless kernels are enqueued
   AdoptedUnit(E& engine, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
-      : AdoptedUnit(engine, add_unit(engine, name, options), name, std::move(tensors), Checked{}) {}
+      : AdoptedUnit(engine, nullptr, name, std::move(tensors), options) {}
   /// A further use of a unit, such as a tied head. Tensors that the unit has already, by name, are the same storage;
   /// they are declared as before. The unit is held from its first use to its last.
   /// @param name  of the use
   /// @throws UsageError also if options set a strategy: the unit has one
   AdoptedUnit(E& engine, UnitId unit, std::string name, std::vector<Tensor> tensors, AdoptedOptions options = {})
-      : AdoptedUnit(engine, expect_compute(engine, unit, name, options), name, std::move(tensors), Checked{}) {}
+      : AdoptedUnit(engine, &unit, name, std::move(tensors), options) {}
   template <class None = void>
   AdoptedUnit(E&, ...) = delete;  // fsdp: expected (engine, name, tensors[, AdoptedOptions]); check the names in braces
   AdoptedUnit(AdoptedUnit&&) noexcept = default;
@@ -97,9 +97,12 @@ class AdoptedUnit {
  private:
   static constexpr std::int64_t most_slices = 1 << 20;
 
-  struct Checked {};
-  AdoptedUnit(E& engine, UnitId unit, std::string const& name, std::vector<Tensor> tensors, Checked)
-      : engine_(&engine), unit_(unit), tensors_(std::move(tensors)) {
+  /// @param further  the unit of a further use; nullptr: this one adds its unit
+  AdoptedUnit(E& engine, UnitId const* further, std::string const& name, std::vector<Tensor> tensors,
+              AdoptedOptions const& options)
+      : engine_(&engine), tensors_(std::move(tensors)) {
+    expect_compute(engine, name, options);
+    if (further != nullptr) unit_ = expect_unit(engine, *further, name, options);
     std::vector<DeclaredTensor> declared;
     for (auto const& tensor : tensors_) {
       FSDP_EXPECTS(
@@ -118,18 +121,13 @@ class AdoptedUnit {
                 (other.weight != tensor.weight && (other.gradient == nullptr || other.gradient != tensor.gradient)),
             "rank {}: adopted tensors '{}' and '{}' have the same pointer; expected one pointer for each tensor",
             engine.rank(), other.name, tensor.name);
-      declared.push_back({tensor.name, tensor.shape, tensor.options});
+      declared.push_back({tensor.name, tensor.shape, tensor.options, tensor.gradient == nullptr});
     }
-    std::vector<bool> skips;
-    for (auto const& tensor : tensors_) skips.push_back(tensor.gradient == nullptr);
-    use_ = engine.declare_use(unit_, name, std::move(declared), places_, std::move(skips));
+    UnitOptions const of_unit{.strategy = options.strategy, .frozen = options.frozen};
+    use_ = further != nullptr ? engine.declare_use(unit_, name, std::move(declared), places_)
+                              : engine.declare_use(of_unit, name, std::move(declared), places_, unit_);
   }
-  static UnitId add_unit(E& engine, std::string const& name, AdoptedOptions const& options) {
-    expect_compute(engine, name, options);
-    return engine.add_unit(name, UnitOptions{.strategy = options.strategy, .frozen = options.frozen});
-  }
-  static UnitId expect_compute(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
-    expect_compute(engine, name, options);
+  static UnitId expect_unit(E& engine, UnitId unit, std::string const& name, AdoptedOptions const& options) {
     bool const is_frozen = unit.index < engine.shards().size() && engine.shards()[unit].frozen;
     FSDP_EXPECTS(
         !options.strategy && (!options.frozen || is_frozen),
@@ -151,8 +149,9 @@ class AdoptedUnit {
   E& engine() const { return *engine_.get("an adopted unit"); }
   void bind(typename E::Scope const& scope) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      auto const& buffers = scope.buffers(places_[i].unit);
-      auto const& known = scope.unit(places_[i].unit).layout().tensors()[places_[i].tensor];
+      auto const number = unit_number(places_[i]);
+      auto const& buffers = scope.buffers(number);
+      auto const& known = scope.unit(number).layout().tensors()[tensor_index(places_[i])];
       auto const offset = known.offset - tensors_[i].slice * known.numel;
       *tensors_[i].weight = moved<Param>(const_cast<void*>(buffers.parameters), offset);
       if (buffers.gradients != nullptr && tensors_[i].gradient != nullptr)

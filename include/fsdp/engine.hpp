@@ -104,17 +104,24 @@ class Engine {
   /// module whose describe names no tensor (a ReLU, a dropout) is a unit too: nothing is gathered or reduced for it.
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix) {
-    return shard(std::move(user_module), prefix, add_unit(prefix));
+    return shard(std::move(user_module), prefix, UnitOptions{});
   }
   /// @param strategy  of its unit, as in add_unit
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, Strategy auto const& strategy) {
-    return shard(std::move(user_module), prefix, add_unit(prefix, strategy));
+    return shard(std::move(user_module), prefix, UnitOptions{.strategy = strategy});
   }
   /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
-    return shard(std::move(user_module), prefix, add_unit(prefix, options));
+    auto const before = core_.declared.mark();
+    auto const unit = add_unit(prefix, options);
+    try {
+      return shard(std::move(user_module), prefix, unit);
+    } catch (...) {
+      core_.declared.restore(before);
+      throw;
+    }
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -122,14 +129,19 @@ class Engine {
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
+    auto const before = core_.declared.mark();
     std::vector<TensorPlace> tensors;
-    typename M::template Params<detail::Declared> unbound;
-    detail::Registrar registrar{prefix, unit, &core_.declared, &tensors};
-    user_module.describe(unbound, registrar);
-    bool sets = false, skips = false;
-    if constexpr (SetsGradients<M>) sets = user_module.sets_gradients;
-    if constexpr (SkipsGradients<M>) skips = user_module.skips_gradients;
-    core_.declared.end_module(unit, tensors, sets, std::vector<bool>(tensors.size(), skips));
+    try {
+      typename M::template Params<detail::Declared> unbound;
+      detail::Registrar<detail::Declaration<P>> registrar{prefix, unit, &core_.declared, &tensors};
+      if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
+      if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
+      user_module.describe(unbound, registrar);
+      core_.declared.end_module(unit, tensors);
+    } catch (...) {
+      core_.declared.restore(before);
+      throw;
+    }
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
@@ -165,15 +177,33 @@ class Engine {
   /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
   /// storage.
   /// @param places  gets the place of each tensor
-  /// @param skips   by tensor: backward does not write a gradient that is not wanted; empty: it does
   [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<DeclaredTensor> tensors,
-                                  std::vector<TensorPlace>& places, std::vector<bool> skips = {}) {
+                                  std::vector<TensorPlace>& places) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, places);
-    skips.resize(places.size());
-    core_.declared.end_module(unit, places, false, skips);
+    auto const before = core_.declared.mark();
+    try {
+      for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, false, places);
+      core_.declared.end_module(unit, places);
+    } catch (...) {
+      core_.declared.restore(before);
+      throw;
+    }
     return {schedule().declare(unit.index, std::string(module)), this};
+  }
+
+  /// The same with a unit of its own, which it adds under the module's name.
+  /// @param unit  gets it
+  [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
+                                  std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
+    auto const before = core_.declared.mark();
+    unit = add_unit(module, options);
+    try {
+      return declare_use(unit, module, std::move(tensors), places);
+    } catch (...) {
+      core_.declared.restore(before);
+      throw;
+    }
   }
 
   /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones
@@ -215,8 +245,8 @@ class Engine {
   Backward keep_unsharded(bool on = true) { return Backward(core_, BackwardChange::keep_unsharded, on); }
 
   /// @return while it lives, backward passes that begin write no gradients of parameters: they pass gradients of
-  /// activations through the modules, as a generator's step does through a discriminator. Such a pass comes to every use,
-  /// frozen units or not. Gradients of other passes stay as they are
+  /// activations through the modules, as a generator's step does through a discriminator. Such a pass comes to every
+  /// use, frozen units or not. Gradients of other passes stay as they are
   /// @throws UsageError without EngineOptions::allow_frozen_parameters
   Backward frozen_parameters(bool on = true) { return Backward(core_, BackwardChange::frozen_parameters, on); }
 

@@ -116,6 +116,11 @@ class FlatLayout {
     return tensors_.size() - 1;
   }
 
+  /// Forgets all but the first `count` tensors.
+  [[gnu::cold]] void truncate(std::size_t count) {
+    for (; tensors_.size() > count; tensors_.pop_back()) numel_ -= tensors_.back().numel;
+  }
+
   /// Pads the whole to a multiple of world_size * layout_alignment, so that it divides equally among any group.
   void seal(int world_size) {
     auto const end = tensors_.empty() ? 0 : tensors_.back().range().end;

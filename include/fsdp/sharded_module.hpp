@@ -28,6 +28,7 @@ struct Registrar {
   UnitId unit;
   Declaration* declaration;
   std::vector<TensorPlace>* tensors;
+  bool sets = false, skips = false;  ///< what the module promises: see Declaration::add_tensor
 
   template <class T, std::size_t Rank>
   void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
@@ -41,7 +42,7 @@ struct Registrar {
   [[gnu::cold, gnu::noinline]] void add(std::string_view tensor, std::vector<std::int64_t> shape,
                                         TensorOptions const& options, bool fp32) const {
     auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options}, fp32, *tensors);
+    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips}, fp32, sets, *tensors);
   }
 };
 
@@ -63,14 +64,15 @@ struct NamedTensors {
   /// @throws UsageError if that is not the one that `describe` names now
   [[gnu::noinline]] Bound bind(std::string_view tensor, std::span<std::int64_t const> extents, bool sets = false) {
     if (next != end) {
-      auto& unit = scope->unit(next->unit);
-      auto const& known = unit.layout().tensors()[next->tensor];
+      auto const number = unit_number(*next);
+      auto& unit = scope->unit(number);
+      auto const& known = unit.layout().tensors()[tensor_index(*next)];
       auto const prefix = known.name.size() - tensor.size();
       bool const named = known.name.ends_with(tensor) && (prefix == 0 || known.name[prefix - 1] == '.');
       if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) {
-        auto const& buffers = scope->buffers(next->unit);
+        auto const& buffers = scope->buffers(number);
         void* const base = gradients ? buffers.gradients : const_cast<void*>(buffers.parameters);
-        auto const index = (next++)->tensor;
+        auto const index = tensor_index(*next++);
         bool const unwanted = gradients && !scope->wants_gradients(unit);
         if (base == nullptr || (skips && unwanted)) return {nullptr, false};
         auto const element = size_of(gradients ? unit.types().gradient : unit.types().parameter);
@@ -90,7 +92,9 @@ struct NamedTensors {
   void expect_all() const {
     FSDP_EXPECTS(next == end, "describe() of a module leaves out '{}', which it named at registration", name());
   }
-  std::string const& name() const { return scope->unit(next->unit).layout().tensors()[next->tensor].name; }
+  std::string const& name() const {
+    return scope->unit(unit_number(*next)).layout().tensors()[tensor_index(*next)].name;
+  }
 };
 
 /// Points the tensors of a Params into flat buffers, in the order of `describe`.

@@ -188,8 +188,8 @@ struct InFp32<Declared> {
 };
 }  // namespace detail
 
-/// The element type of a tensor that is fp32 in every precision: `fsdp::Tensor<fsdp::in_fp32<T>, 1> norm;` in Params<T>.
-/// Its parameters, gradients and masters are float.
+/// The element type of a tensor that is fp32 in every precision: `fsdp::Tensor<fsdp::in_fp32<T>, 1> norm;` in
+/// Params<T>. Its parameters, gradients and masters are float.
 template <class T>
 using in_fp32 = typename detail::InFp32<T>::type;
 

@@ -64,6 +64,16 @@ finetune last_no_shard --train_layers=1 --strategy=no_shard
 check "no_shard: other losses" diff last.losses last_no_shard.losses
 check "no adapters" test ! -e last/adapters.safetensors
 
+# A whole checkpoint that these settings cannot continue is no damaged one: nothing is lost.
+saved=$(ls last)
+for other in --train_layers=0 --train_layers=2; do
+  if timeout 60 "$nanogpt" train "${small[@]}" --out_dir=last --init_from=auto --max_iters=20 $other >output 2>&1; then
+    fail "$other: continues an older checkpoint"
+  fi
+  check "$other: $(cat output)" grep -qF -- "This start has $other instead of 1; leave that out to continue the run" output
+done
+check "nothing was removed" test "$saved" = "$(ls last)"
+
 # --- refused -----------------------------------------------------------------------------------------------------------------------
 refused() { # refused TEXT SETTING...
   local expected=$1
@@ -74,6 +84,7 @@ refused() { # refused TEXT SETTING...
 refused "setting 'lora_rank': fine-tuning starts from weights" --lora_rank=4
 refused "setting 'train_layers': fine-tuning starts from weights" --train_layers=1
 refused "settings 'lora_rank' and 'train_layers': expected at most one of the two" --init_from=base --lora_rank=4 --train_layers=1
+refused "setting 'lora_rank': fine-tuning starts from weights" --init_from=auto --lora_rank=4
 refused "setting 'train_layers': expected at most n_layer = 3, got 4" --init_from=base --train_layers=4
 refused "setting 'lora_alpha': only adapters use it" --init_from=base --lora_alpha=4
 ((failures == 0)) && echo "fine-tuned; $checks checks"

@@ -41,9 +41,9 @@ constexpr Index width = 40, rank_of_adapters = 3, depth = 5, global_rows = 12;
 
 /// How the tensors of a block are declared.
 struct Kinds {
-  bool frozen = false;   ///< weight and table do not train
-  bool skips = false;    ///< and their gradients are not written
-  bool apart = false;    ///< the adapters are not sharded
+  bool frozen = false;  ///< weight and table do not train
+  bool skips = false;   ///< and their gradients are not written
+  bool apart = false;   ///< the adapters are not sharded
 };
 
 template <class T>
@@ -120,7 +120,8 @@ struct Block {
           float const s = slope[static_cast<std::size_t>(j)];
           for (Index k = 0; g.weight.wanted() && k < width; ++k) add_to(g.weight.data, j * width + k, s * in[k]);
           for (Index i = 0; i < rank_of_adapters; ++i) {
-            add_to(g.up.data, j * rank_of_adapters + i, s * saved.low[static_cast<std::size_t>(r * rank_of_adapters + i)]);
+            add_to(g.up.data, j * rank_of_adapters + i,
+                   s * saved.low[static_cast<std::size_t>(r * rank_of_adapters + i)]);
             low[static_cast<std::size_t>(i)] += s * at(w.up.data, j * rank_of_adapters + i);
           }
           for (Index k = 0; k < width; ++k) d[k] += s * at(w.weight.data, j * width + k);
@@ -360,9 +361,7 @@ TEST_CASE("in_fp32: parameters, gradients and masters of a tensor are never roun
 }
 
 TEST_CASE("units of a module share slots by size, so gather memory is that of base and adapters") {
-  auto const memory = [](Kinds kinds) {
-    return train<fsdp::Fp32>({.ranks = 2, .kinds = kinds}).plan.gather;
-  };
+  auto const memory = [](Kinds kinds) { return train<fsdp::Fp32>({.ranks = 2, .kinds = kinds}).plan.gather; };
   auto const bytes = [](Index elements) { return fsdp::align_up(elements, 128) * 4; };
   auto const ends = bytes(2 * width + 24 + 2 * 64);
   auto const adapters = bytes(64 + 2 * 128);
@@ -471,7 +470,9 @@ struct Tied {
     if (trains) tensor("gain", p.gain, {10}, fsdp::no_decay);
   }
   void forward(Stream&, Params<float const> const&) const {}
-  bool backward(Stream&, Params<float const> const&, Params<float> const& g) const { return g.table.wanted() || trains; }
+  bool backward(Stream&, Params<float const> const&, Params<float> const& g) const {
+    return g.table.wanted() || trains;
+  }
 };
 
 }  // namespace
@@ -570,12 +571,65 @@ TEST_CASE("a tied tensor must be of one kind in all its uses") {
             "declare it with the same TensorOptions::frozen and strategy"));
 }
 
+TEST_CASE("a module that is refused leaves nothing behind") {
+  fsdp::local::run(1, Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    auto compute = Stream::inline_stream("compute");
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, {}, compute);
+    auto const ends = engine.add_unit("ends");
+    auto low = engine.shard(Shift{1, 0, {.frozen = true}}, "ends", ends);
+    auto const before = to_text(engine.shards());
+    CHECK(has(what([&] { (void)engine.shard(Shift{1, 1, {}}, "ends", ends); }), "tensor 'ends.table' is in unit"));
+    CHECK(has(what([&] { (void)engine.shard(Shift{1, 1, {}}, "ends"); }), "already has a unit 'ends'"));
+    float* w = nullptr;
+    fsdp::TensorOptions const elsewhere{.strategy = fsdp::HybridShard<>{.group = 1}};
+    CHECK(has(what([&] { fsdp::AdoptedUnit(engine, "a", {{"w", &w, nullptr, {3}, elsewhere}}); }), "hybrid_shard"));
+    CHECK(has(what([&] { fsdp::AdoptedUnit(engine, "a", {{"w", &w, nullptr, {3}, {}, -1}}); }), "slice"));
+    CHECK(has(what([&] { fsdp::AdoptedUnit(engine, "a", {{"ends.table", &w, nullptr, {3}}}); }), "both have a tensor"));
+    CHECK(to_text(engine.shards()) == before);
+    fsdp::AdoptedUnit adopted(engine, "a", {{"w", &w, nullptr, {3}}});
+    auto high = engine.shard(Shift{1, 1, {.frozen = true}}, "ends", ends);
+    fsdp::Sgd sgd(engine);
+    std::vector<std::string> names;
+    export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const>) { names.push_back(tensor.name); });
+    CHECK(names == std::vector<std::string>{"ends.first", "ends.second", "ends.table", "w"});
+  });
+}
+
+TEST_CASE("imports give a tensor on all ranks, or leave it as it is on all") {
+  auto const import = [](fsdp::ShardingStrategy const& strategy, int giving) {
+    std::string text;
+    fsdp::local::run(2, Device{}, [&](Comm comm) {
+      bool const first = comm.rank() == 0;
+      fsdp::Mesh mesh(std::move(comm));
+      fsdp::Engine engine(mesh, strategy);
+      auto layer = engine.shard(Block(1, {}), "h");
+      engine.seal();
+      auto const why = what([&] {
+        fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, Index, std::span<float> out) {
+          for (auto& value : out) value = 2;
+          return !tensor.name.ends_with("weight") || engine.rank() < giving;
+        });
+      });
+      if (first) text = why;
+    });
+    return text;
+  };
+  CHECK(import(fsdp::FullShard{}, 2) == "nothing was thrown");
+  CHECK(import(fsdp::FullShard{}, 0) == "nothing was thrown");
+  CHECK(has(import(fsdp::FullShard{}, 1),
+            "tensor 'h.weight' was given on rank 0 and left as it is on rank 1. Give it on all ranks or on none"));
+  CHECK(has(import(fsdp::NoShard{}, 1), "tensor 'h.weight' was given on rank 0 and left as it is on rank 1"));
+}
+
 TEST_CASE("ranks that differ in kinds are told, on all ranks") {
   auto const kinds = GENERATE(Kinds{.frozen = true}, Kinds{.apart = true});
-  auto const texts = refusals(3, [&](auto& engine, int rank) {
-    (void)engine.shard(Block(1, rank == 1 ? kinds : Kinds{}), "h");
-  });
-  for (auto const& text : texts) CHECK(has(text, "ranks disagree"));
+  auto const texts =
+      refusals(3, [&](auto& engine, int rank) { (void)engine.shard(Block(1, rank == 1 ? kinds : Kinds{}), "h"); });
+  for (auto const& text : texts) {
+    CHECK(has(text, "ranks disagree: rank 0 has \"module 'h': tensor 'h."));
+    CHECK(has(text, kinds.frozen ? "is frozen" : "no_shard"));
+  }
 }
 
 TEST_CASE("all tensors frozen one by one are refused too") {

@@ -55,7 +55,9 @@ StepInput input_at_random(std::mt19937& random) {
     unit.reshards_after_forward = unit.shards && below(4) > 0;
   }
   input.units.front().elements = 512;
-  auto const firsts = [&] { return input.uses[static_cast<std::size_t>(below(static_cast<unsigned>(input.uses.size())))]; };
+  auto const firsts = [&] {
+    return input.uses[static_cast<std::size_t>(below(static_cast<unsigned>(input.uses.size())))];
+  };
   if (below(2) == 0) {  // modules of several units, and frozen units
     for (std::size_t u = 1; u < input.units.size(); ++u) {
       auto& unit = input.units[u];
@@ -73,7 +75,7 @@ StepInput input_at_random(std::mt19937& random) {
     for (std::size_t use = 0; use < input.uses.size(); ++use) {
       auto const later = input.uses.begin() + static_cast<std::ptrdiff_t>(use) + 1;
       bool const again = std::find(later, input.uses.end(), input.uses[use]) != input.uses.end();
-      input.frozen_uses.push_back(again && below(2) == 0);
+      if (again && below(2) == 0) input.frozen_uses.push_back(use);
     }
   input.keep_last = below(3) > 0;
   input.keep_root = below(3) > 0;

@@ -226,8 +226,7 @@ struct Probe {
   template <class T, class Visit>
   void describe(Params<T>& p, Visit&& tensor) const {
     tensor("weight", p.weight, {elements});
-    if (has_replicated)
-      tensor("replicated", p.replicated, {further}, fsdp::TensorOptions{.strategy = fsdp::NoShard{}});
+    if (has_replicated) tensor("replicated", p.replicated, {further}, fsdp::TensorOptions{.strategy = fsdp::NoShard{}});
     if (has_frozen) tensor("frozen", p.frozen, {further}, fsdp::frozen);
     if (has_wide) tensor("wide", p.wide, {further});
   }
@@ -362,7 +361,7 @@ class Rank {
   }
   void use(Phase phase, std::size_t at) {
     bool const in_forward = phase == Phase::forward || phase == Phase::evaluation;
-    calls_.push_back({in_forward                ? Call::Kind::forward
+    calls_.push_back({in_forward                 ? Call::Kind::forward
                       : phase == Phase::backward ? Call::Kind::backward
                                                  : Call::Kind::activations,
                       at, flags_});

@@ -35,7 +35,9 @@ class StepWalk {
   std::int64_t elements(std::size_t unit) const { return input.units[unit].elements; }
   /// Several ranks share the unit.
   bool divided(std::size_t unit) const { return input.units[unit].shards && input.shards > 1; }
-  bool gathers(std::size_t unit) const { return divided(unit) || input.units[unit].types.parameter != input.units[unit].types.master; }
+  bool gathers(std::size_t unit) const {
+    return divided(unit) || input.units[unit].types.parameter != input.units[unit].types.master;
+  }
   bool reduces(std::size_t unit) const { return divided(unit) || !writes_fp32(input); }
   bool own_gather_slot(std::size_t unit) const {
     return input.allow_keep_unsharded || !input.units[unit].reshards_after_forward || schedule.unit_returns(unit);
@@ -208,7 +210,8 @@ inline MemoryPlan walked_memory_plan(MemoryPlanInput const& input) {
     if (input.allow_no_sync) waiting += padded * (slots_wait ? grad : 4);
   }
   plan.gather += static_cast<std::int64_t>(walk.shared_gather_slots) * slot_bytes(largest_gather, param_bytes(input));
-  plan.reduce += static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, reduce_bytes(input));
+  plan.reduce +=
+      static_cast<std::int64_t>(walk.shared_reduce_slots()) * slot_bytes(largest_reduce, reduce_bytes(input));
   if (!slots_wait) plan.reduce += waiting;
   if (input.wire)
     plan.reduce += static_cast<std::int64_t>(walk.wires()) * slot_bytes(largest_rounded, size_of(*input.wire)) +

@@ -142,7 +142,9 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
   OpenedModel model;
   try {
     run = read_run(folder);
-    model = {std::make_shared<CheckpointWeights>(folder, run.model, lora_scale_of(run)), {}, find_tokenizer(beside),
+    model = {std::make_shared<CheckpointWeights>(folder, run.model, lora_scale_of(run)),
+             {},
+             find_tokenizer(beside),
              run.iteration};
   } catch (fsdp::ConfigError const& error) {
     fail_with_others(folder, error.what());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fsdp/checkpoint/written_values.hpp"
@@ -185,7 +186,7 @@ void put_values(E& engine, T* to, std::span<float const> values) {
 
 /// Calls `read(TensorInfo const&, std::int64_t first, std::span<float> out)` for every part of a tensor that this rank
 /// keeps and copies `out` into the shard, rounded to nearest even where masters are narrower. If `read` returns false,
-/// the part stays as it is: adapters that the weights do not have. Ranks that keep the same
+/// the part stays as it is, on all ranks: adapters that the weights do not have. Ranks that keep the same
 /// part (replicas) must be given the same values, and compare a hash of them.
 /// @throws UsageError in the middle of a backward pass; ConfigError on every rank if replicas were given different
 /// values. After that, and after an exception from `read`, all but another import or a load is refused
@@ -200,6 +201,7 @@ void import_shard(E& engine, Read&& read) {
   shards.gate().begin_replacing("an import");
   shards.history().add("import_shard");
   checkpoint::WrittenValues written(shards.size());
+  checkpoint::ReadParts parts;
   std::vector<float> values;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
@@ -208,7 +210,9 @@ void import_shard(E& engine, Read&& read) {
       values.resize(static_cast<std::size_t>(part.count));
       auto const& tensor = unit.layout().tensors()[part.tensor];
       if constexpr (std::is_same_v<decltype(read(tensor, part.first, std::span<float>(values))), bool>) {
-        if (!read(tensor, part.first, std::span<float>(values))) continue;
+        bool const is_read = read(tensor, part.first, std::span<float>(values));
+        parts.push_back({tensor.name, is_read});
+        if (!is_read) continue;
       } else {
         read(tensor, part.first, std::span<float>(values));
       }
@@ -216,6 +220,8 @@ void import_shard(E& engine, Read&& read) {
       unit.with_shard([&](auto* shard) { detail::put_values(engine, shard + part.offset, values); });
     }
   }
+  if constexpr (std::is_same_v<decltype(read(std::declval<TensorInfo const&>(), 0, std::span<float>())), bool>)
+    parts.expect_whole_tensors(engine);
   written.expect_equal_replicas(engine, "imported values");
   shards.gate().end_replacing();
 }

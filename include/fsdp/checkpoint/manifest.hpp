@@ -80,7 +80,7 @@ struct Manifest {
   std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
   std::vector<ArrayEntry> arrays;                            ///< the parameters first
   std::vector<std::string> frozen;                           ///< names of tensors that have parameters only
-  std::map<std::string, DType> types;  ///< by tensor: of parameters, where it is not the array's
+  std::map<std::string, DType> types;                        ///< by tensor: of parameters, where it is not the array's
   std::string optimizer;                                     ///< its name
   std::int64_t steps_taken = 0;                              ///< by the optimizer
   std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description

@@ -114,7 +114,8 @@ class ShardedReader {
                   [](Part const& a, Part const& b) { return a.slice->first < b.slice->first; });
         std::int64_t covered = 0;
         for (auto const& part : parts) {
-          if (part.slice->dtype != type_of(array, tensor.name)) wrong(array.name, tensor.name, "have a slice of another dtype");
+          if (part.slice->dtype != type_of(array, tensor.name))
+            wrong(array.name, tensor.name, "have a slice of another dtype");
           if (part.slice->first != covered) wrong(array.name, tensor.name, "have slices that overlap or leave a gap");
           covered = part.end();
         }

@@ -111,8 +111,7 @@ OwnSlices own_slices(E& engine, std::vector<ArrayEntry> const& arrays) {
       auto const begin = unit.shard().begin + part.begin;
       for (auto const& segment : unit.layout().segments({begin, begin + part.size()})) {
         auto const& tensor = unit.layout().tensors()[segment.tensor];
-        own.slices.push_back(
-            {arrays[array].name, tensor.name, dtype, segment.first, segment.count, 0, {}});
+        own.slices.push_back({arrays[array].name, tensor.name, dtype, segment.first, segment.count, 0, {}});
         own.places.push_back({array, u, part.begin + segment.offset});
       }
     }

@@ -8,9 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -61,6 +64,45 @@ class WrittenValues {
  private:
   static constexpr std::size_t digits = 16;  ///< of a hash
   std::vector<std::uint64_t> hashes_;
+};
+
+/// Whether this rank was given each part of a tensor that it keeps.
+class ReadParts {
+ public:
+  struct Part {
+    std::string_view tensor;  ///< of the engine's layouts
+    bool is_read;
+  };
+  void push_back(Part part) { parts_.push_back(part); }
+
+  /// All ranks that keep parts of a tensor were given them, or none.
+  /// @throws ConfigError on every rank if they differ, naming the first tensor and two ranks
+  /// @note Collective: yes.
+  template <class E>
+  [[gnu::cold]] void expect_whole_tensors(E& engine) const {
+    std::string mine;
+    for (auto const& part : parts_) mine += formatted("{}{}\n", part.is_read ? '+' : '-', part.tensor);
+    auto const texts = engine.world().exchange(mine, "imported tensors");
+    std::map<std::string, std::pair<bool, std::size_t>, std::less<>> known;  // by tensor: as some rank was given it
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      for (std::size_t at = 0; at < texts[rank].size();) {
+        auto const end = texts[rank].find('\n', at);
+        bool const is_read = texts[rank][at] == '+';
+        auto const tensor = texts[rank].substr(at + 1, end - at - 1);
+        auto const [entry, is_new] = known.try_emplace(tensor, is_read, rank);
+        if (entry->second.first != is_read)
+          fail<ConfigError>(
+              "rank {}: ranks differ in what they import: tensor '{}' was given on rank {} and left as it is on rank "
+              "{}. "
+              "Give it on all ranks or on none",
+              engine.rank(), tensor, is_read ? rank : entry->second.second, is_read ? entry->second.second : rank);
+        at = end + 1;
+      }
+    }
+  }
+
+ private:
+  std::vector<Part> parts_;
 };
 
 }  // namespace fsdp::checkpoint

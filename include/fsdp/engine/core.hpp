@@ -2,7 +2,6 @@
 // The parts of an engine, and how they are put together when it is sealed.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -27,7 +26,6 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
-#include "fsdp/fixed_array.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/mesh.hpp"
 #include "fsdp/step/compile_program.hpp"
@@ -102,9 +100,6 @@ struct EngineCore {
     storage.initialize(declared.units(), declared.options().seed, *compute);
     for (auto const& operation : program.updates) executor.note(operation);
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
-    std::size_t most = 0;
-    for (auto const& unit : declared.units()) most = std::max(most, unit->beside.size());
-    beside = FixedArray<UseBuffers>(most);
     passes.set_program(program);
     declared.schedule().set_backward_end(program.backward_end());
     sealed = true;
@@ -148,9 +143,10 @@ struct EngineCore {
   /// @throws UsageError for want of buffers; nothing has changed then
   [[gnu::noinline]] void begin_backward_scope(BackwardChange change) {
     auto const turn = calls.enter(name(change));
-    FSDP_EXPECTS(change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
-                 "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
-                 where.rank);
+    FSDP_EXPECTS(
+        change != BackwardChange::frozen_parameters || declared.options().allow_frozen_parameters,
+        "rank {}: backward passes can leave parameters frozen only with EngineOptions::allow_frozen_parameters",
+        where.rank);
     passes.add_scope(change, 1);
     try {
       if (sealed) return expect_buffers(program, input, passes.next_backward());
@@ -240,7 +236,6 @@ struct EngineCore {
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
   GuardedUses<Device, Unit> guarded;
-  FixedArray<UseBuffers> beside;  ///< of the use that is open, of the units beside its first
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms

@@ -2,7 +2,6 @@
 // The declaration of an engine: units, the order of their uses, prefetch lists.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +28,7 @@ struct DeclaredTensor {
   std::string name;  ///< full
   std::vector<std::int64_t> shape;
   TensorOptions options{};
+  bool skips_gradient = false;  ///< backward does not write a gradient that is not wanted: see SkipsGradients
 };
 
 namespace detail {
@@ -75,6 +75,10 @@ class Declaration {
       fail<ConfigError>("rank {}: reshard_ranks and allow_keep_unsharded exclude each other", rank);
   }
 
+  /// Of the units that a use has, the one of this number; 0: the unit `first`.
+  Unit& unit(std::size_t first, std::size_t number) const {
+    return *units_[number == 0 ? first : units_[first]->beside[number - 1]];
+  }
   Units& units() { return units_; }
   Units const& units() const { return units_; }
   Schedule& schedule() { return schedule_; }
@@ -107,11 +111,13 @@ class Declaration {
   /// Adds a tensor of a module to a unit of the module.
   /// @param id     the unit that the module was registered with
   /// @param fp32   the tensor's elements are fp32 in every precision
+  /// @param sets   the module stores gradients that are fresh: see Module
   /// @param named  places of the module's earlier tensors; gets this one's
   /// @throws UsageError if the module has named the tensor before; and as FlatLayout::add
-  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorPlace>& named) {
+  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, bool sets,
+                                std::vector<TensorPlace>& named) {
     auto const number = unit_for(id, tensor.options, fp32);
-    auto& unit = number == 0 ? *units_[id.index] : *units_[id.index]->beside[number - 1];
+    auto& unit = this->unit(id.index, number);
     auto const& name = tensor.name;
     std::size_t index = 0;
     try {
@@ -120,7 +126,9 @@ class Declaration {
     } catch (UsageError const& error) {
       fail<UsageError>("rank {}: {}", where_.rank, error.what());
     }
-    TensorPlace const place{static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(index)};
+    unit.sets_gradients = unit.sets_gradients && sets;
+    unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
+    auto const place = tensor_place(number, index);
     for (auto const& earlier : named)
       FSDP_EXPECTS(earlier != place,
                    "rank {}: a module names its tensor '{}' twice: each tensor needs its own name, and a tensor that "
@@ -129,21 +137,37 @@ class Declaration {
     named.push_back(place);
   }
   /// A module has named tensors, of the unit and of those beside it.
-  /// @param sets   it stores gradients that are fresh: see Module
-  /// @param skips  by tensor: it does not write a gradient that is not wanted: see SkipsGradients
   /// @throws UsageError if another unit has one of them
-  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors, bool sets,
-                                std::vector<bool> const& skips) {
-    auto& first = *units_[id.index];
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      auto& unit = tensors[i].unit == 0 ? first : *first.beside[tensors[i].unit - 1];
-      unit.sets_gradients = unit.sets_gradients && sets;
-      unit.skips_gradients = unit.skips_gradients && skips[i];
-    }
+  [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors) {
     for (auto const& other : units_)
       for (auto const& unit : units_)
         if (unit->first == id.index && other->index() != unit->index()) expect_own_names(*other, *unit);
-    named_.push_back(tensors);
+    for (auto const place : tensors)
+      named_.push_back(tensor_place(unit(id.index, unit_number(place)).index(), tensor_index(place)));
+    ends_.push_back(named_.size());
+  }
+
+  /// What restore() goes back to: the number of units, and of each its tensors, promises and units beside it.
+  using Mark = std::vector<std::size_t>;
+  [[gnu::cold]] Mark mark() const {
+    Mark now{units_.size()};
+    for (auto const& unit : units_) {
+      now.push_back(unit->layout().tensors().size());
+      now.push_back((unit->sets_gradients ? 1u : 0u) + (unit->skips_gradients ? 2u : 0u));
+      now.push_back(unit->beside.size());
+    }
+    return now;
+  }
+  /// A module could not be added: forgets what of it is there.
+  [[gnu::cold]] void restore(Mark const& to) {
+    while (units_.size() > to[0]) units_.pop_back();
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      auto const* const was = &to[1 + 3 * u];
+      units_[u]->layout().truncate(was[0]);
+      units_[u]->sets_gradients = was[1] % 2 != 0;
+      units_[u]->skips_gradients = was[1] / 2 != 0;
+      while (units_[u]->beside.size() > was[2]) units_[u]->beside.pop_back();
+    }
   }
 
   /// @return `use`
@@ -173,7 +197,8 @@ class Declaration {
     bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
-      FSDP_EXPECTS(schedule_.used(units_[u]->first), "rank {}: no module uses unit '{}'", where_.rank, units_[u]->name());
+      FSDP_EXPECTS(schedule_.used(units_[u]->first), "rank {}: no module uses unit '{}'", where_.rank,
+                   units_[u]->name());
       some = some || !units_[u]->empty();
       trains = trains || units_[u]->trains();
     }
@@ -197,12 +222,20 @@ class Declaration {
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
                        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
                        fsdp::name(options_.reduce_dtype.value_or(written)));
+    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+      for (auto at = use == 0 ? 0 : ends_[use - 1]; at < ends_[use]; ++at) {
+        auto const& unit = *units_[unit_number(named_[at])];
+        lines += formatted("module '{}': tensor '{}' {}{}, {}\n", schedule_.module_name(use),
+                           unit.layout().tensors()[tensor_index(named_[at])].name, unit.frozen ? "is frozen" : "trains",
+                           unit.fp32 ? " in fp32" : "", unit.strategy().name);
+      }
+    }
     for (auto const& unit : units_) {
       lines += text_of(unit->name(), unit->layout());
-      lines +=
-          formatted("unit '{}' is {}{}{}, which {} and {} after forward\n", unit->name(), unit->frozen ? "frozen, " : "",
-                    unit->fp32 ? "fp32, " : "", described(unit->strategy()), unit->strategy().shards ? "shards" : "does not shard",
-                    unit->strategy().reshards_after_forward ? "reshards" : "stays");
+      lines += formatted("unit '{}' is {}{}{}, which {} and {} after forward\n", unit->name(),
+                         unit->frozen ? "frozen, " : "", unit->fp32 ? "fp32, " : "", described(unit->strategy()),
+                         unit->strategy().shards ? "shards" : "does not shard",
+                         unit->strategy().reshards_after_forward ? "reshards" : "stays");
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
@@ -237,7 +270,8 @@ class Declaration {
       input.uses.push_back(schedule_.unit(use));
       input.modules[use] = schedule_.module_name(use);
     }
-    for (std::size_t use = 0; use < schedule_.size(); ++use) input.frozen_uses.push_back(is_frozen(use));
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      if (is_frozen(use)) input.frozen_uses.push_back(use);
     input.shards = where_.shards;
     input.replicas = where_.replicas;
     input.bucket_bytes = options_.bucket_bytes;
@@ -260,7 +294,8 @@ class Declaration {
  private:
   static constexpr DType written = dtype_of<typename P::Reduce>;  ///< by backward
   static constexpr bool all_fp32 = std::is_same_v<typename P::Param, float> &&
-      std::is_same_v<typename P::Reduce, float> && std::is_same_v<typename P::Master, float>;
+                                   std::is_same_v<typename P::Reduce, float> &&
+                                   std::is_same_v<typename P::Master, float>;
 
   /// @return the number, among a module's units, of the one for tensors with such options; adds it if there is none.
   /// 0: the unit that the module was registered with
@@ -271,29 +306,33 @@ class Declaration {
     auto const strategy = options.strategy.value_or(first.strategy());
     if (is_frozen == first.frozen && !fp32 && strategy == first.strategy()) return 0;
     for (std::size_t i = 0; i < first.beside.size(); ++i) {
-      auto const& unit = *first.beside[i];
+      auto const& unit = *units_[first.beside[i]];
       if (unit.frozen == is_frozen && unit.fp32 == fp32 && unit.strategy() == strategy) return i + 1;
     }
     std::string kind;
     auto const add = [&](bool differs, std::string_view what) {
-      if (differs) kind += formatted("{}{}", kind.empty() ? "" : ", ", what);
+      if (!differs) return;
+      kind += kind.empty() ? "" : ", ";
+      kind += what;
     };
     add(is_frozen != first.frozen, "frozen");
     add(fp32, "fp32");
     add(strategy != first.strategy(), strategy.name);
-    auto& unit = *units_[add_unit(formatted("{} ({})", first.name(), kind), strategy).index];
-    unit.frozen = is_frozen;
-    unit.fp32 = fp32;
-    unit.first = id.index;
-    units_[id.index]->beside.push_back(&unit);
+    auto const added = add_unit(formatted("{} ({})", first.name(), kind), strategy).index;
+    units_[added]->frozen = is_frozen;
+    units_[added]->fp32 = fp32;
+    units_[added]->first = id.index;
+    units_[id.index]->beside.push_back(added);
     return units_[id.index]->beside.size();
   }
   /// The module of the use has tensors, and all are frozen.
   [[gnu::cold]] bool is_frozen(std::size_t use) const {
-    auto const& first = *units_[schedule_.unit(use)];
-    return !named_[use].empty() && std::all_of(named_[use].begin(), named_[use].end(), [&](TensorPlace const& place) {
-      return (place.unit == 0 ? first : *first.beside[place.unit - 1]).frozen;
-    });
+    bool some = false;
+    for (auto at = ends_[use]; at-- > (use == 0 ? 0 : ends_[use - 1]);) {
+      if (!units_[unit_number(named_[at])]->frozen) return false;
+      some = true;
+    }
+    return some;
   }
   [[gnu::cold]] void expect_own_names(Unit const& other, Unit const& unit) const {
     auto const* const shared = first_shared_name(other.layout(), unit.layout());
@@ -336,7 +375,8 @@ class Declaration {
   EngineOptions options_;
   Schedule schedule_;
   Units units_;
-  std::vector<std::vector<TensorPlace>> named_;  ///< by use: tensors of its module
+  std::vector<std::size_t> named_;  ///< use by use: tensor_place(unit, tensor) of its module's tensors
+  std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
   std::vector<List> lists_;
 };
 

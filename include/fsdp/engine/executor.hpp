@@ -165,12 +165,6 @@ class Executor {
   }
   /// The first element of the cells. In a bucket's wire, the own slice starts at offset 0.
   void* address(Operation const& operation, Cells cells) const {
-    auto const own = [&](auto const& type_of) {
-      bool const whole = cells.first % 2 != 0 || cells.count != 1 || operation.bucket != Operation::none;
-      if (whole) return slot(cells);
-      auto const& unit = unit_of(operation);
-      return slot(cells) + static_cast<std::size_t>(unit.shard().begin) * size_of(type_of(unit));
-    };
     switch (cells.pool) {
       case Pool::master: return unit_of(operation).shard_data;
       case Pool::gradient:
@@ -178,9 +172,17 @@ class Executor {
         return memory_.gradients + program_->buckets[operation.bucket].begin;
       case Pool::partial: return unit_of(operation).partial;
       case Pool::accumulator: return unit_of(operation).accumulator;
-      case Pool::gather: return own([](Unit const& unit) { return unit.types().parameter; });
-      case Pool::gradient_slot: return own([](Unit const& unit) { return unit.types().gradient; });
-      case Pool::wire: return own([this](Unit const&) { return *program_->wire; });
+      case Pool::gather:
+      case Pool::gradient_slot:
+      case Pool::wire: {
+        bool const whole = cells.first % 2 != 0 || cells.count != 1 || operation.bucket != Operation::none;
+        if (whole) return slot(cells);
+        auto const& unit = unit_of(operation);
+        auto const type = cells.pool == Pool::gather          ? unit.types().parameter
+                          : cells.pool == Pool::gradient_slot ? unit.types().gradient
+                                                              : *program_->wire;
+        return slot(cells) + static_cast<std::size_t>(unit.shard().begin) * size_of(type);
+      }
       default: return slot(cells);
     }
   }
@@ -226,8 +228,7 @@ class Executor {
     auto& stream = stream_of(operation);
     auto& unit = unit_of(operation);
     switch (operation.primitive) {
-      case Primitive::cast:
-        return cast(unit, operation, address(operation, to)), Ticket{};
+      case Primitive::cast: return cast(unit, operation, address(operation, to)), Ticket{};
       case Primitive::copy:
         device_.copy_async(stream, slot(to), static_cast<std::byte const*>(unit.full) + kept_member_ * operation.bytes,
                            static_cast<std::size_t>(operation.bytes));
@@ -240,8 +241,9 @@ class Executor {
       case Primitive::accumulate: {
         auto const factor = to.pool == Pool::gradient ? kernels::mean_factor(unit.placement().world) : 1.0f;
         bool const begins = operation.all[1].mode == step::Mode::write || contents_.begins_sum(operation);
-        sums_of(from.pool, unit).accumulate(device_, stream, address(operation, from),
-                                      static_cast<float*>(address(operation, to)), operation.elements, factor, begins);
+        sums_of(from.pool, unit)
+            .accumulate(device_, stream, address(operation, from), static_cast<float*>(address(operation, to)),
+                        operation.elements, factor, begins);
         return {};
       }
       default: break;
@@ -251,7 +253,8 @@ class Executor {
     switch (operation.primitive) {
       case Primitive::all_gather:
         return with_type<Param>(unit.types().parameter, slot(to), [&](auto* full) {
-          return group.all_gather(stream, static_cast<std::remove_pointer_t<decltype(full)> const*>(address(operation, from)),
+          return group.all_gather(stream,
+                                  static_cast<std::remove_pointer_t<decltype(full)> const*>(address(operation, from)),
                                   full, static_cast<std::size_t>(operation.elements), label);
         });
       case Primitive::reduce_scatter:

@@ -18,28 +18,30 @@
 
 namespace fsdp {
 
-/// The place of a module's tensor.
-struct TensorPlace {
-  std::uint32_t unit = 0;    ///< number of its unit among the module's: see FlatParam::beside
-  std::uint32_t tensor = 0;  ///< index in the unit's layout
-  friend constexpr bool operator==(TensorPlace const&, TensorPlace const&) = default;
-};
+/// The place of a module's tensor: the number of its unit among the module's (see FlatParam::beside), and its index in
+/// that unit's layout. One number, because a vector of a type of its own takes longer to compile.
+using TensorPlace = std::size_t;
+constexpr TensorPlace tensor_place(std::size_t unit, std::size_t tensor) { return unit << 48 | tensor; }
+constexpr std::size_t unit_number(TensorPlace place) { return place >> 48; }
+constexpr std::size_t tensor_index(TensorPlace place) { return place & ((std::size_t{1} << 48) - 1); }
 
 namespace detail {
-/// Calls `act(T*)` with an address of elements of `type`, which is float or one of Types.
-template <class... Types, class Act>
-decltype(auto) with_type(DType type, void* data, Act const& act) {
-  if constexpr (sizeof...(Types) == 0) {
-    return act(static_cast<float*>(data));
-  } else {
-    return [&]<class T, class... Rest>(T const*, Rest const*...) -> decltype(auto) {
-      if constexpr (!std::is_same_v<T, float>)
-        if (type == dtype_of<T>) return act(static_cast<T*>(data));
-      return with_type<Rest...>(type, data, act);
-    }(static_cast<Types const*>(nullptr)...);
-  }
+/// Calls `act(T*)` with an address of elements of `type`, which is that of First, Second or float.
+template <class First, class Second = First, class Act>
+decltype(auto) with_type([[maybe_unused]] DType type, void* data, Act const& act) {
+  if constexpr (!std::is_same_v<First, float>)
+    if (type == dtype_of<First>) return act(static_cast<First*>(data));
+  if constexpr (!std::is_same_v<Second, float> && !std::is_same_v<Second, First>)
+    if (type == dtype_of<Second>) return act(static_cast<Second*>(data));
+  return act(static_cast<float*>(data));
 }
 }  // namespace detail
+
+/// What a use may access of a unit: its buffers, or copies of them.
+struct UseBuffers {
+  void const* parameters = nullptr;  ///< (full_numel), of types().parameter
+  void* gradients = nullptr;  ///< (full_numel), of types().gradient; nullptr in forward, and where none are written
+};
 
 /// A unit's flat parameter: layout, shard, and the buffers that it has while unsharded. Its element types are those of
 /// the policy, or fp32; a frozen unit keeps its shard in the type that forward reads.
@@ -121,18 +123,20 @@ class FlatParam {
   Master* master = nullptr;
   float* gradient = nullptr;  ///< (shard_numel) gradient shard, already averaged over the world
   void* full = nullptr;       ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
-  void* full_gradient = nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
+  void* full_gradient =
+      nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
   /// The same where gradients are not wanted; nothing reads them. nullptr: no module of the unit writes them.
   void* scratch_gradient = nullptr;
+  UseBuffers use;                ///< of the use that is open
   float* partial = nullptr;      ///< (shard_numel) sum of the own replica alone, where replicas may wait
   float* accumulator = nullptr;  ///< (full_numel) unreduced gradients, where slots are no place to add them up
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
   bool frozen = false;           ///< it does not train: no gradients, no updates
   bool fp32 = false;             ///< all its element types are fp32, whatever the policy's
-  /// Units of the same modules, for tensors of other kinds: gathered and dropped together with it.
-  std::vector<FlatParam*> beside;
-  std::size_t first = 0;  ///< index of the unit that has this one in `beside`; else its own
-  bool skips_gradients = true;   ///< no module writes gradients that are not wanted
+  /// Indices of units of the same modules, for tensors of other kinds: gathered and dropped together with it.
+  std::vector<std::size_t> beside;
+  std::size_t first = 0;        ///< index of the unit that has this one in `beside`; else its own
+  bool skips_gradients = true;  ///< no module writes gradients that are not wanted
 
  private:
   std::size_t index_;

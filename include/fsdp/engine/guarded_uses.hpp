@@ -18,20 +18,14 @@ concept GuardsMemory = requires(D const& device, typename D::Stream& stream, typ
   device.close_async(stream, memory);
 };
 
-/// What a use may access of a unit: its buffers, or copies of them.
-struct UseBuffers {
-  void const* parameters = nullptr;  ///< (full_numel), of types().parameter
-  void* gradients = nullptr;         ///< (full_numel), of types().gradient; nullptr in forward
-};
-
 /// For devices that cannot: nothing is guarded.
 template <class D, class Unit>
 class GuardedUses {
  public:
   template <class Units>
   void prepare(Units const&) {}
-  void begin(D const&, typename D::Stream&, Unit const&, UseBuffers&) {}
-  void end(D const&, typename D::Stream&, Unit const&, UseBuffers const&, void*) {}
+  void begin(D const&, typename D::Stream&, Unit&) {}
+  void end(D const&, typename D::Stream&, Unit const&, void*) {}
   void abandon(D const&, typename D::Stream&, Unit const&) noexcept {}
 };
 
@@ -49,10 +43,11 @@ class GuardedUses<D, Unit> {
     for (auto const& unit : units)
       copies_[unit->index()] = {Memory(param_bytes(*unit), parameters), Memory(gradient_bytes(*unit), gradients)};
   }
-  /// A use begins: `buffers` are replaced by copies.
-  void begin(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers& buffers) {
+  /// A use begins: the unit's `use` is replaced by copies.
+  void begin(D const& device, typename D::Stream& stream, Unit& unit) {
     if (copies_.empty()) return;
     auto const& copies = copies_[unit.index()];
+    auto& buffers = unit.use;
     copy(device, stream, copies.parameters, buffers.parameters, param_bytes(unit));
     buffers.parameters = copies.parameters.data();
     if (buffers.gradients == nullptr) return;
@@ -60,9 +55,9 @@ class GuardedUses<D, Unit> {
     buffers.gradients = copies.gradients.data();
   }
   /// The use ends. @param gradients  of the unit: get what the use has written
-  void end(D const& device, typename D::Stream& stream, Unit const& unit, UseBuffers const& buffers, void* gradients) {
+  void end(D const& device, typename D::Stream& stream, Unit const& unit, void* gradients) {
     if (copies_.empty()) return;
-    if (buffers.gradients != nullptr) device.copy_async(stream, gradients, buffers.gradients, gradient_bytes(unit));
+    if (unit.use.gradients != nullptr) device.copy_async(stream, gradients, unit.use.gradients, gradient_bytes(unit));
     close(device, stream, copies_[unit.index()]);
   }
   /// An exception has ended the use: its copies are lost.

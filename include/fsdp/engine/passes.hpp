@@ -113,7 +113,7 @@ class Passes {
     or_interrupt([&] {
       end(use, "backward");
       if (!schedule().end_backward(use)) return;
-      if (freezes_parameters()) return flags_.end_activations();
+      if (freezes_parameters()) return flags_.end_activations(), history_->add("pass without gradients");
       flags_.end_backward();
       // Replicas make no collective in such a micro-step: only their histories tell how many they have made.
       if ((flags_.now() & syncs_all) == 0) history_->add("unreduced micro-step");
@@ -201,6 +201,11 @@ class Passes {
   [[noreturn, gnu::cold]] void refuse_half_gradients(std::string_view what) const {
     auto const& schedule = declared_->schedule();
     schedule.expect_closed(what);
+    if (freezes_parameters())
+      fail<UsageError>(
+          "rank {}: {}, but a backward pass inside frozen_parameters() is incomplete. Complete it, or call "
+          "discard_gradients()",
+          rank_, what);
     std::string done, missing;
     for (auto use = schedule.size(); use-- > 0;) {
       if (!schedule.first_use_of_unit(use)) continue;
@@ -277,7 +282,7 @@ class Passes {
   StreamFailures<D>* failures_;
   Program const* program_ = nullptr;
   std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
-  Phase phase_ = Phase::forward;  ///< of the pass under way
+  Phase phase_ = Phase::forward;              ///< of the pass under way
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
   std::string_view writing_;              ///< the writer of master shards, for messages; empty: none

@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "fsdp/engine/guarded_uses.hpp"
+#include "fsdp/engine/flat_param.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
@@ -73,8 +73,7 @@ class [[nodiscard]] UseScope {
     if (pass == Pass::backward && engine.skips_backward(use)) return;
     unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
     try {
-      begin(*unit_, buffers_);
-      for (std::size_t i = 0; i < unit_->beside.size(); ++i) begin(*unit_->beside[i], engine.beside[i]);
+      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) begin(unit(i));
       auto const what = fsdp::name(pass);
       span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what, what);
     } catch (...) {
@@ -92,8 +91,7 @@ class [[nodiscard]] UseScope {
     auto const turn = engine_->calls.enter(pass_ == Pass::forward ? "the end of a forward" : "the end of a backward");
     try {
       span_.end();
-      end(*unit_, buffers_);
-      for (std::size_t i = 0; i < unit_->beside.size(); ++i) end(*unit_->beside[i], engine_->beside[i]);
+      for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));
     } catch (...) {
       interrupt();
       throw;
@@ -109,10 +107,12 @@ class [[nodiscard]] UseScope {
   /// False if backward passes do not come to this use, because nothing at or below it trains: there are no parameters.
   explicit operator bool() const { return unit_ != nullptr; }
   /// The unit of a tensor: 0 is the unit that the use was declared with, others have tensors of other kinds.
-  typename E::Unit& unit(std::size_t of = 0) const { return of == 0 ? *unit_ : *unit_->beside[of - 1]; }
+  typename E::Unit& unit(std::size_t of = 0) const {
+    return of == 0 ? *unit_ : engine_->declared.unit(unit_->index(), of);
+  }
   // Of unit 0.
-  typename E::Param const* parameters() const { return static_cast<typename E::Param const*>(buffers_.parameters); }
-  typename E::Reduce* gradients() const { return static_cast<typename E::Reduce*>(buffers_.gradients); }
+  typename E::Param const* parameters() const { return static_cast<typename E::Param const*>(unit_->use.parameters); }
+  typename E::Reduce* gradients() const { return static_cast<typename E::Reduce*>(unit_->use.gradients); }
   FlatLayout const& layout() const { return unit_->layout(); }
   /// Gradients of the unit's tensors are wanted. @pre a backward use
   bool wants_gradients(typename E::Unit const& unit) const {
@@ -120,28 +120,27 @@ class [[nodiscard]] UseScope {
   }
   /// The full parameters, and in backward gradients, of the unit. Gradients are nullptr if they are not wanted and no
   /// module writes them.
-  detail::UseBuffers const& buffers(std::size_t of = 0) const { return of == 0 ? buffers_ : engine_->beside[of - 1]; }
+  UseBuffers const& buffers(std::size_t of = 0) const { return unit(of).use; }
 
  private:
-  void begin(typename E::Unit& unit, detail::UseBuffers& buffers) {
-    buffers = {unit.full, pass_ == Pass::backward ? gradients_of(unit) : nullptr};
-    engine_->guarded.begin(engine_->device, *engine_->compute, unit, buffers);
+  void begin(typename E::Unit& unit) {
+    unit.use = {unit.full, pass_ == Pass::backward ? gradients_of(unit) : nullptr};
+    engine_->guarded.begin(engine_->device, *engine_->compute, unit);
   }
-  void end(typename E::Unit& unit, detail::UseBuffers const& buffers) {
-    engine_->guarded.end(engine_->device, *engine_->compute, unit, buffers, gradients_of(unit));
+  void end(typename E::Unit& unit) {
+    engine_->guarded.end(engine_->device, *engine_->compute, unit, gradients_of(unit));
   }
   void* gradients_of(typename E::Unit const& unit) const {
     return wants_gradients(unit) ? unit.full_gradient : unit.scratch_gradient;
   }
   void interrupt() noexcept {
-    engine_->guarded.abandon(engine_->device, *engine_->compute, *unit_);
-    for (auto const* const unit : unit_->beside) engine_->guarded.abandon(engine_->device, *engine_->compute, *unit);
+    for (std::size_t i = 0; i <= unit_->beside.size(); ++i)
+      engine_->guarded.abandon(engine_->device, *engine_->compute, unit(i));
     engine_->passes.interrupt();
   }
 
   E* engine_;
   typename E::Unit* unit_ = nullptr;
-  detail::UseBuffers buffers_;
   std::size_t use_;
   Pass pass_;
   typename TraceHook<typename E::Device>::Scope span_;

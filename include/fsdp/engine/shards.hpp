@@ -219,9 +219,9 @@ template <class E>
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto const& unit = shards[u];
     auto const& at = unit.placement();
-    text += formatted("unit '{}': {} over {}; {} elements, padded to {}; rank {}: {} to {}\n", unit.name(),
-                      unit.strategy().name, at.shards, unit.layout().numel(), unit.full_numel(), at.rank,
-                      unit.shard().begin, unit.shard().end);
+    text += formatted("unit '{}': {} over {}{}; {} elements, padded to {}; rank {}: {} to {}\n", unit.name(),
+                      unit.strategy().name, at.shards, unit.frozen ? ", frozen" : "", unit.layout().numel(),
+                      unit.full_numel(), at.rank, unit.shard().begin, unit.shard().end);
   }
   return text;
 }

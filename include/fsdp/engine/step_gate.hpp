@@ -31,6 +31,8 @@ class StepGate {
                    passes_->sealed() && passes_->contents()[u].waits()
                        ? ": they were accumulated without reduction; run the last backward pass "
                          "outside no_sync() and no_replica_sync()"
+                   : passes_->freezes_parameters()
+                       ? ": the last backward pass was inside frozen_parameters(), where it writes none"
                        : "");
     }
   }

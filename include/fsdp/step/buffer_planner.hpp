@@ -11,40 +11,12 @@
 #include <vector>
 
 #include "fsdp/layout.hpp"
+#include "fsdp/step/buckets.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
 
 namespace fsdp {
-
-/// Buckets of NoShard: contiguous ranges of all gradients in the order in which backward completes them. Cuts elements
-/// of `element_bytes` into ranges: the first of about `first_bytes`, the others of about `bucket_bytes` (both rounded
-/// up to layout_alignment elements). A unit may be split, and several may be merged.
-/// @param ends          of each unit, in elements
-/// @param bucket_bytes  0: one bucket a unit
-inline std::vector<Range> make_buckets(std::vector<std::int64_t> const& ends, std::size_t element_bytes,
-                                       std::int64_t bucket_bytes, std::int64_t first_bytes) {
-  std::vector<Range> buckets;
-  auto const total = ends.empty() ? 0 : ends.back();
-  std::int64_t begin = 0;
-  if (bucket_bytes <= 0) {
-    for (auto const end : ends) {
-      buckets.push_back({begin, end});
-      begin = end;
-    }
-    return buckets;
-  }
-  auto const elements = [&](std::int64_t bytes) {
-    auto const size = static_cast<std::int64_t>(element_bytes);
-    return align_up((bytes + size - 1) / size, layout_alignment);
-  };
-  while (begin < total) {
-    auto const end = std::min(total, begin + elements(buckets.empty() ? first_bytes : bucket_bytes));
-    buckets.push_back({begin, end});
-    begin = end;
-  }
-  return buckets;
-}
 
 namespace detail {
 
@@ -95,6 +67,12 @@ class BufferPlanner {
     p.buffers.set_slots(step::Pool::wire, p.wires.size());
   }
 
+  /// Consecutive units of a list.
+  struct Together {
+    std::uint32_t const *first, *last;
+    std::uint32_t const* begin() const { return first; }
+    std::uint32_t const* end() const { return last; }
+  };
   // Answers about units and uses.
   bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
   /// The unit whose uses are the unit's.
@@ -103,7 +81,11 @@ class BufferPlanner {
     return beside == StepUnit::none ? unit : beside;
   }
   /// The units of a use: the first, then those beside it.
-  std::vector<std::uint32_t> const& units_of(std::size_t use) const { return together_[schedule_.unit(use)]; }
+  Together units_of(std::size_t use) const { return beside(schedule_.unit(use)); }
+  /// A unit that has uses of its own, then those beside it.
+  Together beside(std::size_t first) const {
+    return {together_.data() + begins_[first], together_.data() + begins_[first + 1]};
+  }
   bool own_gather_slot(std::size_t unit) const {
     return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded ||
            schedule_.unit_returns(first_unit(unit));
@@ -161,11 +143,12 @@ class BufferPlanner {
   Program program_;
   std::size_t backward_end_ = 0;  ///< the last use of a backward pass
   std::size_t own_gather_slots_ = 0;
-  std::vector<std::vector<std::uint32_t>> together_;  ///< by first unit: it, and those beside it
+  std::vector<std::uint32_t> together_;  ///< units that have uses of their own, each before those beside it
+  std::vector<std::size_t> begins_;      ///< by unit: where it is there; one more for the end
   Ranks gather_ranks_, gradient_ranks_;
   std::vector<std::uint32_t> first_gradient_slots_;  ///< by rank of size: the first of its shared slots
-  std::vector<std::uint32_t> gradient_slots_;  ///< by unit: where backward writes its gradients
-  std::vector<std::int64_t> gradient_ends_;    ///< where each unit of the completion order ends, in elements
+  std::vector<std::uint32_t> gradient_slots_;        ///< by unit: where backward writes its gradients
+  std::vector<std::int64_t> gradient_ends_;          ///< where each unit of the completion order ends, in elements
 
  private:
   [[gnu::cold]] void describe_units() {
@@ -173,12 +156,17 @@ class BufferPlanner {
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
     p.units = FixedArray<Program::Unit>(input_.units.size());
-    together_.resize(p.units.size());
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
+      begins_.push_back(together_.size());
+      if (input_.units[u].beside != StepUnit::none) continue;
+      together_.push_back(u);
+      for (std::uint32_t other = 0; other < p.units.size(); ++other)
+        if (input_.units[other].beside == u) together_.push_back(other);
+    }
+    begins_.push_back(together_.size());
+    for (std::size_t u = 0; u < p.units.size(); ++u) {
       auto const& declared = input_.units[u];
       auto& unit = p.units[u];
-      auto& together = together_[first_unit(u)];
-      together.insert(declared.beside == StepUnit::none ? together.begin() : together.end(), u);
       unit.types = declared.types;
       unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
       unit.elements = declared.elements;
@@ -205,7 +193,8 @@ class BufferPlanner {
         trains = trains || p.units[u].trains();
         some_frozen = some_frozen || p.units[u].frozen;
       }
-      bool const is_frozen = !input_.frozen_uses.empty() && input_.frozen_uses[backward_end_];
+      bool is_frozen = false;
+      for (auto const use : input_.frozen_uses) is_frozen = is_frozen || use == backward_end_;
       some_frozen = some_frozen || is_frozen;
       if (trains && !is_frozen) break;
     }
@@ -270,7 +259,8 @@ class BufferPlanner {
     auto& p = program_;
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
       auto& unit = p.units[u];
-      if (gathers(u) && own_gather_slot(u)) unit.gather_slot = add(p.gather_slots, {parameter_slot(u, unit.elements), u});
+      if (gathers(u) && own_gather_slot(u))
+        unit.gather_slot = add(p.gather_slots, {parameter_slot(u, unit.elements), u});
       if (!unit.writes_shards && own_gradient_slot(u))
         unit.gradient_slot = add(p.gradient_slots, {gradient_slot_bytes(u), u});
     }
@@ -280,11 +270,13 @@ class BufferPlanner {
         if (keeps_slice(use, u))
           p.units[u].kept_slot = add(p.kept_slots, {parameter_slot(u, p.units[u].elements / p.kept_ranks), u});
     own_gather_slots_ = p.gather_slots.size();
-    gather_ranks_ = ranks_of_size([this](std::uint32_t u) { return gathers(u) && !own_gather_slot(u); },
-                                  [this](std::uint32_t u) { return parameter_slot(u, program_.units[u].elements); });
-    gradient_ranks_ =
-        ranks_of_size([this](std::uint32_t u) { return !program_.units[u].writes_shards && !own_gradient_slot(u); },
-                      [this](std::uint32_t u) { return gradient_slot_bytes(u); });
+    std::vector<std::int64_t> parameters(p.units.size()), gradients(p.units.size());
+    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
+      if (gathers(u) && !own_gather_slot(u)) parameters[u] = parameter_slot(u, p.units[u].elements);
+      if (!p.units[u].writes_shards && !own_gradient_slot(u)) gradients[u] = gradient_slot_bytes(u);
+    }
+    gather_ranks_ = ranks_of_size(parameters);
+    gradient_ranks_ = ranks_of_size(gradients);
   }
   std::int64_t parameter_slot(std::uint32_t u, std::int64_t elements) const {
     return slot_bytes(elements, size_of(program_.units[u].types.parameter));
@@ -292,23 +284,19 @@ class BufferPlanner {
   std::int64_t gradient_slot_bytes(std::uint32_t u) const {
     return slot_bytes(program_.units[u].elements, size_of(program_.units[u].types.gradient));
   }
-  /// See [Note: Units of a module].
-  template <class TakesTurns, class Bytes>
-  [[gnu::cold]] Ranks ranks_of_size(TakesTurns const& takes_turns, Bytes const& bytes) const {
+  /// See [Note: Units of a module]. @param bytes  by unit: of its content; 0: it takes no turns
+  [[gnu::cold]] Ranks ranks_of_size(std::vector<std::int64_t> const& bytes) const {
     Ranks ranks;
-    ranks.of_unit.resize(program_.units.size(), Program::none);
-    for (auto const& together : together_) {
-      std::vector<std::uint32_t> units;
-      for (auto const u : together)
-        if (takes_turns(u)) units.push_back(u);
-      std::stable_sort(units.begin(), units.end(),
-                       [&](std::uint32_t a, std::uint32_t b) { return bytes(a) > bytes(b); });
-      for (std::uint32_t rank = 0; rank < units.size(); ++rank) {
-        if (rank == ranks.largest.size()) ranks.largest.push_back(0), ranks.units.push_back(0);
-        ranks.of_unit[units[rank]] = rank;
-        ranks.largest[rank] = std::max(ranks.largest[rank], bytes(units[rank]));
-        ++ranks.units[rank];
-      }
+    ranks.of_unit = std::vector<std::uint32_t>(bytes.size(), Program::none);
+    for (std::uint32_t u = 0; u < bytes.size(); ++u) {
+      if (bytes[u] == 0) continue;
+      std::uint32_t rank = 0;  // units of its module that are larger, or as large and come before it
+      for (auto const other : beside(first_unit(u)))
+        if (bytes[other] > bytes[u] || (bytes[other] == bytes[u] && other < u)) ++rank;
+      ranks.of_unit[u] = rank;
+      while (ranks.largest.size() <= rank) ranks.largest.push_back(0), ranks.units.push_back(0);
+      ranks.largest[rank] = std::max(ranks.largest[rank], bytes[u]);
+      ++ranks.units[rank];
     }
     return ranks;
   }

@@ -32,12 +32,14 @@ class UnshardedUnits {
       : program_(&program),
         rank_of_(&rank_of),
         slots_(program.units.size(), Program::none),
-        ahead_(program.units.size()) {
-    auto first = static_cast<std::uint32_t>(own_slots);
-    for (auto const slots : in_turn) {
-      turns_.push_back({first, std::vector<std::uint32_t>(slots)});
-      first += static_cast<std::uint32_t>(slots);
-    }
+        ahead_(program.units.size()),
+        own_slots_(own_slots),
+        in_turn_(&in_turn),
+        position_(in_turn.size()),
+        most_(in_turn.size()) {
+    auto slots = own_slots;
+    for (auto const shared : in_turn) slots += shared;
+    busy_ = std::vector<std::uint32_t>(slots);
   }
 
   /// The slot of a unit's parameters; none: it is sharded, or reads masters.
@@ -48,7 +50,7 @@ class UnshardedUnits {
   void set_ahead(std::size_t unit, bool ahead) { ahead_[unit] = ahead ? 1 : 0; }
   /// Raises each element to the largest number of shared slots of this rank that were in use at a time.
   void raise(std::vector<std::size_t>& most) const {
-    for (std::size_t rank = 0; rank < turns_.size(); ++rank) most[rank] = std::max(most[rank], turns_[rank].most);
+    for (std::size_t rank = 0; rank < most.size(); ++rank) most[rank] = std::max(most[rank], most_[rank]);
   }
 
   /// A forward pass begins.
@@ -60,39 +62,37 @@ class UnshardedUnits {
   }
   void gather(std::size_t unit) {
     auto const own = program_->units[unit].gather_slot;
-    slots_[unit] = own == Program::none ? take(turns_[(*rank_of_)[unit]]) : own;
+    slots_[unit] = own == Program::none ? take((*rank_of_)[unit]) : own;
   }
   void drop(std::size_t unit) {
-    if (is_unsharded(unit) && program_->units[unit].gather_slot == Program::none) {
-      auto& turns = turns_[(*rank_of_)[unit]];
-      turns.busy[slots_[unit] - turns.first] = 0;
-      --turns.used;
-    }
+    if (is_unsharded(unit)) busy_[slots_[unit]] = 0;
     slots_[unit] = Program::none;
     ahead_[unit] = 0;
   }
 
  private:
-  /// Slots that are shared.
-  struct Turns {
-    std::uint32_t first;
-    std::vector<std::uint32_t> busy;  ///< by slot
-    std::size_t position = 0;
-    std::size_t used = 0, most = 0;  ///< number of slots in use, now and at most
-  };
-  /// The slot whose turn it is, or the next after it that is free: prefetch lists may overtake.
-  static std::uint32_t take(Turns& turns) {
-    while (turns.busy[turns.position % turns.busy.size()] != 0) ++turns.position;
-    auto const slot = turns.position++ % turns.busy.size();
-    turns.busy[slot] = 1;
-    turns.most = std::max(turns.most, ++turns.used);
-    return turns.first + static_cast<std::uint32_t>(slot);
+  /// The slot of this rank whose turn it is, or the next after it that is free: prefetch lists may overtake.
+  std::uint32_t take(std::uint32_t rank) {
+    auto first = own_slots_;
+    for (std::uint32_t lower = 0; lower < rank; ++lower) first += (*in_turn_)[lower];
+    auto const slots = (*in_turn_)[rank];
+    auto& position = position_[rank];
+    while (busy_[first + position % slots] != 0) ++position;
+    auto const taken = first + position++ % slots;
+    busy_[taken] = 1;
+    std::size_t used = 0;
+    for (std::size_t slot = first; slot < first + slots; ++slot) used += busy_[slot];
+    most_[rank] = std::max(most_[rank], used);
+    return static_cast<std::uint32_t>(taken);
   }
 
   Program const* program_;
   std::vector<std::uint32_t> const* rank_of_;
   std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
-  std::vector<Turns> turns_;                  ///< by rank of size
+  std::vector<std::uint32_t> busy_;           ///< by slot
+  std::size_t own_slots_;
+  std::vector<std::size_t> const* in_turn_;   ///< by rank of size: number of shared slots
+  std::vector<std::size_t> position_, most_;  ///< by rank: whose turn it is; the most slots in use at a time
 };
 
 class ProgramCompiler : OperationWriter {
@@ -107,7 +107,9 @@ class ProgramCompiler : OperationWriter {
     // With a slot for every unit, as many are in use at a time as are needed.
     gradient_slots_ = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});
-    auto const needed = walk(std::vector(gather_ranks_.largest.size(), program_.units.size()));
+    std::vector<std::size_t> enough;
+    for (std::size_t rank = 0; rank < gather_ranks_.largest.size(); ++rank) enough.push_back(program_.units.size());
+    auto const needed = walk(enough);
     program_.gradient_slots.pop_back();
     share_slots(needed);
     walk(needed);
@@ -184,7 +186,7 @@ class ProgramCompiler : OperationWriter {
       if (!operation.beside)
         turn.compute = operation;
       else if (operation.size > 0)
-        turn.beside.push_back(operation);
+        turn.beside.push_back(std::move(operation));
     }
   }
 
@@ -199,16 +201,20 @@ class ProgramCompiler : OperationWriter {
     for (auto use = schedule_.size(); use-- > end;) {
       auto& turn = turns[schedule_.size() - 1 - use];
       auto& ahead = writes_gradients ? ahead_.backward[use] : ahead_in_activations_[use];
-      std::erase_if(ahead, [&](std::size_t next) { return next < end; });
+      std::size_t kept = 0;
+      for (auto const next : ahead)
+        if (next >= end) ahead[kept++] = next;
+      ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(kept), ahead.end());
       begin(turn, use, units, ahead, true, true);
       compute(turn, Primitive::backward, units, writes_gradients);
       if (schedule_.last_use_of_unit(use) && writes_gradients) {
         // The slot that was reduced last comes first: to wait for it is to wait for the others.
-        auto const& together = units_of(use);
-        for (auto u = together.rbegin(); u != together.rend(); ++u) {
-          if (!program_.units[*u].trains()) continue;
-          begin_gradients(turn.before, *u);
-          if (!program_.units[*u].writes_shards) lessees[gradient_slots_[*u]] = *u;
+        auto const together = units_of(use);
+        for (auto const* at = together.end(); at != together.begin();) {
+          auto const u = *--at;
+          if (!program_.units[u].trains()) continue;
+          begin_gradients(turn.before, u);
+          if (!program_.units[u].writes_shards) lessees[gradient_slots_[u]] = u;
         }
       }
       if (!is_last_in_backward(use, end)) continue;

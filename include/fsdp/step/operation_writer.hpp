@@ -126,8 +126,8 @@ class OperationWriter : protected BufferPlanner {
     if (unit.empty()) return on_compute({});
     auto const parameters =
         reads(unit.reads_masters ? program_.buffers.of_unit(Pool::master, u) : content(u, Pool::gather, slot));
-    auto operation = writes_gradients && unit.trains() ? on_compute({parameters, sums(gradients_of(u))})
-                                                       : on_compute({parameters});
+    auto operation =
+        writes_gradients && unit.trains() ? on_compute({parameters, sums(gradients_of(u))}) : on_compute({parameters});
     return operation.moving(unit.elements, param_bytes(u, unit.elements));
   }
 
@@ -142,7 +142,8 @@ class OperationWriter : protected BufferPlanner {
     if (!unit.writes_shards) {
       auto const when = waits_in_slot(u) ? only(waiting_answers & ~held(u)) : any_facts;
       auto const slot = gradient_slots_[u];
-      open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(u, unit.elements), when);
+      open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(u, unit.elements),
+           when);
       if (!program_.gradient_slots[slot].zeroed && padded) on_compute(Primitive::zero_padding, when);
       return;
     }

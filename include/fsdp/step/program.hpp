@@ -46,7 +46,8 @@ class Program {
     std::vector<step::Operation> after;
   };
 
-  /// The uses of a pass, in the order of their turns. Without StepInput::allow_frozen_parameters, `activations` has none.
+  /// The uses of a pass, in the order of their turns. Without StepInput::allow_frozen_parameters, `activations` has
+  /// none.
   detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
   detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
   /// Number of uses of a forward pass.
@@ -95,13 +96,17 @@ class Program {
     std::string name;
     std::int64_t elements = 0;  ///< padded
     ElementTypes types{};
-    int shards = 1;             ///< ranks that share its parameters
-    int replicas = 1;           ///< groups of such ranks
+    int shards = 1;    ///< ranks that share its parameters
+    int replicas = 1;  ///< groups of such ranks
     int world() const { return shards * replicas; }
     std::int64_t shard() const { return elements / shards; }  ///< elements of a shard
     /// Bytes of so many elements: of parameters, of gradients as backward writes them.
-    std::int64_t param_bytes(std::int64_t count) const { return count * static_cast<std::int64_t>(size_of(types.parameter)); }
-    std::int64_t gradient_bytes(std::int64_t count) const { return count * static_cast<std::int64_t>(size_of(types.gradient)); }
+    std::int64_t param_bytes(std::int64_t count) const {
+      return count * static_cast<std::int64_t>(size_of(types.parameter));
+    }
+    std::int64_t gradient_bytes(std::int64_t count) const {
+      return count * static_cast<std::int64_t>(size_of(types.gradient));
+    }
     /// It has no parameters: its uses move nothing.
     bool empty() const { return elements == 0; }
     bool frozen = false;

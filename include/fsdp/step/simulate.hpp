@@ -175,8 +175,8 @@ struct Simulation {
                                          std::vector<Costs> const& ranks) {
   Simulator simulator(program, ranks);
   for (std::size_t i = 0; i < operations.size(); ++i) {
-    for (auto next = i + 1; computes(operations[i].operation.primitive) && next < operations.size() &&
-                            operations[next].operation.beside;
+    for (auto next = i + 1;
+         computes(operations[i].operation.primitive) && next < operations.size() && operations[next].operation.beside;
          ++next)
       simulator.await(operations[next].operation);
     simulator.run(operations[i]);

@@ -50,9 +50,7 @@ struct Model {
   std::vector<bool> frozen{};   ///< by unit; empty: none is
 
   bool is_frozen(std::size_t unit) const { return !frozen.empty() && frozen[unit]; }
-  bool is_frozen(PartSpec const& part, TensorSpec const& tensor) const {
-    return is_frozen(part.unit) || tensor.frozen;
-  }
+  bool is_frozen(PartSpec const& part, TensorSpec const& tensor) const { return is_frozen(part.unit) || tensor.frozen; }
 };
 
 enum class Sharding : unsigned char { full, grad_op, hybrid_full, hybrid_grad_op, none };

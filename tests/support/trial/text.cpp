@@ -72,7 +72,8 @@ std::string literal(Setting const& setting) {
       "{{.sharding = Sharding::{}, .group = {}, .units = {{{}}},\n     .options = {{.prefetch = {}, {}.max_ahead_bytes "
       "= {}, "
       ".keep_last = {}, .keep_root = {},\n                 .reshard_ranks = {}, .allow_keep_unsharded = {}, "
-      ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .allow_frozen_parameters = {}, .bucket_bytes = {}, "
+      ".allow_no_sync = {},\n                 .allow_no_replica_sync = {}, .allow_frozen_parameters = {}, "
+      ".bucket_bytes = {}, "
       ".first_bucket_bytes = {}, .passes_ahead = {}{}, .trap_stale_pointers = {}}},\n     .ahead = {{",
       shardings[static_cast<std::size_t>(setting.sharding)], setting.group, units, o.prefetch,
       o.backward_prefetch ? fmt::format(".backward_prefetch = {}, ", *o.backward_prefetch) : "", o.max_ahead_bytes,

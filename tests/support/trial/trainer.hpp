@@ -54,9 +54,7 @@ class Trainer {
         break;
       }
       case Op::step: step(op.value); break;
-      case Op::activations:
-        freeze_parameters([&] { forward(op, inside), backward(op, inside); });
-        break;
+      case Op::activations: freeze_parameters([&] { forward(op, inside), backward(op, inside); }); break;
     }
   }
   /// Exports the initial parameters. @note Collective: yes
@@ -219,8 +217,8 @@ class EngineTrainer final : public Trainer {
                                                               Part(of.model, part, setting.replicates_vectors),
                                                               static_cast<Index>(parts_.size()) % 3);
       } else {
-        added.module.emplace(engine_.shard(Part(of.model, part, setting.replicates_vectors), part.prefix,
-                                           units.at(part.unit)));
+        added.module.emplace(
+            engine_.shard(Part(of.model, part, setting.replicates_vectors), part.prefix, units.at(part.unit)));
       }
     }
     for (auto const& ahead : setting.ahead) {
