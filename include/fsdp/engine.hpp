@@ -114,14 +114,7 @@ class Engine {
   /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
-    auto const before = core_.declared.mark();
-    auto const unit = add_unit(prefix, options);
-    try {
-      return shard(std::move(user_module), prefix, unit);
-    } catch (...) {
-      core_.declared.restore(before);
-      throw;
-    }
+    return core_.declared.or_restore([&] { return shard(std::move(user_module), prefix, add_unit(prefix, options)); });
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -129,19 +122,15 @@ class Engine {
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
-    auto const before = core_.declared.mark();
     std::vector<TensorPlace> tensors;
-    try {
+    core_.declared.or_restore([&] {
       typename M::template Params<detail::Declared> unbound;
       detail::Registrar<detail::Declaration<P>> registrar{prefix, unit, &core_.declared, &tensors};
       if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
       if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
       user_module.describe(unbound, registrar);
       core_.declared.end_module(unit, tensors);
-    } catch (...) {
-      core_.declared.restore(before);
-      throw;
-    }
+    });
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
@@ -181,14 +170,10 @@ class Engine {
                                   std::vector<TensorPlace>& places) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    auto const before = core_.declared.mark();
-    try {
+    core_.declared.or_restore([&] {
       for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, false, places);
       core_.declared.end_module(unit, places);
-    } catch (...) {
-      core_.declared.restore(before);
-      throw;
-    }
+    });
     return {schedule().declare(unit.index, std::string(module)), this};
   }
 
@@ -196,14 +181,10 @@ class Engine {
   /// @param unit  gets it
   [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
                                   std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
-    auto const before = core_.declared.mark();
-    unit = add_unit(module, options);
-    try {
+    return core_.declared.or_restore([&] {
+      unit = add_unit(module, options);
       return declare_use(unit, module, std::move(tensors), places);
-    } catch (...) {
-      core_.declared.restore(before);
-      throw;
-    }
+    });
   }
 
   /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones

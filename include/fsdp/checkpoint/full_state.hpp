@@ -211,7 +211,7 @@ void import_shard(E& engine, Read&& read) {
       auto const& tensor = unit.layout().tensors()[part.tensor];
       if constexpr (std::is_same_v<decltype(read(tensor, part.first, std::span<float>(values))), bool>) {
         bool const is_read = read(tensor, part.first, std::span<float>(values));
-        parts.push_back({tensor.name, is_read});
+        parts.add(tensor.name, is_read);
         if (!is_read) continue;
       } else {
         read(tensor, part.first, std::span<float>(values));

@@ -69,20 +69,19 @@ class WrittenValues {
 /// Whether this rank was given each part of a tensor that it keeps.
 class ReadParts {
  public:
-  struct Part {
-    std::string_view tensor;  ///< of the engine's layouts
-    bool is_read;
-  };
-  void push_back(Part part) { parts_.push_back(part); }
+  /// The next part of a tensor. @param is_read  false: it stays as it is
+  void add(std::string_view tensor, bool is_read) {
+    parts_ += is_read ? '+' : '-';
+    parts_ += tensor;
+    parts_ += '\n';
+  }
 
   /// All ranks that keep parts of a tensor were given them, or none.
   /// @throws ConfigError on every rank if they differ, naming the first tensor and two ranks
   /// @note Collective: yes.
   template <class E>
   [[gnu::cold]] void expect_whole_tensors(E& engine) const {
-    std::string mine;
-    for (auto const& part : parts_) mine += formatted("{}{}\n", part.is_read ? '+' : '-', part.tensor);
-    auto const texts = engine.world().exchange(mine, "imported tensors");
+    auto const texts = engine.world().exchange(parts_, "imported tensors");
     std::map<std::string, std::pair<bool, std::size_t>, std::less<>> known;  // by tensor: as some rank was given it
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       for (std::size_t at = 0; at < texts[rank].size();) {
@@ -102,7 +101,7 @@ class ReadParts {
   }
 
  private:
-  std::vector<Part> parts_;
+  std::string parts_;  ///< a line for each
 };
 
 }  // namespace fsdp::checkpoint
