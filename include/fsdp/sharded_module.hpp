@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
+#include "fsdp/engine/declared_units.hpp"
+#include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/moved_pointer.hpp"
 #include "fsdp/engine/user_checks.hpp"
 #include "fsdp/engine_options.hpp"

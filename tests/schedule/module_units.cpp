@@ -628,7 +628,7 @@ TEST_CASE("ranks that differ in kinds are told, on all ranks") {
       refusals(3, [&](auto& engine, int rank) { (void)engine.shard(Block(1, rank == 1 ? kinds : Kinds{}), "h"); });
   for (auto const& text : texts) {
     CHECK(has(text, "ranks disagree: rank 0 has \"module 'h': tensor 'h."));
-    CHECK(has(text, kinds.frozen ? "is frozen" : "no_shard"));
+    CHECK(has(text, kinds.frozen ? "in unit 'h (frozen)'" : "in unit 'h (no_shard)'"));
   }
 }
 

@@ -134,9 +134,8 @@ class Declaration : public DeclaredUnits<P> {
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       for (auto at = use == 0 ? 0 : ends_[use - 1]; at < ends_[use]; ++at) {
         auto const& unit = *units_[unit_number(named_[at])];
-        lines += formatted("module '{}': tensor '{}' {}{}, {}\n", schedule_.module_name(use),
-                           unit.layout().tensors()[tensor_index(named_[at])].name, unit.frozen ? "is frozen" : "trains",
-                           unit.fp32 ? " in fp32" : "", unit.strategy().name);
+        lines += formatted("module '{}': tensor '{}' in unit '{}'\n", schedule_.module_name(use),
+                           unit.layout().tensors()[tensor_index(named_[at])].name, unit.name());
       }
     }
     for (auto const& unit : units_) {
