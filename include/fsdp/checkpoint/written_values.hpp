@@ -8,12 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -82,26 +79,25 @@ class ReadParts {
   template <class E>
   [[gnu::cold]] void expect_whole_tensors(E& engine) const {
     auto const texts = engine.world().exchange(parts_, "imported tensors");
-    std::map<std::string, std::pair<bool, std::size_t>, std::less<>> known;  // by tensor: as some rank was given it
-    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-      for (std::size_t at = 0; at < texts[rank].size();) {
-        auto const end = texts[rank].find('\n', at);
-        bool const is_read = texts[rank][at] == '+';
-        auto const tensor = texts[rank].substr(at + 1, end - at - 1);
-        auto const [entry, is_new] = known.try_emplace(tensor, is_read, rank);
-        if (entry->second.first != is_read)
+    for (std::size_t giver = 0; giver < texts.size(); ++giver) {
+      auto const& given = texts[giver];
+      for (std::size_t at = 1; at < given.size();) {
+        auto const end = given.find('\n', at);
+        for (std::size_t other = 0; given[at] == '+' && other < texts.size(); ++other) {
+          auto const tensor = given.substr(at + 1, end - at - 1);
+          if (texts[other].find(formatted("\n-{}\n", tensor)) == std::string::npos) continue;
           fail<ConfigError>(
               "rank {}: ranks differ in what they import: tensor '{}' was given on rank {} and left as it is on rank "
-              "{}. "
-              "Give it on all ranks or on none",
-              engine.rank(), tensor, is_read ? rank : entry->second.second, is_read ? entry->second.second : rank);
+              "{}. Give it on all ranks or on none",
+              engine.rank(), tensor, giver, other);
+        }
         at = end + 1;
       }
     }
   }
 
  private:
-  std::string parts_;  ///< a line for each
+  std::string parts_ = "\n";  ///< a line for each
 };
 
 }  // namespace fsdp::checkpoint
