@@ -22,6 +22,12 @@ struct HostAdapter {
   std::vector<float> a, b;  ///< (rank, in), (out, rank)
 
   bool is_whole() const { return !a.empty() && !b.empty(); }
+  /// Where the values of one of its tensors belong. @pre is_adapter(tensor.name)
+  std::vector<float>& values_of(fsdp::TensorInfo const& tensor) {
+    if (!tensor.name.ends_with(lora_a)) return b;
+    rank = tensor.shape[0], in = tensor.shape[1];
+    return a;
+  }
   /// Adds elements [first, first + weights.size()) of scale * B A.
   void add_to(std::span<float> weights, std::int64_t first, float scale) const {
     for (std::int64_t done = 0, size = static_cast<std::int64_t>(weights.size()); done < size;) {
@@ -46,10 +52,7 @@ class MergedWeights {
 
   /// @pre is_adapter(tensor.name)
   void keep(fsdp::TensorInfo const& tensor, std::span<float const> values) {
-    bool const is_a = tensor.name.ends_with(lora_a);
-    auto& adapter = adapters_[adapted_weight(tensor.name)];
-    if (is_a) adapter.rank = tensor.shape[0], adapter.in = tensor.shape[1];
-    (is_a ? adapter.a : adapter.b).assign(values.begin(), values.end());
+    adapters_[adapted_weight(tensor.name)].values_of(tensor).assign(values.begin(), values.end());
   }
   /// @return the values with the tensor's adapter added, if it has one; valid until the next call
   std::span<float const> merge(std::string const& tensor, std::span<float const> values) {

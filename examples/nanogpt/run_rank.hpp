@@ -87,21 +87,20 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (ready.dataset && !ready.dataset->meta.path.empty())
     fmt::print("found vocab_size = {} (inside {})\n", ready.dataset->meta.vocab_size,
                ready.dataset->meta.path.string());
-  ParameterCount decayed, others;
+  ParameterCount decayed, others;  // of tensors that train
+  std::int64_t all = 0;
   auto const shards = trainer.engine().shards();
-  for (std::size_t u = 0; u < shards.size(); ++u)
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    all += shards[u].layout().numel();
+    if (shards[u].frozen) continue;
     for (auto const& tensor : shards[u].layout().tensors()) {
-      if (shards[u].frozen) continue;
       auto& group = tensor.decay ? decayed : others;
       ++group.tensors;
       group.elements += tensor.numel;
     }
-  fmt::print("number of parameters: {:.2f}M\n", static_cast<double>(ready.config.parameters_without_positions()) / 1e6);
-  std::int64_t all = 0, trained = 0;
-  for (std::size_t u = 0; u < shards.size(); ++u) {
-    all += shards[u].layout().numel();
-    if (shards[u].trains()) trained += shards[u].layout().numel();
   }
+  fmt::print("number of parameters: {:.2f}M\n", static_cast<double>(ready.config.parameters_without_positions()) / 1e6);
+  auto const trained = decayed.elements + others.elements;
   if (trained < all)
     fmt::print("fine-tuning: {} of {} parameters train ({:.2f} %)\n", with_commas(trained), with_commas(all),
                100.0 * static_cast<double>(trained) / static_cast<double>(all));

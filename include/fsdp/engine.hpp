@@ -37,6 +37,7 @@ namespace fsdp {
 template <Communicator C, PrecisionPolicy P = Fp32>
 class Engine {
   using Core = detail::EngineCore<C, P>;
+  using Attempt = typename detail::DeclaredUnits<P>::Attempt;
 
  public:
   using Comm = C;
@@ -114,7 +115,10 @@ class Engine {
   /// @param options  of its unit: `engine.shard(block, "h.0", {.frozen = true})`
   template <Module M>
   ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitOptions const& options) {
-    return core_.declared.or_restore([&] { return shard(std::move(user_module), prefix, add_unit(prefix, options)); });
+    Attempt attempt(core_.declared);
+    auto sharded = shard(std::move(user_module), prefix, add_unit(prefix, options));
+    attempt.keep();
+    return sharded;
   }
   /// Registers `user_module` as the next in forward order, in a unit that it shares. A full tensor name that the unit
   /// has already is the same storage (a tied parameter): reduced once, after its last backward use.
@@ -123,14 +127,14 @@ class Engine {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
     std::vector<TensorPlace> tensors;
-    core_.declared.or_restore([&] {
-      typename M::template Params<detail::Declared> unbound;
-      detail::Registrar<detail::Declaration<P>> registrar{prefix, unit, &core_.declared, &tensors};
-      if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
-      if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
-      user_module.describe(unbound, registrar);
-      core_.declared.end_module(unit, tensors);
-    });
+    Attempt attempt(core_.declared);
+    typename M::template Params<detail::Declared> unbound;
+    detail::Registrar<detail::Declaration<P>> registrar{prefix, unit, &core_.declared, &tensors};
+    if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
+    if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
+    user_module.describe(unbound, registrar);
+    core_.declared.end_module(unit, tensors);
+    attempt.keep();
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};
   }
@@ -163,17 +167,16 @@ class Engine {
   requires(!Module<M>) std::vector<ShardedModule<M, Engine>> shard(std::vector<M>, std::string_view, Unit...) {
     return {};
   }
-  /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has already is the same
-  /// storage.
+  /// Registers the next use of a unit without a module (AdoptedUnit). A tensor that the unit has is the same storage.
   /// @param places  gets the place of each tensor
   [[gnu::cold]] UseId declare_use(UnitId unit, std::string_view module, std::vector<DeclaredTensor> tensors,
                                   std::vector<TensorPlace>& places) {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
-    core_.declared.or_restore([&] {
-      for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, false, places);
-      core_.declared.end_module(unit, places);
-    });
+    Attempt attempt(core_.declared);
+    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, false, places);
+    core_.declared.end_module(unit, places);
+    attempt.keep();
     return {schedule().declare(unit.index, std::string(module)), this};
   }
 
@@ -181,10 +184,11 @@ class Engine {
   /// @param unit  gets it
   [[gnu::cold]] UseId declare_use(UnitOptions const& options, std::string_view module,
                                   std::vector<DeclaredTensor> tensors, std::vector<TensorPlace>& places, UnitId& unit) {
-    return core_.declared.or_restore([&] {
-      unit = add_unit(module, options);
-      return declare_use(unit, module, std::move(tensors), places);
-    });
+    Attempt attempt(core_.declared);
+    unit = add_unit(module, options);
+    auto const use = declare_use(unit, module, std::move(tensors), places);
+    attempt.keep();
+    return use;
   }
 
   /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones
@@ -249,8 +253,7 @@ class Engine {
   /// @throws UsageError inside a use's backward, or after an optimizer step that has ended half-way: that leaves
   /// parameters torn, and only a load or an import of all of them goes on from there
   /// @note Stream: on compute. Reductions under way end as they would. The calling thread waits for nothing.
-  /// @note Collective: no; but all ranks discard at the same place of their passes, and the next collective compares
-  /// it.
+  /// @note Collective: no; but all ranks discard at the same place of a pass, which the next collective compares.
   void discard_gradients() {
     auto const turn = core_.calls.enter("discard_gradients");
     core_.discard_gradients();

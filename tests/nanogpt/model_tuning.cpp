@@ -21,6 +21,7 @@
 #include "gpt.hpp"
 #include "merged_weights.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/descend.hpp"
 
 namespace {
 
@@ -43,15 +44,6 @@ struct Result {
 };
 
 nanogpt::GptConfig const config{3, 2, 32, 16, 23, 0.1f, true};
-
-/// master -= rate * gradient.
-struct Descend {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float* master, float const* gradient,
-                          std::int64_t count) const {
-    for (std::int64_t i = block.thread(); i < count; i += block.threads()) master[i] -= 0.3f * gradient[i];
-  }
-};
 
 template <class E>
 Weights weights_of(E& engine) {
@@ -94,15 +86,7 @@ Result train(Run const& of, Weights const& from = {}, int steps = 4) {
         targets[i] = (tokens[i] + 1) % 23;
       }
       model.forward_backward(tokens.data(), targets.data());
-      shards.begin_step("descend", 0.3f);
-      for (std::size_t u = 0; u < shards.size(); ++u) {
-        auto& unit = shards[u];
-        if (!unit.trains()) continue;
-        auto const update = shards.update(unit);
-        if (!left_out[u])
-          engine.device().launch(engine.compute(), 1, Descend{}, unit.master, static_cast<float const*>(unit.gradient),
-                                 unit.shard_numel());
-      }
+      fsdp::testing::descend(engine, left_out, 0.3f);
       engine.synchronize();
     }
     std::vector<std::int32_t> const text{1, 5, 9, 2, 7, 11, 3};

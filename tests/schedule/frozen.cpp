@@ -20,6 +20,7 @@
 #include "fsdp/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
+#include "tests/support/descend.hpp"
 #include "tests/support/local_run.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/shard_group.hpp"
@@ -30,17 +31,9 @@ namespace {
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;
 using Engine = fsdp::Engine<Comm>;
+using fsdp::testing::Descend;
 using fsdp::testing::has;
 using fsdp::testing::what;
-
-/// master -= rate * gradient.
-struct Descend {
-  template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, float* master, float const* gradient, std::int64_t count,
-                          float rate) const {
-    for (std::int64_t i = block.thread(); i < count; i += block.threads()) master[i] -= rate * gradient[i];
-  }
-};
 
 struct Case {
   std::vector<std::size_t> frozen;  ///< units
@@ -65,15 +58,7 @@ void descend(E& engine, Case const& of, bool freeze, toy::Network<E>& network) {
       auto const waits = engine.no_sync(of.run.sync_last_only && micro + 1 < of.run.micro_steps);
       network.step(step * of.run.micro_steps + micro);
     }
-    shards.begin_step("descend", 0.1f);
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      auto& unit = shards[u];
-      if (!unit.trains()) continue;
-      auto const update = shards.update(unit);
-      if (!left_out[u])
-        engine.device().launch(engine.compute(), 1, Descend{}, unit.master, static_cast<float const*>(unit.gradient),
-                               unit.shard_numel(), 0.1f);
-    }
+    fsdp::testing::descend(engine, left_out, 0.1f);
   }
 }
 std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, bool freeze) {

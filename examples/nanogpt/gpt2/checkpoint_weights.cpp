@@ -41,9 +41,7 @@ void CheckpointWeights::read(std::string_view name, std::int64_t first, std::spa
     HostAdapter adapter;
     for (auto const& tensor : reader_->manifest().tensors) {
       if (!is_adapter(tensor.name) || adapted_weight(tensor.name) != name) continue;
-      bool const is_a = tensor.name.ends_with(lora_a);
-      if (is_a) adapter.rank = tensor.shape[0], adapter.in = tensor.shape[1];
-      auto& values = is_a ? adapter.a : adapter.b;
+      auto& values = adapter.values_of(tensor);
       values.resize(static_cast<std::size_t>(tensor.numel));
       reader_->read(parameters, tensor.name, 0, values);
     }

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,9 +20,7 @@
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
 
-namespace fsdp {
-
-namespace detail {
+namespace fsdp::detail {
 
 /// Grows until the engine is sealed; then compared over ranks, and planned from. Host logic only.
 template <class P>
@@ -224,5 +221,4 @@ class Declaration : public DeclaredUnits<P> {
   std::vector<List> lists_;
 };
 
-}  // namespace detail
-}  // namespace fsdp
+}  // namespace fsdp::detail

@@ -100,39 +100,20 @@ class DeclaredUnits {
     ends_.push_back(named_.size());
   }
 
-  /// Calls `act`. If that throws, forgets what it has added.
-  template <class Act>
-  decltype(auto) or_restore(Act const& act) {
-    auto const before = mark();
-    try {
-      return act();
-    } catch (...) {
-      restore(before);
-      throw;
+  /// Something is about to be added. Unless keep() is called, what was added since is forgotten.
+  class [[nodiscard]] Attempt {
+   public:
+    explicit Attempt(DeclaredUnits& of) : units_(&of), before_(of.mark()) {}
+    Attempt(Attempt&&) = delete;
+    ~Attempt() {
+      if (units_ != nullptr) units_->restore(before_);
     }
-  }
-  /// What restore() goes back to: the number of units, and of each its tensors, promises and units beside it.
-  using Mark = std::vector<std::size_t>;
-  [[gnu::cold]] Mark mark() const {
-    Mark now{units_.size()};
-    for (auto const& unit : units_) {
-      now.push_back(unit->layout().tensors().size());
-      now.push_back((unit->sets_gradients ? 1u : 0u) + (unit->skips_gradients ? 2u : 0u));
-      now.push_back(unit->beside.size());
-    }
-    return now;
-  }
-  /// A module could not be added: forgets what of it is there.
-  [[gnu::cold]] void restore(Mark const& to) {
-    while (units_.size() > to[0]) units_.pop_back();
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      auto const* const was = &to[1 + 3 * u];
-      units_[u]->layout().truncate(was[0]);
-      units_[u]->sets_gradients = was[1] % 2 != 0;
-      units_[u]->skips_gradients = was[1] / 2 != 0;
-      while (units_[u]->beside.size() > was[2]) units_[u]->beside.pop_back();
-    }
-  }
+    void keep() { units_ = nullptr; }
+
+   private:
+    DeclaredUnits* units_;
+    std::vector<std::size_t> before_;
+  };
 
  protected:
   /// @param where  under `strategy`
@@ -159,6 +140,29 @@ class DeclaredUnits {
   std::vector<std::size_t> ends_;   ///< by use: where its tensors end there
 
  private:
+  /// What restore() goes back to: the number of units, and of each its tensors, promises and units beside it.
+  using Mark = std::vector<std::size_t>;
+  [[gnu::cold]] Mark mark() const {
+    Mark now{units_.size()};
+    for (auto const& unit : units_) {
+      now.push_back(unit->layout().tensors().size());
+      now.push_back((unit->sets_gradients ? 1u : 0u) + (unit->skips_gradients ? 2u : 0u));
+      now.push_back(unit->beside.size());
+    }
+    return now;
+  }
+  /// A module could not be added: forgets what of it is there.
+  [[gnu::cold]] void restore(Mark const& to) {
+    while (units_.size() > to[0]) units_.pop_back();
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      auto const* const was = &to[1 + 3 * u];
+      units_[u]->layout().truncate(was[0]);
+      units_[u]->sets_gradients = was[1] % 2 != 0;
+      units_[u]->skips_gradients = was[1] / 2 != 0;
+      while (units_[u]->beside.size() > was[2]) units_[u]->beside.pop_back();
+    }
+  }
+
   static constexpr bool all_fp32 = std::is_same_v<typename P::Param, float> &&
                                    std::is_same_v<typename P::Reduce, float> &&
                                    std::is_same_v<typename P::Master, float>;

@@ -40,18 +40,18 @@ struct StepInput {
   /// The unit of each use, in forward order; empty: each unit that has uses of its own once, in order.
   std::vector<std::size_t> uses;
   std::vector<std::string> modules;  ///< of each use, for texts; empty: numbers
-  std::vector<std::size_t>
-      frozen_uses;                     ///< uses of modules whose tensors are all frozen, whatever else their units have
-  int shards = 1;                      ///< ranks per shard group of units that shard
-  int replicas = 1;                    ///< shard groups
-  bool keep_last = true;               ///< the last unit that would be dropped, because backward begins with it
-  bool keep_root = true;               ///< units that are used again after others, from the first forward use on
-  PrefetchLists prefetch;              ///< of each use; empty: prefetch_by_depth of 1 and 1
-  std::int64_t max_ahead_bytes = 0;    ///< cap on bytes gathered ahead; 0: none
-  int reshard_ranks = 0;               ///< ranks over which a unit stays sharded after forward; 0: `shards`
-  bool allow_keep_unsharded = false;   ///< every unit keeps a gather buffer of its own
-  bool allow_no_sync = false;          ///< micro-steps need not reduce
-  bool allow_no_replica_sync = false;  ///< micro-steps need not all-reduce over replicas of shards
+  /// Uses of modules whose tensors are all frozen, whatever else their units have.
+  std::vector<std::size_t> frozen_uses;
+  int shards = 1;                        ///< ranks per shard group of units that shard
+  int replicas = 1;                      ///< shard groups
+  bool keep_last = true;                 ///< the last unit that would be dropped, because backward begins with it
+  bool keep_root = true;                 ///< units that are used again after others, from the first forward use on
+  PrefetchLists prefetch;                ///< of each use; empty: prefetch_by_depth of 1 and 1
+  std::int64_t max_ahead_bytes = 0;      ///< cap on bytes gathered ahead; 0: none
+  int reshard_ranks = 0;                 ///< ranks over which a unit stays sharded after forward; 0: `shards`
+  bool allow_keep_unsharded = false;     ///< every unit keeps a gather buffer of its own
+  bool allow_no_sync = false;            ///< micro-steps need not reduce
+  bool allow_no_replica_sync = false;    ///< micro-steps need not all-reduce over replicas of shards
   bool allow_frozen_parameters = false;  ///< backward passes may write no gradients
   std::int64_t bucket_bytes = 0;         ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;   ///< and of the first one
