@@ -223,9 +223,9 @@ TEMPLATE_TEST_CASE("emulated: sgd", "[emulated][optim]", float, bf16) {
       fsdp::OptimizerStep const now{.taken = 1, .factor = 0.7f, .learning_rate = 0.01f};
       float* const velocity = kind == 0 ? nullptr : u.out();
       if (kind == 2) {
-        kernels::sgd<true>(device, stream, chunks.data(), 2, &now, 0.9f, p.out(), gradient.in(), velocity, 99);
+        kernels::sgd<true>(device, stream, chunks.data(), 2, &now, fsdp::SgdScalars{0.9f}, p.out(), gradient.in(), velocity, 99);
       } else {
-        kernels::sgd(device, stream, chunks.data(), 2, &now, 0.9f, p.out(), gradient.in(), velocity);
+        kernels::sgd(device, stream, chunks.data(), 2, &now, fsdp::SgdScalars{0.9f}, p.out(), gradient.in(), velocity);
       }
       return std::vector{doubles(p), doubles(u)};
     });

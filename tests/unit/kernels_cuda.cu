@@ -185,8 +185,8 @@ void optimizers(A& on, std::int64_t n) {
     kernels::begin_step(device, stream, step, 0.01f, 0.9f, 0.99f, clip);
     kernels::adamw<Stochastic>(device, stream, chunks, 2, step, fsdp::AdamWScalars{0.9f, 0.99f, 1e-8f}, p,
                                static_cast<float const*>(gradients), m, v, 21);
-    kernels::sgd<Stochastic>(device, stream, chunks, 2, step, 0.5f, p, static_cast<float const*>(gradients), momentum,
-                             22);
+    kernels::sgd<Stochastic>(device, stream, chunks, 2, step, fsdp::SgdScalars{0.5f}, p,
+                             static_cast<float const*>(gradients), momentum, 22);
   }
   on.take("parameters", p, n);
   on.take("first moments", m, n);
