@@ -15,6 +15,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/rank_checks.hpp"
 
 namespace {
 
@@ -24,35 +25,18 @@ using Engine = fsdp::Engine<toy::LocalHost, fsdp::Fp32>;
 using Tensors = std::map<std::string, std::vector<float>>;
 using Whole = std::map<std::string, std::vector<double>>;
 
-struct World {
-  fsdp::ShardingStrategy strategy;
-  int ranks, group;
-};
-std::vector<World> worlds() {
-  std::vector<World> all;
-  for (int ranks = 1; ranks <= 4; ++ranks) {
-    all.push_back({fsdp::FullShard{}, ranks, 0});
-    all.push_back({fsdp::ShardGradOp{}, ranks, 0});
-    all.push_back({fsdp::NoShard{}, ranks, 0});
-    if (ranks % 2 == 0) all.push_back({fsdp::HybridShard<>{}, ranks, ranks / 2});
-  }
-  return all;
-}
-
 template <class E>
 Tensors weights_of(E& engine) {
   Tensors tensors;
-  fsdp::export_full(engine, [&](auto const& tensor, auto values) {
-    tensors[tensor.name].assign(values.begin(), values.end());
-  });
+  fsdp::export_full(
+      engine, [&](auto const& tensor, auto values) { tensors[tensor.name].assign(values.begin(), values.end()); });
   return tensors;
 }
 template <class E>
 Tensors gradients_of(E& engine) {
   Tensors tensors;
-  fsdp::export_gradients(engine, [&](auto const& tensor, auto values) {
-    tensors[tensor.name].assign(values.begin(), values.end());
-  });
+  fsdp::export_gradients(
+      engine, [&](auto const& tensor, auto values) { tensors[tensor.name].assign(values.begin(), values.end()); });
   return tensors;
 }
 
@@ -109,7 +93,7 @@ class Reference {
 /// Trains 6 steps, two of them clipped, beside the reference. @return the weights on rank 0
 /// @param make  called as make(engine); returns what is called as act(norm) for a step
 template <class Make>
-Tensors train(World const& world, Rules const& rules, Make const& make) {
+Tensors train(toy::World const& world, Rules const& rules, Make const& make) {
   return toy::on_patches<fsdp::Fp32>(world.strategy, world.ranks, world.group, [&](Engine& engine, auto& patches) {
     auto&& step = make(engine);
     Reference reference(weights_of(engine));
@@ -118,14 +102,13 @@ Tensors train(World const& world, Rules const& rules, Make const& make) {
       bool const clips = i >= 4;
       auto norm = fsdp::clip_grad_norm(engine, clips ? 2.0f : 1e9f);
       double const factor = std::min(1.0, (clips ? 2.0 : 1e9) / (norm.value() + 1e-6));
-      if (clips && engine.rank() == 0) CHECK(factor < 0.5);
+      if (clips && engine.rank() == 0) RANK_CHECK(factor < 0.5);
       auto const gradients = gradients_of(engine);
       step(norm);
       auto const weights = weights_of(engine);
       if (engine.rank() != 0) continue;
       reference.step(gradients, factor, rules);
-      INFO(world.strategy.name << " on " << world.ranks << " ranks, step " << i);
-      CHECK(reference.distance(weights) <= 1e-6);
+      RANK_CHECK(reference.distance(weights) <= 1e-6);
     }
     return weights_of(engine);
   });
@@ -133,11 +116,12 @@ Tensors train(World const& world, Rules const& rules, Make const& make) {
 template <class Make>
 void check(Rules const& rules, Make const& make) {
   Tensors first;
-  for (auto const& world : worlds()) {
+  for (auto const& world : toy::worlds()) {
     auto const weights = train(world, rules, make);
     if (first.empty()) first = weights;
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
-    CHECK(weights == first);  // gradients are alike in all worlds
+    CHECK_RANKS();
+    CHECK((weights == first));  // gradients are alike in all worlds
   }
 }
 bool is_bias(std::string const& name) { return name.ends_with("bias"); }
@@ -159,6 +143,7 @@ TEST_CASE("groups of AdamW have their own learning rate, decay and betas; a late
                               {.tensors = "*.bias", .weight_decay = 0.3f, .beta2 = 0.95f}});
         return [adamw](auto const& norm) { adamw->step(0.02f, norm); };
       });
+  CHECK_RANKS();
 }
 
 TEST_CASE("groups of Sgd have their own momentum, with Nesterov's rule and without") {
@@ -177,6 +162,7 @@ TEST_CASE("groups of Sgd have their own momentum, with Nesterov's rule and witho
             engine, fsdp::SgdOptions{.momentum = 0.9f, .nesterov = nesterov, .weight_decay = 0.01f}, groups);
         return [sgd](auto const& norm) { sgd->step(0.05f, norm); };
       });
+  CHECK_RANKS();
 }
 
 namespace {
@@ -189,7 +175,8 @@ struct Plain {
                             fsdp::ClipScalars const* clip) const {
       float const factor = clip == nullptr ? 1.0f : clip->factor;
       if (factor < 0.0f) return;
-      block.update(n, [=](float& weight, float gradient) { weight -= lr * factor * gradient; }, w, g);
+      block.update(
+          n, [=](float& weight, float gradient) { weight -= lr * factor * gradient; }, w, g);
     }
   };
   Engine* engine;
@@ -234,10 +221,11 @@ TEST_CASE("three optimizers step together, one of them a user's; each tensor by 
         auto three = std::make_shared<Three>(engine);
         return [three](auto const& norm) { three->all.step({0.05f, 0.125f, 0.02f}, norm); };
       });
+  CHECK_RANKS();
 }
 
 TEST_CASE("optimizers keep moments of their own tensors only") {
-  for (auto const& world : worlds()) {
+  for (auto const& world : toy::worlds()) {
     auto const bytes = toy::on_patches<fsdp::Fp32>(world.strategy, world.ranks, world.group, [](Engine& engine, auto&) {
       std::pair<std::int64_t, std::int64_t> result;
       auto const reserved = [&] { return engine.account().reserved(fsdp::MemoryTag::optimizer); };
@@ -256,12 +244,13 @@ TEST_CASE("optimizers keep moments of their own tensors only") {
       expected_adamw += shards[0].shard_numel();
       result.first -= 4 * expected_sgd;
       result.second -= 2 * 2 * expected_adamw;
-      CHECK(engine.account().live(fsdp::MemoryTag::optimizer) == reserved());
+      RANK_CHECK(engine.account().live(fsdp::MemoryTag::optimizer) == reserved());
       return result;
     });
     CHECK(bytes.first == 0);
     CHECK(bytes.second == 0);
   }
+  CHECK_RANKS();
 }
 
 TEST_CASE("an optimizer that is moved goes on with the same bits; the one that it was moved from throws") {
@@ -274,7 +263,7 @@ TEST_CASE("an optimizer that is moved goes on with the same bits; the one that i
       }
       if (moves) {
         auto other = std::move(adamw);
-        CHECK(has(what([&] { adamw.step(0.01f); }), "AdamW was used after it was moved from"));
+        RANK_CHECK(has(what([&] { adamw.step(0.01f); }), "AdamW was used after it was moved from"));
         adamw = fsdp::AdamW{engine};  // a state of its own, which is dropped
         patches.step({.step = 3});
         other.step(0.01f);
@@ -283,79 +272,98 @@ TEST_CASE("an optimizer that is moved goes on with the same bits; the one that i
         patches.step({.step = 3});
         adamw.step(0.01f);
       }
-      CHECK(adamw.steps() == 4);
-      CHECK(engine.account().live(fsdp::MemoryTag::optimizer) == engine.account().reserved(fsdp::MemoryTag::optimizer));
+      RANK_CHECK(adamw.steps() == 4);
+      RANK_CHECK(engine.account().live(fsdp::MemoryTag::optimizer) ==
+                 engine.account().reserved(fsdp::MemoryTag::optimizer));
       patches.step({.step = 4});
       adamw.step(0.01f);
       return weights_of(engine);
     });
   };
-  CHECK(run(false) == run(true));
+  CHECK((run(false) == run(true)));
+  CHECK_RANKS();
 }
 
 TEST_CASE("a step that clipping or a GradScaler skips changes no optimizer's tensors, and counts once") {
   for (int const ranks : {1, 3}) {
     toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, ranks, 0, [](Engine& engine, auto& patches) {
-      fsdp::Sgd sgd{engine, fsdp::matching("patches.1.*"), {.momentum = 0.5f}, {{.tensors = "*.bias", .lr_scale = 2.0f}}};
+      fsdp::Sgd sgd{
+          engine, fsdp::matching("patches.1.*"), {.momentum = 0.5f}, {{.tensors = "*.bias", .lr_scale = 2.0f}}};
       fsdp::AdamW adamw{engine, sgd.rest()};
       fsdp::Optimizers both{sgd, adamw};
       fsdp::GradScaler scaler{engine, {.init_scale = 8.0f}};
       auto const before = weights_of(engine);
       patches.step({.step = 0, .scale = scaler.scale()}, 1);
       scaler.step(both, {0.1f, 0.2f});
-      CHECK(weights_of(engine) == before);
-      CHECK(scaler.skipped() == 1);
-      CHECK((sgd.steps() == 0 && adamw.steps() == 0));
+      RANK_CHECK(weights_of(engine) == before);
+      RANK_CHECK(scaler.skipped() == 1);
+      RANK_CHECK((sgd.steps() == 0 && adamw.steps() == 0));
       patches.step({.step = 1, .scale = scaler.scale()});
       scaler.step(both, {0.1f, 0.2f}, fsdp::clip_grad_norm(engine, 1.0f));
       auto const after = weights_of(engine);
-      CHECK((engine.rank() != 0 || after != before));
-      CHECK(scaler.skipped() == 1);
-      CHECK((sgd.steps() == 1 && adamw.steps() == 1));
+      RANK_CHECK((engine.rank() != 0 || after != before));
+      RANK_CHECK(scaler.skipped() == 1);
+      RANK_CHECK((sgd.steps() == 1 && adamw.steps() == 1));
       return 0;
     });
   }
+  CHECK_RANKS();
 }
 
 TEST_CASE("optimizers that do not own every tensor once, and groups that match nothing, are refused by name") {
   toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 2, 0, [](Engine& engine, auto& patches) {
     auto const before = engine.account().reserved(fsdp::MemoryTag::optimizer);
-    CHECK(has(what([&] { fsdp::AdamW{engine, fsdp::matching("patch.*")}; }),
-              "AdamW: the pattern 'patch.*' matches no tensor"));
-    CHECK(has(what([&] { fsdp::AdamW{engine, fsdp::matching("*").remove("*")}; }), "the selection '*' matches no tensor"));
-    CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "head.*", .lr_scale = 2.0f}}); }),
-              "AdamW: the group 'head.*' matches no tensor"));
-    CHECK(has(what([&] { fsdp::AdamW(engine, fsdp::matching("*.0.*"), {}, {{.tensors = "*.1.*"}}); }),
-              "AdamW: the group '*.1.*' matches no tensor of the optimizer"));
-    CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .momentum = 0.5f}}); }),
-              "AdamW: group '*': AdamW has no momentum; set beta1"));
-    CHECK(has(what([&] { fsdp::Sgd(engine, {}, {{.tensors = "*", .beta1 = 0.5f}}); }), "Sgd: group '*': Sgd has no betas"));
-    CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .beta1 = 1.0f}}); }),
-              "group '*': beta1 must be finite, not negative and below 1, got 1"));
-    CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .lr_scale = -1.0f}}); }), "lr_scale must be finite"));
-    CHECK(has(what([&] { fsdp::Sgd(engine, {.nesterov = true}); }), "nesterov needs a momentum above 0"));
-    CHECK(engine.account().reserved(fsdp::MemoryTag::optimizer) == before);
+    RANK_CHECK(has(what([&] {
+                     fsdp::AdamW{engine, fsdp::matching("patch.*")};
+                   }),
+                   "AdamW: the pattern 'patch.*' matches no tensor"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::AdamW{engine, fsdp::matching("*").remove("*")};
+                   }),
+                   "the selection '*' matches no tensor"));
+    RANK_CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "head.*", .lr_scale = 2.0f}}); }),
+                   "AdamW: the group 'head.*' matches no tensor"));
+    RANK_CHECK(has(what([&] { fsdp::AdamW(engine, fsdp::matching("*.0.*"), {}, {{.tensors = "*.1.*"}}); }),
+                   "AdamW: the group '*.1.*' matches no tensor of the optimizer"));
+    RANK_CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .momentum = 0.5f}}); }),
+                   "AdamW: group '*': AdamW has no momentum; set beta1"));
+    RANK_CHECK(has(what([&] { fsdp::Sgd(engine, {}, {{.tensors = "*", .beta1 = 0.5f}}); }),
+                   "Sgd: group '*': Sgd has no betas"));
+    RANK_CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .beta1 = 1.0f}}); }),
+                   "group '*': beta1 must be finite, not negative and below 1, got 1"));
+    RANK_CHECK(
+        has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .lr_scale = -1.0f}}); }), "lr_scale must be finite"));
+    RANK_CHECK(has(what([&] { fsdp::Sgd(engine, {.nesterov = true}); }), "nesterov needs a momentum above 0"));
+    RANK_CHECK(engine.account().reserved(fsdp::MemoryTag::optimizer) == before);
 
     fsdp::AdamW some{engine, fsdp::matching("patches.0.*", "*.bias")};
     fsdp::Sgd others{engine, fsdp::matching("*.1.weight")}, rest{engine, some.rest()};
-    CHECK(has(what([&] { fsdp::Optimizers{some, others}; }),
-              "Optimizers: no optimizer owns tensor 'patches.2.weight'; give one of them rest()"));
-    CHECK(has(what([&] { fsdp::Optimizers{some, others, rest}; }),
-              "Optimizers: tensor 'patches.1.weight' belongs to 'Sgd' and to 'Sgd'"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::Optimizers{some, others};
+                   }),
+                   "Optimizers: no optimizer owns tensor 'patches.2.weight'; give one of them rest()"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::Optimizers{some, others, rest};
+                   }),
+                   "Optimizers: tensor 'patches.1.weight' belongs to 'Sgd' and to 'Sgd'"));
     fsdp::Optimizers both{some, rest};
     auto const weights = weights_of(engine);
     patches.step({.step = 0});
-    CHECK(has(what([&] { some.step(0.1f); }),
-              "AdamW: tensor 'patches.1.weight' belongs to another optimizer; step with fsdp::Optimizers"));
-    CHECK(has(what([&] { both.step({0.1f, -0.1f}); }), "learning rates must be finite and not negative, got -0.1"));
-    CHECK(weights_of(engine) == weights);
+    RANK_CHECK(has(what([&] { some.step(0.1f); }),
+                   "AdamW: tensor 'patches.1.weight' belongs to another optimizer; step with fsdp::Optimizers"));
+    RANK_CHECK(has(what([&] {
+                     both.step({0.1f, -0.1f});
+                   }),
+                   "learning rates must be finite and not negative, got -0.1"));
+    RANK_CHECK(weights_of(engine) == weights);
     auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
-    CHECK(has(what([&] { both.step({0.1f, 0.1f}); }), "without the norm that clip_grad_norm returned"));
+    RANK_CHECK(has(what([&] { both.step({0.1f, 0.1f}); }), "without the norm that clip_grad_norm returned"));
     both.step(norm);
     auto const after = weights_of(engine);
-    CHECK((engine.rank() != 0 || after != weights));
+    RANK_CHECK((engine.rank() != 0 || after != weights));
     return 0;
   });
+  CHECK_RANKS();
 }
 
 TEST_CASE("ranks with other groups, tensors or learning rates get an error") {
@@ -385,4 +393,5 @@ TEST_CASE("ranks with other groups, tensors or learning rates get an error") {
               return 0;
             }),
             "learning rate 0.2"));
+  CHECK_RANKS();
 }

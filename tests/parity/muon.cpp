@@ -12,6 +12,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/rank_checks.hpp"
 
 namespace {
 
@@ -50,21 +51,6 @@ Matrix orthogonalised(Matrix x, std::size_t rows, std::size_t columns, int itera
   return tall ? transposed(x, r, n) : x;
 }
 
-struct World {
-  fsdp::ShardingStrategy strategy;
-  int ranks, group;
-};
-std::vector<World> worlds() {
-  std::vector<World> all;
-  for (int ranks = 1; ranks <= 4; ++ranks) {
-    all.push_back({fsdp::FullShard{}, ranks, 0});
-    all.push_back({fsdp::ShardGradOp{}, ranks, 0});
-    all.push_back({fsdp::NoShard{}, ranks, 0});
-    if (ranks % 2 == 0) all.push_back({fsdp::HybridShard<>{}, ranks, ranks / 2});
-  }
-  return all;
-}
-
 template <class E>
 std::vector<std::vector<float>> weights_of(E& engine) {
   std::vector<std::vector<float>> all;
@@ -80,7 +66,7 @@ std::vector<std::vector<float>> gradients_of(E& engine) {
 
 /// Six steps of Muon and AdamW, the last two clipped. @return all weights as fp32
 template <class P>
-std::vector<float> train(World const& world, fsdp::MuonOptions const& options) {
+std::vector<float> train(toy::World const& world, fsdp::MuonOptions const& options) {
   return toy::on_patches<P>(world.strategy, world.ranks, world.group, [&](auto& engine, auto& patches) {
     fsdp::Muon muon{engine, fsdp::TensorSelection::all(), options, {{.tensors = "patches.1.*", .lr_scale = 0.5f}}};
     fsdp::AdamW adamw{engine, muon.rest()};
@@ -97,23 +83,25 @@ std::vector<float> train(World const& world, fsdp::MuonOptions const& options) {
 
 TEST_CASE("Muon has the bits of whole matrices on one rank") {
   fsdp::MuonOptions const options{.weight_decay = 0.1f};
-  auto const one = train<fsdp::Fp32>(worlds()[0], options);
-  auto const rounded = train<fsdp::Bf16>(worlds()[0], options);
+  auto const one = train<fsdp::Fp32>(toy::worlds()[0], options);
+  auto const rounded = train<fsdp::Bf16>(toy::worlds()[0], options);
   CHECK((one != rounded));
-  for (auto const& world : worlds()) {
+  for (auto const& world : toy::worlds()) {
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
     CHECK((train<fsdp::Fp32>(world, options) == one));
     CHECK((train<fsdp::Bf16>(world, options) == rounded));
   }
+  CHECK_RANKS();
 }
 
 TEST_CASE("Muon with masters in bf16, rounded at random, has the same bits in every world") {
   fsdp::MuonOptions const options{.stochastic_rounding = true, .seed = 5};
-  auto const one = train<fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(worlds()[0], options);
-  for (auto const& world : worlds()) {
+  auto const one = train<fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(toy::worlds()[0], options);
+  for (auto const& world : toy::worlds()) {
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
     CHECK((train<fsdp::Precision<fsdp::bf16, float, fsdp::bf16>>(world, options) == one));
   }
+  CHECK_RANKS();
 }
 
 TEST_CASE("Muon follows its formula in double, wide and tall, with Nesterov's rule and without") {
@@ -121,7 +109,8 @@ TEST_CASE("Muon follows its formula in double, wide and tall, with Nesterov's ru
   auto const scale = GENERATE(fsdp::MuonScale::original, fsdp::MuonScale::match_rms_adamw);
   double most = 0;
   toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 3, 0, [&](auto& engine, auto& patches) {
-    fsdp::Muon muon{engine, fsdp::matching("*.weight"),
+    fsdp::Muon muon{engine,
+                    fsdp::matching("*.weight"),
                     {.momentum = 0.9f, .nesterov = nesterov, .weight_decay = 0.1f, .scale = scale}};
     fsdp::Sgd sgd{engine, muon.rest()};
     fsdp::Optimizers both{muon, sgd};
@@ -149,8 +138,8 @@ TEST_CASE("Muon follows its formula in double, wide and tall, with Nesterov's ru
         }
         update = orthogonalised(update, rows, columns, 5);
         double const r = static_cast<double>(rows), c = static_cast<double>(columns);
-        double const factor = scale == fsdp::MuonScale::original ? std::sqrt(std::max(1.0, r / c))
-                                                                 : 0.2 * std::sqrt(std::max(r, c));
+        double const factor =
+            scale == fsdp::MuonScale::original ? std::sqrt(std::max(1.0, r / c)) : 0.2 * std::sqrt(std::max(r, c));
         for (std::size_t i = 0; i < update.size(); ++i) {
           auto& w = weights[t][i];
           w = w * (1 - 0.02 * 0.1) - 0.02 * factor * update[i];
@@ -162,6 +151,7 @@ TEST_CASE("Muon follows its formula in double, wide and tall, with Nesterov's ru
   });
   CHECK(most > 0.0);
   CHECK(most <= 1e-6);
+  CHECK_RANKS();
 }
 
 TEST_CASE("an orthogonalised matrix has singular values near 1") {
@@ -191,6 +181,7 @@ TEST_CASE("an orthogonalised matrix has singular values near 1") {
     CHECK(account.reserved(fsdp::MemoryTag::workspace) ==
           2 * floats(rows * columns) + 2 * floats(least * least) + 8 * fsdp::layout_alignment);
   }
+  CHECK_RANKS();
 }
 
 namespace {
@@ -207,7 +198,7 @@ struct CountedProducts {
 }  // namespace
 
 TEST_CASE("each matrix is orthogonalised by one rank of its shard group, and memory is as said") {
-  for (auto const& world : worlds()) {
+  for (auto const& world : toy::worlds()) {
     std::vector<int> calls(4, 0);
     toy::on_patches<fsdp::Fp32>(world.strategy, world.ranks, world.group, [&](auto& engine, auto& patches) {
       auto& mine = calls[static_cast<std::size_t>(engine.rank())];
@@ -222,11 +213,11 @@ TEST_CASE("each matrix is orthogonalised by one rank of its shard group, and mem
         for (auto const& part : unit.layout().segments(unit.shard()))
           if (part.tensor == 0) momenta += fsdp::align_up(part.count, fsdp::layout_alignment);
       }
-      CHECK(reserved(fsdp::MemoryTag::optimizer) == 4 * momenta);
+      RANK_CHECK(reserved(fsdp::MemoryTag::optimizer) == 4 * momenta);
       // (3, 130) has the most elements, and (40, 9) the most rows.
       auto const floats = [](std::int64_t count) { return 4 * fsdp::align_up(count, fsdp::layout_alignment); };
-      CHECK(reserved(fsdp::MemoryTag::workspace) - workspace ==
-            2 * 4 * largest + 2 * floats(390) + 2 * floats(81) + 8 * fsdp::layout_alignment);
+      RANK_CHECK(reserved(fsdp::MemoryTag::workspace) - workspace ==
+                 2 * 4 * largest + 2 * floats(390) + 2 * floats(81) + 8 * fsdp::layout_alignment);
       fsdp::AdamW adamw{engine, muon.rest()};
       fsdp::Optimizers both{muon, adamw};
       patches.step({.step = 0});
@@ -239,21 +230,32 @@ TEST_CASE("each matrix is orthogonalised by one rank of its shard group, and mem
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
     CHECK(sum == 3 * 2 * 3 * groups);  // matrices, iterations, products
   }
+  CHECK_RANKS();
 }
 
 TEST_CASE("Muon refuses a selection without matrices, and options out of range") {
   using fsdp::testing::what;
   toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 2, 0, [](auto& engine, auto& patches) {
-    CHECK(has(what([&] { fsdp::Muon{engine, fsdp::matching("*.bias")}; }),
-              "Muon: the selection 'none +*.bias' has no tensor that trains and has two dimensions"));
-    CHECK(has(what([&] { fsdp::Muon{engine, fsdp::matching("*"), {.momentum = 1.0f}}; }), "the momentum must be in [0, 1)"));
-    CHECK(has(what([&] { fsdp::Muon{engine, fsdp::matching("*"), {.iterations = 0}}; }), "iterations must be from 1 to 100"));
-    CHECK(has(what([&] { fsdp::Muon{engine, fsdp::matching("*"), {.eps = 0.0f}}; }), "eps 0 finite and positive"));
-    CHECK(has(what([&] { fsdp::Muon(engine, fsdp::matching("*"), {}, {{.tensors = "*.bias", .momentum = 0.5f}}); }),
-              "Muon: the group '*.bias' matches no tensor of the optimizer"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::Muon{engine, fsdp::matching("*.bias")};
+                   }),
+                   "Muon: the selection 'none +*.bias' has no tensor that trains and has two dimensions"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::Muon{engine, fsdp::matching("*"), {.momentum = 1.0f}};
+                   }),
+                   "the momentum must be in [0, 1)"));
+    RANK_CHECK(has(what([&] {
+                     fsdp::Muon{engine, fsdp::matching("*"), {.iterations = 0}};
+                   }),
+                   "iterations must be from 1 to 100"));
+    RANK_CHECK(has(what([&] { fsdp::Muon{engine, fsdp::matching("*"), {.eps = 0.0f}}; }), "eps 0 finite and positive"));
+    RANK_CHECK(
+        has(what([&] { fsdp::Muon(engine, fsdp::matching("*"), {}, {{.tensors = "*.bias", .momentum = 0.5f}}); }),
+            "Muon: the group '*.bias' matches no tensor of the optimizer"));
     fsdp::Muon muon{engine, fsdp::matching("*")};
     patches.step({.step = 0});
-    CHECK(has(what([&] { muon.step(); }), "Muon: tensor 'patches.0.bias' belongs to another optimizer"));
+    RANK_CHECK(has(what([&] { muon.step(); }), "Muon: tensor 'patches.0.bias' belongs to another optimizer"));
     return 0;
   });
+  CHECK_RANKS();
 }

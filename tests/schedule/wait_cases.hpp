@@ -16,7 +16,7 @@ namespace schedule {
 
 using fsdp::WaitSite;
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid };
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon };
 
 struct Case {
   WaitSite site;
@@ -44,6 +44,7 @@ inline std::vector<Case> const cases{
     {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true},
     {WaitSite::optimizer_reduced, 1, Engine::full},
     {WaitSite::norm_peers_read, 1, Engine::full, true},
+    {WaitSite::optimizer_exchange, 1, Engine::muon},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
     // Units that differ: a replicated block between others that shard, one of which may stay until backward.
@@ -124,6 +125,7 @@ std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
     run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so
     run.shape.strategies = {{}, {}, fsdp::NoShard{}};
   }
+  if (engine == Engine::muon) run.optimizer = toy::Optimizer::muon;
   if (engine == Engine::mixed) run.shape.strategies.push_back(fsdp::ShardGradOp{});
   if (engine == Engine::hybrid || engine == Engine::mixed_hybrid) return toy::train_local(hybrid, 4, run, device);
   if (engine == Engine::replicated) return toy::train_local(fsdp::NoShard{}, 4, run, device);

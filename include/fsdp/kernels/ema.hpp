@@ -43,7 +43,7 @@ struct Swap {
 
 }  // namespace detail
 
-/// average[i] = decay * average[i] + (1 - decay) * p[i], by one fused multiply-add.
+/// average[i] = decay * average[i] + (1 - decay) * p[i]
 /// @param step  what clip_factor decided about the last step: if that was skipped, nothing changes; null: it was taken
 template <Device D, class P>
 void update_average(D const& device, typename D::Stream& stream, float* average, P const* p, std::int64_t n,

@@ -164,7 +164,7 @@ void muon_update(D const& device, typename D::Stream& stream, OptimizerChunk con
 }
 
 /// C = alpha A B + beta C, of dense row-major matrices: A is (m, k), B (k, n), C (m, n) and apart from both. If beta is
-/// 0, C is not read. Each element is a sum in the order of k, by fused multiply-add.
+/// 0, C is not read. Each element is a sum in the order of k.
 template <Device D>
 void product(D const& device, typename D::Stream& stream, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
              float const* a, float const* b, float beta, float* c) {

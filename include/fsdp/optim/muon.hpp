@@ -257,6 +257,7 @@ class Muon {
         rows = std::max(rows, std::min(tensor.shape[0], tensor.shape[1]));
       }
     auto const bytes = static_cast<std::size_t>(unit_elements) * sizeof(float);
+    engine.synchronize();  // no rank reads memory of peers that these buffers may get
     auto& account = engine.account();
     buffers_.gathered = {engine.world(), account, MemoryTag::workspace, bytes};
     buffers_.moves = {engine.world(), account, MemoryTag::workspace, bytes};
@@ -280,12 +281,13 @@ class Muon {
     device.wait(engine.compute(), std::as_const(buffers_.exchanged), WaitSite::optimizer_exchange);
     return ticket;
   }
-  /// Compute waits until peers have read this rank's input of a collective.
+  /// Compute waits until peers have read this rank's input of a collective. The next collective says so in its turn,
+  /// and compute waits for that, unless the communicator does not promise it.
   void wait_for_peers(Ticket ticket) {
     auto& engine = state_.engine();
-    if (ticket.sequence != 0)
+    if (!order_among_peers<typename E::Comm>() && ticket.sequence != 0)
       engine.shards().with_cause([&] {
-        engine.shards().gather_communicator().wait_for_peers(engine.compute(), ticket, WaitSite::optimizer_peers_read);
+        engine.shards().gather_communicator().wait_for_peers(engine.compute(), ticket, WaitSite::gather_peers_read);
       });
   }
 
