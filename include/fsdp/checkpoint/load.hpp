@@ -108,17 +108,17 @@ FoundState find_state(Manifest const& manifest, RunState<E> const& state, std::v
   FoundState found;
   found.arrays.emplace_back(parameters_array);
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    auto const same_name = [&](auto const& entry) { return entry.name == entries[i].name; };
-    auto const end = entries.begin() + static_cast<std::ptrdiff_t>(i);
-    auto const& theirs =
-        matching_part(manifest, entries[i], static_cast<int>(std::count_if(entries.begin(), end, same_name)), what);
-    found.arrays.insert(found.arrays.end(), theirs.arrays.begin(), theirs.arrays.end());
-    found.steps.push_back(theirs.steps);
-    auto const ends_with = [](std::string_view name, std::string_view end) { return name.ends_with(end); };
-    for (std::size_t array = 0; array < theirs.arrays.size(); ++array)
-      if (!ends_with(theirs.arrays[array], state.parts()[i]->arrays[array]))
+    int before = 0;
+    for (std::size_t other = 0; other < i; ++other) before += entries[other].name == entries[i].name ? 1 : 0;
+    auto const& theirs = matching_part(manifest, entries[i], before, what);
+    for (std::size_t array = 0; array < theirs.arrays.size(); ++array) {
+      // Before it, there may be the name of the part.
+      if (!std::string_view(theirs.arrays[array]).ends_with(state.parts()[i]->arrays[array]))
         fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, to_text(theirs),
                           to_text(entries[i]));
+      found.arrays.push_back(theirs.arrays[array]);
+    }
+    found.steps.push_back(theirs.steps);
   }
   return found;
 }

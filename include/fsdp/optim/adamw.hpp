@@ -39,7 +39,7 @@ class AdamW {
   /// ranks' options differ
   /// @note Collective: yes.
   explicit AdamW(E& engine, AdamWOptions const& options = {}, ParamGroups groups = {})
-      : AdamW(engine, TensorSelection::all(), options, groups) {}
+      : AdamW(engine, TensorSelection::all(), options, std::move(groups)) {}
   /// @param tensors  that it owns: fsdp::matching("head.*"), muon.rest(). Optimizers that own all tensors together step
   /// as fsdp::Optimizers
   /// @param groups  settings of some of them
@@ -50,7 +50,7 @@ class AdamW {
                detail::OwnedTensors(
                    name(), detail::OwnedTensors::Decays::betas,
                    {.weight_decay = options.weight_decay, .first = options.beta1, .second = options.beta2},
-                   std::move(tensors), groups),
+                   std::move(tensors), std::move(groups)),
                options.stochastic_rounding) {}
 
   // clang-format off

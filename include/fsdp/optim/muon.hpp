@@ -67,12 +67,12 @@ class Muon {
   [[gnu::cold]] Muon(E& engine, TensorSelection const& tensors, MuonOptions const& options = {},
                      ParamGroups groups = {}, Products products = {})
       : options_(checked(options)),
-        buffers_{.computed = engine.device().make_event(), .exchanged = engine.device().make_event()},
+        buffers_(engine.device()),
         orthogonalise_(std::move(products), options.iterations, options.eps),
         state_(engine, name(), text(options), 1,
                detail::OwnedTensors(name(), detail::OwnedTensors::Decays::momentum,
                                     {.weight_decay = options.weight_decay, .first = options.momentum},
-                                    matrices_of(engine, tensors), groups),
+                                    matrices_of(engine, tensors), std::move(groups)),
                options.stochastic_rounding) {
     deal_out();
     allocate();
@@ -178,6 +178,7 @@ class Muon {
     AccountedMemory<typename E::Comm> moves;     ///< of a unit
     typename Device::Event computed, exchanged;
     Ticket gather{}, scatter{};
+    explicit Buffers(Device const& device) : computed(device.make_event()), exchanged(device.make_event()) {}
   };
   /// On a unit.
   struct Work {

@@ -2,23 +2,22 @@
 // What every optimizer on flat shards keeps and does: moments, chunks, a step's scalars, the walk over the units.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "fsdp/engine/moved_pointer.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
-#include "fsdp/init.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/optim/grad_norm.hpp"
+#include "fsdp/optim/optimizer_layout.hpp"
 #include "fsdp/optim/param_groups.hpp"
 
 namespace fsdp {
@@ -28,9 +27,6 @@ namespace fsdp {
 /// [Note: Steps that are skipped] The host does not know whether a step is skipped: the norm that decides it is still
 /// on its way. So the count of steps lives on the device, and so do the bias corrections that follow from it: a first
 /// kernel reads the clip factor and writes the step's scalars, the units' kernels read them.
-///
-/// [Note: Moments of some tensors] The moments of a unit are laid out as its shard if the optimizer owns all its
-/// tensors. Else the parts that it owns lie end to end, each aligned as in a shard.
 ///
 /// @tparam Moment  float or bf16
 template <class E, class Moment>
@@ -59,20 +55,23 @@ class OptimizerState {
   /// @note Collective: yes. Waits for compute once.
   [[gnu::cold]] OptimizerState(E& engine, std::string_view name, std::string const& options, int moments,
                                detail::OwnedTensors owned, bool stochastic)
-      : engine_(&engine), name_(name), owned_(std::move(owned)) {
+      : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
     auto const shards = engine.shards();
     auto const turn = shards.enter("an optimizer's constructor");
     shards.attach_optimizer();
     detail::expect_equal_texts(
-        engine.world(), formatted("{}: {}, moments {}, {}", name, options, fsdp::name(dtype_of<Moment>), owned_.text()),
+        engine.world(), formatted("{}: {}, moments {}, {}", name, options, fsdp::name(dtype_of<Moment>), owned.text()),
         "optimizer options");
-    owned_.expect_matches(shards);
-    auto const elements = cut();
-    auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
+    detail::FixedArray<detail::OwnedUnit> units(shards.size());
+    for (std::size_t u = 0; u < units.size(); ++u)
+      units[u] = {&shards[u].layout(), shards[u].shard(), shards[u].frozen};
+    layout_.emplace(std::move(owned), std::move(units));
+    auto const bytes =
+        static_cast<std::size_t>(layout_->elements()) * static_cast<std::size_t>(moments) * sizeof(Moment);
     moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
-    elements_ = elements;
+    upload();
     // Last: nothing may throw while compute writes memory that the destructor would have waited for.
     engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
@@ -83,14 +82,10 @@ class OptimizerState {
     release();
     engine_ = std::move(other.engine_);
     name_ = other.name_;
-    owned_ = std::move(other.owned_);
-    elements_ = other.elements_;
+    layout_ = std::move(other.layout_);
     moments_ = std::move(other.moments_);
     scalars_ = std::move(other.scalars_);
-    units_ = std::move(other.units_);
-    launches_ = std::move(other.launches_);
-    groups_ = std::move(other.groups_);
-    left_out_ = std::move(other.left_out_);
+    steps_ = other.steps_;
     return *this;
   }
   [[gnu::cold]] ~OptimizerState() { release(); }
@@ -112,8 +107,9 @@ class OptimizerState {
     expect_learning_rate(name_, learning_rate);
     auto const shards = engine().shards();
     auto const turn = shards.enter("an optimizer's step");
-    FSDP_EXPECTS(left_out_.empty(), "rank {}: {}: tensor '{}' belongs to another optimizer; step with fsdp::Optimizers",
-                 engine().rank(), name_, left_out_);
+    FSDP_EXPECTS(layout_->left_out().empty(),
+                 "rank {}: {}: tensor '{}' belongs to another optimizer; step with fsdp::Optimizers", engine().rank(),
+                 name_, layout_->left_out());
     shards.begin_step(name_, learning_rate, clip);
     begin_step(learning_rate, clip.engine() != nullptr ? shards.norm().result : nullptr, true);
     for (std::size_t u = 0; u < shards.size(); ++u) {
@@ -130,53 +126,44 @@ class OptimizerState {
   /// @param counts  count the step in clip->skipped if it is skipped
   void begin_step(float learning_rate, ClipScalars* clip, bool counts) {
     expect_learning_rate(name_, learning_rate);
-    for (auto const& group : groups_) {
-      kernels::begin_step(engine().device(), engine().compute(), group.step, learning_rate * group.settings.lr_scale,
-                          group.settings.first, group.settings.second, clip, counts);
+    auto* step = steps_;
+    for (auto const& settings : layout_->groups()) {
+      kernels::begin_step(engine().device(), engine().compute(), step++, learning_rate * settings.lr_scale,
+                          settings.first, settings.second, clip, counts);
       counts = false;
     }
   }
   /// Calls `launch(Part)` for each group of the unit's tensors, to enqueue its kernel.
   template <class Launch>
   void for_each_part(typename E::Unit const& unit, Launch&& launch) const {
-    auto const& at = units_[unit.index()];
-    for (auto i = at.first_launch; i < units_[unit.index() + 1].first_launch; ++i) {
-      auto const& [chunk, count, index] = launches_[i];
-      auto const& group = groups_[index];
-      launch(Part{scalars_.template as<OptimizerChunk>() + chunk, static_cast<std::int64_t>(count), group.step,
-                  at.offset, group.settings.first, group.settings.second});
+    for (auto const* at = layout_->begin(unit.index()); at != layout_->end(unit.index()); ++at) {
+      auto const& settings = layout_->groups()[at->group];
+      launch(Part{scalars_.template as<OptimizerChunk>() + at->first_chunk, static_cast<std::int64_t>(at->chunks),
+                  steps_ + at->group, layout_->offset(unit.index()), settings.first, settings.second});
     }
   }
 
   E& engine() const { return *engine_.get(name_); }
-  bool owns(TensorInfo const& tensor) const { return owned_.owns(tensor.name); }
-  /// The tensors of `among` that the optimizer does not own.
-  [[gnu::cold]] TensorSelection rest(TensorSelection among) const {
-    for_each_tensor([&](std::size_t, TensorInfo const& tensor) {
-      if (owns(tensor)) among.remove(tensor.name);
-    });
-    return among;
-  }
+  bool owns(TensorInfo const& tensor) const { return layout_->owns(tensor.name); }
+  TensorSelection rest(TensorSelection among) const { return layout_->rest(std::move(among)); }
 
   /// A unit's moment `which`; nullptr if there are none.
   Moment* moment(std::int64_t which, Part const& part) const { return moment_at(which, part.offset); }
   /// The same as a whole, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
-  [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit) const {
-    return owns_all(unit) ? moment_at(static_cast<std::int64_t>(which), units_[unit].offset) : nullptr;
+  Moment* moment(std::size_t which, std::size_t unit) const {
+    return layout_->owns_all(unit) ? moment_at(static_cast<std::int64_t>(which), layout_->offset(unit)) : nullptr;
   }
-  /// The elements of moment `which` that belong to a part of the unit's shard; nullptr if the optimizer has none.
-  /// @param part  of a tensor, counted from the shard's begin
-  [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
-    auto const& of = engine().shards()[unit];
-    if (of.frozen || !owns(of.layout().tensors()[part.tensor])) return nullptr;
-    return moment_at(static_cast<std::int64_t>(which), units_[unit].offset + part.offset + shift(unit, part.tensor));
+  /// The elements of moment `which` that belong to a part of the unit's shard.
+  /// @param part  of a tensor that trains and that the optimizer owns, counted from the shard's begin
+  Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
+    return moment_at(static_cast<std::int64_t>(which), layout_->place(unit, part));
   }
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const {
     auto const turn = engine().shards().enter("steps");
     OptimizerStep now{};
-    engine().device().copy_async(engine().compute(), &now, groups_[0].step, sizeof now);
+    engine().device().copy_async(engine().compute(), &now, steps_, sizeof now);
     engine().device().synchronize(engine().compute());
     return now.taken;
   }
@@ -186,136 +173,37 @@ class OptimizerState {
     auto const turn = engine().shards().enter("set_steps");
     engine().shards().history().add("set_steps", static_cast<float>(steps));
     OptimizerStep const now{.taken = steps};
-    for (auto const& group : groups_) engine().device().copy_async(engine().compute(), group.step, &now, sizeof now);
+    for (std::size_t group = 0; group < layout_->groups().size(); ++group)
+      engine().device().copy_async(engine().compute(), steps_ + group, &now, sizeof now);
     engine().device().synchronize(engine().compute());
   }
 
  private:
-  /// Tensors with equal settings, and the scalars of their steps.
-  struct Group {
-    detail::TensorSettings settings;
-    OptimizerStep* step = nullptr;  ///< in device memory
-  };
-  struct UnitPlace {
-    std::size_t first_launch = 0;
-    std::int64_t offset = 0;  ///< of its elements in each moment
-  };
-  /// Chunks of one unit and one group.
-  struct LaunchPlace {
-    std::size_t first_chunk = 0, chunks = 0, group = 0;
-  };
-
   [[gnu::cold]] void release() {
     if (!engine_.is_set()) return;
     engine().drain();
     engine().account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
   }
   Moment* moment_at(std::int64_t which, std::int64_t element) const {
-    return moments_ ? moments_.template as<Moment>() + which * elements_ + element : nullptr;
+    return moments_ ? moments_.template as<Moment>() + which * layout_->elements() + element : nullptr;
   }
-  /// Calls `act(unit, tensor)` for every tensor that trains.
-  template <class Act>
-  void for_each_tensor(Act&& act) const {
-    auto const shards = engine().shards();
-    for (std::size_t u = 0; u < shards.size(); ++u)
-      for (auto const& tensor : shards[u].layout().tensors())
-        if (!shards[u].frozen) act(u, tensor);
-  }
-  [[gnu::cold]] bool owns_all(std::size_t unit) const {
-    auto const& of = engine().shards()[unit];
-    bool all = !of.frozen;
-    for (auto const& tensor : of.layout().tensors()) all = all && owns(tensor);
-    return all;
-  }
-  /// Calls `act(Segment, shift)` for the parts of the unit's shard that the optimizer owns. An element's place in the
-  /// shard plus `shift` is its place in the unit's moments: see [Note: Moments of some tensors].
-  /// @return the elements of the unit's moments
-  template <class Act>
-  [[gnu::cold]] std::int64_t for_each_owned(std::size_t unit, Act const& act) const {
-    auto const& of = engine().shards()[unit];
-    bool const whole = owns_all(unit);
-    std::int64_t place = 0;
-    for (auto const& part : of.layout().segments(of.frozen ? Range{} : of.shard())) {
-      if (!owns(of.layout().tensors()[part.tensor])) continue;
-      act(part, whole ? 0 : place - part.offset);
-      place += align_up(part.count, layout_alignment);
-    }
-    return whole ? of.shard_numel() : place;
-  }
-  [[gnu::cold]] std::int64_t shift(std::size_t unit, std::size_t tensor) const {
-    std::int64_t found = 0;
-    for_each_owned(unit, [&](Segment const& part, std::int64_t shift) {
-      if (part.tensor == tensor) found = shift;
-    });
-    return found;
-  }
-  [[gnu::cold]] std::size_t group_of(TensorInfo const& tensor) const {
-    auto const settings = owned_.of(tensor);
-    std::size_t group = 0;
-    while (group < groups_.size() && !groups_[group].settings.same_launch(settings)) ++group;
-    return group;
-  }
-  [[gnu::cold]] void find_groups() {
-    for_each_tensor([&](std::size_t, TensorInfo const& tensor) {
-      if (!owns(tensor)) {
-        if (left_out_.empty()) left_out_ = tensor.name;
-        return;
-      }
-      auto const group = group_of(tensor);
-      if (group < groups_.size()) return;
-      detail::FixedArray<Group> more(group + 1);
-      std::copy(groups_.begin(), groups_.end(), more.begin());
-      more[group].settings = owned_.of(tensor);
-      groups_ = std::move(more);
-    });
-    if (groups_.empty()) groups_ = detail::FixedArray<Group>(1);  // the engine has no parameters
-  }
-  /// Cuts the shards by group and by tensor. @return the elements of each moment
-  [[gnu::cold]] std::int64_t cut() {
-    find_groups();
-    auto const shards = engine().shards();
-    std::vector<OptimizerChunk> chunks;
-    units_ = detail::FixedArray<UnitPlace>(shards.size() + 1);
-    launches_ = detail::FixedArray<LaunchPlace>(shards.size() * groups_.size());
-    std::size_t launches = 0;
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      auto const& tensors = shards[u].layout().tensors();
-      std::int64_t elements = 0;
-      for (std::size_t group = 0; group < groups_.size(); ++group) {
-        auto const before = chunks.size();
-        elements = for_each_owned(u, [&](Segment const& part, std::int64_t shift) {
-          auto const& tensor = tensors[part.tensor];
-          if (group_of(tensor) != group) return;
-          auto const hash = hash_name(tensor.name);
-          for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
-            chunks.push_back({part.offset + done,
-                              static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)),
-                              owned_.of(tensor).weight_decay, hash, part.first + done, shift});
-        });
-        if (chunks.size() > before) launches_[launches++] = {before, chunks.size() - before, group};
-      }
-      units_[u + 1] = {launches, units_[u].offset + elements};
-    }
-    auto const bytes = chunks.size() * sizeof(OptimizerChunk);
-    auto const scalars = groups_.size() * sizeof(OptimizerStep);
-    scalars_ = {engine().device(), engine().account(), MemoryTag::scalars, bytes + scalars};
-    auto* const steps = reinterpret_cast<OptimizerStep*>(scalars_.data() + bytes);
-    for (std::size_t group = 0; group < groups_.size(); ++group) groups_[group].step = steps + group;
-    engine().device().copy_async(engine().compute(), scalars_.data(), chunks.data(), bytes);
-    engine().device().zero_async(engine().compute(), steps, scalars);
-    engine().device().synchronize(engine().compute());
-    return units_.back().offset;
+  /// Chunks and scalars to device memory.
+  [[gnu::cold]] void upload() {
+    auto const bytes = layout_->chunks().size() * sizeof(OptimizerChunk);
+    auto const scalars = layout_->groups().size() * sizeof(OptimizerStep);
+    auto const& device = engine().device();
+    scalars_ = {device, engine().account(), MemoryTag::scalars, bytes + scalars};
+    steps_ = reinterpret_cast<OptimizerStep*>(scalars_.data() + bytes);
+    device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().data(), bytes);
+    device.zero_async(engine().compute(), steps_, scalars);
+    device.synchronize(engine().compute());
   }
 
   detail::MovedPointer<E> engine_;
   std::string_view name_;
-  detail::OwnedTensors owned_;
-  std::string left_out_;       ///< a tensor that the optimizer does not own
-  std::int64_t elements_ = 0;  ///< of each moment
+  std::optional<detail::OptimizerLayout> layout_;
   AccountedMemory<typename E::Device const> moments_, scalars_;
-  detail::FixedArray<Group> groups_;
-  detail::FixedArray<UnitPlace> units_;  ///< one more than there are
-  detail::FixedArray<LaunchPlace> launches_;
+  OptimizerStep* steps_ = nullptr;  ///< of each group, in device memory
 };
 
 }  // namespace fsdp

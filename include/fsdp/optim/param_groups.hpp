@@ -2,6 +2,7 @@
 // Parameter groups: settings of some tensors in place of an optimizer's own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -21,30 +22,30 @@ namespace fsdp {
 /// Settings of the tensors that match a pattern. Those that are not set are the optimizer's. If a tensor matches
 /// several groups, each sets what it has, and later groups override earlier ones.
 struct ParamGroup {
-  std::string_view tensors;               ///< pattern of full names: see matches()
+  std::string tensors;                    ///< pattern of full names: see matches()
   std::optional<float> lr_scale{};        ///< times the learning rate of each step; 0: the tensors stay as they are
   std::optional<float> weight_decay{};    ///< of all these tensors, whatever their TensorOptions::decay
   std::optional<float> beta1{}, beta2{};  ///< AdamW
   std::optional<float> momentum{};        ///< Sgd and Muon
 };
 
-/// A list of groups as an argument. It refers to the caller's groups, and is not kept.
+/// A list of groups: `{{.tensors = "head.*", .lr_scale = 10.0f}}`, or a std::vector<ParamGroup>.
 class ParamGroups {
  public:
   ParamGroups() = default;
-  ParamGroups(std::initializer_list<ParamGroup> list) : data_(list.begin()), size_(list.size()) {}
-  /// @param list  a std::vector<ParamGroup> or the like
+  ParamGroups(std::initializer_list<ParamGroup> list) : ParamGroups(list.begin(), list.size()) {}
   template <class List>
   requires requires(List const& list) { static_cast<ParamGroup const*>(list.data()); }
-  ParamGroups(List const& list) : data_(list.data()), size_(list.size()) {}
+  ParamGroups(List const& list) : ParamGroups(list.data(), list.size()) {}
 
-  ParamGroup const* begin() const { return data_; }
-  ParamGroup const* end() const { return data_ + size_; }
-  std::size_t size() const { return size_; }
+  ParamGroup const* begin() const { return groups_.begin(); }
+  ParamGroup const* end() const { return groups_.end(); }
 
  private:
-  ParamGroup const* data_ = nullptr;
-  std::size_t size_ = 0;
+  [[gnu::cold]] ParamGroups(ParamGroup const* list, std::size_t size) : groups_(size) {
+    std::copy(list, list + size, groups_.begin());
+  }
+  detail::FixedArray<ParamGroup> groups_;
 };
 
 namespace detail {
@@ -61,6 +62,13 @@ struct TensorSettings {
   }
 };
 
+/// A unit of an engine, for what optimizers make of it.
+struct OwnedUnit {
+  FlatLayout const* layout = nullptr;
+  Range shard{};
+  bool frozen = false;
+};
+
 /// The tensors that an optimizer owns, and the settings of each.
 class OwnedTensors {
  public:
@@ -74,16 +82,8 @@ class OwnedTensors {
         decays_(decays),
         settings_(settings),
         selection_(std::move(selection)),
-        patterns_(groups.size()),
-        groups_(groups.size()) {
-    std::size_t at = 0;
-    for (auto const& group : groups) {
-      expect_known(group);
-      patterns_[at] = group.tensors;
-      groups_[at] = group;
-      groups_[at].tensors = patterns_[at];
-      ++at;
-    }
+        groups_(std::move(groups)) {
+    for (auto const& group : groups_) expect_known(group);
   }
   OwnedTensors(OwnedTensors&&) noexcept = default;
   OwnedTensors& operator=(OwnedTensors&&) noexcept = default;
@@ -127,24 +127,13 @@ class OwnedTensors {
     return text;
   }
 
-  /// @param shards  of the sealed engine
   /// @throws UsageError if a pattern matches no tensor that trains, or the optimizer owns none
-  template <class S>
-  [[gnu::cold]] void expect_matches(S const& shards) const {
-    auto const expect = [&](std::string_view what, std::string_view pattern, TensorSelection const& within) {
-      bool frozen = false;
-      for (std::size_t u = 0; u < shards.size(); ++u)
-        for (auto const& tensor : shards[u].layout().tensors()) {
-          if (!within.contains(tensor.name) || !matches(pattern, tensor.name)) continue;
-          if (!shards[u].frozen) return;
-          frozen = true;
-        }
-      refuse(what, pattern, frozen);
-    };
+  [[gnu::cold]] void expect_matches(FixedArray<OwnedUnit> const& units) const {
+    auto const all = TensorSelection::all();
     for (std::size_t rule = 0; rule < selection_.size(); ++rule)
-      expect("the pattern", selection_.pattern(rule), TensorSelection::all());
-    for (auto const& group : groups_) expect("the group", group.tensors, selection_);
-    if (selection_.size() > 0) expect("the selection", "*", selection_);
+      expect_match(units, "the pattern", selection_.pattern(rule), all);
+    for (auto const& group : groups_) expect_match(units, "the group", group.tensors, selection_);
+    if (selection_.size() > 0) expect_match(units, "the selection", "*", selection_);
   }
 
  private:
@@ -164,7 +153,15 @@ class OwnedTensors {
     in_range("beta2", group.beta2, 1.0f);
     in_range("momentum", group.momentum, 1.0f);
   }
-  [[noreturn, gnu::cold]] void refuse(std::string_view what, std::string_view pattern, bool frozen) const {
+  [[gnu::cold]] void expect_match(FixedArray<OwnedUnit> const& units, std::string_view what, std::string_view pattern,
+                                  TensorSelection const& within) const {
+    bool frozen = false;
+    for (auto const& unit : units)
+      for (auto const& tensor : unit.layout->tensors()) {
+        if (!within.contains(tensor.name) || !matches(pattern, tensor.name)) continue;
+        if (!unit.frozen) return;
+        frozen = true;
+      }
     fail<UsageError>("{}: {} '{}' matches {}", optimizer_, what, pattern,
                      frozen ? "only frozen tensors, which no optimizer updates" : "no tensor of the optimizer");
   }
@@ -173,8 +170,7 @@ class OwnedTensors {
   Decays decays_;
   TensorSettings settings_;
   TensorSelection selection_;
-  FixedArray<std::string> patterns_;
-  FixedArray<ParamGroup> groups_;
+  ParamGroups groups_;
 };
 
 }  // namespace detail

@@ -34,7 +34,7 @@ class Sgd {
   /// ranks' options differ
   /// @note Collective: yes.
   explicit Sgd(E& engine, SgdOptions const& options = {}, ParamGroups groups = {})
-      : Sgd(engine, TensorSelection::all(), options, groups) {}
+      : Sgd(engine, TensorSelection::all(), options, std::move(groups)) {}
   /// @param tensors  that it owns; see AdamW
   /// @param groups  settings of some of them
   /// @throws UsageError as above, and if a pattern matches no tensor that trains
@@ -42,7 +42,7 @@ class Sgd {
       : Sgd(engine, options,
             detail::OwnedTensors(name(), detail::OwnedTensors::Decays::momentum,
                                  {.weight_decay = options.weight_decay, .first = options.momentum}, std::move(tensors),
-                                 groups)) {}
+                                 std::move(groups))) {}
 
   template <class None = void>
   Sgd(E&, ...) = delete;  // fsdp: expected (engine[, tensors][, SgdOptions[, groups]]); check the names in braces
