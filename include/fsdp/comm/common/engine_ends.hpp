@@ -34,7 +34,10 @@ class EngineEnds {
   /// Where there is no memory for it, the engine is not compared.
   void add(std::uint64_t world, int engine, std::string_view history) noexcept {
     try {
-      if (list_.size() == most) list_.erase(list_.begin());
+      if (list_.size() == most) {
+        for (std::size_t i = 1; i < most; ++i) list_[i - 1] = list_[i];
+        list_.pop_back();
+      }
       list_.push_back({world, engine, cut<64>(history)});
     } catch (...) {
     }

@@ -22,6 +22,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/host/backoff.hpp"
 
 namespace fsdp::local::detail {
@@ -271,7 +272,7 @@ class Group {
 
   std::shared_ptr<Run<D>> run_;
   std::vector<int> members_;
-  std::vector<std::unique_ptr<Published<D>>> published_;
+  fsdp::detail::FixedArray<std::unique_ptr<Published<D>>> published_;
   std::uint64_t id_;
   std::string name_;
   std::atomic<std::uint32_t> entered_{0};

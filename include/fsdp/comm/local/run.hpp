@@ -128,7 +128,7 @@ class Run {
   Run& operator=(Run const&) = delete;
   [[gnu::cold]] ~Run() {
     // Work that ranks have left behind may still read what their peers have, on another device than where it lies.
-    if constexpr (requires(D const& device) { device.synchronize_all(); })
+    if constexpr (synchronizes_all)
       if (!abandoned_.empty())
         for (auto const& device : devices_) device.synchronize_all();
     for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
@@ -183,9 +183,11 @@ class Run {
   }
 
   /// A rank of the run is on `device`.
-  [[gnu::cold]] void add_device(D const& device) {
-    std::lock_guard const lock{mutex_};
-    devices_.push_back(device);
+  [[gnu::cold]] void add_device([[maybe_unused]] D const& device) {
+    if constexpr (synchronizes_all) {
+      std::lock_guard const lock{mutex_};
+      devices_.push_back(device);
+    }
   }
   /// Keeps memory until every rank is gone.
   [[gnu::cold]] void abandon(D const& device, void* data, std::size_t bytes) {
@@ -194,6 +196,7 @@ class Run {
   }
 
  private:
+  static constexpr bool synchronizes_all = requires(D const& device) { device.synchronize_all(); };
   /// A failure that nobody was told of.
   struct Left {
     bool some = false;
@@ -231,7 +234,7 @@ class Run {
   bool disagreement_ = false;
   std::atomic<bool> disagreed_{false};
   std::vector<Memory> abandoned_;
-  std::vector<D> devices_;                             // of all ranks
+  std::vector<D> devices_;                             // of all ranks, if they have synchronize_all
   fsdp::detail::FixedArray<std::atomic<bool>> ended_;  // by rank
   fsdp::detail::FixedArray<comm::EngineEnds> ends_;    // by rank
 };
