@@ -83,7 +83,7 @@ class Communicator {
     if (rank() == founder) {
       std::vector<int> world;
       for (auto const& member : members) world.push_back(group.world_rank(member));
-      group.published(rank()).child = std::make_shared<detail::Group<D>>(group.shared_run(), std::move(world), what);
+      group.published(rank()).child = detail::make_group(group.shared_run(), std::move(world), what);
     }
     exchange("founded", label);
     auto child = group.published(founder).child;

@@ -279,4 +279,11 @@ class Group {
   std::atomic<std::uint32_t> sleepers_{0};
 };
 
+/// One function, so that std::make_shared is compiled once for groups.
+template <class D>
+[[gnu::cold]] std::shared_ptr<Group<D>> make_group(std::shared_ptr<Run<D>> const& run, std::vector<int> members,
+                                                   std::string_view name) {
+  return std::make_shared<Group<D>>(run, std::move(members), name);
+}
+
 }  // namespace fsdp::local::detail

@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "fsdp/comm/common/call_note.hpp"
 #include "fsdp/comm/common/engine_ends.hpp"
@@ -129,9 +129,11 @@ class Run {
   [[gnu::cold]] ~Run() {
     // Work that ranks have left behind may still read what their peers have, on another device than where it lies.
     if constexpr (synchronizes_all)
-      if (!abandoned_.empty())
-        for (auto const& device : devices_) device.synchronize_all();
-    for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
+      if (abandoned_ != nullptr)
+        for (auto const* rank = devices_; rank != nullptr; rank = rank->next) rank->device.synchronize_all();
+    for (; abandoned_ != nullptr; forget(abandoned_))
+      abandoned_->device.deallocate(abandoned_->data, abandoned_->bytes);
+    while (devices_ != nullptr) forget(devices_);
   }
 
   int ranks() const { return ranks_; }
@@ -186,13 +188,13 @@ class Run {
   [[gnu::cold]] void add_device([[maybe_unused]] D const& device) {
     if constexpr (synchronizes_all) {
       std::lock_guard const lock{mutex_};
-      devices_.push_back(device);
+      devices_ = new Memory{devices_, device};
     }
   }
   /// Keeps memory until every rank is gone.
   [[gnu::cold]] void abandon(D const& device, void* data, std::size_t bytes) {
     std::lock_guard const lock{mutex_};
-    abandoned_.push_back({device, data, bytes});
+    abandoned_ = new Memory{abandoned_, device, data, bytes};
   }
 
  private:
@@ -202,11 +204,14 @@ class Run {
     bool some = false;
     Failure why;
   };
+  /// Memory on a device. In a list, which is compiled sooner than a vector.
   struct Memory {
+    Memory* next;
     D device;
-    void* data;
-    std::size_t bytes;
+    void* data = nullptr;
+    std::size_t bytes = 0;
   };
+  static void forget(Memory*& first) { delete std::exchange(first, first->next); }
 
   [[noreturn, gnu::cold]] void throw_failure(int rank, int failed) const {
     if (disagreement_) fail<OrderError>("rank {}: {}", rank, why_.text);
@@ -233,8 +238,8 @@ class Run {
   Failure why_;
   bool disagreement_ = false;
   std::atomic<bool> disagreed_{false};
-  std::vector<Memory> abandoned_;
-  std::vector<D> devices_;                             // of all ranks, if they have synchronize_all
+  Memory* abandoned_ = nullptr;
+  Memory* devices_ = nullptr;                          // of all ranks, if they have synchronize_all
   fsdp::detail::FixedArray<std::atomic<bool>> ended_;  // by rank
   fsdp::detail::FixedArray<comm::EngineEnds> ends_;    // by rank
 };
