@@ -28,7 +28,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   if (ranks < 1 || ranks > pairwise::max_ranks) {
     fail<ConfigError>("fsdp::local::run: expected 1 to {} ranks, got {}", pairwise::max_ranks, ranks);
   }
-  auto const shared = std::make_shared<Run<D>>(ranks);
+  std::shared_ptr<Run<D>> const shared(new Run<D>(ranks));  // see [Note: Shared by new]
   std::vector<int> world;
   while (world.size() < static_cast<std::size_t>(ranks)) world.push_back(static_cast<int>(world.size()));
   auto group = make_group(shared, std::move(world), "world");

@@ -190,7 +190,7 @@ class Tracer {
   AccountedMemory<D> stamps_;
   std::size_t lost_ = 0;
   std::int64_t step_;
-  bool updated_ = false;  ///< the last span belongs to an optimizer step
+  bool updated_ = false;                ///< the last span belongs to an optimizer step
   detail::FixedArray<Record> records_;  ///< so many as there is room for
   std::size_t size_ = 0;                ///< those that are taken
 };

@@ -48,7 +48,7 @@ class Communicator {
   /// @throws ConfigError if ranks are on devices that cannot read each other's memory
   /// @note Collective: yes
   Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
-      : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
+      : rank_groups_(new detail::RankGroups<D>(device)),  // see [Note: Shared by new]
         member_(&rank_groups_->join(std::move(group), rank)) {
     member_->group().run().add_device(device);
     member_->enable_peer_access();
