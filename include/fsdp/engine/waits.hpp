@@ -92,6 +92,7 @@ class Waits {
   std::size_t late_records() const { return late_; }
 
  private:
+  /// An event, and the point in the run at which it was recorded.
   struct Recorded {
     step::Point* point = nullptr;
     typename D::Event* event = nullptr;

@@ -204,7 +204,7 @@ class Run {
     bool some = false;
     Failure why;
   };
-  /// Memory on a device. In a list, which is compiled sooner than a vector.
+  /// Memory on a device, in a list: a vector of these takes longer to compile.
   struct Memory {
     Memory* next;
     D device;
