@@ -97,10 +97,11 @@ class UnshardedUnits {
 
 class ProgramCompiler : OperationWriter {
  public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : OperationWriter(input) {
-    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input)) : input.prefetch;
-    if (input.allow_frozen_parameters) ahead_in_activations_ = ahead_.backward;
-  }
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input)
+      : OperationWriter(input),
+        ahead_(input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input))
+                                              : input.prefetch),
+        ahead_in_activations_(ahead_.backward) {}
 
   [[gnu::cold]] Program compile() {
     plan_units();
@@ -204,7 +205,7 @@ class ProgramCompiler : OperationWriter {
       std::size_t kept = 0;
       for (auto const next : ahead)
         if (next >= end) ahead[kept++] = next;
-      ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(kept), ahead.end());
+      while (ahead.size() > kept) ahead.pop_back();
       begin(turn, use, units, ahead, true, true);
       compute(turn, Primitive::backward, units, writes_gradients);
       if (schedule_.last_use_of_unit(use) && writes_gradients) {
@@ -265,7 +266,7 @@ class ProgramCompiler : OperationWriter {
       if (cut && exceeds_cap(units, ahead[taken])) break;
       begin_gathers(ahead[taken], true);
     }
-    if (cut) ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(taken), ahead.end());
+    while (cut && ahead.size() > taken) ahead.pop_back();
   }
   /// @return whether what the use `next` lacks and the units gathered ahead so far exceed max_ahead_bytes
   bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {

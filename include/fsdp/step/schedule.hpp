@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 
 namespace fsdp {
 
@@ -198,7 +199,7 @@ class Schedule {
 /// `backward` units.
 /// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
 [[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward,
-                                                     std::vector<bool> const& empty = {}) {
+                                                     detail::FixedArray<bool> const& empty = {}) {
   auto const uses = schedule.size();
   PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
   /// Appends `ahead` if it begins another unit than the last use that counts.
