@@ -128,8 +128,23 @@ TEST_CASE("forward passes read the averages while they are swapped in, and the w
       {
         auto const on = ema.swap();
         RANK_CHECK(evaluate() == -0.5f);
+        {
+          auto const keeps = engine.keep_unsharded();  // gathered averages are left at the scope's end
+          reader.forward(&seen);
+          reader.backward();
+        }
+        engine.synchronize();
+        RANK_CHECK(seen[0] == -0.5f);
+      }
+      reader.forward(&seen);
+      engine.synchronize();
+      RANK_CHECK(seen[0] == -1.0f);
+      {
+        auto const on = ema.swap();
         reader.forward(&seen);  // a forward pass under way is forgotten when the scope ends
       }
+      RANK_CHECK(has(what([&] { reader.backward(); }), "reader"));
+      engine.discard_gradients();
       RANK_CHECK(evaluate() == -1.0f);
       engine.synchronize();
     });
