@@ -164,6 +164,12 @@ class Shards {
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
 
+  /// Moves offloaded state between host and device. Made at the first call.
+  auto& copy_stream() const {
+    engine_->core_.streams.add_copy(engine_->device());
+    return engine_->core_.streams[StreamKind::copy];
+  }
+
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_records() const { return engine_->core_.executor.late_records(); }
 
