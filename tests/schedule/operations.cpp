@@ -77,6 +77,7 @@ bool is_primitive(Enqueued const& entry, fsdp::step::Operation const& operation,
     case Primitive::all_gather: return collective("all_gather");
     case Primitive::reduce_scatter: return collective("reduce_scatter");
     case Primitive::all_reduce: return collective("all_reduce");
+    case Primitive::hook: return is(typeid(engine_table::ChangeReduced));
     case Primitive::forward: return is(typeid(engine_table::ReadParameters));
     case Primitive::backward:
       if (operation.size == 1) return is(typeid(engine_table::ReadParameters));
@@ -427,12 +428,12 @@ TEST_CASE("operations: so it is for engines at random") { check(engine_table::ro
 TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
 
 TEST_CASE("operations: a step that ends with a micro-step that leaves parameters unsharded") {
-  CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4, 0}, 1) == "");
+  CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4, 0, 0}, 1) == "");
 }
 
 TEST_CASE("operations: contents of one slot that are cut into other cells") {
   // The slot of a sharded unit's gradients is next that of a unit with one shard, whose modules set their gradients.
-  CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2, 0}, 1) == "");
+  CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2, 0, 0}, 1) == "");
 }
 
 TEST_CASE("operations: a simulation times them as streams, events and waits do that the engine enqueues") {
