@@ -54,7 +54,7 @@ class Shards {
   /// Several functions of one unit are called in the order of registration.
   ///
   /// It is called once a reduction, not once a step. A pass under no_sync(), or under no_replica_sync() where it does
-  /// not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the sum so far. Of a
+  /// not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the sum so far. In a
   /// world of one, every pass that is not under no_sync() reduces. Evaluations and passes under frozen_parameters()
   /// call nothing.
   ///
