@@ -218,7 +218,7 @@ class Muon {
         some = some || tensor.shape.size() == 2;
         if (tensor.shape.size() != 2) tensors.remove(tensor.name);
       }
-    FSDP_EXPECTS(some, "rank {}: Muon: the selection '{}' has no tensor that trains and has two dimensions",
+    FSDP_EXPECTS(some, "rank {}: Muon: no tensor that trains and has two dimensions is among its tensors: {}",
                  engine.rank(), text);
     return tensors;
   }

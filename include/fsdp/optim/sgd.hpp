@@ -102,7 +102,8 @@ class Sgd {
                      options.weight_decay >= 0.0f,
                  "Sgd: momentum {} must be in [0, 1) and weight decay {} finite and not negative", options.momentum,
                  options.weight_decay);
-    FSDP_EXPECTS(!options.nesterov || options.momentum > 0.0f, "Sgd: nesterov needs a momentum above 0");
+    FSDP_EXPECTS(!options.nesterov || options.momentum > 0.0f,
+                 "Sgd: nesterov needs SgdOptions::momentum above 0; groups may set another");
     State::expect_learning_rate("Sgd", options.lr);
     return options;
   }
