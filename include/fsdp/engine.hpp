@@ -197,6 +197,21 @@ class Engine {
   void set_forward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::forward, at, ahead); }
   void set_backward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::backward, at, ahead); }
 
+  /// The modules `first` to `last`, which follow each other, are recomputed together: in backward, call recompute() of
+  /// each in forward order, then backward() of each in reverse order. Their units are gathered once for both. Before
+  /// the engine is sealed.
+  /// @throws UsageError if they overlap another segment, or share a unit with a module outside; nothing has changed
+  /// then
+  /// @note Memory: gather buffers for all units of a segment at once.
+  [[gnu::cold]] void recompute_segment(UseId first, UseId last) {
+    auto const turn = core_.calls.enter("recompute_segment");
+    FSDP_EXPECTS(!core_.sealed,
+                 "rank {}: a segment was named too late; call recompute_segment before the first forward, optimizer, "
+                 "save or load, which seals the engine",
+                 rank());
+    core_.declared.add_segment(index_of(first), index_of(last));
+  }
+
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
   /// @note Collective: yes.
@@ -245,6 +260,7 @@ class Engine {
   /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
+  Scope recompute_scope(UseId use) { return Scope(core_, index_of(use), Pass::recompute); }
 
   /// Forgets all gradients, and a norm that clip_grad_norm has measured: the next backward pass begins new sums. It is
   /// zero_grad of other libraries; an optimizer step does it by itself. After half a backward pass (an exception ended
@@ -334,6 +350,7 @@ class Engine {
                  "rank {}: module '{}' was added too late; add all modules before the first forward, optimizer, save "
                  "or load, which seals the engine",
                  rank(), module);
+    core_.declared.expect_no_segment(unit.index, module);
   }
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
     fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);

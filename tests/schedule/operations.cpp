@@ -51,8 +51,8 @@ template <class Run>
 void repeat(Call const& call, Run& run) {
   switch (call.kind) {
     case Call::Kind::forward: return run.forward(call.use);
-    case Call::Kind::backward: return run.backward(call.use, call.flags);
-    case Call::Kind::activations: return run.activations(call.use, call.flags.reshard);
+    case Call::Kind::backward: return run.backward(call.use, call.flags, call.recomputes);
+    case Call::Kind::activations: return run.activations(call.use, call.flags.reshard, call.recomputes);
     case Call::Kind::begin_evaluation: return run.begin_evaluation();
     case Call::Kind::end_evaluation: return run.end_evaluation();
     case Call::Kind::discard: return run.discard();
@@ -77,7 +77,8 @@ bool is_primitive(Enqueued const& entry, fsdp::step::Operation const& operation,
     case Primitive::all_gather: return collective("all_gather");
     case Primitive::reduce_scatter: return collective("reduce_scatter");
     case Primitive::all_reduce: return collective("all_reduce");
-    case Primitive::forward: return is(typeid(engine_table::ReadParameters));
+    case Primitive::forward:
+    case Primitive::recompute: return is(typeid(engine_table::ReadParameters));
     case Primitive::backward:
       if (operation.size == 1) return is(typeid(engine_table::ReadParameters));
       return is(typeid(engine_table::AddGradients)) || is(typeid(engine_table::SetGradients));
@@ -427,12 +428,12 @@ TEST_CASE("operations: so it is for engines at random") { check(engine_table::ro
 TEST_CASE("operations: and for many more", "[.][operations]") { check(engine_table::rows_at_random(5000, 9)); }
 
 TEST_CASE("operations: a step that ends with a micro-step that leaves parameters unsharded") {
-  CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4, 0}, 1) == "");
+  CHECK(problem({1, 2, 2, 0, 2, 1, 3, 0, 4, 0, 0}, 1) == "");
 }
 
 TEST_CASE("operations: contents of one slot that are cut into other cells") {
   // The slot of a sharded unit's gradients is next that of a unit with one shard, whose modules set their gradients.
-  CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2, 0}, 1) == "");
+  CHECK(problem({1, 1, 1, 1, 1, 0, 0, 2, 2, 0, 0}, 1) == "");
 }
 
 TEST_CASE("operations: a simulation times them as streams, events and waits do that the engine enqueues") {

@@ -171,10 +171,10 @@ struct EngineCore {
     seal();
     return passes.begin_forward(use);
   }
-  /// @return whether backward passes do not come to the use
-  bool skips_backward(std::size_t use) const { return declared.schedule().skips_backward(use); }
-  Unit& begin_backward(std::size_t use) {
-    auto& unit = passes.begin_backward(use);
+  /// @return whether backward passes do not come to the use. @param pass  backward or recompute
+  bool skips_backward(Pass pass, std::size_t use) const { return declared.schedule().skips_backward(pass, use); }
+  Unit& begin_backward(Pass pass, std::size_t use) {
+    auto& unit = passes.begin_backward(pass, use);
     storage.lease_gradients();
     return unit;
   }

@@ -97,6 +97,34 @@ class Declaration : public DeclaredUnits<P> {
     lists_.push_back({pass, use, std::move(ahead)});
   }
 
+  /// The uses `first` to `last` are recomputed together: see [Note: Segments].
+  /// @throws UsageError if they are no segment; nothing has changed then
+  [[gnu::cold]] void add_segment(std::size_t first, std::size_t last) {
+    auto const segment = [&] {
+      return formatted("the segment '{}' to '{}'", schedule_.module_name(first), schedule_.module_name(last));
+    };
+    FSDP_EXPECTS(first <= last, "rank {}: {} ends before it begins; name its first module first", where_.rank,
+                 segment());
+    for (auto use = first; use <= last; ++use) {
+      FSDP_EXPECTS(schedule_.segment(use) == Schedule::none, "rank {}: {} overlaps another one: '{}' is in both",
+                   where_.rank, segment(), schedule_.module_name(use));
+      for (std::size_t other = 0; other < schedule_.size(); ++other)
+        FSDP_EXPECTS(schedule_.unit(other) != schedule_.unit(use) || (first <= other && other <= last),
+                     "rank {}: {} contains '{}', but not '{}', which uses the same unit '{}'; leave both out",
+                     where_.rank, segment(), schedule_.module_name(use), schedule_.module_name(other),
+                     units_[schedule_.unit(use)]->name());
+    }
+    for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
+  }
+  /// @throws UsageError if a segment has the unit: a further use would lie outside it
+  [[gnu::cold]] void expect_no_segment(std::size_t unit, std::string_view module) const {
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      FSDP_EXPECTS(schedule_.unit(use) != unit || schedule_.segment(use) == Schedule::none,
+                   "rank {}: module '{}' uses unit '{}', but '{}', which uses it too, is in a segment that does not "
+                   "contain it; leave both out of segments",
+                   where_.rank, module, units_[unit]->name(), schedule_.module_name(use));
+  }
+
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
@@ -145,6 +173,10 @@ class Declaration : public DeclaredUnits<P> {
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
                          schedule_.module_name(use));
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      if (schedule_.ends_segment(use))
+        lines += formatted("segment '{}' to '{}' is recomputed\n", schedule_.module_name(schedule_.segment(use)),
+                           schedule_.module_name(use));
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                          listed(list.ahead));
@@ -177,6 +209,7 @@ class Declaration : public DeclaredUnits<P> {
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       if (this->is_frozen(use)) input.frozen_uses.push_back(use);
+    for (std::size_t use = 0; use < schedule_.size(); ++use) input.segments.push_back(schedule_.segment(use));
     input.shards = where_.shards;
     input.replicas = where_.replicas;
     input.bucket_bytes = options_.bucket_bytes;

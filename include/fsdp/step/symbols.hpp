@@ -37,6 +37,10 @@ class Symbols {
         updates_(program.units.size(), 0),
         uses_(program.units.size()) {
     for (auto const& turn : program.turns(Phase::backward)) {
+      if (turn.recomputes()) {
+        recomputed_.insert(turn.use);
+        continue;
+      }
       uses_[turn.unit].insert(turn.use);
       for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
     }
@@ -69,7 +73,9 @@ class Symbols {
       case Primitive::all_gather: return move_parameters(accesses, false);
       case Primitive::copy: return move_parameters(accesses, true);
       case Primitive::forward:
+      case Primitive::recompute:
       case Primitive::backward:
+        if (!operation.beside) expect_activations();
         if (!accesses.empty()) compute(accesses);
         return;
       case Primitive::accumulate: return operation.bucket == Operation::none ? accumulate(accesses) : unpack(accesses);
@@ -189,6 +195,16 @@ class Symbols {
   void move_parameters(std::span<Access const> accesses, bool of_this_step) {
     expect_parameters(accesses[0].cells, of_this_step);
     fill(accesses[1].cells, Symbol(cells_[accesses[0].cells][0]));
+  }
+  /// The backward of a use of a segment needs activations that were recomputed since its forward.
+  void expect_activations() {
+    switch (now_->primitive) {
+      case Primitive::forward: activations_.erase(at_.use); return;
+      case Primitive::recompute: activations_.insert(at_.use); return;
+      default: break;
+    }
+    if (recomputed_.count(at_.use) != 0 && activations_.erase(at_.use) == 0)
+      problems_.push_back(where() + ": expected recomputed activations, found none");
   }
   void compute(std::span<Access const> accesses) {
     expect_parameters(accesses[0].cells, true);
@@ -339,6 +355,8 @@ class Symbols {
   std::vector<std::set<Term>> due_;            ///< by unit: since its last update
   std::vector<std::uint32_t> updates_;         ///< by unit
   std::vector<std::set<std::uint32_t>> uses_;  ///< by unit: of a backward pass
+  std::set<std::uint32_t> recomputed_;         ///< uses of segments
+  std::set<std::uint32_t> activations_;        ///< of such uses: recomputed, and not used up
   std::vector<Symbol> packed_;                 ///< of the cells of a bucket, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
