@@ -71,7 +71,8 @@ struct NamedTensors {
       auto const& known = unit.layout().tensors()[tensor_index(*next)];
       auto const prefix = known.name.size() - tensor.size();
       bool const named = known.name.ends_with(tensor) && (prefix == 0 || known.name[prefix - 1] == '.');
-      if (named && std::equal(extents.begin(), extents.end(), known.shape.begin(), known.shape.end())) {
+      if (named && std::equal(extents.data(), extents.data() + extents.size(), known.shape.data(),
+                              known.shape.data() + known.shape.size())) {
         auto const& buffers = scope->buffers(number);
         void* const base = gradients ? buffers.gradients : const_cast<void*>(buffers.parameters);
         auto const index = tensor_index(*next++);

@@ -10,6 +10,8 @@
 
 #include "fsdp/comm/common/pairwise.hpp"
 #include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/ema.hpp"
+#include "fsdp/kernels/muon.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
@@ -154,9 +156,10 @@ TEST_CASE("emulated: norms, the clip factor and the loss scale", "[emulated][nor
 TEMPLATE_TEST_CASE("emulated: adamw", "[emulated][optim]", float, bf16) {
   using P = TestType;
   std::int64_t const n = 4001;
-  // A hole at [1000, 1003) belongs to no chunk and must not change.
+  // A hole at [1000, 1003) belongs to no chunk and must not change. Moments of two chunks lie in another order.
   std::vector<fsdp::OptimizerChunk> const chunks{
-      {0, 1000, 0.1f, 1, 0}, {1003, 1, 0.0f, 2, 0}, {1004, 2997, 0.0f, 3, 5}};
+      {0, 1000, 0.1f, 1, 0}, {1003, 1, 0.0f, 2, 0, 2997}, {1004, 2997, 0.0f, 3, 5, -1}};
+  auto const place = [](std::size_t i) { return i < 1003 ? i : i == 1003 ? 4000 : i - 1; };
   auto const p0 = random_values<P>(n, 12), m0 = random_values<P>(n, 13, 0.1);
   auto const g = random_values(n, 11);
   auto v0 = m0;
@@ -187,17 +190,19 @@ TEMPLATE_TEST_CASE("emulated: adamw", "[emulated][optim]", float, bf16) {
     CHECK(got[3][0] == 3.0);
     double const b1 = static_cast<double>(s.beta1), b2 = static_cast<double>(s.beta2),
                  rate = static_cast<double>(1e-2f);
-    Doubles p, m, v;
+    Doubles p, m(p0.size()), v(p0.size());
     for (std::size_t i = 0; i < p0.size(); ++i) {
+      auto const at = place(i);
       if (i >= 1000 && i < 1003) {
         REQUIRE(got[0][i] == as_double(p0[i]));
-        p.push_back(got[0][i]), m.push_back(got[1][i]), v.push_back(got[2][i]);
+        REQUIRE((got[1][i] == as_double(m0[i]) && got[2][i] == as_double(v0[i])));
+        p.push_back(got[0][i]), m[i] = got[1][i], v[i] = got[2][i];
         continue;
       }
       double const slope = as_double(g[i]) * static_cast<double>(0.7f);
-      m.push_back(b1 * as_double(m0[i]) + (1 - b1) * slope);
-      v.push_back(b2 * as_double(v0[i]) + (1 - b2) * slope * slope);
-      double const move = m[i] / (1 - b1 * b1 * b1) / (std::sqrt(v[i] / (1 - b2 * b2 * b2)) + 1e-8);
+      m[at] = b1 * as_double(m0[at]) + (1 - b1) * slope;
+      v[at] = b2 * as_double(v0[at]) + (1 - b2) * slope * slope;
+      double const move = m[at] / (1 - b1 * b1 * b1) / (std::sqrt(v[at] / (1 - b2 * b2 * b2)) + 1e-8);
       p.push_back(as_double(p0[i]) * (1 - rate * (i < 1000 ? 0.1 : 0.0)) - rate * move);
     }
     double const slack = stochastic ? 2.1 : narrow<P> ? 1.1 : 16.0, least = narrow<P> ? 1e-2 : 1.0;
@@ -210,10 +215,12 @@ TEMPLATE_TEST_CASE("emulated: adamw", "[emulated][optim]", float, bf16) {
 TEMPLATE_TEST_CASE("emulated: sgd", "[emulated][optim]", float, bf16) {
   using P = TestType;
   std::int64_t const n = 3001;
-  std::vector<fsdp::OptimizerChunk> const chunks{{0, 1000, 0.1f, 1, 0}, {1000, 2001, 0.0f, 2, 7}};
+  // Velocities lie in another order than parameters.
+  std::vector<fsdp::OptimizerChunk> const chunks{{0, 1000, 0.1f, 1, 0, 2001}, {1000, 2001, 0.0f, 2, 7, -1000}};
+  auto const place = [](std::size_t i) { return i < 1000 ? i + 2001 : i - 1000; };
   auto const p0 = random_values<P>(n, 15);
   auto const g = random_values(n, 16), u0 = random_values(n, 17);
-  for (int const kind : {0, 1, 2}) {  // plain, with momentum, with momentum and stochastic rounding
+  for (int const kind : {0, 1, 2, 3}) {  // plain, with momentum, with momentum and stochastic rounding, with Nesterov's
     if (kind == 2 && !narrow<P>) continue;
     CAPTURE(kind);
     auto const got = everywhere([&](Device const& device, std::size_t skip) {
@@ -222,23 +229,132 @@ TEMPLATE_TEST_CASE("emulated: sgd", "[emulated][optim]", float, bf16) {
       View<float> const gradient(g, skip);
       fsdp::OptimizerStep const now{.taken = 1, .factor = 0.7f, .learning_rate = 0.01f};
       float* const velocity = kind == 0 ? nullptr : u.out();
-      if (kind == 2) {
-        kernels::sgd<true>(device, stream, chunks.data(), 2, &now, 0.9f, p.out(), gradient.in(), velocity, 99);
-      } else {
-        kernels::sgd(device, stream, chunks.data(), 2, &now, 0.9f, p.out(), gradient.in(), velocity);
-      }
+      fsdp::SgdScalars const scalars{0.9f, kind == 3};
+      if (kind == 2)
+        kernels::sgd<true>(device, stream, chunks.data(), 2, &now, scalars, p.out(), gradient.in(), velocity, 99);
+      else
+        kernels::sgd(device, stream, chunks.data(), 2, &now, scalars, p.out(), gradient.in(), velocity);
       return std::vector{doubles(p), doubles(u)};
     });
-    Doubles p, u;
+    Doubles p, u(p0.size());
     for (std::size_t i = 0; i < p0.size(); ++i) {
-      double const decay = i < 1000 ? static_cast<double>(0.1f) : 0.0;
-      double slope = as_double(g[i]) * static_cast<double>(0.7f) + decay * as_double(p0[i]);
-      if (kind > 0) slope += static_cast<double>(0.9f) * as_double(u0[i]);
-      u.push_back(kind > 0 ? slope : as_double(u0[i]));
-      p.push_back(as_double(p0[i]) - static_cast<double>(0.01f) * slope);
+      double const decay = i < 1000 ? static_cast<double>(0.1f) : 0.0, inertia = static_cast<double>(0.9f);
+      double const slope = as_double(g[i]) * static_cast<double>(0.7f) + decay * as_double(p0[i]);
+      auto& velocity = u[place(i)];
+      velocity = as_double(u0[place(i)]);
+      if (kind > 0) velocity = slope + inertia * velocity;
+      double const move = kind == 0 ? slope : kind == 3 ? slope + inertia * velocity : velocity;
+      p.push_back(as_double(p0[i]) - static_cast<double>(0.01f) * move);
     }
     check_close<P>(got[0], p, kind == 2 ? 2.1 : narrow<P> ? 1.1 : 4.0, narrow<P> ? 0.01 : 4.0);
     check_close<float>(got[1], u, 4.0, 4.0);
+  }
+}
+
+TEST_CASE("emulated: products and transposed matrices", "[emulated][muon]") {
+  struct Shape {
+    std::int64_t m, n, k;
+  };
+  for (auto const [m, n, k] :
+       {Shape{1, 1, 1}, Shape{4, 512, 4}, Shape{5, 513, 7}, Shape{9, 1100, 3}, Shape{3, 33, 130}}) {
+    CAPTURE(m, n, k);
+    // Small whole numbers, so that every order of a sum has the same value.
+    auto const whole = [](std::int64_t count, unsigned seed) {
+      auto values = random_values(count, seed, 2.0);
+      for (auto& value : values) value = std::round(value);
+      return values;
+    };
+    auto const a = whole(m * k, 21), b = whole(k * n, 22), c0 = whole(m * n, 23);
+    auto const got = everywhere([&](Device const& device, std::size_t skip) {
+      View<float> const left(a, skip), right(b, skip);
+      View<float> c(c0, skip), fresh(std::vector<float>(c0.size(), std::numeric_limits<float>::quiet_NaN()), skip),
+          turned(b, skip);
+      kernels::product(device, stream, m, n, k, 2.0f, left.in(), right.in(), -3.0f, c.out());
+      kernels::product(device, stream, m, n, k, 1.0f, left.in(), right.in(), 0.0f, fresh.out());
+      kernels::transpose(device, stream, k, n, right.in(), turned.out());
+      return std::vector{doubles(c), doubles(fresh), doubles(turned)};
+    });
+    for (std::int64_t i = 0; i < m; ++i)
+      for (std::int64_t j = 0; j < n; ++j) {
+        double sum = 0;
+        for (std::int64_t t = 0; t < k; ++t)
+          sum += as_double(a[static_cast<std::size_t>(i * k + t)]) * as_double(b[static_cast<std::size_t>(t * n + j)]);
+        auto const at = static_cast<std::size_t>(i * n + j);
+        REQUIRE(got[0][at] == 2 * sum - 3 * as_double(c0[at]));
+        REQUIRE(got[1][at] == sum);
+      }
+    for (std::int64_t i = 0; i < k; ++i)
+      for (std::int64_t j = 0; j < n; ++j)
+        REQUIRE(got[2][static_cast<std::size_t>(j * k + i)] == as_double(b[static_cast<std::size_t>(i * n + j)]));
+  }
+}
+
+TEMPLATE_TEST_CASE("emulated: momentum and updates of Muon", "[emulated][muon]", float, bf16) {
+  using P = TestType;
+  std::int64_t const n = 3001;
+  std::vector<fsdp::OptimizerChunk> const chunks{{0, 1000, 0.1f, 1, 0, 2001}, {1000, 2001, 0.0f, 2, 7, -1000}};
+  auto const place = [](std::size_t i) { return i < 1000 ? i + 2001 : i - 1000; };
+  auto const p0 = random_values<P>(n, 31);
+  auto const g = random_values(n, 32), m0 = random_values(n, 33), moves = random_values(n, 34);
+  for (int const kind : {0, 1, 2, 3}) {  // plain, Nesterov's, stochastic rounding, skipped
+    if (kind == 2 && !narrow<P>) continue;
+    CAPTURE(kind);
+    auto const got = everywhere([&](Device const& device, std::size_t skip) {
+      View<P> p(p0, skip);
+      View<float> m(m0, skip), out(moves, skip);
+      View<float> const gradient(g, skip), by(moves, skip);
+      fsdp::OptimizerStep const now{.taken = 1, .factor = kind == 3 ? -1.0f : 0.7f, .learning_rate = 0.01f};
+      kernels::muon_momentum(device, stream, chunks.data(), 2, &now, fsdp::SgdScalars{0.9f, kind == 1}, gradient.in(),
+                             m.out(), out.out());
+      if (kind == 2)
+        kernels::muon_update<true>(device, stream, chunks.data(), 2, &now, p.out(), by.in(), 99);
+      else
+        kernels::muon_update(device, stream, chunks.data(), 2, &now, p.out(), by.in());
+      return std::vector{doubles(p), doubles(m), doubles(out)};
+    });
+    Doubles p, m(p0.size()), out;
+    for (std::size_t i = 0; i < p0.size(); ++i) {
+      double const beta = static_cast<double>(0.9f), slope = as_double(g[i]) * static_cast<double>(0.7f);
+      double const decay = i < 1000 ? static_cast<double>(0.1f) : 0.0, rate = static_cast<double>(0.01f);
+      auto& average = m[place(i)];
+      average = as_double(m0[place(i)]);
+      if (kind != 3) average = beta * average + (1 - beta) * slope;
+      out.push_back(kind == 1 ? beta * average + (1 - beta) * slope : average);
+      p.push_back(kind == 3 ? as_double(p0[i]) : as_double(p0[i]) * (1 - rate * decay) - rate * as_double(moves[i]));
+    }
+    check_close<P>(got[0], p, kind == 2 ? 2.1 : narrow<P> ? 1.1 : 4.0, narrow<P> ? 0.01 : 4.0);
+    check_close<float>(got[1], m, 4.0, 4.0);
+    check_close<float>(got[2], out, 4.0, 4.0);
+  }
+}
+
+TEMPLATE_TEST_CASE("emulated: averages of weights", "[emulated][ema]", float, bf16) {
+  using P = TestType;
+  for (auto const n : lengths) {
+    CAPTURE(n);
+    auto const p0 = random_values<P>(n, 41);
+    auto const a0 = random_values(n, 42), b0 = random_values(n, 43);
+    auto const got = everywhere([&](Device const& device, std::size_t skip) {
+      View<P> const p(p0, skip);
+      View<float> taken(a0, skip), left(a0, skip), a(a0, skip), b(b0, skip), unit(a0, skip);
+      fsdp::ClipScalars const take{.factor = 0.5f}, leave{.factor = -1.0f};
+      kernels::update_average(device, stream, taken.out(), p.in(), n, 0.75f, &take);
+      kernels::update_average(device, stream, left.out(), p.in(), n, 0.75f, &leave);
+      kernels::swap(device, stream, a.out(), b.out(), n);
+      double const squares = 16.0;
+      kernels::normalise(device, stream, unit.out(), n, &squares, 1e-7f, 2.0f);
+      return std::vector{doubles(taken), doubles(left), doubles(a), doubles(b), doubles(unit)};
+    });
+    Doubles taken, unit;
+    for (std::size_t i = 0; i < a0.size(); ++i) {
+      taken.push_back(0.75 * as_double(a0[i]) + 0.25 * as_double(p0[i]));
+      unit.push_back(0.5 * as_double(a0[i]));
+    }
+    check_close<float>(got[0], taken, 4.0, 4.0);
+    CHECK(got[1] == doubles(a0));
+    CHECK(got[2] == doubles(b0));
+    CHECK(got[3] == doubles(a0));
+    CHECK(got[4] == unit);
   }
 }
 

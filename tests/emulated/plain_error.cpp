@@ -286,7 +286,7 @@ void check_optimizers(Device const& device, std::int64_t n, int step, double gra
 
   auto u = u0;
   p = p0;
-  fsdp::kernels::sgd(device, stream, chunks.data(), 1, &now, 0.9f, p.data(), g.data(), u.data());
+  fsdp::kernels::sgd(device, stream, chunks.data(), 1, &now, fsdp::SgdScalars{0.9f}, p.data(), g.data(), u.data());
   auto const momentum = [&](auto t) {
     using T = decltype(t);
     plain::Lists<T> out{as<T>(p0), as<T>(u0)};

@@ -43,7 +43,7 @@ Settings settings_with(std::vector<std::pair<std::string_view, std::string_view>
 RunState read_back(Json const& extra) {
   fsdp::testing::TemporaryFolder const folder;
   fsdp::checkpoint::Manifest manifest;
-  manifest.optimizer = "AdamW";
+  manifest.parts = {{"AdamW", 0, {}, {}}};
   manifest.arrays = {{std::string(fsdp::checkpoint::parameters_array)}};
   manifest.files = {{"rank-00000-of-00001.safetensors", 0}};
   manifest.extra = extra;

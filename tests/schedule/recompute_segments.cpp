@@ -145,7 +145,6 @@ struct Result {
   std::vector<float> parameters;
   std::vector<double> losses;
   std::vector<fsdp::Counts> counts;  ///< of the last forward and backward pass of each step
-  friend bool operator==(Result const&, Result const&) = default;
 };
 
 template <class T>
@@ -305,7 +304,7 @@ TEST_CASE("modules of several kinds of tensors are recomputed with all their uni
 TEST_CASE("with frozen units, segments are recomputed as far as backward needs them") {
   int const ranks = GENERATE(1, 2, 3);
   int const prefetch = GENERATE(0, 1, 2, 3);
-  for (std::size_t const frozen : {1, 2, 3, 5}) {
+  for (std::size_t const frozen : {1u, 2u, 3u, 5u}) {
     for (auto const& strategy : strategies(ranks)) {
       Case of{ranks, strategy};
       of.options.prefetch = prefetch;
@@ -317,7 +316,7 @@ TEST_CASE("with frozen units, segments are recomputed as far as backward needs t
 
 TEST_CASE("passes through activations alone recompute all segments") {
   int const ranks = GENERATE(1, 2);
-  for (std::size_t const frozen : {0, 3}) {
+  for (std::size_t const frozen : {0u, 3u}) {
     for (auto const& strategy : strategies(ranks)) {
       Case of{ranks, strategy, {.allow_frozen_parameters = true}};
       of.frozen = frozen;
@@ -331,7 +330,7 @@ TEST_CASE("all of it, with every depth of prefetch", "[.][segments]") {
   int const ranks = GENERATE(1, 2, 3, 4);
   int const prefetch = GENERATE(0, 1, 2, 3);
   for (auto const& strategy : strategies(ranks)) {
-    for (std::size_t const frozen : {0, 1, 2, 3, 4, 5}) {
+    for (std::size_t const frozen : {0u, 1u, 2u, 3u, 4u, 5u}) {
       for (Kinds const kinds : {Kinds{}, Kinds{true, true, true}}) {
         for (bool const waits : {false, true}) {
           Case of{ranks, strategy, {.prefetch = prefetch, .allow_no_sync = waits, .allow_frozen_parameters = true}};
@@ -358,8 +357,8 @@ TEST_CASE("activations take the bytes that are planned: inputs of segments, and 
   sizes.per_segment = 100;
   CHECK(sizes.bytes() == (1 + 13) * 1024 + 13 * 768);
   // No two buffers that are needed at a time overlap.
-  for (std::size_t const layers : {1, 2, 5, 6}) {
-    for (std::size_t const per_segment : {1, 2, 3, 6}) {
+  for (std::size_t const layers : {1u, 2u, 5u, 6u}) {
+    for (std::size_t const per_segment : {1u, 2u, 3u, 6u}) {
       Device device;
       fsdp::MemoryAccount account;
       fsdp::SegmentActivations<Device> const kept(device, account, {layers, per_segment, 256, 512});
@@ -617,7 +616,6 @@ TEST_CASE("ranks that differ in their segments are an error on all ranks") {
 
 TEST_CASE("adopted units are recomputed in segments") {
   fsdp::local::run(2, Device{}, [&](Local comm) {
-    Device device;
     fsdp::Mesh mesh(std::move(comm));
     fsdp::host::Stream stream = fsdp::host::Stream::inline_stream("caller");
     fsdp::Engine engine(mesh, fsdp::FullShard{}, {}, stream);

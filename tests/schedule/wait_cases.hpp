@@ -6,8 +6,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "fsdp/optim/muon.hpp"
 #include "fsdp/wait_site.hpp"
 #include "tests/support/in_child.hpp"
 #include "tests/support/local_run.hpp"
@@ -16,7 +18,7 @@ namespace schedule {
 
 using fsdp::WaitSite;
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid };
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon };
 
 struct Case {
   WaitSite site;
@@ -44,6 +46,7 @@ inline std::vector<Case> const cases{
     {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true},
     {WaitSite::optimizer_reduced, 1, Engine::full},
     {WaitSite::norm_peers_read, 1, Engine::full, true},
+    {WaitSite::optimizer_exchange, 1, Engine::muon},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
     // Units that differ: a replicated block between others that shard, one of which may stay until backward.
@@ -116,9 +119,27 @@ inline toy::Run small_run(Case const& tested) {
   return run;
 }
 
+/// Trains with Muon and AdamW on four threads. @return the full parameters
+template <class Device>
+std::vector<float> train_muon(toy::Run const& run, Device const& device) {
+  std::vector<float> result;
+  fsdp::local::run(4, device, [&](fsdp::local::Communicator<Device> comm) {
+    bool const first = comm.rank() == 0;
+    auto mine = toy::train_by(fsdp::FullShard{}, std::move(comm), run, [](auto& engine, auto const& loop) {
+      fsdp::Muon muon(engine, fsdp::TensorSelection::all(), {.iterations = 2});
+      fsdp::AdamW adamw(engine, muon.rest());
+      fsdp::Optimizers both(muon, adamw);
+      loop([&](float lr, auto const& norm) { both.step({lr, lr}, norm); }, 1e-2f);
+    });
+    if (first) result = std::move(mine);
+  });
+  return result;
+}
+
 /// Trains on four threads. @return the full parameters
 template <class Device>
 std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
+  if (engine == Engine::muon) return train_muon(run, device);
   fsdp::HybridShard<> const hybrid{.group = 2};
   if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
     run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so

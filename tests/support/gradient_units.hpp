@@ -127,6 +127,23 @@ std::vector<float> all_gradients(E& engine) {
   return all;
 }
 
+/// A strategy, and the ranks of a world and of a shard group.
+struct World {
+  fsdp::ShardingStrategy strategy;
+  int ranks, group;
+};
+/// Every strategy on 1 to 4 ranks. The first world is one rank.
+inline std::vector<World> worlds() {
+  std::vector<World> all;
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    all.push_back({fsdp::FullShard{}, ranks, 0});
+    all.push_back({fsdp::ShardGradOp{}, ranks, 0});
+    all.push_back({fsdp::NoShard{}, ranks, 0});
+    if (ranks % 2 == 0) all.push_back({fsdp::HybridShard<>{}, ranks, ranks / 2});
+  }
+  return all;
+}
+
 using LocalHost = fsdp::local::Communicator<fsdp::host::Device>;
 
 /// Runs `body(engine, patches)` on `ranks` threads. @return what rank 0's returned

@@ -102,19 +102,19 @@ inline void accesses_of(Accesses& a, kernels::detail::ClipFactor, double const* 
   a.write(out, 1);
 }
 inline void accesses_of(Accesses& a, kernels::detail::BeginStep, OptimizerStep* step, float, float, float,
-                        ClipScalars* clip) {
+                        ClipScalars* clip, bool) {
   a.read_and_write(step, 1);
   a.read_and_write(clip, 1);
 }
 /// The chunks lie in host memory and are written before the first step.
 template <bool Stochastic, class P>
 void accesses_of(Accesses& a, kernels::detail::Sgd<Stochastic>, std::int64_t chunk_count, OptimizerChunk const* chunks,
-                 OptimizerStep const* step, float, P* p, float const* g, float* momentum, std::uint64_t) {
+                 OptimizerStep const* step, SgdScalars, P* p, float const* g, float* momentum, std::uint64_t) {
   a.read(step, 1);
   for (std::int64_t i = 0; i < chunk_count; ++i) {
     a.read_and_write(p + chunks[i].begin, chunks[i].count);
     a.read(g + chunks[i].begin, chunks[i].count);
-    if (momentum != nullptr) a.read_and_write(momentum + chunks[i].begin, chunks[i].count);
+    if (momentum != nullptr) a.read_and_write(momentum + chunks[i].begin + chunks[i].shift, chunks[i].count);
   }
 }
 

@@ -27,13 +27,15 @@ struct Run {
   int evaluate_every = 0;  ///< an evaluation pass before every k-th step
 };
 
+/// @param act  called as act(engine, loop); calls loop(step, lr), where step(lr, norm) is an optimizer's step
 /// @return the full parameters on rank 0
-template <class Comm>
-std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run const& run) {
+template <class Comm, class Act>
+std::vector<float> train_by(fsdp::ShardingStrategy const& strategy, Comm comm, Run const& run, Act const& act) {
   fsdp::Mesh<Comm> mesh(std::move(comm));
   fsdp::Engine<Comm> engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), run.options);
   Network network(engine, run.shape);
-  auto const loop = [&](auto& optimizer, float lr) {
+  std::vector<float> result;
+  act(engine, [&](auto const& optimizer_step, float lr) {
     for (std::int64_t step = 0; step < run.steps; ++step) {
       if (run.evaluate_every > 0 && step % run.evaluate_every == 0) {
         auto const scope = engine.evaluation();
@@ -46,17 +48,24 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run 
       float const scale = run.relative_clip ? static_cast<float>(fsdp::clip_grad_norm(engine, 1e30f).value()) : 1.0f;
       fsdp::GradNorm<fsdp::Engine<Comm>> norm;
       if (run.clip > 0.0f) norm = fsdp::clip_grad_norm(engine, run.clip * scale);
-      optimizer.step(lr, norm);
+      optimizer_step(lr, norm);
     }
-  };
-  if (run.optimizer == Optimizer::adamw) {
-    fsdp::AdamW adamw(engine, {.lr = 1e-2f, .weight_decay = 0.1f});
-    loop(adamw, 1e-2f);
-    return parameters(engine);
-  }
-  fsdp::Sgd sgd(engine, {.lr = 1e-1f, .momentum = 0.5f, .weight_decay = 1e-3f});
-  loop(sgd, 1e-1f);
-  return parameters(engine);
+    result = parameters(engine);
+  });
+  return result;
+}
+
+/// @return the full parameters on rank 0
+template <class Comm>
+std::vector<float> train(fsdp::ShardingStrategy const& strategy, Comm comm, Run const& run) {
+  return train_by(strategy, std::move(comm), run, [&](auto& engine, auto const& loop) {
+    if (run.optimizer == Optimizer::adamw) {
+      fsdp::AdamW adamw(engine, {.lr = 1e-2f, .weight_decay = 0.1f});
+      return loop([&](float lr, auto const& norm) { adamw.step(lr, norm); }, 1e-2f);
+    }
+    fsdp::Sgd sgd(engine, {.lr = 1e-1f, .momentum = 0.5f, .weight_decay = 1e-3f});
+    loop([&](float lr, auto const& norm) { sgd.step(lr, norm); }, 1e-1f);
+  });
 }
 
 }  // namespace toy

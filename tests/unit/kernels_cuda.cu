@@ -12,6 +12,8 @@
 
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/kernels/ema.hpp"
+#include "fsdp/kernels/muon.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
@@ -181,13 +183,22 @@ void optimizers(A& on, std::int64_t n) {
   auto* const m = on.put(kernel_test::random_values<T>(n, 6, 0.1));
   auto* const v = on.put(n, fsdp::narrow<T>(0.25f));
   auto* const momentum = on.put(n, 0.0f);
+  auto* const moves = on.put(n, 0.0f);
+  auto* const average = on.put(n, 0.5f);
   for (int taken = 0; taken < 2; ++taken) {
     kernels::begin_step(device, stream, step, 0.01f, 0.9f, 0.99f, clip);
     kernels::adamw<Stochastic>(device, stream, chunks, 2, step, fsdp::AdamWScalars{0.9f, 0.99f, 1e-8f}, p,
                                static_cast<float const*>(gradients), m, v, 21);
-    kernels::sgd<Stochastic>(device, stream, chunks, 2, step, 0.5f, p, static_cast<float const*>(gradients), momentum,
-                             22);
+    kernels::sgd<Stochastic>(device, stream, chunks, 2, step, fsdp::SgdScalars{0.5f}, p,
+                             static_cast<float const*>(gradients), momentum, 22);
   }
+  kernels::muon_momentum(device, stream, chunks, 2, step, fsdp::SgdScalars{0.9f, true},
+                         static_cast<float const*>(gradients), momentum, moves);
+  kernels::muon_update<Stochastic>(device, stream, chunks, 2, step, p, static_cast<float const*>(moves), 23);
+  kernels::update_average(device, stream, average, static_cast<T const*>(p), n, 0.9f, clip);
+  kernels::swap(device, stream, average, moves, n);
+  on.take("averages", average, n);
+  on.take("moves", moves, n);
   on.take("parameters", p, n);
   on.take("first moments", m, n);
   on.take("second moments", v, n);
@@ -195,6 +206,24 @@ void optimizers(A& on, std::int64_t n) {
   auto const got = on.get_struct(step);
   on.note("begin_step", {static_cast<double>(got.taken), static_cast<double>(got.factor),
                          static_cast<double>(got.correction1), static_cast<double>(got.correction2)});
+}
+
+/// A product of matrices of (n / 7 + 1, n / 500 + 1) and (n / 500 + 1, 9), and its transpose.
+template <class A>
+void products(A& on, std::int64_t n) {
+  auto const& device = on.device();
+  auto& stream = on.stream();
+  auto const m = n / 7 + 1, k = n / 500 + 1;
+  std::int64_t const columns = 9;
+  auto* const a = on.put(kernel_test::random_values(m * k, 7));
+  auto* const b = on.put(kernel_test::random_values(k * columns, 8));
+  auto* const c = on.put(kernel_test::random_values(m * columns, 9));
+  auto* const turned = on.put(m * columns, 0.0f);
+  kernels::product(device, stream, m, columns, k, 1.5f, static_cast<float const*>(a), static_cast<float const*>(b),
+                   0.5f, c);
+  kernels::transpose(device, stream, m, columns, static_cast<float const*>(c), turned);
+  on.take("product", c, m * columns);
+  on.take("transposed", turned, m * columns);
 }
 
 /// @param unit   how far results may be apart, relative to the largest
@@ -246,4 +275,8 @@ TEST_CASE("cuda kernels: optimizers in fp32 take the host's steps", "[kernels]")
 
 TEST_CASE("cuda kernels: optimizers in bf16 round stochastically as on the host", "[kernels]") {
   check_against_host(0x1p-6, 0.99, [](auto& on, std::int64_t n) { optimizers<bf16, true>(on, n); });
+}
+
+TEST_CASE("cuda kernels: products and transposed matrices are the host's", "[kernels]") {
+  check_against_host(0x1p-18, 0, [](auto& on, std::int64_t n) { products(on, n); });
 }

@@ -149,11 +149,11 @@ TEST_CASE("adamw and sgd follow their formulas chunk by chunk", "[kernels][optim
       auto p = p0, u = u0;
       fsdp::OptimizerStep now{.taken = 1, .factor = -1.0f, .learning_rate = 0.01f};
       float* const velocity = with_momentum ? u.data() : nullptr;
-      kernels::sgd(device, stream, chunks.data(), 3, &now, 0.9f, p.data(), g.data(), velocity);
+      kernels::sgd(device, stream, chunks.data(), 3, &now, fsdp::SgdScalars{0.9f}, p.data(), g.data(), velocity);
       CHECK(p == p0);
       CHECK(u == u0);
       now.factor = factor;
-      kernels::sgd(device, stream, chunks.data(), 3, &now, 0.9f, p.data(), g.data(), velocity);
+      kernels::sgd(device, stream, chunks.data(), 3, &now, fsdp::SgdScalars{0.9f}, p.data(), g.data(), velocity);
       for (std::size_t i = 0; i < p.size(); ++i) {
         if (in_hole(i)) {
           REQUIRE((p[i] == p0[i] && u[i] == u0[i]));

@@ -65,7 +65,8 @@ class BackgroundSaver {
     auto const turn = engine_->shards().enter("BackgroundSaver::save");
     engine_->shards().gate().expect_at_rest("a checkpoint is to be saved");
     wait();
-    auto now = std::make_shared<checkpoint::Save<E, O>>(*engine_, optimizer, folder, std::move(extra), options);
+    auto now = std::make_shared<checkpoint::Save<E>>(*engine_, checkpoint::RunState<E>(*engine_, optimizer), folder,
+                                                     std::move(extra), options);
     try {
       checkpoint::agreed(engine_->world(), "memory for a checkpoint", [&] {
         reserve(now->bytes());

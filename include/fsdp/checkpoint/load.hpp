@@ -2,6 +2,7 @@
 // Going on from a checkpoint that save() wrote, on any number of ranks, with any strategy and precision.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/checkpoint/training_state.hpp"
+#include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 
@@ -36,12 +38,9 @@ struct LoadedCheckpoint {
 
 namespace checkpoint {
 
-/// @param frozen  the model's tensors that need parameters only
-/// @throws ConfigError naming the first tensor that one has and the other has not, or has with another shape; or arrays
-/// that the optimizer does not have; or a tensor that trains, and was frozen when it was saved
-inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
-                              std::vector<std::string> const& frozen, std::vector<ArrayEntry> const& arrays,
-                              std::string_view optimizer, std::string_view what) {
+/// @throws ConfigError naming the first tensor that one has and the other has not, or has with another shape
+inline void expect_same_tensors(Manifest const& manifest, std::vector<TensorInfo> const& tensors,
+                                std::string_view what) {
   auto const find = [](std::vector<TensorInfo> const& list, std::string const& name) {
     return std::find_if(list.begin(), list.end(), [&](TensorInfo const& each) { return each.name == name; });
   };
@@ -56,43 +55,83 @@ inline void expect_same_state(Manifest const& manifest, std::vector<TensorInfo> 
   for (auto const& tensor : manifest.tensors)
     if (find(tensors, tensor.name) == tensors.end())
       fail<ConfigError>("{} has a tensor '{}' that the model does not have", what, tensor.name);
-  if (optimizer.empty()) return;
-  bool same = manifest.optimizer == optimizer && manifest.arrays.size() == arrays.size();
-  for (std::size_t i = 0; same && i < arrays.size(); ++i) same = manifest.arrays[i].name == arrays[i].name;
-  auto const has = [](std::vector<std::string> const& list, std::string const& name) {
-    return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+/// "AdamW (exp_avg, exp_avg_sq)"
+inline std::string to_text(StateEntry const& part) { return formatted("'{}' ({})", part.name, listed(part.arrays)); }
+
+/// The part of a checkpoint that `part` goes on from: of those with its name, the one in the same place.
+/// @param before  how many parts with this name come before it
+/// @throws ConfigError if there is none, it has other arrays, or it has no state for a tensor of `part`
+inline StateEntry const& matching_part(Manifest const& manifest, StateEntry const& part, int before,
+                                       std::string_view what) {
+  StateEntry const* found = nullptr;
+  for (auto const& theirs : manifest.parts)
+    if (theirs.name == part.name && before-- == 0) found = &theirs;
+  if (manifest.parts.empty())
+    fail<ConfigError>(
+        "{} has only parameters, and no state for the optimizer {}; load it without an optimizer, or choose a "
+        "checkpoint that was saved with one",
+        what, to_text(part));
+  if (found == nullptr || found->arrays.size() != part.arrays.size()) {
+    std::string theirs;
+    for (auto const& each : manifest.parts) theirs += formatted("{}{}", theirs.empty() ? "" : ", ", to_text(each));
+    fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, theirs, to_text(part));
+  }
+  auto const lists = [](std::vector<std::string> const& names, std::string const& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
   };
-  for (auto const& tensor : tensors)
-    if (same && has(manifest.frozen, tensor.name) && !has(frozen, tensor.name))
+  for (auto const& tensor : part.tensors) {
+    if (lists(found->tensors, tensor)) continue;
+    if (lists(manifest.frozen, tensor))
       fail<ConfigError>(
           "{} has no state of optimizer '{}' for tensor '{}', which was frozen when it was saved; freeze it, or load "
           "the checkpoint without an optimizer",
-          what, optimizer, tensor.name);
-  if (same) return;
-  auto const names = [](std::vector<ArrayEntry> const& list) {
-    std::vector<std::string> texts;
-    for (auto const& array : list) texts.push_back(array.name);
-    return listed(texts);
-  };
-  if (manifest.optimizer.empty())
+          what, part.name, tensor);
     fail<ConfigError>(
-        "{} has only parameters, and no state for the optimizer '{}' ({}); load it without an optimizer, or choose a "
-        "checkpoint that was saved with one",
-        what, optimizer, names(arrays));
-  fail<ConfigError>("{} has the state of optimizer '{}' ({}); this optimizer is '{}' ({})", what, manifest.optimizer,
-                    names(manifest.arrays), optimizer, names(arrays));
+        "{} has no state of optimizer '{}' for tensor '{}', which another optimizer updated; give it to that one, or "
+        "load the checkpoint without an optimizer",
+        what, part.name, tensor);
+  }
+  return *found;
 }
 
-/// Calls `act(array, unit, Segment)` for every part of a tensor that this rank keeps, in every array. Frozen units have
-/// parameters only.
-template <class E, class Act>
-void for_each_own_segment(E& engine, std::size_t arrays, Act&& act) {
-  auto const shards = engine.shards();
-  for (std::size_t array = 0; array < arrays; ++array)
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      if (array > 0 && shards[u].frozen) continue;
-      for (auto const& segment : shards[u].layout().segments(shards[u].shard())) act(array, u, segment);
+/// What a checkpoint has for each part of a run.
+struct FoundState {
+  std::vector<std::string> arrays;  ///< by array of the run: its name in the checkpoint
+  std::vector<std::int64_t> steps;  ///< by part of the run
+};
+/// @throws ConfigError as matching_part does
+template <class E>
+FoundState find_state(Manifest const& manifest, RunState<E> const& state, std::vector<StateEntry> const& entries,
+                      std::string_view what) {
+  FoundState found;
+  found.arrays.emplace_back(parameters_array);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    int before = 0;
+    for (std::size_t other = 0; other < i; ++other) before += entries[other].name == entries[i].name ? 1 : 0;
+    auto const& theirs = matching_part(manifest, entries[i], before, what);
+    for (std::size_t array = 0; array < theirs.arrays.size(); ++array) {
+      // Before it, there may be the name of the part.
+      if (!std::string_view(theirs.arrays[array]).ends_with(state.parts()[i]->arrays[array]))
+        fail<ConfigError>("{} has the state of optimizer {}; this optimizer is {}", what, to_text(theirs),
+                          to_text(entries[i]));
+      found.arrays.push_back(theirs.arrays[array]);
     }
+    found.steps.push_back(theirs.steps);
+  }
+  return found;
+}
+
+/// Calls `act(array, unit, Segment, TensorInfo)` for every part of a tensor that this rank keeps, in every array.
+template <class E, class Act>
+void for_each_own_segment(E& engine, RunState<E> const& state, Act&& act) {
+  auto const shards = engine.shards();
+  for (std::size_t array = 0; array < state.arrays().size(); ++array)
+    for (std::size_t u = 0; u < shards.size(); ++u)
+      for (auto const& segment : shards[u].layout().segments(shards[u].shard()))
+        if (auto const& tensor = shards[u].layout().tensors()[segment.tensor]; state.has(array, u, tensor))
+          act(array, u, segment, tensor);
 }
 
 }  // namespace checkpoint
@@ -110,11 +149,11 @@ template <class E, checkpoint::Checkpointable O>
 LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& checkpoint) {
   using namespace fsdp::checkpoint;
   auto const turn = engine.shards().enter("load");
-  expect_own_optimizer(engine, optimizer);
+  RunState<E> const state(engine, optimizer);
   engine.seal();
   auto const shards = engine.shards();
   shards.abandon_pass("a checkpoint is to be loaded");
-  auto const arrays = array_list(engine, optimizer);
+  auto const entries = state.entries();
   auto& world = engine.world();
   auto const path = checkpoint / manifest_name;
   fsdp::detail::expect_equal_texts(world, formatted("the checkpoint '{}'", checkpoint.string()), "which checkpoint");
@@ -122,18 +161,15 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
       agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); })[0];
   std::optional<ShardedReader> reader;
   std::vector<float> values;
-  auto const each = [&](auto const& act) {
-    for_each_own_segment(engine, arrays.size(), [&](std::size_t array, std::size_t u, Segment const& segment) {
-      act(array, u, segment, shards[u].layout().tensors()[segment.tensor]);
-    });
-  };
+  FoundState found;
   agreed(world, "what a checkpoint has", [&] {
     auto const what = formatted("'{}'", path.string());
     auto manifest = parse_manifest(text, what);
-    expect_same_state(manifest, tensor_list(engine), frozen_tensors(engine), arrays, optimizer.name(), what);
+    expect_same_tensors(manifest, tensor_list(engine), what);
+    found = find_state(manifest, state, entries, what);
     reader.emplace(checkpoint, std::move(manifest));
-    each([&](std::size_t array, std::size_t, Segment const& segment, TensorInfo const& tensor) {
-      reader->read(arrays[array].name, tensor.name, segment.first, segment.count, [](auto...) {});
+    for_each_own_segment(engine, state, [&](auto array, auto, Segment const& segment, TensorInfo const& tensor) {
+      reader->read(found.arrays[array], tensor.name, segment.first, segment.count, [](auto...) {});
     });
     return "";
   });
@@ -142,16 +178,21 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   shards.gate().begin_replacing("a load");
   engine.discard_gradients();
   agreed(world, "loading", [&] {
-    each([&](std::size_t array, std::size_t u, Segment const& segment, TensorInfo const& tensor) {
+    for_each_own_segment(engine, state, [&](auto array, auto u, Segment const& segment, TensorInfo const& tensor) {
       values.resize(static_cast<std::size_t>(segment.count));
-      reader->read(arrays[array].name, tensor.name, segment.first, values);
-      if (array > 0) return fsdp::detail::put_values(engine, optimizer.state(array - 1, u) + segment.offset, values);
+      reader->read(found.arrays[array], tensor.name, segment.first, values);
+      auto* const to = state.at(array, u, segment);
+      if (array > 0) {
+        fsdp::detail::with_type<bf16, fp16>(state.arrays()[array].dtype, to,
+                                      [&](auto* moments) { fsdp::detail::put_values(engine, moments, values); });
+        return;
+      }
       auto const writing = shards.write(shards[u]);
       shards[u].with_shard([&](auto* shard) { fsdp::detail::put_values(engine, shard + segment.offset, values); });
     });
     return "";
   });
-  optimizer.set_steps(manifest.steps_taken);
+  for (std::size_t i = 0; i < found.steps.size(); ++i) state.parts()[i]->set_steps(found.steps[i]);
   shards.gate().end_replacing();
   return {checkpoint, manifest.step, manifest.world_size, manifest.extra};
 }

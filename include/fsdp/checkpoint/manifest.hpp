@@ -2,6 +2,7 @@
 // What a sharded checkpoint says of itself: which tensors and arrays, whose slices lie in which file, with checksums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -71,6 +72,14 @@ struct RankFile {
   std::vector<Slice> slices;  ///< end to end behind the header
 };
 
+/// An optimizer, or another part of a run's state.
+struct StateEntry {
+  std::string name;
+  std::int64_t steps = 0;              ///< that it has taken
+  std::vector<std::string> arrays{};   ///< names of its arrays
+  std::vector<std::string> tensors{};  ///< for which they have elements
+};
+
 /// The whole: written last, so that a folder with one is a whole checkpoint.
 struct Manifest {
   std::int64_t step = 0;
@@ -81,8 +90,8 @@ struct Manifest {
   std::vector<ArrayEntry> arrays;                            ///< the parameters first
   std::vector<std::string> frozen;                           ///< names of tensors that have parameters only
   std::map<std::string, DType> types;                        ///< by tensor: of parameters, where it is not the array's
-  std::string optimizer;                                     ///< its name
-  std::int64_t steps_taken = 0;                              ///< by the optimizer
+  std::vector<StateEntry> parts;                             ///< the optimizer, or several
+  std::int64_t steps_taken = 0;                              ///< by the first
   std::vector<std::pair<std::string, std::uint64_t>> files;  ///< of each rank: name, checksum of its description
   Json extra;                                                ///< the user's
 };
@@ -156,13 +165,19 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
   return file;
 }
 
+/// Format 1: one optimizer, or none, with state for every tensor that is not frozen. Format 2 lists several, and the
+/// tensors of each.
+inline bool has_one_optimizer(Manifest const& manifest) {
+  return manifest.parts.empty() ||
+         (manifest.parts.size() == 1 &&
+          manifest.parts[0].tensors.size() + manifest.frozen.size() == manifest.tensors.size());
+}
+
 inline std::string to_json_text(Manifest const& manifest) {
-  Json json{{"format", "fsdp sharded checkpoint"},
-            {"version", 1},
-            {"step", manifest.step},
-            {"save_number", manifest.save_number},
-            {"world_size", manifest.world_size},
-            {"strategy", manifest.strategy}};
+  bool const several = !has_one_optimizer(manifest);
+  Json json{
+      {"format", "fsdp sharded checkpoint"}, {"version", several ? 2 : 1},        {"step", manifest.step},
+      {"save_number", manifest.save_number}, {"world_size", manifest.world_size}, {"strategy", manifest.strategy}};
   auto tensors = Json::array(), arrays = Json::array(), files = Json::array();
   for (auto const& tensor : manifest.tensors) {
     tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}});
@@ -175,11 +190,50 @@ inline std::string to_json_text(Manifest const& manifest) {
   json["tensors"] = std::move(tensors);
   json["arrays"] = std::move(arrays);
   if (!manifest.frozen.empty()) json["frozen"] = manifest.frozen;
-  json["optimizer"] = {{"name", manifest.optimizer}, {"steps", manifest.steps_taken}};
+  if (several) {
+    auto parts = Json::array();
+    for (auto const& part : manifest.parts)
+      parts.push_back({{"name", part.name}, {"steps", part.steps}, {"arrays", part.arrays}, {"tensors", part.tensors}});
+    json["optimizers"] = std::move(parts);
+  } else {
+    json["optimizer"] = {{"name", manifest.parts.empty() ? "" : manifest.parts[0].name},
+                         {"steps", manifest.steps_taken}};
+  }
   json["files"] = std::move(files);
   json["extra"] = manifest.extra;
   json["xxh64"] = checksum_text(checksum_of(json.dump()));
   return json.dump(1) + "\n";
+}
+
+/// @pre tensors, arrays and frozen tensors are there
+inline void parse_parts(Manifest& manifest, Fields const& fields, bool one, std::string_view what) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max() / 2;
+  if (one) {
+    Fields const optimizer(fields.object("optimizer"), what);
+    StateEntry part{optimizer.text("name"), optimizer.whole("steps", 0, most), {}, {}};
+    manifest.steps_taken = part.steps;
+    if (part.name.empty()) return;
+    for (std::size_t i = 1; i < manifest.arrays.size(); ++i) part.arrays.push_back(manifest.arrays[i].name);
+    for (auto const& tensor : manifest.tensors)
+      if (std::find(manifest.frozen.begin(), manifest.frozen.end(), tensor.name) == manifest.frozen.end())
+        part.tensors.push_back(tensor.name);
+    manifest.parts.push_back(std::move(part));
+    return;
+  }
+  for (auto const& item : fields.array("optimizers")) {
+    Fields const each(item, what);
+    StateEntry part{each.text("name"), each.whole("steps", 0, most), {}, {}};
+    auto const names = [&](char const* field, std::vector<std::string>& to) {
+      for (auto const& name : each.array(field)) {
+        if (!name.is_string()) each.wrong(field, "names");
+        to.push_back(name.get<std::string>());
+      }
+    };
+    names("arrays", part.arrays);
+    names("tensors", part.tensors);
+    manifest.parts.push_back(std::move(part));
+  }
+  if (!manifest.parts.empty()) manifest.steps_taken = manifest.parts[0].steps;
 }
 
 /// @throws ConfigError if it says nonsense, or is not as it was written
@@ -187,8 +241,9 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   auto json = parse_object(text, what);
   Fields const fields(json, what);
   if (fields.text("format") != "fsdp sharded checkpoint") fields.wrong("format", "\"fsdp sharded checkpoint\"");
-  if (auto const version = fields.whole("version", 1, 1'000'000); version > 1)
-    fail<ConfigError>("{} was written by a newer fsdp (format {}; this one reads 1)", what, version);
+  auto const version = fields.whole("version", 1, 1'000'000);
+  if (version > 2)
+    fail<ConfigError>("{} was written by a newer fsdp (format {}; this one reads 1 and 2)", what, version);
   auto const checksum = fields.checksum("xxh64");
   json.erase("xxh64");
   if (checksum_of(json.dump(-1, ' ', false, Json::error_handler_t::replace)) != checksum)
@@ -228,9 +283,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
       manifest.frozen.push_back(item.get<std::string>());
     }
   }
-  Fields const optimizer(fields.object("optimizer"), what);
-  manifest.optimizer = optimizer.text("name");
-  manifest.steps_taken = optimizer.whole("steps", 0, std::numeric_limits<std::int64_t>::max() / 2);
+  parse_parts(manifest, fields, version == 1, what);
   for (auto const& item : fields.array("files")) {
     Fields const each(item, what);
     auto name = each.text("name");

@@ -26,38 +26,40 @@ namespace fsdp {
 namespace checkpoint {
 
 /// A save that has begun: all ranks have agreed on it, and its hidden folder is there.
-template <class E, Checkpointable O>
+template <class E>
 class Save {
  public:
   /// @throws OrderError on every rank if ranks save different things, or have stepped or discarded otherwise;
   /// ResourceError on every rank if the folder cannot be made; ConfigError on every rank if `extra` is no JSON
   /// @note Collective: yes.
-  Save(E& engine, O& optimizer, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
-      : engine_(&engine), optimizer_(&optimizer), folder_(folder), options_(options) {
+  Save(E& engine, RunState<E> state, std::filesystem::path const& folder, Json extra, SaveOptions const& options)
+      : engine_(&engine), state_(std::move(state)), folder_(folder), options_(options) {
     auto const turn = engine.shards().enter("save");
-    expect_own_optimizer(engine, optimizer);
     expect_possible(options);
     engine.shards().gate().expect_at_rest("a checkpoint is to be saved");
+    engine.shards().gate().expect_not_swapped("a checkpoint is to be saved");
     engine.seal();
     engine.synchronize();  // no rank saves if a stream of one has failed
-    auto const arrays = array_list(engine, optimizer);
-    manifest_.steps_taken = optimizer.steps();
+    manifest_.parts = state_.entries();
+    manifest_.steps_taken = manifest_.parts.empty() ? 0 : manifest_.parts[0].steps;
     manifest_.step = options.step < 0 ? manifest_.steps_taken : options.step;
     manifest_.world_size = engine.world_size();
     manifest_.strategy = std::string(engine.strategy().name);
     manifest_.tensors = tensor_list(engine);
-    manifest_.arrays = arrays;
+    manifest_.arrays = state_.arrays();
     manifest_.frozen = frozen_tensors(engine);
     manifest_.types = parameter_types(engine);
-    manifest_.optimizer = std::string(optimizer.name());
+    std::string parts;
+    for (auto const& part : manifest_.parts)
+      parts += formatted("{}{} ({} steps)", parts.empty() ? "" : ", ", part.name, part.steps);
     manifest_.extra = std::move(extra);
     fsdp::detail::expect_equal_texts<OrderError>(
         engine.world(),
-        formatted("step {} to '{}', {} ({} steps), keeping {}, named by {}, after {}", manifest_.step, folder.string(),
-                  manifest_.optimizer.empty() ? "no optimizer" : manifest_.optimizer, manifest_.steps_taken,
-                  options.keep_last, listed(options.pointers), engine.shards().history().text()),
+        formatted("step {} to '{}', {}, keeping {}, named by {}, after {}", manifest_.step, folder.string(),
+                  parts.empty() ? "no optimizer (0 steps)" : parts, options.keep_last, listed(options.pointers),
+                  engine.shards().history().text()),
         "what is saved");
-    own_ = own_slices(engine, arrays);
+    own_ = own_slices(engine, state_);
     partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
       expect_writable(manifest_.extra, "extra");
       expect_nameable(manifest_.tensors, manifest_.arrays);
@@ -79,9 +81,7 @@ class Save {
   /// Enqueues a copy of bytes [begin, begin + bytes) of a slice to host memory, on compute.
   void copy(std::size_t slice, std::int64_t begin, std::int64_t bytes, std::byte* to) const {
     auto const& place = own_.places[slice];
-    auto const first = place.offset * static_cast<std::int64_t>(size_of(own_.slices[slice].dtype)) + begin;
-    engine_->device().copy_async(engine_->compute(), to,
-                                 array_of(*engine_, *optimizer_, place.array, place.unit) + first,
+    engine_->device().copy_async(engine_->compute(), to, state_.at(place.array, place.unit, place.part) + begin,
                                  static_cast<std::size_t>(bytes));
   }
 
@@ -135,7 +135,7 @@ class Save {
 
  private:
   E* engine_;
-  O* optimizer_;
+  RunState<E> state_;
   std::filesystem::path folder_;
   SaveOptions options_;
   Manifest manifest_;
@@ -164,7 +164,7 @@ std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const&
                            nlohmann::ordered_json extra = nullptr, SaveOptions const& options = {}) {
   using namespace checkpoint;
   auto const turn = engine.shards().enter("save");
-  Save<E, O> const now(engine, optimizer, folder, std::move(extra), options);
+  Save<E> const now(engine, RunState<E>(engine, optimizer), folder, std::move(extra), options);
   auto& world = engine.world();
   try {
     agreed(world, "a checkpoint's files", [&] {

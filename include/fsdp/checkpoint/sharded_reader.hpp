@@ -44,10 +44,15 @@ class ShardedReader {
   }
 
   Manifest const& manifest() const { return manifest_; }
-  /// Optimizers keep nothing for tensors that were frozen.
+  /// Optimizers keep nothing for tensors that were frozen, or that another optimizer owned.
   bool has(std::string_view array, std::string_view tensor) const {
-    return array == parameters_array ||
-           std::find(manifest_.frozen.begin(), manifest_.frozen.end(), tensor) == manifest_.frozen.end();
+    if (array == parameters_array) return true;
+    auto const lists = [](std::vector<std::string> const& names, std::string_view name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    for (auto const& part : manifest_.parts)
+      if (lists(part.arrays, array)) return lists(part.tensors, tensor);
+    return false;
   }
 
   /// Visits elements [first, first + count) of a tensor, in order, in pieces; every byte has been checked.

@@ -7,8 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fsdp/checkpoint/full_state.hpp"
@@ -19,42 +23,75 @@
 
 namespace fsdp::checkpoint {
 
-/// An optimizer whose state can be saved. fsdp::AdamW and fsdp::Sgd are.
+/// An optimizer, or another part of a run's state, that a checkpoint keeps: AdamW, Sgd, Muon, Ema.
 template <class O>
-concept Checkpointable = requires(O& optimizer, O const& constant, std::size_t index, std::int64_t steps) {
+concept CheckpointablePart = requires(O& optimizer, O const& constant, std::size_t index, std::int64_t steps) {
   { constant.name() } -> std::convertible_to<std::string_view>;                      // the same from release to release
   { constant.state_names() } -> std::convertible_to<std::vector<std::string_view>>;  // of its arrays: may be none
   *optimizer.state(index, index);  // array, unit: its elements for the unit's shard, in device memory
   { constant.steps() } -> std::same_as<std::int64_t>;
   optimizer.set_steps(steps);
 };
+/// A part that keeps elements for some tensors only has `owns(tensor)`, and `state(array, unit, segment)`, which
+/// returns the elements of a part of the unit's shard.
+template <class O>
+concept KeepsSomeTensors = CheckpointablePart<O> &&
+    requires(O& optimizer, TensorInfo const& tensor, Segment const& part) {
+  { optimizer.owns(tensor) } -> std::convertible_to<bool>;
+  *optimizer.state(std::size_t{}, std::size_t{}, part);
+};
+/// Several parts: `for_each_part(act)` calls `act(part)` for each.
+template <class O>
+concept CheckpointableParts = requires(O const& several) {
+  several.for_each_part([](auto&) {});
+};
+/// What save() and load() take beside the engine.
+template <class O>
+concept Checkpointable = CheckpointablePart<O> || CheckpointableParts<O>;
 
 /// In the place of an optimizer where there is none.
 struct NoOptimizer {
-  std::string_view name() const { return ""; }
-  std::vector<std::string_view> state_names() const { return {}; }
-  float* state(std::size_t, std::size_t) const { return nullptr; }
-  std::int64_t steps() const { return 0; }
-  void set_steps(std::int64_t) const {}
+  template <class Act>
+  void for_each_part(Act&&) const {}
 };
 
-/// @throws UsageError if the optimizer says that it is another engine's
-template <class E, Checkpointable O>
-void expect_own_optimizer(E const& engine, O const& optimizer) {
-  if constexpr (requires { optimizer.engine(); })
-    FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == &engine,
-                 "rank {}: the optimizer '{}' belongs to another engine; pass the optimizer of this engine",
-                 engine.rank(), std::string_view(optimizer.name()));
-}
+/// One part of a run's state. A checkpoint has an entry and some arrays of it.
+class StatePart {
+ public:
+  virtual ~StatePart() = default;
+  virtual std::int64_t steps() const = 0;
+  virtual void set_steps(std::int64_t steps) = 0;
+  virtual bool owns(TensorInfo const& tensor) const = 0;
+  /// The elements of array `index` that belong to a part of the unit's shard. @pre owns() its tensor, which trains
+  virtual std::byte* state(std::size_t index, std::size_t unit, Segment const& part) = 0;
 
-/// The arrays of an engine and an optimizer: the parameters, and the optimizer's in its order.
-template <class E, Checkpointable O>
-std::vector<ArrayEntry> array_list(E&, O const& optimizer) {
-  std::vector<ArrayEntry> arrays{{std::string(parameters_array), dtype_of<typename E::Master>}};
-  using Moment = std::remove_cvref_t<decltype(*std::declval<O&>().state(0, 0))>;
-  for (auto const name : optimizer.state_names()) arrays.push_back({std::string(name), dtype_of<Moment>});
-  return arrays;
-}
+  std::string name;
+  std::vector<std::string> arrays;
+  DType type = DType::f32;  ///< of their elements
+};
+
+template <CheckpointablePart O>
+class StatePartOf final : public StatePart {
+ public:
+  explicit StatePartOf(O& optimizer) : optimizer_(&optimizer) {
+    name = std::string(optimizer.name());
+    for (auto const array : optimizer.state_names()) arrays.emplace_back(array);
+    type = dtype_of<std::remove_cvref_t<decltype(*optimizer.state(0, 0))>>;
+  }
+  std::int64_t steps() const override { return optimizer_->steps(); }
+  void set_steps(std::int64_t steps) override { optimizer_->set_steps(steps); }
+  bool owns(TensorInfo const& tensor) const override {
+    if constexpr (KeepsSomeTensors<O>) return optimizer_->owns(tensor);
+    return true;
+  }
+  std::byte* state(std::size_t index, std::size_t unit, Segment const& part) override {
+    if constexpr (KeepsSomeTensors<O>) return reinterpret_cast<std::byte*>(optimizer_->state(index, unit, part));
+    return reinterpret_cast<std::byte*>(optimizer_->state(index, unit) + part.offset);
+  }
+
+ private:
+  O* optimizer_;
+};
 
 /// The tensors that have parameters only.
 template <class E>
@@ -78,17 +115,85 @@ std::map<std::string, DType> parameter_types(E& engine) {
   return types;
 }
 
-/// A unit's shard of array `index` of array_list, in device memory.
-template <class E, Checkpointable O>
-std::byte* array_of(E& engine, O& optimizer, std::size_t index, std::size_t unit) {
-  if (index == 0) return static_cast<std::byte*>(engine.shards()[unit].shard_data);
-  return reinterpret_cast<std::byte*>(optimizer.state(index - 1, unit));
-}
+/// The arrays of an engine and of the parts of its run's state.
+template <class E>
+class RunState {
+ public:
+  /// @throws UsageError if a part says that it is another engine's
+  template <Checkpointable O>
+  RunState(E& engine, O& optimizer) : engine_(&engine) {
+    add(optimizer);
+    arrays_.push_back({std::string(parameters_array), dtype_of<typename E::Master>});
+    places_.emplace_back();
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      for (std::size_t array = 0; array < parts_[i]->arrays.size(); ++array) {
+        arrays_.push_back({prefix(i) + parts_[i]->arrays[array], parts_[i]->type});
+        places_.emplace_back(i, array);
+      }
+  }
+
+  /// The parameters, and the arrays of each part. If there are several parts, their names come before their arrays'.
+  std::vector<ArrayEntry> const& arrays() const { return arrays_; }
+  std::vector<std::unique_ptr<StatePart>> const& parts() const { return parts_; }
+  /// The part of an array, and the array's index there. @pre index > 0
+  std::pair<std::size_t, std::size_t> place(std::size_t index) const { return places_[index]; }
+  /// Array `index` has elements for the tensor. Frozen units have parameters only.
+  bool has(std::size_t index, std::size_t unit, TensorInfo const& tensor) const {
+    return index == 0 || (!engine_->shards()[unit].frozen && parts_[places_[index].first]->owns(tensor));
+  }
+  /// The elements of array `index` that belong to a part of the unit's shard, in device memory. @pre has()
+  std::byte* at(std::size_t index, std::size_t unit, Segment const& part) const {
+    if (index > 0) return parts_[places_[index].first]->state(places_[index].second, unit, part);
+    auto const& of = engine_->shards()[unit];
+    return static_cast<std::byte*>(of.shard_data) + static_cast<std::size_t>(part.offset) * size_of(of.types().master);
+  }
+  /// What a checkpoint says of the parts. @note Waits for compute.
+  std::vector<StateEntry> entries() const {
+    std::vector<StateEntry> entries;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      StateEntry entry{parts_[i]->name, parts_[i]->steps(), {}, {}};
+      for (std::size_t array = 1; array < arrays_.size(); ++array)
+        if (places_[array].first == i) entry.arrays.push_back(arrays_[array].name);
+      auto const shards = engine_->shards();
+      for (std::size_t u = 0; u < shards.size(); ++u)
+        for (auto const& tensor : shards[u].layout().tensors())
+          if (!shards[u].frozen && parts_[i]->owns(tensor)) entry.tensors.push_back(tensor.name);
+      entries.push_back(std::move(entry));
+    }
+    return entries;
+  }
+
+ private:
+  template <Checkpointable O>
+  void add(O& optimizer) {
+    if constexpr (CheckpointableParts<O>) {
+      optimizer.for_each_part([this](auto& part) { add(part); });
+    } else {
+      if constexpr (requires { optimizer.engine(); })
+        FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == engine_,
+                     "rank {}: the optimizer '{}' belongs to another engine; pass the optimizer of this engine",
+                     engine_->rank(), std::string_view(optimizer.name()));
+      parts_.push_back(std::make_unique<StatePartOf<O>>(optimizer));
+    }
+  }
+  /// "AdamW." and, for the second one, "AdamW2."
+  std::string prefix(std::size_t part) const {
+    if (parts_.size() == 1) return {};
+    int number = 1;
+    for (std::size_t i = 0; i < part; ++i) number += parts_[i]->name == parts_[part]->name ? 1 : 0;
+    return number == 1 ? parts_[part]->name + "." : formatted("{}{}.", parts_[part]->name, number);
+  }
+
+  E* engine_;
+  std::vector<std::unique_ptr<StatePart>> parts_;
+  std::vector<ArrayEntry> arrays_;
+  std::vector<std::pair<std::size_t, std::size_t>> places_;
+};
 
 /// Where a slice lies on this rank.
 struct SlicePlace {
   std::size_t array = 0, unit = 0;
-  std::int64_t offset = 0;  ///< of its first element, in the unit's shard
+  Segment part{};  ///< of the unit's shard
 };
 struct OwnSlices {
   std::vector<Slice> slices;
@@ -99,20 +204,21 @@ struct OwnSlices {
 /// sharded or replicated.
 /// @pre the engine is sealed
 template <class E>
-OwnSlices own_slices(E& engine, std::vector<ArrayEntry> const& arrays) {
+OwnSlices own_slices(E& engine, RunState<E> const& state) {
   OwnSlices own;
   auto const shards = engine.shards();
-  for (std::size_t array = 0; array < arrays.size(); ++array) {
+  for (std::size_t array = 0; array < state.arrays().size(); ++array) {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
-      if (array > 0 && unit.frozen) continue;  // optimizers keep nothing for it
-      auto const dtype = array == 0 ? unit.types().master : arrays[array].dtype;
-      auto const part = unit.norm_slice();
-      auto const begin = unit.shard().begin + part.begin;
-      for (auto const& segment : unit.layout().segments({begin, begin + part.size()})) {
+      auto const dtype = array == 0 ? unit.types().master : state.arrays()[array].dtype;
+      auto const slice = unit.norm_slice();
+      auto const begin = unit.shard().begin + slice.begin;
+      for (auto segment : unit.layout().segments({begin, begin + slice.size()})) {
         auto const& tensor = unit.layout().tensors()[segment.tensor];
-        own.slices.push_back({arrays[array].name, tensor.name, dtype, segment.first, segment.count, 0, {}});
-        own.places.push_back({array, u, part.begin + segment.offset});
+        if (!state.has(array, u, tensor)) continue;
+        own.slices.push_back({state.arrays()[array].name, tensor.name, dtype, segment.first, segment.count, 0, {}});
+        segment.offset += slice.begin;
+        own.places.push_back({array, u, segment});
       }
     }
   }
@@ -120,3 +226,22 @@ OwnSlices own_slices(E& engine, std::vector<ArrayEntry> const& arrays) {
 }
 
 }  // namespace fsdp::checkpoint
+
+namespace fsdp {
+
+/// Several parts of a run's state, for save() and load(): `fsdp::TrainingState state{both, ema}`. It refers to them.
+template <checkpoint::Checkpointable... Part>
+class TrainingState {
+ public:
+  explicit TrainingState(Part&... parts) : parts_(&parts...) {}
+  /// Calls `act(part)` for each in turn.
+  template <class Act>
+  void for_each_part(Act&& act) const {
+    std::apply([&](auto*... part) { (act(*part), ...); }, parts_);
+  }
+
+ private:
+  std::tuple<Part*...> parts_;
+};
+
+}  // namespace fsdp

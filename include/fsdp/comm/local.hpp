@@ -28,11 +28,11 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
   if (ranks < 1 || ranks > pairwise::max_ranks) {
     fail<ConfigError>("fsdp::local::run: expected 1 to {} ranks, got {}", pairwise::max_ranks, ranks);
   }
-  auto const shared = std::make_shared<Run<D>>(ranks);
+  std::shared_ptr<Run<D>> const shared(new Run<D>(ranks));  // see [Note: Shared by new]
   std::vector<int> world;
-  for (int rank = 0; rank < ranks; ++rank) world.push_back(rank);
-  auto group = std::make_shared<Group<D>>(shared, world, "world");
-  fsdp::detail::FixedArray<RankThread> threads(world.size());
+  while (world.size() < static_cast<std::size_t>(ranks)) world.push_back(static_cast<int>(world.size()));
+  auto group = make_group(shared, std::move(world), "world");
+  fsdp::detail::FixedArray<RankThread> threads(static_cast<std::size_t>(ranks));
   auto const live = [&](int rank) {
     auto const failed = [&] {
       threads[static_cast<std::size_t>(rank)].error = std::current_exception();
@@ -59,7 +59,7 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
     auto const& of = *static_cast<RankThread const*>(context);
     (*static_cast<decltype(live)*>(of.live))(of.rank);
   };
-  for (auto const rank : world) {
+  for (int rank = 0; rank < ranks; ++rank) {
     auto& own = threads[static_cast<std::size_t>(rank)];
     own.rank = rank;
     own.live = &live;

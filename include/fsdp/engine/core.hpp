@@ -128,6 +128,11 @@ struct EngineCore {
     if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
       split(Group::kept, where.rank / ranks, "kept group");
   }
+  [[gnu::cold, gnu::noinline]] void expect_unsealed(std::string_view what, std::string_view instead) const {
+    FSDP_EXPECTS(!sealed,
+                 "rank {}: {} too late; {} before the first forward, optimizer, save or load, which seals the engine",
+                 where.rank, what, instead);
+  }
   void discard_gradients() {
     passes.expect_no_half_step("gradients are discarded");
     bool some = false;

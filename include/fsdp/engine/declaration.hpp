@@ -217,8 +217,10 @@ class Declaration : public DeclaredUnits<P> {
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
     input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
-    for (auto const& list : lists_)
-      (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = list.ahead;
+    for (auto const& list : lists_) {
+      auto ahead = list.ahead;
+      (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = std::move(ahead);
+    }
     input.max_ahead_bytes = options_.max_ahead_bytes;
     input.reshard_ranks = options_.reshard_ranks;
     input.allow_keep_unsharded = options_.allow_keep_unsharded;

@@ -143,7 +143,8 @@ class DeclaredUnits {
   /// What restore() goes back to: the number of units, and of each its tensors, promises and units beside it.
   using Mark = std::vector<std::size_t>;
   [[gnu::cold]] Mark mark() const {
-    Mark now{units_.size()};
+    Mark now;
+    now.push_back(units_.size());
     for (auto const& unit : units_) {
       now.push_back(unit->layout().tensors().size());
       now.push_back((unit->sets_gradients ? 1u : 0u) + (unit->skips_gradients ? 2u : 0u));

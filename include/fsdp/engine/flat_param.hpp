@@ -79,7 +79,7 @@ class FlatParam {
     auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
     norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
     padding_ = layout_.padding();
-    begun_.resize(layout_.tensors().size());
+    begun_ = std::vector<std::size_t>(layout_.tensors().size());
   }
 
   /// @pre sealed

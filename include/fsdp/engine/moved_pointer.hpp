@@ -24,6 +24,7 @@ class MovedPointer {
     FSDP_EXPECTS(pointer_ != nullptr, "{} was used after it was moved from", what);
     return pointer_;
   }
+  bool is_set() const { return pointer_ != nullptr; }
 
  private:
   T* pointer_;

@@ -57,8 +57,10 @@ class StepGate {
   [[gnu::noinline]] void begin_step(std::uint64_t measurement) {
     expect_reduced("an optimizer step begins");
     expect_norm(measurement);
+    expect_not_swapped("an optimizer step begins");
     passes_->abandon("an optimizer step begins");
     forget_norm();
+    stepped_with_ = measurement;
   }
   /// Units are about to be updated. The step ends when all are; until then all but a load or an import is refused.
   void begin_updates() {
@@ -81,10 +83,29 @@ class StepGate {
   }
   /// The shards are about to be replaced, by `what`, and have been.
   void begin_replacing(std::string_view what) {
+    expect_not_swapped(what);
     to_update_ = 0;
     passes_->begin_writing(what);
   }
   void end_replacing() { passes_->end_writing(); }
+
+  /// The parameters of all units are replaced by others for a while: only evaluations and exports are allowed.
+  void set_swapped(bool swapped) { swapped_ = swapped; }
+  /// @throws UsageError while they are
+  void expect_not_swapped(std::string_view what) const {
+    FSDP_EXPECTS(!swapped_, "rank {}: {}, but averages of weights are swapped in; end the scope of Ema::swap first",
+                 rank_, what);
+  }
+
+  /// @return whether the last step took a norm, so that it may have been skipped
+  /// @throws UsageError if that norm has been replaced
+  bool last_step_measured(std::string_view what) const {
+    FSDP_EXPECTS(stepped_with_ == 0 || is_last_measurement(stepped_with_),
+                 "rank {}: {}: clip_grad_norm was called after the last step, so it is not known whether the step was "
+                 "skipped; call it right after the step",
+                 rank_, what);
+    return stepped_with_ != 0;
+  }
 
   /// clip_grad_norm has measured the gradients as they are. @return the measurement's number
   std::uint64_t set_measured(bool limits) {
@@ -125,6 +146,8 @@ class StepGate {
   Passes* passes_;
   Norm norm_;  ///< for the next step
   std::uint64_t measurements_ = 0;
+  std::uint64_t stepped_with_ = 0;  ///< measurement that the last step took; 0: none
+  bool swapped_ = false;
   std::size_t to_update_ = 0;  ///< units that the step under way has not updated
 };
 

@@ -57,8 +57,7 @@ template <class C>
   if (!values.empty()) std::memcpy(mine.data(), values.data(), bytes);
   mine += formatted("\n{} values", values.size());
   if (!history.empty()) mine += formatted(" after {}", history);
-  std::vector<double> mean(values.size(), 0.0);
-  std::vector<double> theirs(values.size());
+  std::vector<double> mean(values.size()), theirs(values.size());
   auto const texts = world.exchange(mine, "values to average");
   auto const said = [](std::string const& text) { return std::string_view(text).substr(text.rfind('\n') + 1); };
   for (auto const& text : texts) {

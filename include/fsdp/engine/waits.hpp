@@ -11,6 +11,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/streams.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/step/hazards.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/wait_site.hpp"
@@ -61,10 +62,11 @@ class Waits {
   [[gnu::cold]] void prepare(Program const& program) {
     hazards_ = step::Hazards(program.buffers, order_among_peers<C>());
     for (std::size_t stream = 0; stream < stream_kinds; ++stream) {
+      auto& events = events_[stream];
       // Room for the events of two steps, and for 8 late ones.
-      for (std::size_t i = 0; i < std::bit_ceil(2 * program.events[stream] + 8); ++i)
-        events_[stream].ring.push_back({{}, device_.make_event()});
-      events_[stream].behind.resize(std::bit_ceil(2 * program.noted[stream] + 8));
+      events.points = FixedArray<step::Point>(std::bit_ceil(2 * program.events[stream] + 8));
+      while (events.ring.size() < events.points.size()) events.ring.push_back(device_.make_event());
+      events.behind = std::vector<std::size_t>(std::bit_ceil(2 * program.noted[stream] + 8));
     }
   }
 
@@ -90,32 +92,37 @@ class Waits {
   std::size_t late_records() const { return late_; }
 
  private:
+  /// An event, and the point in the run at which it was recorded.
   struct Recorded {
-    step::Point point;
-    typename D::Event event;
+    step::Point* point = nullptr;
+    typename D::Event* event = nullptr;
   };
   /// The latest events of a stream, in order. An index into either list is taken modulo its size, so what is found in
   /// place of a lost element comes later.
   struct Events {
-    std::vector<Recorded> ring;       ///< a power of two
-    std::vector<std::size_t> behind;  ///< a power of two; by number of an operation: the first event behind it
-    std::size_t recorded = 0;         ///< events so far
-    std::uint64_t last = 0;           ///< the last operation before an event
-    Recorded& at(std::size_t index) { return ring[index & (ring.size() - 1)]; }
+    std::vector<typename D::Event> ring;  ///< a power of two
+    FixedArray<step::Point> points;       ///< of these events
+    std::vector<std::size_t> behind;      ///< a power of two; by number of an operation: the first event behind it
+    std::size_t recorded = 0;             ///< events so far
+    std::uint64_t last = 0;               ///< the last operation before an event
+    Recorded at(std::size_t index) {
+      auto const place = index & (ring.size() - 1);
+      return {&points[place], &ring[place]};
+    }
     std::size_t& behind_of(std::uint64_t number) { return behind[number & (behind.size() - 1)]; }
   };
 
   void record(StreamKind stream) {
     auto& events = events_[static_cast<std::size_t>(stream)];
-    auto& next = events.at(events.recorded);
-    device_.record(next.event, (*streams_)[stream]);
-    next.point = hazards_.point(stream);
+    auto const next = events.at(events.recorded);
+    device_.record(*next.event, (*streams_)[stream]);
+    *next.point = hazards_.point(stream);
     for (auto const number = hazards_.number(stream); events.last < number;)
       events.behind_of(++events.last) = events.recorded;
     ++events.recorded;
   }
   /// The first event behind operation `number` of the stream; a later one if the ring has lost that.
-  Recorded const& event_after(StreamKind stream, std::uint64_t number) {
+  Recorded event_after(StreamKind stream, std::uint64_t number) {
     auto& events = events_[static_cast<std::size_t>(stream)];
     if (number > events.last) {
       record(stream);
@@ -125,18 +132,18 @@ class Waits {
   }
   [[gnu::noinline]] void enqueue(Operation const& operation, step::Hazards::Needs const& needs) {
     auto& stream = (*streams_)[operation.stream];
-    std::array<Recorded const*, stream_kinds> events;
+    std::array<Recorded, stream_kinds> events;
     step::for_each_bit(needs.streams.bits, [&](std::size_t i) {
-      events[i] = &event_after(static_cast<StreamKind>(i), needs.streams.numbers[i]);
+      events[i] = event_after(static_cast<StreamKind>(i), needs.streams.numbers[i]);
     });
     bool const updates = operation.primitive == step::Primitive::update || operation.primitive == step::Primitive::norm;
     step::for_each_event(
-        needs, [&](StreamKind of) -> step::Point const& { return events[static_cast<std::size_t>(of)]->point; },
+        needs, [&](StreamKind of) -> step::Point const& { return *events[static_cast<std::size_t>(of)].point; },
         [&](StreamKind of) {
           auto const i = static_cast<std::size_t>(of);
-          device_.wait(stream, events[i]->event, event_site(operation.stream, needs.streams.pools[i], updates));
+          device_.wait(stream, *events[i].event, event_site(operation.stream, needs.streams.pools[i], updates));
         });
-    step::for_each_bit(needs.streams.bits, [&](std::size_t i) { hazards_.learn(operation.stream, events[i]->point); });
+    step::for_each_bit(needs.streams.bits, [&](std::size_t i) { hazards_.learn(operation.stream, *events[i].point); });
     auto const& known = hazards_.point(operation.stream);
     step::for_each_bit(needs.peers.bits, [&](std::size_t i) {
       auto const collective = needs.peers.numbers[i];

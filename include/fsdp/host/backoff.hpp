@@ -46,6 +46,8 @@ inline std::atomic<bool> reported{
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<char const*>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
+inline constexpr std::chrono::milliseconds an_hour = std::chrono::hours{1};
+
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -76,7 +78,7 @@ inline char const* termination_cause() noexcept { return detail::termination_cau
 /// Blocks for ever if another thread is ending the process because of a wait that has failed: what this one has found
 /// since then may come of that, and is not to be reported instead.
 inline void yield_to_end() {
-  while (detail::giving_up.load()) std::this_thread::sleep_for(std::chrono::hours{1});
+  while (detail::giving_up.load()) std::this_thread::sleep_for(detail::an_hour);
 }
 
 /// Installs a SIGTERM handler that calls request_termination(). Opt-in: without it, SIGTERM ends the process at once.
@@ -112,14 +114,14 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 [[noreturn, gnu::cold]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited,
                                             bool terminated) {
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
-  if (reported.load()) std::this_thread::sleep_for(std::chrono::hours{1});
+  if (reported.load()) std::this_thread::sleep_for(an_hour);
   auto const why = terminated ? formatted("{} during a wait", termination_cause.load(std::memory_order_relaxed))
                               : std::string("a wait missed its deadline");
   auto const line = formatted("fsdp: {}: {}; waiting {}\n", why, what, elapsed_text(waited));
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
   bool const first = !giving_up.exchange(true, std::memory_order_relaxed);
-  std::this_thread::sleep_for(first ? std::chrono::milliseconds{250} : std::chrono::hours{1});
+  std::this_thread::sleep_for(first ? std::chrono::milliseconds{250} : an_hour);
   std::_Exit(terminated ? wait_terminated_exit_code : wait_expired_exit_code);
 }
 }  // namespace detail

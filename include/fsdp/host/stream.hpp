@@ -88,7 +88,7 @@ class Stream {
     using Callable = std::decay_t<F>;
     if constexpr (detail::is_bytes<Callable>) {
       Callable bytes(std::forward<F>(task));
-      enqueue_bytes(detail::call_as<Callable>, 1, std::addressof(bytes), sizeof bytes);
+      enqueue_bytes(detail::call_as<Callable>, 1, &bytes, sizeof bytes);
     } else if (runs_inline()) {
       Callable callable(std::forward<F>(task));
       IeeeArithmetic const arithmetic;
@@ -118,7 +118,7 @@ class Stream {
   void enqueue_parts(std::int64_t parts, F f) {
     static_assert(detail::is_bytes<F>,
                   "what is called by several threads is copied as bytes, as kernels' arguments are");
-    enqueue_bytes(detail::call_parts<F>, parts, std::addressof(f), sizeof f);
+    enqueue_bytes(detail::call_parts<F>, parts, &f, sizeof f);
   }
 
   /// Lets `event` stand for all work enqueued so far.

@@ -184,7 +184,7 @@ struct WaitTask {
 template <class T>
 void push_task(TaskQueue& queue, T const& task) {
   static_assert(std::is_trivially_copyable_v<T>);
-  queue.push(T::run, std::addressof(task), sizeof task);
+  queue.push(T::run, &task, sizeof task);
 }
 
 }  // namespace fsdp::host::detail

@@ -18,6 +18,7 @@ struct OptimizerChunk {
   float weight_decay = 0.0f;
   std::uint64_t tensor = 0;  ///< hash_name() of the tensor's name
   std::int64_t first = 0;    ///< first element inside the full tensor
+  std::int64_t shift = 0;    ///< begin + shift is the first element inside the moments
 };
 
 /// Scalars of one step, in device memory; all kernels of the step read them. Zero it before the first step.
@@ -36,6 +37,12 @@ struct AdamWScalars {
   float epsilon = 1e-8f;
 };
 
+/// Constants of SGD.
+struct SgdScalars {
+  float momentum = 0.0f;
+  bool nesterov = false;  ///< parameters move by gradient + momentum * velocity, not by the velocity
+};
+
 namespace kernels {
 
 namespace detail {
@@ -51,12 +58,12 @@ FSDP_HD inline float bias_correction(float beta, std::int64_t n) {
 struct BeginStep {
   template <class Block>
   FSDP_HD void operator()(Block const& block, std::int64_t, OptimizerStep* step, float learning_rate, float beta1,
-                          float beta2, ClipScalars* clip) const {
+                          float beta2, ClipScalars* clip, bool counts) const {
     if (block.thread() != 0) return;
     step->factor = clip == nullptr ? 1.0f : clip->factor;
     step->learning_rate = learning_rate;
     if (step->factor < 0.0f) {
-      clip->skipped += 1;
+      if (counts) clip->skipped += 1;
       return;
     }
     step->taken += 1;
@@ -80,6 +87,8 @@ struct AdamW {
     float const root_scale = 1.0f / math::sqrt(now.correction2);
     float const clip = now.factor;
     float const fresh1 = 1.0f - s.beta1, fresh2 = 1.0f - s.beta2;
+    m += chunk.begin + chunk.shift;
+    v += chunk.begin + chunk.shift;
     auto const update = [=](float& param, float gradient, float& first, float& second) {
       float const slope = gradient * clip;
       // Not slope + beta (moment - slope): where the slope is far larger than the moment, its rounding remains.
@@ -98,9 +107,9 @@ struct AdamW {
             first = rounding::stochastic<M>(first, static_cast<std::uint32_t>(bits >> 16 & 0xffffu));
             second = rounding::stochastic<M>(second, static_cast<std::uint32_t>(bits >> 32 & 0xffffu));
           },
-          p + chunk.begin, g + chunk.begin, m + chunk.begin, v + chunk.begin, Indices{chunk.first});
+          p + chunk.begin, g + chunk.begin, m, v, Indices{chunk.first});
     } else {
-      block.update(chunk.count, update, p + chunk.begin, g + chunk.begin, m + chunk.begin, v + chunk.begin);
+      block.update(chunk.count, update, p + chunk.begin, g + chunk.begin, m, v);
     }
   }
 };
@@ -109,7 +118,7 @@ template <bool Stochastic>
 struct Sgd {
   template <class Block, class P>
   FSDP_HD void operator()(Block const& block, std::int64_t index, OptimizerChunk const* chunks,
-                          OptimizerStep const* step, float inertia, P* p, float const* g, float* momentum,
+                          OptimizerStep const* step, SgdScalars s, P* p, float const* g, float* momentum,
                           std::uint64_t seed) const {
     OptimizerStep const now = *step;
     if (now.factor < 0.0f) return;
@@ -132,30 +141,32 @@ struct Sgd {
       block.update(
           chunk.count,
           [=](float& param, float gradient, float& velocity, std::int64_t element) {
-            velocity = math::mul_add(inertia, velocity, math::mul_add(decay, param, gradient * clip));
-            move(param, velocity, element);
+            float const slope = math::mul_add(decay, param, gradient * clip);
+            velocity = math::mul_add(s.momentum, velocity, slope);
+            move(param, s.nesterov ? math::mul_add(s.momentum, velocity, slope) : velocity, element);
           },
-          p + chunk.begin, g + chunk.begin, momentum + chunk.begin, Indices{chunk.first});
+          p + chunk.begin, g + chunk.begin, momentum + chunk.begin + chunk.shift, Indices{chunk.first});
     }
   }
 };
 
 }  // namespace detail
 
-/// Writes the scalars of the next step. A step that clipping says to skip leaves `taken` and the corrections alone, and
-/// counts in clip->skipped.
+/// Writes the scalars of the next step. A step that clipping says to skip leaves `taken` and the corrections alone.
 /// @param clip  what clip_factor decided; null: no clipping
+/// @param counts  count a skipped step in clip->skipped
 template <Device D>
 void begin_step(D const& device, typename D::Stream& stream, OptimizerStep* step, float learning_rate, float beta1,
-                float beta2, ClipScalars* clip) {
-  device.launch(stream, 1, detail::BeginStep{}, step, learning_rate, beta1, beta2, clip);
+                float beta2, ClipScalars* clip, bool counts = true) {
+  device.launch(stream, 1, detail::BeginStep{}, step, learning_rate, beta1, beta2, clip, counts);
 }
 
 /// One AdamW step over a flat shard, with decoupled weight decay per chunk (Loshchilov and Hutter, arXiv:1711.05101).
 /// Arithmetic is fp32; parameters and moments are rounded as they are stored.
 /// @tparam Stochastic  stochastic rounding instead of to nearest even: see [Note: Stochastic rounding]
 /// @param chunks  chunk_count disjoint chunks, in memory of the device
-/// @param p, g, m, v  parameters, gradients, first and second moments: chunk positions index all four
+/// @param p, g  parameters and gradients: chunks begin at `begin`
+/// @param m, v  first and second moments: chunks begin at begin + shift
 template <bool Stochastic = false, Device D, class P, class M>
 void adamw(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
            OptimizerStep const* step, AdamWScalars scalars, P* p, float const* g, M* m, M* v, std::uint64_t seed = 0) {
@@ -167,9 +178,9 @@ void adamw(D const& device, typename D::Stream& stream, OptimizerChunk const* ch
 /// @param momentum  velocities, zero before the first step; null for plain SGD
 template <bool Stochastic = false, Device D, class P>
 void sgd(D const& device, typename D::Stream& stream, OptimizerChunk const* chunks, std::int64_t chunk_count,
-         OptimizerStep const* step, float inertia, P* p, float const* g, float* momentum, std::uint64_t seed = 0) {
+         OptimizerStep const* step, SgdScalars scalars, P* p, float const* g, float* momentum, std::uint64_t seed = 0) {
   if (chunk_count > 0)
-    device.launch(stream, chunk_count, detail::Sgd<Stochastic>{}, chunks, step, inertia, p, g, momentum, seed);
+    device.launch(stream, chunk_count, detail::Sgd<Stochastic>{}, chunks, step, scalars, p, g, momentum, seed);
 }
 
 }  // namespace kernels

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
@@ -25,7 +26,7 @@ struct AdamWOptions {
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
-/// algorithm 2). Keeps two moments per element of the shards. The engine must outlive it.
+/// algorithm 2). Keeps two moments per element of the shards. The engine must outlive it. Moving it moves no memory.
 ///
 /// `fsdp::AdamW adamw(engine)` keeps fp32 moments; `fsdp::AdamW<decltype(engine), fsdp::bf16>` halves their memory: use
 /// it with stochastic_rounding, for the second moment moves by less than bf16 resolves (1 - beta2 against 2^-9).
@@ -37,13 +38,25 @@ class AdamW {
   /// @throws UsageError on options out of range, or stochastic rounding of fp32 alone; ConfigError on every rank if
   /// ranks' options differ
   /// @note Collective: yes.
-  [[gnu::cold]] explicit AdamW(E& engine, AdamWOptions options = {})
-      : engine_(&engine),
-        options_(checked(options)),
-        state_(engine, "AdamW", text(options), 2, options.weight_decay, options.stochastic_rounding) {}
+  explicit AdamW(E& engine, AdamWOptions const& options = {}, ParamGroups groups = {})
+      : AdamW(engine, TensorSelection::all(), options, std::move(groups)) {}
+  /// @param tensors  that it owns: fsdp::matching("head.*"), muon.rest(). Optimizers that own all tensors together step
+  /// as fsdp::Optimizers
+  /// @param groups  settings of some of them
+  /// @throws UsageError as above, and if a pattern matches no tensor that trains
+  [[gnu::cold]] AdamW(E& engine, TensorSelection tensors, AdamWOptions const& options = {}, ParamGroups groups = {})
+      : options_(checked(options)),
+        state_(engine, name(), text(options), 2,
+               detail::OwnedTensors(
+                   name(), detail::OwnedTensors::Decays::betas,
+                   {.weight_decay = options.weight_decay, .first = options.beta1, .second = options.beta2},
+                   std::move(tensors), std::move(groups)),
+               options.stochastic_rounding) {}
 
+  // clang-format off
   template <class None = void>
-  AdamW(E&, ...) = delete;  // fsdp: expected (engine[, AdamWOptions]); check the names in braces
+  AdamW(E&, ...) = delete;  // fsdp: expected (engine[, tensors][, AdamWOptions[, groups]]); check the names in braces
+  // clang-format on
 
   void step() { step(options_.lr); }
   void step(GradNorm<E> const& norm) { step(options_.lr, norm); }
@@ -58,15 +71,24 @@ class AdamW {
   /// its own update only.
   /// @note Collective: no.
   void step(float lr, GradNorm<E> const& norm = {}) {
-    state_.step(lr, norm, options_.beta1, options_.beta2, [this](auto& unit, auto const& part) {
+    state_.step(lr, norm, [this](auto& unit) { update(unit); });
+  }
+
+  // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
+  void begin_step(float lr, ClipScalars* clip, bool counts) { state_.begin_step(lr, clip, counts); }
+  void update(typename E::Unit& unit) {
+    state_.for_each_part(unit, [&](auto const& part) {
       if constexpr (State::narrow) {
         if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }
       this->launch<false>(unit, part);
     });
   }
+  bool owns(TensorInfo const& tensor) const { return state_.owns(tensor); }
+  /// The tensors of `among` that it does not own.
+  TensorSelection rest(TensorSelection among = TensorSelection::all()) const { return state_.rest(std::move(among)); }
 
-  E const& engine() const { return *engine_; }
+  E& engine() const { return state_.engine(); }
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const { return state_.steps(); }
   AdamWOptions const& options() const { return options_; }
@@ -75,6 +97,9 @@ class AdamW {
   static constexpr std::string_view name() { return "AdamW"; }
   static std::vector<std::string_view> state_names() { return {"exp_avg", "exp_avg_sq"}; }
   Moment* state(std::size_t which, std::size_t unit) const { return state_.moment(which, unit); }
+  Moment* state(std::size_t which, std::size_t unit, Segment const& part) const {
+    return state_.moment(which, unit, part);
+  }
   /// Continues as after `steps` steps. @note Waits for compute.
   void set_steps(std::int64_t steps) { state_.set_steps(steps); }
 
@@ -100,14 +125,14 @@ class AdamW {
   template <bool Stochastic>
   void launch(typename E::Unit& unit, typename State::Part const& part) {
     unit.with_master([&](auto* master) {
-      kernels::adamw<Stochastic>(engine_->device(), engine_->compute(), part.chunks, part.chunk_count, part.step,
-                                 AdamWScalars{options_.beta1, options_.beta2, options_.eps}, master,
+      auto& engine = state_.engine();
+      kernels::adamw<Stochastic>(engine.device(), engine.compute(), part.chunks, part.chunk_count, part.step,
+                                 AdamWScalars{part.first, part.second, options_.eps}, master,
                                  static_cast<float const*>(unit.gradient), state_.moment(0, part),
                                  state_.moment(1, part), options_.seed);
     });
   }
 
-  E* engine_;
   AdamWOptions options_;
   State state_;
 };

@@ -82,30 +82,12 @@ class GradScaler {
   /// @note Collective: one all-reduce of W doubles, unless a norm is given.
   template <class Optimizer>
   void step(Optimizer& optimizer, float lr, GradNorm<E> measured = {}) {
-    auto const inside = engine_->shards().enter("GradScaler::step");
-    auto& norm = engine_->shards().norm();
-    if constexpr (requires { optimizer.engine(); })
-      FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == engine_,
-                   "rank {}: GradScaler::step: the optimizer belongs to another engine, whose gradients this "
-                   "GradScaler does not scale",
-                   engine_->rank());
-    engine_->shards().expect_own("GradScaler::step", measured);
-    auto& gate = engine_->shards().gate();
-    gate.expect_reduced("GradScaler::step is called");
-    gate.expect_norm(measured.measurement());
-    if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
-    struct Turn {
-      bool& on;
-      explicit Turn(bool& flag) : on(flag) { on = true; }
-      Turn(Turn const&) = delete;
-      ~Turn() { on = false; }
-    };
-    {
-      Turn const turn(norm.scaler_steps);
-      optimizer.step(lr, measured);
-    }
-    kernels::update_scale(engine_->device(), engine_->compute(), static_cast<ClipScalars const*>(norm.result),
-                          options_.growth_factor, options_.backoff_factor, options_.growth_interval, on_device());
+    step_with(optimizer, lr, measured);
+  }
+  /// The same with fsdp::Optimizers: `scaler.step(both, {0.02f, lr}, norm)`.
+  template <class Optimizers>
+  void step(Optimizers& optimizers, typename Optimizers::LearningRates const& rates, GradNorm<E> measured = {}) {
+    step_with(optimizers, rates, measured);
   }
 
   /// Steps skipped so far, with any scaler of the engine. @note Waits for compute.
@@ -140,6 +122,34 @@ class GradScaler {
   }
 
  private:
+  template <class Optimizer, class Rates>
+  void step_with(Optimizer& optimizer, Rates const& rates, GradNorm<E> measured) {
+    auto const inside = engine_->shards().enter("GradScaler::step");
+    auto& norm = engine_->shards().norm();
+    if constexpr (requires { optimizer.engine(); })
+      FSDP_EXPECTS(static_cast<void const*>(&optimizer.engine()) == engine_,
+                   "rank {}: GradScaler::step: the optimizer belongs to another engine, whose gradients this "
+                   "GradScaler does not scale",
+                   engine_->rank());
+    engine_->shards().expect_own("GradScaler::step", measured);
+    auto& gate = engine_->shards().gate();
+    gate.expect_reduced("GradScaler::step is called");
+    gate.expect_norm(measured.measurement());
+    if (measured.engine() == nullptr) measured = clip_grad_norm(*engine_, std::numeric_limits<float>::infinity());
+    struct Turn {
+      bool& on;
+      explicit Turn(bool& flag) : on(flag) { on = true; }
+      Turn(Turn const&) = delete;
+      ~Turn() { on = false; }
+    };
+    {
+      Turn const turn(norm.scaler_steps);
+      optimizer.step(rates, measured);
+    }
+    kernels::update_scale(engine_->device(), engine_->compute(), static_cast<ClipScalars const*>(norm.result),
+                          options_.growth_factor, options_.backoff_factor, options_.growth_interval, on_device());
+  }
+
   LossScale* on_device() const { return memory_.template as<LossScale>(); }
 
   E* engine_;

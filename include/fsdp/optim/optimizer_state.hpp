@@ -2,24 +2,27 @@
 // What every optimizer on flat shards keeps and does: moments, chunks, a step's scalars, the walk over the units.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
+#include <utility>
 
+#include "fsdp/engine/moved_pointer.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
-#include "fsdp/init.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/optim/grad_norm.hpp"
+#include "fsdp/optim/optimizer_layout.hpp"
+#include "fsdp/optim/param_groups.hpp"
 
 namespace fsdp {
 
-/// Moments and step of one optimizer. The engine must outlive it.
+/// Moments and steps of one optimizer, of the tensors that it owns. The engine must outlive it.
 ///
 /// [Note: Steps that are skipped] The host does not know whether a step is skipped: the norm that decides it is still
 /// on its way. So the count of steps lives on the device, and so do the bias corrections that follow from it: a first
@@ -32,12 +35,13 @@ class OptimizerState {
                 "fsdp: moments are float or fsdp::bf16 (fp16 cannot hold squares of small gradients)");
 
  public:
-  /// One unit's share of the state.
+  /// The tensors of a unit that have the same settings. One launch of a kernel updates them.
   struct Part {
     OptimizerChunk const* chunks;  ///< in device memory
     std::int64_t chunk_count;
     OptimizerStep const* step;  ///< in device memory
     std::int64_t offset;        ///< of the unit's elements in each moment
+    float first, second;        ///< beta1 and beta2; or momentum
   };
   /// Something is narrower than fp32, so that stochastic rounding means something.
   static constexpr bool narrow = !std::is_same_v<typename E::Master, float> || !std::is_same_v<Moment, float>;
@@ -46,35 +50,45 @@ class OptimizerState {
   /// @param name  of the optimizer, for messages; must outlive it
   /// @param options  of the optimizer as text: the same on every rank
   /// @param stochastic  the optimizer rounds at random
-  /// @throws UsageError if there is nothing to round; ConfigError on every rank if options differ
+  /// @throws UsageError if there is nothing to round, or a pattern of `owned` matches no tensor that trains;
+  /// ConfigError on every rank if options differ
   /// @note Collective: yes. Waits for compute once.
   [[gnu::cold]] OptimizerState(E& engine, std::string_view name, std::string const& options, int moments,
-                               float weight_decay, bool stochastic)
+                               detail::OwnedTensors owned, bool stochastic)
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
     auto const shards = engine.shards();
     auto const turn = shards.enter("an optimizer's constructor");
     shards.attach_optimizer();
-    detail::expect_equal_texts(engine.world(),
-                               formatted("{}: {}, moments {}", name, options, fsdp::name(dtype_of<Moment>)),
-                               "optimizer options");
-    std::int64_t elements = 0;
-    for (std::size_t u = 0; u < shards.size(); ++u)
-      if (shards[u].trains()) elements += shards[u].shard_numel();
-    auto const bytes = static_cast<std::size_t>(elements) * static_cast<std::size_t>(moments) * sizeof(Moment);
+    detail::expect_equal_texts(
+        engine.world(), formatted("{}: {}, moments {}, {}", name, options, fsdp::name(dtype_of<Moment>), owned.text()),
+        "optimizer options");
+    detail::FixedArray<detail::OwnedUnit> units(shards.size());
+    for (std::size_t u = 0; u < units.size(); ++u)
+      units[u] = {&shards[u].layout(), shards[u].shard(), shards[u].frozen};
+    layout_.emplace(std::move(owned), std::move(units));
+    auto const bytes =
+        static_cast<std::size_t>(layout_->elements()) * static_cast<std::size_t>(moments) * sizeof(Moment);
     moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
-    elements_ = elements;
-    cut(weight_decay);
+    upload();
     // Last: nothing may throw while compute writes memory that the destructor would have waited for.
     engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
     if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
   }
-  OptimizerState(OptimizerState&&) = delete;
-  [[gnu::cold]] ~OptimizerState() {
-    engine_->drain();
-    engine_->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
+  /// The new object has the state; the old one must not be used. @note No kernel notices: addresses stay.
+  OptimizerState(OptimizerState&&) noexcept = default;
+  [[gnu::cold]] OptimizerState& operator=(OptimizerState&& other) noexcept {
+    release();
+    engine_ = std::move(other.engine_);
+    name_ = other.name_;
+    layout_ = std::move(other.layout_);
+    moments_ = std::move(other.moments_);
+    scalars_ = std::move(other.scalars_);
+    steps_ = other.steps_;
+    return *this;
   }
+  [[gnu::cold]] ~OptimizerState() { release(); }
 
   /// @throws UsageError unless `learning_rate` is finite and not negative
   static void expect_learning_rate(std::string_view optimizer, float learning_rate) {
@@ -82,95 +96,114 @@ class OptimizerState {
                  "{}: the learning rate must be finite and not negative, got {}", optimizer, learning_rate);
   }
 
-  /// Calls `update(unit, Part)` for every unit, to enqueue its kernel on compute.
+  /// A step with this optimizer alone: calls `update(unit)` for every unit that trains, to enqueue its kernels on
+  /// compute.
   /// @param clip  gradients are multiplied by the factor that it decided
-  /// @throws UsageError on a learning rate out of range, a unit without reduced gradients, a norm that is not that of
-  /// these gradients (see clip_grad_norm), or gradients that are scaled and not the scaler's to step with; nothing has
-  /// changed then
+  /// @throws UsageError on a learning rate out of range, a tensor that another optimizer must own, a unit without
+  /// reduced gradients, a norm that is not that of these gradients (see clip_grad_norm), or gradients that are scaled
+  /// and not the scaler's to step with; nothing has changed then
   template <class Update>
-  void step(float learning_rate, GradNorm<E> const& clip, float beta1, float beta2, Update&& update) {
+  void step(float learning_rate, GradNorm<E> const& clip, Update&& update) {
     expect_learning_rate(name_, learning_rate);
-    auto const shards = engine_->shards();
+    auto const shards = engine().shards();
     auto const turn = shards.enter("an optimizer's step");
+    FSDP_EXPECTS(layout_->left_out().empty(),
+                 "rank {}: {}: tensor '{}' belongs to another optimizer; step with fsdp::Optimizers", engine().rank(),
+                 name_, layout_->left_out());
     shards.begin_step(name_, learning_rate, clip);
-    auto& compute = engine_->compute();
-    kernels::begin_step(engine_->device(), compute, step_, learning_rate, beta1, beta2,
-                        clip.engine() != nullptr ? shards.norm().result : nullptr);
+    begin_step(learning_rate, clip.engine() != nullptr ? shards.norm().result : nullptr, true);
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto& unit = shards[u];
       if (!unit.trains()) continue;
       auto const updating = shards.update(unit);
       auto span = shards.trace_update(unit);
-      update(unit, parts_[u]);
+      update(unit);
       span.end();
     }
   }
-
-  /// A unit's shard of moment `which`; nullptr if there are none. Frozen units have none.
-  Moment* moment(std::int64_t which, Part const& part) const {
-    return moments_ ? moments_.template as<Moment>() + which * elements_ + part.offset : nullptr;
+  /// Enqueues the kernel that writes the step's scalars.
+  /// @param clip  what clip_factor decided; null: no clipping
+  /// @param counts  count the step in clip->skipped if it is skipped
+  void begin_step(float learning_rate, ClipScalars* clip, bool counts) {
+    expect_learning_rate(name_, learning_rate);
+    auto* step = steps_;
+    for (auto const& settings : layout_->groups()) {
+      kernels::begin_step(engine().device(), engine().compute(), step++, learning_rate * settings.lr_scale,
+                          settings.first, settings.second, clip, counts);
+      counts = false;
+    }
   }
+  /// Calls `launch(Part)` for each group of the unit's tensors, to enqueue its kernel.
+  template <class Launch>
+  void for_each_part(typename E::Unit const& unit, Launch&& launch) const {
+    for (auto const* at = layout_->begin(unit.index()); at != layout_->end(unit.index()); ++at) {
+      auto const& settings = layout_->groups()[at->group];
+      launch(Part{scalars_.template as<OptimizerChunk>() + at->first_chunk, static_cast<std::int64_t>(at->chunks),
+                  steps_ + at->group, layout_->offset(unit.index()), settings.first, settings.second});
+    }
+  }
+
+  E& engine() const { return *engine_.get(name_); }
+  bool owns(TensorInfo const& tensor) const { return layout_->owns(tensor.name); }
+  TensorSelection rest(TensorSelection among) const { return layout_->rest(std::move(among)); }
+
+  /// A unit's moment `which`; nullptr if there are none.
+  Moment* moment(std::int64_t which, Part const& part) const { return moment_at(which, part.offset); }
+  /// The same as a whole, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
   Moment* moment(std::size_t which, std::size_t unit) const {
-    return engine_->shards()[unit].frozen ? nullptr : moment(static_cast<std::int64_t>(which), parts_[unit]);
+    return layout_->owns_all(unit) ? moment_at(static_cast<std::int64_t>(which), layout_->offset(unit)) : nullptr;
+  }
+  /// The elements of moment `which` that belong to a part of the unit's shard.
+  /// @param part  of a tensor that trains and that the optimizer owns, counted from the shard's begin
+  Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
+    return moment_at(static_cast<std::int64_t>(which), layout_->place(unit, part));
   }
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
   std::int64_t steps() const {
-    auto const turn = engine_->shards().enter("steps");
+    auto const turn = engine().shards().enter("steps");
     OptimizerStep now{};
-    engine_->device().copy_async(engine_->compute(), &now, step_, sizeof now);
-    engine_->device().synchronize(engine_->compute());
+    engine().device().copy_async(engine().compute(), &now, steps_, sizeof now);
+    engine().device().synchronize(engine().compute());
     return now.taken;
   }
   /// Continues as after `steps` steps. @throws UsageError if they are negative @note Waits for compute.
   void set_steps(std::int64_t steps) {
-    FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine_->rank(), name_, steps);
-    auto const turn = engine_->shards().enter("set_steps");
-    engine_->shards().history().add("set_steps", static_cast<float>(steps));
+    FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine().rank(), name_, steps);
+    auto const turn = engine().shards().enter("set_steps");
+    engine().shards().history().add("set_steps", static_cast<float>(steps));
     OptimizerStep const now{.taken = steps};
-    engine_->device().copy_async(engine_->compute(), step_, &now, sizeof now);
-    engine_->device().synchronize(engine_->compute());
+    for (std::size_t group = 0; group < layout_->groups().size(); ++group)
+      engine().device().copy_async(engine().compute(), steps_ + group, &now, sizeof now);
+    engine().device().synchronize(engine().compute());
   }
 
  private:
-  /// Cuts the shards by tensor, each with its own weight decay.
-  [[gnu::cold]] void cut(float weight_decay) {
-    auto const shards = engine_->shards();
-    std::vector<OptimizerChunk> chunks;
-    std::vector<std::size_t> ends;
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      auto const& unit = shards[u];
-      for (auto const& part : unit.layout().segments(unit.frozen ? Range{} : unit.shard())) {
-        auto const& tensor = unit.layout().tensors()[part.tensor];
-        auto const hash = hash_name(tensor.name);
-        for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
-          chunks.push_back({part.offset + done,
-                            static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)),
-                            tensor.decay ? weight_decay : 0.0f, hash, part.first + done});
-      }
-      ends.push_back(chunks.size());
-    }
-    auto const bytes = chunks.size() * sizeof(OptimizerChunk);
-    scalars_ = {engine_->device(), engine_->account(), MemoryTag::scalars, bytes + sizeof(OptimizerStep)};
-    auto* const at = scalars_.data();
-    step_ = reinterpret_cast<OptimizerStep*>(at + bytes);
-    std::int64_t offset = 0;
-    for (std::size_t u = 0, begin = 0; u < ends.size(); begin = ends[u++]) {
-      parts_.push_back({reinterpret_cast<OptimizerChunk const*>(at) + begin, static_cast<std::int64_t>(ends[u] - begin),
-                        step_, offset});
-      if (shards[u].trains()) offset += shards[u].shard_numel();
-    }
-    engine_->device().copy_async(engine_->compute(), at, chunks.data(), bytes);
-    engine_->device().zero_async(engine_->compute(), step_, sizeof(OptimizerStep));
-    engine_->device().synchronize(engine_->compute());
+  [[gnu::cold]] void release() {
+    if (!engine_.is_set()) return;
+    engine().drain();
+    engine().account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
+  }
+  Moment* moment_at(std::int64_t which, std::int64_t element) const {
+    return moments_ ? moments_.template as<Moment>() + which * layout_->elements() + element : nullptr;
+  }
+  /// Chunks and scalars to device memory.
+  [[gnu::cold]] void upload() {
+    auto const bytes = layout_->chunks().size() * sizeof(OptimizerChunk);
+    auto const scalars = layout_->groups().size() * sizeof(OptimizerStep);
+    auto const& device = engine().device();
+    scalars_ = {device, engine().account(), MemoryTag::scalars, bytes + scalars};
+    steps_ = reinterpret_cast<OptimizerStep*>(scalars_.data() + bytes);
+    device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().data(), bytes);
+    device.zero_async(engine().compute(), steps_, scalars);
+    device.synchronize(engine().compute());
   }
 
-  E* engine_;
+  detail::MovedPointer<E> engine_;
   std::string_view name_;
-  std::int64_t elements_ = 0;  ///< of this rank's shards
+  std::optional<detail::OptimizerLayout> layout_;
   AccountedMemory<typename E::Device const> moments_, scalars_;
-  std::vector<Part> parts_;
-  OptimizerStep* step_ = nullptr;
+  OptimizerStep* steps_ = nullptr;  ///< of each group, in device memory
 };
 
 }  // namespace fsdp

@@ -49,7 +49,7 @@ class Buffers {
                         std::vector<std::size_t> const& direct, std::vector<std::size_t> const& reduced,
                         std::vector<Range> const& buckets)
       : gradients_(units) {
-    std::vector<std::int64_t> ends{0};
+    std::vector<std::int64_t> ends(1);  // the first begins at 0
     for (auto const elements : numel) ends.push_back(ends.back() + elements);
     auto bucket = buckets.begin();
     for (auto const end : ends) {  // both ascend

@@ -97,10 +97,11 @@ class UnshardedUnits {
 
 class ProgramCompiler : OperationWriter {
  public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : OperationWriter(input) {
-    ahead_ = input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input)) : input.prefetch;
-    if (input.allow_frozen_parameters) ahead_in_activations_ = ahead_;
-  }
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input)
+      : OperationWriter(input),
+        ahead_(input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input))
+                                              : input.prefetch),
+        ahead_in_activations_(ahead_) {}
 
   [[gnu::cold]] Program compile() {
     plan_units();
@@ -120,7 +121,6 @@ class ProgramCompiler : OperationWriter {
 
  private:
   using Turn = Program::Turn;
-  using Lists = std::vector<std::vector<std::size_t>>;
   /// Writes all passes. @param in_turn  number of shared slots, by rank of size @return the largest numbers of them in
   /// use at a time
   [[gnu::cold]] std::vector<std::size_t> walk(std::vector<std::size_t> const& in_turn) {
@@ -205,12 +205,11 @@ class ProgramCompiler : OperationWriter {
       auto& turn = turns[i];
       auto const use = order[i] % schedule_.size();
       bool const recomputes = order[i] != use;
-      if (recomputes && lists.recompute.empty()) lists.recompute = Lists(schedule_.size());
-      auto& ahead = recomputes ? lists.recompute[use] : lists.backward[use];
+      auto& ahead = !recomputes ? lists.backward[use] : lists.recompute.empty() ? no_list_ : lists.recompute[use];
       std::size_t kept = 0;
       for (auto const next : ahead)
         if (comes_after(use, recomputes, next, end)) ahead[kept++] = next;
-      ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(kept), ahead.end());
+      while (ahead.size() > kept) ahead.pop_back();
       begin(turn, use, units, ahead, true, true);
       compute(turn, recomputes ? Primitive::recompute : Primitive::backward, units, writes_gradients && !recomputes);
       if (!recomputes && schedule_.last_use_of_unit(use) && writes_gradients) {
@@ -272,7 +271,7 @@ class ProgramCompiler : OperationWriter {
       if (cut && exceeds_cap(units, ahead[taken])) break;
       begin_gathers(ahead[taken], true);
     }
-    if (cut) ahead.erase(ahead.begin() + static_cast<std::ptrdiff_t>(taken), ahead.end());
+    while (cut && ahead.size() > taken) ahead.pop_back();
   }
   /// @return whether what the use `next` lacks and the units gathered ahead so far exceed max_ahead_bytes
   bool exceeds_cap(UnshardedUnits const& units, std::size_t next) const {
@@ -293,6 +292,7 @@ class ProgramCompiler : OperationWriter {
            (segment != schedule_.segment(use) || (recomputes && next > use));
   }
   PrefetchLists ahead_, ahead_in_activations_;
+  std::vector<std::size_t> no_list_;
 };
 
 }  // namespace detail

@@ -67,7 +67,7 @@ class AccessTracker {
 class EventPlanner final : public step::BasicRun {
  public:
   [[gnu::cold]] explicit EventPlanner(Program const& program) : BasicRun(program), hazards_(program.buffers) {
-    for (auto& stream : done_) stream.emplace_back();
+    for (auto& stream : done_) stream.push_back({});
   }
 
   [[gnu::cold]] void run(Program const& program, StepInput const& input) {

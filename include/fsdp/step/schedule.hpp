@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 
 namespace fsdp {
 
@@ -266,9 +267,11 @@ class Schedule {
 /// turns come next.
 /// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
 [[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward,
-                                                     std::vector<bool> const& empty = {}) {
+                                                     detail::FixedArray<bool> const& empty = {}) {
   auto const uses = schedule.size();
-  PrefetchLists lists{std::vector<std::vector<std::size_t>>(uses), std::vector<std::vector<std::size_t>>(uses)};
+  auto const turns = schedule.backward_turns(0);
+  using Lists = std::vector<std::vector<std::size_t>>;
+  PrefetchLists lists{Lists(uses), Lists(uses), Lists(turns.size() > uses ? uses : 0)};
   /// Appends `ahead` if it begins another unit than the last use that counts.
   auto const add = [&](std::vector<std::size_t>& list, std::size_t& last, std::size_t ahead) {
     auto const unit = schedule.unit(ahead);
@@ -282,8 +285,6 @@ class Schedule {
     for (auto ahead = use + 1; ahead < uses && in_forward.size() < static_cast<std::size_t>(forward); ++ahead)
       add(in_forward, last, ahead);
   }
-  auto const turns = schedule.backward_turns(0);
-  if (turns.size() > uses) lists.recompute = std::vector<std::vector<std::size_t>>(uses);
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
     auto const use = turns[turn] % uses;
     auto& list = turns[turn] < uses ? lists.backward[use] : lists.recompute[use];

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/precision.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
@@ -62,8 +63,9 @@ struct StepInput {
 };
 
 /// By unit: neither it nor a unit beside it has parameters.
-inline std::vector<bool> empty_units(StepInput const& input) {
-  std::vector<bool> empty(input.units.size(), true);
+inline detail::FixedArray<bool> empty_units(StepInput const& input) {
+  detail::FixedArray<bool> empty(input.units.size());
+  for (auto& unit : empty) unit = true;
   for (std::size_t unit = 0; unit < empty.size(); ++unit) {
     if (input.units[unit].elements == 0) continue;
     empty[unit] = false;

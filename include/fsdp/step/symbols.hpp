@@ -37,10 +37,7 @@ class Symbols {
         updates_(program.units.size(), 0),
         uses_(program.units.size()) {
     for (auto const& turn : program.turns(Phase::backward)) {
-      if (turn.recomputes()) {
-        recomputed_.insert(turn.use);
-        continue;
-      }
+      if (turn.recomputes()) continue;
       uses_[turn.unit].insert(turn.use);
       for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
     }
@@ -74,10 +71,7 @@ class Symbols {
       case Primitive::copy: return move_parameters(accesses, true);
       case Primitive::forward:
       case Primitive::recompute:
-      case Primitive::backward:
-        if (!operation.beside) expect_activations();
-        if (!accesses.empty()) compute(accesses);
-        return;
+      case Primitive::backward: return compute(accesses);
       case Primitive::accumulate: return operation.bucket == Operation::none ? accumulate(accesses) : unpack(accesses);
       case Primitive::add: return add(accesses);
       case Primitive::round: return operation.bucket == Operation::none ? round(accesses) : pack(accesses);
@@ -196,19 +190,9 @@ class Symbols {
     expect_parameters(accesses[0].cells, of_this_step);
     fill(accesses[1].cells, Symbol(cells_[accesses[0].cells][0]));
   }
-  /// The backward of a use of a segment needs activations that were recomputed since its forward.
-  void expect_activations() {
-    switch (now_->primitive) {
-      case Primitive::forward: activations_.erase(at_.use); return;
-      case Primitive::recompute: activations_.insert(at_.use); return;
-      default: break;
-    }
-    if (recomputed_.count(at_.use) != 0 && activations_.erase(at_.use) == 0)
-      problems_.push_back(where() + ": expected recomputed activations, found none");
-  }
   void compute(std::span<Access const> accesses) {
-    expect_parameters(accesses[0].cells, true);
-    if (accesses.size() == 1) return;
+    if (!accesses.empty()) expect_parameters(accesses[0].cells, true);
+    if (accesses.size() < 2) return;
     auto const unit = now_->unit;
     Term const term{at_.micro_step, at_.use};
     due_[unit].insert(term);
@@ -355,8 +339,6 @@ class Symbols {
   std::vector<std::set<Term>> due_;            ///< by unit: since its last update
   std::vector<std::uint32_t> updates_;         ///< by unit
   std::vector<std::set<std::uint32_t>> uses_;  ///< by unit: of a backward pass
-  std::set<std::uint32_t> recomputed_;         ///< uses of segments
-  std::set<std::uint32_t> activations_;        ///< of such uses: recomputed, and not used up
   std::vector<Symbol> packed_;                 ///< of the cells of a bucket, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;

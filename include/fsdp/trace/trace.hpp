@@ -16,6 +16,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/stream_kind.hpp"
 
@@ -113,10 +114,8 @@ class Tracer {
   Tracer(D const& device, MemoryAccount& account, std::size_t capacity, std::int64_t first_step = 0)
       : device_(device),
         stamps_(device_, account, MemoryTag::scalars, std::max<std::size_t>(capacity, 1) * 2 * sizeof(std::int64_t)),
-        capacity_(capacity),
-        step_(first_step) {
-    records_.reserve(capacity);
-  }
+        step_(first_step),
+        records_(capacity) {}
   Tracer(Tracer&&) = delete;
 
   /// The texts must outlive the tracer: unit names and literals. @return what end() takes
@@ -125,12 +124,12 @@ class Tracer {
     bool const updates = pass == "optimizer";
     if (updated_ && !updates) ++step_;
     updated_ = updates;
-    if (records_.size() == capacity_) {
+    if (size_ == records_.size()) {
       ++lost_;
       return none;
     }
-    auto const span = records_.size();
-    records_.push_back({unit, what, pass, kind, false, bytes, step_});
+    auto const span = size_++;
+    records_[span] = {unit, what, pass, kind, false, bytes, step_};
     device_.launch(stream, std::int64_t{1}, detail::Stamp{}, stamp(span));
     return span;
   }
@@ -146,19 +145,19 @@ class Tracer {
   /// out.
   /// @pre all streams that carry spans have been synchronised
   [[gnu::cold]] std::vector<TraceSpan> collect(Stream& stream) {
-    std::vector<std::int64_t> times(records_.size() * 2);
+    std::vector<std::int64_t> times(size_ * 2);
     device_.copy_async(stream, times.data(), stamps_.data(), times.size() * sizeof(std::int64_t));
     device_.synchronize(stream);
     auto const offset = offset_to_host(stream);
     std::vector<TraceSpan> spans;
-    spans.reserve(records_.size());
-    for (std::size_t i = 0; i < records_.size(); ++i) {
+    spans.reserve(size_);
+    for (std::size_t i = 0; i < size_; ++i) {
       auto const& r = records_[i];
       if (r.ended)
         spans.push_back({std::string(r.unit), std::string(r.what), std::string(r.pass), r.kind, r.bytes, r.step,
                          times[2 * i] + offset, times[2 * i + 1] + offset});
     }
-    records_.clear();
+    size_ = 0;
     lost_ = 0;
     return spans;
   }
@@ -190,11 +189,11 @@ class Tracer {
 
   D device_;
   AccountedMemory<D> stamps_;
-  std::size_t capacity_;
   std::size_t lost_ = 0;
   std::int64_t step_;
-  bool updated_ = false;  ///< the last span belongs to an optimizer step
-  std::vector<Record> records_;
+  bool updated_ = false;                ///< the last span belongs to an optimizer step
+  detail::FixedArray<Record> records_;  ///< so many as there is room for
+  std::size_t size_ = 0;                ///< those that are taken
 };
 
 /// Where spans are recorded. Without a tracer begin() and Scope::end() are a branch each. On a device that has ranges

@@ -7,8 +7,12 @@
 
 #include "examples/mlp/mlp.hpp"
 #include "examples/mlp/regression.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/optim/ema.hpp"
+#include "fsdp/optim/muon.hpp"
 
 namespace mlp {
 using Device = fsdp::host::Device;

@@ -7,6 +7,7 @@
 #include "examples/mlp/mlp.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/optim/optimizers.hpp"
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 void make(Comm comm, std::vector<mlp::Mlp<fsdp::host::Device>> blocks) {

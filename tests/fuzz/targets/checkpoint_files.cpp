@@ -26,7 +26,7 @@ void expect(bool holds) {
   if (!holds) std::abort();
 }
 
-std::string good_manifest() {
+std::string good_manifest(bool several = false) {
   Manifest manifest;
   manifest.step = 12;
   manifest.world_size = 2;
@@ -34,7 +34,8 @@ std::string good_manifest() {
   manifest.tensors[0].name = "a", manifest.tensors[0].shape = {2, 3};
   manifest.tensors[1].name = "b", manifest.tensors[1].shape = {};
   manifest.arrays = {{"parameters", fsdp::DType::f32}, {"exp_avg", fsdp::DType::bf16}};
-  manifest.optimizer = "AdamW";
+  manifest.parts = {{"AdamW", 3, {"exp_avg"}, {"a", "b"}}};
+  if (several) manifest.parts = {{"Sgd", 3, {}, {"a"}}, {"AdamW", 3, {"exp_avg"}, {"b"}}};
   manifest.files = {{"rank-00000-of-00002.safetensors", 1}, {"rank-00001-of-00002.safetensors", 2}};
   manifest.extra = {{"iteration", 12}};
   return to_json_text(manifest);
@@ -97,7 +98,8 @@ void read_tensors(std::string const& bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
-  static auto const manifest = good_manifest(), description = good_description(), tensors = good_tensors();
+  static auto const manifest = good_manifest(), several = good_manifest(true), description = good_description(),
+                    tensors = good_tensors();
   if (size == 0) return 0;
   std::string const rest(reinterpret_cast<char const*>(data) + 1, size - 1);
   using fsdp::testing::changed;
@@ -105,7 +107,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     switch (data[0] % 8) {
       case 0: read_manifest(rest); break;
       case 1: read_manifest(believed(rest)); break;
-      case 2: read_manifest(believed(changed(manifest, rest))); break;
+      case 2: read_manifest(believed(changed((data[0] & 8) != 0 ? several : manifest, rest))); break;
       case 3: read_description(rest); break;
       case 4: read_description(changed(description, rest)); break;
       case 5: read_tensors(rest); break;

@@ -62,7 +62,8 @@ inline std::string order_of_sums(Trial const& trial, int shards) {
 }
 /// Of all units: one text, where they have the same.
 inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
-  if (trial.ranks == 1) return "one rank";
+  // Norms add up the sums of units, in whose number these settings differ.
+  if (trial.ranks == 1) return setting.replicates_vectors ? "one rank, vectors apart" : "one rank";
   std::string all, first;
   bool equal = true;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit) {

@@ -275,6 +275,8 @@ inline OptimizerSpec draw_optimizer(Draw& draw) {
   how.adamw = draw.once_in(2);
   if (!how.adamw) how.momentum = draw.of({0.0f, 0.5f, 0.9f});
   how.weight_decay = draw.of({0.0f, 0.01f, 0.1f});
+  how.second = draw.once_in(3);
+  how.group = draw.once_in(3);
   return how;
 }
 

@@ -109,7 +109,12 @@ struct OptimizerSpec {
   bool adamw = true;
   float momentum = 0.0f;  ///< of SGD
   float weight_decay = 0.0f;
+  bool second = false;  ///< a second optimizer, SGD, owns some tensors: see owners_of
+  bool group = false;   ///< one tensor of the first has settings of its own: `grouped`
 };
+/// Settings of the second optimizer, and of the group of the first.
+inline constexpr float second_momentum = 0.5f;
+inline constexpr float grouped_lr_scale = 0.5f, grouped_weight_decay = 0.05f, grouped_momentum = 0.25f;
 
 /// One call, or the calls of one pass.
 struct Op {
@@ -143,6 +148,32 @@ struct Trial {
   OptimizerSpec optimizer;
   Script script;
 };
+
+/// Who owns the tensors that train.
+struct Owners {
+  std::vector<std::string> second;  ///< tensors of the second optimizer; empty: there is none
+  std::string grouped;              ///< the tensor of the first one's group; empty: there is none
+
+  bool in_second(std::string const& tensor) const {
+    return std::find(second.begin(), second.end(), tensor) != second.end();
+  }
+};
+inline Owners owners_of(Model const& model, OptimizerSpec const& optimizer) {
+  Owners owners;
+  std::vector<std::string> first;
+  for (auto const& part : model.parts)
+    for (auto const& tensor : part.tensors) {
+      auto const name = part.prefix + "." + tensor.name;
+      if (model.is_frozen(part, tensor) || owners.in_second(name) ||
+          std::find(first.begin(), first.end(), name) != first.end())
+        continue;
+      bool const second = optimizer.second && fsdp::hash_name(name) % 3 == 0;
+      (second ? owners.second : first).push_back(name);
+    }
+  if (first.empty()) std::swap(first, owners.second);
+  if (optimizer.group && !first.empty()) owners.grouped = first[first.size() / 2];
+  return owners;
+}
 
 /// Values of tensors by name, in declared order.
 template <class T>

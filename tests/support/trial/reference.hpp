@@ -138,7 +138,7 @@ class Reference {
     factor_ = std::isfinite(sum) ? factor_ * std::min(1.0, static_cast<double>(op.value) / (norm + 1e-6)) : skip;
   }
 
-  void step(double rate) {
+  void step(double of_step) {
     auto const factor = std::exchange(factor_, 1.0);
     if (factor == skip) {
       gradients_ = zeros_like(parameters_);
@@ -146,24 +146,34 @@ class Reference {
     }
     ++steps_;
     auto const& how = trial_->optimizer;
+    auto const owners = owners_of(model(), how);
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
-      if (is_frozen(parameters_[t].name)) continue;
-      double const decay = decays(parameters_[t].name) ? static_cast<double>(how.weight_decay) : 0.0;
+      auto const& name = parameters_[t].name;
+      if (is_frozen(name)) continue;
+      bool const second = owners.in_second(name), grouped = name == owners.grouped;
+      bool const adamw = how.adamw && !second;
+      double const decay = second         ? 0.0
+                           : grouped      ? static_cast<double>(grouped_weight_decay)
+                           : decays(name) ? static_cast<double>(how.weight_decay)
+                                          : 0.0;
+      double const momentum = static_cast<double>(second ? second_momentum : grouped ? grouped_momentum : how.momentum);
+      double const rate = of_step * (grouped ? static_cast<double>(grouped_lr_scale) : 1.0);
       for (std::size_t i = 0; i < parameters_[t].values.size(); ++i) {
         double const slope = std::exchange(gradients_[t].values[i], 0.0) * factor;
         auto& p = parameters_[t].values[i];
         auto& m = first_[t].values[i];
         auto& v = second_[t].values[i];
-        if (how.adamw) {
+        if (adamw) {
           fsdp::AdamWOptions const constants{};
-          double const beta1 = static_cast<double>(constants.beta1), beta2 = static_cast<double>(constants.beta2);
+          double const beta1 = static_cast<double>(grouped ? grouped_momentum : constants.beta1),
+                       beta2 = static_cast<double>(constants.beta2);
           m = beta1 * m + (1 - beta1) * slope;
           v = beta2 * v + (1 - beta2) * slope * slope;
           double const root = std::sqrt(v / (1 - std::pow(beta2, steps_)));
           p = p * (1 - rate * decay) -
               rate * (m / (1 - std::pow(beta1, steps_))) / (root + static_cast<double>(constants.eps));
         } else {
-          m = static_cast<double>(how.momentum) * m + slope + decay * p;
+          m = momentum * m + slope + decay * p;
           p -= rate * m;
         }
       }

@@ -54,9 +54,9 @@ std::string literal(Op const& op) {
 }
 
 std::string literal(Trial const& trial) {
-  auto text =
-      fmt::format("{{{},\n    {},\n    {{{}, {}, {}}},\n    {{", trial.ranks, literal(trial.model),
-                  trial.optimizer.adamw, literal(trial.optimizer.momentum), literal(trial.optimizer.weight_decay));
+  auto text = fmt::format("{{{},\n    {},\n    {{{}, {}, {}, {}, {}}},\n    {{", trial.ranks, literal(trial.model),
+                          trial.optimizer.adamw, literal(trial.optimizer.momentum),
+                          literal(trial.optimizer.weight_decay), trial.optimizer.second, trial.optimizer.group);
   for (auto const& op : trial.script) text += literal(op) + ",\n     ";
   return text + "}}";
 }

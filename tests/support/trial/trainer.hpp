@@ -19,6 +19,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/optim/optimizers.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/trial/model.hpp"
 #include "tests/support/trial/part.hpp"
@@ -204,7 +205,8 @@ class EngineTrainer final : public Trainer {
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
         engine_(mesh_, setting.strategy(), setting.options, stream_),
         keeps_(setting.keeps),
-        momentum_(of.optimizer.momentum > 0.0f) {
+        owners_(owners_of(of.model, of.optimizer)),
+        momentum_(of.optimizer.momentum > 0.0f || !owners_.grouped.empty()) {
     std::map<std::size_t, fsdp::UnitId> units;
     for (auto const& part : of.model.parts) {
       auto const& unit = of.model.units[part.unit];
@@ -232,11 +234,26 @@ class EngineTrainer final : public Trainer {
     }
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
-    if (how.adamw) {
-      adamw_.emplace(engine_, fsdp::AdamWOptions{.weight_decay = how.weight_decay});
-    } else {
-      sgd_.emplace(engine_, fsdp::SgdOptions{.momentum = how.momentum, .weight_decay = how.weight_decay});
+    auto first = fsdp::TensorSelection::all();
+    if (!owners_.second.empty()) {
+      auto second = fsdp::TensorSelection::none();
+      for (auto const& tensor : owners_.second) second.add(tensor);
+      second_.emplace(engine_, std::move(second), fsdp::SgdOptions{.momentum = second_momentum});
+      first = second_->rest();
     }
+    std::vector<fsdp::ParamGroup> groups;
+    if (!owners_.grouped.empty()) {
+      auto& group = groups.emplace_back();
+      group.tensors = owners_.grouped;
+      group.lr_scale = grouped_lr_scale;
+      group.weight_decay = grouped_weight_decay;
+      (how.adamw ? group.beta1 : group.momentum) = grouped_momentum;
+    }
+    if (how.adamw)
+      adamw_.emplace(engine_, std::move(first), fsdp::AdamWOptions{.weight_decay = how.weight_decay}, groups);
+    else
+      sgd_.emplace(engine_, std::move(first),
+                   fsdp::SgdOptions{.momentum = how.momentum, .weight_decay = how.weight_decay}, groups);
   }
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
@@ -276,8 +293,12 @@ class EngineTrainer final : public Trainer {
     return reads ? norm_.value() : 0.0;
   }
   void step(float rate) override {
-    if (adamw_) adamw_->step(rate, norm_);
-    if (sgd_) sgd_->step(rate, norm_);
+    if (second_ && adamw_)
+      fsdp::Optimizers(*second_, *adamw_).step({rate, rate}, norm_);
+    else if (second_)
+      fsdp::Optimizers(*second_, *sgd_).step({rate, rate}, norm_);
+    else
+      adamw_ ? adamw_->step(rate, norm_) : sgd_->step(rate, norm_);
     norm_ = {};
   }
   Tensors<float> export_parameters(Inside const& inside) override {
@@ -307,16 +328,34 @@ class EngineTrainer final : public Trainer {
   }
   void expect_bytes() override {
     auto input = engine_.plan_input();
-    input.moments = adamw_ ? 2 : momentum_ ? 1 : 0;
+    int const moments = adamw_ ? 2 : momentum_ ? 1 : 0;
+    input.moments = second_ ? 0 : moments;
     auto const plan = fsdp::memory_plan(input);
+    // The plan knows one optimizer. Of a unit with two, each keeps the parts of its own tensors.
+    std::int64_t shared = 0;
+    auto const shards = engine_.shards();
+    for (std::size_t u = 0; second_ && u < shards.size(); ++u) {
+      if (!shards[u].trains()) continue;
+      std::int64_t of[2] = {0, 0};
+      bool some[2] = {false, false};
+      for (auto const& tensor : shards[u].layout().tensors()) some[owners_.in_second(tensor.name) ? 1 : 0] = true;
+      for (auto const& part : shards[u].layout().segments(shards[u].shard()))
+        of[owners_.in_second(shards[u].layout().tensors()[part.tensor].name) ? 1 : 0] +=
+            fsdp::align_up(part.count, fsdp::layout_alignment);
+      for (int i = 0; i < 2; ++i)
+        if (some[i] && !some[1 - i]) of[i] = shards[u].shard_numel();
+      shared += 4 * (moments * of[0] + of[1]);
+    }
     auto const& account = engine_.account();
     auto const expect = [this](bool holds, std::string_view what, std::int64_t bytes, std::int64_t planned) {
       if (!holds)
         throw std::logic_error(fmt::format("rank {}: {} bytes {}, planned {}", engine_.rank(), bytes, what, planned));
     };
-    expect(account.reserved_state() == plan.reserved(), "reserved", account.reserved_state(), plan.reserved());
-    expect(account.live_state() == plan.rest(), "in use at rest", account.live_state(), plan.rest());
-    expect(account.peak_live_state() <= plan.live_most, "in use at most", account.peak_live_state(), plan.live_most);
+    auto const reserved = account.reserved_state() - shared, live = account.live_state() - shared;
+    auto const peak = account.peak_live_state() - shared;
+    expect(reserved == plan.reserved(), "reserved", reserved, plan.reserved());
+    expect(live == plan.rest(), "in use at rest", live, plan.rest());
+    expect(peak <= plan.live_most, "in use at most", peak, plan.live_most);
   }
   void synchronize() override {
     engine_.synchronize();
@@ -333,12 +372,14 @@ class EngineTrainer final : public Trainer {
   fsdp::Mesh<C> mesh_;
   fsdp::host::Stream stream_;
   Engine engine_;
-  bool keeps_, momentum_;
+  bool keeps_;
+  Owners owners_;
+  bool momentum_;
   fsdp::GradNorm<Engine> norm_;
   std::vector<Turn> parts_;
   fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
-  std::optional<fsdp::Sgd<Engine>> sgd_;
+  std::optional<fsdp::Sgd<Engine>> sgd_, second_;
 };
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;

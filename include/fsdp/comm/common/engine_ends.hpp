@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "fsdp/comm/common/call_note.hpp"
 #include "fsdp/fixed_array.hpp"
@@ -34,17 +33,22 @@ class EngineEnds {
   /// Where there is no memory for it, the engine is not compared.
   void add(std::uint64_t world, int engine, std::string_view history) noexcept {
     try {
-      if (list_.size() == most) list_.erase(list_.begin());
-      list_.push_back({world, engine, cut<64>(history)});
+      if (list_.empty()) list_ = fsdp::detail::FixedArray<EngineEnd>(most);
+      if (size_ == most) {
+        for (std::size_t i = 1; i < most; ++i) list_[i - 1] = list_[i];
+        --size_;
+      }
+      list_[size_++] = {world, engine, cut<64>(history)};
     } catch (...) {
     }
   }
-  std::vector<EngineEnd> const& list() const { return list_; }
-  void clear() { list_.clear(); }
+  std::span<EngineEnd const> list() const { return {list_.begin(), size_}; }
+  void clear() { size_ = 0; }
 
  private:
   static constexpr std::size_t most = 256;
-  std::vector<EngineEnd> list_;
+  fsdp::detail::FixedArray<EngineEnd> list_;  ///< empty, or room for the most
+  std::size_t size_ = 0;
 };
 
 /// @param by_rank  the ends of each rank's engines

@@ -48,7 +48,7 @@ class Communicator {
   /// @throws ConfigError if ranks are on devices that cannot read each other's memory
   /// @note Collective: yes
   Communicator(std::shared_ptr<detail::Group<D>> group, int rank, D const& device)
-      : rank_groups_(std::make_shared<detail::RankGroups<D>>(device)),
+      : rank_groups_(new detail::RankGroups<D>(device)),  // see [Note: Shared by new]
         member_(&rank_groups_->join(std::move(group), rank)) {
     member_->group().run().add_device(device);
     member_->enable_peer_access();
@@ -83,7 +83,7 @@ class Communicator {
     if (rank() == founder) {
       std::vector<int> world;
       for (auto const& member : members) world.push_back(group.world_rank(member));
-      group.published(rank()).child = std::make_shared<detail::Group<D>>(group.shared_run(), std::move(world), what);
+      group.published(rank()).child = detail::make_group(group.shared_run(), std::move(world), what);
     }
     exchange("founded", label);
     auto child = group.published(founder).child;

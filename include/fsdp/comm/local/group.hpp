@@ -22,6 +22,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/host/backoff.hpp"
 
 namespace fsdp::local::detail {
@@ -271,11 +272,19 @@ class Group {
 
   std::shared_ptr<Run<D>> run_;
   std::vector<int> members_;
-  std::vector<std::unique_ptr<Published<D>>> published_;
+  fsdp::detail::FixedArray<std::unique_ptr<Published<D>>> published_;
   std::uint64_t id_;
   std::string name_;
   std::atomic<std::uint32_t> entered_{0};
   std::atomic<std::uint32_t> sleepers_{0};
 };
+
+/// [Note: Shared by new] std::make_shared takes compilers several times as long as a shared_ptr of what `new` makes. A
+/// run, its groups and a rank's communicators are made seldom: they can have an allocation more.
+template <class D>
+[[gnu::cold]] std::shared_ptr<Group<D>> make_group(std::shared_ptr<Run<D>> const& run, std::vector<int> members,
+                                                   std::string_view name) {
+  return std::shared_ptr<Group<D>>(new Group<D>(run, std::move(members), name));  // NOLINT(modernize-make-shared)
+}
 
 }  // namespace fsdp::local::detail

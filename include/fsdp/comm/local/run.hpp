@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "fsdp/comm/common/call_note.hpp"
 #include "fsdp/comm/common/engine_ends.hpp"
@@ -128,10 +128,12 @@ class Run {
   Run& operator=(Run const&) = delete;
   [[gnu::cold]] ~Run() {
     // Work that ranks have left behind may still read what their peers have, on another device than where it lies.
-    if constexpr (requires(D const& device) { device.synchronize_all(); })
-      if (!abandoned_.empty())
-        for (auto const& device : devices_) device.synchronize_all();
-    for (auto const& memory : abandoned_) memory.device.deallocate(memory.data, memory.bytes);
+    if constexpr (synchronizes_all)
+      if (abandoned_ != nullptr)
+        for (auto const* rank = devices_; rank != nullptr; rank = rank->next) rank->device.synchronize_all();
+    for (; abandoned_ != nullptr; forget(abandoned_))
+      abandoned_->device.deallocate(abandoned_->data, abandoned_->bytes);
+    while (devices_ != nullptr) forget(devices_);
   }
 
   int ranks() const { return ranks_; }
@@ -183,27 +185,33 @@ class Run {
   }
 
   /// A rank of the run is on `device`.
-  [[gnu::cold]] void add_device(D const& device) {
-    std::lock_guard const lock{mutex_};
-    devices_.push_back(device);
+  [[gnu::cold]] void add_device([[maybe_unused]] D const& device) {
+    if constexpr (synchronizes_all) {
+      std::lock_guard const lock{mutex_};
+      devices_ = new Memory{devices_, device};
+    }
   }
   /// Keeps memory until every rank is gone.
   [[gnu::cold]] void abandon(D const& device, void* data, std::size_t bytes) {
     std::lock_guard const lock{mutex_};
-    abandoned_.push_back({device, data, bytes});
+    abandoned_ = new Memory{abandoned_, device, data, bytes};
   }
 
  private:
+  static constexpr bool synchronizes_all = requires(D const& device) { device.synchronize_all(); };
   /// A failure that nobody was told of.
   struct Left {
     bool some = false;
     Failure why;
   };
+  /// Memory on a device, in a list: a vector of these takes longer to compile.
   struct Memory {
+    Memory* next;
     D device;
-    void* data;
-    std::size_t bytes;
+    void* data = nullptr;
+    std::size_t bytes = 0;
   };
+  static void forget(Memory*& first) { delete std::exchange(first, first->next); }
 
   [[noreturn, gnu::cold]] void throw_failure(int rank, int failed) const {
     if (disagreement_) fail<OrderError>("rank {}: {}", rank, why_.text);
@@ -230,8 +238,8 @@ class Run {
   Failure why_;
   bool disagreement_ = false;
   std::atomic<bool> disagreed_{false};
-  std::vector<Memory> abandoned_;
-  std::vector<D> devices_;                             // of all ranks
+  Memory* abandoned_ = nullptr;
+  Memory* devices_ = nullptr;                          // of all ranks, if they have synchronize_all
   fsdp::detail::FixedArray<std::atomic<bool>> ended_;  // by rank
   fsdp::detail::FixedArray<comm::EngineEnds> ends_;    // by rank
 };

@@ -158,7 +158,8 @@ class Environment {
     std::vector<comm::EngineEnd> own;
     {
       std::scoped_lock const lock(detail::ends().mutex);
-      own = detail::ends().ends.list();
+      auto const list = detail::ends().ends.list();
+      own.assign(list.begin(), list.end());
       detail::ends().ends.clear();
     }
     auto const ranks = static_cast<std::size_t>(size_);

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where an optimizer's moments lie, and the chunks that its kernels update.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fixed_array.hpp"
+#include "fsdp/init.hpp"
+#include "fsdp/kernels/optimizers.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/optim/param_groups.hpp"
+
+namespace fsdp::detail {
+
+/// The shards of an optimizer's tensors, cut by settings and by tensor. It knows no device.
+///
+/// [Note: Moments of some tensors] The moments of a unit are laid out as its shard if the optimizer owns all its
+/// tensors. Else the parts that it owns lie end to end, each aligned as in a shard.
+class OptimizerLayout {
+ public:
+  /// Chunks of one unit whose tensors have the same settings: one launch of a kernel.
+  struct Launch {
+    std::size_t first_chunk = 0, chunks = 0, group = 0;
+  };
+
+  /// @throws UsageError if a pattern of `owned` matches no tensor that trains
+  [[gnu::cold]] OptimizerLayout(OwnedTensors owned, FixedArray<OwnedUnit> units)
+      : owned_(std::move(owned)), units_(std::move(units)) {
+    owned_.expect_matches(units_);
+    find_groups();
+    places_ = FixedArray<Place>(units_.size() + 1);
+    launches_ = FixedArray<Launch>(units_.size() * groups_.size());
+    std::size_t launches = 0;
+    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+      for (std::size_t group = 0; group < groups_.size(); ++group) {
+        auto const before = chunks_.size();
+        add_chunks(unit, group);
+        if (chunks_.size() > before) launches_[launches++] = {before, chunks_.size() - before, group};
+      }
+      places_[unit + 1] = {launches, places_[unit].offset + elements_of(unit)};
+    }
+  }
+
+  bool owns(std::string_view tensor) const { return owned_.owns(tensor); }
+  /// A tensor that trains and that the optimizer does not own; "" if there is none.
+  std::string const& left_out() const { return left_out_; }
+  /// The tensors of `among` that the optimizer does not own.
+  [[gnu::cold]] TensorSelection rest(TensorSelection among) const {
+    for (auto const& unit : units_)
+      for (auto const& tensor : unit.layout->tensors())
+        if (!unit.frozen && owns(tensor.name)) among.remove(tensor.name);
+    return among;
+  }
+
+  std::vector<OptimizerChunk> const& chunks() const { return chunks_; }
+  /// Distinct settings. At least one.
+  FixedArray<TensorSettings> const& groups() const { return groups_; }
+  Launch const* begin(std::size_t unit) const { return launches_.begin() + places_[unit].first_launch; }
+  Launch const* end(std::size_t unit) const { return launches_.begin() + places_[unit + 1].first_launch; }
+
+  /// Elements of each moment.
+  std::int64_t elements() const { return places_.back().offset; }
+  /// Of a unit's elements in each moment.
+  std::int64_t offset(std::size_t unit) const { return places_[unit].offset; }
+  /// The place in each moment of a part of the unit's shard. @pre the optimizer owns its tensor
+  [[gnu::cold]] std::int64_t place(std::size_t unit, Segment const& part) const {
+    return places_[unit].offset + part.offset + shift(unit, part.tensor);
+  }
+  /// The unit trains, and the optimizer owns all its tensors.
+  [[gnu::cold]] bool owns_all(std::size_t unit) const {
+    bool all = !units_[unit].frozen;
+    for (auto const& tensor : units_[unit].layout->tensors()) all = all && owns(tensor.name);
+    return all;
+  }
+
+ private:
+  struct Place {
+    std::size_t first_launch = 0;
+    std::int64_t offset = 0;
+  };
+
+  [[gnu::cold]] std::vector<Segment> segments(std::size_t unit) const {
+    auto const& of = units_[unit];
+    return of.layout->segments(of.frozen ? Range{} : of.shard);
+  }
+  TensorInfo const& tensor(std::size_t unit, std::size_t index) const { return units_[unit].layout->tensors()[index]; }
+  /// What is added to an element's place in the unit's shard to get its place in the unit's moments. With a tensor past
+  /// the last one: the end of the unit's moments.
+  [[gnu::cold]] std::int64_t shift(std::size_t unit, std::size_t tensor) const {
+    if (owns_all(unit)) return 0;
+    std::int64_t place = 0;
+    for (auto const& part : segments(unit)) {
+      if (part.tensor == tensor) return place - part.offset;
+      if (owns(this->tensor(unit, part.tensor).name)) place += align_up(part.count, layout_alignment);
+    }
+    return place;
+  }
+  [[gnu::cold]] std::int64_t elements_of(std::size_t unit) const {
+    return owns_all(unit) ? units_[unit].shard.size() : shift(unit, units_[unit].layout->tensors().size());
+  }
+  [[gnu::cold]] std::size_t group_of(TensorInfo const& tensor) const {
+    auto const settings = owned_.of(tensor);
+    std::size_t group = 0;
+    while (group < groups_.size() && !groups_[group].same_launch(settings)) ++group;
+    return group;
+  }
+  [[gnu::cold]] void find_groups() {
+    for (auto const& unit : units_) {
+      for (auto const& tensor : unit.layout->tensors()) {
+        if (unit.frozen) break;
+        if (!owns(tensor.name)) {
+          if (left_out_.empty()) left_out_ = tensor.name;
+          continue;
+        }
+        auto const group = group_of(tensor);
+        if (group < groups_.size()) continue;
+        FixedArray<TensorSettings> more(group + 1);
+        std::copy(groups_.begin(), groups_.end(), more.begin());
+        more[group] = owned_.of(tensor);
+        groups_ = std::move(more);
+      }
+    }
+    if (groups_.empty()) groups_ = FixedArray<TensorSettings>(1);  // the engine has no parameters
+  }
+  [[gnu::cold]] void add_chunks(std::size_t unit, std::size_t group) {
+    for (auto const& part : segments(unit)) {
+      auto const& of = tensor(unit, part.tensor);
+      if (!owns(of.name) || group_of(of) != group) continue;
+      auto const decay = owned_.of(of).weight_decay;
+      auto const hash = hash_name(of.name);
+      for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
+        chunks_.push_back({part.offset + done,
+                           static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)), decay, hash,
+                           part.first + done, shift(unit, part.tensor)});
+    }
+  }
+
+  OwnedTensors owned_;
+  FixedArray<OwnedUnit> units_;
+  FixedArray<TensorSettings> groups_;
+  FixedArray<Place> places_;  ///< by unit; one more than there are
+  FixedArray<Launch> launches_;
+  std::vector<OptimizerChunk> chunks_;
+  std::string left_out_;
+};
+
+}  // namespace fsdp::detail
