@@ -182,7 +182,7 @@ class ShardedModule<M, E> {
   /// args...)` again. The unit stays gathered until its backward.
   /// @return what M::forward returns; a value-initialised result, without a call, if backward passes do not come to the
   /// segment
-  /// @throws OrderError if another turn comes next; UsageError if the module is in no segment
+  /// @throws OrderError if another turn comes next, as always if the module is in no segment
   /// @note Collective: at most one all-gather for this unit.
   template <class... Args>
   decltype(auto) recompute(Args&&... args) {

@@ -483,9 +483,7 @@ TEST_CASE("calls out of turn name the module and what comes next, and change not
     layers[3].backward();
     CHECK(has(message([&] { layers[2].backward(); }), "expected recompute of 'h.1', got backward of 'h.2'"));
     CHECK(has(message([&] { layers[2].recompute(); }), "expected recompute of 'h.1', got recompute of 'h.2'"));
-    CHECK(has(what<fsdp::UsageError>([&] { layers[0].recompute(); }),
-              "recompute of 'h.0', which is in no segment: name it in recompute_segment before the engine is sealed. "
-              "Expected recompute of 'h.1' next"));
+    CHECK(has(message([&] { layers[0].recompute(); }), "expected recompute of 'h.1', got recompute of 'h.0'"));
     layers[1].recompute();
     CHECK(has(message([&] { layers[1].backward(); }), "expected recompute of 'h.2', got backward of 'h.1'"));
     layers[2].recompute();
@@ -581,8 +579,7 @@ TEST_CASE("a segment with a unit that is used outside, such as a tied head, is r
     auto inside = engine.shard(Bare{}, "inside", early);
     engine.recompute_segment(layer, inside);
     CHECK(has(what<fsdp::UsageError>([&] { engine.shard(Bare{}, "outside", early); }),
-              "module 'outside' uses unit 'early', but 'inside', which uses it too, is in a segment that does not "
-              "contain it"));
+              "module 'outside' uses a unit of a segment, but is outside it"));
     auto last = engine.shard(Bare{}, "last");
     auto head = engine.shard(Bare{}, "embed", root);
     auto const names = what<fsdp::UsageError>([&] { engine.recompute_segment(last, head); });
@@ -597,20 +594,15 @@ TEST_CASE("a segment with a unit that is used outside, such as a tied head, is r
 }
 
 TEST_CASE("ranks that differ in their segments are an error on all ranks") {
-  int told = 0;
   std::vector<std::string> texts(2);
-  try {
-    fsdp::local::run(2, Device{}, [&](Local comm) {
-      auto const rank = static_cast<std::size_t>(comm.rank());
-      fsdp::Mesh mesh(std::move(comm));
-      fsdp::Engine engine(mesh, fsdp::FullShard{});
-      auto layers = engine.shard(std::vector(4, Bare{}), "h");
-      if (rank == 1) engine.recompute_segment(layers[1], layers[2]);
-      texts[rank] = what<fsdp::ConfigError>([&] { engine.seal(); });
-    });
-  } catch (...) {
-    ++told;
-  }
+  fsdp::local::run(2, Device{}, [&](Local comm) {
+    auto const rank = static_cast<std::size_t>(comm.rank());
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{});
+    auto layers = engine.shard(std::vector(4, Bare{}), "h");
+    if (rank == 1) engine.recompute_segment(layers[1], layers[2]);
+    texts[rank] = what<fsdp::ConfigError>([&] { engine.seal(); });
+  });
   for (auto const& text : texts) CHECK(has(text, "segment 'h.1' to 'h.2' is recomputed"));
 }
 

@@ -100,29 +100,26 @@ class Declaration : public DeclaredUnits<P> {
   /// The uses `first` to `last` are recomputed together: see [Note: Segments].
   /// @throws UsageError if they are no segment; nothing has changed then
   [[gnu::cold]] void add_segment(std::size_t first, std::size_t last) {
-    auto const segment = [&] {
-      return formatted("the segment '{}' to '{}'", schedule_.module_name(first), schedule_.module_name(last));
-    };
-    FSDP_EXPECTS(first <= last, "rank {}: {} ends before it begins; name its first module first", where_.rank,
-                 segment());
-    for (auto use = first; use <= last; ++use) {
-      FSDP_EXPECTS(schedule_.segment(use) == Schedule::none, "rank {}: {} overlaps another one: '{}' is in both",
-                   where_.rank, segment(), schedule_.module_name(use));
+    auto const quoted = [&](std::size_t use) { return "'" + std::string(schedule_.module_name(use)) + "'"; };
+    std::string wrong;
+    if (first > last) wrong = "ends before it begins; name its first module first";
+    for (auto use = first; use <= last && wrong.empty(); ++use) {
+      if (schedule_.segment(use) != Schedule::none) wrong = "overlaps another one: " + quoted(use) + " is in both";
       for (std::size_t other = 0; other < schedule_.size(); ++other)
-        FSDP_EXPECTS(schedule_.unit(other) != schedule_.unit(use) || (first <= other && other <= last),
-                     "rank {}: {} contains '{}', but not '{}', which uses the same unit '{}'; leave both out",
-                     where_.rank, segment(), schedule_.module_name(use), schedule_.module_name(other),
-                     units_[schedule_.unit(use)]->name());
+        if (schedule_.unit(other) == schedule_.unit(use) && (other < first || last < other))
+          wrong = "contains " + quoted(use) + ", but not " + quoted(other) + ", which uses the same unit '" +
+                  units_[schedule_.unit(use)]->name() + "'; leave both out";
     }
+    FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, schedule_.module_name(first),
+                 schedule_.module_name(last), wrong);
     for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
   }
-  /// @throws UsageError if a segment has the unit: a further use would lie outside it
+
+  /// @throws UsageError if the unit is in a segment, where it would have a use outside
   [[gnu::cold]] void expect_no_segment(std::size_t unit, std::string_view module) const {
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      FSDP_EXPECTS(schedule_.unit(use) != unit || schedule_.segment(use) == Schedule::none,
-                   "rank {}: module '{}' uses unit '{}', but '{}', which uses it too, is in a segment that does not "
-                   "contain it; leave both out of segments",
-                   where_.rank, module, units_[unit]->name(), schedule_.module_name(use));
+    FSDP_EXPECTS(!schedule_.in_segment(unit),
+                 "rank {}: module '{}' uses a unit of a segment, but is outside it; leave the unit out of segments",
+                 where_.rank, module);
   }
 
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.

@@ -70,7 +70,7 @@ class [[nodiscard]] UseScope {
  public:
   [[gnu::noinline]] UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
     auto const what = fsdp::name(pass);
-    auto const turn = engine.calls.enter(what);
+    auto const turn = engine.calls.enter(what.data());
     bool const forward = pass == Pass::forward;
     if (!forward && engine.skips_backward(pass, use)) return;
     unit_ = &(forward ? engine.begin_forward(use) : engine.begin_backward(pass, use));

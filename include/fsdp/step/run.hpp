@@ -88,7 +88,7 @@ class BasicRun {
       at_.flags = flags_.now();
       at_.micro_step = backwards_ + 1;
     }
-    run(program_->turn(at_.phase, use));
+    run(program_->turns(at_.phase)[use]);
     pass_ = use + 1 == uses() ? Pass::idle : Pass::forward;
   }
   /// @param flags       of the pass; looked at when it begins

@@ -15,7 +15,7 @@ namespace fsdp {
 /// `recompute`: a module's forward is computed again, in a backward pass.
 enum class Pass : unsigned char { idle, forward, backward, recompute };
 
-constexpr char const* name(Pass pass) {
+constexpr std::string_view name(Pass pass) {
   switch (pass) {
     case Pass::idle: return "idle";
     case Pass::forward: return "forward";
@@ -80,6 +80,12 @@ class Schedule {
   void set_segment(std::size_t use, std::size_t first) { uses_[use].segment = first; }
   /// The first use of its segment; none: it is in none.
   std::size_t segment(std::size_t use) const { return uses_[use].segment; }
+  /// Some use of the unit is in a segment.
+  bool in_segment(std::size_t index) const {
+    for (auto const& use : uses_)
+      if (use.unit == index && use.segment != none) return true;
+    return false;
+  }
   bool ends_segment(std::size_t use) const {
     auto const first = uses_[use].segment;
     return first != none && (use + 1 == size() || uses_[use + 1].segment != first);
@@ -134,7 +140,7 @@ class Schedule {
   /// A backward use begins, or a use is recomputed. @return true if it is the first of a new pass
   /// @param pass         backward or recompute
   /// @param activations  such a pass writes no gradients, and comes to every use
-  /// @throws as begin_forward; UsageError if a use of no segment is to be recomputed
+  /// @throws as begin_forward
   bool begin_backward(Pass pass, std::size_t use, bool activations = false) {
     expect_next(pass, use);
     bool const starts = pass_ == Pass::forward;
@@ -148,10 +154,6 @@ class Schedule {
           "rank {}: {} of '{}' was called before the forward pass was complete; expected forward of '{}' next", rank_,
           name(pass), module_name(use), module_name(next_));
     auto const expected = next_backward();
-    FSDP_EXPECTS(pass == Pass::backward || segment(use) != none,
-                 "rank {}: recompute of '{}', which is in no segment: name it in recompute_segment before the engine "
-                 "is sealed. Expected {} of '{}' next",
-                 rank_, module_name(use), name(expected.pass), module_name(expected.use));
     expect(expected, {pass, use});
     if (starts) {
       recompute_ = expected.pass == Pass::recompute ? use : none;
