@@ -71,8 +71,9 @@ class AdoptedUnit {
    public:
     Scope(AdoptedUnit& owner, Pass pass)
         : owner_(&owner),
-          use_(pass == Pass::forward ? owner.engine().forward_scope(owner.use_)
-                                     : owner.engine().backward_scope(owner.use_)) {
+          use_(pass == Pass::forward    ? owner.engine().forward_scope(owner.use_)
+               : pass == Pass::backward ? owner.engine().backward_scope(owner.use_)
+                                        : owner.engine().recompute_scope(owner.use_)) {
       if (use_) owner.bind(use_);
     }
     Scope(Scope const&) = delete;
@@ -87,6 +88,8 @@ class AdoptedUnit {
   };
   Scope forward() { return Scope(*this, Pass::forward); }
   Scope backward() { return Scope(*this, Pass::backward); }
+  /// Forward again, in backward: see Engine::recompute_segment.
+  Scope recompute() { return Scope(*this, Pass::recompute); }
 
   /// The unit, for further uses.
   UnitId unit() const { return unit_; }

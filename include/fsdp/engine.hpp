@@ -89,13 +89,9 @@ class Engine {
   UnitId add_unit(std::string_view unit_name, ShardingStrategy const& strategy) {
     return add_unit(unit_name, UnitOptions{.strategy = strategy});
   }
-  /// @throws ConfigError as with a strategy
   [[gnu::cold]] UnitId add_unit(std::string_view unit_name, UnitOptions const& options) {
     auto const turn = core_.calls.enter("add_unit");
-    FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: unit '{}' was added too late; add all units before the first forward, optimizer, save or "
-                 "load, which seals the engine",
-                 rank(), unit_name);
+    core_.expect_unsealed(formatted("unit '{}' was added", unit_name), "add all units");
     auto const index = core_.declared.add_unit(unit_name, options.strategy.value_or(strategy())).index;
     units()[index]->frozen = options.frozen;
     return {index, this};
@@ -148,7 +144,6 @@ class Engine {
                                                             Strategy auto const& strategy) {
     return shard(std::move(modules), prefix, UnitOptions{.strategy = strategy});
   }
-  /// @param options  of each module's unit
   template <Module M>
   [[gnu::cold]] std::vector<ShardedModule<M, Engine>> shard(std::vector<M> modules, std::string_view prefix,
                                                             UnitOptions const& options) {
@@ -191,11 +186,20 @@ class Engine {
     return use;
   }
 
-  /// In forward (backward), the module `at` gathers ahead the modules `ahead`, in this order, instead of the next ones
-  /// by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They come later in the pass than `at`.
-  /// Before the engine is sealed.
+  /// Before the engine is sealed: in forward (backward), the module `at` gathers ahead the modules `ahead`, in this
+  /// order, instead of the next ones by depth: `engine.set_forward_prefetch(layers[0], {layers[2], layers[1]})`. They
+  /// come later in the pass than `at`. A recomputed module gathers ahead by depth.
   void set_forward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::forward, at, ahead); }
   void set_backward_prefetch(UseId at, std::vector<UseId> const& ahead) { set_prefetch(Pass::backward, at, ahead); }
+
+  /// Before the engine is sealed: the modules `first` to `last` are recomputed together. In backward, call recompute()
+  /// of each in forward order, then backward() of each in reverse order. Units are gathered once for both.
+  /// @throws UsageError if they overlap another segment, or share a unit with a module outside
+  [[gnu::cold]] void recompute_segment(UseId first, UseId last) {
+    auto const turn = core_.calls.enter("recompute_segment");
+    core_.expect_unsealed("a segment was named", "call recompute_segment");
+    core_.declared.add_segment(index_of(first), index_of(last));
+  }
 
   /// Compares layouts over ranks, allocates everything, initialises the shards. Implied by the first use.
   /// @throws ConfigError on every rank if ranks disagree, naming the first difference
@@ -245,6 +249,7 @@ class Engine {
   /// @throws UsageError if there is no such use, or it is another engine's; OrderError if another one comes next
   Scope forward_scope(UseId use) { return Scope(core_, index_of(use), Pass::forward); }
   Scope backward_scope(UseId use) { return Scope(core_, index_of(use), Pass::backward); }
+  Scope recompute_scope(UseId use) { return Scope(core_, index_of(use), Pass::recompute); }
 
   /// Forgets all gradients, and a norm that clip_grad_norm has measured: the next backward pass begins new sums. It is
   /// zero_grad of other libraries; an optimizer step does it by itself. After half a backward pass (an exception ended
@@ -297,10 +302,7 @@ class Engine {
   }
 
   /// For destructors: waits until compute and copies have run dry, and reports instead of throwing.
-  void drain() noexcept {
-    core_.drain(*core_.compute);
-    if (auto* const copy = core_.streams.find(StreamKind::copy)) core_.drain(*copy);
-  }
+  void drain() noexcept { core_.drain(); }
 
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed: what a task threw, or a PeerError that names the rank where it began
@@ -316,10 +318,7 @@ class Engine {
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");
-    FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: prefetch lists were set too late; set them before the first forward, optimizer, save or "
-                 "load, which seals the engine",
-                 rank());
+    core_.expect_unsealed("prefetch lists were set", "set them");
     std::vector<std::size_t> uses;
     for (auto const use : ahead) uses.push_back(index_of(use));
     core_.declared.set_prefetch(pass, index_of(at), std::move(uses));
@@ -333,10 +332,8 @@ class Engine {
   [[gnu::cold]] void expect_unit(UnitId unit, std::string_view module) {
     if (unit.engine != nullptr && unit.engine != this) refuse_foreign(formatted("the unit of module '{}'", module));
     FSDP_EXPECTS(unit.index < units().size(), "rank {}: module '{}': the engine has no such unit", rank(), module);
-    FSDP_EXPECTS(!core_.sealed,
-                 "rank {}: module '{}' was added too late; add all modules before the first forward, optimizer, save "
-                 "or load, which seals the engine",
-                 rank(), module);
+    core_.expect_unsealed(formatted("module '{}' was added", module), "add all modules");
+    core_.declared.expect_no_segment(unit.index, module);
   }
   [[noreturn, gnu::cold]] void refuse_foreign(std::string_view what) const {
     fail<UsageError>("rank {}: {} belongs to another engine; pass an id that this engine has returned", rank(), what);

@@ -178,6 +178,23 @@ class ShardedModule<M, E> {
     return call();
   }
 
+  /// In backward, for a module of a segment (Engine::recompute_segment): enqueues `M::forward(compute, weights,
+  /// args...)` again. The unit stays gathered until its backward.
+  /// @return what M::forward returns; a value-initialised result, without a call, if backward passes do not come to the
+  /// segment
+  /// @throws OrderError if another turn comes next, as always if the module is in no segment
+  /// @note Collective: at most one all-gather for this unit.
+  template <class... Args>
+  decltype(auto) recompute(Args&&... args) {
+    auto& engine = *engine_.get("a sharded module");
+    auto const scope = engine.recompute_scope(use_);
+    using Result = decltype(module_.forward(engine.compute(), weights(scope), std::forward<Args>(args)...));
+    static_assert(std::is_void_v<Result> || std::is_default_constructible_v<Result>,
+                  "fsdp: forward of a recomputed module returns void or a value that can be value-initialised");
+    if (!scope) return Result();
+    return module_.forward(engine.compute(), weights(scope), std::forward<Args>(args)...);
+  }
+
  private:
   Weights weights(typename E::Scope const& scope) const { return bound<Param const, Weights>(scope, false); }
   Gradients gradients(typename E::Scope const& scope) const { return bound<Written, Gradients>(scope, true); }

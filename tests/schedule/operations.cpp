@@ -51,8 +51,8 @@ template <class Run>
 void repeat(Call const& call, Run& run) {
   switch (call.kind) {
     case Call::Kind::forward: return run.forward(call.use);
-    case Call::Kind::backward: return run.backward(call.use, call.flags);
-    case Call::Kind::activations: return run.activations(call.use, call.flags.reshard);
+    case Call::Kind::backward: return run.backward(call.use, call.flags, call.recomputes);
+    case Call::Kind::activations: return run.activations(call.use, call.flags.reshard, call.recomputes);
     case Call::Kind::begin_evaluation: return run.begin_evaluation();
     case Call::Kind::end_evaluation: return run.end_evaluation();
     case Call::Kind::discard: return run.discard();
@@ -78,7 +78,8 @@ bool is_primitive(Enqueued const& entry, fsdp::step::Operation const& operation,
     case Primitive::reduce_scatter: return collective("reduce_scatter");
     case Primitive::all_reduce: return collective("all_reduce");
     case Primitive::hook: return is(typeid(engine_table::ChangeReduced));
-    case Primitive::forward: return is(typeid(engine_table::ReadParameters));
+    case Primitive::forward:
+    case Primitive::recompute: return is(typeid(engine_table::ReadParameters));
     case Primitive::backward:
       if (operation.size == 1) return is(typeid(engine_table::ReadParameters));
       return is(typeid(engine_table::AddGradients)) || is(typeid(engine_table::SetGradients));

@@ -45,6 +45,23 @@ std::vector<std::string> problems(PaperStep const& of, List const& list) {
   return symbols.problems();
 }
 
+/// Segments whose units have no use outside them.
+void segments_at_random(StepInput& input, std::mt19937& random) {
+  auto const& uses = input.uses;
+  std::vector<std::pair<std::size_t, std::size_t>> segments;
+  for (std::size_t first = 0; first < uses.size();) {
+    auto const last = std::min(first + random() % 4, uses.size() - 1);
+    bool whole = random() % 4 > 0;
+    for (std::size_t use = 0; use < uses.size(); ++use)
+      whole = whole && ((first <= use && use <= last) ||
+                        std::find(uses.begin() + static_cast<std::ptrdiff_t>(first),
+                                  uses.begin() + static_cast<std::ptrdiff_t>(last) + 1,
+                                  uses[use]) == uses.begin() + static_cast<std::ptrdiff_t>(last) + 1);
+    if (whole) segments.emplace_back(first, last);
+    first = whole ? last + 1 : first + 1;
+  }
+  input = fsdp::testing::with_segments(std::move(input), segments);
+}
 /// A declaration, and flags that its options allow.
 StepInput input_at_random(std::mt19937& random) {
   auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
@@ -78,6 +95,7 @@ StepInput input_at_random(std::mt19937& random) {
       bool const again = std::find(later, input.uses.end(), input.uses[use]) != input.uses.end();
       if (again && below(2) == 0) input.frozen_uses.push_back(use);
     }
+  if (below(2) == 0) segments_at_random(input, random);
   input.keep_last = below(3) > 0;
   input.keep_root = below(3) > 0;
   input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
@@ -111,8 +129,9 @@ void half_a_pass(PaperStep& of, std::mt19937& random) {
   bool const in_backward = random() % 2 == 0;
   for (std::size_t use = 0; use < (in_backward ? uses : random() % uses); ++use) of.run.forward(use);
   if (!in_backward) return;
-  auto const done = 1 + random() % (uses - of.program.backward_end());
-  for (std::size_t i = 0; i < done; ++i) of.run.backward(uses - 1 - i, flags);
+  auto const& turns = of.program.turns(fsdp::Phase::backward);
+  auto const done = 1 + random() % turns.size();
+  for (std::size_t i = 0; i < done; ++i) of.run.backward(turns[i].use, flags, turns[i].recomputes());
 }
 void run_at_random(PaperStep& of, std::mt19937& random) {
   for (int step = 0; step < 3; ++step) {
@@ -152,6 +171,14 @@ std::vector<StepInput> kinds_of_steps() {
     input.keep_last = false;
   });
   add(equal_units(5, 2, 2), [](StepInput& input) { input.allow_no_replica_sync = true; });
+  add(equal_units(6, 4), [](StepInput& input) {
+    input = fsdp::testing::with_prefetch(fsdp::testing::with_segments(std::move(input), {{0, 1}, {3, 5}}), 1, 2);
+  });
+  add(equal_units(5, 4), [](StepInput& input) {
+    input = fsdp::testing::with_segments(std::move(input), {{0, 1}, {2, 2}, {3, 4}});
+    input.reshard_ranks = 2;
+    input.keep_last = false;
+  });
   add(equal_units(5, 2, 2), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
   add(equal_units(5, 2, 2), [](StepInput& input) {
     fsdp::testing::set_types(input, {fsdp::DType::bf16, fsdp::DType::bf16, fsdp::DType::f32});

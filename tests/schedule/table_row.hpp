@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -40,6 +41,8 @@ enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  /
 enum class Kinds { none, replicated, frozen, fp32, all };
 /// Functions of the caller on reduced gradients.
 enum class Hooks { none, every_unit, every_second_unit };
+/// What is recomputed: each block alone, pairs, three in the middle, everything in one segment.
+enum class Segments { none, single, pairs, middle, whole };
 
 struct Row {
   Engine engine{};
@@ -53,11 +56,12 @@ struct Row {
   Precision precision{};
   Kinds kinds{};
   Hooks hooks{};
+  Segments segments{};
   // Of no axis:
   int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
   std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
-inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 3};
+inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 3, 5};
 
 inline Row row_of(fsdp::testing::TableRow const& at) {
   return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
@@ -65,7 +69,8 @@ inline Row row_of(fsdp::testing::TableRow const& at) {
           static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
           static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
           static_cast<Precision>(at[8]),  static_cast<Kinds>(at[9]),
-          static_cast<Hooks>(at[10])};
+          static_cast<Hooks>(at[10]),
+          static_cast<Segments>(at[11])};
 }
 inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -148,7 +153,8 @@ class Watch {
   /// Called between a use's operations.
   void look(void const* parameters, void const* gradients) {
     expect_bytes(fmt::format("{} of use {}", name(phase_), use_));
-    for (auto const& [buffer, address] : {std::pair(0, parameters), std::pair(1, gradients)}) {
+    // A use that is recomputed finds its parameters where its backward finds them.
+    for (auto const& [buffer, address] : {std::pair(0, parameters), std::pair(recomputes_ ? 2 : 1, gradients)}) {
       auto const [entry, is_new] = addresses_.try_emplace({phase_, use_, buffer}, address);
       if (!is_new && entry->second != address) wrong(fmt::format("{} of use {}: another address", name(phase_), use_));
     }
@@ -156,9 +162,9 @@ class Watch {
   }
   /// Calls a module as one use of a pass.
   template <class Call>
-  void use(Phase phase, std::size_t use, Facts facts, Call const& call) {
-    phase_ = phase, use_ = use;
-    auto const& turn = engine_->program().turn(phase, use);
+  void use(Phase phase, std::size_t use, bool recomputes, Facts facts, Call const& call) {
+    phase_ = phase, use_ = use, recomputes_ = recomputes;
+    auto const& turn = engine_->program().turn(phase, use, recomputes);
     run(turn.before, facts);
     auto const looks = looks_;
     call();
@@ -178,6 +184,7 @@ class Watch {
   fsdp::detail::LiveBytes live_;
   Phase phase_{};
   std::size_t use_ = 0;
+  bool recomputes_ = false;
   int looks_ = 0;
   std::map<std::tuple<Phase, std::size_t, int>, void const*> addresses_;
 };
@@ -188,6 +195,7 @@ struct Call {
   Kind kind{};
   std::size_t use = 0;
   fsdp::BackwardFlags flags{};  ///< of a backward pass
+  bool recomputes = false;      ///< in a backward pass: the use is recomputed
 };
 
 /// Kernels that access a unit's parameters and gradients as a module's do, and change nothing.
@@ -320,6 +328,7 @@ class Rank {
           device.launch(stream, std::int64_t{1}, ChangeReduced{}, gradients.data(),
                         static_cast<std::int64_t>(gradients.size()));
         });
+    for (auto const& [first, last] : segments()) engine_.recompute_segment(modules_[first], modules_[last]);
     sgd_.emplace(engine_);
     watch_.emplace(engine_);
     scopes_.emplace(engine_);
@@ -362,6 +371,18 @@ class Rank {
   }
 
  private:
+  /// Of uses. The root, which is used first and last, may only be in a segment that has both uses.
+  std::vector<std::pair<std::size_t, std::size_t>> segments() const {
+    std::size_t const first = row_.tied ? 1 : 0;  // block
+    switch (row_.segments) {
+      case Segments::none: return {};
+      case Segments::single: return {{first, first}, {first + 1, first + 1}, {first + 3, first + 3}};
+      case Segments::pairs: return {{first, first + 1}, {first + 3, first + 4}};
+      case Segments::middle: return {{first + 1, first + 3}};
+      case Segments::whole: return {{0, modules_.size() - 1}};
+    }
+    return {};
+  }
   fsdp::GradNorm<E> measure() {
     calls_.push_back({Call::Kind::norm});
     return fsdp::clip_grad_norm(engine_, 1.0f);
@@ -385,14 +406,16 @@ class Rank {
     facts_ = facts_ | flags.facts();
     flags_ = flags;
   }
-  void use(Phase phase, std::size_t at) {
+  void use(Phase phase, std::size_t at, bool recomputes = false) {
     bool const in_forward = phase == Phase::forward || phase == Phase::evaluation;
     calls_.push_back({in_forward                 ? Call::Kind::forward
                       : phase == Phase::backward ? Call::Kind::backward
                                                  : Call::Kind::activations,
-                      at, flags_});
-    watch_->use(phase, at, facts_, [&] {
-      if (!in_forward) {
+                      at, flags_, recomputes});
+    watch_->use(phase, at, recomputes, facts_, [&] {
+      if (recomputes) {
+        modules_[at].recompute(*watch_);
+      } else if (!in_forward) {
         modules_[at].backward(*watch_);
       } else {
         modules_[at].forward(*watch_);
@@ -401,10 +424,14 @@ class Rank {
   }
   void pass(Phase phase) {
     tally_->entries.clear();
-    bool const reverse = phase == Phase::backward || phase == Phase::activations;
-    for (std::size_t i = 0; i < modules_.size(); ++i) use(phase, reverse ? modules_.size() - 1 - i : i);
+    turns(phase);
     if (!(toy::counts_of(*tally_) == count(engine_.program(), phase, facts_)))
       wrong(fmt::format("rank {}: {} counts otherwise\n{}", engine_.rank(), name(phase), to_text(engine_.program())));
+  }
+  /// The turns of a pass. @param most  at most so many
+  void turns(Phase phase, std::size_t most = ~std::size_t{0}) {
+    auto const& all = engine_.program().turns(phase);
+    for (std::size_t i = 0; i < std::min(most, all.size()); ++i) use(phase, all[i].use, all[i].recomputes());
   }
   /// An evaluation, after a forward pass that it ends or after none.
   void evaluate(bool in_forward) {
@@ -435,7 +462,7 @@ class Rank {
     discard(true);
     set_flags(false);
     pass(Phase::forward);
-    use(Phase::backward, modules_.size() - 1), use(Phase::backward, modules_.size() - 2);
+    turns(Phase::backward, 2);
     discard(true);
     set_flags(false);
     pass(Phase::forward);

@@ -215,6 +215,7 @@ class StepMemory {
     std::vector<Range> tensors;
     switch (operation.primitive) {
       case step::Primitive::forward:
+      case step::Primitive::recompute:
       case step::Primitive::backward:
       case step::Primitive::update:
         for (auto const& tensor : unit(place.unit).layout().tensors()) tensors.push_back(tensor.range());

@@ -128,6 +128,11 @@ struct EngineCore {
     if (auto const ranks = declared.options().reshard_ranks; ranks > 0)
       split(Group::kept, where.rank / ranks, "kept group");
   }
+  [[gnu::cold, gnu::noinline]] void expect_unsealed(std::string_view what, std::string_view instead) const {
+    FSDP_EXPECTS(!sealed,
+                 "rank {}: {} too late; {} before the first forward, optimizer, save or load, which seals the engine",
+                 where.rank, what, instead);
+  }
   void discard_gradients() {
     passes.expect_no_half_step("gradients are discarded");
     bool some = false;
@@ -171,10 +176,10 @@ struct EngineCore {
     seal();
     return passes.begin_forward(use);
   }
-  /// @return whether backward passes do not come to the use
-  bool skips_backward(std::size_t use) const { return declared.schedule().skips_backward(use); }
-  Unit& begin_backward(std::size_t use) {
-    auto& unit = passes.begin_backward(use);
+  /// @return whether backward passes do not come to the use. @param pass  backward or recompute
+  bool skips_backward(Pass pass, std::size_t use) const { return declared.schedule().skips_backward(pass, use); }
+  Unit& begin_backward(Pass pass, std::size_t use) {
+    auto& unit = passes.begin_backward(pass, use);
     storage.lease_gradients();
     return unit;
   }
@@ -185,6 +190,10 @@ struct EngineCore {
     tracer = std::move(next);
   }
 
+  void drain() noexcept {
+    drain(*compute);
+    if (auto* const copy = streams.find(StreamKind::copy)) drain(*copy);
+  }
   /// For destructors. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {

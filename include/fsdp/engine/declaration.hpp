@@ -97,6 +97,31 @@ class Declaration : public DeclaredUnits<P> {
     lists_.push_back({pass, use, std::move(ahead)});
   }
 
+  /// The uses `first` to `last` are recomputed together: see [Note: Segments].
+  /// @throws UsageError if they are no segment; nothing has changed then
+  [[gnu::cold]] void add_segment(std::size_t first, std::size_t last) {
+    auto const quoted = [&](std::size_t use) { return "'" + std::string(schedule_.module_name(use)) + "'"; };
+    std::string wrong;
+    if (first > last) wrong = "ends before it begins; name its first module first";
+    for (auto use = first; use <= last && wrong.empty(); ++use) {
+      if (schedule_.segment(use) != Schedule::none) wrong = "overlaps another one: " + quoted(use) + " is in both";
+      for (std::size_t other = 0; other < schedule_.size(); ++other)
+        if (schedule_.unit(other) == schedule_.unit(use) && (other < first || last < other))
+          wrong = "contains " + quoted(use) + ", but not " + quoted(other) + ", which uses the same unit '" +
+                  units_[schedule_.unit(use)]->name() + "'; leave both out";
+    }
+    FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, schedule_.module_name(first),
+                 schedule_.module_name(last), wrong);
+    for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
+  }
+
+  /// @throws UsageError if the unit is in a segment, where it would have a use outside
+  [[gnu::cold]] void expect_no_segment(std::size_t unit, std::string_view module) const {
+    FSDP_EXPECTS(!schedule_.in_segment(unit),
+                 "rank {}: module '{}' uses a unit of a segment, but is outside it; leave the unit out of segments",
+                 where_.rank, module);
+  }
+
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
@@ -147,6 +172,10 @@ class Declaration : public DeclaredUnits<P> {
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
                          schedule_.module_name(use));
+    for (std::size_t use = 0; use < schedule_.size(); ++use)
+      if (schedule_.ends_segment(use))
+        lines += formatted("segment '{}' to '{}' is recomputed\n", schedule_.module_name(schedule_.segment(use)),
+                           schedule_.module_name(use));
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                          listed(list.ahead));
@@ -180,6 +209,7 @@ class Declaration : public DeclaredUnits<P> {
     }
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       if (this->is_frozen(use)) input.frozen_uses.push_back(use);
+    for (std::size_t use = 0; use < schedule_.size(); ++use) input.segments.push_back(schedule_.segment(use));
     input.shards = where_.shards;
     input.replicas = where_.replicas;
     input.bucket_bytes = options_.bucket_bytes;

@@ -76,26 +76,26 @@ class Passes {
         executor_->begin_pass(flags_.now());
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
       }
-      return begin(use, "forward");
+      return begin("forward");
     });
   }
 
   void end_forward(std::size_t use) {
     or_interrupt([&] {
-      end(use, "forward");
+      end("forward");
       schedule().end_forward(use);
     });
   }
 
-  Unit& begin_backward(std::size_t use) {
-    FSDP_EXPECTS(!evaluating(),
-                 "rank {}: backward of '{}' was called inside an evaluation; end the evaluation scope first", rank_,
-                 schedule().module_name(use));
+  /// @param pass  backward or recompute
+  Unit& begin_backward(Pass pass, std::size_t use) {
+    FSDP_EXPECTS(!evaluating(), "rank {}: {} of '{}' was called inside an evaluation; end the evaluation scope first",
+                 rank_, name(pass), schedule().module_name(use));
     expect_not_swapped("a backward pass begins");
     if (schedule().backward_broken())
-      expect_whole_gradients(formatted("backward of '{}' begins", schedule().module_name(use)));
+      expect_whole_gradients(formatted("{} of '{}' begins", name(pass), schedule().module_name(use)));
     bool const activations = open_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0;
-    bool const starts = schedule().begin_backward(use, activations);
+    bool const starts = schedule().begin_backward(pass, use, activations);
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
@@ -106,13 +106,13 @@ class Passes {
         executor_->begin_pass(flags_.now());
         phase_ = activations ? Phase::activations : Phase::backward;
       }
-      return begin(use, "backward");
+      return begin("backward");
     });
   }
 
   void end_backward(std::size_t use) {
     or_interrupt([&] {
-      end(use, "backward");
+      end("backward");
       if (!schedule().end_backward(use)) return;
       if (freezes_parameters()) return flags_.end_activations(), history_->add("pass without gradients");
       flags_.end_backward();
@@ -261,17 +261,18 @@ class Passes {
     ++passes_;
   }
 
-  /// Runs the operations of a use before the module's kernels; end() runs those after them. @return the use's unit
-  Unit& begin(std::size_t use, std::string_view pass) {
-    auto const& turn = program_->turn(phase_, use);
+  Program::Turn const& turn() { return program_->turns(phase_)[schedule().turns_done()]; }
+  /// Runs the operations of a turn before the module's kernels; end() runs those after them. @return the use's unit
+  Unit& begin(std::string_view pass) {
+    auto const& turn = this->turn();
     for (auto const& operation : turn.before)
       if (operation.runs(flags_.now())) executor_->run(operation, pass);
     executor_->begin_compute(turn);
     return *declared_->units()[turn.unit];
   }
-  void end(std::size_t use, std::string_view pass) {
+  void end(std::string_view pass) {
     executor_->end_compute();
-    for (auto const& operation : program_->turn(phase_, use).after)
+    for (auto const& operation : turn().after)
       if (operation.runs(flags_.now())) executor_->run(operation, pass);
   }
   void drop_pass() {

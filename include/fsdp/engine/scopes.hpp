@@ -69,13 +69,15 @@ template <class E>
 class [[nodiscard]] UseScope {
  public:
   [[gnu::noinline]] UseScope(E& engine, std::size_t use, Pass pass) : engine_(&engine), use_(use), pass_(pass) {
-    auto const turn = engine.calls.enter(pass == Pass::forward ? "forward" : "backward");
-    if (pass == Pass::backward && engine.skips_backward(use)) return;
-    unit_ = &(pass == Pass::forward ? engine.begin_forward(use) : engine.begin_backward(use));
+    auto const what = fsdp::name(pass);
+    auto const turn = engine.calls.enter(what.data());
+    bool const forward = pass == Pass::forward;
+    if (!forward && engine.skips_backward(pass, use)) return;
+    unit_ = &(forward ? engine.begin_forward(use) : engine.begin_backward(pass, use));
     try {
       for (std::size_t i = 0; i <= unit_->beside.size(); ++i) begin(unit(i));
-      auto const what = fsdp::name(pass);
-      span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what, what);
+      span_ = engine.trace.begin(*engine.compute, StreamKind::compute, unit_->name(), what,
+                                 fsdp::name(forward ? Pass::forward : Pass::backward));
     } catch (...) {
       interrupt();
       throw;
@@ -88,7 +90,9 @@ class [[nodiscard]] UseScope {
       interrupt();
       return;
     }
-    auto const turn = engine_->calls.enter(pass_ == Pass::forward ? "the end of a forward" : "the end of a backward");
+    auto const turn = engine_->calls.enter(pass_ == Pass::forward    ? "the end of a forward"
+                                           : pass_ == Pass::backward ? "the end of a backward"
+                                                                     : "the end of a recompute");
     try {
       span_.end();
       for (std::size_t i = 0; i <= unit_->beside.size(); ++i) end(unit(i));

@@ -37,6 +37,7 @@ class BufferPlanner {
     for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit)
       if (input.units[unit].beside == StepUnit::none) schedule_.declare(unit, "");
     for (auto const unit : input.uses) schedule_.declare(unit, "");
+    for (std::size_t use = 0; use < input.segments.size(); ++use) schedule_.set_segment(use, input.segments[use]);
   }
 
  protected:
@@ -207,6 +208,9 @@ class BufferPlanner {
       if (!input_.units[u].skips_gradients &&
           ((p.units[u].frozen && p.units[u].in_backward) || input_.allow_frozen_parameters))
         p.scratch_bytes = std::max(p.scratch_bytes, align_up(p.units[u].gradient_bytes(p.units[u].elements), 256));
+    if (backward_end_ == schedule_.size() || schedule_.segment(backward_end_) == Schedule::none) return;
+    for (auto use = schedule_.segment(backward_end_); use < backward_end_; ++use)
+      for (auto const u : units_of(use)) p.units[u].in_backward = true;
   }
 
   [[gnu::cold]] void order_completion() {

@@ -101,7 +101,7 @@ class ProgramCompiler : OperationWriter {
       : OperationWriter(input),
         ahead_(input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input))
                                               : input.prefetch),
-        ahead_in_activations_(ahead_.backward) {}
+        ahead_in_activations_(ahead_) {}
 
   [[gnu::cold]] Program compile() {
     plan_units();
@@ -195,20 +195,24 @@ class ProgramCompiler : OperationWriter {
   [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units, Phase phase) {
     bool const writes_gradients = phase == Phase::backward;
     auto const end = writes_gradients ? backward_end_ : 0;
-    FixedArray<Turn> turns(schedule_.size() - end);
+    auto const order = schedule_.backward_turns(end);
+    auto& lists = writes_gradients ? ahead_ : ahead_in_activations_;
+    FixedArray<Turn> turns(order.size());
     std::uint32_t rounded = 0;
     std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
     Completion completion;
-    for (auto use = schedule_.size(); use-- > end;) {
-      auto& turn = turns[schedule_.size() - 1 - use];
-      auto& ahead = writes_gradients ? ahead_.backward[use] : ahead_in_activations_[use];
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      auto& turn = turns[i];
+      auto const use = order[i] % schedule_.size();
+      bool const recomputes = order[i] != use;
+      auto& ahead = !recomputes ? lists.backward[use] : lists.recompute.empty() ? no_list_ : lists.recompute[use];
       std::size_t kept = 0;
       for (auto const next : ahead)
-        if (next >= end) ahead[kept++] = next;
+        if (comes_after(use, recomputes, next, end)) ahead[kept++] = next;
       while (ahead.size() > kept) ahead.pop_back();
       begin(turn, use, units, ahead, true, true);
-      compute(turn, Primitive::backward, units, writes_gradients);
-      if (schedule_.last_use_of_unit(use) && writes_gradients) {
+      compute(turn, recomputes ? Primitive::recompute : Primitive::backward, units, writes_gradients && !recomputes);
+      if (!recomputes && schedule_.last_use_of_unit(use) && writes_gradients) {
         // The slot that was reduced last comes first: to wait for it is to wait for the others.
         auto const together = units_of(use);
         for (auto const* at = together.end(); at != together.begin();) {
@@ -218,7 +222,8 @@ class ProgramCompiler : OperationWriter {
           if (!program_.units[u].writes_shards) lessees[gradient_slots_[u]] = u;
         }
       }
-      if (!is_last_in_backward(use, end)) continue;
+      bool const is_last = recomputes ? use < end && schedule_.last_use_of_unit(use) : is_last_in_backward(use, end);
+      if (!is_last) continue;
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
         if (unit.empty()) continue;
@@ -227,7 +232,7 @@ class ProgramCompiler : OperationWriter {
       }
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
-        if (!unit.trains() || !writes_gradients) continue;
+        if (!unit.trains() || !writes_gradients || recomputes) continue;
         if (unit.writes_shards) {
           end_direct_gradients(turn.after, u, completion);
         } else {
@@ -278,8 +283,16 @@ class ProgramCompiler : OperationWriter {
       if (units.is_ahead(u)) bytes += param_bytes(u, program_.units[u].elements);
     return lacking > 0 && lacking + bytes > input_.max_ahead_bytes;
   }
-  PrefetchLists ahead_;
-  std::vector<std::vector<std::size_t>> ahead_in_activations_;
+  /// @return whether a backward pass that ends with the use `end` comes to `next` after a turn of `use`, which has the
+  /// use in its prefetch list. Uses below the end are recomputed if their segment has the end.
+  bool comes_after(std::size_t use, bool recomputes, std::size_t next, std::size_t end) const {
+    auto const segment = schedule_.segment(next);
+    if (next >= end) return true;
+    return segment != Schedule::none && segment == schedule_.segment(end) &&
+           (segment != schedule_.segment(use) || (recomputes && next > use));
+  }
+  PrefetchLists ahead_, ahead_in_activations_;
+  std::vector<std::size_t> no_list_;
 };
 
 }  // namespace detail

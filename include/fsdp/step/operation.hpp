@@ -75,6 +75,7 @@ enum class Primitive : unsigned char {
   all_reduce,      ///< in place
   hook,            ///< functions of the caller on a reduced gradient shard: see Shards::on_reduced
   forward,         ///< a module's kernels
+  recompute,       ///< a module's kernels of forward, in a backward pass
   backward,        ///< a module's kernels
   norm,            ///< measures a gradient shard
   update,          ///< an optimizer's kernel
@@ -84,9 +85,10 @@ enum class Primitive : unsigned char {
 inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
 
 inline constexpr std::array<std::string_view, primitives> primitive_names{
-    "open",       "close",   "cast",     "keep slice", "zero",           "zero padding",
-    "accumulate", "add",     "round",    "all-gather", "reduce-scatter", "all-reduce",
-    "hook",       "forward", "backward", "norm",       "update",         "discard"};
+    "open",       "close",   "cast",      "keep slice", "zero",           "zero padding",
+    "accumulate", "add",     "round",     "all-gather", "reduce-scatter", "all-reduce",
+    "hook",       "forward", "recompute", "backward",   "norm",           "update",
+    "discard"};
 constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
 /// A device or a communicator performs it.
@@ -95,7 +97,7 @@ constexpr bool moves(Primitive primitive) {
 }
 /// A module's kernels. They run between the operations before and after them.
 constexpr bool computes(Primitive primitive) {
-  return primitive == Primitive::forward || primitive == Primitive::backward;
+  return primitive == Primitive::forward || primitive == Primitive::recompute || primitive == Primitive::backward;
 }
 /// Its accesses are ordered with those of other operations. `open` is ordered too: after it, the same cells have other
 /// addresses.
@@ -147,7 +149,7 @@ struct Operation {
   StreamKind stream{};
   Group group = Group::none;    ///< of a collective
   bool mean = false;            ///< all_reduce: makes a mean of the sum
-  bool beside = false;          ///< forward, backward: accesses of the computation before it to a further unit
+  bool beside = false;          ///< accesses of the computation before it to a further unit
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs
@@ -156,8 +158,8 @@ struct Operation {
   std::uint32_t unit = none;    ///< of a bucket: the unit that completes it
   std::uint32_t bucket = none;  ///< whose gradients it moves; none: one unit's
   std::int64_t elements = 0;    ///< that it moves; of a collective: a rank's part of all_gather and reduce_scatter
-  /// That it writes. Forward and backward: of the parameters that they read. Collectives: of the whole buffer. open: of
-  /// the content. update: of a shard in fp32. 0 for zero_padding and norm.
+  /// That it writes. Computations: of the parameters that they read. Collectives: of the whole buffer. open: of the
+  /// content. update: of a shard in fp32. 0 for zero_padding and norm.
   std::int64_t bytes = 0;
   std::array<Access, 3> all{};
   /// By access: whose accesses it may meet, other streams' or peers'. Accesses that meet none need no book-keeping.

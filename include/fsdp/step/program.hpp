@@ -36,7 +36,8 @@ class Program {
   /// No slot.
   static constexpr std::uint32_t none = step::Operation::none;
 
-  /// One use of a unit, and of the units beside it, in a pass.
+  /// One use of a unit, and of the units beside it, in a pass. In a backward pass, a use of a segment has two turns: it
+  /// is recomputed first.
   struct Turn {
     std::uint32_t use = 0, unit = 0;
     std::vector<step::Operation> before;
@@ -44,21 +45,27 @@ class Program {
     /// Accesses of these kernels to units beside its first. They are ordered and noted as operations of their own.
     std::vector<step::Operation> beside;
     std::vector<step::Operation> after;
+    bool recomputes() const { return compute.primitive == step::Primitive::recompute; }
   };
 
-  /// The uses of a pass, in the order of their turns. Without StepInput::allow_frozen_parameters, `activations` has
-  /// none.
+  /// The turns of a pass, in order. Without StepInput::allow_frozen_parameters, `activations` has none.
   detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
   detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
   /// Number of uses of a forward pass.
   std::size_t uses() const { return turns(Phase::forward).size(); }
   /// The last use of a backward pass: if units are frozen, the lowest use of a unit that trains. Below it nothing is
-  /// gathered.
-  std::size_t backward_end() const { return uses() - turns(Phase::backward).size(); }
-  /// The turn of `use` in a pass. @pre use >= backward_end() in backward
-  Turn const& turn(Phase phase, std::size_t use) const {
-    bool const reverse = phase == Phase::backward || phase == Phase::activations;
-    return turns(phase)[reverse ? uses() - 1 - use : use];
+  /// gathered, unless it is recomputed: see [Note: Segments].
+  std::size_t backward_end() const {
+    auto const& all = turns(Phase::backward);
+    return all.empty() ? uses() : all.back().use;
+  }
+  /// The turn of `use` in a pass. @pre there is one: in backward, use >= backward_end(), or the use is recomputed
+  Turn const& turn(Phase phase, std::size_t use, bool recomputes = false) const {
+    auto const& all = turns(phase);
+    if (phase == Phase::forward || phase == Phase::evaluation) return all[use];
+    auto at = recomputes ? 0 : uses() - 1 - use;
+    while (all[at].use != use || all[at].recomputes() != recomputes) ++at;
+    return all[at];
   }
 
   /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.

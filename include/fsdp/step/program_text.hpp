@@ -104,7 +104,8 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
   };
   for (auto const phase : phases) {
     for (auto const& turn : program.turns(phase)) {
-      text += formatted("{:<10} {:<{}} |", name(phase), program.modules[turn.use], width);
+      text +=
+          formatted("{:<10} {:<{}} |", turn.recomputes() ? "recompute" : name(phase), program.modules[turn.use], width);
       add(turn.before);
       text += " |";
       add(turn.after);

@@ -88,32 +88,17 @@ class BasicRun {
       at_.flags = flags_.now();
       at_.micro_step = backwards_ + 1;
     }
-    turn(use);
+    run(program_->turns(at_.phase)[use]);
     pass_ = use + 1 == uses() ? Pass::idle : Pass::forward;
   }
-  /// @param flags  of the pass; looked at when it begins
-  [[gnu::cold]] void backward(std::size_t use, BackwardFlags flags) {
-    if (use + 1 == uses()) {
-      flags_.begin_backward(flags);
-      at_.flags = flags_.now();
-      at_.phase = Phase::backward;
-      at_.micro_step = backwards_ + 1;
-    }
-    turn(use);
-    bool const ends = use == program_->backward_end();
-    pass_ = ends ? Pass::idle : Pass::backward;
-    if (ends) flags_.end_backward(), ++backwards_;
+  /// @param flags       of the pass; looked at when it begins
+  /// @param recomputes  the use is recomputed
+  [[gnu::cold]] void backward(std::size_t use, BackwardFlags flags, bool recomputes = false) {
+    backward(program_->turn(Phase::backward, use, recomputes), flags);
   }
   /// Without gradients. @param reshard  false: parameters stay unsharded
-  [[gnu::cold]] void activations(std::size_t use, bool reshard) {
-    if (use + 1 == uses()) {
-      flags_.begin_activations({.reshard = reshard});
-      at_.flags = flags_.now();
-      at_.phase = Phase::activations;
-    }
-    turn(use);
-    pass_ = use == 0 ? Pass::idle : Pass::backward;
-    if (use == 0) flags_.end_activations();
+  [[gnu::cold]] void activations(std::size_t use, bool reshard, bool recomputes = false) {
+    activations(program_->turn(Phase::activations, use, recomputes), reshard);
   }
   [[gnu::cold]] void begin_evaluation() {
     abandon();
@@ -145,13 +130,13 @@ class BasicRun {
   /// A forward and a backward pass.
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
-    for (auto use = uses(); use-- > program_->backward_end();) backward(use, flags);
+    for (auto const& turn : program_->turns(Phase::backward)) backward(turn, flags);
   }
   /// A forward pass, and a backward pass through the activations alone. Nothing, if the program has no such pass.
   [[gnu::cold]] void frozen_micro_step(bool reshard = true) {
     if (program_->turns(Phase::activations).empty()) return;
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
-    for (auto use = uses(); use-- > 0;) activations(use, reshard);
+    for (auto const& turn : program_->turns(Phase::activations)) activations(turn, reshard);
   }
   [[gnu::cold]] void evaluation() {
     begin_evaluation();
@@ -177,9 +162,31 @@ class BasicRun {
     visit(operation, at_, contents_);
     contents_.apply(operation);
   }
-  [[gnu::cold]] void turn(std::size_t use) {
-    auto const& turn = program_->turn(at_.phase, use);
-    at_.use = static_cast<std::uint32_t>(use);
+  [[gnu::cold]] void backward(Program::Turn const& turn, BackwardFlags flags) {
+    if (pass_ != Pass::backward) {
+      flags_.begin_backward(flags);
+      at_.flags = flags_.now();
+      at_.phase = Phase::backward;
+      at_.micro_step = backwards_ + 1;
+    }
+    run(turn);
+    bool const ends = &turn == &program_->turns(Phase::backward).back();
+    pass_ = ends ? Pass::idle : Pass::backward;
+    if (ends) flags_.end_backward(), ++backwards_;
+  }
+  [[gnu::cold]] void activations(Program::Turn const& turn, bool reshard) {
+    if (pass_ != Pass::backward) {
+      flags_.begin_activations({.reshard = reshard});
+      at_.flags = flags_.now();
+      at_.phase = Phase::activations;
+    }
+    run(turn);
+    bool const ends = &turn == &program_->turns(Phase::activations).back();
+    pass_ = ends ? Pass::idle : Pass::backward;
+    if (ends) flags_.end_activations();
+  }
+  [[gnu::cold]] void run(Program::Turn const& turn) {
+    at_.use = turn.use;
     for (auto const& operation : turn.before)
       if (operation.runs(flags_.now())) execute(operation);
     execute(turn.compute);

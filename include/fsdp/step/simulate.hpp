@@ -27,7 +27,7 @@ struct Costs {
   std::array<Cost, step::primitives> primitive{};
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
   /// By phase and use, in the order of declaration: time of a module's kernels, which a trace has. One for each use, or
-  /// none: the primitive's cost.
+  /// none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
   std::array<std::vector<double>, phases.size()> modules{};
 
   Cost& operator[](step::Primitive which) { return primitive[static_cast<std::size_t>(which)]; }
@@ -35,7 +35,8 @@ struct Costs {
   std::vector<double>& operator[](Phase phase) { return modules[static_cast<std::size_t>(phase)]; }
   double of(step::Operation const& operation, step::Position const& at) const {
     if (operation.beside) return 0;  // its module's first operation has the cost
-    auto const& module = modules[static_cast<std::size_t>(at.phase)];
+    bool const again = operation.primitive == step::Primitive::recompute;
+    auto const& module = modules[static_cast<std::size_t>(again ? Phase::forward : at.phase)];
     if (computes(operation.primitive) && !module.empty()) {
       FSDP_EXPECTS(at.use < module.size(), "simulate: costs of {} uses in {}, but there is a use {}", module.size(),
                    name(at.phase), at.use);

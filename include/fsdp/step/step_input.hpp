@@ -44,6 +44,9 @@ struct StepInput {
   std::vector<std::string> modules;  ///< of each use, for texts; empty: numbers
   /// Uses of modules whose tensors are all frozen, whatever else their units have.
   std::vector<std::size_t> frozen_uses;
+  /// By use: the first use of its segment, Schedule::none for a use of no segment; empty: no use is recomputed. See
+  /// [Note: Segments].
+  std::vector<std::size_t> segments{};
   int shards = 1;                        ///< ranks per shard group of units that shard
   int replicas = 1;                      ///< shard groups
   bool keep_last = true;                 ///< the last unit that would be dropped, because backward begins with it

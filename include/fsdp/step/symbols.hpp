@@ -37,6 +37,7 @@ class Symbols {
         updates_(program.units.size(), 0),
         uses_(program.units.size()) {
     for (auto const& turn : program.turns(Phase::backward)) {
+      if (turn.recomputes()) continue;
       uses_[turn.unit].insert(turn.use);
       for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
     }
@@ -69,9 +70,8 @@ class Symbols {
       case Primitive::all_gather: return move_parameters(accesses, false);
       case Primitive::copy: return move_parameters(accesses, true);
       case Primitive::forward:
-      case Primitive::backward:
-        if (!accesses.empty()) compute(accesses);
-        return;
+      case Primitive::recompute:
+      case Primitive::backward: return compute(accesses);
       case Primitive::accumulate: return operation.bucket == Operation::none ? accumulate(accesses) : unpack(accesses);
       case Primitive::add: return add(accesses);
       case Primitive::round: return operation.bucket == Operation::none ? round(accesses) : pack(accesses);
@@ -193,8 +193,8 @@ class Symbols {
     fill(accesses[1].cells, Symbol(cells_[accesses[0].cells][0]));
   }
   void compute(std::span<Access const> accesses) {
-    expect_parameters(accesses[0].cells, true);
-    if (accesses.size() == 1) return;
+    if (!accesses.empty()) expect_parameters(accesses[0].cells, true);
+    if (accesses.size() < 2) return;
     auto const unit = now_->unit;
     Term const term{at_.micro_step, at_.use};
     due_[unit].insert(term);

@@ -30,7 +30,8 @@ namespace fsdp {
 /// accumulation into the gradient shard. Zeroing a slot is in no span.
 struct TraceSpan {
   std::string unit;
-  std::string what;  ///< "all-gather", "forward", "backward", "reduce-scatter", "all-reduce", "optimizer", "norm", ...
+  /// "all-gather", "forward", "recompute", "backward", "reduce-scatter", "all-reduce", "optimizer", "norm", ...
+  std::string what;
   std::string pass;  ///< "forward", "backward", "optimizer"
   StreamKind kind{};
   std::int64_t bytes = 0;     ///< of a collective: its full buffer; of an update: the shard; else 0

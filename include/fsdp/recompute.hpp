@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recomputed activations: a module that runs its forward again in its backward, and buffers for models whose layers are
+// recomputed in segments. No part of fsdp.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include "fsdp/memory.hpp"
+
+namespace fsdp {
+
+/// Arguments for the forward that a backward runs first: see Recompute.
+template <class... Args>
+struct ForwardArguments {
+  std::tuple<Args...> values;
+};
+/// `layer.backward(fsdp::forward_with(x, y, scratch), ...)`. Valid until the end of the statement.
+template <class... Args>
+ForwardArguments<Args&&...> forward_with(Args&&... args) {
+  return {std::forward_as_tuple(std::forward<Args>(args)...)};
+}
+
+/// The module M, whose backward runs its forward again. So forward may write what it keeps to scratch that several
+/// modules share. Needs no segment: the engine sees one backward.
+///
+/// ```
+/// auto layers = engine.shard(std::vector(depth, fsdp::Recompute{Layer{...}}), "h");
+/// layers[i].forward(x(i), x(i + 1), scratch);
+/// layers[i].backward(fsdp::forward_with(x(i), y, scratch), x(i), scratch, dy);  // y: what forward writes, not needed
+/// ```
+/// @tparam M  a module; it need not know of this
+template <class M>
+struct Recompute : M {
+  /// @param again  the arguments of M::forward behind the weights. It runs on the same stream, before M::backward
+  /// @param args   those of M::backward behind the gradients
+  /// @return what M::backward returns
+  template <class Stream, class Weights, class Gradients, class... Again, class... Args>
+  decltype(auto) backward(Stream& stream, Weights const& weights, Gradients const& gradients,
+                          ForwardArguments<Again...> const& again, Args&&... args) const {
+    M const& module = *this;
+    std::apply([&](auto&&... values) { static_cast<void>(module.forward(stream, weights, values...)); }, again.values);
+    return module.backward(stream, weights, gradients, std::forward<Args>(args)...);
+  }
+};
+template <class M>
+Recompute(M) -> Recompute<M>;
+
+/// Sizes of the activations of equal layers, and the memory that they need if each `per_segment` layers are recomputed
+/// together (Engine::recompute_segment). The last segment may be shorter.
+struct SegmentSizes {
+  std::size_t layers = 0;
+  std::size_t per_segment = 1;  ///< at least 1; `layers`: everything is kept
+  std::size_t output = 0;       ///< bytes of a layer's output, which is the next layer's input
+  std::size_t kept = 0;         ///< bytes that a layer's forward keeps for its backward
+
+  std::size_t segments() const { return (layers + longest() - 1) / longest(); }
+  /// Layers of the longest segment.
+  std::size_t longest() const { return std::clamp<std::size_t>(per_segment, 1, std::max<std::size_t>(layers, 1)); }
+  /// The first and the last layer of the segment of `layer`.
+  std::size_t first(std::size_t layer) const { return layer - layer % longest(); }
+  std::size_t last(std::size_t layer) const { return std::min(first(layer) + longest(), layers) - 1; }
+  /// Of SegmentActivations: the input of each segment, the last output, and what one segment needs while it runs.
+  std::size_t bytes() const { return (segments() + longest()) * padded(output) + longest() * padded(kept); }
+
+  /// Buffers begin at multiples of 256 bytes.
+  static std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+};
+
+/// Activations of equal layers that are recomputed in segments. The inputs of segments are kept; layers of different
+/// segments share everything else.
+/// @tparam D  device, from which the memory is
+template <class D>
+class SegmentActivations {
+ public:
+  /// Allocates `sizes.bytes()`. @param device, account  must outlive this; the account has it as activations
+  SegmentActivations(D& device, MemoryAccount& account, SegmentSizes const& sizes)
+      : sizes_(sizes), memory_(device, account, MemoryTag::activations, sizes.bytes()) {}
+
+  SegmentSizes const& sizes() const { return sizes_; }
+  std::size_t bytes() const { return memory_.bytes(); }
+  /// The input of a layer; of `layers`: the output of the last one.
+  template <class T>
+  T* input(std::size_t layer) const {
+    auto const longest = sizes_.longest();
+    bool const shared = layer < sizes_.layers && layer % longest != 0;
+    auto const number = layer == sizes_.layers ? sizes_.segments()
+                        : shared               ? sizes_.segments() + layer % longest
+                                               : layer / longest;
+    return reinterpret_cast<T*>(memory_.data() + number * SegmentSizes::padded(sizes_.output));
+  }
+  template <class T>
+  T* output(std::size_t layer) const {
+    return input<T>(layer + 1);
+  }
+  /// What a layer's forward keeps for its backward.
+  template <class T>
+  T* kept(std::size_t layer) const {
+    auto const longest = sizes_.longest();
+    return reinterpret_cast<T*>(memory_.data() + (sizes_.segments() + longest) * SegmentSizes::padded(sizes_.output) +
+                                layer % longest * SegmentSizes::padded(sizes_.kept));
+  }
+
+ private:
+  SegmentSizes sizes_;
+  AccountedMemory<D> memory_;
+};
+
+}  // namespace fsdp
