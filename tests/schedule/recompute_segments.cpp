@@ -225,11 +225,11 @@ Result train(Case const& of, std::size_t per_segment) {
                                  of.waits ? fsdp::starts_sharded | fsdp::drops | fsdp::syncs_all | fsdp::gradients_wait
                                           : fsdp::plain_step),
           "the engine counts otherwise than its program");
+      require(engine.account().live(fsdp::MemoryTag::gather) == 0, "a backward pass leaves parameters");
       adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
       engine.synchronize();
       losses.push_back(loss);
     }
-    require(engine.account().live(fsdp::MemoryTag::gather) == 0, "parameters are left");
     require(engine.shards().late_records() == 0, "an event is late");
     auto const plan = memory_plan(engine.program(), engine.plan_input());
     require(plan.reserved() == engine.account().reserved_state(), "the account is not as planned");
@@ -649,6 +649,30 @@ TEST_CASE("without prefetch a segment needs as many gather buffers as it has uni
         CHECK(program.gather_slots.size() == std::max(per_segment, static_cast<std::size_t>(prefetch) + 1));
         CHECK(count(program, fsdp::Phase::backward, fsdp::plain_step).all_gather.calls == depth);
         CHECK(program.turns(fsdp::Phase::backward).size() == 2 * depth);
+      });
+    }
+  }
+}
+
+TEST_CASE("a segment in which backward ends is gathered once as a whole, and segments below it not at all") {
+  // The layers 0 to 3 of 6 are frozen.
+  for (auto const& [per_segment, gathered] : {std::pair(1u, 2u), {2u, 2u}, {3u, 3u}, {4u, 2u}, {5u, 6u}, {6u, 6u}}) {
+    for (bool const reshards : {true, false}) {
+      fsdp::local::run(2, Device{}, [&](Local comm) {
+        fsdp::Mesh mesh(std::move(comm));
+        auto const strategy = reshards ? fsdp::ShardingStrategy(fsdp::FullShard{}) : fsdp::ShardGradOp{};
+        fsdp::Engine engine(mesh, strategy, {.prefetch = 2, .keep_last = false});
+        auto layers = engine.shard(std::vector(4, Bare{}), "frozen", {.frozen = true});
+        for (auto& layer : engine.shard(std::vector(depth - 4, Bare{}), "h")) layers.push_back(std::move(layer));
+        for (std::size_t i = 0; i < depth; i += per_segment)
+          engine.recompute_segment(layers[i], layers[std::min<std::size_t>(i + per_segment, depth) - 1]);
+        engine.seal();
+        if (engine.rank() != 0) return;
+        INFO(per_segment << " a segment\n" << to_text(engine.program(), fsdp::plain_step));
+        // ShardGradOp keeps them after forward.
+        CHECK(count(engine.program(), fsdp::Phase::backward, fsdp::plain_step).all_gather.calls ==
+              (reshards ? gathered : 0));
+        CHECK(engine.program().turns(fsdp::Phase::backward).size() == 2 + gathered);
       });
     }
   }

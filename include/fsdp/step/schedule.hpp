@@ -144,15 +144,14 @@ class Schedule {
   bool begin_backward(Pass pass, std::size_t use, bool activations = false) {
     expect_next(pass, use);
     bool const starts = pass_ == Pass::forward;
-    if (pass_ == Pass::idle)
+    if (pass_ == Pass::idle)  // each text with four names: compilers then have one function for all
       fail<OrderError>(
-          "rank {}: {} of '{}' was called without a forward pass: none has run since the last backward, or an "
-          "evaluation, an optimizer step, an import or an exception has discarded it; call forward first",
-          rank_, name(pass), module_name(use));
+          "rank {}: {} of '{}' was called without a {} pass: none has run since the last {}, or an evaluation, an "
+          "optimizer step, an import or an exception has discarded it; call forward first",
+          rank_, name(pass), module_name(use), name(Pass::forward), name(Pass::backward));
     if (starts && next_ != size())
-      fail<OrderError>(
-          "rank {}: {} of '{}' was called before the forward pass was complete; expected forward of '{}' next", rank_,
-          name(pass), module_name(use), module_name(next_));
+      fail<OrderError>("rank {}: {} of '{}' was called before the forward pass was complete; expected {} of '{}' next",
+                       rank_, name(pass), module_name(use), name(Pass::forward), module_name(next_));
     auto const expected = next_backward();
     expect(expected, {pass, use});
     if (starts) {
