@@ -49,12 +49,15 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   header.ranks = engine.world_size();
   header.model = ready.config;
   header.program = fsdp::to_text(engine.program());
-  auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
+  auto input = engine.plan_input();
+  input.offload_moments = job.settings.offloads_moments();
+  auto const plan = fsdp::memory_plan(engine.program(), input);
   header.plan = {{fsdp::MemoryTag::parameters, plan.parameters},
                  {fsdp::MemoryTag::gradients, plan.gradients},
                  {fsdp::MemoryTag::optimizer, plan.optimizer},
                  {fsdp::MemoryTag::gather, plan.gather},
-                 {fsdp::MemoryTag::reduce, plan.reduce}};
+                 {fsdp::MemoryTag::reduce, plan.reduce},
+                 {fsdp::MemoryTag::offloaded, plan.host}};
   if (!job.settings.trace.empty()) header.trace = std::filesystem::absolute(job.settings.trace);
 
   auto const note = [&](std::string name, std::string text) {

@@ -221,7 +221,9 @@ std::vector<Setting> make_table() {
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
   t.choice("reduce_dtype", &S::reduce_dtype, training | of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
-  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "keep shards in host memory");
+  t.choice("offload", &S::offload, training | of_run,
+           "what lies in host memory instead of the device's: nothing, or AdamW's moments", {"none", "moments"});
+  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "offload=moments");
   t.rows.back().listed = false;
   t.heading = "Fine-tuning";
   t.count("lora_rank", &S::lora_rank, training | of_run,
@@ -719,7 +721,6 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
                                   s.train_layers);
   if (s.was_given("lora_alpha") && s.lora_rank == 0)
     fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --lora_rank too");
-  if (s.cpu_offload) fsdp::fail<fsdp::ConfigError>("setting 'cpu_offload': not supported; expected false, got true");
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   check_strategy(s, ranks);

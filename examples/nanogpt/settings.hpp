@@ -86,7 +86,9 @@ struct Settings {
   double bucket_mb = 25.0;
   std::string activation_checkpointing = "false";
   std::string reduce_dtype;  ///< empty: float32
-  bool cpu_offload = false;
+  std::string offload = "none";
+  bool cpu_offload = false;  ///< the same as offload=moments
+  bool offloads_moments() const { return cpu_offload || offload == "moments"; }
   // fine-tuning
   std::int64_t lora_rank = 0;  ///< 0: no adapters
   double lora_alpha = 16.0;

@@ -56,6 +56,7 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   options.beta1 = static_cast<float>(settings.beta1);
   options.beta2 = static_cast<float>(settings.beta2);
   options.weight_decay = static_cast<float>(settings.weight_decay);
+  options.offload_moments = settings.offloads_moments();
   return options;
 }
 

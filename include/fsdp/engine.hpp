@@ -301,8 +301,8 @@ class Engine {
         [&] { return detail::mean_over_ranks(core_.mesh->world(), values, core_.history.text()); });
   }
 
-  /// For destructors: waits until compute has run dry, and reports instead of throwing.
-  void drain() noexcept { core_.drain(*core_.compute); }
+  /// For destructors: waits until compute and copies have run dry, and reports instead of throwing.
+  void drain() noexcept { core_.drain(); }
 
   /// Waits until all streams of this rank have run dry.
   /// @throws why one of them has failed: what a task threw, or a PeerError that names the rank where it began

@@ -25,11 +25,12 @@ enum class MemoryTag : unsigned char {
   workspace,    ///< the application's scratch
   scalars,      ///< norms, clip factors, losses
   snapshot,     ///< host memory that a checkpoint is written from while training goes on
+  offloaded,    ///< host memory of optimizer state
   count_
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(MemoryTag::count_)> memory_tag_names{
-    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars", "snapshot"};
+    "parameters", "gradients", "optimizer", "gather", "reduce", "activations", "workspace", "scalars", "snapshot", "offloaded"};
 
 constexpr std::string_view name(MemoryTag tag) { return memory_tag_names[static_cast<std::size_t>(tag)]; }
 

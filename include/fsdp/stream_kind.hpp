@@ -8,10 +8,12 @@
 
 namespace fsdp {
 
-enum class StreamKind : unsigned char { compute, gather, reduce, replicate, count_ };
+/// `copy` moves optimizer state between host and device. It is there if something is offloaded.
+enum class StreamKind : unsigned char { compute, gather, reduce, replicate, copy, count_ };
 inline constexpr auto stream_kinds = static_cast<std::size_t>(StreamKind::count_);
 
-inline constexpr std::array<std::string_view, stream_kinds> stream_names{"compute", "gather", "reduce", "replicate"};
+inline constexpr std::array<std::string_view, stream_kinds> stream_names{"compute", "gather", "reduce", "replicate",
+                                                                         "copy"};
 constexpr std::string_view name(StreamKind kind) { return stream_names[static_cast<std::size_t>(kind)]; }
 
 }  // namespace fsdp

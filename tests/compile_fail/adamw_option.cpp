@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.learning_rate
-// expect: fsdp: expected \(engine\[, AdamWOptions\]\); check the names in braces
+// expect: fsdp: expected \(engine\[, tensors\]\[, AdamWOptions\[, groups\]\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A misspelt option is named as what it is.
 // expect: \.momentun
-// expect: fsdp: expected \(engine\[, SgdOptions\]\); check the names in braces
+// expect: fsdp: expected \(engine\[, tensors\]\[, SgdOptions\[, groups\]\]\); check the names in braces
 #include "fsdp/fsdp.hpp"
 #include "model_communicator.hpp"
 

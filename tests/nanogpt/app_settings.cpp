@@ -338,13 +338,17 @@ TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {
   CHECK(what([&] { check_together(given, Command::train, 1); }) == "nothing was thrown");
 }
 
-TEST_CASE("what this version cannot do is refused by name") {
+TEST_CASE("cpu_offload means offload=moments") {
   Settings s;
+  CHECK_FALSE(s.offloads_moments());
   set(s, "cpu_offload", "true");
-  CHECK(has(what([&] { check_together(s, Command::train, 1); }), "setting 'cpu_offload'"));
-  Settings fine;
-  set(fine, "cpu_offload", "false");
-  CHECK(what([&] { check_together(fine, Command::train, 1); }) == "nothing was thrown");
+  CHECK(s.offloads_moments());
+  set(s, "cpu_offload", "false");
+  CHECK_FALSE(s.offloads_moments());
+  set(s, "offload", "moments");
+  CHECK(s.offloads_moments());
+  CHECK(what([&] { check_together(s, Command::train, 1); }) == "nothing was thrown");
+  CHECK(has(what([&] { set(s, "offload", "parameters"); }), "offload"));
 }
 
 TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a split takes a part") {

@@ -304,6 +304,11 @@ TEST_CASE("a step that clipping or a GradScaler skips changes no optimizer's ten
       RANK_CHECK((engine.rank() != 0 || after != before));
       RANK_CHECK(scaler.skipped() == 1);
       RANK_CHECK((sgd.steps() == 1 && adamw.steps() == 1));
+      fsdp::AdamW all{engine};
+      fsdp::Optimizers one{all};
+      patches.step({.step = 2, .scale = scaler.scale()});
+      scaler.step(one, {0.1f});
+      RANK_CHECK(all.steps() == 1);
       return 0;
     });
   }
@@ -320,7 +325,7 @@ TEST_CASE("optimizers that do not own every tensor once, and groups that match n
     RANK_CHECK(has(what([&] {
                      fsdp::AdamW{engine, fsdp::matching("*").remove("*")};
                    }),
-                   "the selection '*' matches no tensor"));
+                   "AdamW: no tensor that trains is among its tensors: '*', without '*'"));
     RANK_CHECK(has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "head.*", .lr_scale = 2.0f}}); }),
                    "AdamW: the group 'head.*' matches no tensor"));
     RANK_CHECK(has(what([&] { fsdp::AdamW(engine, fsdp::matching("*.0.*"), {}, {{.tensors = "*.1.*"}}); }),
@@ -333,7 +338,8 @@ TEST_CASE("optimizers that do not own every tensor once, and groups that match n
                    "group '*': beta1 must be finite, not negative and below 1, got 1"));
     RANK_CHECK(
         has(what([&] { fsdp::AdamW(engine, {}, {{.tensors = "*", .lr_scale = -1.0f}}); }), "lr_scale must be finite"));
-    RANK_CHECK(has(what([&] { fsdp::Sgd(engine, {.nesterov = true}); }), "nesterov needs a momentum above 0"));
+    RANK_CHECK(
+        has(what([&] { fsdp::Sgd(engine, {.nesterov = true}); }), "nesterov needs SgdOptions::momentum above 0"));
     RANK_CHECK(engine.account().reserved(fsdp::MemoryTag::optimizer) == before);
 
     fsdp::AdamW some{engine, fsdp::matching("patches.0.*", "*.bias")};
@@ -366,6 +372,20 @@ TEST_CASE("optimizers that do not own every tensor once, and groups that match n
   CHECK_RANKS();
 }
 
+TEST_CASE("patterns: any number of characters, and one") {
+  CHECK(fsdp::matches("h.*.weight", "h.0.attn.weight"));
+  CHECK(fsdp::matches("*", ""));
+  CHECK(fsdp::matches("a?c*", "abc"));
+  CHECK(fsdp::matches("*ab*ab", "xabyabab"));
+  CHECK_FALSE(fsdp::matches("h.*.weight", "h.weight"));
+  CHECK_FALSE(fsdp::matches("a?c", "ac"));
+  CHECK_FALSE(fsdp::matches("", "a"));
+  auto const listed = fsdp::matching({"h.0.*", "h.1.*"}), several = fsdp::matching("h.0.*", "h.1.*");
+  for (auto const* name : {"h.0.w", "h.1.w", "h.2.w"}) CHECK(listed.contains(name) == several.contains(name));
+  CHECK(listed.except("*.b").contains("h.0.w"));
+  CHECK_FALSE(listed.except("*.b").contains("h.1.b"));
+}
+
 TEST_CASE("ranks with other groups, tensors or learning rates get an error") {
   auto const run = [](auto const& differs) {
     return what([&] {
@@ -383,7 +403,18 @@ TEST_CASE("ranks with other groups, tensors or learning rates get an error") {
               fsdp::AdamW(engine, fsdp::matching(other ? "*.bias" : "*.weight"));
               return 0;
             }),
-            "tensors none +*.bias"));
+            "tensors '*.bias'"));
+  CHECK(has(run([](Engine& engine, auto&, bool other) {  // optimizers of a user say nothing by themselves
+              engine.seal();
+              auto const mine = fsdp::matching("*.bias"), rest = fsdp::matching("*.weight");
+              Plain first{&engine, other ? rest : mine}, second{&engine, other ? mine : rest};
+              struct Known : Plain {
+                Engine& engine() const { return *Plain::engine; }
+              } known{first};
+              fsdp::Optimizers(known, second);
+              return 0;
+            }),
+            "tensor 'patches.0.weight'"));
   CHECK(has(run([](Engine& engine, auto& patches, bool other) {
               fsdp::Sgd sgd{engine, fsdp::matching("*.bias")}, rest{engine, sgd.rest()};
               fsdp::Optimizers both{sgd, rest};

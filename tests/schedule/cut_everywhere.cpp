@@ -69,6 +69,20 @@ struct Cutting : Recorded {
 };
 using Comm = fsdp::testing::Recorder<fsdp::local::Communicator<Cutting>>;
 
+/// Doubles reduced gradients.
+struct Double {
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t, float* gradients, std::int64_t count) const {
+    block.update(
+        count, [](float& gradient) { gradient *= 2.0f; }, gradients);
+  }
+  /// For a recording device.
+  template <class Accesses>
+  static void access(Accesses& a, float* gradients, std::int64_t count) {
+    a.read_and_write(gradients, count);
+  }
+};
+
 /// Which modules set their gradients.
 enum class Sets { none, all, every_second };
 
@@ -126,6 +140,10 @@ Outcome train(Declaration const& declared, int at) {
           shard(elements, fmt::format("layer.{}", layers.size()),
                 sets || (declared.sets == Sets::every_second && layers.size() % 2 == 1), next_strategy());
         if (declared.tied) shard(300, "tied", sets, *root);
+        for (std::size_t u = 0; u < engine.shards().size(); u += 2)
+          engine.shards().on_reduced(engine.shards()[u], [device](auto& stream, std::span<float> gradients) {
+            device.launch(stream, std::int64_t{1}, Double{}, gradients.data(), std::ssize(gradients));
+          });
         fsdp::Sgd sgd{engine, {.lr = 1.0f}};
         auto const forward = [&](std::size_t count) {
           for (std::size_t i = 0; i < count; ++i) std::visit([](auto& layer) { layer.forward(); }, layers[i]);

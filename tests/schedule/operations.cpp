@@ -77,6 +77,7 @@ bool is_primitive(Enqueued const& entry, fsdp::step::Operation const& operation,
     case Primitive::all_gather: return collective("all_gather");
     case Primitive::reduce_scatter: return collective("reduce_scatter");
     case Primitive::all_reduce: return collective("all_reduce");
+    case Primitive::hook: return is(typeid(engine_table::ChangeReduced));
     case Primitive::forward:
     case Primitive::recompute: return is(typeid(engine_table::ReadParameters));
     case Primitive::backward:

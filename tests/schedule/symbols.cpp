@@ -70,6 +70,7 @@ StepInput input_at_random(std::mt19937& random) {
     unit.elements = 256 * below(5);
     unit.shards = below(4) > 0;
     unit.reshards_after_forward = unit.shards && below(4) > 0;
+    unit.hooked = below(3) == 0;
   }
   input.units.front().elements = 512;
   auto const firsts = [&] {
@@ -188,6 +189,11 @@ std::vector<StepInput> kinds_of_steps() {
     input.first_bucket_bytes = 2000;
   });
   add(equal_units(5, 1, 4), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
+  for (auto input : std::vector(inputs)) {  // the same with functions on some or all reduced gradients
+    auto const every = inputs.size() % 2 + 1;
+    for (std::size_t u = 0; u < input.units.size(); u += every) input.units[u].hooked = true;
+    inputs.push_back(std::move(input));
+  }
   return inputs;
 }
 /// Three steps of two micro-steps, of which the first does not reduce where it need not.
@@ -288,6 +294,39 @@ TEST_CASE("symbols: a zero that is left out is found, of a buffer or of padding"
   };
   CHECK(expect_all_found(leave_out(Primitive::zero)) > 50);
   CHECK(expect_all_found(leave_out(Primitive::zero_padding), true, true) > 50);
+}
+
+TEST_CASE("symbols: a function on reduced gradients that is left out, called twice, or too early is found") {
+  auto const is_hook = [](List const& list, std::size_t i) { return list[i].operation.primitive == Primitive::hook; };
+  CHECK(expect_all_found([&](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+          if (is_hook(list, i) && list[i].at.micro_step % 2 == 0) found(without(list, i), "hooked");
+        }) > 20);
+  CHECK(expect_all_found([&](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+          if (!is_hook(list, i)) return;
+          auto mutant = list;
+          mutant.insert(mutant.begin() + static_cast<std::ptrdiff_t>(i), list[i]);
+          found(mutant, ", hook of");
+        }) > 20);
+  // Before the last operation that has written the shard.
+  CHECK(expect_all_found([&](PaperStep const&, List const& list, std::size_t i, auto const& found) {
+          if (!is_hook(list, i)) return;
+          auto const shard = list[i].operation.all[0].cells;
+          auto const writes = [&](Operation const& operation) {
+            for (auto const& access : operation.accesses()) {
+              auto const& cells = access.cells;
+              bool const meets = cells.pool == Pool::gradient && cells.first < shard.first + shard.count &&
+                                 shard.first < cells.first + cells.count;
+              if (meets && access.mode != Mode::read && operation.primitive != Primitive::open) return true;
+            }
+            return false;
+          };
+          auto to = i;
+          while (!writes(list[--to].operation)) {
+          }
+          auto mutant = list;
+          move_before(mutant, i, to);
+          found(mutant, ", hook of");
+        }) > 20);
 }
 
 TEST_CASE("symbols: a gather that comes before the update of its unit is found") {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -38,6 +39,8 @@ enum class Between { nothing, evaluations, discarded_passes, frozen_passes };
 enum class Precision { fp32, bf16, bf16_reduce, fp32_in_bf16, bf16_in_fp16 };  ///< "in": what fp32 gradients travel in
 /// Further tensors of the modules, in units of their own.
 enum class Kinds { none, replicated, frozen, fp32, all };
+/// Functions of the caller on reduced gradients.
+enum class Hooks { none, every_unit, every_second_unit };
 /// What is recomputed: each block alone, pairs, three in the middle, everything in one segment.
 enum class Segments { none, single, pairs, middle, whole };
 
@@ -52,12 +55,13 @@ struct Row {
   Between between{};
   Precision precision{};
   Kinds kinds{};
+  Hooks hooks{};
   Segments segments{};
   // Of no axis:
   int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
   std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
-inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 5};
+inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 3, 5};
 
 inline Row row_of(fsdp::testing::TableRow const& at) {
   return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
@@ -65,7 +69,8 @@ inline Row row_of(fsdp::testing::TableRow const& at) {
           static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
           static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
           static_cast<Precision>(at[8]),  static_cast<Kinds>(at[9]),
-          static_cast<Segments>(at[10])};
+          static_cast<Hooks>(at[10]),
+          static_cast<Segments>(at[11])};
 }
 inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -103,6 +108,10 @@ inline fsdp::ShardingStrategy strategy_of(Row const& row, int unit, int blocks) 
   if (replicated) return fsdp::NoShard{};
   if (row.units == Units::some_stay && row.engine != Engine::replicated) return resharding(row, unit % 2 == 0);
   return strategy_of(row);
+}
+
+inline bool is_hooked(Row const& row, std::size_t unit) {
+  return row.hooks == Hooks::every_unit || (row.hooks == Hooks::every_second_unit && unit % 2 == 1);
 }
 
 inline fsdp::EngineOptions options_of(Row const& row) {
@@ -216,6 +225,16 @@ struct SetGradients : AddGradients {
   }
 };
 
+/// The same for a reduced gradient shard.
+struct ChangeReduced {
+  template <class Block>
+  FSDP_HD void operator()(Block const&, std::int64_t, float*, std::int64_t) const {}
+  template <class Accesses>
+  static void access(Accesses& a, float* g, std::int64_t n) {
+    a.read_and_write(g, n);
+  }
+};
+
 /// A module that looks at what it is given, and accesses it: a kernel for each tensor.
 template <class Device>
 struct Probe {
@@ -302,6 +321,13 @@ class Rank {
       engine_.set_forward_prefetch(modules_[1], {});
       engine_.set_backward_prefetch(modules_[4], {modules_[1], modules_[3]});
     }
+    auto const shards = engine_.shards();
+    for (std::size_t u = 0; u < shards.size(); ++u)
+      if (!shards[u].frozen && is_hooked(row, u))
+        shards.on_reduced(shards[u], [device](typename C::Device::Stream& stream, std::span<float> gradients) {
+          device.launch(stream, std::int64_t{1}, ChangeReduced{}, gradients.data(),
+                        static_cast<std::int64_t>(gradients.size()));
+        });
     for (auto const& [first, last] : segments()) engine_.recompute_segment(modules_[first], modules_[last]);
     sgd_.emplace(engine_);
     watch_.emplace(engine_);

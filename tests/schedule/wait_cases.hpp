@@ -18,7 +18,7 @@ namespace schedule {
 
 using fsdp::WaitSite;
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon };
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon, offload };
 
 struct Case {
   WaitSite site;
@@ -46,6 +46,8 @@ inline std::vector<Case> const cases{
     {WaitSite::replicate_scatter_peers, 1, Engine::hybrid, true},
     {WaitSite::optimizer_reduced, 1, Engine::full},
     {WaitSite::norm_peers_read, 1, Engine::full, true},
+    {WaitSite::offload_fetched, 1, Engine::offload},
+    {WaitSite::offload_updated, 1, Engine::offload},
     {WaitSite::optimizer_exchange, 1, Engine::muon},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
@@ -119,13 +121,17 @@ inline toy::Run small_run(Case const& tested) {
   return run;
 }
 
-/// Trains with Muon and AdamW on four threads. @return the full parameters
+/// Trains with optimizers that have streams and collectives of their own, on four threads. @return the full parameters
 template <class Device>
-std::vector<float> train_muon(toy::Run const& run, Device const& device) {
+std::vector<float> train_by_optimizers(Engine which, toy::Run const& run, Device const& device) {
   std::vector<float> result;
   fsdp::local::run(4, device, [&](fsdp::local::Communicator<Device> comm) {
     bool const first = comm.rank() == 0;
-    auto mine = toy::train_by(fsdp::FullShard{}, std::move(comm), run, [](auto& engine, auto const& loop) {
+    auto mine = toy::train_by(fsdp::FullShard{}, std::move(comm), run, [&](auto& engine, auto const& loop) {
+      if (which == Engine::offload) {
+        fsdp::AdamW adamw(engine, {.offload_moments = true});
+        return loop([&](float lr, auto const& norm) { adamw.step(lr, norm); }, 1e-2f);
+      }
       fsdp::Muon muon(engine, fsdp::TensorSelection::all(), {.iterations = 2});
       fsdp::AdamW adamw(engine, muon.rest());
       fsdp::Optimizers both(muon, adamw);
@@ -139,7 +145,7 @@ std::vector<float> train_muon(toy::Run const& run, Device const& device) {
 /// Trains on four threads. @return the full parameters
 template <class Device>
 std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
-  if (engine == Engine::muon) return train_muon(run, device);
+  if (engine == Engine::muon || engine == Engine::offload) return train_by_optimizers(engine, run, device);
   fsdp::HybridShard<> const hybrid{.group = 2};
   if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
     run.shape.hidden.resize(5, run.shape.hidden[0]);  // so many that those that take buffers in turn do so

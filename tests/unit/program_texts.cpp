@@ -361,3 +361,28 @@ TEST_CASE("program text: a unit of neighbours is gathered for the first of them 
         "evaluation h.3  | | close h.2-3->A\n"
         "evaluation head | | close root->own\n");
 }
+
+TEST_CASE("program text: functions of the caller on reduced gradients") {
+  auto input = three_units();
+  for (auto const u : {0u, 2u}) input.units[u].hooked = true;
+  auto const backward = [&](fsdp::Facts facts) {
+    auto const text = training(input, facts);
+    return text.substr(text.find("backward"));
+  };
+  CHECK(backward(fsdp::plain_step) ==
+        "backward   head | all-gather h->B, open head->x | close head->A, reduce-scatter head, zero head, hook head\n"
+        "backward   h    | all-gather wte->A, open h->y | close h->B, reduce-scatter h, zero h\n"
+        "backward   wte  | open wte->x | close wte->A, reduce-scatter wte, zero wte, hook wte\n");
+  input.shards = 1, input.replicas = 2;
+  input.bucket_bytes = input.first_bucket_bytes = 4096;
+  CHECK(backward(fsdp::any_facts) ==
+        "backward   head | zero head unless begun, open head |\n"
+        "backward   h    | zero h unless begun, open h | all-reduce h bucket 0 if sync, hook head if sync, "
+        "all-reduce h bucket 1 if sync\n"
+        "backward   wte  | zero wte unless begun, open wte | all-reduce wte bucket 2 if sync, hook wte if sync\n");
+  input.replicas = 1;
+  CHECK(backward(fsdp::any_facts) ==
+        "backward   head | zero head unless begun, open head | hook head if group sync or sync\n"
+        "backward   h    | zero h unless begun, open h |\n"
+        "backward   wte  | zero wte unless begun, open wte | hook wte if group sync or sync\n");
+}

@@ -89,8 +89,8 @@ inline StateEntry const& matching_part(Manifest const& manifest, StateEntry cons
           "the checkpoint without an optimizer",
           what, part.name, tensor);
     fail<ConfigError>(
-        "{} has no state of optimizer '{}' for tensor '{}', which another optimizer updated; give it to that one, or "
-        "load the checkpoint without an optimizer",
+        "{} has no state of optimizer '{}' for tensor '{}', which another optimizer updated (of several with one name, "
+        "the order counts); give it to that one, or load the checkpoint without an optimizer",
         what, part.name, tensor);
   }
   return *found;
@@ -184,7 +184,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
       auto* const to = state.at(array, u, segment);
       if (array > 0) {
         fsdp::detail::with_type<bf16, fp16>(state.arrays()[array].dtype, to,
-                                      [&](auto* moments) { fsdp::detail::put_values(engine, moments, values); });
+                                            [&](auto* moments) { fsdp::detail::put_values(engine, moments, values); });
         return;
       }
       auto const writing = shards.write(shards[u]);

@@ -123,6 +123,8 @@ class RunState {
   template <Checkpointable O>
   RunState(E& engine, O& optimizer) : engine_(&engine) {
     add(optimizer);
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      for (std::size_t other = 0; other < i; ++other) expect_apart(*parts_[other], *parts_[i]);
     arrays_.push_back({std::string(parameters_array), dtype_of<typename E::Master>});
     places_.emplace_back();
     for (std::size_t i = 0; i < parts_.size(); ++i)
@@ -175,6 +177,17 @@ class RunState {
                      engine_->rank(), std::string_view(optimizer.name()));
       parts_.push_back(std::make_unique<StatePartOf<O>>(optimizer));
     }
+  }
+  /// Parts of one name are told apart by their tensors.
+  void expect_apart(StatePart const& one, StatePart const& other) const {
+    if (one.name != other.name) return;
+    auto const shards = engine_->shards();
+    for (std::size_t u = 0; u < shards.size(); ++u)
+      for (auto const& tensor : shards[u].layout().tensors())
+        FSDP_EXPECTS(shards[u].frozen || !one.owns(tensor) || !other.owns(tensor),
+                     "rank {}: two parts of the run's state are called '{}' and keep tensor '{}'; give them names of "
+                     "their own: fsdp::Ema slow{{engine, 0.9999f, \"slow\"}}",
+                     engine_->rank(), one.name, tensor.name);
   }
   /// "AdamW." and, for the second one, "AdamW2."
   std::string prefix(std::size_t part) const {

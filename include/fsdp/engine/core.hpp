@@ -190,6 +190,10 @@ struct EngineCore {
     tracer = std::move(next);
   }
 
+  void drain() noexcept {
+    drain(*compute);
+    if (auto* const copy = streams.find(StreamKind::copy)) drain(*copy);
+  }
   /// For destructors. Streams that can fail are looked at when the engine ends.
   void drain(Stream& stream) noexcept {
     try {

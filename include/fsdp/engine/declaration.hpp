@@ -128,8 +128,9 @@ class Declaration : public DeclaredUnits<P> {
     bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->seal(where_);
-      FSDP_EXPECTS(schedule_.used(units_[u]->first), "rank {}: no module uses unit '{}'", where_.rank,
-                   units_[u]->name());
+      auto const* fault = schedule_.used(units_[u]->first) ? "" : "no module uses";
+      if (units_[u]->hooks.size > 0 && !units_[u]->trains()) fault = "on_reduced was called for the frozen or empty";
+      FSDP_EXPECTS(*fault == 0, "rank {}: {} unit '{}'", where_.rank, fault, units_[u]->name());
       some = some || !units_[u]->empty();
       trains = trains || units_[u]->trains();
     }
@@ -162,6 +163,7 @@ class Declaration : public DeclaredUnits<P> {
     }
     for (auto const& unit : units_) {
       lines += text_of(unit->name(), unit->layout());
+      for (int hook = 0; hook < unit->hooks.size; ++hook) lines += "with on_reduced, ";
       lines += formatted("unit '{}' is {}{}{}, which {} and {} after forward\n", unit->name(),
                          unit->frozen ? "frozen, " : "", unit->fp32 ? "fp32, " : "", described(unit->strategy()),
                          unit->strategy().shards ? "shards" : "does not shard",
@@ -196,6 +198,7 @@ class Declaration : public DeclaredUnits<P> {
                         unit.layout().numel() < padded,
                         unit.frozen,
                         unit.skips_gradients,
+                        unit.hooks.size > 0,
                         unit.declared_types(),
                         unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
     }

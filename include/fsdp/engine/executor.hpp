@@ -233,6 +233,7 @@ class Executor {
         device_.copy_async(stream, slot(to), static_cast<std::byte const*>(unit.full) + kept_member_ * operation.bytes,
                            static_cast<std::size_t>(operation.bytes));
         return {};
+      case Primitive::hook: return unit.hooks.call(&stream, unit.gradient, unit.shard_numel()), Ticket{};
       case Primitive::round:
         if constexpr (std::is_same_v<Reduce, float>)
           rounded_.round(device_, stream, static_cast<float const*>(address(operation, from)), address(operation, to),

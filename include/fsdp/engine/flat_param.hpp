@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/precision.hpp"
@@ -133,6 +134,7 @@ class FlatParam {
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
   bool frozen = false;           ///< it does not train: no gradients, no updates
   bool fp32 = false;             ///< all its element types are fp32, whatever the policy's
+  detail::ReducedHooks hooks;    ///< see Shards::on_reduced
   /// Indices of units of the same modules, for tensors of other kinds: gathered and dropped together with it.
   std::vector<std::size_t> beside;
   std::size_t first = 0;        ///< index of the unit that has this one in `beside`; else its own

@@ -91,6 +91,7 @@ class Passes {
   Unit& begin_backward(Pass pass, std::size_t use) {
     FSDP_EXPECTS(!evaluating(), "rank {}: {} of '{}' was called inside an evaluation; end the evaluation scope first",
                  rank_, name(pass), schedule().module_name(use));
+    expect_not_swapped("a backward pass begins");
     if (schedule().backward_broken())
       expect_whole_gradients(formatted("{} of '{}' begins", name(pass), schedule().module_name(use)));
     bool const activations = open_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0;
@@ -170,6 +171,12 @@ class Passes {
     declared_->schedule().expect_closed(what);
     FSDP_EXPECTS(!evaluating(), "rank {}: {} inside an evaluation; end the evaluation scope first", rank_, what);
     expect_whole_parameters(what);
+  }
+  void set_swapped(bool swapped) { swapped_ = swapped; }
+  /// @throws UsageError while averages of weights are in the place of parameters: see Ema::swap
+  void expect_not_swapped(std::string_view what) const {
+    FSDP_EXPECTS(!swapped_, "rank {}: {}, but averages of weights are swapped in; end the scope of Ema::swap first",
+                 rank_, what);
   }
   /// @throws UsageError if an optimizer step, an import or a load has ended half-way
   /// @param what  the refused action, for the message
@@ -286,6 +293,7 @@ class Passes {
   Phase phase_ = Phase::forward;              ///< of the pass under way
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
+  bool swapped_ = false;                  ///< averages are in the place of parameters
   std::string_view writing_;              ///< the writer of master shards, for messages; empty: none
   std::vector<typename D::Event> begun_;  ///< compute has come to the beginning of each of the latest passes
   std::size_t passes_ = 0;

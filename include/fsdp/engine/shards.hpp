@@ -5,12 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/history.hpp"
+#include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
@@ -45,6 +48,44 @@ class Shards {
   std::size_t size() const { return engine_->core_.declared.units().size(); }
   Unit& operator[](std::size_t index) const { return *engine_->core_.declared.units()[index]; }
   Unit& operator[](UnitId id) const { return (*this)[id.index]; }
+
+  /// Calls `f(stream, gradients)` each time the unit's gradient shard has been reduced: in backward passes, on the
+  /// calling thread. f enqueues on `stream`, behind the reduction and before norms and optimizers read the shard.
+  /// Several functions of one unit are called in the order of registration.
+  ///
+  /// It is called once a reduction, not once a step. A pass under no_sync(), or under no_replica_sync() where it does
+  /// not complete the reduction, calls nothing. Of several passes that reduce, each calls it, with the sum so far. In a
+  /// world of one, every pass that is not under no_sync() reduces. Evaluations and passes under frozen_parameters()
+  /// call nothing.
+  ///
+  /// Ranks that keep the same shard (NoShard, replicas of HybridShard) each call f: it must change them alike.
+  /// @param unit  it trains
+  /// @param f     any type that can be moved, called as f(Stream&, std::span<float>). `gradients` are the elements of
+  ///              this rank's gradient shard (shard_numel), in device memory, averaged over all ranks, padding included
+  ///              (zeroes, which must stay zeroes). With a GradScaler, they are scaled. f may use them in kernels on
+  ///              `stream`; the host may not read them, nor may other streams. An exception of f interrupts the pass,
+  ///              as one of a module does. f must not begin passes, steps or other uses of the engine: they throw
+  /// @throws UsageError if the engine is sealed, the unit is frozen, or it is another engine's. If the unit turns out
+  /// to have no parameters, sealing throws
+  /// @note Stream: reduce, replicate, or compute: the stream of the last operation that writes the shard.
+  /// @note Collective: no; but all ranks register as many functions for each unit, which sealing compares.
+  template <class F>
+  void on_reduced(Unit const& unit, F f) const {
+    using Hook = detail::ReducedHookOf<typename E::Stream, F>;
+    static_assert(std::is_invocable_v<F&, typename E::Stream&, std::span<float>>,
+                  "fsdp: on_reduced takes a function f(Device::Stream&, std::span<float>)");
+    auto const turn = enter("on_reduced");
+    expect_hookable(unit);
+    (*this)[unit.index()].hooks.add(new Hook(std::move(f)));
+  }
+  /// The same by id, of engine.add_unit or AdoptedUnit::unit. @throws UsageError also if there is no such unit
+  template <class F>
+  void on_reduced(UnitId id, F f) const {
+    if (id.engine != nullptr && id.engine != engine_) engine_->refuse_foreign("the unit given to on_reduced");
+    FSDP_EXPECTS(id.index < size(), "rank {}: on_reduced: there is no unit {}; the engine has {}, counted from 0",
+                 engine_->rank(), id.index, size());
+    on_reduced((*this)[id], std::move(f));
+  }
 
   /// The calling thread is inside a call of the engine while the result lives. Calls nest.
   /// @param call  its name, a literal
@@ -164,6 +205,12 @@ class Shards {
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
 
+  /// Moves offloaded state between host and device. Made at the first call.
+  auto& copy_stream() const {
+    engine_->core_.streams.add_copy(engine_->device());
+    return engine_->core_.streams[StreamKind::copy];
+  }
+
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_records() const { return engine_->core_.executor.late_records(); }
 
@@ -175,9 +222,21 @@ class Shards {
   }
 
  private:
+  [[gnu::cold, gnu::noinline]] void expect_hookable(Unit const& unit) const {
+    expect_of_engine(unit);
+    FSDP_EXPECTS(!engine_->sealed(),
+                 "rank {}: on_reduced: unit '{}': too late; call it before the first forward, optimizer, save or load, "
+                 "which seals the engine",
+                 engine_->rank(), unit.name());
+    FSDP_EXPECTS(!unit.frozen, "rank {}: on_reduced: unit '{}' is frozen: it has no gradients", engine_->rank(),
+                 unit.name());
+  }
   [[gnu::noinline]] void expect_own(Unit const& unit) const {
     FSDP_EXPECTS(engine_->sealed(), "rank {}: unit '{}' is written before the engine is sealed; call seal() first",
                  engine_->rank(), unit.name());
+    expect_of_engine(unit);
+  }
+  void expect_of_engine(Unit const& unit) const {
     FSDP_EXPECTS(unit.index() < size() && &(*this)[unit.index()] == &unit,
                  "rank {}: unit '{}' belongs to another engine", engine_->rank(), unit.name());
   }

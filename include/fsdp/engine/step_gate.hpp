@@ -90,12 +90,9 @@ class StepGate {
   void end_replacing() { passes_->end_writing(); }
 
   /// The parameters of all units are replaced by others for a while: only evaluations and exports are allowed.
-  void set_swapped(bool swapped) { swapped_ = swapped; }
+  void set_swapped(bool swapped) { passes_->set_swapped(swapped); }
   /// @throws UsageError while they are
-  void expect_not_swapped(std::string_view what) const {
-    FSDP_EXPECTS(!swapped_, "rank {}: {}, but averages of weights are swapped in; end the scope of Ema::swap first",
-                 rank_, what);
-  }
+  void expect_not_swapped(std::string_view what) const { passes_->expect_not_swapped(what); }
 
   /// @return whether the last step took a norm, so that it may have been skipped
   /// @throws UsageError if that norm has been replaced
@@ -147,8 +144,7 @@ class StepGate {
   Norm norm_;  ///< for the next step
   std::uint64_t measurements_ = 0;
   std::uint64_t stepped_with_ = 0;  ///< measurement that the last step took; 0: none
-  bool swapped_ = false;
-  std::size_t to_update_ = 0;  ///< units that the step under way has not updated
+  std::size_t to_update_ = 0;       ///< units that the step under way has not updated
 };
 
 }  // namespace fsdp::detail

@@ -29,12 +29,19 @@ class Streams {
   [[gnu::cold]] void add_replicate(D const& device) {
     if (streams_[index(StreamKind::replicate)] == nullptr) add(device, StreamKind::replicate);
   }
+  /// For offloading.
+  [[gnu::cold]] void add_copy(D const& device) {
+    if (streams_[index(StreamKind::copy)] == nullptr) add(device, StreamKind::copy);
+  }
+  /// nullptr: there is none.
+  Stream* find(StreamKind kind) const { return streams_[index(kind)]; }
   /// @pre the stream exists
   Stream& operator[](StreamKind kind) const { return *streams_[index(kind)]; }
   /// Calls `visit(Stream&)` for each stream.
   template <class Visit>
   void for_each(Visit const& visit) const {
-    for (auto const kind : {StreamKind::gather, StreamKind::compute, StreamKind::reduce, StreamKind::replicate})
+    for (auto const kind :
+         {StreamKind::gather, StreamKind::compute, StreamKind::reduce, StreamKind::replicate, StreamKind::copy})
       if (auto* const stream = streams_[index(kind)]; stream != nullptr) visit(*stream);
   }
 

@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine/moved_pointer.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
@@ -35,166 +36,175 @@ namespace fsdp {
 /// must outlive it. Moving it moves no memory.
 template <class E>
 class Ema {
+  /// Stays where it is when the Ema is moved, and as long as a swap lasts.
+  struct State {
+    [[gnu::cold]] State(E& of, std::string_view called) : engine(&of), name(called) {
+      auto const shards = engine->shards();
+      offsets = detail::FixedArray<std::int64_t>(shards.size() + 1);
+      for (std::size_t u = 0; u < shards.size(); ++u)
+        offsets[u + 1] = offsets[u] + (shards[u].trains() ? shards[u].shard_numel() : 0);
+      auto const bytes = static_cast<std::size_t>(offsets.back()) * sizeof(float);
+      averages = {engine->device(), engine->account(), MemoryTag::optimizer, bytes};
+      engine->account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    }
+    State(State&&) = delete;
+    [[gnu::cold]] ~State() {
+      engine->drain();
+      engine->account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(averages.bytes()));
+    }
+    /// Calls `act(unit, averages)` for every unit that trains.
+    template <class Act>
+    void for_each_unit(Act&& act) const {
+      auto const shards = engine->shards();
+      for (std::size_t u = 0; u < shards.size(); ++u)
+        if (shards[u].trains()) act(shards[u], averages.template as<float>() + offsets[u]);
+    }
+
+    E* engine;
+    std::string name;
+    std::int64_t updates = 0;
+    detail::FixedArray<std::int64_t> offsets;  ///< of each unit's averages; one more than there are
+    AccountedMemory<typename E::Device const> averages;
+  };
+
  public:
   /// Seals the engine.
   /// @param decay  of update() without an argument
+  /// @param name   in checkpoints; several averages of one checkpoint have names of their own
   /// @throws UsageError unless 0 <= decay < 1; ConfigError on every rank if ranks' differ
   /// @note Collective: yes.
-  [[gnu::cold]] explicit Ema(E& engine, float decay = 0.999f) : engine_(&engine), decay_(decay) {
+  [[gnu::cold]] explicit Ema(E& engine, float decay = 0.999f, std::string_view name = "Ema") : decay_(decay) {
     expect_decay(decay);
     engine.seal();
-    auto const shards = engine.shards();
-    auto const turn = shards.enter("Ema's constructor");
-    detail::expect_equal_texts(engine.world(), formatted("Ema: decay {}", decay), "options of Ema");
-    offsets_ = detail::FixedArray<std::int64_t>(shards.size() + 1);
-    for (std::size_t u = 0; u < shards.size(); ++u)
-      offsets_[u + 1] = offsets_[u] + (shards[u].trains() ? shards[u].shard_numel() : 0);
-    auto const bytes = static_cast<std::size_t>(offsets_.back()) * sizeof(float);
-    averages_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
+    auto const turn = engine.shards().enter("Ema's constructor");
+    detail::expect_equal_texts(engine.world(), formatted("{}: decay {}", name, decay), "options of Ema");
+    state_.reset(new State(engine, name));
     reset();
   }
   template <class None = void>
-  Ema(E&, ...) = delete;  // fsdp: expected (engine[, decay])
-  Ema(Ema&&) noexcept = default;
-  [[gnu::cold]] Ema& operator=(Ema&& other) noexcept {
-    release();
-    engine_ = std::move(other.engine_);
-    decay_ = other.decay_;
-    updates_ = other.updates_;
-    offsets_ = std::move(other.offsets_);
-    averages_ = std::move(other.averages_);
-    return *this;
-  }
-  [[gnu::cold]] ~Ema() { release(); }
+  Ema(E&, ...) = delete;  // fsdp: expected (engine[, decay[, name]])
 
   void update() { update(decay_); }
   /// Each average becomes decay * average + (1 - decay) * weight, unless clipping or a GradScaler skipped the last
-  /// step.
+  /// step. Call it once after each step.
   /// @throws UsageError unless 0 <= decay < 1; inside a use, an evaluation or swap(), or half-way through a step; or if
   /// clip_grad_norm has measured since the step: then it is not known any more whether the step was skipped
   /// @note Stream: on compute. The calling thread waits for nothing.
   /// @note Collective: no; but all ranks update alike, which the next collective compares.
   void update(float decay) {
     expect_decay(decay);
-    auto const shards = engine().shards();
+    auto const& now = state();
+    auto& of = *now.engine;
+    auto const shards = of.shards();
     auto const turn = shards.enter("Ema::update");
     auto const& gate = shards.gate();
     gate.expect_at_rest("averages of weights are updated");
     gate.expect_not_swapped("averages of weights are updated");
     auto const* const step = gate.last_step_measured("Ema::update") ? shards.norm().result : nullptr;
     shards.history().add("Ema::update", decay);
-    for_each_unit([&](auto& unit, float* average) {
+    now.for_each_unit([&](auto& unit, float* average) {
       unit.with_master([&](auto const* master) {
-        kernels::update_average(engine().device(), engine().compute(), average, master, unit.shard_numel(), decay,
+        kernels::update_average(of.device(), of.compute(), average, master, unit.shard_numel(), decay,
                                 static_cast<ClipScalars const*>(step));
       });
     });
-    ++updates_;
+    ++state().updates;
   }
   /// The averages become the weights as they are. @note Stream: on compute
   void reset() {
-    auto const shards = engine().shards();
+    auto& now = state();
+    auto& of = *now.engine;
+    auto const shards = of.shards();
     auto const turn = shards.enter("Ema::reset");
     shards.gate().expect_not_swapped("averages of weights are reset");
     shards.history().add("Ema::reset");
-    for_each_unit([&](auto& unit, float* average) {
-      unit.with_master([&](auto const* master) {
-        kernels::cast(engine().device(), engine().compute(), master, average, unit.shard_numel());
-      });
+    now.for_each_unit([&](auto& unit, float* average) {
+      unit.with_master(
+          [&](auto const* master) { kernels::cast(of.device(), of.compute(), master, average, unit.shard_numel()); });
     });
-    updates_ = 0;
+    now.updates = 0;
   }
 
   /// While it lives, the model has the averages, rounded where masters are narrower than fp32, and the weights wait.
   class [[nodiscard]] Swapped {
    public:
     Swapped(Swapped&&) = delete;
-    /// The weights are back, bit by bit.
+    /// The weights are back, bit by bit. @throws what enqueueing throws, unless another exception is on its way
     ~Swapped() noexcept(false) {
       bool const unwinding = std::uncaught_exceptions() > exceptions_;
       try {
-        ema_->swap_back(kept_);
+        swap_back(*state_, kept_);
       } catch (...) {
-        ema_->engine().shards().gate().begin_replacing("Ema::swap");
+        state_->engine->shards().gate().begin_replacing("Ema::swap");
         if (!unwinding) throw;
       }
     }
 
    private:
     friend Ema;
-    using Kept = AccountedMemory<typename E::Device const>;
-    explicit Swapped(Ema& ema) : ema_(&ema), kept_(ema.swap_in()) {}
-    Ema* ema_;
-    Kept kept_;  ///< masters that are narrower than fp32
+    explicit Swapped(std::shared_ptr<State> state) : state_(std::move(state)), kept_(swap_in(*state_)) {}
+    std::shared_ptr<State> state_;
+    AccountedMemory<typename E::Device const> kept_;  ///< masters that are narrower than fp32
     int exceptions_ = std::uncaught_exceptions();
   };
-  /// Evaluate or export inside. Until the result ends, optimizer steps, imports, saves, loads and updates throw. The
-  /// average must not be moved.
+  /// Evaluate or export inside. Until the result ends, backward passes, optimizer steps, imports, saves, loads and
+  /// updates throw.
   /// @throws UsageError inside a use, an evaluation or another swap(), or half-way through a step. A forward pass under
   /// way is forgotten
   /// @note Stream: on compute; the next gather of a unit waits for its averages. No memory for fp32 masters; for
   /// narrower ones a copy of them.
   /// @note Collective: no; but all ranks swap alike, which the next collective compares.
-  Swapped swap() { return Swapped(*this); }
+  Swapped swap() { return state(), Swapped(state_); }
 
-  E& engine() const { return *engine_.get("Ema"); }
+  E& engine() const { return *state().engine; }
   float decay() const { return decay_; }
 
   // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
-  static constexpr std::string_view name() { return "Ema"; }
+  std::string_view name() const { return state().name; }
   static std::vector<std::string_view> state_names() { return {"average"}; }
   /// A unit's averages, laid out as its shard; nullptr if it is frozen.
   float* state(std::size_t, std::size_t unit) const {
-    return engine().shards()[unit].frozen ? nullptr : averages_.template as<float>() + offsets_[unit];
+    auto const& now = state();
+    return now.engine->shards()[unit].frozen ? nullptr : now.averages.template as<float>() + now.offsets[unit];
   }
-  /// Updates since the averages were the weights.
-  std::int64_t steps() const { return updates_; }
-  void set_steps(std::int64_t steps) { updates_ = steps; }
+  /// Calls of update() since the averages were the weights.
+  std::int64_t steps() const { return state().updates; }
+  void set_steps(std::int64_t steps) { state().updates = steps; }
 
  private:
-  using Kept = typename Swapped::Kept;
-
   static void expect_decay(float decay) {
     FSDP_EXPECTS(math::is_finite(decay) && decay >= 0.0f && decay < 1.0f, "Ema: the decay must be in [0, 1), got {}",
                  decay);
   }
-  [[gnu::cold]] void release() {
-    if (!engine_.is_set()) return;
-    engine().drain();
-    engine().account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(averages_.bytes()));
+  State& state() const {
+    FSDP_EXPECTS(state_ != nullptr, "Ema was used after it was moved from");
+    return *state_;
   }
-  /// Calls `act(unit, averages)` for every unit that trains.
-  template <class Act>
-  void for_each_unit(Act&& act) const {
-    auto const shards = engine().shards();
-    for (std::size_t u = 0; u < shards.size(); ++u)
-      if (shards[u].trains()) act(shards[u], averages_.template as<float>() + offsets_[u]);
-  }
-  [[gnu::cold]] Kept swap_in() {
-    auto const shards = engine().shards();
+  [[gnu::cold]] static AccountedMemory<typename E::Device const> swap_in(State& state) {
+    auto& engine = *state.engine;
+    auto const shards = engine.shards();
     auto const turn = shards.enter("Ema::swap");
-    shards.gate().expect_at_rest("averages of weights are swapped in");
-    shards.gate().expect_not_swapped("averages of weights are swapped in");
+    shards.gate().expect_at_rest("Ema::swap is called");
+    shards.gate().expect_not_swapped("Ema::swap is called");
     shards.abandon_pass("averages of weights are swapped in");
     std::size_t bytes = 0;
-    for_each_unit([&](auto& unit, float*) {
+    state.for_each_unit([&](auto& unit, float*) {
       if (unit.types().master != DType::f32)
         bytes += static_cast<std::size_t>(unit.shard_numel()) * size_of(unit.types().master);
     });
-    Kept kept;
-    if (bytes > 0) kept = {engine().device(), engine().account(), MemoryTag::workspace, bytes};
+    AccountedMemory<typename E::Device const> kept;
+    if (bytes > 0) kept = {engine.device(), engine.account(), MemoryTag::workspace, bytes};
     shards.history().add("Ema::swap");
     shards.gate().set_swapped(true);
-    for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
+    state.for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
       auto const writing = shards.write(unit);
       unit.with_master([&](auto* master) {
         if constexpr (std::is_same_v<decltype(master), float*>) {
-          kernels::swap(engine().device(), engine().compute(), master, average, unit.shard_numel());
+          kernels::swap(engine.device(), engine.compute(), master, average, unit.shard_numel());
         } else {
           auto const size = static_cast<std::size_t>(unit.shard_numel()) * sizeof(*master);
-          engine().device().copy_async(engine().compute(), at, master, size);
-          kernels::cast(engine().device(), engine().compute(), static_cast<float const*>(average), master,
+          engine.device().copy_async(engine.compute(), at, master, size);
+          kernels::cast(engine.device(), engine.compute(), static_cast<float const*>(average), master,
                         unit.shard_numel());
           at += size;
         }
@@ -202,32 +212,30 @@ class Ema {
     });
     return kept;
   }
-  [[gnu::cold]] void swap_back(Kept const& kept) {
-    auto const shards = engine().shards();
+  [[gnu::cold]] static void swap_back(State& state, AccountedMemory<typename E::Device const> const& kept) {
+    auto& engine = *state.engine;
+    auto const shards = engine.shards();
     auto const turn = shards.enter("Ema::swap");
     shards.gate().set_swapped(false);
     shards.abandon_pass("weights are swapped back");
     shards.history().add("Ema::swap");
-    for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
+    state.for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
       auto const writing = shards.write(unit);
       unit.with_master([&](auto* master) {
         if constexpr (std::is_same_v<decltype(master), float*>) {
-          kernels::swap(engine().device(), engine().compute(), master, average, unit.shard_numel());
+          kernels::swap(engine.device(), engine.compute(), master, average, unit.shard_numel());
         } else {
           auto const size = static_cast<std::size_t>(unit.shard_numel()) * sizeof(*master);
-          engine().device().copy_async(engine().compute(), master, at, size);
+          engine.device().copy_async(engine.compute(), master, at, size);
           at += size;
         }
       });
     });
-    if (kept) engine().device().synchronize(engine().compute());  // the copy is freed now
+    if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
   }
 
-  detail::MovedPointer<E> engine_;
   float decay_;
-  std::int64_t updates_ = 0;
-  detail::FixedArray<std::int64_t> offsets_;  ///< of each unit's averages; one more than there are
-  AccountedMemory<typename E::Device const> averages_;
+  std::shared_ptr<State> state_;  ///< null: moved from
 };
 template <class E>
 Ema(E&, float) -> Ema<E>;

@@ -81,7 +81,8 @@ class GradScaler {
   /// @note Stream: on compute. The calling thread waits for nothing.
   /// @note Collective: one all-reduce of W doubles, unless a norm is given.
   template <class Optimizer>
-  void step(Optimizer& optimizer, float lr, GradNorm<E> measured = {}) {
+  requires(!requires { typename Optimizer::LearningRates; }) void step(Optimizer& optimizer, float lr,
+                                                                       GradNorm<E> measured = {}) {
     step_with(optimizer, lr, measured);
   }
   /// The same with fsdp::Optimizers: `scaler.step(both, {0.02f, lr}, norm)`.

@@ -40,6 +40,7 @@ struct MuonOptions {
   MuonScale scale = MuonScale::original;
   bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
   std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
+  bool offload_moments = false;      ///< keeps them in host memory: [Note: Offloaded moments]
 };
 
 /// Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): the momentum of each
@@ -73,7 +74,7 @@ class Muon {
                detail::OwnedTensors(name(), detail::OwnedTensors::Decays::momentum,
                                     {.weight_decay = options.weight_decay, .first = options.momentum},
                                     matrices_of(engine, tensors), std::move(groups)),
-               options.stochastic_rounding) {
+               options.stochastic_rounding, options.offload_moments) {
     deal_out();
     allocate();
   }
@@ -104,7 +105,7 @@ class Muon {
     bool const shared = unit.placement().shards > 1;
     auto *const gathered = buffers_.gathered.template as<float>(), *const moves = buffers_.moves.template as<float>();
     if (shared) wait_for_peers(buffers_.gather);
-    state_.for_each_part(unit, [&](auto const& part) {
+    state_.update_moments(unit, [&](auto const& part) {
       kernels::muon_momentum(device, compute, part.chunks, part.chunk_count, part.step,
                              SgdScalars{part.first, options_.nesterov}, static_cast<float const*>(unit.gradient),
                              state_.moment(0, part), gathered + begin);
@@ -201,9 +202,9 @@ class Muon {
   [[gnu::cold]] static std::string text(MuonOptions const& options) {
     return formatted(
         "lr {}, momentum {}, nesterov {}, weight decay {}, iterations {}, eps {}, scale {}, stochastic rounding {}, "
-        "seed {}",
+        "seed {}, offload {}",
         options.lr, options.momentum, options.nesterov, options.weight_decay, options.iterations, options.eps,
-        static_cast<int>(options.scale), options.stochastic_rounding, options.seed);
+        static_cast<int>(options.scale), options.stochastic_rounding, options.seed, options.offload_moments);
   }
   /// The tensors of the selection that train and have two dimensions.
   [[gnu::cold]] static TensorSelection matrices_of(E& engine, TensorSelection tensors) {
@@ -217,7 +218,7 @@ class Muon {
         some = some || tensor.shape.size() == 2;
         if (tensor.shape.size() != 2) tensors.remove(tensor.name);
       }
-    FSDP_EXPECTS(some, "rank {}: Muon: the selection '{}' has no tensor that trains and has two dimensions",
+    FSDP_EXPECTS(some, "rank {}: Muon: no tensor that trains and has two dimensions is among its tensors: {}",
                  engine.rank(), text);
     return tensors;
   }

@@ -64,13 +64,14 @@ class OptimizerLayout {
   Launch const* begin(std::size_t unit) const { return launches_.begin() + places_[unit].first_launch; }
   Launch const* end(std::size_t unit) const { return launches_.begin() + places_[unit + 1].first_launch; }
 
+  std::size_t units() const { return units_.size(); }
   /// Elements of each moment.
   std::int64_t elements() const { return places_.back().offset; }
-  /// Of a unit's elements in each moment.
+  /// Of a unit's elements in each moment; of the last unit + 1: their end.
   std::int64_t offset(std::size_t unit) const { return places_[unit].offset; }
-  /// The place in each moment of a part of the unit's shard. @pre the optimizer owns its tensor
+  /// The place of a part of the unit's shard among the unit's elements. @pre the optimizer owns its tensor
   [[gnu::cold]] std::int64_t place(std::size_t unit, Segment const& part) const {
-    return places_[unit].offset + part.offset + shift(unit, part.tensor);
+    return part.offset + shift(unit, part.tensor);
   }
   /// The unit trains, and the optimizer owns all its tensors.
   [[gnu::cold]] bool owns_all(std::size_t unit) const {

@@ -17,6 +17,7 @@
 #include "fsdp/kernels/optimizers.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/optim/grad_norm.hpp"
+#include "fsdp/optim/moments.hpp"
 #include "fsdp/optim/optimizer_layout.hpp"
 #include "fsdp/optim/param_groups.hpp"
 
@@ -40,8 +41,8 @@ class OptimizerState {
     OptimizerChunk const* chunks;  ///< in device memory
     std::int64_t chunk_count;
     OptimizerStep const* step;  ///< in device memory
-    std::int64_t offset;        ///< of the unit's elements in each moment
-    float first, second;        ///< beta1 and beta2; or momentum
+    std::size_t unit;
+    float first, second;  ///< beta1 and beta2; or momentum
   };
   /// Something is narrower than fp32, so that stochastic rounding means something.
   static constexpr bool narrow = !std::is_same_v<typename E::Master, float> || !std::is_same_v<Moment, float>;
@@ -50,11 +51,12 @@ class OptimizerState {
   /// @param name  of the optimizer, for messages; must outlive it
   /// @param options  of the optimizer as text: the same on every rank
   /// @param stochastic  the optimizer rounds at random
+  /// @param offload  moments lie in host memory: see [Note: Offloaded moments]
   /// @throws UsageError if there is nothing to round, or a pattern of `owned` matches no tensor that trains;
   /// ConfigError on every rank if options differ
   /// @note Collective: yes. Waits for compute once.
   [[gnu::cold]] OptimizerState(E& engine, std::string_view name, std::string const& options, int moments,
-                               detail::OwnedTensors owned, bool stochastic)
+                               detail::OwnedTensors owned, bool stochastic, bool offload = false)
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
@@ -68,13 +70,8 @@ class OptimizerState {
     for (std::size_t u = 0; u < units.size(); ++u)
       units[u] = {&shards[u].layout(), shards[u].shard(), shards[u].frozen};
     layout_.emplace(std::move(owned), std::move(units));
-    auto const bytes =
-        static_cast<std::size_t>(layout_->elements()) * static_cast<std::size_t>(moments) * sizeof(Moment);
-    moments_ = {engine.device(), engine.account(), MemoryTag::optimizer, bytes};
     upload();
-    // Last: nothing may throw while compute writes memory that the destructor would have waited for.
-    engine.account().lease(MemoryTag::optimizer, static_cast<std::int64_t>(bytes));
-    if (bytes > 0) engine.device().zero_async(engine.compute(), moments_.data(), bytes);
+    moments_.emplace(engine, *layout_, moments, offload);
   }
   /// The new object has the state; the old one must not be used. @note No kernel notices: addresses stay.
   OptimizerState(OptimizerState&&) noexcept = default;
@@ -132,31 +129,43 @@ class OptimizerState {
                           settings.first, settings.second, clip, counts);
       counts = false;
     }
+    moments_->begin_step(engine());
   }
   /// Calls `launch(Part)` for each group of the unit's tensors, to enqueue its kernel.
   template <class Launch>
   void for_each_part(typename E::Unit const& unit, Launch&& launch) const {
-    for (auto const* at = layout_->begin(unit.index()); at != layout_->end(unit.index()); ++at) {
+    auto const u = unit.index();
+    for (auto const* at = layout_->begin(u); at != layout_->end(u); ++at) {
       auto const& settings = layout_->groups()[at->group];
       launch(Part{scalars_.template as<OptimizerChunk>() + at->first_chunk, static_cast<std::int64_t>(at->chunks),
-                  steps_ + at->group, layout_->offset(unit.index()), settings.first, settings.second});
+                  steps_ + at->group, u, settings.first, settings.second});
     }
+  }
+  /// The same for kernels that use moments. Once a step.
+  template <class Launch>
+  void update_moments(typename E::Unit const& unit, Launch&& launch) {
+    moments_->begin_update(engine(), unit.index());
+    for_each_part(unit, launch);
+    moments_->end_update(engine(), unit.index());
   }
 
   E& engine() const { return *engine_.get(name_); }
   bool owns(TensorInfo const& tensor) const { return layout_->owns(tensor.name); }
   TensorSelection rest(TensorSelection among) const { return layout_->rest(std::move(among)); }
 
-  /// A unit's moment `which`; nullptr if there are none.
-  Moment* moment(std::int64_t which, Part const& part) const { return moment_at(which, part.offset); }
-  /// The same as a whole, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
-  Moment* moment(std::size_t which, std::size_t unit) const {
-    return layout_->owns_all(unit) ? moment_at(static_cast<std::int64_t>(which), layout_->offset(unit)) : nullptr;
+  /// A unit's moment `which`, inside update_moments; nullptr if there are none.
+  Moment* moment(std::int64_t which, Part const& part) { return moments_->at(which, part.unit); }
+  /// The same between steps, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
+  /// @note Waits for stores.
+  [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit) const {
+    moments_->await_stores(engine());
+    return layout_->owns_all(unit) ? moments_->home(static_cast<std::int64_t>(which), unit) : nullptr;
   }
-  /// The elements of moment `which` that belong to a part of the unit's shard.
+  /// The elements of moment `which` that belong to a part of the unit's shard. @note Waits for stores.
   /// @param part  of a tensor that trains and that the optimizer owns, counted from the shard's begin
-  Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
-    return moment_at(static_cast<std::int64_t>(which), layout_->place(unit, part));
+  [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
+    moments_->await_stores(engine());
+    return moments_->home(static_cast<std::int64_t>(which), unit) + layout_->place(unit, part);
   }
 
   /// Steps taken; skipped ones do not count. @note Waits for compute.
@@ -182,10 +191,7 @@ class OptimizerState {
   [[gnu::cold]] void release() {
     if (!engine_.is_set()) return;
     engine().drain();
-    engine().account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(moments_.bytes()));
-  }
-  Moment* moment_at(std::int64_t which, std::int64_t element) const {
-    return moments_ ? moments_.template as<Moment>() + which * layout_->elements() + element : nullptr;
+    if (moments_) moments_->release(engine());
   }
   /// Chunks and scalars to device memory.
   [[gnu::cold]] void upload() {
@@ -202,7 +208,8 @@ class OptimizerState {
   detail::MovedPointer<E> engine_;
   std::string_view name_;
   std::optional<detail::OptimizerLayout> layout_;
-  AccountedMemory<typename E::Device const> moments_, scalars_;
+  AccountedMemory<typename E::Device const> scalars_;
+  std::optional<detail::Moments<E, Moment>> moments_;
   OptimizerStep* steps_ = nullptr;  ///< of each group, in device memory
 };
 

@@ -5,11 +5,13 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
 #include "fsdp/layout.hpp"
@@ -36,6 +38,21 @@ concept OptimizerPart = requires(O& optimizer, O const& constant, TensorInfo con
   optimizer.update(unit);
 };
 
+namespace detail {
+template <class O>
+concept HasLearningRate = requires(O& optimizer) {
+  optimizer.options().lr;
+};
+template <class O>
+struct EngineOf {
+  static_assert(
+      requires(O & optimizer) { optimizer.engine(); },
+      "fsdp: Optimizers takes optimizers alone, and the first of them has a member engine(), which returns the "
+      "engine");
+  using type = std::remove_cvref_t<decltype(std::declval<O&>().engine())>;
+};
+}  // namespace detail
+
 /// Several optimizers of one engine, which together own every tensor that trains, each tensor once:
 ///
 /// ```
@@ -51,7 +68,7 @@ concept OptimizerPart = requires(O& optimizer, O const& constant, TensorInfo con
 /// @tparam First  has a member engine(), which returns the engine
 template <class First, class... More>
 class Optimizers {
-  using E = std::remove_cvref_t<decltype(std::declval<First&>().engine())>;
+  using E = typename detail::EngineOf<First>::type;
   static_assert(OptimizerPart<First, E> && (OptimizerPart<More, E> && ...),
                 "fsdp: an optimizer of Optimizers has members owns, name, begin_step and update: see OptimizerPart");
 
@@ -59,7 +76,9 @@ class Optimizers {
   static constexpr std::size_t count = 1 + sizeof...(More);
   using LearningRates = std::array<float, count>;  ///< of each optimizer, in the order of the constructor
 
-  /// @throws UsageError if a tensor that trains has no owner, or two; or the optimizers belong to different engines
+  /// @throws UsageError if a tensor that trains has no owner, or two; or the optimizers belong to different engines.
+  /// ConfigError on every rank if ranks give tensors to different optimizers
+  /// @note Collective: yes.
   [[gnu::cold]] explicit Optimizers(First& first, More&... more) : engine_(&first.engine()), parts_(&first, &more...) {
     auto& engine = *engine_;
     for_each_part([&](auto const& part) {
@@ -72,6 +91,14 @@ class Optimizers {
     for (std::size_t u = 0; u < shards.size(); ++u)
       for (auto const& tensor : shards[u].layout().tensors())
         if (!shards[u].frozen) expect_one_owner(tensor);
+    std::string text;
+    for_each_part([&](auto const& part) {
+      text += formatted("optimizer '{}' of:\n", std::string_view(part.name()));
+      for (std::size_t u = 0; u < shards.size(); ++u)
+        for (auto const& tensor : shards[u].layout().tensors())
+          if (!shards[u].frozen && part.owns(tensor)) text += formatted("  tensor '{}'\n", tensor.name);
+    });
+    detail::expect_equal_texts(engine.world(), text, "owners of tensors");
   }
 
   /// One step over all units.
@@ -100,8 +127,11 @@ class Optimizers {
       span.end();
     }
   }
-  /// The same with the learning rates of the optimizers' options.
+  /// The same with the learning rates of the optimizers' options: each has a member options().lr.
   void step(GradNorm<E> const& norm = {}) {
+    static_assert(
+        detail::HasLearningRate<First> && (detail::HasLearningRate<More> && ...),
+        "fsdp: step() without learning rates needs optimizers that have options().lr; call step({rate, ...})");
     LearningRates rates{};
     std::size_t i = 0;
     for_each_part([&](auto const& part) { rates[i++] = part.options().lr; });

@@ -133,7 +133,10 @@ class OwnedTensors {
     for (std::size_t rule = 0; rule < selection_.size(); ++rule)
       expect_match(units, "the pattern", selection_.pattern(rule), all);
     for (auto const& group : groups_) expect_match(units, "the group", group.tensors, selection_);
-    if (selection_.size() > 0) expect_match(units, "the selection", "*", selection_);
+    bool owns_some = selection_.size() == 0;
+    for (auto const& unit : units)
+      for (auto const& tensor : unit.layout->tensors()) owns_some = owns_some || (!unit.frozen && owns(tensor.name));
+    FSDP_EXPECTS(owns_some, "{}: no tensor that trains is among its tensors: {}", optimizer_, selection_.text());
   }
 
  private:
@@ -143,6 +146,8 @@ class OwnedTensors {
                    "{}: group '{}': {} must be finite, not negative{}, got {}", optimizer_, group.tensors, name,
                    limit == 1.0f ? " and below 1" : "", *value);
     };
+    FSDP_EXPECTS(!group.tensors.empty(), "{}: a parameter group needs a pattern: {{.tensors = \"h.*\", ...}}",
+                 optimizer_);
     FSDP_EXPECTS(decays_ == Decays::betas || (!group.beta1 && !group.beta2), "{}: group '{}': {} has no betas",
                  optimizer_, group.tensors, optimizer_);
     FSDP_EXPECTS(decays_ == Decays::momentum || !group.momentum, "{}: group '{}': {} has no momentum; set beta1",

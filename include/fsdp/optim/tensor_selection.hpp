@@ -56,8 +56,11 @@ class TensorSelection {
   std::string_view pattern(std::size_t rule) const { return std::string_view(rules_[rule]).substr(1); }
 
   [[gnu::cold]] std::string text() const {
-    std::string text = all_ ? "all" : "none";
-    for (auto const& rule : rules_) text += ' ' + rule;
+    std::string text = all_ ? "all" : "";
+    for (auto const& rule : rules_) {
+      if (!text.empty()) text += rule[0] == '+' ? ", and " : ", without ";
+      text += "'" + rule.substr(1) + "'";
+    }
     return text;
   }
 
@@ -72,6 +75,13 @@ class TensorSelection {
   std::vector<std::string> rules_;  ///< a sign, then the pattern
 };
 
+/// `fsdp::matching({"h.*", "embed.*"})`
+template <std::size_t Count>
+[[gnu::cold]] TensorSelection matching(char const* const (&patterns)[Count]) {
+  auto selection = TensorSelection::none();
+  for (auto const* pattern : patterns) selection.add(pattern);
+  return selection;
+}
 /// The tensors whose names match one of the patterns: `fsdp::matching("h.*.weight")`.
 template <std::convertible_to<std::string_view>... Patterns>
 [[gnu::cold]] TensorSelection matching(std::string_view pattern, Patterns const&... more) {

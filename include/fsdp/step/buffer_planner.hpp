@@ -172,6 +172,7 @@ class BufferPlanner {
       unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
       unit.elements = declared.elements;
       unit.sets_gradients = declared.sets_gradients;
+      unit.hooked = declared.hooked;
       unit.frozen = declared.frozen;
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;

@@ -18,6 +18,7 @@ namespace fsdp {
 struct MemoryPlanInput : StepInput {
   int moments = 2;               ///< optimizer values per parameter
   std::size_t moment_bytes = 4;  ///< size of each
+  bool offload_moments = false;  ///< they lie in host memory; two units' are on the device
 };
 
 /// Bytes per rank.
@@ -25,6 +26,7 @@ struct MemoryPlan {
   std::int64_t parameters = 0;     ///< master shards
   std::int64_t gradients = 0;      ///< gradient shards, and those that wait for the all-reduce over replicas
   std::int64_t optimizer = 0;      ///< optimizer state
+  std::int64_t host = 0;           ///< optimizer state in host memory; no other figure contains it
   std::int64_t gather = 0;         ///< buffers of full parameters, and of what is kept after forward
   std::int64_t reduce = 0;         ///< slots of full gradients, rounded ones, accumulators of unreduced ones, scratch
   std::int64_t live_forward = 0;   ///< peak in a forward pass
@@ -125,7 +127,13 @@ class LiveBytes {
     plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.types.master));
     if (!unit.trains()) continue;
     plan.gradients += shard * (unit.waits_for_replicas ? 8 : 4);
-    plan.optimizer += shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+    auto const moments = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
+    if (input.offload_moments) {
+      plan.host += moments;
+      plan.optimizer = std::max(plan.optimizer, 2 * moments);
+    } else {
+      plan.optimizer += moments;
+    }
   }
   for (auto const* slots : {&program.gather_slots, &program.kept_slots})
     for (auto const& slot : *slots) plan.gather += slot.bytes;

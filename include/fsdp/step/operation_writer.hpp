@@ -221,7 +221,7 @@ class OperationWriter : protected BufferPlanner {
           .ending_span();
       if (!rounded) recycle(to, u, StreamKind::reduce, when);
       replicate(to, u, partial, unit.shard() * fp32, only(syncs_all));
-      return;
+      return hook(to, u, StreamKind::replicate, only(syncs_all));
     }
     if (replicated) {
       replicate(to, u, own, reduce_bytes(u, unit.shard()), when);
@@ -230,6 +230,7 @@ class OperationWriter : protected BufferPlanner {
       if (!several) sum.beginning_span(Primitive::accumulate, full);
     }
     if (!rounded) recycle(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
+    hook(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
   }
   /// Sums a shard of `bytes` over replicas, and adds the mean over all ranks to the gradient shard.
   [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::int64_t bytes, Facts when) const {
@@ -245,6 +246,15 @@ class OperationWriter : protected BufferPlanner {
     return append(to, Primitive::accumulate, stream, u, {reads(from), sums(sum)}, when)
         .moving(elements, elements * fp32);
   }
+  /// The unit's gradient shard is reduced. Behind the zeroing of its slot, which another unit may wait for.
+  [[gnu::cold]] void hook(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+    auto const& unit = program_.units[u];
+    if (!unit.hooked) return;
+    append(to, Primitive::hook, stream, u, {adds(gradient_shard(u))}, when)
+        .moving(unit.shard(), unit.shard() * fp32)
+        .beginning_span(Primitive::hook, unit.shard() * fp32)
+        .ending_span();
+  }
   step::Group replicas_of(std::uint32_t u) const {
     return program_.units[u].replicas == input_.shards * input_.replicas ? step::Group::all_replicas
                                                                          : step::Group::replicas;
@@ -253,15 +263,22 @@ class OperationWriter : protected BufferPlanner {
   /// Progress of a backward pass that writes gradient shards, in completion order.
   struct Completion {
     std::size_t written = 0;   ///< units
+    std::size_t reduced = 0;   ///< of these, by complete buckets
     std::uint32_t bucket = 0;  ///< the next to be all-reduced
   };
   /// Backward has written a gradient shard: buckets that are complete are all-reduced.
   [[gnu::cold]] void end_direct_gradients(Operations& to, std::uint32_t u, Completion& at) const {
     auto const& p = program_;
     bool const alone = p.units[u].replicas == 1;
-    close(to, u, gradients_of(u), only(alone ? syncs_group | syncs_all : syncs_all));
+    auto const when = only(alone ? syncs_group | syncs_all : syncs_all);
+    close(to, u, gradients_of(u), when);
     auto const end = gradient_ends_[at.written++];
-    for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) all_reduce(to, u, at.bucket);
+    if (alone) hook(to, u, StreamKind::compute, when);
+    for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
+      all_reduce(to, u, at.bucket);
+      for (; at.reduced < at.written && gradient_ends_[at.reduced] <= p.buckets[at.bucket].end; ++at.reduced)
+        hook(to, static_cast<std::uint32_t>(p.gradient_order[at.reduced]), StreamKind::replicate, when);
+    }
   }
   /// Makes means of a bucket of gradient shards.
   [[gnu::cold]] void all_reduce(Operations& to, std::uint32_t u, std::uint32_t bucket) const {

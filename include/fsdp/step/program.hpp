@@ -129,6 +129,7 @@ class Program {
     bool waits_for_replicas = false;  ///< sums within its shard group may wait, in a partial shard
     bool accumulates = false;         ///< full gradients may wait, in an accumulator
     bool sets_gradients = false;      ///< its modules store fresh gradients; only padding is zeroed for them
+    bool hooked = false;              ///< functions of the caller follow its reductions
     std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
   };
   detail::FixedArray<Unit> units;

@@ -28,6 +28,7 @@ struct StepUnit {
   bool padded = false;                 ///< some elements belong to no tensor
   bool frozen = false;                 ///< it does not train: no gradient, no update
   bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
+  bool hooked = false;                 ///< functions of the caller follow its reductions
   ElementTypes types{};
   static constexpr std::uint32_t none = ~0u;
   /// A module's tensors of several kinds lie in several units. The first of them has the module's uses; this is its

@@ -27,11 +27,22 @@ struct Symbol {
   Kind kind = Kind::nothing;
   bool used_up = false;  ///< nothing may read it any more
   bool padded = false;   ///< elements that belong to no tensor may be other than zero
+  bool hooked = false;   ///< of gradients: functions of the caller have seen this sum
   std::uint32_t unit = 0;
   std::uint32_t step = 0;         ///< of parameters: updates before them
   std::map<Term, Share> terms{};  ///< of gradients
 
   bool holds(Kind what) const { return kind == what && !used_up; }
+  /// Adds to a sum of gradients.
+  void count(Term term, Share share) {
+    auto const [entry, is_new] = terms.try_emplace(term, share);
+    if (!is_new) entry->second.times += share.times, entry->second.ranks = share.ranks;
+    hooked = false;
+  }
+  void merge(Symbol const& more) {
+    for (auto const& [term, share] : more.terms) count(term, share);
+    padded = padded || more.padded;
+  }
 };
 
 }  // namespace fsdp::step

@@ -77,7 +77,8 @@ class Symbols {
       case Primitive::round: return operation.bucket == Operation::none ? round(accesses) : pack(accesses);
       case Primitive::reduce_scatter: return reduce_scatter(accesses);
       case Primitive::all_reduce: return all_reduce(accesses);
-      case Primitive::norm: return expect_due(accesses[0].cells);
+      case Primitive::hook: return hook(accesses[0].cells);
+      case Primitive::norm: return expect_due(accesses[0].cells, program_->units[operation.unit].hooked);
       case Primitive::update: return update(accesses);
       case Primitive::count_: return;
     }
@@ -95,6 +96,7 @@ class Symbols {
     auto words = formatted("{}gradients of '{}'", age, program_->units[content.unit].name);
     words += content.terms.empty() ? " of no micro-step" : ": " + text(content.unit, content.terms);
     if (content.padded) words += ", padding not zeroed";
+    if (content.hooked) words += ", hooked";
     return words;
   }
 
@@ -205,16 +207,8 @@ class Symbols {
       });
     for (auto& cell : cells_[accesses[1].cells]) {
       if (first || !cell.holds(Symbol::Kind::gradients)) cell = gradients(unit, cell.padded);
-      count(cell, term, {});
+      cell.count(term, {});
     }
-  }
-  static void count(Symbol& sum, Term term, Share share) {
-    auto const [entry, is_new] = sum.terms.try_emplace(term, share);
-    if (!is_new) entry->second.times += share.times, entry->second.ranks = share.ranks;
-  }
-  static void merge(Symbol& sum, Symbol const& more) {
-    for (auto const& [term, share] : more.terms) count(sum, term, share);
-    sum.padded = sum.padded || more.padded;
   }
 
   /// A reader needs the sum of whole micro-steps.
@@ -250,13 +244,13 @@ class Symbols {
     use_up(accesses[0].cells);
     if (accesses[1].mode == Mode::write) return fill(accesses[1].cells, from);
     expect_sum(accesses[1].cells, ranks, false);
-    for (auto& cell : cells_[accesses[1].cells]) merge(cell, from);
+    for (auto& cell : cells_[accesses[1].cells]) cell.merge(from);
   }
   /// The accumulator is used up.
   void add(std::span<Access const> accesses) {
     for (auto const& access : accesses) expect_sum(access.cells, 1, access.mode == Mode::add);
     auto& from = cells_[accesses[0].cells][0];
-    for (auto& cell : cells_[accesses[1].cells]) merge(cell, from);
+    for (auto& cell : cells_[accesses[1].cells]) cell.merge(from);
     from.used_up = true;
   }
   void round(std::span<Access const> accesses) {
@@ -289,6 +283,7 @@ class Symbols {
   /// Terms that are equal on all ranks already stay as they are.
   void average(Symbol& content) const {
     for (auto& [term, share] : content.terms) share.ranks = std::max(share.ranks, now_->ranks);
+    content.hooked = false;
   }
 
   // A bucket that is rounded.
@@ -313,18 +308,24 @@ class Symbols {
   }
 
   /// Gradient shards hold all terms since the last update, each once, over all ranks.
-  void expect_due(Cells cells) {
+  /// @param hooked  and functions of the caller have seen this sum, or have not
+  void expect_due(Cells cells, bool hooked) {
     expect(cells, [&](std::uint32_t unit, Symbol const& content) -> std::string {
       auto due = gradients(unit, false);
+      due.hooked = hooked;
       for (auto const& term : due_[unit]) due.terms[term] = {1, world_of(unit)};
       bool const right = content.holds(Symbol::Kind::gradients) && content.unit == unit && content.terms == due.terms &&
-                         is_clean(unit, content);
+                         content.hooked == hooked && is_clean(unit, content);
       return right ? "" : text(due);
     });
   }
+  void hook(Cells cells) {
+    expect_due(cells, false);
+    for (auto& cell : cells_[cells]) cell.hooked = true;
+  }
   void update(std::span<Access const> accesses) {
     auto const unit = now_->unit;
-    expect_due(accesses[0].cells);
+    expect_due(accesses[0].cells, program_->units[unit].hooked);
     expect_parameters(accesses[1].cells, true);
     ++updates_[unit];
     fill(accesses[1].cells, parameters(unit));

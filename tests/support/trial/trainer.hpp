@@ -254,6 +254,8 @@ class EngineTrainer final : public Trainer {
     else
       sgd_.emplace(engine_, std::move(first),
                    fsdp::SgdOptions{.momentum = how.momentum, .weight_decay = how.weight_decay}, groups);
+    if (second_ && adamw_) with_adamw_.emplace(*second_, *adamw_);
+    if (second_ && sgd_) with_sgd_.emplace(*second_, *sgd_);
   }
 
   fsdp::host::Stream& compute() override { return engine_.compute(); }
@@ -293,10 +295,10 @@ class EngineTrainer final : public Trainer {
     return reads ? norm_.value() : 0.0;
   }
   void step(float rate) override {
-    if (second_ && adamw_)
-      fsdp::Optimizers(*second_, *adamw_).step({rate, rate}, norm_);
-    else if (second_)
-      fsdp::Optimizers(*second_, *sgd_).step({rate, rate}, norm_);
+    if (with_adamw_)
+      with_adamw_->step({rate, rate}, norm_);
+    else if (with_sgd_)
+      with_sgd_->step({rate, rate}, norm_);
     else
       adamw_ ? adamw_->step(rate, norm_) : sgd_->step(rate, norm_);
     norm_ = {};
@@ -380,6 +382,8 @@ class EngineTrainer final : public Trainer {
   fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
   std::optional<fsdp::Sgd<Engine>> sgd_, second_;
+  std::optional<fsdp::Optimizers<fsdp::Sgd<Engine>, fsdp::AdamW<Engine>>> with_adamw_;
+  std::optional<fsdp::Optimizers<fsdp::Sgd<Engine>, fsdp::Sgd<Engine>>> with_sgd_;
 };
 
 using Local = fsdp::local::Communicator<fsdp::host::Device>;
