@@ -656,7 +656,8 @@ TEST_CASE("without prefetch a segment needs as many gather buffers as it has uni
 
 TEST_CASE("a segment in which backward ends is gathered once as a whole, and segments below it not at all") {
   // The layers 0 to 3 of 6 are frozen.
-  for (auto const& [per_segment, gathered] : {std::pair(1u, 2u), {2u, 2u}, {3u, 3u}, {4u, 2u}, {5u, 6u}, {6u, 6u}}) {
+  for (auto const& expected : {std::pair(1u, 2u), {2u, 2u}, {3u, 3u}, {4u, 2u}, {5u, 6u}, {6u, 6u}}) {
+    auto const per_segment = expected.first, gathered = expected.second;
     for (bool const reshards : {true, false}) {
       fsdp::local::run(2, Device{}, [&](Local comm) {
         fsdp::Mesh mesh(std::move(comm));
