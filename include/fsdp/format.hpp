@@ -96,8 +96,10 @@ constexpr bool suits(FormatSpecification const& specification, FormatKind kind) 
 constexpr void check_format(std::string_view text, std::size_t count, FormatKinds kinds) {
   std::size_t taken = 0;
   auto const take = [&] { return static_cast<FormatKind>(taken < 32 ? kinds >> (2 * taken++) & 3 : 0); };
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '{' && text[at] != '}') continue;
+  auto const* const begin = text.data();  // compilers take longer to evaluate calls than pointers
+  auto const size = text.size();
+  for (std::size_t at = 0; at < size; ++at) {
+    if (begin[at] != '{' && begin[at] != '}') continue;
     if (at + 1 < text.size() && text[at + 1] == text[at]) {
       ++at;
       continue;

@@ -41,9 +41,9 @@ struct ReducedHooks {
   ReducedHooks() = default;
   ReducedHooks(ReducedHooks const&) = delete;
   ~ReducedHooks() {
-    for (ReducedHook* next; first != nullptr; first = next) {
-      next = first->next;
-      delete first;
+    while (auto* const hook = first) {
+      first = hook->next;
+      delete hook;
     }
   }
   /// Takes ownership.

@@ -71,12 +71,12 @@ class Shards {
   /// @note Collective: no; but all ranks register as many functions for each unit, which sealing compares.
   template <class F>
   void on_reduced(Unit const& unit, F f) const {
-    using Hook = detail::ReducedHookOf<typename E::Stream, F>;
-    static_assert(std::is_invocable_v<F&, typename E::Stream&, std::span<float>>,
-                  "fsdp: on_reduced takes a function f(Device::Stream&, std::span<float>)");
+    constexpr bool callable = std::is_invocable_v<F&, typename E::Stream&, std::span<float>>;
+    static_assert(callable, "fsdp: on_reduced takes a function f(Device::Stream&, std::span<float>)");
     auto const turn = enter("on_reduced");
     expect_hookable(unit);
-    (*this)[unit.index()].hooks.add(new Hook(std::move(f)));
+    if constexpr (callable)
+      (*this)[unit.index()].hooks.add(new detail::ReducedHookOf<typename E::Stream, F>(std::move(f)));
   }
   /// The same by id, of engine.add_unit or AdoptedUnit::unit. @throws UsageError also if there is no such unit
   template <class F>
