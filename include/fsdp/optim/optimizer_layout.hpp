@@ -36,12 +36,15 @@ class OptimizerLayout {
     find_groups();
     places_ = FixedArray<Place>(units_.size() + 1);
     launches_ = FixedArray<Launch>(units_.size() * groups_.size());
-    std::size_t launches = 0;
+    std::size_t most = 0, launches = 0, chunks = 0;
+    for (std::size_t unit = 0; unit < units_.size(); ++unit)
+      for (auto const& part : segments(unit)) most += chunk_count(part);
+    chunks_ = FixedArray<OptimizerChunk>(most);
     for (std::size_t unit = 0; unit < units_.size(); ++unit) {
       for (std::size_t group = 0; group < groups_.size(); ++group) {
-        auto const before = chunks_.size();
-        add_chunks(unit, group);
-        if (chunks_.size() > before) launches_[launches++] = {before, chunks_.size() - before, group};
+        auto const before = chunks;
+        chunks = add_chunks(unit, group, before);
+        if (chunks > before) launches_[launches++] = {before, chunks - before, group};
       }
       places_[unit + 1] = {launches, places_[unit].offset + elements_of(unit)};
     }
@@ -58,7 +61,8 @@ class OptimizerLayout {
     return among;
   }
 
-  std::vector<OptimizerChunk> const& chunks() const { return chunks_; }
+  /// Of all launches; more may follow, which no launch has.
+  FixedArray<OptimizerChunk> const& chunks() const { return chunks_; }
   /// Distinct settings. At least one.
   FixedArray<TensorSettings> const& groups() const { return groups_; }
   Launch const* begin(std::size_t unit) const { return launches_.begin() + places_[unit].first_launch; }
@@ -129,17 +133,25 @@ class OptimizerLayout {
     }
     if (groups_.empty()) groups_ = FixedArray<TensorSettings>(1);  // the engine has no parameters
   }
-  [[gnu::cold]] void add_chunks(std::size_t unit, std::size_t group) {
+  static std::size_t chunk_count(Segment const& part) {
+    return static_cast<std::size_t>((part.count + kernels::chunk_elements - 1) / kernels::chunk_elements);
+  }
+  /// Writes the chunks of a unit and a group from `at` on. @return their end
+  [[gnu::cold]] std::size_t add_chunks(std::size_t unit, std::size_t group, std::size_t at) {
     for (auto const& part : segments(unit)) {
       auto const& of = tensor(unit, part.tensor);
       if (!owns(of.name) || group_of(of) != group) continue;
       auto const decay = owned_.of(of).weight_decay;
       auto const hash = hash_name(of.name);
       for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
-        chunks_.push_back({part.offset + done,
-                           static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)), decay, hash,
-                           part.first + done, shift(unit, part.tensor)});
+        chunks_[at++] = {part.offset + done,
+                         static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)),
+                         decay,
+                         hash,
+                         part.first + done,
+                         shift(unit, part.tensor)};
     }
+    return at;
   }
 
   OwnedTensors owned_;
@@ -147,7 +159,7 @@ class OptimizerLayout {
   FixedArray<TensorSettings> groups_;
   FixedArray<Place> places_;  ///< by unit; one more than there are
   FixedArray<Launch> launches_;
-  std::vector<OptimizerChunk> chunks_;
+  FixedArray<OptimizerChunk> chunks_;
   std::string left_out_;
 };
 

@@ -200,7 +200,7 @@ class OptimizerState {
     auto const& device = engine().device();
     scalars_ = {device, engine().account(), MemoryTag::scalars, bytes + scalars};
     steps_ = reinterpret_cast<OptimizerStep*>(scalars_.data() + bytes);
-    device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().data(), bytes);
+    device.copy_async(engine().compute(), scalars_.data(), layout_->chunks().begin(), bytes);
     device.zero_async(engine().compute(), steps_, scalars);
     device.synchronize(engine().compute());
   }
