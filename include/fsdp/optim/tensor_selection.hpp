@@ -59,7 +59,9 @@ class TensorSelection {
     std::string text = all_ ? "all" : "";
     for (auto const& rule : rules_) {
       if (!text.empty()) text += rule[0] == '+' ? ", and " : ", without ";
-      text += "'" + rule.substr(1) + "'";
+      text += '\'';
+      text.append(rule, 1, std::string::npos);
+      text += '\'';
     }
     return text;
   }
@@ -67,7 +69,7 @@ class TensorSelection {
  private:
   explicit TensorSelection(bool all) : all_(all) {}
   [[gnu::cold]] TensorSelection& rule(char sign, std::string_view pattern) {
-    rules_.push_back(sign + std::string(pattern));
+    rules_.emplace_back(1, sign) += pattern;
     return *this;
   }
 
