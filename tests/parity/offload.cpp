@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moments in host memory: the bits of moments on the device, two units' of them on the device, fetched while the unit
 // before is updated.
+// needs: nlohmann_json xxHash
 #include <algorithm>
 #include <map>
 #include <string>
