@@ -269,6 +269,21 @@ class Shards {
   E* engine_;
 };
 
+namespace detail {
+/// Calls `update(unit)` for every unit that trains, each in its update scope and span: a step after begin_step.
+template <class E, class Update>
+void update_units(Shards<E> const& shards, Update&& update) {
+  for (std::size_t u = 0; u < shards.size(); ++u) {
+    auto& unit = shards[u];
+    if (!unit.trains()) continue;
+    auto const updating = shards.update(unit);
+    auto span = shards.trace_update(unit);
+    update(unit);
+    span.end();
+  }
+}
+}  // namespace detail
+
 /// A line for each unit: its strategy, over how many ranks, its elements without and with padding, and the elements of
 /// this rank's shard.
 /// @pre the engine is sealed

@@ -194,22 +194,8 @@ class Ema {
     });
     AccountedMemory<typename E::Device const> kept;
     if (bytes > 0) kept = {engine.device(), engine.account(), MemoryTag::workspace, bytes};
-    shards.history().add("Ema::swap");
     shards.gate().set_swapped(true);
-    state.for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
-      auto const writing = shards.write(unit);
-      unit.with_master([&](auto* master) {
-        if constexpr (std::is_same_v<decltype(master), float*>) {
-          kernels::swap(engine.device(), engine.compute(), master, average, unit.shard_numel());
-        } else {
-          auto const size = static_cast<std::size_t>(unit.shard_numel()) * sizeof(*master);
-          engine.device().copy_async(engine.compute(), at, master, size);
-          kernels::cast(engine.device(), engine.compute(), static_cast<float const*>(average), master,
-                        unit.shard_numel());
-          at += size;
-        }
-      });
-    });
+    exchange(state, kept.data(), true);
     return kept;
   }
   [[gnu::cold]] static void swap_back(State& state, AccountedMemory<typename E::Device const> const& kept) {
@@ -218,20 +204,32 @@ class Ema {
     auto const turn = shards.enter("Ema::swap");
     shards.gate().set_swapped(false);
     shards.abandon_pass("weights are swapped back");
+    exchange(state, kept.data(), false);
+    if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
+  }
+
+  /// Averages and masters change places; of masters that are narrower than fp32, a copy waits at `kept`.
+  /// @param in  the averages become the masters; false: the masters come back
+  [[gnu::cold]] static void exchange(State& state, std::byte* kept, bool in) {
+    auto& engine = *state.engine;
+    auto const shards = engine.shards();
     shards.history().add("Ema::swap");
-    state.for_each_unit([&, at = kept.data()](auto& unit, float* average) mutable {
+    state.for_each_unit([&](auto& unit, float* average) {
       auto const writing = shards.write(unit);
       unit.with_master([&](auto* master) {
         if constexpr (std::is_same_v<decltype(master), float*>) {
           kernels::swap(engine.device(), engine.compute(), master, average, unit.shard_numel());
         } else {
-          auto const size = static_cast<std::size_t>(unit.shard_numel()) * sizeof(*master);
-          engine.device().copy_async(engine.compute(), master, at, size);
-          at += size;
+          auto const bytes = static_cast<std::size_t>(unit.shard_numel()) * sizeof(*master);
+          auto* const copy = std::exchange(kept, kept + bytes);
+          engine.device().copy_async(engine.compute(), in ? static_cast<void*>(copy) : master,
+                                     in ? static_cast<void const*>(master) : copy, bytes);
+          if (in)
+            kernels::cast(engine.device(), engine.compute(), static_cast<float const*>(average), master,
+                          unit.shard_numel());
         }
       });
     });
-    if (kept) engine.device().synchronize(engine.compute());  // the copy is freed now
   }
 
   float decay_;

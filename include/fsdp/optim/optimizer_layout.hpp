@@ -143,13 +143,14 @@ class OptimizerLayout {
       if (!owns(of.name) || group_of(of) != group) continue;
       auto const decay = owned_.of(of).weight_decay;
       auto const hash = hash_name(of.name);
+      auto const moved = shift(unit, part.tensor);
       for (std::int64_t done = 0; done < part.count; done += kernels::chunk_elements)
         chunks_[at++] = {part.offset + done,
                          static_cast<std::int32_t>(std::min(kernels::chunk_elements, part.count - done)),
                          decay,
                          hash,
                          part.first + done,
-                         shift(unit, part.tensor)};
+                         moved};
     }
     return at;
   }

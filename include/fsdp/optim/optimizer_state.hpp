@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fsdp/engine/moved_pointer.hpp"
+#include "fsdp/engine/shards.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
@@ -109,14 +110,7 @@ class OptimizerState {
                  name_, layout_->left_out());
     shards.begin_step(name_, learning_rate, clip);
     begin_step(learning_rate, clip.engine() != nullptr ? shards.norm().result : nullptr, true);
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      auto& unit = shards[u];
-      if (!unit.trains()) continue;
-      auto const updating = shards.update(unit);
-      auto span = shards.trace_update(unit);
-      update(unit);
-      span.end();
-    }
+    detail::update_units(shards, update);
   }
   /// Enqueues the kernel that writes the step's scalars.
   /// @param clip  what clip_factor decided; null: no clipping

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "fsdp/engine/shards.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
@@ -118,14 +119,7 @@ class Optimizers {
       part.begin_step(rates[i], clip, i == 0);
       ++i;
     });
-    for (std::size_t u = 0; u < shards.size(); ++u) {
-      auto& unit = shards[u];
-      if (!unit.trains()) continue;
-      auto const updating = shards.update(unit);
-      auto span = shards.trace_update(unit);
-      for_each_part([&](auto& part) { part.update(unit); });
-      span.end();
-    }
+    detail::update_units(shards, [this](auto& unit) { for_each_part([&](auto& part) { part.update(unit); }); });
   }
   /// The same with the learning rates of the optimizers' options: each has a member options().lr.
   void step(GradNorm<E> const& norm = {}) {

@@ -85,11 +85,8 @@ class OwnedTensors {
         groups_(std::move(groups)) {
     for (auto const& group : groups_) expect_known(group);
   }
-  OwnedTensors(OwnedTensors&&) noexcept = default;
-  OwnedTensors& operator=(OwnedTensors&&) noexcept = default;
 
   bool owns(std::string_view name) const { return selection_.contains(name); }
-  TensorSelection const& selection() const { return selection_; }
 
   [[gnu::cold]] TensorSettings of(TensorInfo const& tensor) const {
     auto settings = settings_;
