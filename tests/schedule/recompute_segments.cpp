@@ -23,6 +23,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/rank_checks.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace {
@@ -621,16 +622,17 @@ TEST_CASE("adopted units are recomputed in segments") {
     for (auto& unit : units) auto const full = unit.forward();
     for (int i = 0; i < 2; ++i) {
       auto const full = units[static_cast<std::size_t>(i)].recompute();
-      CHECK(w[i] != nullptr);
-      CHECK(g[i] == nullptr);
+      RANK_CHECK(w[i] != nullptr);
+      RANK_CHECK(g[i] == nullptr);
     }
     for (int i = 2; i-- > 0;) {
       auto const full = units[static_cast<std::size_t>(i)].backward();
-      CHECK(g[i] != nullptr);
+      RANK_CHECK(g[i] != nullptr);
       g[i][0] += 1;
     }
     sgd.step();
   });
+  CHECK_RANKS();
 }
 
 TEST_CASE("without prefetch a segment needs as many gather buffers as it has units; each unit is gathered once") {
