@@ -85,10 +85,9 @@ enum class Primitive : unsigned char {
 inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
 
 inline constexpr std::array<std::string_view, primitives> primitive_names{
-    "open",       "close",   "cast",      "keep slice", "zero",           "zero padding",
-    "accumulate", "add",     "round",     "all-gather", "reduce-scatter", "all-reduce",
-    "hook",       "forward", "recompute", "backward",   "norm",           "update",
-    "discard"};
+    "open",      "close",    "cast",       "keep slice",     "zero",       "zero padding", "accumulate",
+    "add",       "round",    "all-gather", "reduce-scatter", "all-reduce", "hook",         "forward",
+    "recompute", "backward", "norm",       "update",         "discard"};
 constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
 /// A device or a communicator performs it.
@@ -141,6 +140,15 @@ struct Span {
   std::int64_t bytes = 0;              ///< of the span that begins here
 };
 
+/// A condition on the contents of a unit's buffers. Micro-steps of several paths may leave sums of some units unreduced
+/// and not those of others, which the flags of a micro-step do not say.
+enum class Given : unsigned char {
+  always,
+  none_waits,  ///< no gradients of earlier micro-steps wait in a slot
+  opened,      ///< backward has got a slot, and has written nothing to it
+  sum_waits    ///< a sum waits in the accumulator
+};
+
 /// A primitive on a stream. Operations are equal on all ranks; only the addresses of their cells differ.
 struct Operation {
   static constexpr std::uint32_t none = ~0u;
@@ -151,6 +159,7 @@ struct Operation {
   bool mean = false;            ///< all_reduce: makes a mean of the sum
   bool beside = false;          ///< accesses of the computation before it to a further unit
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
+  Given given = Given::always;  ///< runs only if this holds
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs
   Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/format.hpp"
+#include "fsdp/step/backward_uses.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
@@ -35,12 +36,7 @@ class Symbols {
         cells_(program.buffers),
         due_(program.units.size()),
         updates_(program.units.size(), 0),
-        uses_(program.units.size()) {
-    for (auto const& turn : program.turns(Phase::backward)) {
-      if (turn.recomputes()) continue;
-      uses_[turn.unit].insert(turn.use);
-      for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
-    }
+        uses_(program) {
     for (std::uint32_t u = 0; u < program.units.size(); ++u)
       if (!program.units[u].empty()) cells_[program.buffers.of_unit(Pool::master, u)][0] = parameters(u);
   }
@@ -113,7 +109,7 @@ class Symbols {
         auto const [first, uses] = *next;
         auto last = first;
         if (!words.empty()) words += ", ";
-        if (uses.size() == uses_[unit].size()) {
+        if (uses.size() == uses_.count(first, unit)) {
           while (++next != micro_steps.end() && next->first == last + 1 && next->second.size() == uses.size()) ++last;
           words += first == last ? formatted("micro-step {}", first) : formatted("micro-steps {}-{}", first, last);
         } else {
@@ -196,7 +192,8 @@ class Symbols {
     if (!accesses.empty()) expect_parameters(accesses[0].cells, true);
     if (accesses.size() < 2) return;
     auto const unit = now_->unit;
-    Term const term{at_.micro_step, at_.use};
+    Term const term{at_.micro_step, at_.place};
+    uses_.begin(at_.micro_step, at_.path);
     due_[unit].insert(term);
     bool const first = accesses[1].mode == Mode::write;
     if (!first)
@@ -224,7 +221,7 @@ class Symbols {
         right = right && (ranks != 0 ? share.ranks == ranks : share.ranks == 1 || share.ranks == planned.world());
         ++uses[term.micro_step];
       }
-      for (auto const& [micro_step, found] : uses) right = right && found == uses_[unit].size();
+      for (auto const& [micro_step, found] : uses) right = right && found == uses_.count(micro_step, unit);
       if (latest) right = right && uses.count(at_.micro_step) == 1;
       if (right) return {};
       auto words = formatted("gradients of '{}' of whole micro-steps", planned.name);
@@ -243,6 +240,7 @@ class Symbols {
     auto const from = Symbol(cells_[accesses[0].cells][0]);
     use_up(accesses[0].cells);
     if (accesses[1].mode == Mode::write) return fill(accesses[1].cells, from);
+    if (cells_[accesses[1].cells][0].kind == Symbol::Kind::zeroes) return fill(accesses[1].cells, from);
     expect_sum(accesses[1].cells, ranks, false);
     for (auto& cell : cells_[accesses[1].cells]) cell.merge(from);
   }
@@ -316,7 +314,8 @@ class Symbols {
       for (auto const& term : due_[unit]) due.terms[term] = {1, world_of(unit)};
       bool const right = content.holds(Symbol::Kind::gradients) && content.unit == unit && content.terms == due.terms &&
                          content.hooked == hooked && is_clean(unit, content);
-      return right ? "" : text(due);
+      bool const absent = content.kind == Symbol::Kind::zeroes && due_[unit].empty();
+      return right || absent ? "" : text(due);
     });
   }
   void hook(Cells cells) {
@@ -337,10 +336,10 @@ class Symbols {
   Buffers const* buffers_;
   std::vector<bool> padded_;
   PerCell<Symbol> cells_;
-  std::vector<std::set<Term>> due_;            ///< by unit: since its last update
-  std::vector<std::uint32_t> updates_;         ///< by unit
-  std::vector<std::set<std::uint32_t>> uses_;  ///< by unit: of a backward pass
-  std::vector<Symbol> packed_;                 ///< of the cells of a bucket, in its wire
+  std::vector<std::set<Term>> due_;     ///< by unit: since its last update
+  std::vector<std::uint32_t> updates_;  ///< by unit
+  BackwardUses uses_;
+  std::vector<Symbol> packed_;  ///< of the cells of a bucket, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
   Position at_;
