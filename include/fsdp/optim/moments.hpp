@@ -71,6 +71,7 @@ class Moments {
   /// A unit's update begins: its moments are at at(). @note Stream: compute waits for them
   void begin_update(E& engine, std::size_t unit) {
     if (!host_ || size(unit) == 0) return;
+    if (slot_of(unit).unit != unit) fetch(engine, unit);  // steps may leave out units: nobody has updated the others
     fetch(engine, next(unit + 1));
     auto& slot = slot_of(unit);
     engine.device().wait(engine.compute(), std::as_const(slot.fetched), WaitSite::offload_fetched);
