@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -29,6 +30,7 @@
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
+#include "tests/support/step_inputs.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace {
@@ -40,7 +42,7 @@ using Uses = std::vector<std::size_t>;
 using fsdp::testing::has;
 
 constexpr std::int64_t width = 9, hidden = 13, global_rows = 12;
-constexpr std::size_t depth = 5, most_places = 8;
+constexpr std::size_t depth = 5, most_places = 5;
 
 /// The text of the error, of this type, that `call` throws.
 template <class Failure = fsdp::UsageError, class Call>
@@ -97,6 +99,11 @@ class Chain {
     for (auto const use : uses) ids.push_back(layers_[use]);
     return ids;
   }
+  /// The use and the next one are a segment.
+  void recompute(std::size_t use) {
+    engine_->recompute_segment(layers_[use], layers_[use + 1]);
+    recomputed = use + 1;
+  }
   void forward(Uses const& uses, std::int64_t number) {
     auto const& device = engine_->device();
     auto& stream = engine_->compute();
@@ -111,8 +118,11 @@ class Chain {
     engine_->device().launch(engine_->compute(), std::int64_t{1}, toy::LossGradient{},
                              toy::constant(x_[uses.size()].data()), toy::constant(target_.data()), dy_.data(), &loss_,
                              rows_ * width, 1.0f / 64, scale);
-    for (auto at = uses.size(); at-- > end;)
+    for (auto at = uses.size(); at-- > end;) {
+      for (auto again = at - 1; uses[at] == recomputed && again <= at; ++again)
+        layers_[uses[again]].recompute(toy::constant(x_[again].data()), x_[again + 1].data(), saved(again));
       layers_[uses[at]].backward(toy::constant(x_[at].data()), dy_.data(), saved(at), dact_.data(), dpre_.data());
+    }
     for (auto at = idle.size(); at-- > 0;) idle[at].backward();
   }
   void micro_step(Uses const& uses, std::int64_t number) { forward(uses, number), backward(uses); }
@@ -127,6 +137,7 @@ class Chain {
   }
   std::vector<fsdp::ShardedModule<Idle, E>> idle;  ///< declared first
   float const* scale = nullptr;                    ///< of the loss
+  std::size_t recomputed = ~std::size_t{0};        ///< the last use of a segment of two
 
  private:
   typename Layer::Saved saved(std::size_t at) { return {pre_[at].data(), act_[at].data()}; }
@@ -139,8 +150,10 @@ class Chain {
   std::vector<fsdp::ShardedModule<Layer, E>> layers_;
 };
 
-/// Path 0 is the declared order.
-std::vector<Uses> const orders{{0, 1, 2, 3, 4}, {0, 2, 4}, {1}, {4, 2, 0}, {0, 2, 2, 4}, {1, 3, 1}, {3, 0, 3, 0, 4}};
+/// Path 0 is the declared order. From `whole_segments` on, paths have all of the segment of layers 1 and 2.
+std::vector<Uses> const orders{{0, 1, 2, 3, 4}, {0, 2, 4},       {1},       {4, 2, 0}, {0, 2, 2, 4},
+                               {1, 3, 1},       {3, 0, 3, 0, 4}, {1, 2, 4}, {3, 1, 2}, {4, 0, 1, 2, 0}};
+constexpr std::size_t whole_segments = 7;
 
 /// How a step updates. All but AdamW have no state, so that an engine can go on where another has ended.
 enum class Updates { adamw, offloaded, scaled, sgd, muon };
@@ -155,7 +168,8 @@ struct Case {
   int sets = 0;                ///< which layers begin sums: none, all, every second
   std::size_t frozen = depth;  ///< a layer that does not train
   bool hooks = false;
-  bool zeros = false;  ///< units that a path leaves out get zeroes
+  bool zeros = false;     ///< units that a path leaves out get zeroes
+  bool segments = false;  ///< one engine recomputes layers 1 and 2 together
   Updates updates = Updates::adamw;
 };
 /// Of rank 0.
@@ -265,7 +279,10 @@ Result follow(Case const& of) {
       chain.add(i, sets(of, i), engine.add_unit(chain.name(i), fsdp::UnitOptions{.frozen = i == of.frozen}));
     std::vector<fsdp::PathId> paths(1);
     for (std::size_t path = 1; path < orders.size(); ++path)
-      paths.push_back(engine.add_path("path " + std::to_string(path), chain.ids(orders[path])));
+      paths.push_back(of.segments && path < whole_segments
+                          ? fsdp::PathId{}
+                          : engine.add_path("path " + std::to_string(path), chain.ids(orders[path])));
+    if (of.segments) chain.recompute(1);
     if (of.hooks) add_hooks(engine);
     Optimizer optimizer(engine, of.updates);
     chain.scale = optimizer.scale();
@@ -278,9 +295,10 @@ Result follow(Case const& of) {
       counts.push_back(toy::counts_of(*tally, 0, "forward"));
       counts.push_back(toy::counts_of(*tally, 0, "backward"));
       if (of.micro_steps == 1) {
-        require(counts.back() == count(engine.program(), fsdp::Phase::backward, fsdp::plain_step, path),
+        require(counts.back() == count(engine.program(), fsdp::Phase::backward, fsdp::plain_step, paths[path].index),
                 "the engine counts otherwise than its program");
-        require(counts[counts.size() - 2] == count(engine.program(), fsdp::Phase::forward, fsdp::plain_step, path),
+        require(counts[counts.size() - 2] ==
+                    count(engine.program(), fsdp::Phase::forward, fsdp::plain_step, paths[path].index),
                 "the engine counts otherwise than its program");
       }
       require(engine.account().live(fsdp::MemoryTag::gather) == 0, "a backward pass leaves parameters");
@@ -325,6 +343,8 @@ Result declare(Case const& of) {
         if (std::find(order.begin(), order.end(), layer) == order.end())
           chain.idle.push_back(engine.shard(Idle{}, chain.name(layer), units[layer]));
       for (auto const layer : order) chain.add(layer, sets(of, layer), units[layer]);
+      if (of.segments)
+        chain.recompute(static_cast<std::size_t>(std::find(order.begin(), order.end(), 1u) - order.begin()));
       if (of.hooks) add_hooks(engine);
       Optimizer optimizer(engine, of.updates == Updates::offloaded ? Updates::adamw : of.updates);
       chain.scale = optimizer.scale();
@@ -449,6 +469,23 @@ TEST_CASE("so it is with each option, frozen layers and functions on reduced gra
   }
 }
 
+TEST_CASE("so it is when a path has all of a segment, which is recomputed") {
+  int const ranks = GENERATE(1, 2, 4);
+  int const prefetch = GENERATE(0, 2);
+  for (auto const& strategy : strategies(ranks)) {
+    Case of{ranks, strategy};
+    of.options.prefetch = prefetch, of.segments = true;
+    of.script = {7, 0, 8, 9, 7};
+    compare(of);
+    for (std::size_t const frozen : {1u, 2u, 4u}) {
+      of.frozen = frozen;
+      compare(of);
+    }
+    of.frozen = depth, of.micro_steps = 2, of.waits = of.options.allow_no_sync = true;
+    compare(of);
+  }
+}
+
 TEST_CASE("so it is in bf16, where unreduced gradients wait in an accumulator") {
   int const ranks = GENERATE(1, 2, 4);
   for (auto const& strategy : strategies(ranks)) {
@@ -483,7 +520,7 @@ TEST_CASE("so it is with layers dropped at random in each step, in every setting
       Case of{ranks, strategy};
       for (int i = 0; i < 20; ++i) {
         state = state * 1664525u + 1013904223u;
-        of.script.push_back((state >> 16) % orders.size());
+        of.script.push_back((state >> 16) % whole_segments);
       }
       of.micro_steps = micro_steps, of.waits = of.options.allow_no_sync = micro_steps > 1 && (state & 1u << 20) != 0;
       of.options.prefetch = prefetch, of.updates = updates, of.zeros = zeros;
@@ -691,6 +728,91 @@ TEST_CASE("a backward pass follows the path of its forward pass, whatever scope 
     chain.micro_step(image_uses, 2);
     adamw.step();
   });
+}
+
+namespace {
+
+/// A declaration with paths.
+fsdp::StepInput input_at_random(std::mt19937& random) {
+  auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
+  auto const one_in = [&](unsigned n) { return random() % n == 0; };
+  auto input = fsdp::testing::equal_units(1 + below(6), 1 << below(3), 1 << below(2));
+  for (auto& unit : input.units) {
+    unit.elements = 256 * below(5);
+    unit.shards = !one_in(4);
+    unit.reshards_after_forward = unit.shards && !one_in(4);
+    unit.hooked = one_in(3), unit.sets_gradients = one_in(2), unit.padded = one_in(2), unit.frozen = one_in(4);
+    if (one_in(3)) unit.types = {fsdp::DType::bf16, fsdp::DType::bf16, fsdp::DType::f32};
+  }
+  input.units.front().elements = 512, input.units.front().frozen = false;
+  if (one_in(2)) input.uses.push_back(random() % input.units.size());
+  input.allow_no_sync = one_in(2), input.allow_no_replica_sync = one_in(2), input.allow_keep_unsharded = one_in(3);
+  input.allow_frozen_parameters = one_in(3), input.keep_last = one_in(2), input.keep_root = one_in(2);
+  input.zeros_for_absent = one_in(2);
+  input.bucket_bytes = one_in(2) ? 0 : 4 * (256 + below(2000)), input.first_bucket_bytes = 512;
+  if (one_in(3)) input.max_ahead_bytes = 1 + below(9000);
+  if (input.shards == 4 && one_in(2) && !input.allow_keep_unsharded) input.reshard_ranks = 2;
+  if (one_in(4)) input.wire = fsdp::DType::bf16;
+  input = fsdp::testing::with_prefetch(std::move(input), below(4), below(4));
+  fsdp::UseOrder declared;
+  for (auto const unit : input.uses) declared.declare(unit, "");
+  input.paths = fsdp::detail::FixedArray<fsdp::StepPath>(1 + random() % 3);
+  for (std::size_t path = 0; path < input.paths.size(); ++path) {
+    auto& of = input.paths[path];
+    of.name = "p" + std::to_string(path);
+    for (auto more = 1 + below(6); more > 0; --more) of.uses.push_back(random() % input.uses.size());
+    of.prefetch = prefetch_by_depth(fsdp::UseOrder(declared, of.name, of.uses), below(4), below(4));
+  }
+  return input;
+}
+void check_programs(unsigned seed, int programs) {
+  std::mt19937 random(seed);
+  std::size_t conditions = 0, found = 0;
+  for (int i = 0; i < programs; ++i) {
+    auto const input = input_at_random(random);
+    auto program = compile_program(input);
+    auto const problem = check_program(program, input);
+    INFO("seed " << seed << ", program " << i << ": " << problem << "\n" << to_text(program));
+    REQUIRE(problem.empty());
+    // The declared order has the turns of a program without paths.
+    auto plain = input;
+    plain.paths = {};
+    auto const declared = compile_program(plain);
+    for (auto const phase : fsdp::phases) {
+      CHECK(
+          (count(program, phase, fsdp::plain_step).all_gather == count(declared, phase, fsdp::plain_step).all_gather));
+      CHECK(
+          (count(program, phase, fsdp::plain_step).all_reduce == count(declared, phase, fsdp::plain_step).all_reduce));
+    }
+    // Without the conditions on contents, some micro-step opens a slot whose gradients wait, or adds no sum.
+    bool some = false;
+    program.for_each([&](fsdp::step::Operation& operation) {
+      some = some || operation.given == fsdp::step::Given::none_waits;
+      operation.given = fsdp::step::Given::always;
+    });
+    conditions += some ? 1u : 0u;
+    found += some && !check_program(program, input).empty() ? 1u : 0u;
+  }
+  CHECK(conditions > 0);
+  CHECK(found == conditions);
+}
+
+}  // namespace
+
+TEST_CASE("in programs of paths at random, every reader finds what it needs") { check_programs(1, 400); }
+
+TEST_CASE("so it is in many more", "[.][paths]") {
+  for (unsigned seed = 2; seed < 12; ++seed) check_programs(seed, 2000);
+}
+
+TEST_CASE("a printed step names its paths") {
+  auto input = fsdp::testing::equal_units(3, 2);
+  input.allow_no_sync = true;
+  input.paths = fsdp::detail::FixedArray<fsdp::StepPath>(1);
+  input.paths[0] = {"outer", {0, 2}, {}};
+  auto const text = to_text(fsdp::compile_program(input));
+  CHECK(has(text, "path 'outer':\nforward    0 | all-gather u0->A"));
+  CHECK(has(text, "open u2->own if nothing of it waits"));
 }
 
 TEST_CASE("wrong paths are refused by name, and change nothing") {
