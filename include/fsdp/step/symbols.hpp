@@ -314,7 +314,8 @@ class Symbols {
       for (auto const& term : due_[unit]) due.terms[term] = {1, world_of(unit)};
       bool const right = content.holds(Symbol::Kind::gradients) && content.unit == unit && content.terms == due.terms &&
                          content.hooked == hooked && is_clean(unit, content);
-      bool const absent = content.kind == Symbol::Kind::zeroes && due_[unit].empty();
+      bool const absent =
+          content.kind == Symbol::Kind::zeroes && due_[unit].empty() && now_->primitive != Primitive::hook;
       return right || absent ? "" : text(due);
     });
   }

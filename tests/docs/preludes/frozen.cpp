@@ -13,6 +13,7 @@
 #include "fsdp/host/device.hpp"
 #include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
+#include "fsdp/paths.hpp"
 #include "fsdp/recompute.hpp"
 
 namespace mlp {
