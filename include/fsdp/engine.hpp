@@ -245,7 +245,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   [[gnu::cold]] PathId add_path(std::string_view path_name, std::vector<UseId> const& uses) {
     auto const turn = core_.calls.enter("add_path");
     core_.expect_unsealed(formatted("path '{}' was added", path_name), "add all paths");
-    return {core_.declared.paths().add(schedule(), path_name, indices_of(uses)), this};
+    return {detail::PathAdder<detail::Declaration<P>>::add(core_.declared, rank(), path_name, indices_of(uses)), this};
   }
   /// @param path  PathId{}: the declared order
   /// @return while it lives, passes that begin follow the path. A backward pass follows the path of its forward pass.
@@ -254,7 +254,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   template <class Of = Core>
   PathScope<Of> follow(PathId path) {
     if (path.engine != nullptr && path.engine != this) refuse_foreign("a path id");
-    FSDP_EXPECTS(path.index < core_.declared.paths().size(), "rank {}: there is no path {}", rank(), path.index);
+    FSDP_EXPECTS(path.index < core_.declared.path_count(), "rank {}: there is no path {}", rank(), path.index);
     return PathScope<Of>(core_, path.index);
   }
 

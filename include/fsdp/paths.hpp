@@ -4,13 +4,29 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "fsdp/engine_options.hpp"
+#include "fsdp/engine/declared_paths.hpp"
 
 namespace fsdp {
+
+namespace detail {
+template <class Declaration>
+struct PathAdder {
+  /// See DeclaredPaths::add.
+  static std::size_t add(Declaration& declared, int rank, std::string_view name, std::vector<std::size_t> uses) {
+    auto& paths = declared.paths();
+    if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.schedule(), name, std::move(uses));
+    auto first = std::make_unique<DeclaredPaths>(rank);
+    auto const added = first->add(declared.schedule(), name, std::move(uses));
+    paths = std::move(first);
+    return added;
+  }
+};
+}  // namespace detail
 
 /// Passes that begin during its lifetime follow a path. A pass that has begun does not change, and a backward pass
 /// follows the path of its forward pass. Scopes nest.

@@ -177,7 +177,6 @@ struct Result {
   std::vector<double> losses;
   std::map<std::string, std::vector<float>> parameters;
   std::vector<fsdp::Counts> counts;  ///< of the last forward and backward pass of each step
-  friend bool operator==(Result const&, Result const&) = default;
 };
 bool sets(Case const& of, std::size_t layer) { return of.sets == 1 || (of.sets == 2 && layer % 2 == 0); }
 

@@ -102,7 +102,7 @@ struct EngineCore {
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     passes.set_program(program);
     declared.schedule().set_backward_end(program.backward_end());
-    declared.paths().seal(declared.schedule(), program);
+    if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
     sealed = true;
   }
 

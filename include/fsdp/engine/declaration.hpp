@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "fsdp/concepts.hpp"
-#include "fsdp/engine/declared_paths.hpp"
 #include "fsdp/engine/declared_units.hpp"
+#include "fsdp/engine/path_list.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -35,7 +35,7 @@ class Declaration : public DeclaredUnits<P> {
   /// @param where  under `strategy`
   /// @throws ConfigError if an option is out of range, or means nothing under this strategy
   [[gnu::cold]] Declaration(Placement const& where, ShardingStrategy const& strategy, EngineOptions const& options)
-      : Base(where, strategy), options_(options), schedule_(where.rank), paths_(where.rank) {
+      : Base(where, strategy), options_(options), schedule_(where.rank) {
     auto const rank = where.rank;
     if (options.prefetch < 0 || backward_prefetch() < 0)
       fail<ConfigError>("rank {}: prefetch must not be negative, got {} for forward and {} for backward", rank,
@@ -69,8 +69,11 @@ class Declaration : public DeclaredUnits<P> {
 
   Schedule& schedule() { return schedule_; }
   Schedule const& schedule() const { return schedule_; }
-  DeclaredPaths& paths() { return paths_; }
-  DeclaredPaths const& paths() const { return paths_; }
+  /// nullptr: there is none besides the declared order.
+  std::unique_ptr<PathList>& paths() { return paths_; }
+  std::unique_ptr<PathList> const& paths() const { return paths_; }
+  /// The declared order among them.
+  std::size_t path_count() const { return paths_ ? paths_->size() : 1; }
   EngineOptions const& options() const { return options_; }
   /// The type that gradients are rounded to for the sum over ranks; not set: they are not rounded.
   std::optional<DType> wire() const {
@@ -117,7 +120,7 @@ class Declaration : public DeclaredUnits<P> {
                  schedule_.module_name(last), wrong);
     for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
     try {
-      paths_.expect_segments(schedule_);
+      if (paths_) paths_->expect_segments(schedule_);
     } catch (...) {
       for (auto use = first; use <= last; ++use) schedule_.set_segment(use, Schedule::none);
       throw;
@@ -188,8 +191,8 @@ class Declaration : public DeclaredUnits<P> {
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                          listed(list.ahead));
-    if (paths_.size() > 1)
-      lines += paths_.text(schedule_) +
+    if (paths_)
+      lines += paths_->text(schedule_) +
                formatted("options: without_gradient {}\n", static_cast<int>(options_.without_gradient));
     return lines;
   }
@@ -229,10 +232,10 @@ class Declaration : public DeclaredUnits<P> {
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
     input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
-    input.paths = paths_.plan(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
+    if (paths_) input.paths = paths_->plan(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
     input.zeros_for_absent = options_.without_gradient == WithoutGradient::zeros;
     for (auto const& list : lists_) {
-      DeclaredPaths::set_prefetch(input.paths, list.pass == Pass::forward, list.use, list.ahead);
+      if (paths_) paths_->set_prefetch(input.paths, list.pass == Pass::forward, list.use, list.ahead);
       auto ahead = list.ahead;
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = std::move(ahead);
     }
@@ -268,7 +271,7 @@ class Declaration : public DeclaredUnits<P> {
 
   EngineOptions options_;
   Schedule schedule_;
-  DeclaredPaths paths_;
+  std::unique_ptr<PathList> paths_;
   std::vector<List> lists_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The paths of an engine: orders of uses besides the declared one.
+// The paths of an engine. No part of fsdp.hpp.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/engine/path_list.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/step/program.hpp"
@@ -17,13 +18,12 @@
 
 namespace fsdp::detail {
 
-/// Grows until the engine is sealed. Host logic only. Paths count from 1: 0 is the declared order.
-class DeclaredPaths {
+/// Grows until the engine is sealed. Host logic only.
+class DeclaredPaths final : public PathList {
  public:
   explicit DeclaredPaths(int rank) : rank_(rank) {}
 
-  /// Number of paths, the declared order among them.
-  std::size_t size() const { return 1 + paths_.size(); }
+  std::size_t size() const override { return 1 + paths_.size(); }
   /// @param uses  of `declared`, which are there
   /// @return its number
   /// @throws UsageError if it has no use, its name is empty or taken, or it has a part of a segment
@@ -40,15 +40,13 @@ class DeclaredPaths {
     paths_ = std::move(more);
     return paths_.size();
   }
-  /// @throws UsageError if a path has a part of some segment of `declared`
-  [[gnu::cold]] void expect_segments(UseOrder const& declared) const {
+  [[gnu::cold]] void expect_segments(UseOrder const& declared) const override {
     for (auto const& path : paths_) {
       auto const fault = segment_fault(declared, path.uses);
       FSDP_EXPECTS(fault.empty(), "rank {}: the path '{}' {}", rank_, path.name, fault);
     }
   }
-  /// A line for each path: equal on all ranks.
-  [[gnu::cold]] std::string text(UseOrder const& declared) const {
+  [[gnu::cold]] std::string text(UseOrder const& declared) const override {
     std::string lines;
     for (auto const& path : paths_) {
       lines += formatted("path '{}' of uses", path.name);
@@ -57,18 +55,15 @@ class DeclaredPaths {
     }
     return lines;
   }
-  /// Gathers ahead by depth.
   [[gnu::cold]] FixedArray<StepPath> plan(UseOrder const& declared, int forward, int backward,
-                                          FixedArray<bool> const& empty) const {
+                                          FixedArray<bool> const& empty) const override {
     auto planned = paths_;
     for (auto& path : planned)
       path.prefetch = prefetch_by_depth(UseOrder(declared, path.name, path.uses), forward, backward, empty);
     return planned;
   }
-  /// A path gathers ahead what a list of the declared order says, as far as the path has these uses: at each use of
-  /// `at`, the next use of each of `ahead`.
-  [[gnu::cold]] static void set_prefetch(FixedArray<StepPath>& paths, bool in_forward, std::size_t at,
-                                         std::vector<std::size_t> const& ahead) {
+  [[gnu::cold]] void set_prefetch(FixedArray<StepPath>& paths, bool in_forward, std::size_t at,
+                                  std::vector<std::size_t> const& ahead) const override {
     for (auto& path : paths) {
       auto const& uses = path.uses;
       for (std::size_t place = 0; place < uses.size(); ++place) {
@@ -86,8 +81,7 @@ class DeclaredPaths {
     }
   }
 
-  /// The engine is sealed: paths keep their places.
-  [[gnu::cold]] void seal(UseOrder const& declared, Program const& program) {
+  [[gnu::cold]] void seal(UseOrder const& declared, Program const& program) override {
     orders_ = FixedArray<UseOrder>(paths_.size());
     labels_ = FixedArray<std::string>(size());
     labels_[0] = "the declared order";
@@ -101,10 +95,8 @@ class DeclaredPaths {
                                               : formatted("path {} '{}...'", path + 1, name.substr(0, most));
     }
   }
-  /// nullptr: the declared order. @pre sealed
-  UseOrder const* order(std::size_t path) const { return path == 0 ? nullptr : &orders_[path - 1]; }
-  /// For histories. @pre sealed
-  std::string_view label(std::size_t path) const { return labels_[path]; }
+  UseOrder const* order(std::size_t path) const override { return path == 0 ? nullptr : &orders_[path - 1]; }
+  std::string_view label(std::size_t path) const override { return labels_[path]; }
 
  private:
   /// "" if `uses` have only whole segments, each once.
@@ -118,11 +110,12 @@ class DeclaredPaths {
       auto const segment =
           formatted("the segment '{}' to '{}'", declared.module_name(first), declared.module_name(last));
       for (auto const earlier : seen)
-        if (earlier == first) return "repeats " + segment + "; a path has a segment once at most";
+        if (earlier == first) return formatted("repeats {}; a path has a segment once at most", segment);
       seen.push_back(first);
       for (auto use = first; use <= last; ++use)
         if (at + (use - first) >= uses.size() || uses[at + (use - first)] != use)
-          return "has a part of " + segment + " alone, or in another order; a path has all of a segment or nothing";
+          return formatted("has a part of {} alone, or in another order; a path has all of a segment or nothing",
+                           segment);
       at += last - first;
     }
     return {};

@@ -84,7 +84,7 @@ class Passes {
       expect_whole_gradients(what);
       expect_whole_parameters(what);
     }
-    bool const starts = schedule().begin_forward(use, declared_->paths().order(followed_));
+    bool const starts = schedule().begin_forward(use, followed_ == 0 ? nullptr : declared_->paths()->order(followed_));
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
@@ -188,9 +188,9 @@ class Passes {
   bool sealed() const { return program_ != nullptr; }
   /// Optimizer steps may find units without a gradient.
   bool allows_absent() const {
-    return declared_->paths().size() > 1 && declared_->options().without_gradient != WithoutGradient::refused;
+    return has_paths() && declared_->options().without_gradient != WithoutGradient::refused;
   }
-  bool has_paths() const { return declared_->paths().size() > 1; }
+  bool has_paths() const { return declared_->paths() != nullptr; }
   /// The unit has a gradient of the step to come. @pre sealed
   bool has_gradient(std::size_t unit) const {
     return units()[unit]->trains() && contents()[unit].gradient == step::Contents::Gradient::sum;
@@ -285,7 +285,7 @@ class Passes {
   [[gnu::cold]] void change_path() {
     path_ = followed_;
     flags_.forget_parameters();
-    history_->add(declared_->paths().label(path_));
+    history_->add(declared_->paths()->label(path_));
   }
   Program::Turn const& turn() { return program_->turns(phase_, path_)[schedule().turns_done()]; }
   /// Runs the operations of a turn before the module's kernels; end() runs those after them. @return the use's unit

@@ -23,6 +23,10 @@ struct PathPlan {
   std::vector<std::uint32_t> gradient_slots;  ///< by unit: where backward writes its gradients
   std::vector<std::uint32_t> buckets;         ///< that backward completes: indices of Program::buckets
   PrefetchLists ahead, ahead_in_activations;
+
+  PathPlan() = default;
+  PathPlan(PathPlan const&) = delete;
+  [[gnu::cold, gnu::noinline]] ~PathPlan() = default;
 };
 
 /// The parts of declared buckets that belong to units of a path: consecutive ones together. They begin and end where a

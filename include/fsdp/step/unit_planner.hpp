@@ -20,7 +20,7 @@ namespace fsdp::detail {
 /// Knows units and uses, path by path.
 class UnitPlanner {
  public:
-  [[gnu::cold]] explicit UnitPlanner(StepInput const& input)
+  [[gnu::cold, gnu::noinline]] explicit UnitPlanner(StepInput const& input)
       : input_(input), paths_(1 + input.paths.size()), path_(&paths_[0]) {
     auto& declared = paths_[0].order;
     for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit)
