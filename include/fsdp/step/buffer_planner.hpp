@@ -127,7 +127,10 @@ class BufferPlanner {
     return true;
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
-  bool is_rounded(std::size_t unit) const { return program_.wire && !program_.units[unit].writes_shards; }
+  bool is_rounded(std::size_t unit) const {
+    auto const& planned = program_.units[unit];
+    return program_.wire && !planned.writes_shards && planned.world() > 1;
+  }
   /// Ranks of size among a module's units that take turns.
   struct Ranks {
     std::vector<std::uint32_t> of_unit;  ///< by unit; Program::none: it takes no turns
@@ -177,7 +180,7 @@ class BufferPlanner {
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;
       unit.reads_masters = unit.empty() || (unit.shards == 1 && unit.types.parameter == unit.types.master);
-      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u));
+      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u) && !input_.offload.gradients);
       unit.waits_for_replicas =
           declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
       unit.accumulates = input_.allow_no_sync && !writes_fp32(u) && !unit.writes_shards;

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/step/operation_writer.hpp"
 #include "fsdp/step/plan_events.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
+#include "fsdp/step/update_writer.hpp"
 
 namespace fsdp {
 
@@ -95,16 +95,17 @@ class UnshardedUnits {
   std::vector<std::size_t> position_, most_;  ///< by rank: whose turn it is; the most slots in use at a time
 };
 
-class ProgramCompiler : OperationWriter {
+class ProgramCompiler : UpdateWriter {
  public:
   [[gnu::cold]] explicit ProgramCompiler(StepInput const& input)
-      : OperationWriter(input),
+      : UpdateWriter(input),
         ahead_(input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input))
                                               : input.prefetch),
         ahead_in_activations_(ahead_) {}
 
   [[gnu::cold]] Program compile() {
     plan_units();
+    place_staged();
     // With a slot for every unit, as many are in use at a time as are needed.
     gradient_slots_ = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});

@@ -58,14 +58,16 @@ class Contents {
 
   /// @return whether the operation runs, by contents
   bool runs(Operation const& operation) const {
-    return !operation.unless_begun || units_[operation.unit].gradient != Gradient::sum;
+    if (!operation.unless_begun && !operation.if_begun) return true;
+    return operation.if_begun == (units_[operation.unit].gradient == Gradient::sum);
   }
   /// @return whether an access in mode `sum` begins the sum
   bool begins_sum(Operation const& operation) const {
     auto const& unit = units_[operation.unit];
     if (operation.primitive == Primitive::backward) return unit.begins_sum;
     switch (operation.all[1].cells.pool) {
-      case Pool::gradient: return unit.gradient != Gradient::sum;
+      case Pool::gradient:
+      case Pool::staged_gradient: return unit.gradient != Gradient::sum;
       case Pool::partial: return !unit.partial;
       case Pool::accumulator: return !unit.accumulated;
       default: return false;
@@ -96,6 +98,9 @@ class Contents {
         return;
       case Primitive::add: unit.accumulated = false; return;
       case Primitive::update: unit.gradient = Gradient::used; return;
+      case Primitive::store:
+        if (operation.all[1].cells.pool == Pool::gradient) unit.gradient = Gradient::sum;
+        return;
       default: return;
     }
   }

@@ -122,8 +122,7 @@ class BasicRun {
   /// An optimizer updates all units.
   [[gnu::cold]] void update() {
     abandon();
-    for (auto const& operation : program_->updates)
-      if (program_->units[operation.unit].trains()) execute(operation);
+    program_->for_each_update([this](Operation const& operation) { execute(operation); });
     ++at_.step;
   }
 
