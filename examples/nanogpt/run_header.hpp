@@ -49,9 +49,7 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   header.ranks = engine.world_size();
   header.model = ready.config;
   header.program = fsdp::to_text(engine.program());
-  auto input = engine.plan_input();
-  input.offload_moments = job.settings.offloads_moments();
-  auto const plan = fsdp::memory_plan(engine.program(), input);
+  auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
   header.plan = {{fsdp::MemoryTag::parameters, plan.parameters},
                  {fsdp::MemoryTag::gradients, plan.gradients},
                  {fsdp::MemoryTag::optimizer, plan.optimizer},

@@ -221,9 +221,10 @@ std::vector<Setting> make_table() {
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
   t.choice("reduce_dtype", &S::reduce_dtype, training | of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
-  t.choice("offload", &S::offload, training | of_run,
-           "what lies in host memory instead of the device's: nothing, or AdamW's moments", {"none", "moments"});
-  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "offload=moments");
+  t.text("offload", &S::offload, training | of_run,
+         "what lies in host memory instead of the device's: none, or some of moments, masters (with "
+         "dtype=bfloat16) and gradients, separated by commas");
+  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "offload=moments, and masters with dtype=bfloat16");
   t.rows.back().listed = false;
   t.heading = "Fine-tuning";
   t.count("lora_rank", &S::lora_rank, training | of_run,
@@ -528,6 +529,34 @@ std::int64_t checkpointed_layers(Settings const& settings) {
   return layers;
 }
 
+fsdp::Offloaded offloaded(Settings const& settings, bool has_masters) {
+  fsdp::Offloaded parsed;
+  if (settings.cpu_offload) parsed = {.moments = true, .masters = has_masters};
+  if (settings.offload == "none") return parsed;
+  std::string_view rest = settings.offload;
+  for (bool more = true; more;) {
+    auto const comma = rest.find(',');
+    auto const word = rest.substr(0, comma);
+    more = comma != std::string_view::npos;
+    if (more) rest.remove_prefix(comma + 1);
+    if (word == "moments")
+      parsed.moments = true;
+    else if (word == "masters")
+      parsed.masters = true;
+    else if (word == "gradients")
+      parsed.gradients = true;
+    else
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'offload': expected none, or some of moments, masters and gradients, separated by commas, got "
+          "'{}'{}",
+          settings.offload, word == "parameters" ? "; parameters stay on the device, sharded" : "");
+  }
+  if (parsed.masters && !has_masters)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'offload': expected masters only with --dtype=bfloat16; in float32 the masters are the parameters");
+  return parsed;
+}
+
 Resharding resharding(Settings const& settings) {
   auto const& text = settings.reshard_after_forward;
   bool const drops = settings.strategy == "full_shard" || settings.strategy == "hybrid_shard";
@@ -702,6 +731,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "{}{}",
         ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
   static_cast<void>(checkpointed_layers(s));
+  static_cast<void>(offloaded(s, s.dtype != "float32"));
   auto const kept = resharding(s).ranks;
   if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
       kept > 0 && group > 0 && (kept >= group || group % kept != 0))

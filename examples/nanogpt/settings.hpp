@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "fsdp/step/step_input.hpp"
 #include "tuning.hpp"
 
 namespace nanogpt {
@@ -87,8 +88,7 @@ struct Settings {
   std::string activation_checkpointing = "false";
   std::string reduce_dtype;  ///< empty: float32
   std::string offload = "none";
-  bool cpu_offload = false;  ///< the same as offload=moments
-  bool offloads_moments() const { return cpu_offload || offload == "moments"; }
+  bool cpu_offload = false;  ///< moments, and masters if there are any
   // fine-tuning
   std::int64_t lora_rank = 0;  ///< 0: no adapters
   double lora_alpha = 16.0;
@@ -181,6 +181,9 @@ Setting const* find_setting(std::string_view name);
 std::string_view nearest_setting(std::string_view name, Command command);
 /// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
 std::int64_t checkpointed_layers(Settings const& settings);
+/// @param has_masters  parameters are narrower than fp32
+/// @throws fsdp::ConfigError if `offload` names something else, or masters that there are not
+fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
 /// lora_rank, lora_alpha and train_layers: what trains.
 Tuning tuning_of(Settings const& settings);
 /// reshard_after_forward: what becomes of a unit when its forward has ended.

@@ -19,6 +19,7 @@
 #include "data.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/offload.hpp"
 #include "gpt.hpp"
 #include "gpt_config.hpp"
 #include "settings.hpp"
@@ -46,6 +47,8 @@ inline fsdp::EngineOptions engine_options(Settings const& settings) {
   options.bucket_bytes = std::max<std::int64_t>(1, std::llround(settings.bucket_mb * 1048576.0));
   options.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
   options.seed = static_cast<std::uint64_t>(settings.seed);
+  // Whole gradients wait for the last micro-step: in the shard, or if its place is in host memory, in a slot.
+  options.allow_no_sync = offloaded(settings, true).gradients && !strategy_of(settings).shards;
   if (summed_in(settings) == "bfloat16") options.reduce_dtype = fsdp::DType::bf16;
   return options;
 }
@@ -56,7 +59,6 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   options.beta1 = static_cast<float>(settings.beta1);
   options.beta2 = static_cast<float>(settings.beta2);
   options.weight_decay = static_cast<float>(settings.weight_decay);
-  options.offload_moments = settings.offloads_moments();
   return options;
 }
 
@@ -83,7 +85,7 @@ class Trainer {
         targets_(inputs_.size()),
         engine_(mesh, strategy_of(settings), engine_options(settings)),
         model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings, config_)),
-        adamw_(engine_, adamw_options(settings)) {}
+        adamw_(offloading(engine_, settings), adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
 
@@ -159,6 +161,13 @@ class Trainer {
   }
 
  private:
+  /// The same engine; state that the settings name will lie in host memory.
+  static Engine& offloading(Engine& engine, Settings const& settings) {
+    auto const choice = offloaded(settings, !std::is_same_v<typename P::Master, typename P::Param>);
+    if (choice.any())
+      fsdp::offload(engine, {.moments = choice.moments, .masters = choice.masters, .gradients = choice.gradients});
+    return engine;
+  }
   static GptOptions options_of(Settings const& settings, GptConfig const& config) {
     GptOptions options = gpt_options<Device>();
     options.seed = static_cast<std::uint64_t>(settings.seed);

@@ -26,8 +26,9 @@ enum class WaitSite : unsigned char {
   replicate_peers_read,     ///< replicate waits until peers of the other groups have read the slice
   replicate_scatter_peers,  ///< replicate waits until peers have summed the slot, before zeroing it
   optimizer_reduced,        ///< compute waits until a unit's gradient shard is complete
-  offload_fetched,          ///< compute waits until moments have come from host memory
-  offload_updated,          ///< copy waits until the optimizer has updated them
+  offload_fetched,          ///< compute, reduce or replicate waits for a staging slot: its content, or its last store
+  offload_used,             ///< copy waits until they have read or written a staging slot
+  offload_stored,           ///< compute waits until masters are in host memory
   optimizer_exchange,       ///< compute waits for a collective of an optimizer (Muon), or that collective for compute
   norm_peers_read,          ///< compute waits until peers have read the last norm, before writing the next
   collective_peer_ready,    ///< a local collective waits until a peer's input is ready
@@ -52,7 +53,8 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(WaitSite:
     "replicate_scatter_peers",
     "optimizer_reduced",
     "offload_fetched",
-    "offload_updated",
+    "offload_used",
+    "offload_stored",
     "optimizer_exchange",
     "norm_peers_read",
     "collective_peer_ready",

@@ -34,8 +34,10 @@ for strategy in shard_grad_op no_shard; do
 done
 finetune lora_recomputed "${lora[@]}" --activation_checkpointing=true --prefetch=0
 check "recomputed activations: other losses" diff lora.losses lora_recomputed.losses
-finetune lora_offload "${lora[@]}" --offload=moments
-check "moments in host memory: other losses" diff lora.losses lora_offload.losses
+for offload in moments gradients moments,gradients; do
+  finetune "lora_$offload" "${lora[@]}" --offload=$offload
+  check "$offload in host memory: other losses" diff lora.losses "lora_$offload.losses"
+done
 finetune lora_model "${lora[@]}" --wrap=model
 check "one unit: other losses" diff lora.losses lora_model.losses
 

@@ -338,17 +338,35 @@ TEST_CASE("layers in a unit: one, enough of them, or all with the rest") {
   CHECK(what([&] { check_together(given, Command::train, 1); }) == "nothing was thrown");
 }
 
-TEST_CASE("cpu_offload means offload=moments") {
+TEST_CASE("offload names moments, masters and gradients; cpu_offload means what fits of the first two") {
+  auto const text = [](Settings const& s, bool has_masters = true) {
+    auto const found = offloaded(s, has_masters);
+    return fmt::format("{}{}{}", found.moments ? "m" : "", found.masters ? "w" : "", found.gradients ? "g" : "");
+  };
   Settings s;
-  CHECK_FALSE(s.offloads_moments());
+  CHECK(text(s).empty());
   set(s, "cpu_offload", "true");
-  CHECK(s.offloads_moments());
+  CHECK(text(s) == "mw");
+  CHECK(text(s, false) == "m");
+  set(s, "offload", "gradients");
+  CHECK(text(s, false) == "mg");
   set(s, "cpu_offload", "false");
-  CHECK_FALSE(s.offloads_moments());
-  set(s, "offload", "moments");
-  CHECK(s.offloads_moments());
+  CHECK(text(s) == "g");
+  for (auto const& [words, expected] : {std::pair("moments", "m"), {"masters,moments", "mw"}, {"none", ""},
+                                        {"gradients,masters,moments", "mwg"}}) {
+    set(s, "offload", words);
+    CHECK(text(s) == expected);
+  }
   CHECK(what([&] { check_together(s, Command::train, 1); }) == "nothing was thrown");
-  CHECK(has(what([&] { set(s, "offload", "parameters"); }), "offload"));
+  CHECK(has(what([&] { text(s, false); }), "masters only with --dtype=bfloat16"));
+  set(s, "dtype", "float32");
+  CHECK(has(what([&] { check_together(s, Command::train, 1); }), "masters only with --dtype=bfloat16"));
+  set(s, "offload", "moments,parameters");
+  CHECK(has(what([&] { check_together(s, Command::train, 1); }), "parameters stay on the device, sharded"));
+  for (auto const* const words : {"", "moments,", "some", "none,moments"}) {
+    set(s, "offload", words);
+    CHECK(has(what([&] { check_together(s, Command::train, 1); }), "setting 'offload': expected none, or some of"));
+  }
 }
 
 TEST_CASE("GPT-2's files are needed for its tokens and refused for others, and a split takes a part") {

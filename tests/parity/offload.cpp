@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moments in host memory: the bits of moments on the device, two units' of them on the device, fetched while the unit
-// before is updated.
+// Moments, masters and gradients in host memory, each alone and together: the bits of state on the device, two units' of
+// it on the device, fetched while the unit before is updated.
 // needs: nlohmann_json xxHash
 #include <algorithm>
-#include <map>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "fsdp/checkpoint/background_saver.hpp"
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/checkpoint/save.hpp"
+#include "fsdp/kernels/elementwise.hpp"
+#include "fsdp/offload.hpp"
+#include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/gradient_units.hpp"
@@ -21,86 +25,173 @@
 namespace {
 
 using fsdp::MemoryTag;
+using fsdp::testing::has;
+using fsdp::testing::what;
 using Values = std::vector<float>;
 using Engine = fsdp::Engine<toy::LocalHost, fsdp::Fp32>;
 using NarrowMasters = fsdp::Precision<fsdp::bf16, float, fsdp::bf16>;
 
 enum class Kind { adamw, narrow, groups, sgd, several };
 
-/// Five steps, two of them clipped and one skipped. @return the weights
+struct Setting {
+  fsdp::OffloadOptions offload{};
+  Kind kind = Kind::adamw;
+  int micro_steps = 1;
+  bool hooks = false;  // double each reduced gradient
+  fsdp::EngineOptions engine{};
+};
+
+template <class E>
+void keep_on_host(E& engine, fsdp::OffloadOptions const& options) {
+  if (options.moments || options.masters || options.gradients) fsdp::offload(engine, options);
+}
+
+/// Five steps, two of them clipped and one skipped. @return the weights, and the gradients of the last step
 template <class P>
-Values train(toy::World const& world, Kind kind, bool offload) {
-  return toy::on_patches<P>(world.strategy, world.ranks, world.group, [&](auto& engine, auto& patches) {
+Values train(toy::World const& world, Setting const& setting) {
+  auto const run = [&](auto& engine, auto& patches) {
     using E = std::remove_reference_t<decltype(engine)>;
+    keep_on_host(engine, setting.offload);
+    auto const shards = engine.shards();
+    for (std::size_t u = 0; setting.hooks && u < shards.size(); ++u)
+      shards.on_reduced(shards[u], [&engine](auto& stream, std::span<float> gradients) {
+        fsdp::kernels::add(engine.device(), stream, gradients.data(), gradients.data(),
+                           static_cast<std::int64_t>(gradients.size()));
+      });
     auto const loop = [&](auto const& step) {
       for (int i = 0; i < 6; ++i) {
-        patches.step({.step = i}, i == 2 ? 1 : -1);  // an infinity: the step is skipped
+        for (int micro = 0; micro < setting.micro_steps; ++micro) {
+          bool const waits = setting.engine.allow_no_sync && micro + 1 < setting.micro_steps;
+          auto const scope = engine.no_sync(waits);
+          patches.step({.step = 10 * i + micro}, i == 2 ? 1 : -1);  // an infinity: the step is skipped
+        }
         step(fsdp::clip_grad_norm(engine, i < 4 ? 1e9f : 0.5f));
       }
-      return toy::all_parameters(engine);
+      auto values = toy::all_parameters(engine);
+      patches.step({.step = 100});
+      for (auto const value : toy::all_gradients(engine)) values.push_back(value);
+      return values;
     };
-    if (kind == Kind::narrow) {
-      fsdp::AdamW<E, fsdp::bf16> adamw(engine, {.stochastic_rounding = true, .offload_moments = offload});
+    if (setting.kind == Kind::narrow) {
+      fsdp::AdamW<E, fsdp::bf16> adamw(engine, {.stochastic_rounding = true});
       return loop([&](auto const& norm) { adamw.step(0.02f, norm); });
     }
-    if (kind == Kind::sgd) {
-      fsdp::Sgd sgd(engine, {.momentum = 0.9f, .nesterov = true, .offload_moments = offload});
+    if (setting.kind == Kind::sgd) {
+      fsdp::Sgd sgd(engine, {.momentum = 0.9f, .nesterov = true});
       return loop([&](auto const& norm) { sgd.step(0.02f, norm); });
     }
-    if (kind == Kind::several) {
-      fsdp::Muon muon(engine, fsdp::matching("*.0.*", "*.2.*"), {.offload_moments = offload});
-      fsdp::AdamW adamw(engine, muon.rest(), {.offload_moments = offload});
+    if (setting.kind == Kind::several) {
+      fsdp::Muon muon(engine, fsdp::matching("*.0.*", "*.2.*"));
+      fsdp::AdamW adamw(engine, muon.rest());
       fsdp::Optimizers both(muon, adamw);
       return loop([&](auto const& norm) { both.step({0.02f, 0.01f}, norm); });
     }
     fsdp::ParamGroups groups;
-    if (kind == Kind::groups) groups = {{.tensors = "*.bias", .lr_scale = 2.0f, .beta1 = 0.5f}};
-    fsdp::AdamW adamw(engine, {.weight_decay = 0.1f, .offload_moments = offload}, groups);
+    if (setting.kind == Kind::groups) groups = {{.tensors = "*.bias", .lr_scale = 2.0f, .beta1 = 0.5f}};
+    fsdp::AdamW adamw(engine, {.weight_decay = 0.1f}, groups);
     return loop([&](auto const& norm) { adamw.step(0.02f, norm); });
-  });
+  };
+  return toy::on_patches<P>(world.strategy, world.ranks, world.group, run, setting.engine);
+}
+
+/// The state that can be offloaded under a policy, each alone and all together.
+std::vector<fsdp::OffloadOptions> choices(bool with_masters) {
+  std::vector<fsdp::OffloadOptions> all{{.moments = true}, {.gradients = true}, {.moments = true, .gradients = true}};
+  if (with_masters)
+    for (auto const& more : {fsdp::OffloadOptions{.masters = true},
+                             {.moments = true, .masters = true},
+                             {.moments = true, .masters = true, .gradients = true}})
+      all.push_back(more);
+  return all;
+}
+std::string text(fsdp::OffloadOptions const& options) {
+  return std::string(options.moments ? "moments " : "") + (options.masters ? "masters " : "") +
+         (options.gradients ? "gradients" : "");
+}
+
+/// The same bits with anything offloaded.
+template <class P>
+void check(toy::World const& world, Setting setting) {
+  auto const plain = train<P>(world, setting);
+  for (auto const& options : choices(!std::is_same_v<typename P::Master, typename P::Param>)) {
+    INFO(text(options));
+    setting.offload = options;
+    CHECK((train<P>(world, setting) == plain));
+  }
 }
 
 }  // namespace
 
-TEST_CASE("moments in host memory give the bits of moments on the device") {
+TEST_CASE("state in host memory gives the bits of state on the device") {
   for (auto const& world : toy::worlds()) {
     INFO(world.strategy.name << " on " << world.ranks << " ranks");
-    for (auto const kind : {Kind::adamw, Kind::narrow, Kind::groups, Kind::sgd, Kind::several})
-      CHECK((train<fsdp::Fp32>(world, kind, true) == train<fsdp::Fp32>(world, kind, false)));
-    CHECK((train<NarrowMasters>(world, Kind::narrow, true) == train<NarrowMasters>(world, Kind::narrow, false)));
+    for (auto const kind : {Kind::adamw, Kind::groups, Kind::sgd, Kind::several}) {
+      INFO("kind " << static_cast<int>(kind));
+      check<fsdp::Fp32>(world, {.kind = kind});
+      check<fsdp::Bf16>(world, {.kind = kind});
+    }
+    check<fsdp::Bf16Reduce>(world, {});
+    check<fsdp::Fp32>(world, {.kind = Kind::narrow});
+    check<NarrowMasters>(world, {.kind = Kind::narrow});
   }
 }
 
-TEST_CASE("the device has two units' moments, host memory all of them, as planned") {
+TEST_CASE("sums over micro-steps, rounded reductions and functions of the caller see the same gradients") {
   for (auto const& world : toy::worlds()) {
-    toy::on_patches<fsdp::Fp32>(world.strategy, world.ranks, world.group, [](Engine& engine, auto& patches) {
+    INFO(world.strategy.name << " on " << world.ranks << " ranks");
+    check<fsdp::Bf16>(world, {.hooks = true});
+    check<fsdp::Bf16>(world, {.engine = {.reduce_dtype = fsdp::DType::bf16}});
+    // Where no other rank shares a unit, offloaded gradients are summed in another order.
+    if (world.ranks == 1 || !world.strategy.shards || world.group == 1) continue;
+    check<fsdp::Bf16>(world, {.micro_steps = 3});
+    check<fsdp::Bf16Reduce>(world, {.micro_steps = 3, .hooks = true});
+    check<fsdp::Bf16>(world, {.micro_steps = 3, .engine = {.allow_no_sync = true}});
+    check<fsdp::Bf16>(world, {.engine = {.prefetch = 0, .allow_no_replica_sync = world.strategy.grouped}});
+  }
+}
+
+TEST_CASE("the device has two units' state, host memory all of it, as planned") {
+  auto const on = [](auto policy, toy::World const& world, fsdp::OffloadOptions const& options) {
+    using P = decltype(policy);
+    toy::on_patches<P>(world.strategy, world.ranks, world.group, [&](auto& engine, auto& patches) {
       auto const& account = engine.account();
+      fsdp::offload(engine, options);
       std::int64_t all = 0, largest = 0;
       {
-        fsdp::AdamW adamw(engine, {.offload_moments = true});
+        fsdp::AdamW adamw(engine);
         for (std::size_t u = 0; u < engine.shards().size(); ++u) {
           all += engine.shards()[u].shard_numel();
           largest = std::max(largest, engine.shards()[u].shard_numel());
         }
-        RANK_CHECK(account.reserved(MemoryTag::optimizer) == 2 * 8 * largest);
-        RANK_CHECK(account.live(MemoryTag::optimizer) == 2 * 8 * largest);
-        RANK_CHECK(account.reserved(MemoryTag::offloaded) == 8 * all);
-        auto input = engine.plan_input();
-        input.offload_moments = true;
-        auto const plan = fsdp::memory_plan(input);
-        RANK_CHECK(plan.optimizer == 2 * 8 * largest && plan.host == 8 * all);
+        auto const host = (options.moments ? 8 : 0) + (options.masters ? 4 : 0) + (options.gradients ? 4 : 0);
+        std::int64_t const masters = sizeof(typename P::Master), parameters = sizeof(typename P::Param);
+        std::pair<MemoryTag, std::int64_t> const expected[]{
+            {MemoryTag::optimizer, options.moments ? 2 * 8 * largest : 8 * all},
+            {MemoryTag::parameters, options.masters ? parameters * all + 2 * 4 * largest : masters * all},
+            {MemoryTag::gradients, options.gradients ? 2 * 4 * largest : 4 * all},
+            {MemoryTag::offloaded, host * all}};
+        for (auto const& [tag, bytes] : expected)
+          RANK_CHECK(account.reserved(tag) == bytes && account.live(tag) == bytes);
+        auto const plan = fsdp::memory_plan(engine.plan_input());
+        RANK_CHECK(plan.host == host * all);
+        RANK_CHECK(plan.optimizer == expected[0].second && plan.parameters == expected[1].second &&
+                   plan.gradients == expected[2].second);
         RANK_CHECK(account.reserved_state() == plan.reserved());
         patches.step({.step = 0});
         adamw.step();
         auto moved = std::move(adamw);
         patches.step({.step = 1});
         moved.step();
-        RANK_CHECK(account.reserved(MemoryTag::offloaded) == 8 * all);
+        RANK_CHECK(account.reserved(MemoryTag::offloaded) == host * all);
+        RANK_CHECK(engine.shards().late_records() == 0);
       }
-      RANK_CHECK(account.reserved(MemoryTag::offloaded) == 0 && account.live(MemoryTag::offloaded) == 0);
       RANK_CHECK(account.reserved(MemoryTag::optimizer) == 0 && account.live(MemoryTag::optimizer) == 0);
       return 0;
     });
+  };
+  for (auto const& world : toy::worlds()) {
+    for (auto const& options : choices(false)) on(fsdp::Fp32{}, world, options);
+    for (auto const& options : choices(true)) on(fsdp::Bf16{}, world, options);
   }
   CHECK_RANKS();
 }
@@ -109,7 +200,8 @@ TEST_CASE("the next unit's moments are fetched before a unit is updated, and sto
   std::vector<std::string> order;
   std::int64_t bytes = 0;
   toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, 2, 0, [&](Engine& engine, auto& patches) {
-    fsdp::AdamW adamw(engine, {.offload_moments = true});
+    fsdp::offload(engine, {.moments = true});
+    fsdp::AdamW adamw(engine);
     patches.step({.step = 0});
     engine.start_trace(100);
     adamw.step();
@@ -124,7 +216,7 @@ TEST_CASE("the next unit's moments are fetched before a unit is updated, and sto
     if (engine.rank() == 0) RANK_CHECK(bytes == 2 * 8 * all);  // each moves both ways
     return 0;
   });
-  CHECK(order == std::vector<std::string>{"fetch 0", "optimizer 0", "fetch 1", "store 0", "optimizer 1", "fetch 2",
+  CHECK(order == std::vector<std::string>{"fetch 0", "fetch 1", "optimizer 0", "store 0", "fetch 2", "optimizer 1",
                                           "store 1", "optimizer 2", "store 2"});
   CHECK_RANKS();
 }
@@ -140,25 +232,28 @@ struct Small {
   void describe(Params<T>& p, Visit&& tensor) const {
     tensor("w", p.w, {1});
   }
-  void forward(fsdp::host::Stream&, Params<float const> const&) const {}
-  void backward(fsdp::host::Stream& stream, Params<float const> const&, Params<float> const& g, float by) const {
+  template <class T>
+  void forward(fsdp::host::Stream&, Params<T> const&) const {}
+  template <class T>
+  void backward(fsdp::host::Stream& stream, Params<T> const&, Params<float> const& g, float by) const {
     stream.enqueue([g, by] { *g.w.data += by; });
   }
 };
 }  // namespace
 
 TEST_CASE("units of which a rank has no tensor's elements, and frozen ones, are passed over") {
-  auto const run = [](bool offload) {
+  auto const run = [](bool offloads) {
     Values result;
     fsdp::local::run(4, fsdp::host::Device{}, [&](toy::LocalHost comm) {
       bool const first = comm.rank() == 0;
       fsdp::Mesh mesh(std::move(comm));
-      fsdp::Engine engine(mesh, fsdp::FullShard{});
+      fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16{});
       auto small = engine.shard(std::vector<Small>(3), "small");
       auto frozen = engine.shard(Small{}, "frozen", {.frozen = true});
       auto more = engine.shard(std::vector<Small>(2), "more");
-      fsdp::Sgd sgd(engine, fsdp::matching("small.1.*", "more.0.*"), {.momentum = 0.5f, .offload_moments = offload});
-      fsdp::AdamW adamw(engine, sgd.rest(), {.offload_moments = offload});
+      if (offloads) fsdp::offload(engine, {.moments = true, .masters = true, .gradients = true});
+      fsdp::Sgd sgd(engine, fsdp::matching("small.1.*", "more.0.*"), {.momentum = 0.5f});
+      fsdp::AdamW adamw(engine, sgd.rest());
       fsdp::Optimizers both(sgd, adamw);
       for (int step = 0; step < 4; ++step) {
         for (auto& each : small) each.forward();
@@ -179,11 +274,12 @@ TEST_CASE("units of which a rank has no tensor's elements, and frozen ones, are 
   CHECK(with.size() == 6);
 }
 
-TEST_CASE("checkpoints of offloaded moments are those of moments on the device, in the background too") {
+TEST_CASE("checkpoints of offloaded state are those of state on the device, in the background too") {
   fsdp::testing::TemporaryFolder const folder;
-  auto const on = [&](int ranks, bool offload, auto const& body) {
-    return toy::on_patches<fsdp::Fp32>(fsdp::FullShard{}, ranks, 0, [&](Engine& engine, auto& patches) {
-      fsdp::AdamW adamw(engine, {.offload_moments = offload});
+  auto const on = [&](int ranks, bool offloads, auto const& body) {
+    return toy::on_patches<fsdp::Bf16>(fsdp::FullShard{}, ranks, 0, [&](auto& engine, auto& patches) {
+      if (offloads) fsdp::offload(engine, {.moments = true, .masters = true, .gradients = true});
+      fsdp::AdamW adamw(engine);
       auto const train = [&](int first, int last) {
         for (int step = first; step < last; ++step) {
           patches.step({.step = step, .alike = true});
@@ -195,8 +291,8 @@ TEST_CASE("checkpoints of offloaded moments are those of moments on the device, 
     });
   };
   auto const whole = on(1, false, [](auto&, auto&, auto const& train) { return train(0, 6); });
-  for (bool const offload : {false, true}) {
-    on(3, offload, [&](auto& engine, auto& adamw, auto const& train) {
+  for (bool const offloads : {false, true}) {
+    on(3, offloads, [&](auto& engine, auto& adamw, auto const& train) {
       fsdp::BackgroundSaver saver(engine);
       train(0, 3);
       saver.save(adamw, folder.path);
@@ -213,4 +309,61 @@ TEST_CASE("checkpoints of offloaded moments are those of moments on the device, 
       CHECK((now == whole));
     }
   }
+}
+
+TEST_CASE("averages of offloaded masters are those of masters on the device") {
+  auto const run = [](bool offloads) {
+    return toy::on_patches<fsdp::Bf16>(fsdp::FullShard{}, 3, 0, [&](auto& engine, auto& patches) {
+      if (offloads) fsdp::offload(engine, {.moments = true, .masters = true, .gradients = true});
+      fsdp::Sgd sgd(engine);
+      fsdp::Ema ema(engine, 0.5f);
+      Values values;
+      auto const look = [&] {
+        for (auto const value : toy::all_parameters(engine)) values.push_back(value);
+      };
+      for (int step = 0; step < 4; ++step) {
+        patches.step({.step = step});
+        sgd.step(0.1f);
+        ema.update();
+        if (step % 2 != 0) continue;
+        auto const swapped = ema.swap();
+        look();
+      }
+      look();
+      RANK_CHECK(engine.shards().late_records() == 0);
+      return values;
+    });
+  };
+  CHECK((run(true) == run(false)));
+  CHECK_RANKS();
+}
+
+TEST_CASE("what cannot be offloaded is refused by name, and changes nothing") {
+  fsdp::local::run(1, fsdp::host::Device{}, [](toy::LocalHost comm) {
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine fp32(mesh, fsdp::FullShard{});
+    auto const why = [](auto& engine, fsdp::OffloadOptions const& options) {
+      return what([&] { fsdp::offload(engine, options); });
+    };
+    CHECK(has(why(fp32, {.parameters = true}), "parameters stay on the device"));
+    CHECK(has(why(fp32, {.moments = true, .masters = true}), "masters are the parameters here, of type fp32"));
+    CHECK(has(why(fp32, {}), "the options name nothing"));
+    fsdp::offload(fp32, {.moments = true});
+    CHECK(has(why(fp32, {.gradients = true}), "offload was called twice"));
+    fsdp::Engine sealed(mesh, fsdp::FullShard{}, fsdp::Bf16{});
+    auto small = sealed.shard(Small{}, "small");
+    sealed.seal();
+    CHECK(has(why(sealed, {.masters = true}), "state was offloaded too late; call offload before"));
+    CHECK(sealed.account().reserved(MemoryTag::offloaded) == 0);
+  });
+  std::vector<std::string> texts(2);
+  fsdp::local::run(2, fsdp::host::Device{}, [&](toy::LocalHost comm) {
+    auto const rank = static_cast<std::size_t>(comm.rank());
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16{});
+    auto small = engine.shard(Small{}, "small");
+    fsdp::offload(engine, {.moments = true, .masters = rank == 1});
+    texts[rank] = what([&] { engine.seal(); });
+  });
+  for (auto const& text : texts) CHECK(has(text, "offloaded: moments true, masters"));
 }

@@ -205,6 +205,51 @@ TEST_CASE("nothing is gathered, reduced or kept in vain for frozen units") {
   }
 }
 
+namespace {
+
+/// Steps of AdamW that are clipped. @param freeze  false: all units train, but gradients of the frozen ones become zero
+std::vector<float> clipped(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, bool freeze) {
+  std::vector<float> result;
+  fsdp::local::run(ranks, Device{}, [&](Comm comm) {
+    bool const first = comm.rank() == 0;
+    fsdp::Mesh mesh(std::move(comm));
+    Engine engine(mesh, strategy, of.run.options);
+    toy::Network network(engine, of.run.shape);
+    auto const shards = engine.shards();
+    for (auto const u : of.frozen) {
+      if (freeze)
+        shards[u].frozen = true;
+      else
+        shards.on_reduced(shards[u], [&engine](auto& stream, std::span<float> gradients) {
+          engine.device().zero_async(stream, gradients.data(), gradients.size_bytes());
+        });
+    }
+    fsdp::AdamW adamw(engine, {.lr = 1e-2f, .weight_decay = 0.0f});
+    for (int step = 0; step < of.run.steps; ++step) {
+      for (int micro = 0; micro < of.run.micro_steps; ++micro) network.step(step * of.run.micro_steps + micro);
+      adamw.step(clip_grad_norm(engine, step % 2 == 0 ? 1e-3f : 1e3f));
+    }
+    auto parameters = toy::parameters(engine);
+    if (first) result = std::move(parameters);
+  });
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("clipped steps have the bits of a run in which the frozen units have gradients of zero") {
+  for (int const ranks : {1, 2, 3, 4})
+    for (auto const& frozen : patterns)
+      for (auto const& strategy : strategies(ranks))
+        for (int const micro_steps : {1, 2}) {
+          Case of{frozen, {}};
+          of.run.steps = 4;
+          of.run.micro_steps = micro_steps;
+          INFO(ranks << " ranks, " << strategy.name << ", frozen " << fsdp::listed(frozen));
+          CHECK(clipped(strategy, ranks, of, true) == clipped(strategy, ranks, of, false));
+        }
+}
+
 TEST_CASE("the norm leaves frozen units out, and clipped steps are the same on any number of ranks") {
   for (auto const& frozen : patterns) {
     std::vector<std::vector<float>> results;

@@ -17,12 +17,14 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/offload.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/step/check_program.hpp"
@@ -224,6 +226,7 @@ void expect_as_planned(E& engine) {
   if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
     require(false, problem + "\n" + to_text(engine.program()));
   auto const plan = memory_plan(engine.program(), engine.plan_input());
+  if (engine.plan_input().offload.any()) return;  // tests of offloading compare bytes
   auto const& account = engine.account();
   require(plan.reserved() - plan.optimizer == account.reserved_state() - account.reserved(fsdp::MemoryTag::optimizer),
           "the account is not as planned");
@@ -234,8 +237,7 @@ template <class E>
 class Optimizer {
  public:
   Optimizer(E& engine, Updates updates) : engine_(&engine), updates_(updates) {
-    fsdp::AdamWOptions options{.lr = 0.02f, .weight_decay = 0.1f};
-    options.offload_moments = updates == Updates::offloaded;
+    fsdp::AdamWOptions const options{.lr = 0.02f, .weight_decay = 0.1f};
     if (updates == Updates::scaled) scaler_ = std::make_unique<fsdp::GradScaler<E>>(engine);
     if (updates == Updates::muon) muon_ = std::make_unique<fsdp::Muon<E>>(engine, fsdp::matching("*.up"), muon_options);
     if (updates == Updates::muon || updates == Updates::sgd) {
@@ -283,6 +285,9 @@ Result follow(Case const& of) {
                           : engine.add_path("path " + std::to_string(path), chain.ids(orders[path])));
     if (of.segments) chain.recompute(1);
     if (of.hooks) add_hooks(engine);
+    constexpr bool narrow = !std::is_same_v<typename P::Param, float>;
+    if (of.updates == Updates::offloaded)
+      fsdp::offload(engine, {.moments = true, .masters = narrow, .gradients = !of.zeros});
     Optimizer optimizer(engine, of.updates);
     chain.scale = optimizer.scale();
     std::vector<double> losses;
@@ -491,6 +496,9 @@ TEST_CASE("so it is in bf16, where unreduced gradients wait in an accumulator") 
     Case of{ranks, strategy};
     of.script = {1, 0, 2, 5, 6, 3, 4, 1};
     compare<fsdp::Bf16>(of);
+    of.updates = Updates::offloaded;
+    compare<fsdp::Bf16>(of);
+    of.updates = Updates::adamw;
     of.micro_steps = 2, of.waits = of.options.allow_no_sync = true;
     compare<fsdp::Bf16>(of);
   }
@@ -748,6 +756,7 @@ fsdp::StepInput input_at_random(std::mt19937& random) {
   input.allow_no_sync = one_in(2), input.allow_no_replica_sync = one_in(2), input.allow_keep_unsharded = one_in(3);
   input.allow_frozen_parameters = one_in(3), input.keep_last = one_in(2), input.keep_root = one_in(2);
   input.zeros_for_absent = one_in(2);
+  input.offload.moments = one_in(3), input.offload.gradients = !input.zeros_for_absent && one_in(3);
   input.bucket_bytes = one_in(2) ? 0 : 4 * (256 + below(2000)), input.first_bucket_bytes = 512;
   if (one_in(3)) input.max_ahead_bytes = 1 + below(9000);
   if (input.shards == 4 && one_in(2) && !input.allow_keep_unsharded) input.reshard_ranks = 2;
@@ -865,6 +874,16 @@ TEST_CASE("wrong paths are refused by name, and change nothing") {
     CHECK(has(what([&] { static_cast<void>(fsdp::clip_grad_norm(engine, 1.0f)); }), "unit 'h.1' has no reduced"));
     chain.forward(all_uses, 1);
     engine.discard_gradients();
+  });
+}
+
+TEST_CASE("zeroes for units without gradients are refused while gradients are offloaded") {
+  fsdp::EngineOptions const options{.without_gradient = fsdp::WithoutGradient::zeros};
+  with_towers(1, fsdp::FullShard{}, options, [](auto& engine, auto&, auto, auto, auto&) {
+    fsdp::offload(engine, {.gradients = true});
+    RANK_CHECK(has(what([&] { engine.seal(); }),
+                   "units without a gradient cannot get zeroes while gradients are "
+                   "offloaded"));
   });
 }
 

@@ -81,10 +81,9 @@ void check(fsdp::testing::Table const& table) {
 bool is_inside(fsdp::WaitSite site) {
   return site == fsdp::WaitSite::collective_peer_ready || site == fsdp::WaitSite::collective_peer_partial;
 }
-/// A wait of an optimizer that has a stream or collectives of its own: parity/ and waits.cpp test these.
+/// A wait of an optimizer that has collectives of its own: waits.cpp tests it.
 bool is_of_optimizers(fsdp::WaitSite site) {
-  return site == fsdp::WaitSite::offload_fetched || site == fsdp::WaitSite::offload_updated ||
-         site == fsdp::WaitSite::optimizer_exchange;
+  return site == fsdp::WaitSite::optimizer_exchange;
 }
 /// The wait follows from accesses. Others are written by hand: at the end of a run, and before a norm is measured
 /// again.
@@ -160,9 +159,9 @@ TEST_CASE("recorded: without any wait that follows from accesses, some are unord
   CHECK(unneeded(fsdp::testing::all_pairs(engine_table::axes), needed) == "");
   CHECK(unneeded(engine_table::rows_at_random(60, 19), needed) == "");
   // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), or for a kept slice.
-  CHECK(unneeded({{2, 0, 3, 1, 0, 0, 0, 0, 3, 0, 0, 0},
-                  {2, 0, 3, 0, 0, 0, 0, 0, 3, 0, 1, 0},
-                  {0, 0, 3, 0, 0, 3, 0, 0, 0, 0, 0, 0}},
+  CHECK(unneeded({{2, 0, 3, 1, 0, 0, 0, 0, 3, 0, 0, 0, 0},
+                  {2, 0, 3, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0},
+                  {0, 0, 3, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0}},
                  needed) == "");
   for (std::size_t site = 1; site < needed.size(); ++site) {
     INFO(fsdp::wait_site_names[site]);

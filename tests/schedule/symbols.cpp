@@ -62,6 +62,15 @@ void segments_at_random(StepInput& input, std::mt19937& random) {
   }
   input = fsdp::testing::with_segments(std::move(input), segments);
 }
+/// As an engine declares what lies in host memory.
+StepInput offloading(StepInput input, fsdp::Offloaded const& what) {
+  input.offload = what;
+  for (auto& unit : input.units) {
+    unit.offloads_masters = what.masters && !unit.frozen && unit.types.parameter != unit.types.master;
+    if (unit.offloads_masters) unit.types.master = unit.types.parameter;
+  }
+  return input;
+}
 /// A declaration, and flags that its options allow.
 StepInput input_at_random(std::mt19937& random) {
   auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
@@ -114,7 +123,8 @@ StepInput input_at_random(std::mt19937& random) {
     for (auto& unit : input.units)
       if (below(2) == 0) unit.types = {};
   if (types.gradient == fsdp::DType::f32 && below(2) == 0) input.wire = fsdp::DType::bf16;
-  return input;
+  if (below(2) == 0) return input;
+  return offloading(std::move(input), {below(2) == 0, below(2) == 0, below(2) == 0});
 }
 BackwardFlags flags_at_random(PaperStep const& of, std::mt19937& random) {
   for (;;) {
@@ -189,6 +199,12 @@ std::vector<StepInput> kinds_of_steps() {
     input.first_bucket_bytes = 2000;
   });
   add(equal_units(5, 1, 4), [](StepInput& input) { input.wire = fsdp::DType::bf16; });
+  for (auto const& [shards, replicas] : {std::pair(4, 1), {2, 2}, {1, 4}, {1, 1}}) {
+    auto input = equal_units(5, shards, replicas);
+    fsdp::testing::set_types(input, {fsdp::DType::bf16, fsdp::DType::f32, fsdp::DType::f32});
+    inputs.push_back(offloading(input, {.masters = true, .gradients = true}));
+    inputs.push_back(offloading(input, {.moments = true}));
+  }
   for (auto input : std::vector(inputs)) {  // the same with functions on some or all reduced gradients
     auto const every = inputs.size() % 2 + 1;
     for (std::size_t u = 0; u < input.units.size(); u += every) input.units[u].hooked = true;
@@ -395,6 +411,17 @@ TEST_CASE("symbols: a fault of a program is found in some kind of micro-step") {
             CHECK(check_program(faulty, input) != "");
           }
         }
+      }
+    }
+    for (auto const list : {&fsdp::Program::fetches, &fsdp::Program::gradient_fetches, &fsdp::Program::stores}) {
+      for (std::size_t u = 0; u < program.units.size(); ++u) {
+        // The sums that backward ends with are still in the slots.
+        if ((program.*list)[u].size == 0 || (list == &fsdp::Program::gradient_fetches && u < 2)) continue;
+        auto faulty = program;
+        (faulty.*list)[u].size = 0;
+        ++faults;
+        INFO("around the update of unit " << u << ", " << name((program.*list)[u].primitive));
+        CHECK(check_program(faulty, input) != "");
       }
     }
   }

@@ -16,10 +16,12 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
+#include "fsdp/offload.hpp"
 #include "tests/support/all_pairs.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/counting.hpp"
@@ -43,6 +45,8 @@ enum class Kinds { none, replicated, frozen, fp32, all };
 enum class Hooks { none, every_unit, every_second_unit };
 /// What is recomputed: each block alone, pairs, three in the middle, everything in one segment.
 enum class Segments { none, single, pairs, middle, whole };
+/// What lies in host memory. Masters: where they are another copy than the parameters, else moments.
+enum class Offload { none, moments, gradients, masters, all };
 
 struct Row {
   Engine engine{};
@@ -57,11 +61,12 @@ struct Row {
   Kinds kinds{};
   Hooks hooks{};
   Segments segments{};
+  Offload offload{};
   // Of no axis:
   int setting = 0;              ///< modules that set their gradients: 0: none; 1: all; 2: those of every second unit
   std::int64_t elements = 300;  ///< of the smallest block; others have two or three times as many, and the root two
 };
-inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 3, 5};
+inline fsdp::testing::Axes const axes{5, 5, 4, 2, 6, 5, 4, 4, 5, 5, 3, 5, 5};
 
 inline Row row_of(fsdp::testing::TableRow const& at) {
   return {static_cast<Engine>(at[0]),     static_cast<Units>(at[1]),
@@ -70,7 +75,8 @@ inline Row row_of(fsdp::testing::TableRow const& at) {
           static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
           static_cast<Precision>(at[8]),  static_cast<Kinds>(at[9]),
           static_cast<Hooks>(at[10]),
-          static_cast<Segments>(at[11])};
+          static_cast<Segments>(at[11]),
+          static_cast<Offload>(at[12])};
 }
 inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -329,7 +335,8 @@ class Rank {
                         static_cast<std::int64_t>(gradients.size()));
         });
     for (auto const& [first, last] : segments()) engine_.recompute_segment(modules_[first], modules_[last]);
-    sgd_.emplace(engine_);
+    if (row.offload != Offload::none) fsdp::offload(engine_, offloaded());
+    sgd_.emplace(engine_, fsdp::SgdOptions{.momentum = offloaded().moments ? 0.5f : 0.0f});
     watch_.emplace(engine_);
     scopes_.emplace(engine_);
   }
@@ -355,15 +362,19 @@ class Rank {
       auto const norm = measure();
       sgd_->step(norm);
       calls_.push_back({Call::Kind::update});
+      if (offloaded().masters) touch_masters();
       facts_ = fsdp::left_by(fsdp::plain_step);
       watch_->live().reshard();
       watch_->expect_bytes("between steps");
     }
-    auto const plan = fsdp::memory_plan(engine_.plan_input());
-    auto const rest = plan.rest() - plan.optimizer;
-    if (engine_.account().peak_live_state() > plan.live_most - plan.optimizer)
-      wrong(fmt::format("{} bytes in use at most, planned {}", engine_.account().peak_live_state() - rest,
-                        plan.live_most - plan.optimizer - rest));
+    auto input = engine_.plan_input();
+    input.moments = offloaded().moments ? 1 : 0;
+    auto const plan = fsdp::memory_plan(input);
+    if (engine_.account().peak_live_state() > plan.live_most)
+      wrong(fmt::format("{} bytes in use at most, planned {}", engine_.account().peak_live_state() - plan.rest(),
+                        plan.live_most - plan.rest()));
+    if (auto const bytes = engine_.account().reserved(fsdp::MemoryTag::offloaded); bytes != plan.host)
+      wrong(fmt::format("{} bytes of host memory, planned {}", bytes, plan.host));
     engine_.synchronize();
     if (!tally_->strange.empty())
       wrong(fmt::format("rank {}: {} collectives move memory that their communicator does not know: {}", engine_.rank(),
@@ -382,6 +393,34 @@ class Rank {
       case Segments::whole: return {{0, modules_.size() - 1}};
     }
     return {};
+  }
+  fsdp::OffloadOptions offloaded() const {
+    bool const all = row_.offload == Offload::all, has_masters = !std::is_same_v<typename P::Master, typename P::Param>;
+    bool const masters = has_masters && (all || row_.offload == Offload::masters);
+    bool const moments = all || row_.offload == Offload::moments || (row_.offload == Offload::masters && !masters);
+    return {.moments = moments, .masters = masters, .gradients = all || row_.offload == Offload::gradients};
+  }
+  /// Reads them where they are, as averages do; then writes them, as imports do.
+  void touch_masters() {
+    auto const shards = engine_.shards();
+    auto const& device = engine_.device();
+    auto const for_each = [&](auto const& act) {
+      for (std::size_t u = 0; u < shards.size(); ++u)
+        if (shards[u].trains()) act(shards[u]);
+    };
+    for_each([&](auto& unit) {
+      shards.order_read(unit);
+      unit.with_master([&](auto const* master) {
+        device.launch(engine_.compute(), std::int64_t{1}, ReadParameters{}, master, unit.shard_numel());
+      });
+    });
+    for_each([&](auto& unit) {
+      auto const writing = shards.write(unit);
+      unit.with_master([&](auto* master) {
+        if constexpr (std::is_same_v<decltype(master), float*>)
+          device.launch(engine_.compute(), std::int64_t{1}, ChangeReduced{}, master, unit.shard_numel());
+      });
+    });
   }
   fsdp::GradNorm<E> measure() {
     calls_.push_back({Call::Kind::norm});

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/offload.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "fsdp/wait_site.hpp"
 #include "tests/support/in_child.hpp"
@@ -47,7 +48,7 @@ inline std::vector<Case> const cases{
     {WaitSite::optimizer_reduced, 1, Engine::full},
     {WaitSite::norm_peers_read, 1, Engine::full, true},
     {WaitSite::offload_fetched, 1, Engine::offload},
-    {WaitSite::offload_updated, 1, Engine::offload},
+    {WaitSite::offload_used, 1, Engine::offload},
     {WaitSite::optimizer_exchange, 1, Engine::muon},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
@@ -129,7 +130,8 @@ std::vector<float> train_by_optimizers(Engine which, toy::Run const& run, Device
     bool const first = comm.rank() == 0;
     auto mine = toy::train_by(fsdp::FullShard{}, std::move(comm), run, [&](auto& engine, auto const& loop) {
       if (which == Engine::offload) {
-        fsdp::AdamW adamw(engine, {.offload_moments = true});
+        fsdp::offload(engine, {.moments = true, .gradients = true});
+        fsdp::AdamW adamw(engine);
         return loop([&](float lr, auto const& norm) { adamw.step(lr, norm); }, 1e-2f);
       }
       fsdp::Muon muon(engine, fsdp::TensorSelection::all(), {.iterations = 2});

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # nanogpt's CUDA program on stand-ins learns what it learns on the host: processes over NCCL under mpirun, and threads; every
-# strategy, fp32 and bf16.
+# strategy, fp32 and bf16, with state in host memory and without.
 # programs: nanogpt
 # labels: standin
 # long
@@ -54,6 +54,11 @@ train "" gpu --device=cuda --dtype=float32 --ranks=4
 check "threads: other losses than the host's" close gpu host 1e-5
 train "$mpirun" gpu --device=cuda --dtype=bfloat16 "${ranks[@]}"
 check "bf16: other losses than the host's" close gpu host 2e-3
+train "$mpirun" offloaded --device=cuda --dtype=bfloat16 "${ranks[@]}" --offload=moments,masters,gradients
+check "bf16, offloaded: other losses" cmp <(losses gpu) <(losses offloaded)
+train "" gpu --device=cuda --dtype=float32
+train "" offloaded --device=cuda --dtype=float32 --offload=moments,gradients
+check "one rank, offloaded: other losses" close offloaded gpu 1e-5
 
 echo "$checks checks, $failures failures"
 ((failures == 0))

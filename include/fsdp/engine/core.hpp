@@ -2,7 +2,9 @@
 // The parts of an engine, and how they are put together when it is sealed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/guarded_uses.hpp"
 #include "fsdp/engine/history.hpp"
+#include "fsdp/engine/offload_hooks.hpp"
 #include "fsdp/engine/passes.hpp"
 #include "fsdp/engine/step_gate.hpp"
 #include "fsdp/engine/storage.hpp"
@@ -96,9 +99,15 @@ struct EngineCore {
     storage.register_memory(executor, scalar_comm);
     storage.place_shards(declared.units(), program);
     auto const kept_ranks = declared.options().reshard_ranks;
-    executor.prepare(program, declared.units(), storage.slots(program), kept_ranks > 0 ? where.rank % kept_ranks : 0);
+    auto slots = storage.slots(program);
+    if (offload) offload->place(slots);
+    executor.prepare(program, declared.units(), std::move(slots), kept_ranks > 0 ? where.rank % kept_ranks : 0);
     storage.initialize(declared.units(), declared.options().seed, *compute);
-    for (auto const& operation : program.updates) executor.note(operation);
+    if (offload) offload->initialized();
+    for (auto operation : program.updates) {
+      if (!declared.offload.masters) operation.size = std::min<std::uint8_t>(operation.size, 2);  // no staging slot
+      executor.note(operation);
+    }
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     passes.set_program(program);
     declared.schedule().set_backward_end(program.backward_end());
@@ -246,6 +255,7 @@ struct EngineCore {
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
   GuardedUses<Device, Unit> guarded;
+  std::unique_ptr<OffloadHooks<SlotMemory>> offload;  ///< nullptr: nothing is offloaded
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms

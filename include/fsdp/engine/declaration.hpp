@@ -68,6 +68,7 @@ class Declaration : public DeclaredUnits<P> {
   }
 
   Schedule& schedule() { return schedule_; }
+  Offloaded offload;  ///< what lies in host memory
   Schedule const& schedule() const { return schedule_; }
   /// nullptr: there is none besides the declared order.
   std::unique_ptr<PathList>& paths() { return paths_; }
@@ -137,8 +138,13 @@ class Declaration : public DeclaredUnits<P> {
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
+    FSDP_EXPECTS(!paths_ || !offload.gradients || options_.without_gradient != WithoutGradient::zeros,
+                 "rank {}: units without a gradient cannot get zeroes while gradients are offloaded; choose "
+                 "WithoutGradient::untouched, or do not offload gradients",
+                 where_.rank);
     bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u]->offloads_masters = offloads_masters(*units_[u]);
       units_[u]->seal(where_);
       auto const* fault = schedule_.used(units_[u]->first) ? "" : "no module uses";
       if (units_[u]->hooks.size > 0 && !units_[u]->trains()) fault = "on_reduced was called for the frozen or empty";
@@ -166,6 +172,9 @@ class Declaration : public DeclaredUnits<P> {
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
                        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
                        fsdp::name(options_.reduce_dtype.value_or(written)));
+    if (offload.any())
+      lines += formatted("offloaded: moments {}, masters {}, gradients {}\n", offload.moments, offload.masters,
+                         offload.gradients);
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       for (auto at = use == 0 ? 0 : ends_[use - 1]; at < ends_[use]; ++at) {
         auto const& unit = *units_[unit_number(named_[at])];
@@ -205,7 +214,7 @@ class Declaration : public DeclaredUnits<P> {
       auto const& tensors = unit.layout().tensors();
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
       auto const padded = align_up(end, layout_alignment * where_.world);
-      input.units[u] = {padded,
+      auto& described = input.units[u] = {padded,
                         unit.name(),
                         unit.strategy().shards,
                         unit.strategy().reshards_after_forward,
@@ -215,8 +224,11 @@ class Declaration : public DeclaredUnits<P> {
                         unit.skips_gradients,
                         unit.hooks.size > 0,
                         unit.declared_types(),
+                        offloads_masters(unit),
                         unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
+      if (described.offloads_masters) described.types.master = described.types.parameter;
     }
+    input.offload = offload;
     input.modules = std::vector<std::string>(schedule_.size());
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       input.uses.push_back(schedule_.unit(use));
@@ -266,6 +278,11 @@ class Declaration : public DeclaredUnits<P> {
   static std::string described(DType type) {
     auto const known = fsdp::name(type);
     return known == "?" ? formatted("a DType of value {}", static_cast<int>(type)) : std::string(known);
+  }
+  /// Masters are offloaded where they are another copy than the parameters.
+  bool offloads_masters(Unit const& unit) const {
+    auto const types = unit.declared_types();
+    return offload.masters && !unit.frozen && types.master != types.parameter;
   }
   int backward_prefetch() const { return options_.backward_prefetch.value_or(options_.prefetch); }
 

@@ -84,7 +84,7 @@ class Executor {
     units_ = FixedArray<Unit*>(units.size());
     for (std::size_t u = 0; u < units.size(); ++u) {
       units_[u] = units[u].get();
-      if (program.units[u].reads_masters) units_[u]->full = units_[u]->shard_data;
+      if (program.units[u].reads_masters) units_[u]->full = units_[u]->gathered;
     }
     for (std::uint32_t slot = 0; slot < program.gradient_slots.size(); ++slot)
       run(step::zeroing(program, slot, StreamKind::reduce), "forward");
@@ -166,7 +166,7 @@ class Executor {
   /// The first element of the cells. In a bucket's wire, the own slice starts at offset 0.
   void* address(Operation const& operation, Cells cells) const {
     switch (cells.pool) {
-      case Pool::master: return unit_of(operation).shard_data;
+      case Pool::master: return unit_of(operation).gathered;
       case Pool::gradient:
         if (operation.bucket == Operation::none) return unit_of(operation).gradient;
         return memory_.gradients + program_->buckets[operation.bucket].begin;
@@ -233,20 +233,27 @@ class Executor {
         device_.copy_async(stream, slot(to), static_cast<std::byte const*>(unit.full) + kept_member_ * operation.bytes,
                            static_cast<std::size_t>(operation.bytes));
         return {};
-      case Primitive::hook: return unit.hooks.call(&stream, unit.gradient, unit.shard_numel()), Ticket{};
+      case Primitive::hook:
+        return unit.hooks.call(&stream, static_cast<float*>(address(operation, from)), unit.shard_numel()), Ticket{};
       case Primitive::round:
         if constexpr (std::is_same_v<Reduce, float>)
           rounded_.round(device_, stream, static_cast<float const*>(address(operation, from)), address(operation, to),
                          operation.elements);
         return {};
       case Primitive::accumulate: {
-        auto const factor = to.pool == Pool::gradient ? kernels::mean_factor(unit.placement().world) : 1.0f;
+        bool const completes = to.pool == Pool::gradient || to.pool == Pool::staged_gradient;
+        auto const factor = completes ? kernels::mean_factor(unit.placement().world) : 1.0f;
         bool const begins = operation.all[1].mode == step::Mode::write || contents_.begins_sum(operation);
         sums_of(from.pool, unit)
             .accumulate(device_, stream, address(operation, from), static_cast<float*>(address(operation, to)),
                         operation.elements, factor, begins);
         return {};
       }
+      case Primitive::fetch:
+      case Primitive::store:
+        device_.copy_async(stream, address(operation, to), address(operation, from),
+                           static_cast<std::size_t>(operation.bytes));
+        return {};
       default: break;
     }
     auto& group = communicator(operation.group);
@@ -275,14 +282,14 @@ class Executor {
   void cast(Unit const& unit, Operation const& operation, void* to) {
     auto& stream = stream_of(operation);
     auto const& types = unit.types();
-    if (types.parameter != types.master)
+    if (types.parameter != unit.gathered_type())
       kernels::cast(device_, stream, static_cast<Master const*>(unit.master), static_cast<Param*>(to),
                     operation.elements);
-    else if (types.master == DType::f32)
-      kernels::cast(device_, stream, static_cast<float const*>(unit.shard_data), static_cast<float*>(to),
+    else if (types.parameter == DType::f32)
+      kernels::cast(device_, stream, static_cast<float const*>(unit.gathered), static_cast<float*>(to),
                     operation.elements);
     else
-      device_.copy_async(stream, to, unit.shard_data, static_cast<std::size_t>(operation.bytes));
+      device_.copy_async(stream, to, unit.gathered, static_cast<std::size_t>(operation.bytes));
   }
 
   void open(Operation const& operation) {

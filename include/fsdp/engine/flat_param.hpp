@@ -85,6 +85,8 @@ class FlatParam {
 
   /// @pre sealed
   ElementTypes const& types() const { return types_; }
+  /// The type of `gathered`.
+  DType gathered_type() const { return offloads_masters ? types_.parameter : types_.master; }
   ElementTypes declared_types() const {
     if (fp32) return {};
     return {dtype_of<Param>, dtype_of<Reduce>, frozen ? dtype_of<Param> : dtype_of<Master>};
@@ -119,10 +121,14 @@ class FlatParam {
   /// It has gradients, and optimizers update it. @pre sealed
   bool trains() const { return !empty() && !frozen; }
 
-  void* shard_data = nullptr;  ///< (shard_numel) parameters that the unit keeps, of types().master
+  /// (shard_numel) parameters that the unit keeps, of types().master. If they are offloaded: in host memory; while
+  /// Shards::Write lives, in a staging slot.
+  void* shard_data = nullptr;
+  void* gathered = nullptr;  ///< (shard_numel) what gathers read, of gathered_type(); mostly the same
   /// The same, if that is the policy's type of masters; else nullptr: see with_shard.
   Master* master = nullptr;
-  float* gradient = nullptr;  ///< (shard_numel) gradient shard, already averaged over the world
+  /// (shard_numel) gradient shard, already averaged over the world. It may lie in host memory, as shard_data.
+  float* gradient = nullptr;
   void* full = nullptr;       ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
   void* full_gradient =
       nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
@@ -134,6 +140,7 @@ class FlatParam {
   bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
   bool frozen = false;           ///< it does not train: no gradients, no updates
   bool fp32 = false;             ///< all its element types are fp32, whatever the policy's
+  bool offloads_masters = false;  ///< they are fp32, and lie in host memory
   detail::ReducedHooks hooks;    ///< see Shards::on_reduced
   /// Indices of units of the same modules, for tensors of other kinds: gathered and dropped together with it.
   std::vector<std::size_t> beside;

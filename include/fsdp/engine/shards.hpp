@@ -112,7 +112,7 @@ class Shards {
     /// @param operation  nullptr: there is nothing to write
     Write(Shards shards, step::Operation const* operation, bool updates)
         : shards_(shards), operation_(operation), updates_(updates) {
-      if (operation_ != nullptr) shards_.engine_->core_.executor.order(*operation_);
+      if (operation_ != nullptr) shards_.begin_write(*operation_, updates_);
     }
     Shards shards_;
     step::Operation const* operation_;
@@ -172,7 +172,18 @@ class Shards {
     history().add("step", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
     gate().begin_updates();
+    if (auto const& offload = engine_->core_.offload) offload->begin_step();
   }
+  /// Compute waits until the unit's masters can be read: only if they are offloaded.
+  void order_read(Unit const& unit) const {
+    if (auto const& offload = engine_->core_.offload) offload->order_read(unit.index());
+  }
+  /// The calling thread waits until offloaded state is in host memory.
+  void await_stores() const {
+    if (auto const& offload = engine_->core_.offload) offload->await_stores();
+  }
+  /// For headers of the library: see EngineCore.
+  auto& core() const { return engine_->core_; }
   /// @param given  a GradNorm, of this engine's gradients or of none
   /// @param what   the function that takes the norm, for the message
   /// @throws UsageError
@@ -204,12 +215,6 @@ class Shards {
   /// The ranks that share units' shards; its collectives are enqueued on gather_stream(). @pre some unit has several
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
-
-  /// Moves offloaded state between host and device. Made at the first call.
-  auto& copy_stream() const {
-    engine_->core_.streams.add_copy(engine_->device());
-    return engine_->core_.streams[StreamKind::copy];
-  }
 
   /// The unit trains, and a backward pass since the last step has come to it; without paths, every unit that trains
   /// has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
@@ -253,10 +258,17 @@ class Shards {
   [[gnu::noinline]] void end_reading(bool whole) const {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.note(operation, whole);
   }
+  [[gnu::noinline]] void begin_write(step::Operation const& operation, bool updates) const {
+    if (auto const& offload = engine_->core_.offload) offload->begin_write(operation.unit, updates);
+    engine_->core_.executor.order(operation);
+  }
   /// @param whole  false: an exception has ended the scope
   [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const {
     auto& executor = engine_->core_.executor;
-    executor.note(operation, whole);
+    if (auto const& offload = engine_->core_.offload)
+      offload->end_write(operation.unit, updates, whole);
+    else
+      executor.note(operation, whole);
     if (!updates || !whole) return;
     executor.apply(operation);
     gate().updated();

@@ -51,10 +51,11 @@ class ShardStorage {
     for (std::size_t u = 0; u < units.size(); ++u) {
       if (!program.units[u].trains()) continue;
       auto const bytes = static_cast<std::size_t>(units[u]->shard_numel()) * sizeof(float);
-      (program.units[u].writes_shards ? direct_bytes : reduced_bytes) += bytes;
+      if (program.staged_gradients == 0) (program.units[u].writes_shards ? direct_bytes : reduced_bytes) += bytes;
       if (program.units[u].waits_for_replicas) partial_elements += units[u]->shard_numel();
     }
-    master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(plan.parameters)};
+    auto const parameters = plan.parameters - 2 * program.staged_masters;
+    master_ = {device_, *account_, MemoryTag::parameters, static_cast<std::size_t>(parameters)};
     auto const accumulator_bytes = static_cast<std::size_t>(program.accumulator_elements) * sizeof(float);
     auto const scratch_bytes = static_cast<std::size_t>(program.scratch_bytes);
     gather_ = {world, *account_, MemoryTag::gather, static_cast<std::size_t>(plan.gather)};
@@ -72,7 +73,7 @@ class ShardStorage {
     for (auto const& unit : units)
       if (unit->trains()) partials += kernels::norm_partial_count(unit->norm_slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
-    account_->lease(MemoryTag::parameters, plan.parameters);
+    account_->lease(MemoryTag::parameters, parameters);
 
     norm_.partials = norm_partials_.template as<double>();
     norm_.slices = scalars_.template as<double>();
@@ -114,9 +115,9 @@ class ShardStorage {
   [[gnu::cold]] void place_shards(Units& units, Program const& program) {
     auto* shard = master_.data();
     for (auto& unit : units) {
-      unit->shard_data = shard;
+      unit->shard_data = unit->gathered = shard;
       if (unit->types().master == dtype_of<Master>) unit->master = reinterpret_cast<Master*>(shard);
-      shard += static_cast<std::size_t>(unit->shard_numel()) * size_of(unit->types().master);
+      shard += static_cast<std::size_t>(unit->shard_numel()) * size_of(unit->gathered_type());
       if (!unit->skips_gradients) unit->scratch_gradient = scratch_.data();
     }
     auto *direct = direct_gradients_.template as<float>(), *reduced = reduced_gradients_.template as<float>();
@@ -125,7 +126,7 @@ class ShardStorage {
     for (auto const index : program.gradient_order) {
       auto& unit = *units[index];
       auto*& gradient = program.units[index].writes_shards ? direct : reduced;
-      unit.gradient = std::exchange(gradient, gradient + unit.shard_numel());
+      if (gradient != nullptr) unit.gradient = std::exchange(gradient, gradient + unit.shard_numel());
       if (program.units[index].waits_for_replicas) unit.partial = std::exchange(partial, partial + unit.shard_numel());
       if (program.units[index].accumulates)
         unit.accumulator = std::exchange(accumulator, accumulator + unit.full_numel());

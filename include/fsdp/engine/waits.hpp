@@ -24,7 +24,10 @@ namespace fsdp::detail {
 constexpr WaitSite event_site(StreamKind waiting, step::Pool pool, bool updates) {
   using step::Pool;
   switch (waiting) {
+    case StreamKind::copy: return WaitSite::offload_used;
     case StreamKind::compute:
+      if (step::Buffers::is_staged(pool)) return WaitSite::offload_fetched;
+      if (pool == Pool::offloaded) return WaitSite::offload_stored;
       if (pool == Pool::gradient && updates) return WaitSite::optimizer_reduced;
       if (pool == Pool::gradient || pool == Pool::gradient_slot) return WaitSite::compute_gradient_slot;
       return WaitSite::compute_unsharded;
@@ -32,9 +35,12 @@ constexpr WaitSite event_site(StreamKind waiting, step::Pool pool, bool updates)
       if (pool == Pool::master) return WaitSite::gather_updated;
       return pool == Pool::kept ? WaitSite::gather_kept_slice : WaitSite::gather_slot_read;
     case StreamKind::reduce:
+      if (step::Buffers::is_staged(pool)) return WaitSite::offload_fetched;
       if (pool == Pool::partial) return WaitSite::reduce_partial_read;
       return pool == Pool::wire ? WaitSite::reduce_wire_read : WaitSite::reduce_gradients;
-    default: return pool == Pool::gradient ? WaitSite::reduce_gradients : WaitSite::replicate_scattered;
+    default:
+      if (step::Buffers::is_staged(pool)) return WaitSite::offload_fetched;
+      return pool == Pool::gradient ? WaitSite::reduce_gradients : WaitSite::replicate_scattered;
   }
 }
 /// The name of a wait for peers that read an input of a collective.

@@ -23,7 +23,6 @@ struct AdamWOptions {
   float weight_decay = 0.01f;        ///< of tensors whose TensorOptions::decay is set
   bool stochastic_rounding = false;  ///< of masters and moments narrower than fp32: [Note: Stochastic rounding]
   std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
-  bool offload_moments = false;      ///< keeps them in host memory: [Note: Offloaded moments]
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
@@ -52,7 +51,7 @@ class AdamW {
                    name(), detail::OwnedTensors::Decays::betas,
                    {.weight_decay = options.weight_decay, .first = options.beta1, .second = options.beta2},
                    std::move(tensors), std::move(groups)),
-               options.stochastic_rounding, options.offload_moments) {}
+               options.stochastic_rounding) {}
 
   // clang-format off
   template <class None = void>
@@ -78,7 +77,7 @@ class AdamW {
   // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
   void begin_step(float lr, ClipScalars* clip, bool counts) { state_.begin_step(lr, clip, counts); }
   void update(typename E::Unit& unit) {
-    state_.update_moments(unit, [&](auto const& part) {
+    state_.for_each_part(unit, [&](auto const& part) {
       if constexpr (State::narrow) {
         if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }
@@ -118,9 +117,9 @@ class AdamW {
     return options;
   }
   [[gnu::cold]] static std::string text(AdamWOptions const& options) {
-    return formatted("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}, offload {}",
+    return formatted("lr {}, betas {} and {}, eps {}, weight decay {}, stochastic rounding {}, seed {}",
                      options.lr, options.beta1, options.beta2, options.eps, options.weight_decay,
-                     options.stochastic_rounding, options.seed, options.offload_moments);
+                     options.stochastic_rounding, options.seed);
   }
 
   template <bool Stochastic>

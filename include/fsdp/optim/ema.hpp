@@ -103,6 +103,7 @@ class Ema {
     auto const* const step = gate.last_step_measured("Ema::update") ? shards.norm().result : nullptr;
     shards.history().add("Ema::update", decay);
     now.for_each_unit([&](auto& unit, float* average) {
+      shards.order_read(unit);
       unit.with_master([&](auto const* master) {
         kernels::update_average(of.device(), of.compute(), average, master, unit.shard_numel(), decay,
                                 static_cast<ClipScalars const*>(step));
@@ -119,6 +120,7 @@ class Ema {
     shards.gate().expect_not_swapped("averages of weights are reset");
     shards.history().add("Ema::reset");
     now.for_each_unit([&](auto& unit, float* average) {
+      shards.order_read(unit);
       unit.with_master(
           [&](auto const* master) { kernels::cast(of.device(), of.compute(), master, average, unit.shard_numel()); });
     });

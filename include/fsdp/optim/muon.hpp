@@ -40,7 +40,6 @@ struct MuonOptions {
   MuonScale scale = MuonScale::original;
   bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
   std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
-  bool offload_moments = false;      ///< keeps them in host memory: [Note: Offloaded moments]
 };
 
 /// Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): the momentum of each
@@ -74,7 +73,7 @@ class Muon {
                detail::OwnedTensors(name(), detail::OwnedTensors::Decays::momentum,
                                     {.weight_decay = options.weight_decay, .first = options.momentum},
                                     matrices_of(engine, tensors), std::move(groups)),
-               options.stochastic_rounding, options.offload_moments) {
+               options.stochastic_rounding) {
     deal_out();
     allocate();
   }
@@ -105,7 +104,7 @@ class Muon {
     bool const shared = unit.placement().shards > 1;
     auto *const gathered = buffers_.gathered.template as<float>(), *const moves = buffers_.moves.template as<float>();
     if (shared) wait_for_peers(buffers_.gather);
-    state_.update_moments(unit, [&](auto const& part) {
+    state_.for_each_part(unit, [&](auto const& part) {
       kernels::muon_momentum(device, compute, part.chunks, part.chunk_count, part.step,
                              SgdScalars{part.first, options_.nesterov}, static_cast<float const*>(unit.gradient),
                              state_.moment(0, part), gathered + begin);
@@ -202,9 +201,9 @@ class Muon {
   [[gnu::cold]] static std::string text(MuonOptions const& options) {
     return formatted(
         "lr {}, momentum {}, nesterov {}, weight decay {}, iterations {}, eps {}, scale {}, stochastic rounding {}, "
-        "seed {}, offload {}",
+        "seed {}",
         options.lr, options.momentum, options.nesterov, options.weight_decay, options.iterations, options.eps,
-        static_cast<int>(options.scale), options.stochastic_rounding, options.seed, options.offload_moments);
+        static_cast<int>(options.scale), options.stochastic_rounding, options.seed);
   }
   /// The tensors of the selection that train and have two dimensions.
   [[gnu::cold]] static TensorSelection matrices_of(E& engine, TensorSelection tensors) {

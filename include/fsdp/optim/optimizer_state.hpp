@@ -52,12 +52,11 @@ class OptimizerState {
   /// @param name  of the optimizer, for messages; must outlive it
   /// @param options  of the optimizer as text: the same on every rank
   /// @param stochastic  the optimizer rounds at random
-  /// @param offload  moments lie in host memory: see [Note: Offloaded moments]
   /// @throws UsageError if there is nothing to round, or a pattern of `owned` matches no tensor that trains;
   /// ConfigError on every rank if options differ
   /// @note Collective: yes. Waits for compute once.
   [[gnu::cold]] OptimizerState(E& engine, std::string_view name, std::string const& options, int moments,
-                               detail::OwnedTensors owned, bool stochastic, bool offload = false)
+                               detail::OwnedTensors owned, bool stochastic)
       : engine_(&engine), name_(name) {
     FSDP_EXPECTS(!stochastic || narrow, "rank {}: {}: stochastic rounding needs masters or moments narrower than fp32",
                  engine.rank(), name);
@@ -72,7 +71,7 @@ class OptimizerState {
       units[u] = {&shards[u].layout(), shards[u].shard(), shards[u].frozen};
     layout_.emplace(std::move(owned), std::move(units));
     upload();
-    moments_.emplace(engine, *layout_, moments, offload);
+    moments_.emplace(engine, *layout_, moments);
   }
   /// The new object has the state; the old one must not be used. @note No kernel notices: addresses stay.
   OptimizerState(OptimizerState&&) noexcept = default;
@@ -123,7 +122,7 @@ class OptimizerState {
                           settings.first, settings.second, clip, counts);
       counts = false;
     }
-    moments_->begin_step(engine());
+    moments_->begin_step();
   }
   /// Calls `launch(Part)` for each group of the unit's tensors, to enqueue its kernel.
   template <class Launch>
@@ -135,30 +134,23 @@ class OptimizerState {
                   steps_ + at->group, u, settings.first, settings.second});
     }
   }
-  /// The same for kernels that use moments. Once a step.
-  template <class Launch>
-  void update_moments(typename E::Unit const& unit, Launch&& launch) {
-    moments_->begin_update(engine(), unit.index());
-    for_each_part(unit, launch);
-    moments_->end_update(engine(), unit.index());
-  }
 
   E& engine() const { return *engine_.get(name_); }
   bool owns(TensorInfo const& tensor) const { return layout_->owns(tensor.name); }
   TensorSelection rest(TensorSelection among) const { return layout_->rest(std::move(among)); }
 
-  /// A unit's moment `which`, inside update_moments; nullptr if there are none.
-  Moment* moment(std::int64_t which, Part const& part) { return moments_->at(which, part.unit); }
+  /// A unit's moment `which`, in its update; nullptr if there are none.
+  Moment* moment(std::int64_t which, Part const& part) const { return moments_->at(which, part.unit); }
   /// The same between steps, laid out as the unit's shard; nullptr if the optimizer does not own all its tensors.
   /// @note Waits for stores.
   [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit) const {
-    moments_->await_stores(engine());
+    engine().shards().await_stores();
     return layout_->owns_all(unit) ? moments_->home(static_cast<std::int64_t>(which), unit) : nullptr;
   }
   /// The elements of moment `which` that belong to a part of the unit's shard. @note Waits for stores.
   /// @param part  of a tensor that trains and that the optimizer owns, counted from the shard's begin
   [[gnu::cold]] Moment* moment(std::size_t which, std::size_t unit, Segment const& part) const {
-    moments_->await_stores(engine());
+    engine().shards().await_stores();
     return moments_->home(static_cast<std::int64_t>(which), unit) + layout_->place(unit, part);
   }
 

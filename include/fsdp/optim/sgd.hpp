@@ -22,7 +22,6 @@ struct SgdOptions {
   float weight_decay = 0.0f;         ///< L2 penalty of tensors whose TensorOptions::decay is set
   bool stochastic_rounding = false;  ///< of masters narrower than fp32: [Note: Stochastic rounding]
   std::uint64_t seed = 0;            ///< of stochastic rounding; the same on every rank
-  bool offload_moments = false;      ///< keeps them in host memory: [Note: Offloaded moments]
 };
 
 /// p -= lr * (g + weight_decay * p), with heavy-ball or Nesterov momentum in fp32 if asked for, as torch.optim.SGD with
@@ -59,7 +58,7 @@ class Sgd {
   // Parts of a step, for fsdp::Optimizers: optim/optimizers.hpp says what each is.
   void begin_step(float lr, ClipScalars* clip, bool counts) { state_.begin_step(lr, clip, counts); }
   void update(typename E::Unit& unit) {
-    state_.update_moments(unit, [&](auto const& part) {
+    state_.for_each_part(unit, [&](auto const& part) {
       if constexpr (State::narrow) {
         if (options_.stochastic_rounding) return this->launch<true>(unit, part);
       }
@@ -94,8 +93,7 @@ class Sgd {
   Sgd(E& engine, SgdOptions const& options, detail::OwnedTensors owned)
       : options_(checked(options)),
         has_momentum_(owned.has_momentum()),
-        state_(engine, name(), text(options), has_momentum_ ? 1 : 0, std::move(owned), options.stochastic_rounding,
-               options.offload_moments) {}
+        state_(engine, name(), text(options), has_momentum_ ? 1 : 0, std::move(owned), options.stochastic_rounding) {}
 
   static SgdOptions const& checked(SgdOptions const& options) {
     FSDP_EXPECTS(options.momentum >= 0.0f && options.momentum < 1.0f && math::is_finite(options.weight_decay) &&
@@ -108,9 +106,9 @@ class Sgd {
     return options;
   }
   static std::string text(SgdOptions const& options) {
-    return formatted("lr {}, momentum {}, nesterov {}, weight decay {}, stochastic rounding {}, seed {}, offload {}",
+    return formatted("lr {}, momentum {}, nesterov {}, weight decay {}, stochastic rounding {}, seed {}",
                      options.lr, options.momentum, options.nesterov, options.weight_decay, options.stochastic_rounding,
-                     options.seed, options.offload_moments);
+                     options.seed);
   }
 
   template <bool Stochastic>

@@ -103,7 +103,10 @@ class BufferPlanner : protected UnitPlanner {
     return true;
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
-  bool is_rounded(std::size_t unit) const { return program_.wire && !program_.units[unit].writes_shards; }
+  bool is_rounded(std::size_t unit) const {
+    auto const& planned = program_.units[unit];
+    return program_.wire && !planned.writes_shards && planned.world() > 1;
+  }
   /// Ranks of size among a module's units that take turns.
   struct Ranks {
     std::vector<std::uint32_t> of_unit;  ///< by unit; Program::none: it takes no turns

@@ -69,6 +69,7 @@ class Buffers {
     }
     sizes_.fill(units);
     sizes_[static_cast<std::size_t>(Pool::gradient)] = unit_of_cell_.size();
+    for (auto const pool : {Pool::staged, Pool::staged_gradient}) sizes_[static_cast<std::size_t>(pool)] = 2;
   }
   /// The slots are known.
   void set_slots(Pool pool, std::size_t slots) {
@@ -82,6 +83,7 @@ class Buffers {
   /// The cells of a bucket. @param elements  of the gradient shards that backward writes
   Cells bucket(Range elements) const { return gradient_cells(cells_between(elements)); }
   static Cells kept(std::uint32_t slot) { return {Pool::kept, slot, 1}; }
+  static Cells staged(Pool pool, std::uint32_t slot) { return {pool, slot, 1}; }
   static Cells own(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 1}; }
   static Cells rest(Pool pool, std::uint32_t slot) { return {pool, 2 * slot + 1, 1}; }
   static Cells whole(Pool pool, std::uint32_t slot) { return {pool, 2 * slot, 2}; }
@@ -90,7 +92,8 @@ class Buffers {
   static constexpr bool has_slices(Pool pool) {
     return pool == Pool::gather || pool == Pool::gradient_slot || pool == Pool::wire;
   }
-  static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept; }
+  static constexpr bool has_slots(Pool pool) { return has_slices(pool) || pool == Pool::kept || is_staged(pool); }
+  static constexpr bool is_staged(Pool pool) { return pool == Pool::staged || pool == Pool::staged_gradient; }
   /// The slot of the cells, in a pool by slot; the first cell, of gradient shards; the unit, in other pools.
   static constexpr std::uint32_t index(Cells cells) { return has_slices(cells.pool) ? cells.first / 2 : cells.first; }
   /// Number of cells.

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/step/operation_writer.hpp"
 #include "fsdp/step/plan_events.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/step_input.hpp"
+#include "fsdp/step/update_writer.hpp"
 #include "fsdp/step/use_order.hpp"
 
 namespace fsdp {
@@ -98,9 +98,9 @@ class UnshardedUnits {
   std::vector<std::size_t> position_, most_;  ///< by rank: whose turn it is; the most slots in use at a time
 };
 
-class ProgramCompiler : OperationWriter {
+class ProgramCompiler : UpdateWriter {
  public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : OperationWriter(input) {
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : UpdateWriter(input) {
     for (std::size_t path = 0; path < paths_.size(); ++path) {
       auto& at = paths_[path];
       at.ahead = path == 0 ? input.prefetch : input.paths[path - 1].prefetch;
@@ -113,6 +113,7 @@ class ProgramCompiler : OperationWriter {
 
   [[gnu::cold]] Program compile() {
     plan_units();
+    place_staged();
     // With a slot for every unit, as many are in use at a time as are needed.
     for (auto& path : paths_) path.gradient_slots = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});

@@ -59,7 +59,10 @@ class Contents {
 
   /// @return whether the operation runs, by contents
   bool runs(Operation const& operation) const {
-    if (operation.unless_begun && units_[operation.unit].gradient == Gradient::sum) return false;
+    if (operation.unless_begun || operation.if_begun) {
+      bool const begun = units_[operation.unit].gradient == Gradient::sum;
+      if (operation.if_begun != begun) return false;
+    }
     switch (operation.given) {
       case Given::always: return true;
       case Given::none_waits: return units_[operation.unit].gradient_slot == none;
@@ -73,7 +76,8 @@ class Contents {
     auto const& unit = units_[operation.unit];
     if (operation.primitive == Primitive::backward) return unit.begins_sum;
     switch (operation.all[1].cells.pool) {
-      case Pool::gradient: return unit.gradient != Gradient::sum;
+      case Pool::gradient:
+      case Pool::staged_gradient: return unit.gradient != Gradient::sum;
       case Pool::partial: return !unit.partial;
       case Pool::accumulator: return !unit.accumulated;
       default: return false;
@@ -105,6 +109,9 @@ class Contents {
         return;
       case Primitive::add: unit.accumulated = false; return;
       case Primitive::update: unit.gradient = Gradient::used; return;
+      case Primitive::store:
+        if (operation.all[1].cells.pool == Pool::gradient) unit.gradient = Gradient::sum;
+        return;
       default: return;
     }
   }

@@ -18,7 +18,6 @@ namespace fsdp {
 struct MemoryPlanInput : StepInput {
   int moments = 2;               ///< optimizer values per parameter
   std::size_t moment_bytes = 4;  ///< size of each
-  bool offload_moments = false;  ///< they lie in host memory; two units' are on the device
 };
 
 /// Bytes per rank.
@@ -26,7 +25,7 @@ struct MemoryPlan {
   std::int64_t parameters = 0;     ///< master shards
   std::int64_t gradients = 0;      ///< gradient shards, and those that wait for the all-reduce over replicas
   std::int64_t optimizer = 0;      ///< optimizer state
-  std::int64_t host = 0;           ///< optimizer state in host memory; no other figure contains it
+  std::int64_t host = 0;           ///< what lies in host memory; no other figure contains it
   std::int64_t gather = 0;         ///< buffers of full parameters, and of what is kept after forward
   std::int64_t reduce = 0;         ///< slots of full gradients, rounded ones, accumulators of unreduced ones, scratch
   std::int64_t live_forward = 0;   ///< peak in a forward pass
@@ -132,19 +131,24 @@ class LiveBytes {
 /// Reserved bytes, and the highest live bytes of a step, of a program that was compiled from `input`.
 [[gnu::cold]] inline MemoryPlan memory_plan(Program const& program, MemoryPlanInput const& input) {
   MemoryPlan plan;
-  for (auto const& unit : program.units) {
+  for (std::size_t u = 0; u < program.units.size(); ++u) {
+    auto const& unit = program.units[u];
     auto const shard = unit.elements / unit.shards;
     plan.parameters += shard * static_cast<std::int64_t>(size_of(unit.types.master));
     if (!unit.trains()) continue;
-    plan.gradients += shard * (unit.waits_for_replicas ? 8 : 4);
+    if (input.units[u].offloads_masters) plan.host += shard * 4;
+    (input.offload.gradients ? plan.host : plan.gradients) += shard * 4;
+    if (unit.waits_for_replicas) plan.gradients += shard * 4;
     auto const moments = shard * input.moments * static_cast<std::int64_t>(input.moment_bytes);
-    if (input.offload_moments) {
+    if (input.offload.moments) {
       plan.host += moments;
       plan.optimizer = std::max(plan.optimizer, 2 * moments);
     } else {
       plan.optimizer += moments;
     }
   }
+  plan.parameters += 2 * program.staged_masters;
+  plan.gradients += 2 * program.staged_gradients;
   for (auto const* slots : {&program.gather_slots, &program.kept_slots})
     for (auto const& slot : *slots) plan.gather += slot.bytes;
   for (auto const* slots : {&program.gradient_slots, &program.wires})

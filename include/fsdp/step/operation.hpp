@@ -17,22 +17,25 @@ namespace fsdp::step {
 
 /// Buffers of one kind.
 enum class Pool : unsigned char {
-  master,         ///< by unit: master shard
-  moments,        ///< by unit: optimizer state
-  gradient,       ///< by unit: gradient shard
-  partial,        ///< by unit: sum over the shard group, which waits for the other replicas
-  accumulator,    ///< by unit: full gradients of earlier micro-steps, which wait on their rank
-  gather,         ///< by slot: full parameters
-  kept,           ///< by slot: a slice of the parameters, which stays after forward
-  gradient_slot,  ///< by slot: full gradients
-  wire,           ///< by slot: full gradients, rounded
+  master,           ///< by unit: master shard
+  moments,          ///< by unit: optimizer state
+  gradient,         ///< by unit: gradient shard
+  partial,          ///< by unit: sum over the shard group, which waits for the other replicas
+  accumulator,      ///< by unit: full gradients of earlier micro-steps, which wait on their rank
+  gather,           ///< by slot: full parameters
+  kept,             ///< by slot: a slice of the parameters, which stays after forward
+  gradient_slot,    ///< by slot: full gradients
+  wire,             ///< by slot: full gradients, rounded
+  offloaded,        ///< by unit: master shard and optimizer state in host memory
+  staged,           ///< by slot: the same of a unit that is updated, in device memory
+  staged_gradient,  ///< by slot: a gradient shard whose place is in host memory
   count_
 };
 inline constexpr auto pools = static_cast<std::size_t>(Pool::count_);
 
-inline constexpr std::array<std::string_view, pools> pool_names{"master shard", "moments",       "gradient shard",
-                                                                "partial sum",  "accumulator",   "gather slot",
-                                                                "kept slice",   "gradient slot", "wire"};
+inline constexpr std::array<std::string_view, pools> pool_names{
+    "master shard", "moments",       "gradient shard", "partial sum",     "accumulator",  "gather slot",
+    "kept slice",   "gradient slot", "wire",           "offloaded state", "staged state", "staged gradient"};
 constexpr std::string_view name(Pool pool) { return pool_names[static_cast<std::size_t>(pool)]; }
 static_assert(!name(static_cast<Pool>(pools - 1)).empty(), "a pool lacks its name");
 
@@ -80,6 +83,8 @@ enum class Primitive : unsigned char {
   norm,            ///< measures a gradient shard
   update,          ///< an optimizer's kernel
   discard,         ///< all gradients since the last update are forgotten; moves nothing, waits for nothing
+  fetch,           ///< from host memory to a staging slot
+  store,           ///< from a staging slot to host memory
   count_
 };
 inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
@@ -88,7 +93,7 @@ inline constexpr std::array<std::string_view, primitives> primitive_names{
     "open",       "close",   "cast",      "keep slice", "zero",           "zero padding",
     "accumulate", "add",     "round",     "all-gather", "reduce-scatter", "all-reduce",
     "hook",       "forward", "recompute", "backward",   "norm",           "update",
-    "discard"};
+    "discard",    "fetch",   "store"};
 constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
 /// A device or a communicator performs it.
@@ -160,6 +165,7 @@ struct Operation {
   bool mean = false;            ///< all_reduce: makes a mean of the sum
   bool beside = false;          ///< accesses of the computation before it to a further unit
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
+  bool if_begun = false;        ///< runs only if it holds one
   Given given = Given::always;  ///< runs only if this holds
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs

@@ -65,6 +65,11 @@ class OperationWriter : protected BufferPlanner {
     return program_.units[u].shards > 1 ? Buffers::whole(pool, slot) : Buffers::own(pool, slot);
   }
   Cells gradient_shard(std::uint32_t u) const { return program_.buffers.of_unit(Pool::gradient, u); }
+  /// The same, or if its place is in host memory, the slot that it is staged in.
+  Cells gradient_on_device(std::uint32_t u) const {
+    return input_.offload.gradients ? Buffers::staged(Pool::staged_gradient, program_.units[u].staging_slot)
+                                    : gradient_shard(u);
+  }
   /// Where backward writes.
   Cells gradients_of(std::uint32_t u) const {
     return program_.units[u].writes_shards ? gradient_shard(u)
@@ -212,6 +217,8 @@ class OperationWriter : protected BufferPlanner {
           .ending_span();
       recycle(to, u, StreamKind::reduce, when);
     }
+    auto const completes = unit.waits_for_replicas ? only(syncs_all) : when;
+    if (input_.offload.gradients) move_gradient(to, Primitive::fetch, u, completes).if_begun = true;
     if (several) {
       auto& scatter = append(to, Primitive::reduce_scatter, StreamKind::reduce, u,
                              {adds(own), reads(Buffers::rest(pool, slot))}, when)
@@ -226,17 +233,17 @@ class OperationWriter : protected BufferPlanner {
           .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.shard()))
           .ending_span();
       if (!rounded) recycle(to, u, StreamKind::reduce, when);
-      replicate(to, u, partial, unit.shard() * fp32, only(syncs_all));
-      return hook(to, u, StreamKind::replicate, only(syncs_all));
+      replicate(to, u, partial, unit.shard() * fp32, completes);
+      return complete(to, u, StreamKind::replicate, completes);
     }
     if (replicated) {
       replicate(to, u, own, reduce_bytes(u, unit.shard()), when);
     } else {
-      auto& sum = accumulate(to, u, StreamKind::reduce, own, gradient_shard(u), unit.shard(), when).ending_span();
+      auto& sum = accumulate(to, u, StreamKind::reduce, own, gradient_on_device(u), unit.shard(), when).ending_span();
       if (!several) sum.beginning_span(Primitive::accumulate, full);
     }
     if (!rounded) recycle(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
-    hook(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
+    complete(to, u, replicated ? StreamKind::replicate : StreamKind::reduce, when);
   }
   /// Sums a shard of `bytes` over replicas, and adds the mean over all ranks to the gradient shard.
   [[gnu::cold]] void replicate(Operations& to, std::uint32_t u, Cells shard, std::int64_t bytes, Facts when) const {
@@ -245,7 +252,7 @@ class OperationWriter : protected BufferPlanner {
         .moving(unit.shard(), bytes)
         .among(replicas_of(u), unit.replicas)
         .beginning_span(Primitive::all_reduce, bytes);
-    accumulate(to, u, StreamKind::replicate, shard, gradient_shard(u), unit.shard(), when).ending_span();
+    accumulate(to, u, StreamKind::replicate, shard, gradient_on_device(u), unit.shard(), when).ending_span();
   }
   [[gnu::cold, gnu::noinline]] static Operation& accumulate(Operations& to, std::uint32_t u, StreamKind stream,
                                                             Cells from, Cells sum, std::int64_t elements, Facts when) {
@@ -256,9 +263,25 @@ class OperationWriter : protected BufferPlanner {
   [[gnu::cold]] void hook(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
     auto const& unit = program_.units[u];
     if (!unit.hooked) return;
-    append(to, Primitive::hook, stream, u, {adds(gradient_shard(u))}, when)
+    append(to, Primitive::hook, stream, u, {adds(gradient_on_device(u))}, when)
         .moving(unit.shard(), unit.shard() * fp32)
         .beginning_span(Primitive::hook, unit.shard() * fp32)
+        .ending_span();
+  }
+  /// The same of a unit whose gradients were in a slot.
+  [[gnu::cold]] void complete(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
+    hook(to, u, stream, when);
+    if (input_.offload.gradients) move_gradient(to, Primitive::store, u, when);
+  }
+  /// Fetches a gradient shard from host memory, or stores it.
+  [[gnu::cold]] Operation& move_gradient(Operations& to, Primitive primitive, std::uint32_t u, Facts when) const {
+    auto const home = gradient_shard(u), staged = gradient_on_device(u);
+    bool const fetches = primitive == Primitive::fetch;
+    auto const shard = program_.units[u].shard();
+    return append(to, primitive, StreamKind::copy, u, {reads(fetches ? home : staged), writes(fetches ? staged : home)},
+                  when)
+        .moving(shard, shard * fp32)
+        .beginning_span(primitive, shard * fp32)
         .ending_span();
   }
   step::Group replicas_of(std::uint32_t u) const {
@@ -319,31 +342,6 @@ class OperationWriter : protected BufferPlanner {
               only(waits_by_unit() ? reducing(u) : reducing(u) | held(u)));
     for (std::uint32_t wire = 0; wire < program_.wires.size(); ++wire)
       close(to, last, Buffers::whole(Pool::wire, wire));
-  }
-
-  [[gnu::cold]] void write_updates(std::uint32_t u) {
-    auto const& unit = program_.units[u];
-    if (unit.empty()) {
-      append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
-      append(program_.updates, Primitive::update, StreamKind::compute, u, {});
-      return;
-    }
-    auto const& buffers = program_.buffers;
-    if (unit.frozen) {  // for imports; they follow passes of all kinds
-      append(program_.norms, Primitive::norm, StreamKind::compute, u, {});
-      append(program_.updates, Primitive::update, StreamKind::compute, u, {adds(buffers.of_unit(Pool::master, u))})
-          .records = any_facts;
-      return;
-    }
-    auto const gradient = reads(gradient_shard(u));
-    append(program_.norms, Primitive::norm, StreamKind::compute, u, {gradient}).moving(unit.shard(), 0);
-    if (waits_by_unit() && input_.zeros_for_absent)
-      append(program_.absent, Primitive::zero, StreamKind::compute, u, {writes(gradient_shard(u))})
-          .moving(unit.shard(), unit.shard() * fp32)
-          .unless_begun = true;
-    append(program_.updates, Primitive::update, StreamKind::compute, u,
-           {gradient, adds(buffers.of_unit(Pool::master, u)), adds(buffers.of_unit(Pool::moments, u))})
-        .moving(unit.shard(), unit.shard() * fp32);
   }
 };
 

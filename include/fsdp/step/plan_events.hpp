@@ -172,7 +172,9 @@ class EventPlanner final : public step::BasicRun {
     if (done.operation == nullptr) return;
     auto& records = const_cast<step::Operation*>(done.operation)->records;  // the program is this planner's to change
     // Updates follow passes of all kinds.
-    records = done.operation->primitive == step::Primitive::update ? any_facts : records | done.facts;
+    bool const around =
+        done.operation->stream == StreamKind::copy || done.operation->primitive == step::Primitive::update;
+    records = around ? any_facts : records | done.facts;
   }
 
   step::Hazards hazards_;

@@ -97,6 +97,29 @@ class Program {
     }
   }
 
+  /// The next unit that trains from `unit` on; units.size(): there is none.
+  std::size_t next_that_trains(std::size_t unit) const {
+    while (unit < units.size() && !units[unit].trains()) ++unit;
+    return unit;
+  }
+  /// Calls `visit(Operation const&)` for what an update does, in order, of those units that train for which
+  /// `has_update(unit)` is true.
+  template <class Visit, class HasUpdate>
+  void for_each_update(Visit&& visit, HasUpdate const& has_update) const {
+    auto const fetch = [&](std::size_t unit) {
+      for (auto const* list : {&fetches, &gradient_fetches})
+        if ((*list)[unit].size > 0) visit((*list)[unit]);
+    };
+    auto fetched = units.size();
+    for (auto unit = next_that_trains(0); unit < units.size(); unit = next_that_trains(unit + 1)) {
+      if (!has_update(unit)) continue;
+      if (fetched != unit) fetch(unit);
+      if (auto const next = next_that_trains(unit + 1); next < units.size() && has_update(next)) fetch(fetched = next);
+      visit(updates[unit]);
+      if (stores[unit].size > 0) visit(stores[unit]);
+    }
+  }
+
   /// Calls `visit(Operation&)` for every operation.
   template <class Visit>
   void for_each(Visit&& visit) {
@@ -109,9 +132,7 @@ class Program {
       all(turn.beside);
       all(turn.after);
     });
-    all(norms);
-    all(updates);
-    all(absent);
+    for (auto* between : {&norms, &updates, &fetches, &gradient_fetches, &stores, &reads, &absent}) all(*between);
   }
   /// Calls `visit(Turn&)` for every turn of all passes and paths.
   template <class Visit>
@@ -153,6 +174,7 @@ class Program {
     bool sets_gradients = false;      ///< its modules store fresh gradients; only padding is zeroed for them
     bool hooked = false;              ///< functions of the caller follow its reductions
     std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
+    std::uint32_t staging_slot = 0;                                            ///< of what lies in host memory
   };
   detail::FixedArray<Unit> units;
   std::vector<std::string> modules;        ///< by use
@@ -166,6 +188,7 @@ class Program {
   int kept_ranks = 0;                ///< over which kept slices divide a unit; 0: none are kept
   /// Of gradients that modules write although they are not wanted; nothing reads them.
   std::int64_t scratch_bytes = 0;
+  std::int64_t staged_masters = 0, staged_gradients = 0;  ///< bytes of each of two staging slots
   std::int64_t accumulator_elements = 0;  ///< fp32, of gradients that wait where slots are too narrow for sums
   /// Order of the gradient shards in memory: first those that backward writes directly, then the others, each group in
   /// the order in which backward completes it. So buckets of several units are contiguous. Units that do not train are
@@ -179,6 +202,9 @@ class Program {
   /// By unit: the norm of its gradient shard, and its update by an optimizer. Callers of Shards run them between
   /// passes.
   std::vector<step::Operation> norms, updates;
+  /// By unit, around its update: what lies in host memory is fetched and stored (see [Note: Offloading]); and a reader
+  /// of it. Operations without accesses do nothing.
+  std::vector<step::Operation> fetches, gradient_fetches, stores, reads;
   /// By unit: its gradient shard becomes a gradient of zeroes, before norms and updates, if no backward pass since the
   /// last update has come to it. Programs without further paths, or without `zeros_for_absent`, have none.
   std::vector<step::Operation> absent;

@@ -124,7 +124,8 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
 /// The name of cells in messages: "gather slot 1, own slice", "gradient shard of 'h.0'".
 inline std::string to_text(Program const& program, step::Cells cells) {
   auto const what = name(cells.pool);
-  if (cells.pool == step::Pool::kept) return formatted("{} {}", what, cells.first);
+  if (cells.pool == step::Pool::kept || step::Buffers::is_staged(cells.pool))
+    return formatted("{} {}", what, cells.first);
   if (step::Buffers::has_slices(cells.pool))
     return formatted("{} {}{}", what, cells.first / 2,
                      cells.count > 1        ? ""

@@ -131,8 +131,8 @@ class BasicRun {
   [[gnu::cold]] void update() {
     abandon();
     complete_gradients();
-    for (auto const& operation : program_->updates)
-      if (program_->units[operation.unit].trains() && has_gradient(operation.unit)) execute(operation);
+    program_->for_each_update([this](Operation const& operation) { execute(operation); },
+                              [this](std::size_t unit) { return has_gradient(unit); });
     ++at_.step;
   }
 
@@ -209,7 +209,7 @@ class BasicRun {
   void complete_gradients() {
     for (auto const& operation : program_->absent) execute(operation);
   }
-  bool has_gradient(std::uint32_t unit) const {
+  bool has_gradient(std::size_t unit) const {
     return program_->paths() == 1 || contents_[unit].gradient == Contents::Gradient::sum;
   }
   [[gnu::cold]] void drop_parameters() {

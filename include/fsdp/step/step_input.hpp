@@ -18,6 +18,12 @@
 
 namespace fsdp {
 
+/// What lies in host memory: see [Note: Offloading].
+struct Offloaded {
+  bool moments = false, masters = false, gradients = false;
+  bool any() const { return moments || masters || gradients; }
+};
+
 /// A unit, as far as a step depends on it.
 struct StepUnit {
   std::int64_t elements = 0;           ///< padded
@@ -29,7 +35,8 @@ struct StepUnit {
   bool frozen = false;                 ///< it does not train: no gradient, no update
   bool skips_gradients = false;        ///< its modules do not write gradients that are not wanted
   bool hooked = false;                 ///< functions of the caller follow its reductions
-  ElementTypes types{};
+  ElementTypes types{};                ///< `master`: of the shard that is in device memory
+  bool offloads_masters = false;       ///< its masters are fp32 and lie in host memory
   static constexpr std::uint32_t none = ~0u;
   /// A module's tensors of several kinds lie in several units. The first of them has the module's uses; this is its
   /// index, for the others. none: the unit has uses of its own.
@@ -67,6 +74,7 @@ struct StepInput {
   bool allow_frozen_parameters = false;  ///< backward passes may write no gradients
   std::int64_t bucket_bytes = 0;         ///< of an all-reduce, where backward writes gradient shards; 0: one a unit
   std::int64_t first_bucket_bytes = 0;   ///< and of the first one
+  Offloaded offload{};
   std::optional<DType> wire{};  ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
   detail::FixedArray<StepPath> paths{};
   /// A unit that no backward pass of a step comes to gets a gradient of zeroes; false: it gets none.

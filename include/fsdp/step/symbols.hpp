@@ -15,32 +15,32 @@
 #include <vector>
 
 #include "fsdp/format.hpp"
-#include "fsdp/step/backward_uses.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/operation.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/program_text.hpp"
 #include "fsdp/step/run.hpp"
-#include "fsdp/step/symbol.hpp"
+#include "fsdp/step/symbol_texts.hpp"
 
 namespace fsdp::step {
 
 /// Runs operations, the same on all ranks. An operation whose input has the wrong content adds a text to problems().
-class Symbols {
+class Symbols : SymbolTexts {
  public:
   /// @param padded  by unit: some elements belong to no tensor
   [[gnu::cold]] Symbols(Program const& program, std::vector<bool> padded)
-      : program_(&program),
+      : SymbolTexts(program),
         buffers_(&program.buffers),
         padded_(std::move(padded)),
         cells_(program.buffers),
         due_(program.units.size()),
-        updates_(program.units.size(), 0),
-        uses_(program) {
+        updates_(program.units.size(), 0) {
     for (std::uint32_t u = 0; u < program.units.size(); ++u)
-      if (!program.units[u].empty()) cells_[program.buffers.of_unit(Pool::master, u)][0] = parameters(u);
+      for (auto const pool : {Pool::master, Pool::offloaded})
+        if (!program.units[u].empty()) cells_[program.buffers.of_unit(pool, u)][0] = parameters(u);
   }
 
+  using SymbolTexts::text;
   std::vector<std::string> const& problems() const { return problems_; }
   [[gnu::cold]] void run(Executed const& executed) {
     if (problems_.size() >= most_) return;
@@ -76,57 +76,15 @@ class Symbols {
       case Primitive::hook: return hook(accesses[0].cells);
       case Primitive::norm: return expect_due(accesses[0].cells, program_->units[operation.unit].hooked);
       case Primitive::update: return update(accesses);
+      case Primitive::fetch:
+      case Primitive::store: return stage(accesses);
       case Primitive::count_: return;
     }
-  }
-
-  std::string text(Symbol const& content) const {
-    std::string_view const age = content.used_up ? "used-up " : "";
-    switch (content.kind) {
-      case Symbol::Kind::nothing: return "nothing";
-      case Symbol::Kind::zeroes: return "zeroes";
-      case Symbol::Kind::parameters:
-        return formatted("{}parameters of '{}' of step {}", age, program_->units[content.unit].name, content.step);
-      case Symbol::Kind::gradients: break;
-    }
-    auto words = formatted("{}gradients of '{}'", age, program_->units[content.unit].name);
-    words += content.terms.empty() ? " of no micro-step" : ": " + text(content.unit, content.terms);
-    if (content.padded) words += ", padding not zeroed";
-    if (content.hooked) words += ", hooked";
-    return words;
   }
 
  private:
   static constexpr std::size_t most_ = 20;
 
-  /// "micro-steps 1-2 over all ranks, micro-step 3 of this rank"
-  std::string text(std::uint32_t unit, std::map<Term, Share> const& terms) const {
-    std::map<Share, std::map<std::uint32_t, std::vector<std::uint32_t>>> alike;  // uses by micro-step
-    for (auto const& [term, share] : terms) alike[share][term.micro_step].push_back(term.use);
-    std::string words;
-    for (auto const& [share, micro_steps] : alike) {
-      for (auto next = micro_steps.begin(); next != micro_steps.end();) {
-        auto const [first, uses] = *next;
-        auto last = first;
-        if (!words.empty()) words += ", ";
-        if (uses.size() == uses_.count(first, unit)) {
-          while (++next != micro_steps.end() && next->first == last + 1 && next->second.size() == uses.size()) ++last;
-          words += first == last ? formatted("micro-step {}", first) : formatted("micro-steps {}-{}", first, last);
-        } else {
-          words += formatted("use {} of micro-step {}", listed(uses), first);
-          ++next;
-        }
-        words += scope(unit, share.ranks);
-        if (share.times > 1) words += formatted(" {} times", share.times);
-      }
-    }
-    return words;
-  }
-  std::string_view scope(std::uint32_t unit, int ranks) const {
-    auto const& planned = program_->units[unit];
-    if (ranks == planned.world()) return " over all ranks";
-    return ranks == 1 ? " of this rank" : " over the group";
-  }
   Symbol parameters(std::uint32_t unit) const {
     return {.kind = Symbol::Kind::parameters, .unit = unit, .step = updates_[unit]};
   }
@@ -235,7 +193,9 @@ class Symbols {
   void accumulate(std::span<Access const> accesses) {
     auto const& planned = program_->units[now_->unit];
     auto const pool = accesses[1].cells.pool;
-    auto const ranks = pool == Pool::gradient ? world_of(now_->unit) : pool == Pool::partial ? planned.shards : 1;
+    auto const ranks = pool == Pool::gradient || pool == Pool::staged_gradient ? world_of(now_->unit)
+                       : pool == Pool::partial                                 ? planned.shards
+                                                                               : 1;
     expect_sum(accesses[0].cells, ranks);
     auto const from = Symbol(cells_[accesses[0].cells][0]);
     use_up(accesses[0].cells);
@@ -329,18 +289,35 @@ class Symbols {
     expect_parameters(accesses[1].cells, true);
     ++updates_[unit];
     fill(accesses[1].cells, parameters(unit));
-    for (auto& cell : cells_[accesses[0].cells]) cell.used_up = cell.padded = true;
+    if (accesses[2].cells.pool == Pool::staged) {
+      expect(accesses[2].cells, [&](std::uint32_t, Symbol const& content) {
+        bool const right = content.holds(Symbol::Kind::parameters) && content.unit == unit;
+        return right && content.step + 1 == updates_[unit] ? std::string() : "the state before this update";
+      });
+      fill(accesses[2].cells, parameters(unit));
+    }
+    for (auto const cells : {accesses[0].cells, buffers_->of_unit(Pool::gradient, unit)})
+      for (auto& cell : cells_[cells]) cell.used_up = cell.padded = true;
     due_[unit].clear();
   }
+  /// Between host memory and a staging slot.
+  void stage(std::span<Access const> accesses) {
+    auto const from = accesses[0].cells;
+    if (from.pool == Pool::offloaded || from.pool == Pool::staged)
+      expect_parameters(from, true);
+    else if (at_.use == Position::no_use)
+      expect_due(from, program_->units[now_->unit].hooked);
+    else
+      expect_sum(from, world_of(now_->unit), now_->primitive == Primitive::store);
+    fill(accesses[1].cells, Symbol(cells_[from][0]));
+  }
 
-  Program const* program_;
   Buffers const* buffers_;
   std::vector<bool> padded_;
   PerCell<Symbol> cells_;
   std::vector<std::set<Term>> due_;     ///< by unit: since its last update
   std::vector<std::uint32_t> updates_;  ///< by unit
-  BackwardUses uses_;
-  std::vector<Symbol> packed_;  ///< of the cells of a bucket, in its wire
+  std::vector<Symbol> packed_;          ///< of the cells of a bucket, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
   Position at_;

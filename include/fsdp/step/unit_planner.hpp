@@ -107,7 +107,7 @@ class UnitPlanner {
       unit.shards = declared.shards ? input_.shards : 1;
       unit.replicas = input_.shards * input_.replicas / unit.shards;
       unit.reads_masters = unit.empty() || (unit.shards == 1 && unit.types.parameter == unit.types.master);
-      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u));
+      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u) && !input_.offload.gradients);
       unit.waits_for_replicas =
           declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
       unit.accumulates = input_.allow_no_sync && !writes_fp32(u) && !unit.writes_shards;

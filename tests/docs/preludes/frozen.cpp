@@ -11,6 +11,7 @@
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/offload.hpp"
 #include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "fsdp/paths.hpp"
