@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random models under every strategy and option: equal in every bit where docs/numerics.md promises it, and, unless
-// gradients are rounded, within 1e-5 of a reference in double. A seed that fails prints a program that repeats it.
-// links: fsdp_test_trial
-// full-run: --seeds=2000
-// timeout: 1800
-// skip-sanitizers
-// long
+// Random models and paths under every strategy and option: equal in every bit where docs/numerics.md promises it, and,
+// unless gradients are rounded, within 1e-5 of a reference in double. A seed that fails prints a program that repeats
+// it. links: fsdp_test_trial full-run: --seeds=2000 timeout: 1800 skip-sanitizers long
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -30,7 +26,7 @@ struct Case {
 /// FullShard by default, and three settings at random; sometimes all three with gradients that travel in bf16.
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
-  Case drawn{trial::draw_trial(draw, {.freezes = true}), std::vector<trial::Setting>(1)};
+  Case drawn{trial::draw_trial(draw, {.freezes = true, .paths = true}), std::vector<trial::Setting>(1)};
   auto const needs = trial::needs_of(drawn.trial.script);
   drawn.settings[0].options.allow_no_sync = needs.unsynced;
   drawn.settings[0].options.allow_frozen_parameters = needs.activations;

@@ -877,6 +877,69 @@ TEST_CASE("wrong paths are refused by name, and change nothing") {
   });
 }
 
+namespace {
+
+/// Sets the gradient of its tensor to 2.
+struct Setter {
+  static constexpr bool sets_gradients = true;
+  template <class T>
+  struct Params {
+    fsdp::Tensor<T, 1> w;
+  };
+  template <class T, class Visit>
+  void describe(Params<T>& p, Visit&& tensor) const {
+    tensor("w", p.w, {5});
+  }
+  template <class W>
+  void forward(fsdp::host::Stream&, Params<W> const&) const {}
+  template <class W, class G>
+  void backward(fsdp::host::Stream& stream, Params<W> const&, Params<G> const& g) const {
+    stream.enqueue([g] {
+      for (int i = 0; i < 5; ++i) g.w.data[i] = 2.0f + (g.w.fresh ? 0.0f : g.w.data[i]);
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("tensors of a unit that a path does not use have a gradient of zeroes, though modules begin sums") {
+  int const ranks = GENERATE(1, 2);
+  for (auto const& strategy : strategies(ranks)) {
+    fsdp::local::run(ranks, Device{}, [&](Local local) {
+      auto tally = std::make_shared<toy::Tally>();
+      fsdp::Mesh<Comm> mesh(Comm(std::move(local), tally));
+      fsdp::Engine<Comm> engine(mesh, strategy, untouched);
+      auto const unit = engine.add_unit("both");
+      auto a = engine.shard(Setter{}, "a", unit), between = engine.shard(Setter{}, "between"),
+           b = engine.shard(Setter{}, "b", unit);
+      auto const path = engine.add_path("a", {a, between});
+      fsdp::Sgd sgd(engine, {.lr = 1.0f});
+      auto const first = [&] { a.forward(), between.forward(); };
+      auto const whole = [&] { first(), b.forward(), b.backward(), between.backward(), a.backward(); };
+      auto const gradient = [&](std::string const& name) {
+        auto const all = named(engine, true);
+        return all.empty() ? -1.0f : all.at(name)[3];
+      };
+      auto const expect = [&](float of_a, float of_b) {
+        auto const found_a = gradient("a.w"), found_b = gradient("b.w");
+        if (engine.rank() == 0) RANK_CHECK(found_a == of_a && found_b == of_b);
+      };
+      for (int step = 0; step < 3; ++step) {
+        whole(), expect(2, 2), sgd.step();
+        {
+          auto const scope = engine.follow(path);
+          first(), between.backward(), a.backward();
+          expect(2, 0);
+          first(), between.backward(), a.backward();
+          expect(4, 0);
+        }
+        whole(), expect(6, 2), sgd.step();
+      }
+    });
+  }
+  CHECK_RANKS();
+}
+
 TEST_CASE("zeroes for units without gradients are refused while gradients are offloaded") {
   fsdp::EngineOptions const options{.without_gradient = fsdp::WithoutGradient::zeros};
   with_towers(1, fsdp::FullShard{}, options, [](auto& engine, auto&, auto, auto, auto&) {

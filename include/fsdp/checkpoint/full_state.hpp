@@ -161,6 +161,7 @@ template <class E, class Visit>
 void export_gradients(E& engine, Visit&& visit) {
   auto const turn = engine.shards().enter("export_gradients");
   engine.shards().gate().expect_readable("gradients are to be exported");
+  engine.shards().gate().complete_gradients();
   engine.synchronize();
   export_shards(
       engine,

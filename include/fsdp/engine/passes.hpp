@@ -202,9 +202,13 @@ class Passes {
       if (has_gradient(u)) return false;
     return units()[unit]->trains() && (stepped_.empty() || stepped_[unit]);
   }
-  /// With WithoutGradient::zeros, units without a gradient get one of zeroes. @note Stream: on compute
+  /// With WithoutGradient::zeros, units without a gradient get one of zeroes, if some unit has one. @note Stream: on
+  /// compute
   void complete_gradients() {
-    for (auto const& operation : program_->absent) executor_->run(operation, "optimizer");
+    bool some = false;
+    for (auto const& operation : program_->absent) some = some || has_gradient(operation.unit);
+    for (auto const& operation : program_->absent)
+      if (some) executor_->run(operation, "optimizer");
   }
   /// An optimizer step begins. @return the number of units that it updates
   std::size_t begin_updates() {

@@ -244,7 +244,7 @@ class BufferPlanner : protected UnitPlanner {
           auto const in_turn = static_cast<std::uint32_t>(std::min<std::size_t>(gradient_ranks_.units[rank], 2));
           slot = first_gradient_slots_[rank] + leases[rank]++ % in_turn;
         }
-        p.gradient_slots[slot].zeroed = p.gradient_slots[slot].zeroed || !unit.sets_gradients;
+        p.gradient_slots[slot].zeroed = p.gradient_slots[slot].zeroed || !path_->sets_gradients[u];
       }
     }
   }

@@ -157,7 +157,7 @@ class OperationWriter : protected BufferPlanner {
       if (by_unit) zero.given = step::Given::opened;
       return;
     }
-    if (!unit.sets_gradients)
+    if (!path_->sets_gradients[u])
       on_compute(Primitive::zero, any_facts).moving(unit.elements, unit.elements * fp32).unless_begun = true;
     else if (padded)
       on_compute(Primitive::zero_padding, any_facts).unless_begun = true;

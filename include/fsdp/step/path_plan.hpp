@@ -17,8 +17,11 @@ namespace fsdp::detail {
 /// have a buffer of their own if some path needs one.
 struct PathPlan {
   UseOrder order;
-  FixedArray<bool> in_backward;               ///< by unit: a backward pass comes to some use of it
-  FixedArray<bool> writes;                    ///< by unit: it trains, and a backward pass writes its gradients
+  FixedArray<bool> in_backward;  ///< by unit: a backward pass comes to some use of it
+  FixedArray<bool> writes;       ///< by unit: it trains, and a backward pass writes its gradients
+  /// By unit: modules begin the sums of all its gradients. If the path lacks some of its modules, nobody stores the
+  /// gradients of their tensors: then these must be zero.
+  FixedArray<bool> sets_gradients;
   FixedArray<bool> keeps_slice;               ///< by unit: see [Note: Kept slices]
   std::vector<std::uint32_t> gradient_slots;  ///< by unit: where backward writes its gradients
   std::vector<std::uint32_t> buckets;         ///< that backward completes: indices of Program::buckets

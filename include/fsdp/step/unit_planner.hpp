@@ -134,12 +134,26 @@ class UnitPlanner {
     }
     if (!some_frozen) end = 0;
     path.order.set_backward_end(end);
-    path.in_backward = path.writes = path.keeps_slice = FixedArray<bool>(p.units.size());
+    path.in_backward = path.writes = path.keeps_slice = path.sets_gradients = FixedArray<bool>(p.units.size());
     for (auto use = end; use < order().size(); ++use)
       for (auto const u : units_of(use)) path.in_backward[u] = true, path.writes[u] = p.units[u].trains();
+    for (std::size_t u = 0; u < p.units.size(); ++u)
+      path.sets_gradients[u] = p.units[u].sets_gradients && has_all_uses(first_unit(u), end);
     if (end < order().size() && order().segment(end) != UseOrder::none)
       for (auto use = order().segment(end); use < end; ++use)
         for (auto const u : units_of(use)) path.in_backward[u] = true;
+  }
+  /// A backward pass of the path that ends with the use `end` comes to all uses of the unit whose modules have tensors
+  /// that train.
+  [[gnu::cold]] bool has_all_uses(std::size_t unit, std::size_t end) const {
+    auto const& declared = paths_[0].order;
+    for (std::size_t use = 0; use < declared.size() && path_ != &paths_[0]; ++use) {
+      bool found = declared.unit(use) != unit;
+      for (auto const frozen : input_.frozen_uses) found = found || frozen == use;
+      for (auto at = end; at < order().size(); ++at) found = found || order().declared(at) == use;
+      if (!found) return false;
+    }
+    return true;
   }
   /// For gradients that modules write although they are not wanted, in uses in backward passes.
   [[gnu::cold]] void give_scratch() {

@@ -62,8 +62,14 @@ inline std::string order_of_sums(Trial const& trial, int shards) {
 }
 /// Of all units: one text, where they have the same.
 inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
-  // Norms add up the sums of units, in whose number these settings differ.
-  if (trial.ranks == 1) return setting.replicates_vectors ? "one rank, vectors apart" : "one rank";
+  // Norms add up the sums of units, in whose number these settings differ. Vectors are apart where others are sharded.
+  auto const apart = [&](std::size_t unit) { return setting.replicates_vectors && setting.strategy(unit).shards; };
+  if (trial.ranks == 1) {
+    std::string order = "one rank";
+    for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
+      if (apart(unit)) order += fmt::format(", vectors of {} apart", unit);
+    return order;
+  }
   std::string all, first;
   bool equal = true;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit) {
@@ -72,7 +78,7 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
     if (setting.rounds(trial.ranks)) order += ", rounded";
     if (setting.rounds(trial.ranks) && shards > 1 && shards < trial.ranks)  // in groups, and over replicas if not fp32
       order += fmt::format(" in groups of {}, {}", shards, setting.options.allow_no_replica_sync ? "once" : "twice");
-    if (setting.replicates_vectors) order += ", vectors apart " + order_of_sums(trial, 1);
+    if (apart(unit)) order += ", vectors apart " + order_of_sums(trial, 1);
     if (unit == 0) first = order;
     equal = equal && order == first;
     all += order + "; ";

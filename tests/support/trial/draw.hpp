@@ -50,6 +50,7 @@ struct Limits {
   int least_steps = 2, most_steps = 3;
   bool infinities = true;  ///< now and then in gradients
   bool freezes = false;    ///< some units, now and then
+  bool paths = false;      ///< passes leave out parts, and repeat some, now and then
 };
 
 inline std::vector<Index> draw_shape(Draw& draw, std::size_t rank, Index most_elements) {
@@ -280,6 +281,37 @@ inline OptimizerSpec draw_optimizer(Draw& draw) {
   return how;
 }
 
+/// Passes follow paths, each of which has a part that trains. Gradients do not wait: a path may lack their units.
+inline void draw_paths(Draw& draw, Trial& trial) {
+  auto& model = trial.model;
+  auto const needs = needs_of(trial.script);
+  if (needs.unsynced || needs.replicas_unsynced) return;
+  std::vector<std::size_t> trains;
+  for (std::size_t p = 0; p < model.parts.size(); ++p)
+    for (auto const& tensor : model.parts[p].tensors)
+      if (tensor.numel() > 0 && !model.is_frozen(model.parts[p], tensor) && (trains.empty() || trains.back() != p))
+        trains.push_back(p);
+  for (int paths = draw.between(1, 3); paths > 0 && !trains.empty(); --paths) {
+    std::vector<std::size_t> path;
+    for (std::size_t p = 0; p < model.parts.size(); ++p)
+      if (draw.once_in(2)) path.push_back(draw.once_in(6) ? draw.below(model.parts.size()) : p);
+    path.insert(path.begin() + static_cast<std::ptrdiff_t>(draw.below(path.size() + 1)), draw.of(trains));
+    model.paths.push_back(std::move(path));
+  }
+  if (model.paths.empty()) return;
+  // Where backward ends before a part that is frozen, its unit gets no gradient: with zeroes, it need not be known.
+  bool frozen = std::find(model.frozen.begin(), model.frozen.end(), true) != model.frozen.end();
+  for (auto const& part : model.parts)
+    for (auto const& tensor : part.tensors) frozen = frozen || tensor.frozen;
+  model.zeros = draw.once_in(2) || frozen;
+  std::size_t path = 0;
+  for (auto& op : trial.script) {
+    if (op.kind != Op::backward) path = draw.once_in(4) ? 0 : 1 + draw.below(model.paths.size());
+    if (op.kind == Op::forward || op.kind == Op::backward || op.kind == Op::evaluate || op.kind == Op::activations)
+      op.path = path;
+  }
+}
+
 inline Trial draw_trial(Draw& draw, Limits const& limits) {
   Trial trial;
   trial.ranks = draw.between(limits.least_ranks, limits.most_ranks);
@@ -294,6 +326,7 @@ inline Trial draw_trial(Draw& draw, Limits const& limits) {
       trial.model.frozen.push_back(lowest ? unit < count : unit != trains && draw.once_in(2));
   }
   if (limits.freezes && draw.once_in(2)) freeze_tensors(trial.model, static_cast<std::uint32_t>(draw.word()));
+  if (limits.paths && draw.once_in(3)) draw_paths(draw, trial);
   return trial;
 }
 

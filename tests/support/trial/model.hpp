@@ -46,9 +46,29 @@ struct Model {
   Index max_rows = 1;  ///< a rank's rows of one micro-step: 0 to max_rows
   std::uint32_t salt = 0;
   std::vector<std::string> units;
-  std::vector<PartSpec> parts;  ///< in forward order
-  std::vector<bool> frozen{};   ///< by unit; empty: none is
+  std::vector<PartSpec> parts;                    ///< in forward order
+  std::vector<bool> frozen{};                     ///< by unit; empty: none is
+  std::vector<std::vector<std::size_t>> paths{};  ///< orders of parts besides the declared one
+  bool zeros = false;  ///< units that all passes of a step leave out get gradients of zeroes; false: none
 
+  /// The parts of a pass. @param path  0: in the declared order
+  std::vector<std::size_t> order(std::size_t path) const {
+    if (path > 0) return paths[path - 1];
+    std::vector<std::size_t> all(parts.size());
+    for (std::size_t part = 0; part < all.size(); ++part) all[part] = part;
+    return all;
+  }
+  /// Some part of a path uses the unit.
+  bool comes_to(std::size_t path, std::size_t unit) const {
+    for (auto const part : order(path))
+      if (parts[part].unit == unit) return true;
+    return false;
+  }
+  std::size_t longest_order() const {
+    auto longest = parts.size();
+    for (auto const& path : paths) longest = std::max(longest, path.size());
+    return longest;
+  }
   bool is_frozen(std::size_t unit) const { return !frozen.empty() && frozen[unit]; }
   bool is_frozen(PartSpec const& part, TensorSpec const& tensor) const { return is_frozen(part.unit) || tensor.frozen; }
 };
@@ -137,8 +157,9 @@ struct Op {
   Kind kind = step;
   Index data = 0;
   float value = 1.0f;
-  std::size_t from = 0, to = all;
+  std::size_t from = 0, to = all;  ///< of the parts of a pass
   fsdp::NormKind norm = fsdp::NormKind::l2;
+  std::size_t path = 0;  ///< of a pass: 0, or one of Model::paths, counted from 1
 };
 using Script = std::vector<Op>;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,17 +32,17 @@ class Reference {
   void run(Op const& op) {
     switch (op.kind) {
       case Op::forward:
-        if (op.to >= model().parts.size()) forward(op.data);
+        if (op.to >= model().order(op.path).size()) forward(op.data, op.path);
         break;
       case Op::backward:
-        if (op.from == 0) factor_ = 1.0, backward(op.data, static_cast<double>(op.value));
+        if (op.from == 0) factor_ = 1.0, backward(op.data, static_cast<double>(op.value), op.path);
         break;
       case Op::evaluate:
-      case Op::activations: forward(op.data); break;
-      case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0; break;
+      case Op::activations: forward(op.data, op.path); break;
+      case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0, has_gradient_.clear(); break;
       case Op::gradients: {
         auto& all = exported_.emplace_back(gradients_);
-        std::erase_if(all, [this](auto const& tensor) { return is_frozen(tensor.name); });
+        std::erase_if(all, [this](auto const& tensor) { return !trains(tensor.name); });
         break;
       }
       case Op::import: import(); break;
@@ -83,35 +84,41 @@ class Reference {
   }
 
   /// All activations of one rank's rows.
-  std::vector<std::vector<double>> activations(Index data, int rank) {
+  std::vector<std::vector<double>> activations(Index data, int rank, std::vector<std::size_t> const& order) {
     auto const rows = rows_of(model(), data, rank);
-    std::vector<std::vector<double>> h(model().parts.size() + 1,
+    std::vector<std::vector<double>> h(order.size() + 1,
                                        std::vector<double>(static_cast<std::size_t>(rows * model().width)));
     for (std::size_t i = 0; i < h[0].size(); ++i)
       h[0][i] = static_cast<double>(input_of(model(), data, rank, static_cast<Index>(i)));
-    for (std::size_t p = 0; p < model().parts.size(); ++p)
-      forward_rows<double>(PartSizes::of(model(), model().parts[p]), bind<double const>(model().parts[p], parameters_),
-                           h[p].data(), h[p + 1].data(), rows);
+    for (std::size_t at = 0; at < order.size(); ++at) {
+      auto const& part = model().parts[order[at]];
+      forward_rows<double>(PartSizes::of(model(), part), bind<double const>(part, parameters_), h[at].data(),
+                           h[at + 1].data(), rows);
+    }
     return h;
   }
-  void forward(Index data) {
+  void forward(Index data, std::size_t path) {
     for (int rank = 0; rank < trial_->ranks; ++rank) {
-      auto const y = activations(data, rank).back();
+      auto const y = activations(data, rank, model().order(path)).back();
       auto& outputs = outcomes_[static_cast<std::size_t>(rank)];
       outputs.insert(outputs.end(), y.begin(), y.end());
     }
   }
-  void backward(Index data, double value) {
+  void backward(Index data, double value, std::size_t path) {
+    auto const order = model().order(path);
+    for (std::size_t unit = 0; unit < model().units.size(); ++unit)
+      if (model().comes_to(path, unit)) has_gradient_.insert(unit);
     auto const mean = static_cast<double>(loss_scale(model(), data, trial_->ranks, 1.0f)) / trial_->ranks;
     for (int rank = 0; rank < trial_->ranks; ++rank) {
-      auto const h = activations(data, rank);
+      auto const h = activations(data, rank, order);
       std::vector<double> dy(h.back().size()), dx(dy.size());
       loss_gradient<double>(model(), data, rank, h.back().data(), dy.data(), mean * value);
-      for (std::size_t p = model().parts.size(); p-- > 0; std::swap(dx, dy))
-        backward_rows<double>(PartSizes::of(model(), model().parts[p]),
-                              bind<double const>(model().parts[p], parameters_),
-                              bind<double>(model().parts[p], gradients_), {}, h[p].data(), dy.data(), dx.data(),
+      for (std::size_t at = order.size(); at-- > 0; std::swap(dx, dy)) {
+        auto const& part = model().parts[order[at]];
+        backward_rows<double>(PartSizes::of(model(), part), bind<double const>(part, parameters_),
+                              bind<double>(part, gradients_), {}, h[at].data(), dy.data(), dx.data(),
                               rows_of(model(), data, rank));
+      }
     }
   }
 
@@ -142,6 +149,7 @@ class Reference {
     auto const factor = std::exchange(factor_, 1.0);
     if (factor == skip) {
       gradients_ = zeros_like(parameters_);
+      has_gradient_.clear();
       return;
     }
     ++steps_;
@@ -149,7 +157,7 @@ class Reference {
     auto const owners = owners_of(model(), how);
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
       auto const& name = parameters_[t].name;
-      if (is_frozen(name)) continue;
+      if (!trains(name)) continue;
       bool const second = owners.in_second(name), grouped = name == owners.grouped;
       bool const adamw = how.adamw && !second;
       double const decay = second         ? 0.0
@@ -178,7 +186,15 @@ class Reference {
         }
       }
     }
+    has_gradient_.clear();
     note_sizes();
+  }
+  /// The tensor has a gradient in the step to come.
+  bool trains(std::string const& name) const {
+    return !is_frozen(name) &&
+           (model().zeros || model().paths.empty() || first_use(name, [this](PartSpec const& part, TensorSpec const&) {
+              return has_gradient_.count(part.unit) > 0;
+            }));
   }
   /// @param holds  bool(PartSpec, TensorSpec): asked of the first use of the tensor
   template <class Holds>
@@ -207,7 +223,8 @@ class Reference {
   std::vector<double> norms_;
   std::vector<std::vector<double>> outcomes_;  ///< outputs by rank
   static constexpr double skip = -1.0;
-  double factor_ = 1.0;  ///< of clipping; `skip`: the norm is not finite
+  std::set<std::size_t> has_gradient_;  ///< units that backward passes since the last step have come to
+  double factor_ = 1.0;                 ///< of clipping; `skip`: the norm is not finite
   int steps_ = 0;
 };
 

@@ -35,7 +35,9 @@ std::string literal(Model const& model) {
   }
   text += "},\n     {";
   for (bool const frozen : model.frozen) text += fmt::format("{}, ", frozen);
-  return text + "}}";
+  text += "},\n     {";
+  for (auto const& path : model.paths) text += fmt::format("{{{}}}, ", fmt::join(path, ", "));
+  return text + fmt::format("}}, {}}}", model.zeros);
 }
 
 }  // namespace
@@ -47,10 +49,10 @@ std::string literal(Op const& op) {
   constexpr std::array<std::string_view, 3> norms{"l2", "l1", "inf"};
   auto const norm = op.norm == fsdp::NormKind::l2 ? norms[0] : op.norm == fsdp::NormKind::l1 ? norms[1] : norms[2];
   auto text = fmt::format("{{Op::{}, {}, {}", kinds[op.kind], op.data, literal(op.value));
-  if (op.from != 0 || op.to != Op::all || op.kind == Op::clip)
+  if (op.from != 0 || op.to != Op::all || op.kind == Op::clip || op.path != 0)
     text += fmt::format(", {}, {}, fsdp::NormKind::{}", op.from, op.to == Op::all ? "Op::all" : std::to_string(op.to),
                         norm);
-  return text + "}";
+  return text + (op.path != 0 ? fmt::format(", {}}}", op.path) : "}");
 }
 
 std::string literal(Trial const& trial) {

@@ -20,6 +20,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/optim/optimizers.hpp"
+#include "fsdp/paths.hpp"
 #include "tests/support/backward_flags.hpp"
 #include "tests/support/trial/model.hpp"
 #include "tests/support/trial/part.hpp"
@@ -77,7 +78,7 @@ class Trainer {
       : model_(model),
         rank_(rank),
         ranks_(ranks),
-        activations_(model.parts.size() + 1, std::vector<float>(elements(model.max_rows))),
+        activations_(model.longest_order() + 1, std::vector<float>(elements(model.max_rows))),
         dy_(elements(model.max_rows)),
         dx_(elements(model.max_rows)) {}
   Trainer(Trainer const&) = delete;
@@ -87,6 +88,7 @@ class Trainer {
                              Inside const& inside) = 0;
   virtual void evaluate(std::function<void()> const& passes) = 0;
   virtual void freeze_parameters(std::function<void()> const& passes) = 0;
+  virtual void set_path(std::size_t path) = 0;
   virtual void set_gradient_sync(bool on) = 0;
   virtual void set_replica_sync(bool on) = 0;
   virtual void set_reshard(bool on) = 0;
@@ -102,40 +104,43 @@ class Trainer {
 
  private:
   std::size_t elements(Index rows) const { return static_cast<std::size_t>(rows * model_.width); }
-  std::size_t end_of(Op const& op) const { return std::min(op.to, model_.parts.size()); }
 
   // The engine may refuse a part's turn. What belongs to it is enqueued in the module: not at all then.
   void forward(Op const& op, Inside const& inside) {
     auto const rows = rows_of(model_, op.data, rank_);
-    for (auto part = op.from; part < end_of(op); ++part) {
+    auto const order = model_.order(op.path);
+    auto const end = std::min(op.to, order.size());
+    if (!model_.paths.empty() && op.from == 0) set_path(op.path);
+    for (auto at = op.from; at < end; ++at) {
       auto const with_inputs = [&](fsdp::host::Stream& stream) {
-        if (part == 0)
+        if (at == 0)
           stream.enqueue([this, data = op.data, n = elements(rows), to = activations_[0].data()] {
             for (std::size_t i = 0; i < n; ++i) to[i] = input_of(model_, data, rank_, static_cast<Index>(i));
           });
         if (inside) inside(stream);
       };
-      forward_part(part, activations_[part].data(), activations_[part + 1].data(), rows, with_inputs);
+      forward_part(order[at], activations_[at].data(), activations_[at + 1].data(), rows, with_inputs);
     }
-    if (end_of(op) < model_.parts.size()) return;
-    compute().enqueue([this, n = elements(rows)] {
-      auto const* const y = activations_.back().data();
+    if (end < order.size()) return;
+    compute().enqueue([this, n = elements(rows), y = activations_[end].data()] {
       outcome_.outputs.insert(outcome_.outputs.end(), y, y + n);
     });
   }
   void backward(Op const& op, Inside const& inside) {
     auto const rows = rows_of(model_, op.data, rank_);
-    for (auto part = end_of(op); part-- > op.from;) {
+    auto const order = model_.order(op.path);
+    for (auto at = std::min(op.to, order.size()); at-- > op.from;) {
       auto const with_loss = [&](fsdp::host::Stream& stream) {
-        if (part + 1 == model_.parts.size())
-          stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value)] {
-            loss_gradient<float>(model_, data, rank_, activations_.back().data(), dy_.data(), scale);
+        if (at + 1 == order.size())
+          stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value),
+                          y = activations_[order.size()].data()] {
+            loss_gradient<float>(model_, data, rank_, y, dy_.data(), scale);
           });
         if (inside) inside(stream);
       };
       // Each part reads one of the two and writes the other.
-      bool const even = (model_.parts.size() - part) % 2 == 0;
-      backward_part(part, activations_[part].data(), (even ? dx_ : dy_).data(), (even ? dy_ : dx_).data(), rows,
+      bool const even = (order.size() - at) % 2 == 0;
+      backward_part(order[at], activations_[at].data(), (even ? dx_ : dy_).data(), (even ? dy_ : dx_).data(), rows,
                     with_loss);
     }
   }
@@ -203,7 +208,7 @@ class EngineTrainer final : public Trainer {
       : Trainer(of.model, comm.rank(), comm.size()),
         mesh_(std::move(comm)),
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
-        engine_(mesh_, setting.strategy(), setting.options, stream_),
+        engine_(mesh_, setting.strategy(), options_of(of, setting), stream_),
         keeps_(setting.keeps),
         owners_(owners_of(of.model, of.optimizer)),
         momentum_(of.optimizer.momentum > 0.0f || !owners_.grouped.empty()) {
@@ -231,6 +236,11 @@ class EngineTrainer final : public Trainer {
       } else {
         engine_.set_forward_prefetch(fsdp::UseId{ahead.at}, uses);
       }
+    }
+    for (auto const& path : of.model.paths) {
+      std::vector<fsdp::UseId> uses;
+      for (auto const use : path) uses.push_back({use});
+      paths_.push_back(engine_.add_path("path " + std::to_string(paths_.size()), uses));
     }
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
@@ -280,6 +290,16 @@ class EngineTrainer final : public Trainer {
   void freeze_parameters(std::function<void()> const& passes) override {
     auto const scope = engine_.frozen_parameters();
     passes();
+  }
+  static fsdp::EngineOptions options_of(Trial const& of, Setting const& setting) {
+    auto options = setting.options;
+    if (!of.model.paths.empty())
+      options.without_gradient = of.model.zeros ? fsdp::WithoutGradient::zeros : fsdp::WithoutGradient::untouched;
+    return options;
+  }
+  void set_path(std::size_t path) override {
+    path_.reset();
+    path_.emplace(engine_.follow(paths_[path]));
   }
   void set_gradient_sync(bool on) override { scopes_.no_sync(!on); }
   void set_replica_sync(bool on) override { scopes_.no_replica_sync(!on); }
@@ -379,6 +399,8 @@ class EngineTrainer final : public Trainer {
   bool momentum_;
   fsdp::GradNorm<Engine> norm_;
   std::vector<Turn> parts_;
+  std::vector<fsdp::PathId> paths_{fsdp::PathId{}};
+  std::optional<decltype(std::declval<Engine&>().follow({}))> path_;
   fsdp::testing::BackwardScopes<Engine> scopes_{engine_};
   std::optional<fsdp::AdamW<Engine>> adamw_;
   std::optional<fsdp::Sgd<Engine>> sgd_, second_;
