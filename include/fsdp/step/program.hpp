@@ -91,8 +91,8 @@ class Program {
   void for_each_update(Visit&& visit) const {
     auto const fetch = [&](std::size_t unit) {
       if (unit == units.size()) return;
-      for (auto const* list : {&fetches, &gradient_fetches})
-        if ((*list)[unit].size > 0) visit((*list)[unit]);
+      if (fetches[unit].size > 0) visit(fetches[unit]);
+      if (gradient_fetches[unit].size > 0) visit(gradient_fetches[unit]);
     };
     auto unit = next_that_trains(0);
     for (fetch(unit); unit < units.size();) {
@@ -118,7 +118,7 @@ class Program {
         all(turn.after);
       }
     }
-    for (auto* between : {&norms, &updates, &fetches, &gradient_fetches, &stores, &reads}) all(*between);
+    all(norms), all(updates), all(fetches), all(gradient_fetches), all(stores), all(reads);
   }
 
   struct Unit {
