@@ -233,10 +233,10 @@ class Gpt {
       fsdp::fail<fsdp::ConfigError>("model: expected segments of at least one layer, got {}", options.segment);
     if (plan.segment > 1 && plan.recomputes(plan.first) &&
         (options.unit_layers == 0 || plan.segment % options.unit_layers != 0))
-      fsdp::fail<fsdp::ConfigError>("model: segments of {} layers are recomputed, but units have {}: expected a multiple",
-                                    plan.segment,
-                                    options.unit_layers == 0 ? std::string("all layers, the embeddings and the head")
-                                                             : fsdp::formatted("{} layers", options.unit_layers));
+      fsdp::fail<fsdp::ConfigError>(
+          "model: segments of {} layers are recomputed, but units have {}: expected a multiple", plan.segment,
+          options.unit_layers == 0 ? std::string("all layers, the embeddings and the head")
+                                   : fsdp::formatted("{} layers", options.unit_layers));
     plan.panel = options.panel;
     plan.lanes = lanes;
     plan.attention_elements = options.attention_elements;
