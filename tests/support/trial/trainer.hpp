@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -73,8 +74,9 @@ class Trainer {
   virtual fsdp::host::Stream& gather() = 0;
 
  protected:
-  Trainer(Model const& model, int rank, int ranks)
+  Trainer(Model const& model, std::vector<Segment> segments, int rank, int ranks)
       : model_(model),
+        segments_(std::move(segments)),
         rank_(rank),
         ranks_(ranks),
         activations_(model.parts.size() + 1, std::vector<float>(elements(model.max_rows))),
@@ -83,6 +85,7 @@ class Trainer {
   Trainer(Trainer const&) = delete;
 
   virtual void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) = 0;
+  virtual void recompute_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) = 0;
   virtual void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                              Inside const& inside) = 0;
   virtual void evaluate(std::function<void()> const& passes) = 0;
@@ -126,6 +129,8 @@ class Trainer {
   void backward(Op const& op, Inside const& inside) {
     auto const rows = rows_of(model_, op.data, rank_);
     for (auto part = end_of(op); part-- > op.from;) {
+      for (auto const& segment : segments_)
+        if (segment.last == part) recompute(segment, rows, inside);
       auto const with_loss = [&](fsdp::host::Stream& stream) {
         if (part + 1 == model_.parts.size())
           stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value)] {
@@ -140,7 +145,17 @@ class Trainer {
     }
   }
 
+  /// Backward finds no output of forward in a segment: NaN, or what is recomputed.
+  void recompute(Segment const& segment, Index rows, Inside const& inside) {
+    for (auto part = segment.first; part <= segment.last; ++part)
+      compute().enqueue(
+          [&y = activations_[part + 1]] { std::fill(y.begin(), y.end(), std::numeric_limits<float>::quiet_NaN()); });
+    for (auto part = segment.first; part <= segment.last; ++part)
+      recompute_part(part, activations_[part].data(), activations_[part + 1].data(), rows, inside);
+  }
+
   Model const model_;
+  std::vector<Segment> const segments_;
   int const rank_, ranks_;
   Outcome<float> outcome_;
   std::vector<std::vector<float>> activations_;  ///< the input, and each part's output
@@ -160,8 +175,11 @@ class AdoptedPart {
 
   void forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
     auto const scope = unit_.forward();
-    auto const w = sliced(w_);
-    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
+    enqueue_forward(stream, x, y, rows, inside);
+  }
+  void recompute(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
+    auto const scope = unit_.recompute();
+    if (scope) enqueue_forward(stream, x, y, rows, inside);
   }
   void backward(fsdp::host::Stream& stream, float const* x, float const* dy, float* dx, Index rows,
                 Inside const& inside) {
@@ -172,6 +190,10 @@ class AdoptedPart {
   }
 
  private:
+  void enqueue_forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) const {
+    auto const w = sliced(w_);
+    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
+  }
   std::vector<fsdp::AdoptedTensor<float, float>> tensors() {
     std::vector<fsdp::AdoptedTensor<float, float>> adopted;
     for (auto const& tensor : part_.spec.tensors) {
@@ -200,7 +222,7 @@ class EngineTrainer final : public Trainer {
   using Engine = fsdp::Engine<C>;
 
   EngineTrainer(C comm, Trial const& of, Setting const& setting)
-      : Trainer(of.model, comm.rank(), comm.size()),
+      : Trainer(of.model, setting.segments, comm.rank(), comm.size()),
         mesh_(std::move(comm)),
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
         engine_(mesh_, setting.strategy(), setting.options, stream_),
@@ -232,6 +254,8 @@ class EngineTrainer final : public Trainer {
         engine_.set_forward_prefetch(fsdp::UseId{ahead.at}, uses);
       }
     }
+    for (auto const& segment : setting.segments)
+      engine_.recompute_segment(fsdp::UseId{segment.first}, fsdp::UseId{segment.last});
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
     auto first = fsdp::TensorSelection::all();
@@ -266,6 +290,11 @@ class EngineTrainer final : public Trainer {
     auto& turn = parts_[part];
     if (turn.module) turn.module->forward(x, y, rows, inside);
     if (turn.adopted) turn.adopted->forward(compute(), x, y, rows, inside);
+  }
+  void recompute_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
+    auto& turn = parts_[part];
+    if (turn.module) turn.module->recompute(x, y, rows, inside);
+    if (turn.adopted) turn.adopted->recompute(compute(), x, y, rows, inside);
   }
   void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                      Inside const& inside) override {
