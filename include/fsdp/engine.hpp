@@ -4,8 +4,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "fsdp/engine/core.hpp"
 #include "fsdp/engine/scopes.hpp"
 #include "fsdp/engine/shards.hpp"
+#include "fsdp/engine/traces.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/mesh.hpp"
@@ -35,7 +34,7 @@ namespace fsdp {
 /// @tparam C  communicator    @tparam P  precision policy
 /// @note Collective: sealing, and everything that moves parameters or gradients.
 template <Communicator C, PrecisionPolicy P = Fp32>
-class Engine {
+class Engine : public detail::EngineTraces<Engine<C, P>> {
   using Core = detail::EngineCore<C, P>;
   using Attempt = typename detail::DeclaredUnits<P>::Attempt;
 
@@ -239,6 +238,26 @@ class Engine {
   /// @throws UsageError without EngineOptions::allow_frozen_parameters
   Backward frozen_parameters(bool on = true) { return Backward(core_, BackwardChange::frozen_parameters, on); }
 
+  /// Before the engine is sealed: adds a path, an order of uses besides the declared one, which may leave some out and
+  /// repeat others: `auto text = engine.add_path("text", {embed, layers[0], head})`. Include fsdp/paths.hpp.
+  /// @throws UsageError if it has no use, the engine has a path of this name, or it has a part of a segment
+  template <class None = void>
+  [[gnu::cold]] PathId add_path(std::string_view path_name, std::vector<UseId> const& uses) {
+    auto const turn = core_.calls.enter("add_path");
+    core_.expect_unsealed(formatted("path '{}' was added", path_name), "add all paths");
+    return {detail::PathAdder<detail::Declaration<P>>::add(core_.declared, rank(), path_name, indices_of(uses)), this};
+  }
+  /// @param path  PathId{}: the declared order
+  /// @return while it lives, passes that begin follow the path. A backward pass follows the path of its forward pass.
+  /// All ranks follow the same path, which the next collective compares
+  /// @throws UsageError in the middle of a pass; if there is no such path, or it is another engine's
+  template <class Of = Core>
+  PathScope<Of> follow(PathId path) {
+    if (path.engine != nullptr && path.engine != this) refuse_foreign("a path id");
+    FSDP_EXPECTS(path.index < core_.declared.path_count(), "rank {}: there is no path {}", rank(), path.index);
+    return PathScope<Of>(core_, path.index);
+  }
+
   using Evaluation = EvaluationScope<Core>;
   using Scope = UseScope<Core>;
   /// @return while it lives, forward passes keep nothing for a backward pass. Nests.
@@ -267,29 +286,6 @@ class Engine {
   fsdp::Shards<Engine> shards() { return fsdp::Shards<Engine>(*this); }
   C& world() { return core_.mesh->world(); }
 
-  /// Records a span for every gather, forward, backward, reduction, norm and optimizer update from now on, up to
-  /// `capacity` spans. The first step gets the number `first_step`.
-  void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
-    auto const turn = core_.calls.enter("start_trace");
-    synchronize();
-    core_.attach_tracer(std::make_unique<Tracer<Device>>(core_.device, core_.account, capacity, first_step));
-  }
-  /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
-  std::vector<TraceSpan> collect_trace() {
-    auto const turn = core_.calls.enter("collect_trace");
-    FSDP_EXPECTS(core_.tracer != nullptr, "rank {}: no trace was started; call start_trace first", rank());
-    synchronize();
-    return core_.tracer->collect(*core_.compute);
-  }
-  /// Collects for the last time: from now on a trace costs a branch per span again.
-  std::vector<TraceSpan> stop_trace() {
-    auto const turn = core_.calls.enter("stop_trace");
-    auto spans = collect_trace();
-    core_.attach_tracer(nullptr);
-    return spans;
-  }
-  Tracer<Device>* tracer() { return core_.tracer.get(); }  ///< nullptr while nothing is traced
-
   /// Every rank's mean of `values`, in a fixed order.
   /// @throws OrderError on every rank if they give different numbers of values, or have stepped or discarded otherwise;
   /// why one of this rank's streams has failed, if that is known already or has ended the peers
@@ -313,15 +309,19 @@ class Engine {
 
  private:
   friend fsdp::Shards<Engine>;
+  friend detail::EngineTraces<Engine>;
 
   typename detail::Declaration<P>::Units& units() { return core_.declared.units(); }
   Schedule& schedule() { return core_.declared.schedule(); }
   void set_prefetch(Pass pass, UseId at, std::vector<UseId> const& ahead) {
     auto const turn = core_.calls.enter("set_prefetch");
     core_.expect_unsealed("prefetch lists were set", "set them");
-    std::vector<std::size_t> uses;
-    for (auto const use : ahead) uses.push_back(index_of(use));
-    core_.declared.set_prefetch(pass, index_of(at), std::move(uses));
+    core_.declared.set_prefetch(pass, index_of(at), indices_of(ahead));
+  }
+  std::vector<std::size_t> indices_of(std::vector<UseId> const& uses) const {
+    std::vector<std::size_t> indices;
+    for (auto const use : uses) indices.push_back(index_of(use));
+    return indices;
   }
   /// @throws UsageError if there is no such use, or it is another engine's
   std::size_t index_of(UseId use) const {

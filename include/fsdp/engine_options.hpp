@@ -25,6 +25,14 @@ inline constexpr bool address_sanitizer = false;
 #endif
 }  // namespace detail
 
+/// An optimizer step finds a unit without a gradient: no backward pass since the last step has come to it, because all
+/// followed paths that leave it out (fsdp/paths.hpp).
+enum class WithoutGradient : unsigned char {
+  refused,    ///< the step throws
+  untouched,  ///< the step leaves the unit as it is: parameters, moments, decay; norms leave it out
+  zeros       ///< its gradient is zero: moments and weights decay
+};
+
 struct EngineOptions {
   int prefetch = 1;                        ///< units gathered ahead of the one that computes
   std::optional<int> backward_prefetch{};  ///< the same in backward; not set: `prefetch`
@@ -52,6 +60,7 @@ struct EngineOptions {
   /// fault, which AddressSanitizer reports. Each use gets copies of its unit's buffers, at addresses that no other unit
   /// gets; the account does not count the copies. On CUDA it has no effect.
   bool trap_stale_pointers = detail::address_sanitizer;
+  WithoutGradient without_gradient = WithoutGradient::refused;  ///< for engines with paths
 };
 
 struct UnitOptions {
@@ -70,6 +79,11 @@ struct UnitId {
 struct UseId {
   std::size_t index = 0;
   void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked
+};
+/// Names a path of Engine::add_path; by default, the declared order.
+struct PathId {
+  std::size_t index = 0;
+  void const* engine = nullptr;  ///< engine of the path; other engines refuse the id. nullptr: not checked
 };
 
 }  // namespace fsdp

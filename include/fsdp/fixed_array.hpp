@@ -23,7 +23,7 @@ class FixedArray {
     std::swap(size_, other.size_);
     return *this;
   }
-  ~FixedArray() { delete[] data_; }
+  [[gnu::cold, gnu::noinline]] ~FixedArray() { delete[] data_; }
 
   std::size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }

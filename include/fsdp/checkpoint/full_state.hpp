@@ -163,7 +163,11 @@ void export_gradients(E& engine, Visit&& visit) {
   engine.shards().gate().expect_readable("gradients are to be exported");
   engine.synchronize();
   export_shards(
-      engine, [](typename E::Unit& unit) { return unit.gradient; }, visit);
+      engine,
+      [gate = &engine.shards().gate()](typename E::Unit& unit) {
+        return gate->exports_gradient(unit.index()) ? unit.gradient : nullptr;
+      },
+      visit);
 }
 
 namespace detail {

@@ -111,6 +111,7 @@ struct EngineCore {
     if (declared.options().trap_stale_pointers) guarded.prepare(declared.units());
     passes.set_program(program);
     declared.schedule().set_backward_end(program.backward_end());
+    if (declared.paths()) declared.paths()->seal(declared.schedule(), program);
     sealed = true;
   }
 
@@ -186,7 +187,7 @@ struct EngineCore {
     return passes.begin_forward(use);
   }
   /// @return whether backward passes do not come to the use. @param pass  backward or recompute
-  bool skips_backward(Pass pass, std::size_t use) const { return declared.schedule().skips_backward(pass, use); }
+  bool skips_backward(Pass pass, std::size_t use) const { return passes.skips_backward(pass, use); }
   Unit& begin_backward(Pass pass, std::size_t use) {
     auto& unit = passes.begin_backward(pass, use);
     storage.lease_gradients();

@@ -13,6 +13,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/declared_units.hpp"
+#include "fsdp/engine/path_list.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
@@ -69,6 +70,11 @@ class Declaration : public DeclaredUnits<P> {
   Schedule& schedule() { return schedule_; }
   Offloaded offload;  ///< what lies in host memory
   Schedule const& schedule() const { return schedule_; }
+  /// nullptr: there is none besides the declared order.
+  std::unique_ptr<PathList>& paths() { return paths_; }
+  std::unique_ptr<PathList> const& paths() const { return paths_; }
+  /// The declared order among them.
+  std::size_t path_count() const { return paths_ ? paths_->size() : 1; }
   EngineOptions const& options() const { return options_; }
   /// The type that gradients are rounded to for the sum over ranks; not set: they are not rounded.
   std::optional<DType> wire() const {
@@ -114,6 +120,12 @@ class Declaration : public DeclaredUnits<P> {
     FSDP_EXPECTS(wrong.empty(), "rank {}: the segment '{}' to '{}' {}", where_.rank, schedule_.module_name(first),
                  schedule_.module_name(last), wrong);
     for (auto use = first; use <= last; ++use) schedule_.set_segment(use, first);
+    try {
+      if (paths_) paths_->expect_segments(schedule_);
+    } catch (...) {
+      for (auto use = first; use <= last; ++use) schedule_.set_segment(use, Schedule::none);
+      throw;
+    }
   }
 
   /// @throws UsageError if the unit is in a segment, where it would have a use outside
@@ -126,6 +138,10 @@ class Declaration : public DeclaredUnits<P> {
   /// Pads the layouts and checks that nothing is left without a use, and that there is something to train.
   [[gnu::cold]] void seal() {
     FSDP_EXPECTS(schedule_.size() > 0, "rank {}: the engine has no modules; add one with shard()", where_.rank);
+    FSDP_EXPECTS(!paths_ || !offload.gradients || options_.without_gradient != WithoutGradient::zeros,
+                 "rank {}: units without a gradient cannot get zeroes while gradients are offloaded; choose "
+                 "WithoutGradient::untouched, or do not offload gradients",
+                 where_.rank);
     bool some = false, trains = false;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       units_[u]->offloads_masters = offloads_masters(*units_[u]);
@@ -184,6 +200,9 @@ class Declaration : public DeclaredUnits<P> {
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                          listed(list.ahead));
+    if (paths_)
+      lines += paths_->text(schedule_) +
+               formatted("options: without_gradient {}\n", static_cast<int>(options_.without_gradient));
     return lines;
   }
 
@@ -225,7 +244,10 @@ class Declaration : public DeclaredUnits<P> {
     input.keep_last = options_.keep_last;
     input.keep_root = options_.keep_root;
     input.prefetch = prefetch_by_depth(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
+    if (paths_) input.paths = paths_->plan(schedule_, options_.prefetch, backward_prefetch(), empty_units(input));
+    input.zeros_for_absent = options_.without_gradient == WithoutGradient::zeros;
     for (auto const& list : lists_) {
+      if (paths_) paths_->set_prefetch(input.paths, list.pass == Pass::forward, list.use, list.ahead);
       auto ahead = list.ahead;
       (list.pass == Pass::forward ? input.prefetch.forward : input.prefetch.backward)[list.use] = std::move(ahead);
     }
@@ -266,6 +288,7 @@ class Declaration : public DeclaredUnits<P> {
 
   EngineOptions options_;
   Schedule schedule_;
+  std::unique_ptr<PathList> paths_;
   std::vector<List> lists_;
 };
 

@@ -123,7 +123,8 @@ class Offloading final : public OffloadHooks {
     if (!unit.trains()) return;
     if (updates) {
       fetch(u);
-      fetch(core_->program.next_that_trains(u + 1));
+      auto const next = core_->program.next_that_trains(u + 1);
+      if (next < core_->program.units.size() && core_->passes.has_gradient(next)) fetch(next);
     } else if (unit.offloads_masters) {
       fetched_ = {none, none};
       move_state(core_->program.fetches[u], u, false);
@@ -195,7 +196,6 @@ class Offloading final : public OffloadHooks {
   /// For an update.
   void fetch(std::size_t u) {
     auto const& program = core_->program;
-    if (u == program.units.size()) return;
     auto& fetched = fetched_[static_cast<std::size_t>(slot_of(u))];
     if (fetched == u) return;
     fetched = none;

@@ -7,15 +7,19 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/declaration.hpp"
 #include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/engine/half_states.hpp"
 #include "fsdp/engine/history.hpp"
 #include "fsdp/engine/stream_failures.hpp"
+#include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/run.hpp"
 #include "fsdp/step/schedule.hpp"
@@ -50,6 +54,18 @@ class Passes {
   bool freezes_parameters() const { return phase_ == Phase::activations; }
   /// A scope begins (1) or ends (-1).
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
+  /// Passes that begin now follow the path. @return the path that was followed
+  /// @throws UsageError in the middle of a pass
+  [[gnu::cold]] std::size_t follow(std::size_t path) {
+    constexpr std::string_view what = "a path is followed";
+    schedule().expect_closed(what);
+    expect_whole_gradients(what);
+    FSDP_EXPECTS(!schedule().in_forward(),
+                 "rank {}: {}, but a forward pass is incomplete; follow a path before a forward pass begins", rank_,
+                 what);
+    return std::exchange(followed_, path);
+  }
+  void end_path(std::size_t before) noexcept { followed_ = before; }
   /// Begins an evaluation. Forward keeps nothing for backward. Evaluations nest. A forward pass in progress is dropped.
   void begin_evaluation() {
     expect_whole_parameters("an evaluation begins");
@@ -68,10 +84,11 @@ class Passes {
       expect_whole_gradients(what);
       expect_whole_parameters(what);
     }
-    bool const starts = schedule().begin_forward(use);
+    bool const starts = schedule().begin_forward(use, followed_ == 0 ? nullptr : declared_->paths()->order(followed_));
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
+        if (path_ != followed_) change_path();
         if (flags_.begin_forward()) executor_->drop_parameters();
         executor_->begin_pass(flags_.now());
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
@@ -87,6 +104,19 @@ class Passes {
     });
   }
 
+  /// See Schedule::skips_backward.
+  /// @throws UsageError also if nothing trains in the path of the pass
+  bool skips_backward(Pass pass, std::size_t use) const {
+    auto const& schedule = declared_->schedule();
+    auto const& order = schedule.order();
+    if (order.backward_end() == order.size() && order.size() > 0) {
+      if (schedule.in_backward() || open_[static_cast<std::size_t>(BackwardChange::frozen_parameters)] > 0)
+        return false;
+      fail<UsageError>("rank {}: {} of '{}': nothing trains in path '{}', so its passes have no backward", rank_,
+                       name(pass), schedule.module_name(use), order.path());
+    }
+    return schedule.skips_backward(pass, use);
+  }
   /// @param pass  backward or recompute
   Unit& begin_backward(Pass pass, std::size_t use) {
     FSDP_EXPECTS(!evaluating(), "rank {}: {} of '{}' was called inside an evaluation; end the evaluation scope first",
@@ -139,7 +169,7 @@ class Passes {
   /// @throws UsageError if an optimizer step has ended half-way: discarding gradients does not repair the parameters
   /// @param what  the refused action, for the message
   void expect_no_half_step(std::string_view what) const {
-    if (writing_ == half_step) refuse_half_parameters(what);
+    if (writing_ == half_step) expect_whole_parameters(what);
   }
   /// Forgets all gradients, and a pass that is left half-way. Gradients of earlier passes may be discarded inside a
   /// forward use, and between a forward pass and its backward: these go on.
@@ -156,6 +186,34 @@ class Passes {
   step::Contents const& contents() const { return executor_->contents(); }
   /// There is a program.
   bool sealed() const { return program_ != nullptr; }
+  /// Optimizer steps may find units without a gradient.
+  bool allows_absent() const {
+    return has_paths() && declared_->options().without_gradient != WithoutGradient::refused;
+  }
+  bool has_paths() const { return declared_->paths() != nullptr; }
+  /// The unit has a gradient of the step to come. @pre sealed
+  bool has_gradient(std::size_t unit) const {
+    return units()[unit]->trains() && contents()[unit].gradient == step::Contents::Gradient::sum;
+  }
+  /// The unit has a gradient of the step to come; if no unit has, of the last step. @pre sealed
+  bool exports_gradient(std::size_t unit) const {
+    if (has_gradient(unit) || contents()[unit].gradient == step::Contents::Gradient::none) return has_gradient(unit);
+    for (std::size_t u = 0; u < units().size(); ++u)
+      if (has_gradient(u)) return false;
+    return units()[unit]->trains() && (stepped_.empty() || stepped_[unit]);
+  }
+  /// With WithoutGradient::zeros, units without a gradient get one of zeroes. @note Stream: on compute
+  void complete_gradients() {
+    for (auto const& operation : program_->absent) executor_->run(operation, "optimizer");
+  }
+  /// An optimizer step begins. @return the number of units that it updates
+  std::size_t begin_updates() {
+    if (stepped_.empty()) stepped_ = FixedArray<bool>(units().size());
+    std::size_t some = 0;
+    for (std::size_t u = 0; u < stepped_.size(); ++u) some += (stepped_[u] = has_gradient(u)) ? 1u : 0u;
+    begin_writing(half_step);
+    return some;
+  }
   /// Backward passes begun so far: tells gradients apart.
   std::uint64_t backward_passes() const { return backward_passes_; }
 
@@ -181,54 +239,16 @@ class Passes {
   /// @throws UsageError if an optimizer step, an import or a load has ended half-way
   /// @param what  the refused action, for the message
   void expect_whole_parameters(std::string_view what) const {
-    if (!writing_.empty()) refuse_half_parameters(what);
+    if (!writing_.empty())
+      refuse_half_parameters(rank_, what, writing_, units(), contents(), writing_ == half_step ? &stepped_ : nullptr);
   }
   /// @throws UsageError if a backward pass is left half-way, naming its units
   /// @param what  the refused action, for the message
   void expect_whole_gradients(std::string_view what) const {
-    if (declared_->schedule().in_backward()) refuse_half_gradients(what);
+    if (declared_->schedule().in_backward()) refuse_half_gradients(rank_, what, *declared_, freezes_parameters());
   }
 
  private:
-  [[noreturn, gnu::cold]] void refuse_half_parameters(std::string_view what) const {
-    std::string done, missing;
-    for (std::size_t u = 0; u < declared_->units().size(); ++u) {
-      auto const& unit = *declared_->units()[u];
-      if (!unit.trains()) continue;
-      auto& list = contents()[u].gradient == step::Contents::Gradient::sum ? missing : done;
-      list += formatted("{}'{}'", list.empty() ? "" : ", ", unit.name());
-    }
-    auto const units = writing_ != half_step
-                           ? std::string()
-                           : formatted(": units updated: {}; not updated: {}", done.empty() ? "none" : done,
-                                       missing.empty() ? "none" : missing);
-    fail<UsageError>("rank {}: {}, but {} is incomplete{}. Load a checkpoint, or import all parameters, on all ranks",
-                     rank_, what, writing_, units);
-  }
-  [[noreturn, gnu::cold]] void refuse_half_gradients(std::string_view what) const {
-    auto const& schedule = declared_->schedule();
-    schedule.expect_closed(what);
-    if (freezes_parameters())
-      fail<UsageError>(
-          "rank {}: {}, but a backward pass inside frozen_parameters() is incomplete. Complete it, or call "
-          "discard_gradients()",
-          rank_, what);
-    std::string done, missing;
-    for (auto use = schedule.size(); use-- > 0;) {
-      if (!schedule.first_use_of_unit(use)) continue;
-      auto& list = schedule.backward_done(use) ? done : missing;
-      for (auto const& unit : declared_->units())
-        if (unit->first == schedule.unit(use) && !unit->frozen)
-          list += formatted("{}'{}'", list.empty() ? "" : ", ", unit->name());
-    }
-    fail<UsageError>(
-        "rank {}: {}, but {}: units that have their gradients: {}; units without: {}. {}discard_gradients()", rank_,
-        what,
-        schedule.backward_broken() ? "an exception has interrupted a backward pass" : "a backward pass is incomplete",
-        done.empty() ? "none" : done, missing.empty() ? "none" : missing,
-        schedule.backward_broken() ? "Call " : "Complete it, or call ");
-  }
-
   Schedule& schedule() { return declared_->schedule(); }
   bool evaluating() const { return evaluations_ > 0; }
 
@@ -261,7 +281,13 @@ class Passes {
     ++passes_;
   }
 
-  Program::Turn const& turn() { return program_->turns(phase_)[schedule().turns_done()]; }
+  /// The pass that begins follows another path than the last one. Parameters that it has left are dropped.
+  [[gnu::cold]] void change_path() {
+    path_ = followed_;
+    flags_.forget_parameters();
+    history_->add(declared_->paths()->label(path_));
+  }
+  Program::Turn const& turn() { return program_->turns(phase_, path_)[schedule().turns_done()]; }
   /// Runs the operations of a turn before the module's kernels; end() runs those after them. @return the use's unit
   Unit& begin(std::string_view pass) {
     auto const& turn = this->turn();
@@ -291,6 +317,9 @@ class Passes {
   Program const* program_ = nullptr;
   std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;              ///< of the pass under way
+  std::size_t path_ = 0;                      ///< of the pass under way, or of the last one
+  std::size_t followed_ = 0;                  ///< path of passes that begin
+  FixedArray<bool> stepped_;                  ///< by unit: the last step has updated it; empty: there was none
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open
   bool swapped_ = false;                  ///< averages are in the place of parameters

@@ -61,6 +61,9 @@ class [[nodiscard]] BackwardScope {
   BackwardChange change_;
 };
 
+template <class E>
+class PathScope;  // fsdp/paths.hpp
+
 /// One use of a unit. Its full parameters (and in backward its gradients) are valid during the scope's lifetime. An
 /// exception that leaves the scope ends the pass. The destructor ends the use and throws if this fails, for example
 /// with the exception of an earlier task.

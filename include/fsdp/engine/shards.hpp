@@ -120,11 +120,11 @@ class Shards {
     int exceptions_ = std::uncaught_exceptions();
   };
   /// An optimizer updates the unit: compute waits until its gradient shard is complete. When the scope ends, the
-  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit that trains
-  /// had an update scope, even if nothing changed. Before that, the engine refuses passes, other steps, exports, saves
-  /// and discard_gradients(), as after an exception between two units.
+  /// gradients are used, and the next backward pass begins new sums. A step is complete when each unit that has
+  /// a gradient (has_gradient) had an update scope, even if nothing changed. Before that, the engine refuses passes,
+  /// other steps, exports, saves and discard_gradients(), as after an exception between two units.
   /// @note Stream: reads of the gradient shard and writes of the master shard go to compute
-  /// @throws UsageError without begin_step, if the unit is frozen, or if it was updated in this step
+  /// @throws UsageError without begin_step, if the unit is frozen, has no gradient, or was updated in this step
   Write update(Unit const& unit) const {
     expect_own(unit);
     gate().expect_update(unit.index());
@@ -216,6 +216,10 @@ class Shards {
   auto& gather_communicator() const { return engine_->core_.executor.communicator(step::Group::gather); }
   auto& gather_stream() const { return engine_->core_.streams[StreamKind::gather]; }
 
+  /// The unit trains, and a backward pass since the last step has come to it; without paths, every unit that trains
+  /// has a gradient when a step begins. After begin_step: the step updates the unit, and has not yet.
+  bool has_gradient(Unit const& unit) const { return gate().has_gradient(unit.index()); }
+
   /// Number of waits for a late event: see [Note: Events]. It is 0 in all steps that the event planner covers.
   std::size_t late_records() const { return engine_->core_.executor.late_records(); }
 
@@ -282,12 +286,12 @@ class Shards {
 };
 
 namespace detail {
-/// Calls `update(unit)` for every unit that trains, each in its update scope and span: a step after begin_step.
+/// Calls `update(unit)` for every unit that has a gradient, each in its update scope and span: a step after begin_step.
 template <class E, class Update>
 void update_units(Shards<E> const& shards, Update&& update) {
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
-    if (!unit.trains()) continue;
+    if (!shards.has_gradient(unit)) continue;
     auto const updating = shards.update(unit);
     auto span = shards.trace_update(unit);
     update(unit);

@@ -18,19 +18,25 @@ class StepGate {
  public:
   StepGate(int rank, Passes& passes) : rank_(rank), passes_(&passes) {}
 
-  /// @throws UsageError unless every unit has reduced gradients of whole backward passes since the last optimizer step
+  /// @throws UsageError unless every unit has reduced gradients of whole backward passes since the last optimizer step;
+  /// if EngineOptions::without_gradient allows it, unless some unit has and none has unreduced ones
   /// @param what  the refused action, for the message
   [[gnu::noinline]] void expect_reduced(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     passes_->expect_whole_parameters(what);
     expect_units();
+    bool const some = some_reduced();
     for (std::size_t u = 0; u < passes_->units().size(); ++u) {
       auto const& unit = *passes_->units()[u];
+      if (some && passes_->allows_absent() && !passes_->contents()[u].waits()) continue;
       FSDP_EXPECTS(passes_->sealed() && (!unit.trains() || passes_->contents()[u].is_reduced()),
                    "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit.name(),
                    passes_->sealed() && passes_->contents()[u].waits()
                        ? ": they were accumulated without reduction; run the last backward pass "
-                         "outside no_sync() and no_replica_sync()"
+                         "outside no_sync() and no_replica_sync(), in a path that has the unit"
+                   : some && passes_->has_paths()
+                       ? ": all backward passes since the last step followed paths that leave it out; choose "
+                         "EngineOptions::without_gradient"
                    : passes_->freezes_parameters()
                        ? ": the last backward pass was inside frozen_parameters(), where it writes none"
                        : "");
@@ -41,10 +47,19 @@ class StepGate {
   void expect_readable(std::string_view what) const {
     passes_->expect_whole_gradients(what);
     expect_units();
-    for (std::size_t u = 0; u < passes_->units().size(); ++u)
+    bool some = false;
+    for (std::size_t u = 0; passes_->sealed() && u < passes_->units().size(); ++u)
+      some = some || (passes_->units()[u]->trains() && passes_->contents()[u].is_readable());
+    for (std::size_t u = 0; u < passes_->units().size(); ++u) {
+      if (some && passes_->has_paths() && !passes_->contents()[u].waits()) continue;
       FSDP_EXPECTS(passes_->sealed() && (!passes_->units()[u]->trains() || passes_->contents()[u].is_readable()),
                    "rank {}: {}, but unit '{}' has no reduced gradients", rank_, what, passes_->units()[u]->name());
+    }
   }
+  /// See Passes. @pre sealed
+  bool has_gradient(std::size_t unit) const { return passes_->has_gradient(unit); }
+  bool exports_gradient(std::size_t unit) const { return passes_->exports_gradient(unit); }
+  void complete_gradients() const { passes_->complete_gradients(); }
 
   /// @throws UsageError inside a use or an evaluation, or while parameters are not whole
   /// @param what  the refused action, for the message
@@ -59,15 +74,12 @@ class StepGate {
     expect_norm(measurement);
     expect_not_swapped("an optimizer step begins");
     passes_->abandon("an optimizer step begins");
+    passes_->complete_gradients();
     forget_norm();
     stepped_with_ = measurement;
   }
   /// Units are about to be updated. The step ends when all are; until then all but a load or an import is refused.
-  void begin_updates() {
-    to_update_ = 0;
-    for (auto const& unit : passes_->units()) to_update_ += unit->trains() ? 1u : 0u;
-    passes_->begin_writing(Passes::half_step);
-  }
+  void begin_updates() { to_update_ = passes_->begin_updates(); }
   /// @throws UsageError unless a step is under way in which the unit was not updated
   [[gnu::noinline]] void expect_update(std::size_t unit) const {
     auto const& updated = *passes_->units()[unit];
@@ -75,7 +87,8 @@ class StepGate {
                  updated.name());
     FSDP_EXPECTS(!updated.frozen, "rank {}: update of unit '{}', which is frozen", rank_, updated.name());
     FSDP_EXPECTS(updated.empty() || passes_->contents()[unit].gradient == step::Contents::Gradient::sum,
-                 "rank {}: unit '{}' was already updated in this step", rank_, updated.name());
+                 "rank {}: unit '{}' was already updated in this step{}", rank_, updated.name(),
+                 passes_->has_paths() ? ", or has no gradient: see Shards::has_gradient" : "");
   }
   /// A unit's parameters have been updated.
   void updated() {
@@ -130,6 +143,11 @@ class StepGate {
   }
 
  private:
+  bool some_reduced() const {
+    for (std::size_t u = 0; passes_->sealed() && u < passes_->units().size(); ++u)
+      if (passes_->units()[u]->trains() && passes_->contents()[u].is_reduced()) return true;
+    return false;
+  }
   void expect_units() const {
     FSDP_EXPECTS(!passes_->units().empty(), "rank {}: the engine has no modules; add one with shard()", rank_);
   }

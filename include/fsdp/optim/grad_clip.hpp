@@ -55,6 +55,7 @@ template <class E>
   auto const shards = engine.shards();
   auto const turn = shards.enter("clip_grad_norm");
   shards.gate().expect_reduced("clip_grad_norm is called");
+  shards.gate().complete_gradients();
   auto& norm = shards.norm();
   auto& compute = engine.compute();
   auto const& device = engine.device();
@@ -68,7 +69,7 @@ template <class E>
   std::int64_t partials = 0;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
-    if (!unit.trains()) continue;
+    if (!shards.has_gradient(unit)) continue;
     auto const slice = unit.norm_slice();
     kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
                            options.norm, norm.partials + partials);

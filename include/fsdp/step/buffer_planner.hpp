@@ -12,15 +12,16 @@
 
 #include "fsdp/layout.hpp"
 #include "fsdp/step/buckets.hpp"
+#include "fsdp/step/path_plan.hpp"
 #include "fsdp/step/program.hpp"
-#include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
+#include "fsdp/step/unit_planner.hpp"
 
 namespace fsdp {
 
 namespace detail {
 
-/// Describes units, and assigns buffers to them.
+/// Assigns buffers to units.
 ///
 /// [Note: Units of a module] A module's tensors of several kinds lie in several units, which are gathered and dropped
 /// together. Units that take turns in shared slots are of one *rank of size*: the largest unit of each module takes
@@ -31,20 +32,13 @@ namespace detail {
 /// (*wire*), and the wire is reduced. The slot is free after rounding. The reduce stream reduces one unit after
 /// another, so one wire is enough for all units. With replicas there are two wires: one unit is reduce-scattered while
 /// the unit before it is all-reduced. Buckets are rounded on the replicate stream, into a wire of their own.
-class BufferPlanner {
- public:
-  [[gnu::cold]] explicit BufferPlanner(StepInput const& input) : input_(input) {
-    for (std::size_t unit = 0; input.uses.empty() && unit < input.units.size(); ++unit)
-      if (input.units[unit].beside == StepUnit::none) schedule_.declare(unit, "");
-    for (auto const unit : input.uses) schedule_.declare(unit, "");
-    for (std::size_t use = 0; use < input.segments.size(); ++use) schedule_.set_segment(use, input.segments[use]);
-  }
-
+class BufferPlanner : protected UnitPlanner {
  protected:
+  using UnitPlanner::UnitPlanner;
+
   /// All but the slots that units share.
   [[gnu::cold]] void plan_units() {
-    describe_units();
-    find_backward_end();
+    describe();
     order_completion();
     give_wires();
     give_own_slots();
@@ -61,46 +55,28 @@ class BufferPlanner {
       for (std::size_t slot = 0; slot < std::min<std::size_t>(gradient_ranks_.units[rank], 2); ++slot)
         add(p.gradient_slots, {gradient_ranks_.largest[rank]});
     }
-    lease_gradient_slots();
+    for_each_path([this] { lease_gradient_slots(); });
     p.buffers.set_slots(step::Pool::gather, p.gather_slots.size());
     p.buffers.set_slots(step::Pool::kept, p.kept_slots.size());
     p.buffers.set_slots(step::Pool::gradient_slot, p.gradient_slots.size());
     p.buffers.set_slots(step::Pool::wire, p.wires.size());
   }
 
-  /// Consecutive units of a list.
-  struct Together {
-    std::uint32_t const *first, *last;
-    std::uint32_t const* begin() const { return first; }
-    std::uint32_t const* end() const { return last; }
-  };
-  // Answers about units and uses.
-  bool gathers(std::size_t unit) const { return !program_.units[unit].reads_masters; }
-  /// The unit whose uses are the unit's.
-  std::size_t first_unit(std::size_t unit) const {
-    auto const beside = input_.units[unit].beside;
-    return beside == StepUnit::none ? unit : beside;
-  }
-  /// The units of a use: the first, then those beside it.
-  Together units_of(std::size_t use) const { return beside(schedule_.unit(use)); }
-  /// A unit that has uses of its own, then those beside it.
-  Together beside(std::size_t first) const {
-    return {together_.data() + begins_[first], together_.data() + begins_[first + 1]};
-  }
   bool own_gather_slot(std::size_t unit) const {
-    return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded ||
-           schedule_.unit_returns(first_unit(unit));
+    return !input_.units[unit].reshards_after_forward || input_.allow_keep_unsharded || returns_in_some_path(unit);
+  }
+  bool returns_in_some_path(std::size_t unit) const {
+    for (auto const& path : paths_)
+      if (path.order.unit_returns(first_unit(unit))) return true;
+    return false;
   }
   /// Of the units that a backward pass can leave unsharded.
   bool all_own_gather_slots() const {
     for (std::size_t unit = 0; unit < program_.units.size(); ++unit)
-      if (gathers(unit) && program_.units[unit].in_backward && !own_gather_slot(unit)) return false;
+      if (gathers(unit) && in_backward(unit) && !own_gather_slot(unit)) return false;
     return true;
   }
-  bool own_gradient_slot(std::uint32_t unit) const {
-    return waits_in_slot(unit) || schedule_.unit_returns(first_unit(unit));
-  }
-  bool writes_fp32(std::size_t unit) const { return program_.units[unit].types.gradient == DType::f32; }
+  bool own_gradient_slot(std::uint32_t unit) const { return waits_in_slot(unit) || returns_in_some_path(unit); }
   /// The unit's gradients wait in the slot that backward has written them to.
   bool waits_in_slot(std::uint32_t unit) const {
     return input_.allow_no_sync && writes_fp32(unit) && !program_.units[unit].writes_shards;
@@ -108,14 +84,14 @@ class BufferPlanner {
   bool waits_in_accumulator(std::uint32_t unit) const { return program_.units[unit].accumulates; }
   /// The use's forward may end with the unit, one of the use's, dropped.
   bool may_drop(std::size_t use, std::size_t unit) const {
-    return gathers(unit) && !schedule_.returns(use) && input_.units[unit].reshards_after_forward;
+    return gathers(unit) && !order().returns(use) && input_.units[unit].reshards_after_forward;
   }
   /// @return whether the unit, one of the use's, stays unsharded when this use's forward ends. If no use in a backward
   /// pass follows, a unit is kept until its last use at most
   bool keeps_after_forward(std::size_t use, std::size_t unit, Phase phase) const {
-    bool const in_backward = phase != Phase::evaluation && program_.units[unit].in_backward;
-    bool const used_again = !schedule_.last_use_of_unit(use);
-    if (schedule_.returns(use)) return input_.keep_root && (used_again || in_backward);
+    bool const in_backward = phase != Phase::evaluation && this->in_backward(unit);
+    bool const used_again = !order().last_use_of_unit(use);
+    if (order().returns(use)) return input_.keep_root && (used_again || in_backward);
     if (used_again) return true;
     if (!in_backward) return false;
     return !may_drop(use, unit) || (input_.keep_last && use == last_that_may_drop());
@@ -123,7 +99,7 @@ class BufferPlanner {
   /// No use after this one, in a backward pass that ends with the use `end`, is of the same units.
   bool is_last_in_backward(std::size_t use, std::size_t end) const {
     for (auto earlier = end; earlier < use; ++earlier)
-      if (schedule_.unit(earlier) == schedule_.unit(use)) return false;
+      if (order().unit(earlier) == order().unit(use)) return false;
     return true;
   }
   /// The unit's gradients are rounded when it is reduced. Those of a unit that no other rank shares travel in buckets.
@@ -142,86 +118,19 @@ class BufferPlanner {
     return static_cast<std::uint32_t>(program_.wires.size()) - (program_.bucket_wire != Program::none ? 1 : 0);
   }
 
-  StepInput const& input_;
-  Schedule schedule_{0};
-  Program program_;
-  std::size_t backward_end_ = 0;  ///< the last use of a backward pass
   std::size_t own_gather_slots_ = 0;
-  std::vector<std::uint32_t> together_;  ///< units that have uses of their own, each before those beside it
-  std::vector<std::size_t> begins_;      ///< by unit: where it is there; one more for the end
   Ranks gather_ranks_, gradient_ranks_;
   std::vector<std::uint32_t> first_gradient_slots_;  ///< by rank of size: the first of its shared slots
-  std::vector<std::uint32_t> gradient_slots_;        ///< by unit: where backward writes its gradients
   std::vector<std::int64_t> gradient_ends_;          ///< where each unit of the completion order ends, in elements
 
  private:
-  [[gnu::cold]] void describe_units() {
-    auto& p = program_;
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      p.modules.push_back(input_.modules.empty() ? std::to_string(use) : input_.modules[use]);
-    p.units = FixedArray<Program::Unit>(input_.units.size());
-    for (std::uint32_t u = 0; u < p.units.size(); ++u) {
-      begins_.push_back(together_.size());
-      if (input_.units[u].beside != StepUnit::none) continue;
-      together_.push_back(u);
-      for (std::uint32_t other = 0; other < p.units.size(); ++other)
-        if (input_.units[other].beside == u) together_.push_back(other);
-    }
-    begins_.push_back(together_.size());
-    for (std::size_t u = 0; u < p.units.size(); ++u) {
-      auto const& declared = input_.units[u];
-      auto& unit = p.units[u];
-      unit.types = declared.types;
-      unit.name = declared.name.empty() ? std::to_string(u) : declared.name;
-      unit.elements = declared.elements;
-      unit.sets_gradients = declared.sets_gradients;
-      unit.hooked = declared.hooked;
-      unit.frozen = declared.frozen;
-      unit.shards = declared.shards ? input_.shards : 1;
-      unit.replicas = input_.shards * input_.replicas / unit.shards;
-      unit.reads_masters = unit.empty() || (unit.shards == 1 && unit.types.parameter == unit.types.master);
-      unit.writes_shards = !unit.trains() || (unit.shards == 1 && writes_fp32(u) && !input_.offload.gradients);
-      unit.waits_for_replicas =
-          declared.shards && unit.replicas > 1 && !unit.writes_shards && input_.allow_no_replica_sync;
-      unit.accumulates = input_.allow_no_sync && !writes_fp32(u) && !unit.writes_shards;
-      if (unit.accumulates) p.accumulator_elements += unit.elements;
-    }
-  }
-
-  /// The lowest use of a module that trains; 0 if nothing below it is frozen. If none trains, backward has no use.
-  [[gnu::cold]] void find_backward_end() {
-    auto& p = program_;
-    bool some_frozen = false;
-    for (; backward_end_ < schedule_.size(); ++backward_end_) {
-      bool trains = false;
-      for (auto const u : units_of(backward_end_)) {
-        trains = trains || p.units[u].trains();
-        some_frozen = some_frozen || p.units[u].frozen;
-      }
-      bool is_frozen = false;
-      for (auto const use : input_.frozen_uses) is_frozen = is_frozen || use == backward_end_;
-      some_frozen = some_frozen || is_frozen;
-      if (trains && !is_frozen) break;
-    }
-    if (!some_frozen) backward_end_ = 0;
-    for (auto& unit : p.units) unit.in_backward = false;
-    for (auto use = backward_end_; use < schedule_.size(); ++use)
-      for (auto const u : units_of(use)) p.units[u].in_backward = true;
-    for (std::size_t u = 0; u < p.units.size(); ++u)
-      if (!input_.units[u].skips_gradients &&
-          ((p.units[u].frozen && p.units[u].in_backward) || input_.allow_frozen_parameters))
-        p.scratch_bytes = std::max(p.scratch_bytes, align_up(p.units[u].gradient_bytes(p.units[u].elements), 256));
-    if (backward_end_ == schedule_.size() || schedule_.segment(backward_end_) == Schedule::none) return;
-    for (auto use = schedule_.segment(backward_end_); use < backward_end_; ++use)
-      for (auto const u : units_of(use)) p.units[u].in_backward = true;
-  }
-
   [[gnu::cold]] void order_completion() {
     std::vector<std::size_t> reduced_from_slots;
     std::vector<std::int64_t> elements;
     std::int64_t end = 0;
-    for (auto use = schedule_.size(); use-- > backward_end_;) {
-      if (!is_last_in_backward(use, backward_end_)) continue;
+    auto const last = order().backward_end();
+    for (auto use = order().size(); use-- > last;) {
+      if (!is_last_in_backward(use, last)) continue;
       for (auto const unit : units_of(use)) {
         if (!program_.units[unit].trains()) continue;
         auto const direct = program_.units[unit].writes_shards;
@@ -234,6 +143,9 @@ class BufferPlanner {
     if (input_.shards * input_.replicas > 1)
       program_.buckets = make_buckets(gradient_ends_, sizeof(float), input_.bucket_bytes, input_.first_bucket_bytes);
     program_.buffers = {program_.units.size(), elements, program_.gradient_order, reduced_from_slots, program_.buckets};
+    auto const declared = program_.buckets.size();
+    for (auto& path : paths_)
+      add_path_buckets(path, program_.buckets, declared, gradient_ends_, program_.gradient_order);
     for (auto const unit : reduced_from_slots) program_.gradient_order.push_back(unit);
   }
 
@@ -273,10 +185,10 @@ class BufferPlanner {
         unit.gradient_slot = add(p.gradient_slots, {gradient_slot_bytes(u), u});
     }
     p.kept_ranks = input_.reshard_ranks;
-    for (std::size_t use = 0; use < schedule_.size(); ++use)
-      for (auto const u : units_of(use))
-        if (keeps_slice(use, u))
-          p.units[u].kept_slot = add(p.kept_slots, {parameter_slot(u, p.units[u].elements / p.kept_ranks), u});
+    for_each_path([this] {
+      for (std::size_t use = 0; use < order().size(); ++use)
+        for (auto const u : units_of(use)) give_kept_slot(use, u);
+    });
     own_gather_slots_ = p.gather_slots.size();
     std::vector<std::int64_t> parameters(p.units.size()), gradients(p.units.size());
     for (std::uint32_t u = 0; u < p.units.size(); ++u) {
@@ -285,6 +197,13 @@ class BufferPlanner {
     }
     gather_ranks_ = ranks_of_size(parameters);
     gradient_ranks_ = ranks_of_size(gradients);
+  }
+  [[gnu::cold]] void give_kept_slot(std::size_t use, std::uint32_t u) {
+    auto& unit = program_.units[u];
+    if (!keeps_slice(use, u)) return;
+    path_->keeps_slice[u] = true;
+    if (unit.kept_slot == Program::none)
+      unit.kept_slot = add(program_.kept_slots, {parameter_slot(u, unit.elements / program_.kept_ranks), u});
   }
   std::int64_t parameter_slot(std::uint32_t u, std::int64_t elements) const {
     return slot_bytes(elements, size_of(program_.units[u].types.parameter));
@@ -312,14 +231,14 @@ class BufferPlanner {
   /// zeroes.
   [[gnu::cold]] void lease_gradient_slots() {
     auto& p = program_;
-    gradient_slots_ = std::vector<std::uint32_t>(p.units.size(), Program::none);
+    path_->gradient_slots = std::vector<std::uint32_t>(p.units.size(), Program::none);
     std::vector<std::uint32_t> leases(first_gradient_slots_.size(), 0);
-    for (auto use = schedule_.size(); use-- > 0;) {
-      if (!schedule_.last_use_of_unit(use)) continue;
+    for (auto use = order().size(); use-- > 0;) {
+      if (!order().last_use_of_unit(use)) continue;
       for (auto const u : units_of(use)) {
         auto const& unit = p.units[u];
         if (unit.writes_shards) continue;
-        auto& slot = gradient_slots_[u] = unit.gradient_slot;
+        auto& slot = path_->gradient_slots[u] = unit.gradient_slot;
         if (slot == Program::none) {
           auto const rank = gradient_ranks_.of_unit[u];
           auto const in_turn = static_cast<std::uint32_t>(std::min<std::size_t>(gradient_ranks_.units[rank], 2));
@@ -331,14 +250,14 @@ class BufferPlanner {
   }
 
   std::size_t last_that_may_drop() const {
-    for (auto use = schedule_.size(); use-- > 0;)
+    for (auto use = order().size(); use-- > 0;)
       for (auto const u : units_of(use))
-        if (may_drop(use, u) && program_.units[u].in_backward) return use;
-    return schedule_.size();
+        if (may_drop(use, u) && in_backward(u)) return use;
+    return order().size();
   }
   bool keeps_slice(std::size_t use, std::size_t unit) const {
-    return input_.reshard_ranks > 0 && input_.units[unit].shards && program_.units[unit].in_backward &&
-           may_drop(use, unit) && !keeps_after_forward(use, unit, Phase::forward);
+    return input_.reshard_ranks > 0 && input_.units[unit].shards && in_backward(unit) && may_drop(use, unit) &&
+           !keeps_after_forward(use, unit, Phase::forward);
   }
 };
 

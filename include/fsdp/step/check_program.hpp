@@ -16,8 +16,8 @@
 namespace fsdp {
 
 /// Runs a program in symbols: all kinds of micro-steps that its options allow, each before and after plain ones, with
-/// norms, updates, evaluations and discarded gradients. Engines call it when they are sealed, if
-/// FSDP_CHECK_PROGRAM is defined.
+/// norms, updates, evaluations and discarded gradients; and so each path, alone and in turn with the declared order.
+/// Engines call it when they are sealed, if FSDP_CHECK_PROGRAM is defined.
 /// @param input  of compile_program()
 /// @return the first problem: step, use, unit, what was expected and what was found; empty if there is none
 [[gnu::cold]] inline std::string check_program(Program const& program, StepInput const& input) {
@@ -27,13 +27,29 @@ namespace fsdp {
   step::Run run(program, [&](step::Operation const& operation, step::Position const& at,
                              step::Contents const& contents) { symbols.run(executed(operation, at, contents)); });
   run.prepare();
-  for (auto const flags : AllowedFlags(program, input)) {
+  AllowedFlags const allowed(program, input);
+  auto const last_micro_step = [&] {
+    run.micro_step();
+    run.norm();
+    run.update();
+  };
+  for (std::size_t path = 1; path < program.paths(); ++path) {
+    run.follow(path), last_micro_step();
+    for (auto const flags : allowed) {
+      run.follow(path), run.micro_step(flags), last_micro_step();
+      run.frozen_micro_step(flags.reshard);
+      run.micro_step(flags), run.follow(0), last_micro_step();
+      run.micro_step(flags), run.follow(path), run.micro_step(), run.follow(0), last_micro_step();
+      run.follow(path), run.evaluation();
+      run.micro_step(flags), run.discard();
+    }
+  }
+  run.follow(0);
+  for (auto const flags : allowed) {
     for (int micro_steps = 1; micro_steps <= 2; ++micro_steps) {
       for (int i = 0; i < micro_steps; ++i) run.micro_step(flags);
       run.frozen_micro_step(flags.reshard);
-      run.micro_step();
-      run.norm();
-      run.update();
+      last_micro_step();
     }
     run.evaluation();
     run.micro_step(flags);

@@ -13,9 +13,9 @@
 #include "fsdp/error.hpp"
 #include "fsdp/step/plan_events.hpp"
 #include "fsdp/step/program.hpp"
-#include "fsdp/step/schedule.hpp"
 #include "fsdp/step/step_input.hpp"
 #include "fsdp/step/update_writer.hpp"
+#include "fsdp/step/use_order.hpp"
 
 namespace fsdp {
 
@@ -24,12 +24,14 @@ namespace detail {
 /// The state of units while the compiler goes through the uses: which units are unsharded, and in which slot.
 class UnshardedUnits {
  public:
+  /// @param in_backward  by unit: a backward pass of the path comes to it
   /// @param rank_of  by unit: its rank of size; see [Note: Units of a module]
   /// @param in_turn  number of shared slots by rank of size, for units without a slot of their own. They are the last
   ///                 slots, in order of rank
-  UnshardedUnits(Program const& program, std::vector<std::uint32_t> const& rank_of, std::size_t own_slots,
-                 std::vector<std::size_t> const& in_turn)
+  UnshardedUnits(Program const& program, FixedArray<bool> const& in_backward, std::vector<std::uint32_t> const& rank_of,
+                 std::size_t own_slots, std::vector<std::size_t> const& in_turn)
       : program_(&program),
+        in_backward_(&in_backward),
         rank_of_(&rank_of),
         slots_(program.units.size(), Program::none),
         ahead_(program.units.size()),
@@ -57,7 +59,7 @@ class UnshardedUnits {
   void restart(bool unsharded) {
     for (std::size_t unit = 0; unit < slots_.size(); ++unit) {
       drop(unit);
-      if (unsharded && !program_->units[unit].reads_masters && program_->units[unit].in_backward) gather(unit);
+      if (unsharded && !program_->units[unit].reads_masters && (*in_backward_)[unit]) gather(unit);
     }
   }
   void gather(std::size_t unit) {
@@ -87,6 +89,7 @@ class UnshardedUnits {
   }
 
   Program const* program_;
+  FixedArray<bool> const* in_backward_;
   std::vector<std::uint32_t> const* rank_of_;
   std::vector<std::uint32_t> slots_, ahead_;  ///< by unit
   std::vector<std::uint32_t> busy_;           ///< by slot
@@ -97,17 +100,22 @@ class UnshardedUnits {
 
 class ProgramCompiler : UpdateWriter {
  public:
-  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input)
-      : UpdateWriter(input),
-        ahead_(input.prefetch.forward.empty() ? prefetch_by_depth(schedule_, 1, 1, empty_units(input))
-                                              : input.prefetch),
-        ahead_in_activations_(ahead_) {}
+  [[gnu::cold]] explicit ProgramCompiler(StepInput const& input) : UpdateWriter(input) {
+    for (std::size_t path = 0; path < paths_.size(); ++path) {
+      auto& at = paths_[path];
+      at.ahead = path == 0 ? input.prefetch : input.paths[path - 1].prefetch;
+      if (at.ahead.forward.empty()) at.ahead = prefetch_by_depth(at.order, 1, 1, empty_units(input));
+      at.ahead_in_activations = at.ahead;
+    }
+    program_.set_paths(paths_.size());
+    for (std::size_t path = 1; path < paths_.size(); ++path) program_.name_path(path, paths_[path].order.path());
+  }
 
   [[gnu::cold]] Program compile() {
     plan_units();
     place_staged();
     // With a slot for every unit, as many are in use at a time as are needed.
-    gradient_slots_ = std::vector<std::uint32_t>(program_.units.size());
+    for (auto& path : paths_) path.gradient_slots = std::vector<std::uint32_t>(program_.units.size());
     program_.gradient_slots.push_back({});
     std::vector<std::size_t> enough;
     for (std::size_t rank = 0; rank < gather_ranks_.largest.size(); ++rank) enough.push_back(program_.units.size());
@@ -125,8 +133,15 @@ class ProgramCompiler : UpdateWriter {
   /// Writes all passes. @param in_turn  number of shared slots, by rank of size @return the largest numbers of them in
   /// use at a time
   [[gnu::cold]] std::vector<std::size_t> walk(std::vector<std::size_t> const& in_turn) {
-    UnshardedUnits units(program_, gather_ranks_.of_unit, own_gather_slots_, in_turn), evaluated = units,
-                                                                                       resident = units;
+    std::vector<std::size_t> most(in_turn.size());
+    for_each_path([&] { walk_path(in_turn, most); });
+    return most;
+  }
+  /// The same for the path of path_. @param most  raised to its numbers of slots
+  [[gnu::cold]] void walk_path(std::vector<std::size_t> const& in_turn, std::vector<std::size_t>& most) {
+    auto const path = static_cast<std::size_t>(path_ - paths_.begin());
+    UnshardedUnits units(program_, path_->in_backward, gather_ranks_.of_unit, own_gather_slots_, in_turn),
+        evaluated = units, resident = units;
     units.restart(false);
     auto forward = walk_forward(units, Phase::forward, true);
     // A pass that finds parameters of an earlier pass has fewer gathers. Nothing else changes.
@@ -136,16 +151,14 @@ class ProgramCompiler : UpdateWriter {
       for (std::size_t turn = 0; turn < forward.size(); ++turn)
         restrict_to_sharded(forward[turn].before, fewer[turn].before);
     }
-    program_.turns(Phase::forward) = std::move(forward);
+    program_.turns(Phase::forward, path) = std::move(forward);
     auto activations = units;
-    program_.turns(Phase::backward) = walk_backward(units, Phase::backward);
+    program_.turns(Phase::backward, path) = walk_backward(units, Phase::backward);
     if (input_.allow_frozen_parameters)
-      program_.turns(Phase::activations) = walk_backward(activations, Phase::activations);
+      program_.turns(Phase::activations, path) = walk_backward(activations, Phase::activations);
     evaluated.restart(false);
-    program_.turns(Phase::evaluation) = walk_forward(evaluated, Phase::evaluation, false);
-    std::vector<std::size_t> most(in_turn.size());
+    program_.turns(Phase::evaluation, path) = walk_forward(evaluated, Phase::evaluation, false);
     for (auto const* walked : {&units, &evaluated, &activations}) walked->raise(most);
-    return most;
   }
   /// `fewer` is a subsequence of `all`. Operations that are missing in it run only if the pass starts sharded.
   [[gnu::cold]] static void restrict_to_sharded(Operations& all, Operations const& fewer) {
@@ -166,15 +179,14 @@ class ProgramCompiler : UpdateWriter {
   }
 
   [[gnu::cold]] FixedArray<Turn> walk_forward(UnshardedUnits& units, Phase phase, bool cut) {
-    FixedArray<Turn> turns(schedule_.size());
-    for (std::size_t use = 0; use < schedule_.size(); ++use) {
+    FixedArray<Turn> turns(order().size());
+    for (std::size_t use = 0; use < order().size(); ++use) {
       auto& turn = turns[use];
-      begin(turn, use, units, ahead_.forward[use], cut);
+      begin(turn, use, units, path_->ahead.forward[use], cut);
       compute(turn, Primitive::forward, units);
       for (auto const u : units_of(use)) {
         if (!gathers(u) || keeps_after_forward(use, u, phase)) continue;
-        auto const kept = program_.units[u].kept_slot;
-        if (phase == Phase::forward && kept != Program::none) keep_slice(turn.after, u, units.slot(u));
+        if (phase == Phase::forward && path_->keeps_slice[u]) keep_slice(turn.after, u, units.slot(u));
         drop(turn.after, u, units);
       }
     }
@@ -182,7 +194,7 @@ class ProgramCompiler : UpdateWriter {
   }
   [[gnu::cold]] void compute(Turn& turn, Primitive primitive, UnshardedUnits const& units,
                              bool writes_gradients = false) {
-    for (auto const u : units_of(turn.use)) {
+    for (auto const u : units_of(turn.place)) {
       auto operation = OperationWriter::compute(primitive, u, units.slot(u), writes_gradients);
       operation.beside = u != turn.unit;
       if (!operation.beside)
@@ -195,16 +207,16 @@ class ProgramCompiler : UpdateWriter {
   /// @param phase  backward or activations
   [[gnu::cold]] FixedArray<Turn> walk_backward(UnshardedUnits& units, Phase phase) {
     bool const writes_gradients = phase == Phase::backward;
-    auto const end = writes_gradients ? backward_end_ : 0;
-    auto const order = schedule_.backward_turns(end);
-    auto& lists = writes_gradients ? ahead_ : ahead_in_activations_;
+    auto const end = writes_gradients ? this->order().backward_end() : 0;
+    auto const order = this->order().backward_turns(end);
+    auto& lists = writes_gradients ? path_->ahead : path_->ahead_in_activations;
     FixedArray<Turn> turns(order.size());
     std::uint32_t rounded = 0;
-    std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), 0);
-    Completion completion;
+    std::vector<std::uint32_t> lessees(program_.gradient_slots.size(), Program::none);
+    Completion completion(*path_, program_.buckets, gradient_ends_, program_.gradient_order);
     for (std::size_t i = 0; i < order.size(); ++i) {
       auto& turn = turns[i];
-      auto const use = order[i] % schedule_.size();
+      auto const use = order[i] % this->order().size();
       bool const recomputes = order[i] != use;
       auto& ahead = !recomputes ? lists.backward[use] : lists.recompute.empty() ? no_list_ : lists.recompute[use];
       std::size_t kept = 0;
@@ -213,23 +225,24 @@ class ProgramCompiler : UpdateWriter {
       while (ahead.size() > kept) ahead.pop_back();
       begin(turn, use, units, ahead, true, true);
       compute(turn, recomputes ? Primitive::recompute : Primitive::backward, units, writes_gradients && !recomputes);
-      if (!recomputes && schedule_.last_use_of_unit(use) && writes_gradients) {
+      if (!recomputes && this->order().last_use_of_unit(use) && writes_gradients) {
         // The slot that was reduced last comes first: to wait for it is to wait for the others.
         auto const together = units_of(use);
         for (auto const* at = together.end(); at != together.begin();) {
           auto const u = *--at;
           if (!program_.units[u].trains()) continue;
           begin_gradients(turn.before, u);
-          if (!program_.units[u].writes_shards) lessees[gradient_slots_[u]] = u;
+          if (!program_.units[u].writes_shards) lessees[path_->gradient_slots[u]] = u;
         }
       }
-      bool const is_last = recomputes ? use < end && schedule_.last_use_of_unit(use) : is_last_in_backward(use, end);
+      bool const is_last =
+          recomputes ? use < end && this->order().last_use_of_unit(use) : is_last_in_backward(use, end);
       if (!is_last) continue;
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
         if (unit.empty()) continue;
-        if (gathers(u)) drop(turn.after, u, units, unit.in_backward ? only(drops) : any_facts);
-        if (unit.kept_slot != Program::none) close(turn.after, u, Buffers::kept(unit.kept_slot), only(drops));
+        if (gathers(u)) drop(turn.after, u, units, in_backward(u) ? only(drops) : any_facts);
+        if (path_->keeps_slice[u]) close(turn.after, u, Buffers::kept(unit.kept_slot), only(drops));
       }
       for (auto const u : units_of(use)) {
         auto const& unit = program_.units[u];
@@ -254,8 +267,9 @@ class ProgramCompiler : UpdateWriter {
   /// @param cut  shortens `ahead` where it would exceed max_ahead_bytes
   [[gnu::cold]] void begin(Turn& turn, std::size_t use, UnshardedUnits& units, std::vector<std::size_t>& ahead,
                            bool cut, bool in_backward = false) {
-    turn.use = static_cast<std::uint32_t>(use);
-    turn.unit = static_cast<std::uint32_t>(schedule_.unit(use));
+    turn.use = static_cast<std::uint32_t>(order().declared(use));
+    turn.unit = static_cast<std::uint32_t>(order().unit(use));
+    turn.place = static_cast<std::uint32_t>(use);
     auto const begin_gathers = [&](std::size_t of_use, bool is_ahead) {
       for (auto const u : units_of(of_use)) {
         if (gathers(u) && !units.is_unsharded(u)) {
@@ -287,12 +301,11 @@ class ProgramCompiler : UpdateWriter {
   /// @return whether a backward pass that ends with the use `end` comes to `next` after a turn of `use`, which has the
   /// use in its prefetch list. Uses below the end are recomputed if their segment has the end.
   bool comes_after(std::size_t use, bool recomputes, std::size_t next, std::size_t end) const {
-    auto const segment = schedule_.segment(next);
+    auto const segment = order().segment(next);
     if (next >= end) return true;
-    return segment != Schedule::none && segment == schedule_.segment(end) &&
-           (segment != schedule_.segment(use) || (recomputes && next > use));
+    return segment != UseOrder::none && segment == order().segment(end) &&
+           (segment != order().segment(use) || (recomputes && next > use));
   }
-  PrefetchLists ahead_, ahead_in_activations_;
   std::vector<std::size_t> no_list_;
 };
 

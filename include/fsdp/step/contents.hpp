@@ -41,6 +41,7 @@ class Contents {
     bool partial = false;      ///< the partial shard holds sums that replicas have not added up
     bool accumulated = false;  ///< the accumulator holds gradients that are not reduced
     bool begins_sum = false;   ///< the next backward use stores gradients instead of adding to them
+    bool opened = false;       ///< backward has got a slot of gradients, and has written nothing to it
 
     /// Gradients of earlier micro-steps wait for a reduction.
     bool waits() const { return gradient_slot != Operation::none || written || accumulated || partial; }
@@ -58,8 +59,17 @@ class Contents {
 
   /// @return whether the operation runs, by contents
   bool runs(Operation const& operation) const {
-    if (!operation.unless_begun && !operation.if_begun) return true;
-    return operation.if_begun == (units_[operation.unit].gradient == Gradient::sum);
+    if (operation.unless_begun || operation.if_begun) {
+      bool const begun = units_[operation.unit].gradient == Gradient::sum;
+      if (operation.if_begun != begun) return false;
+    }
+    switch (operation.given) {
+      case Given::always: return true;
+      case Given::none_waits: return units_[operation.unit].gradient_slot == none;
+      case Given::opened: return units_[operation.unit].opened;
+      case Given::sum_waits: return units_[operation.unit].accumulated;
+    }
+    return true;
   }
   /// @return whether an access in mode `sum` begins the sum
   bool begins_sum(Operation const& operation) const {
@@ -88,8 +98,9 @@ class Contents {
       case Primitive::close: return close(unit, operation.all[0].cells.pool);
       case Primitive::zero:
         if (operation.all[0].cells.pool == Pool::gradient_slot) dirty_[operation.all[0].cells.first / 2] = none;
+        if (operation.all[0].cells.pool == Pool::gradient) unit.gradient = Gradient::sum;
         return;
-      case Primitive::backward: unit.begins_sum = false; return;
+      case Primitive::backward: unit.begins_sum = unit.opened = false; return;
       case Primitive::round:
         if (operation.bucket == none) unit.gradient_slot = none;
         return;
@@ -149,6 +160,7 @@ class Contents {
       case Pool::gradient_slot:
         unit.gradient_slot = slot;
         unit.begins_sum = program_->units[index].sets_gradients;
+        unit.opened = true;
         dirty_[slot] = index;
         return;
       case Pool::gradient:
@@ -164,7 +176,7 @@ class Contents {
     for (auto& unit : units_) {
       unit.gradient_slot = none;
       unit.gradient = Gradient::none;
-      unit.written = unit.partial = unit.accumulated = unit.begins_sum = false;
+      unit.written = unit.partial = unit.accumulated = unit.begins_sum = unit.opened = false;
     }
   }
   static void close(Unit& unit, Pool pool) {

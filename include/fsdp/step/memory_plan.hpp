@@ -50,12 +50,13 @@ class LiveBytes {
 
   std::int64_t bytes() const { return bytes_; }
   /// Runs a pass. @return the highest use in it
-  [[gnu::cold]] std::int64_t run(Phase phase, Facts facts) {
+  [[gnu::cold]] std::int64_t run(Phase phase, Facts facts, std::size_t path = 0) {
     auto highest = bytes_;
-    program_->for_each(phase, facts, [&](step::Operation const& operation) {
+    auto const visit = [&](step::Operation const& operation) {
       run(operation);
       highest = std::max(highest, bytes_);
-    });
+    };
+    program_->for_each(phase, facts, visit, path);
     return highest;
   }
   /// @return the change of bytes in use
@@ -89,28 +90,37 @@ class LiveBytes {
   std::int64_t bytes_ = 0;
 };
 
-/// Peak of live bytes over all sequences of passes that the options allow.
+/// Peak of live bytes over all sequences of passes that the options allow. Most gradients wait after passes in the
+/// declared order, which has all units; parameters are only kept for a pass of the same path.
 [[gnu::cold]] inline std::int64_t highest_live_bytes(Program const& program, StepInput const& input) {
   std::int64_t highest = 0;
-  auto const run = [&](LiveBytes& live, Facts facts) {
-    highest = std::max(highest, live.run(Phase::forward, facts));
+  auto const run = [&](LiveBytes& live, Facts facts, std::size_t path) {
+    highest = std::max(highest, live.run(Phase::forward, facts, path));
     auto activations = live;
-    highest = std::max(highest, activations.run(Phase::activations, facts));
-    highest = std::max(highest, live.run(Phase::backward, facts));
+    highest = std::max(highest, activations.run(Phase::activations, facts, path));
+    highest = std::max(highest, live.run(Phase::backward, facts, path));
     auto evaluated = live;
     evaluated.reshard();
-    highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step));
+    highest = std::max(highest, evaluated.run(Phase::evaluation, plain_step, path));
   };
   // The state after a micro-step depends only on its own flags. So two micro-steps in a row reach all states.
   LiveBytes const nothing(program);
   AllowedFlags const allowed(program, input);
   for (auto const first : allowed) {
-    auto left = nothing;
     auto const facts = left_by(plain_step) | first.facts();
-    run(left, facts);
-    for (auto const second : allowed) {
-      auto live = left;
-      run(live, left_by(facts) | second.facts());
+    auto declared = nothing;
+    run(declared, facts, 0);
+    for (std::size_t path = 0; path < program.paths(); ++path) {
+      auto left = declared;
+      if (path > 0) left.reshard(), run(left, facts, path);
+      for (auto const second : allowed) {
+        auto live = left;
+        run(live, left_by(facts) | second.facts(), path);
+        if (path == 0) continue;
+        auto after_declared = declared;
+        after_declared.reshard();
+        run(after_declared, starts_sharded | (left_by(facts) & waiting_answers) | second.facts(), path);
+      }
     }
   }
   return highest;

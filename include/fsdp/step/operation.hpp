@@ -17,17 +17,17 @@ namespace fsdp::step {
 
 /// Buffers of one kind.
 enum class Pool : unsigned char {
-  master,         ///< by unit: master shard
-  moments,        ///< by unit: optimizer state
-  gradient,       ///< by unit: gradient shard
-  partial,        ///< by unit: sum over the shard group, which waits for the other replicas
-  accumulator,    ///< by unit: full gradients of earlier micro-steps, which wait on their rank
-  gather,         ///< by slot: full parameters
-  kept,           ///< by slot: a slice of the parameters, which stays after forward
-  gradient_slot,  ///< by slot: full gradients
-  wire,           ///< by slot: full gradients, rounded
-  offloaded,      ///< by unit: master shard and optimizer state in host memory
-  staged,         ///< by slot: the same of a unit that is updated, in device memory
+  master,           ///< by unit: master shard
+  moments,          ///< by unit: optimizer state
+  gradient,         ///< by unit: gradient shard
+  partial,          ///< by unit: sum over the shard group, which waits for the other replicas
+  accumulator,      ///< by unit: full gradients of earlier micro-steps, which wait on their rank
+  gather,           ///< by slot: full parameters
+  kept,             ///< by slot: a slice of the parameters, which stays after forward
+  gradient_slot,    ///< by slot: full gradients
+  wire,             ///< by slot: full gradients, rounded
+  offloaded,        ///< by unit: master shard and optimizer state in host memory
+  staged,           ///< by slot: the same of a unit that is updated, in device memory
   staged_gradient,  ///< by slot: a gradient shard whose place is in host memory
   count_
 };
@@ -146,6 +146,15 @@ struct Span {
   std::int64_t bytes = 0;              ///< of the span that begins here
 };
 
+/// A condition on the contents of a unit's buffers. Micro-steps of several paths may leave sums of some units unreduced
+/// and not those of others, which the flags of a micro-step do not say.
+enum class Given : unsigned char {
+  always,
+  none_waits,  ///< no gradients of earlier micro-steps wait in a slot
+  opened,      ///< backward has got a slot, and has written nothing to it
+  sum_waits    ///< a sum waits in the accumulator
+};
+
 /// A primitive on a stream. Operations are equal on all ranks; only the addresses of their cells differ.
 struct Operation {
   static constexpr std::uint32_t none = ~0u;
@@ -157,6 +166,7 @@ struct Operation {
   bool beside = false;          ///< accesses of the computation before it to a further unit
   bool unless_begun = false;    ///< runs only if the unit's gradient shard holds no sum since the last update
   bool if_begun = false;        ///< runs only if it holds one
+  Given given = Given::always;  ///< runs only if this holds
   std::uint8_t size = 0;        ///< number of accesses
   Facts when = any_facts;       ///< flags of a micro-step under which it runs
   Facts records{};              ///< flags under which an event is recorded after it, for another stream's wait

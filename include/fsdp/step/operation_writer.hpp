@@ -72,7 +72,8 @@ class OperationWriter : protected BufferPlanner {
   }
   /// Where backward writes.
   Cells gradients_of(std::uint32_t u) const {
-    return program_.units[u].writes_shards ? gradient_shard(u) : content(u, Pool::gradient_slot, gradient_slots_[u]);
+    return program_.units[u].writes_shards ? gradient_shard(u)
+                                           : content(u, Pool::gradient_slot, path_->gradient_slots[u]);
   }
   std::int64_t param_bytes(std::uint32_t u, std::int64_t elements) const {
     return program_.units[u].param_bytes(elements);
@@ -96,7 +97,7 @@ class OperationWriter : protected BufferPlanner {
           .among(group, ranks);
     };
     open(to, StreamKind::gather, u, whole, full);
-    if (in_backward && unit.kept_slot != Program::none) {
+    if (in_backward && path_->keeps_slice[u]) {
       all_gather(step::Group::kept, program_.kept_ranks, Buffers::kept(unit.kept_slot), whole)
           .beginning_span(Primitive::all_gather, full)
           .ending_span();
@@ -145,11 +146,15 @@ class OperationWriter : protected BufferPlanner {
       return append(to, primitive, StreamKind::compute, u, {writes(gradients)}, when);
     };
     if (!unit.writes_shards) {
-      auto const when = waits_in_slot(u) ? only(waiting_answers & ~held(u)) : any_facts;
-      auto const slot = gradient_slots_[u];
+      bool const by_unit = waits_in_slot(u) && waits_by_unit();
+      auto const when = waits_in_slot(u) && !by_unit ? only(waiting_answers & ~held(u)) : any_facts;
+      auto const slot = path_->gradient_slots[u];
       open(to, StreamKind::compute, u, Buffers::whole(Pool::gradient_slot, slot), gradient_bytes(u, unit.elements),
            when);
-      if (!program_.gradient_slots[slot].zeroed && padded) on_compute(Primitive::zero_padding, when);
+      if (by_unit) to.back().given = step::Given::none_waits;
+      if (program_.gradient_slots[slot].zeroed || !padded) return;
+      auto& zero = on_compute(Primitive::zero_padding, when);
+      if (by_unit) zero.given = step::Given::opened;
       return;
     }
     if (!unit.sets_gradients)
@@ -180,15 +185,16 @@ class OperationWriter : protected BufferPlanner {
           .beginning_span(Primitive::accumulate, gradient_bytes(u, unit.elements))
           .ending_span();
       recycle(to, u, StreamKind::reduce, when);
-      append(to, Primitive::add, StreamKind::reduce, u, {reads(accumulator), adds(gradients_of(u))},
-             only(reduces | held(u)))
-          .moving(unit.elements, gradient_bytes(u, unit.elements));
+      auto& sum = append(to, Primitive::add, StreamKind::reduce, u, {reads(accumulator), adds(gradients_of(u))},
+                         only(waits_by_unit() ? reduces : reduces | held(u)))
+                      .moving(unit.elements, gradient_bytes(u, unit.elements));
+      if (waits_by_unit()) sum.given = step::Given::sum_waits;
     }
     reduce(to, u, wire, only(reduces));
   }
   /// The slot may hold another unit's gradients.
   [[gnu::cold]] void recycle(Operations& to, std::uint32_t u, StreamKind stream, Facts when) const {
-    auto const slot = gradient_slots_[u];
+    auto const slot = path_->gradient_slots[u];
     auto const& planned = program_.gradient_slots[slot];
     if (planned.zeroed)
       append(to, Primitive::zero, stream, u, {writes(Buffers::whole(Pool::gradient_slot, slot))}, when)
@@ -199,7 +205,7 @@ class OperationWriter : protected BufferPlanner {
     auto const& unit = program_.units[u];
     bool const rounded = wire != Program::none, several = unit.shards > 1, replicated = unit.replicas > 1;
     auto const pool = rounded ? Pool::wire : Pool::gradient_slot;
-    auto const slot = rounded ? wire : gradient_slots_[u];
+    auto const slot = rounded ? wire : path_->gradient_slots[u];
     auto const own = Buffers::own(pool, slot);
     auto const full = reduce_bytes(u, unit.elements);
     if (rounded) {
@@ -283,25 +289,16 @@ class OperationWriter : protected BufferPlanner {
                                                                          : step::Group::replicas;
   }
 
-  /// Progress of a backward pass that writes gradient shards, in completion order.
-  struct Completion {
-    std::size_t written = 0;   ///< units
-    std::size_t reduced = 0;   ///< of these, by complete buckets
-    std::uint32_t bucket = 0;  ///< the next to be all-reduced
-  };
   /// Backward has written a gradient shard: buckets that are complete are all-reduced.
   [[gnu::cold]] void end_direct_gradients(Operations& to, std::uint32_t u, Completion& at) const {
     auto const& p = program_;
     bool const alone = p.units[u].replicas == 1;
     auto const when = only(alone ? syncs_group | syncs_all : syncs_all);
     close(to, u, gradients_of(u), when);
-    auto const end = gradient_ends_[at.written++];
     if (alone) hook(to, u, StreamKind::compute, when);
-    for (; at.bucket < p.buckets.size() && p.buckets[at.bucket].end <= end; ++at.bucket) {
-      all_reduce(to, u, at.bucket);
-      for (; at.reduced < at.written && gradient_ends_[at.reduced] <= p.buckets[at.bucket].end; ++at.reduced)
-        hook(to, static_cast<std::uint32_t>(p.gradient_order[at.reduced]), StreamKind::replicate, when);
-    }
+    at.write(
+        u, [&](std::uint32_t bucket) { all_reduce(to, u, bucket); },
+        [&](std::uint32_t reduced) { hook(to, reduced, StreamKind::replicate, when); });
   }
   /// Makes means of a bucket of gradient shards.
   [[gnu::cold]] void all_reduce(Operations& to, std::uint32_t u, std::uint32_t bucket) const {
@@ -332,15 +329,17 @@ class OperationWriter : protected BufferPlanner {
   }
 
   /// The pass is complete: buffers of reduced gradients are not in use any more.
-  /// @param lessees  by slot: the unit that had it last. @param last  of the pass
+  /// @param lessees  by slot: the unit that had it last; none: the path does not use it. @param last  of the pass
   [[gnu::cold]] void close_buffers(Operations& to, std::uint32_t last,
                                    std::vector<std::uint32_t> const& lessees) const {
     for (std::uint32_t slot = 0; slot < lessees.size(); ++slot)
-      close(to, lessees[slot], Buffers::whole(Pool::gradient_slot, slot),
-            waits_in_slot(lessees[slot]) ? only(reducing(lessees[slot])) : any_facts);
+      if (lessees[slot] != Program::none)
+        close(to, lessees[slot], Buffers::whole(Pool::gradient_slot, slot),
+              waits_in_slot(lessees[slot]) ? only(reducing(lessees[slot])) : any_facts);
     for (std::uint32_t u = 0; u < program_.units.size(); ++u)
-      if (waits_in_accumulator(u))
-        close(to, u, program_.buffers.of_unit(Pool::accumulator, u), only(reducing(u) | held(u)));
+      if (waits_in_accumulator(u) && path_->writes[u])
+        close(to, u, program_.buffers.of_unit(Pool::accumulator, u),
+              only(waits_by_unit() ? reducing(u) : reducing(u) | held(u)));
     for (std::uint32_t wire = 0; wire < program_.wires.size(); ++wire)
       close(to, last, Buffers::whole(Pool::wire, wire));
   }

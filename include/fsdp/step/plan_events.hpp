@@ -88,6 +88,7 @@ class EventPlanner final : public step::BasicRun {
     }
     last_micro_step();
     if (!program.turns(Phase::activations).empty()) run_activations(allowed);
+    if (program.paths() > 1) run_paths(program.paths(), allowed);
   }
 
  private:
@@ -107,6 +108,26 @@ class EventPlanner final : public step::BasicRun {
       frozen_micro_step();
     }
     last_micro_step();
+  }
+  /// Pairs of passes of different paths, and of each path with the declared order in other kinds of micro-steps.
+  [[gnu::cold]] void run_paths(std::size_t paths, AllowedFlags const& allowed) {
+    for (std::size_t first = 0; first < paths; ++first) {
+      for (std::size_t second = 0; second < paths; ++second) {
+        follow(first), last_micro_step();
+        follow(second), last_micro_step();
+        follow(first), micro_step();
+        follow(second), last_micro_step();
+      }
+      follow(first), evaluation();
+      follow(0), last_micro_step();
+      for (auto const flags : allowed) {
+        follow(first), micro_step(flags), micro_step(), last_micro_step();
+        frozen_micro_step(flags.reshard), micro_step(flags);
+        follow(0), micro_step(flags);
+        follow(first), micro_step();
+        follow(0), last_micro_step();
+      }
+    }
   }
   /// An operation of a stream that is done. Streams count their operations from 1.
   struct Done {
@@ -151,7 +172,8 @@ class EventPlanner final : public step::BasicRun {
     if (done.operation == nullptr) return;
     auto& records = const_cast<step::Operation*>(done.operation)->records;  // the program is this planner's to change
     // Updates follow passes of all kinds.
-    bool const around = done.operation->stream == StreamKind::copy || done.operation->primitive == step::Primitive::update;
+    bool const around =
+        done.operation->stream == StreamKind::copy || done.operation->primitive == step::Primitive::update;
     records = around ? any_facts : records | done.facts;
   }
 
@@ -177,8 +199,7 @@ class EventPlanner final : public step::BasicRun {
   program.for_each([&](step::Operation const& operation) { tracker.add(operation); });
   program.for_each([&](step::Operation& operation) { tracker.mark(operation); });
   EventPlanner(program).run(program, input);
-  for (auto const phase : phases)
-    for (auto& turn : program.turns(phase)) join_events(turn);
+  program.for_each_turn(join_events);
   program.for_each([&](step::Operation const& operation) {
     auto const stream = static_cast<std::size_t>(operation.stream);
     if (operation.is_noted()) ++program.noted[stream];

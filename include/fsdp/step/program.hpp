@@ -39,7 +39,9 @@ class Program {
   /// One use of a unit, and of the units beside it, in a pass. In a backward pass, a use of a segment has two turns: it
   /// is recomputed first.
   struct Turn {
-    std::uint32_t use = 0, unit = 0;
+    std::uint32_t use = 0;    ///< in the declared order
+    std::uint32_t unit = 0;   ///< the first one
+    std::uint32_t place = 0;  ///< of the use in the path: see [Note: Paths]
     std::vector<step::Operation> before;
     step::Operation compute;  ///< the module's kernels
     /// Accesses of these kernels to units beside its first. They are ordered and noted as operations of their own.
@@ -48,30 +50,44 @@ class Program {
     bool recomputes() const { return compute.primitive == step::Primitive::recompute; }
   };
 
-  /// The turns of a pass, in order. Without StepInput::allow_frozen_parameters, `activations` has none.
-  detail::FixedArray<Turn> const& turns(Phase phase) const { return turns_[static_cast<std::size_t>(phase)]; }
-  detail::FixedArray<Turn>& turns(Phase phase) { return turns_[static_cast<std::size_t>(phase)]; }
+  /// The turns of a pass of a path, in order; path 0 is the declared order. Without StepInput::allow_frozen_parameters,
+  /// `activations` has none.
+  detail::FixedArray<Turn> const& turns(Phase phase, std::size_t path = 0) const {
+    return paths_[path].turns[static_cast<std::size_t>(phase)];
+  }
+  detail::FixedArray<Turn>& turns(Phase phase, std::size_t path = 0) {
+    return paths_[path].turns[static_cast<std::size_t>(phase)];
+  }
+  /// Number of paths, the declared order among them.
+  std::size_t paths() const { return paths_.size(); }
+  /// Empty: the declared order.
+  std::string const& path_name(std::size_t path) const { return paths_[path].name; }
+  /// For the compiler. @param names  of all paths but the declared order
+  void set_paths(std::size_t count) { paths_ = detail::FixedArray<Path>(count); }
+  void name_path(std::size_t path, std::string name) { paths_[path].name = std::move(name); }
   /// Number of uses of a forward pass.
-  std::size_t uses() const { return turns(Phase::forward).size(); }
+  std::size_t uses(std::size_t path = 0) const { return turns(Phase::forward, path).size(); }
   /// The last use of a backward pass: if units are frozen, the lowest use of a unit that trains. Below it nothing is
   /// gathered, unless it is recomputed: see [Note: Segments].
-  std::size_t backward_end() const {
-    auto const& all = turns(Phase::backward);
-    return all.empty() ? uses() : all.back().use;
+  /// @return its place in the path; uses(): nothing trains
+  std::size_t backward_end(std::size_t path = 0) const {
+    auto const& all = turns(Phase::backward, path);
+    return all.empty() ? uses(path) : all.back().place;
   }
-  /// The turn of `use` in a pass. @pre there is one: in backward, use >= backward_end(), or the use is recomputed
-  Turn const& turn(Phase phase, std::size_t use, bool recomputes = false) const {
-    auto const& all = turns(phase);
-    if (phase == Phase::forward || phase == Phase::evaluation) return all[use];
-    auto at = recomputes ? 0 : uses() - 1 - use;
-    while (all[at].use != use || all[at].recomputes() != recomputes) ++at;
+  /// The turn of a use in a pass. @param place  of the use in the path
+  /// @pre there is one: in backward, place >= backward_end(), or the use is recomputed
+  Turn const& turn(Phase phase, std::size_t place, bool recomputes = false, std::size_t path = 0) const {
+    auto const& all = turns(phase, path);
+    if (phase == Phase::forward || phase == Phase::evaluation) return all[place];
+    auto at = recomputes ? 0 : uses(path) - 1 - place;
+    while (all[at].place != place || all[at].recomputes() != recomputes) ++at;
     return all[at];
   }
 
   /// Calls `visit(Operation const&)` for what a pass does in such a micro-step, in order.
   template <class Visit>
-  void for_each(Phase phase, Facts facts, Visit&& visit) const {
-    for (auto const& turn : turns(phase)) {
+  void for_each(Phase phase, Facts facts, Visit&& visit, std::size_t path = 0) const {
+    for (auto const& turn : turns(phase, path)) {
       for (auto const& operation : turn.before)
         if (operation.runs(facts)) visit(operation);
       visit(turn.compute);
@@ -86,21 +102,21 @@ class Program {
     while (unit < units.size() && !units[unit].trains()) ++unit;
     return unit;
   }
-  /// Calls `visit(Operation const&)` for what an update of all units does, in order.
-  template <class Visit>
-  void for_each_update(Visit&& visit) const {
+  /// Calls `visit(Operation const&)` for what an update does, in order, of those units that train for which
+  /// `has_update(unit)` is true.
+  template <class Visit, class HasUpdate>
+  void for_each_update(Visit&& visit, HasUpdate const& has_update) const {
     auto const fetch = [&](std::size_t unit) {
-      if (unit == units.size()) return;
       if (fetches[unit].size > 0) visit(fetches[unit]);
       if (gradient_fetches[unit].size > 0) visit(gradient_fetches[unit]);
     };
-    auto unit = next_that_trains(0);
-    for (fetch(unit); unit < units.size();) {
-      auto const next = next_that_trains(unit + 1);
-      fetch(next);
+    auto fetched = units.size();
+    for (auto unit = next_that_trains(0); unit < units.size(); unit = next_that_trains(unit + 1)) {
+      if (!has_update(unit)) continue;
+      if (fetched != unit) fetch(unit);
+      if (auto const next = next_that_trains(unit + 1); next < units.size() && has_update(next)) fetch(fetched = next);
       visit(updates[unit]);
       if (stores[unit].size > 0) visit(stores[unit]);
-      unit = next;
     }
   }
 
@@ -110,15 +126,20 @@ class Program {
     auto const all = [&](std::vector<step::Operation>& operations) {
       for (auto& operation : operations) visit(operation);
     };
-    for (auto const phase : phases) {
-      for (auto& turn : turns(phase)) {
-        all(turn.before);
-        visit(turn.compute);
-        all(turn.beside);
-        all(turn.after);
-      }
-    }
-    all(norms), all(updates), all(fetches), all(gradient_fetches), all(stores), all(reads);
+    for_each_turn([&](Turn& turn) {
+      all(turn.before);
+      visit(turn.compute);
+      all(turn.beside);
+      all(turn.after);
+    });
+    all(norms), all(updates), all(fetches), all(gradient_fetches), all(stores), all(reads), all(absent);
+  }
+  /// Calls `visit(Turn&)` for every turn of all passes and paths.
+  template <class Visit>
+  void for_each_turn(Visit&& visit) {
+    for (auto& path : paths_)
+      for (auto& turns : path.turns)
+        for (auto& turn : turns) visit(turn);
   }
 
   struct Unit {
@@ -141,7 +162,7 @@ class Program {
     bool frozen = false;
     /// It has parameters and is not frozen: it has gradients, and optimizers update it.
     bool trains() const { return !empty() && !frozen; }
-    bool in_backward = true;  ///< a backward pass comes to some use of it
+    bool in_backward = true;  ///< a backward pass of some path comes to some use of it
     /// The unit has one shard, and masters have the parameters' type; or it has no parameters. Compute reads the master
     /// shard; nothing is gathered.
     bool reads_masters = false;
@@ -153,7 +174,7 @@ class Program {
     bool sets_gradients = false;      ///< its modules store fresh gradients; only padding is zeroed for them
     bool hooked = false;              ///< functions of the caller follow its reductions
     std::uint32_t gather_slot = none, kept_slot = none, gradient_slot = none;  ///< its own
-    std::uint32_t staging_slot = 0;  ///< of what lies in host memory
+    std::uint32_t staging_slot = 0;                                            ///< of what lies in host memory
   };
   detail::FixedArray<Unit> units;
   std::vector<std::string> modules;        ///< by use
@@ -184,9 +205,16 @@ class Program {
   /// By unit, around its update: what lies in host memory is fetched and stored (see [Note: Offloading]); and a reader
   /// of it. Operations without accesses do nothing.
   std::vector<step::Operation> fetches, gradient_fetches, stores, reads;
+  /// By unit: its gradient shard becomes a gradient of zeroes, before norms and updates, if no backward pass since the
+  /// last update has come to it. Programs without further paths, or without `zeros_for_absent`, have none.
+  std::vector<step::Operation> absent;
 
  private:
-  std::array<detail::FixedArray<Turn>, phases.size()> turns_;
+  struct Path {
+    std::string name;
+    std::array<detail::FixedArray<Turn>, phases.size()> turns;
+  };
+  detail::FixedArray<Path> paths_ = detail::FixedArray<Path>(1);
 };
 
 /// Collectives of a pass, and the elements that a rank has of their results.
@@ -213,21 +241,24 @@ inline std::size_t reduced_bytes(Program const& program, step::Operation const& 
 }
 
 /// Collectives of a pass of a micro-step.
-inline Counts count(Program const& program, Phase phase, Facts facts) {
+inline Counts count(Program const& program, Phase phase, Facts facts, std::size_t path = 0) {
   Counts counts;
-  program.for_each(phase, facts, [&](step::Operation const& operation) {
-    auto const ranks = operation.ranks;
-    switch (operation.primitive) {
-      case step::Primitive::all_gather:
-        return counts.all_gather.add(operation.elements * ranks,
-                                     size_of(program.units[operation.unit].types.parameter));
-      case step::Primitive::reduce_scatter:
-        return counts.reduce_scatter.add(operation.elements, reduced_bytes(program, operation));
-      case step::Primitive::all_reduce:
-        return counts.all_reduce.add(operation.elements, reduced_bytes(program, operation));
-      default: return;
-    }
-  });
+  program.for_each(
+      phase, facts,
+      [&](step::Operation const& operation) {
+        auto const ranks = operation.ranks;
+        switch (operation.primitive) {
+          case step::Primitive::all_gather:
+            return counts.all_gather.add(operation.elements * ranks,
+                                         size_of(program.units[operation.unit].types.parameter));
+          case step::Primitive::reduce_scatter:
+            return counts.reduce_scatter.add(operation.elements, reduced_bytes(program, operation));
+          case step::Primitive::all_reduce:
+            return counts.all_reduce.add(operation.elements, reduced_bytes(program, operation));
+          default: return;
+        }
+      },
+      path);
   return counts;
 }
 

@@ -33,7 +33,8 @@ inline std::string slot_name(Program const& program, step::Cells cells) {
   return {};
 }
 
-inline std::string conditions_of(Facts when) {
+inline std::string conditions_of(step::Operation const& operation) {
+  auto const when = operation.when;
   constexpr std::array<std::string_view, 10> names{
       "sharded at first", "unsharded at first", "dropping",      "keeping", "no sync", "group sync", "sync",
       "nothing waits",    "sums wait",          "gradients wait"};
@@ -48,7 +49,9 @@ inline std::string conditions_of(Facts when) {
       several = true;
     }
   }
-  return text;
+  if (operation.given == step::Given::always) return text;
+  text += text.empty() ? " if " : " and ";
+  return text + (operation.given == step::Given::sum_waits ? "its sum waits" : "nothing of it waits");
 }
 
 /// The text of one operation in a printed step. "" if the operation before it stands for it, or if it is an open or a
@@ -86,6 +89,7 @@ inline std::string text_of(Program const& program, step::Operation const& operat
 
 /// A line for each turn: left, the operations before the module's computation; right, those after it, in the order in
 /// which they are enqueued. Shared slots of parameters are A, B, C, shared slots of gradients x, y.
+/// The declared order comes first, then each path under its name.
 /// @param facts  only operations that run in such a micro-step; any_facts: all, with their conditions
 inline std::string to_text(Program const& program, Facts facts = any_facts) {
   std::size_t width = 0;
@@ -98,19 +102,21 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
       auto const words = detail::text_of(program, operation);
       if (words.empty()) continue;
       text += formatted("{}{}", separator, words);
-      if (facts == any_facts) text += detail::conditions_of(operation.when);
+      if (facts == any_facts) text += detail::conditions_of(operation);
       separator = ", ";
     }
   };
-  for (auto const phase : phases) {
-    for (auto const& turn : program.turns(phase)) {
-      text +=
-          formatted("{:<10} {:<{}} |", turn.recomputes() ? "recompute" : name(phase), program.modules[turn.use], width);
-      add(turn.before);
-      text += " |";
-      add(turn.after);
-      text += '\n';
-    }
+  for (std::size_t path = 0; path < program.paths(); ++path) {
+    if (path > 0) text += formatted("path '{}':\n", program.path_name(path));
+    for (auto const phase : phases)
+      for (auto const& turn : program.turns(phase, path)) {
+        text += formatted("{:<10} {:<{}} |", turn.recomputes() ? "recompute" : name(phase), program.modules[turn.use],
+                          width);
+        add(turn.before);
+        text += " |";
+        add(turn.after);
+        text += '\n';
+      }
   }
   return text;
 }
@@ -118,7 +124,8 @@ inline std::string to_text(Program const& program, Facts facts = any_facts) {
 /// The name of cells in messages: "gather slot 1, own slice", "gradient shard of 'h.0'".
 inline std::string to_text(Program const& program, step::Cells cells) {
   auto const what = name(cells.pool);
-  if (cells.pool == step::Pool::kept || step::Buffers::is_staged(cells.pool)) return formatted("{} {}", what, cells.first);
+  if (cells.pool == step::Pool::kept || step::Buffers::is_staged(cells.pool))
+    return formatted("{} {}", what, cells.first);
   if (step::Buffers::has_slices(cells.pool))
     return formatted("{} {}{}", what, cells.first / 2,
                      cells.count > 1        ? ""

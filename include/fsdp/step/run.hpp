@@ -51,6 +51,8 @@ struct Position {
   std::uint32_t use = no_use;  ///< no_use: between uses
   Phase phase{};               ///< of the use
   Facts flags = plain_step;    ///< of the pass under way, or of the last one
+  std::uint32_t path = 0;      ///< that the pass follows, or the last one
+  std::uint32_t place = 0;     ///< of the use in the path
 };
 
 /// An operation of a run, with `Mode::sum` resolved to `write` or `add`.
@@ -81,24 +83,29 @@ class BasicRun {
     for (std::uint32_t slot = 0; slot < program_->gradient_slots.size(); ++slot)
       execute(zeroing(*program_, slot, StreamKind::reduce));
   }
+  /// Passes that begin now follow the path, until the next call: see [Note: Paths].
+  void follow(std::size_t path) { path_ = path; }
+  /// @param use  its place in the path that is followed
   [[gnu::cold]] void forward(std::size_t use) {
     if (use == 0) {
+      if (at_.path != path_) flags_.forget_parameters();
       if (flags_.begin_forward()) drop_parameters();
+      at_.path = static_cast<std::uint32_t>(path_);
       at_.phase = evaluations_ > 0 ? Phase::evaluation : Phase::forward;
       at_.flags = flags_.now();
       at_.micro_step = backwards_ + 1;
     }
-    run(program_->turns(at_.phase)[use]);
+    run(program_->turns(at_.phase, at_.path)[use]);
     pass_ = use + 1 == uses() ? Pass::idle : Pass::forward;
   }
   /// @param flags       of the pass; looked at when it begins
   /// @param recomputes  the use is recomputed
   [[gnu::cold]] void backward(std::size_t use, BackwardFlags flags, bool recomputes = false) {
-    backward(program_->turn(Phase::backward, use, recomputes), flags);
+    backward(program_->turn(Phase::backward, use, recomputes, at_.path), flags);
   }
   /// Without gradients. @param reshard  false: parameters stay unsharded
   [[gnu::cold]] void activations(std::size_t use, bool reshard, bool recomputes = false) {
-    activations(program_->turn(Phase::activations, use, recomputes), reshard);
+    activations(program_->turn(Phase::activations, use, recomputes, at_.path), reshard);
   }
   [[gnu::cold]] void begin_evaluation() {
     abandon();
@@ -116,33 +123,37 @@ class BasicRun {
   }
   /// The gradient norm is measured.
   [[gnu::cold]] void norm() {
+    complete_gradients();
     for (auto const& operation : program_->norms)
-      if (operation.size > 0) execute(operation);
+      if (operation.size > 0 && has_gradient(operation.unit)) execute(operation);
   }
-  /// An optimizer updates all units.
+  /// An optimizer updates all units; of a program of several paths, those that have a gradient.
   [[gnu::cold]] void update() {
     abandon();
-    program_->for_each_update([this](Operation const& operation) { execute(operation); });
+    complete_gradients();
+    program_->for_each_update([this](Operation const& operation) { execute(operation); },
+                              [this](std::size_t unit) { return has_gradient(unit); });
     ++at_.step;
   }
 
   /// A forward and a backward pass.
   [[gnu::cold]] void micro_step(BackwardFlags flags = {}) {
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
-    for (auto const& turn : program_->turns(Phase::backward)) backward(turn, flags);
+    for (auto const& turn : program_->turns(Phase::backward, path_)) backward(turn, flags);
   }
   /// A forward pass, and a backward pass through the activations alone. Nothing, if the program has no such pass.
   [[gnu::cold]] void frozen_micro_step(bool reshard = true) {
-    if (program_->turns(Phase::activations).empty()) return;
+    if (program_->turns(Phase::activations, path_).empty()) return;
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
-    for (auto const& turn : program_->turns(Phase::activations)) activations(turn, reshard);
+    for (auto const& turn : program_->turns(Phase::activations, path_)) activations(turn, reshard);
   }
   [[gnu::cold]] void evaluation() {
     begin_evaluation();
     for (std::size_t use = 0; use < uses(); ++use) forward(use);
     end_evaluation();
   }
-  std::size_t uses() const { return program_->uses(); }
+  /// Of a forward pass that begins now.
+  std::size_t uses() const { return program_->uses(path_); }
 
  protected:
   [[gnu::cold]] explicit BasicRun(Program const& program) : program_(&program), contents_(program) {}
@@ -169,7 +180,7 @@ class BasicRun {
       at_.micro_step = backwards_ + 1;
     }
     run(turn);
-    bool const ends = &turn == &program_->turns(Phase::backward).back();
+    bool const ends = &turn == &program_->turns(Phase::backward, at_.path).back();
     pass_ = ends ? Pass::idle : Pass::backward;
     if (ends) flags_.end_backward(), ++backwards_;
   }
@@ -180,12 +191,13 @@ class BasicRun {
       at_.phase = Phase::activations;
     }
     run(turn);
-    bool const ends = &turn == &program_->turns(Phase::activations).back();
+    bool const ends = &turn == &program_->turns(Phase::activations, at_.path).back();
     pass_ = ends ? Pass::idle : Pass::backward;
     if (ends) flags_.end_activations();
   }
   [[gnu::cold]] void run(Program::Turn const& turn) {
     at_.use = turn.use;
+    at_.place = turn.place;
     for (auto const& operation : turn.before)
       if (operation.runs(flags_.now())) execute(operation);
     execute(turn.compute);
@@ -193,6 +205,12 @@ class BasicRun {
     for (auto const& operation : turn.after)
       if (operation.runs(flags_.now())) execute(operation);
     at_.use = Position::no_use;
+  }
+  void complete_gradients() {
+    for (auto const& operation : program_->absent) execute(operation);
+  }
+  bool has_gradient(std::size_t unit) const {
+    return program_->paths() == 1 || contents_[unit].gradient == Contents::Gradient::sum;
   }
   [[gnu::cold]] void drop_parameters() {
     contents_.drop_parameters([this](Operation const& operation) { execute(operation); });
@@ -209,6 +227,7 @@ class BasicRun {
   PassFlags flags_;
   Position at_;
   Pass pass_ = Pass::idle;
+  std::size_t path_ = 0;  ///< of passes that begin
   std::uint32_t backwards_ = 0;
   int evaluations_ = 0;
 };

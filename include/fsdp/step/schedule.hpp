@@ -5,10 +5,9 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "fsdp/error.hpp"
-#include "fsdp/fixed_array.hpp"
+#include "fsdp/step/use_order.hpp"
 
 namespace fsdp {
 
@@ -25,82 +24,15 @@ constexpr std::string_view name(Pass pass) {
   return "?";
 }
 
-/// For each use, the uses whose units are gathered when it begins, after its own.
-struct PrefetchLists {
-  std::vector<std::vector<std::size_t>> forward, backward;
-  std::vector<std::vector<std::size_t>> recompute{};  ///< when it is recomputed; empty: none
-};
-
-/// The order in which modules use units: forward in the order of declaration, backward in reverse. A *use* is one
-/// module's turn; a unit may have several: neighbours, or with other units' uses between them.
-///
-/// [Note: Segments] A segment is consecutive uses that are recomputed together. In a backward pass, its uses are
-/// recomputed in forward order, all before the first backward of them. If a backward pass ends inside a segment, all
-/// its uses are recomputed: the activations of the lower ones are the inputs of the others.
-class Schedule {
+/// Checks that every pass obeys its order: forward in the order of the path that is followed, or of declaration;
+/// backward in reverse.
+class Schedule : public UseOrder {
  public:
-  static constexpr std::size_t none = ~std::size_t{0};
-
   explicit Schedule(int rank) : rank_(rank) {}
 
-  /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
-  [[gnu::cold]] std::size_t declare(std::size_t unit, std::string module) {
-    Use added{unit, std::move(module), true, true, false, none};
-    for (auto& earlier : uses_) {
-      if (earlier.unit != unit) continue;
-      added.first_of_unit = false;
-      earlier.last_of_unit = false;
-      added.returns = earlier.returns |= uses_.back().unit != unit;
-    }
-    uses_.push_back(std::move(added));
-    return uses_.size() - 1;
-  }
-
-  std::size_t size() const { return uses_.size(); }
-  std::size_t unit(std::size_t use) const { return uses_[use].unit; }
-  std::string_view module_name(std::size_t use) const { return uses_[use].module; }
   Pass pass() const { return pass_; }
-
-  /// The unit is used again after others have been, at this use or another.
-  bool returns(std::size_t use) const { return uses_[use].returns; }
-  bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
-  bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
-  bool unit_returns(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index) return use.returns;
-    return false;
-  }
-  /// The unit of `index` has some use.
-  bool used(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index) return true;
-    return false;
-  }
-  /// The use belongs to the segment that begins with the use `first`; none: to no segment.
-  void set_segment(std::size_t use, std::size_t first) { uses_[use].segment = first; }
-  /// The first use of its segment; none: it is in none.
-  std::size_t segment(std::size_t use) const { return uses_[use].segment; }
-  /// Some use of the unit is in a segment.
-  bool in_segment(std::size_t index) const {
-    for (auto const& use : uses_)
-      if (use.unit == index && use.segment != none) return true;
-    return false;
-  }
-  bool ends_segment(std::size_t use) const {
-    auto const first = uses_[use].segment;
-    return first != none && (use + 1 == size() || uses_[use + 1].segment != first);
-  }
-  /// The turns of a backward pass, in order. A turn is a use; if the use is recomputed, plus size().
-  /// @param end  the last use
-  [[gnu::cold]] std::vector<std::size_t> backward_turns(std::size_t end) const {
-    std::vector<std::size_t> turns;
-    for (auto use = size(); use-- > end;) {
-      if (ends_segment(use))
-        for (auto again = segment(use); again <= use; ++again) turns.push_back(size() + again);
-      turns.push_back(use);
-    }
-    return turns;
-  }
+  /// Of the pass under way, or of the last one.
+  UseOrder const& order() const { return now_ == nullptr ? *this : *now_; }
   /// Turns of the pass under way that are complete.
   std::size_t turns_done() const { return turns_; }
   /// A backward pass is in progress, or an exception has interrupted it.
@@ -108,7 +40,7 @@ class Schedule {
   /// An exception has interrupted the backward pass, and it cannot go on.
   bool backward_broken() const { return broken_; }
   /// A forward pass has begun and is not complete.
-  bool in_forward() const { return pass_ == Pass::forward && next_ < size(); }
+  bool in_forward() const { return pass_ == Pass::forward && next_ < order().size(); }
   bool is_open() const { return open_; }
   /// The backward pass in progress has completed `use`.
   bool backward_done(std::size_t use) const { return use >= next_; }
@@ -121,20 +53,22 @@ class Schedule {
   }
 
   /// A forward use begins. @return true if it is the first of a new pass
+  /// @param path  order of a new pass, which must outlive it; nullptr: the declared one
   /// @throws OrderError naming both modules if another use was declared next; UsageError if one is open
   /// @pre no backward pass is under way
-  bool begin_forward(std::size_t use) {
+  bool begin_forward(std::size_t use, UseOrder const* path = nullptr) {
     expect_next(Pass::forward, use);
-    bool const starts = pass_ != Pass::forward || next_ == size();
-    expect({Pass::forward, starts ? 0 : next_}, {Pass::forward, use});
+    bool const starts = pass_ != Pass::forward || next_ == order().size();
+    auto const& order = !starts ? this->order() : path == nullptr ? *this : *path;
+    expect(order, {Pass::forward, starts ? 0 : next_}, Pass::forward, use);
     pass_ = Pass::forward;
-    if (starts) turns_ = 0;
+    if (starts) turns_ = next_ = 0, now_ = path;
     enter(use);
     return starts;
   }
   void end_forward(std::size_t use) {
     leave(use);
-    next_ = use + 1;
+    ++next_;
   }
 
   /// A backward use begins, or a use is recomputed. @return true if it is the first of a new pass
@@ -149,13 +83,13 @@ class Schedule {
           "rank {}: {} of '{}' was called without a {} pass: none has run since the last {}, or an evaluation, an "
           "optimizer step, an import or an exception has discarded it; call forward first",
           rank_, name(pass), module_name(use), name(Pass::forward), name(Pass::backward));
-    if (starts && next_ != size())
+    if (starts && next_ != order().size())
       fail<OrderError>("rank {}: {} of '{}' was called before the forward pass was complete; expected {} of '{}' next",
-                       rank_, name(pass), module_name(use), name(Pass::forward), module_name(next_));
+                       rank_, name(pass), module_name(use), name(Pass::forward), order().module_name(next_));
     auto const expected = next_backward();
-    expect(expected, {pass, use});
+    expect(order(), expected, pass, use);
     if (starts) {
-      recompute_ = expected.pass == Pass::recompute ? use : none;
+      recompute_ = expected.pass == Pass::recompute ? expected.use : none;
       activations_ = activations;
       turns_ = 0;
     }
@@ -167,29 +101,34 @@ class Schedule {
   bool end_backward(std::size_t use) {
     leave(use);
     if (recompute_ != none) {
-      recompute_ = use + 1 == next_ ? none : use + 1;
+      recompute_ = recompute_ + 1 == next_ ? none : recompute_ + 1;
       return false;
     }
-    next_ = use;
-    if (use == pass_end()) return reset(), true;
-    recompute_ = first_before(use);
+    if (--next_ == pass_end()) return reset(), true;
+    recompute_ = first_before(next_);
     return false;
   }
 
-  /// Backward passes end with this use.
-  void set_backward_end(std::size_t use) { backward_end_ = use; }
   /// @return whether backward passes do not come to the use: nothing at or below it trains; or do not recompute it:
-  /// nothing at or below its segment's last use does
+  /// nothing at or below its segment's last use does. If a path repeats the use: whether the pass is complete
   /// @param pass  backward or recompute
   /// @throws OrderError if it is called before the backward pass is complete; UsageError if a use is open
   bool skips_backward(Pass pass, std::size_t use) const {
-    auto last = use;
-    if (pass == Pass::recompute)
-      while (last < pass_end() && !ends_segment(last)) ++last;
-    if (last >= pass_end()) return false;
+    auto const& order = this->order();
+    auto const end = pass_end();
+    bool below = false, above = false;
+    for (std::size_t at = now_ == nullptr ? use : 0; at < (now_ == nullptr ? use + 1 : order.size()); ++at) {
+      if (order.declared(at) != use) continue;
+      auto last = at;
+      if (pass == Pass::recompute)
+        while (last < end && !order.ends_segment(last)) ++last;
+      (last < end ? below : above) = true;
+    }
+    if (!below) return false;
     expect_next(pass, use);
-    if (pass_ != Pass::idle) refuse(next_backward(), {pass, use});
-    return true;
+    if (pass_ == Pass::idle) return true;
+    if (!above) refuse(order, next_backward(), pass, use);
+    return false;
   }
 
   /// Forgets a pass under way: the next use starts a new forward pass.
@@ -206,40 +145,36 @@ class Schedule {
   }
 
  private:
-  struct Use {
-    std::size_t unit;
-    std::string module;
-    bool first_of_unit;
-    bool last_of_unit;
-    bool returns;
-    std::size_t segment;
-  };
   struct Turn {
     Pass pass;
     std::size_t use;
   };
-  void expect(Turn expected, Turn got) const {
-    if (got.use != expected.use || got.pass != expected.pass) refuse(expected, got);
+  /// @param expected  counted in the order. @param use  counted in the declared one
+  void expect(UseOrder const& order, Turn expected, Pass pass, std::size_t use) const {
+    if (use != order.declared(expected.use) || pass != expected.pass) refuse(order, expected, pass, use);
   }
-  [[noreturn, gnu::cold]] void refuse(Turn expected, Turn got) const {
-    fail<OrderError>(
-        "rank {}: modules must run in the order in which they were added: expected {} of '{}', got {} of '{}'", rank_,
-        name(expected.pass), module_name(expected.use), name(got.pass), module_name(got.use));
+  [[noreturn, gnu::cold]] void refuse(UseOrder const& order, Turn expected, Pass pass, std::size_t use) const {
+    auto const which = order.path().empty() ? std::string("in which they were added")
+                                            : formatted("of path '{}', which the pass follows", order.path());
+    fail<OrderError>("rank {}: modules must run in the order {}: expected {} of '{}', got {} of '{}'", rank_, which,
+                     name(expected.pass), order.module_name(expected.use), name(pass), module_name(use));
   }
   /// The use that is recomputed before the backward of the use before `use`; none: none is.
-  std::size_t first_before(std::size_t use) const { return ends_segment(use - 1) ? segment(use - 1) : none; }
+  std::size_t first_before(std::size_t use) const {
+    return order().ends_segment(use - 1) ? order().segment(use - 1) : none;
+  }
   /// The next turn of the backward pass under way, or the first one of the next backward pass.
   Turn next_backward() const {
-    auto const again = pass_ == Pass::forward ? first_before(size()) : recompute_;
+    auto const again = pass_ == Pass::forward ? first_before(order().size()) : recompute_;
     if (again != none) return {Pass::recompute, again};
-    return {Pass::backward, (pass_ == Pass::forward ? size() : next_) - 1};
+    return {Pass::backward, (pass_ == Pass::forward ? order().size() : next_) - 1};
   }
   Pass open_pass() const { return pass_ == Pass::backward && recompute_ != none ? Pass::recompute : pass_; }
   void expect_next(Pass pass, std::size_t use) const {
     if (open_) expect_closed(formatted("{} of '{}' begins", name(pass), module_name(use)));
   }
   /// The last use of the backward pass under way, or of the next one.
-  std::size_t pass_end() const { return activations_ ? 0 : backward_end_; }
+  std::size_t pass_end() const { return activations_ ? 0 : order().backward_end(); }
   void enter(std::size_t use) {
     open_ = true;
     current_ = use;
@@ -252,48 +187,15 @@ class Schedule {
   }
 
   int rank_;
-  std::vector<Use> uses_;
+  UseOrder const* now_ = nullptr;  ///< of the pass under way, or of the last one; nullptr: the declared order
   Pass pass_ = Pass::idle;
-  std::size_t backward_end_ = 0;
   std::size_t next_ = 0;          ///< forward: uses done; backward: uses still to do
   std::size_t recompute_ = none;  ///< backward: the use that is recomputed next; none: the next turn is a backward
   std::size_t turns_ = 0;         ///< of the pass under way that are complete
-  std::size_t current_ = 0;       ///< the use under way while open_
+  std::size_t current_ = 0;       ///< the use under way while open_, in the declared order
   bool open_ = false;
   bool broken_ = false;
   bool activations_ = false;  ///< the backward pass under way writes no gradients
 };
-
-/// For each use: in forward, the first uses of the next `forward` units; in backward, of the `backward` units whose
-/// turns come next.
-/// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
-[[gnu::cold]] inline PrefetchLists prefetch_by_depth(Schedule const& schedule, int forward, int backward,
-                                                     detail::FixedArray<bool> const& empty = {}) {
-  auto const uses = schedule.size();
-  auto const turns = schedule.backward_turns(0);
-  using Lists = std::vector<std::vector<std::size_t>>;
-  PrefetchLists lists{Lists(uses), Lists(uses), Lists(turns.size() > uses ? uses : 0)};
-  /// Appends `ahead` if it begins another unit than the last use that counts.
-  auto const add = [&](std::vector<std::size_t>& list, std::size_t& last, std::size_t ahead) {
-    auto const unit = schedule.unit(ahead);
-    if (!empty.empty() && empty[unit]) return;
-    if (unit != last) list.push_back(ahead);
-    last = unit;
-  };
-  for (std::size_t use = 0; use < uses; ++use) {
-    auto& in_forward = lists.forward[use];
-    auto last = schedule.unit(use);
-    for (auto ahead = use + 1; ahead < uses && in_forward.size() < static_cast<std::size_t>(forward); ++ahead)
-      add(in_forward, last, ahead);
-  }
-  for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-    auto const use = turns[turn] % uses;
-    auto& list = turns[turn] < uses ? lists.backward[use] : lists.recompute[use];
-    auto last = schedule.unit(use);
-    for (auto ahead = turn + 1; ahead < turns.size() && list.size() < static_cast<std::size_t>(backward); ++ahead)
-      add(list, last, turns[ahead] % uses);
-  }
-  return lists;
-}
 
 }  // namespace fsdp

@@ -43,6 +43,13 @@ struct StepUnit {
   std::uint32_t beside = none;
 };
 
+/// An order of uses besides the declared one: see [Note: Paths].
+struct StepPath {
+  std::string name;
+  std::vector<std::size_t> uses;  ///< of the declared order
+  PrefetchLists prefetch{};       ///< of each of them, by place in the path; empty: prefetch_by_depth of 1 and 1
+};
+
 /// Declarations and sizes from which a step is compiled. Equal on all ranks.
 struct StepInput {
   std::vector<StepUnit> units;
@@ -69,6 +76,9 @@ struct StepInput {
   std::int64_t first_bucket_bytes = 0;   ///< and of the first one
   Offloaded offload{};
   std::optional<DType> wire{};  ///< what fp32 gradients are rounded to for the sum over ranks; not set: nothing
+  detail::FixedArray<StepPath> paths{};
+  /// A unit that no backward pass of a step comes to gets a gradient of zeroes; false: it gets none.
+  bool zeros_for_absent = false;
 };
 
 /// By unit: neither it nor a unit beside it has parameters.

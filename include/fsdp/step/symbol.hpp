@@ -10,7 +10,8 @@ namespace fsdp::step {
 
 /// One term of a sum of gradients: what one use adds in one micro-step.
 struct Term {
-  std::uint32_t micro_step = 0, use = 0;
+  std::uint32_t micro_step = 0;
+  std::uint32_t use = 0;  ///< its place in the path
   friend auto operator<=>(Term const&, Term const&) = default;
 };
 /// The share of a term in a sum.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/format.hpp"
+#include "fsdp/step/backward_uses.hpp"
 #include "fsdp/step/program.hpp"
 #include "fsdp/step/symbol.hpp"
 
@@ -18,13 +19,7 @@ namespace fsdp::step {
 
 class SymbolTexts {
  public:
-  [[gnu::cold]] explicit SymbolTexts(Program const& program) : program_(&program), uses_(program.units.size()) {
-    for (auto const& turn : program.turns(Phase::backward)) {
-      if (turn.recomputes()) continue;
-      uses_[turn.unit].insert(turn.use);
-      for (auto const& operation : turn.beside) uses_[operation.unit].insert(turn.use);
-    }
-  }
+  [[gnu::cold]] explicit SymbolTexts(Program const& program) : program_(&program), uses_(program) {}
 
   std::string text(Symbol const& content) const {
     std::string_view const age = content.used_up ? "used-up " : "";
@@ -53,7 +48,7 @@ class SymbolTexts {
         auto const [first, uses] = *next;
         auto last = first;
         if (!words.empty()) words += ", ";
-        if (uses.size() == uses_[unit].size()) {
+        if (uses.size() == uses_.count(first, unit)) {
           while (++next != micro_steps.end() && next->first == last + 1 && next->second.size() == uses.size()) ++last;
           words += first == last ? formatted("micro-step {}", first) : formatted("micro-steps {}-{}", first, last);
         } else {
@@ -73,7 +68,7 @@ class SymbolTexts {
   }
 
   Program const* program_;
-  std::vector<std::set<std::uint32_t>> uses_;  ///< by unit: of a backward pass
+  BackwardUses uses_;
 };
 
 }  // namespace fsdp::step

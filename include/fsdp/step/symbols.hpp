@@ -150,7 +150,8 @@ class Symbols : SymbolTexts {
     if (!accesses.empty()) expect_parameters(accesses[0].cells, true);
     if (accesses.size() < 2) return;
     auto const unit = now_->unit;
-    Term const term{at_.micro_step, at_.use};
+    Term const term{at_.micro_step, at_.place};
+    uses_.begin(at_.micro_step, at_.path);
     due_[unit].insert(term);
     bool const first = accesses[1].mode == Mode::write;
     if (!first)
@@ -178,7 +179,7 @@ class Symbols : SymbolTexts {
         right = right && (ranks != 0 ? share.ranks == ranks : share.ranks == 1 || share.ranks == planned.world());
         ++uses[term.micro_step];
       }
-      for (auto const& [micro_step, found] : uses) right = right && found == uses_[unit].size();
+      for (auto const& [micro_step, found] : uses) right = right && found == uses_.count(micro_step, unit);
       if (latest) right = right && uses.count(at_.micro_step) == 1;
       if (right) return {};
       auto words = formatted("gradients of '{}' of whole micro-steps", planned.name);
@@ -193,12 +194,13 @@ class Symbols : SymbolTexts {
     auto const& planned = program_->units[now_->unit];
     auto const pool = accesses[1].cells.pool;
     auto const ranks = pool == Pool::gradient || pool == Pool::staged_gradient ? world_of(now_->unit)
-                       : pool == Pool::partial                                ? planned.shards
-                                                                              : 1;
+                       : pool == Pool::partial                                 ? planned.shards
+                                                                               : 1;
     expect_sum(accesses[0].cells, ranks);
     auto const from = Symbol(cells_[accesses[0].cells][0]);
     use_up(accesses[0].cells);
     if (accesses[1].mode == Mode::write) return fill(accesses[1].cells, from);
+    if (cells_[accesses[1].cells][0].kind == Symbol::Kind::zeroes) return fill(accesses[1].cells, from);
     expect_sum(accesses[1].cells, ranks, false);
     for (auto& cell : cells_[accesses[1].cells]) cell.merge(from);
   }
@@ -272,7 +274,9 @@ class Symbols : SymbolTexts {
       for (auto const& term : due_[unit]) due.terms[term] = {1, world_of(unit)};
       bool const right = content.holds(Symbol::Kind::gradients) && content.unit == unit && content.terms == due.terms &&
                          content.hooked == hooked && is_clean(unit, content);
-      return right ? "" : text(due);
+      bool const absent =
+          content.kind == Symbol::Kind::zeroes && due_[unit].empty() && now_->primitive != Primitive::hook;
+      return right || absent ? "" : text(due);
     });
   }
   void hook(Cells cells) {
@@ -311,9 +315,9 @@ class Symbols : SymbolTexts {
   Buffers const* buffers_;
   std::vector<bool> padded_;
   PerCell<Symbol> cells_;
-  std::vector<std::set<Term>> due_;            ///< by unit: since its last update
-  std::vector<std::uint32_t> updates_;         ///< by unit
-  std::vector<Symbol> packed_;                 ///< of the cells of a bucket, in its wire
+  std::vector<std::set<Term>> due_;     ///< by unit: since its last update
+  std::vector<std::uint32_t> updates_;  ///< by unit
+  std::vector<Symbol> packed_;          ///< of the cells of a bucket, in its wire
   std::uint32_t bucket_of_wire_ = Operation::none;
   Operation const* now_ = nullptr;
   Position at_;

@@ -52,6 +52,10 @@ class UpdateWriter : protected OperationWriter {
     auto const shard = unit.shard();
     auto const master = adds(p.buffers.of_unit(Pool::master, u));
     append(p.norms, Primitive::norm, StreamKind::compute, u, {reads(gradient_shard(u))}).moving(shard, 0);
+    if (waits_by_unit() && input_.zeros_for_absent)
+      append(p.absent, Primitive::zero, StreamKind::compute, u, {writes(gradient_shard(u))})
+          .moving(shard, shard * fp32)
+          .unless_begun = true;
     bool const offloads = input_.offload.moments || input_.units[u].offloads_masters;
     auto const home = p.buffers.of_unit(Pool::offloaded, u), staged = Buffers::staged(Pool::staged, unit.staging_slot);
     auto const moments = adds(offloads ? staged : p.buffers.of_unit(Pool::moments, u));

@@ -14,6 +14,7 @@
 #include "fsdp/offload.hpp"
 #include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
+#include "fsdp/paths.hpp"
 #include "fsdp/recompute.hpp"
 
 namespace mlp {

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Paths: passes that leave out or repeat uses. Engine::add_path and Engine::follow need this header. No part of
+// fsdp.hpp.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/declared_paths.hpp"
+
+namespace fsdp {
+
+namespace detail {
+template <class Declaration>
+struct PathAdder {
+  /// See DeclaredPaths::add.
+  static std::size_t add(Declaration& declared, int rank, std::string_view name, std::vector<std::size_t> uses) {
+    auto& paths = declared.paths();
+    if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.schedule(), name, std::move(uses));
+    auto first = std::make_unique<DeclaredPaths>(rank);
+    auto const added = first->add(declared.schedule(), name, std::move(uses));
+    paths = std::move(first);
+    return added;
+  }
+};
+}  // namespace detail
+
+/// Passes that begin during its lifetime follow a path. A pass that has begun does not change, and a backward pass
+/// follows the path of its forward pass. Scopes nest.
+/// @tparam E  detail::EngineCore
+template <class E>
+class [[nodiscard]] PathScope {
+ public:
+  /// @throws UsageError in the middle of a pass
+  PathScope(E& engine, std::size_t path) : engine_(&engine) {
+    auto const turn = engine.calls.enter("follow");
+    before_ = engine.passes.follow(path);
+  }
+  PathScope(PathScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), before_(other.before_) {}
+  PathScope& operator=(PathScope&&) = delete;
+  ~PathScope() {
+    if (engine_ != nullptr) engine_->passes.end_path(before_);
+  }
+
+ private:
+  E* engine_;
+  std::size_t before_ = 0;  ///< the path that was followed before
+};
+
+}  // namespace fsdp

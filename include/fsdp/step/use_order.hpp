@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order in which a pass uses units. Host logic only: nothing here moves.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/fixed_array.hpp"
+
+namespace fsdp {
+
+/// For each use, the uses whose units are gathered when it begins, after its own.
+struct PrefetchLists {
+  std::vector<std::vector<std::size_t>> forward, backward;
+  std::vector<std::vector<std::size_t>> recompute{};  ///< when it is recomputed; empty: none
+};
+
+/// The order in which modules use units in a forward pass; a backward pass has the reverse. A *use* is one module's
+/// turn; a unit may have several: neighbours, or with other units' uses between them. An index counts the uses in this
+/// order.
+///
+/// [Note: Segments] A segment is consecutive uses that are recomputed together. In a backward pass, its uses are
+/// recomputed in forward order, all before the first backward of them. If a backward pass ends inside a segment, all
+/// its uses are recomputed: the activations of the lower ones are the inputs of the others.
+///
+/// [Note: Paths] Modules declare one order. A *path* is another order of the same uses: it may leave some out, and
+/// repeat some. Each path has its own turns in the program; buffers are the same for all.
+class UseOrder {
+ public:
+  static constexpr std::size_t none = ~std::size_t{0};
+
+  UseOrder() = default;
+  /// A path. @param uses  of `declared`; segments of them are complete
+  [[gnu::cold]] UseOrder(UseOrder const& declared, std::string path, std::vector<std::size_t> const& uses)
+      : path_(std::move(path)) {
+    for (auto const use : uses) {
+      auto const at = declare(declared.unit(use), declared.uses_[use].module);
+      uses_[at].declared = use;
+      if (auto const first = declared.segment(use); first != none) uses_[at].segment = at - (use - first);
+    }
+  }
+
+  /// Declares the next use, of `unit`, by the module called `module`. @return the use's index
+  [[gnu::cold]] std::size_t declare(std::size_t unit, std::string module) {
+    Use added{unit, uses_.size(), std::move(module), true, true, false, none};
+    for (auto& earlier : uses_) {
+      if (earlier.unit != unit) continue;
+      added.first_of_unit = false;
+      earlier.last_of_unit = false;
+      added.returns = earlier.returns |= uses_.back().unit != unit;
+    }
+    uses_.push_back(std::move(added));
+    return uses_.size() - 1;
+  }
+
+  std::size_t size() const { return uses_.size(); }
+  std::size_t unit(std::size_t use) const { return uses_[use].unit; }
+  std::string_view module_name(std::size_t use) const { return uses_[use].module; }
+
+  /// The unit is used again after others have been, at this use or another.
+  bool returns(std::size_t use) const { return uses_[use].returns; }
+  bool first_use_of_unit(std::size_t use) const { return uses_[use].first_of_unit; }
+  bool last_use_of_unit(std::size_t use) const { return uses_[use].last_of_unit; }
+  bool unit_returns(std::size_t index) const {
+    for (auto const& use : uses_)
+      if (use.unit == index) return use.returns;
+    return false;
+  }
+  /// The unit of `index` has some use.
+  bool used(std::size_t index) const {
+    for (auto const& use : uses_)
+      if (use.unit == index) return true;
+    return false;
+  }
+  /// The use belongs to the segment that begins with the use `first`; none: to no segment.
+  void set_segment(std::size_t use, std::size_t first) { uses_[use].segment = first; }
+  /// The first use of its segment; none: it is in none.
+  std::size_t segment(std::size_t use) const { return uses_[use].segment; }
+  /// Some use of the unit is in a segment.
+  bool in_segment(std::size_t index) const {
+    for (auto const& use : uses_)
+      if (use.unit == index && use.segment != none) return true;
+    return false;
+  }
+  bool ends_segment(std::size_t use) const {
+    auto const first = uses_[use].segment;
+    return first != none && (use + 1 == size() || uses_[use + 1].segment != first);
+  }
+  /// The turns of a backward pass, in order. A turn is a use; if the use is recomputed, plus size().
+  /// @param end  the last use
+  [[gnu::cold]] std::vector<std::size_t> backward_turns(std::size_t end) const {
+    std::vector<std::size_t> turns;
+    for (auto use = size(); use-- > end;) {
+      if (ends_segment(use))
+        for (auto again = segment(use); again <= use; ++again) turns.push_back(size() + again);
+      turns.push_back(use);
+    }
+    return turns;
+  }
+  /// Backward passes end with this use. size(): nothing trains.
+  void set_backward_end(std::size_t use) { backward_end_ = use; }
+  std::size_t backward_end() const { return backward_end_; }
+  /// The number of a use in the declared order.
+  std::size_t declared(std::size_t use) const { return uses_[use].declared; }
+  /// Its name; empty: the declared order.
+  std::string const& path() const { return path_; }
+
+ private:
+  struct Use {
+    std::size_t unit;
+    std::size_t declared;
+    std::string module;
+    bool first_of_unit;
+    bool last_of_unit;
+    bool returns;
+    std::size_t segment;
+  };
+
+  std::string path_;
+  std::vector<Use> uses_;
+  std::size_t backward_end_ = 0;
+};
+
+/// For each use: in forward, the first uses of the next `forward` units; in backward, of the `backward` units whose
+/// turns come next.
+/// @param empty  by unit: it has no parameters, so nothing is gathered for it and it does not count; {}: no unit is
+[[gnu::cold]] inline PrefetchLists prefetch_by_depth(UseOrder const& schedule, int forward, int backward,
+                                                     detail::FixedArray<bool> const& empty = {}) {
+  auto const uses = schedule.size();
+  auto const turns = schedule.backward_turns(0);
+  using Lists = std::vector<std::vector<std::size_t>>;
+  PrefetchLists lists{Lists(uses), Lists(uses), Lists(turns.size() > uses ? uses : 0)};
+  /// Appends `ahead` if it begins another unit than the last use that counts.
+  auto const add = [&](std::vector<std::size_t>& list, std::size_t& last, std::size_t ahead) {
+    auto const unit = schedule.unit(ahead);
+    if (!empty.empty() && empty[unit]) return;
+    if (unit != last) list.push_back(ahead);
+    last = unit;
+  };
+  for (std::size_t use = 0; use < uses; ++use) {
+    auto& in_forward = lists.forward[use];
+    auto last = schedule.unit(use);
+    for (auto ahead = use + 1; ahead < uses && in_forward.size() < static_cast<std::size_t>(forward); ++ahead)
+      add(in_forward, last, ahead);
+  }
+  for (std::size_t turn = 0; turn < turns.size(); ++turn) {
+    auto const use = turns[turn] % uses;
+    auto& list = turns[turn] < uses ? lists.backward[use] : lists.recompute[use];
+    auto last = schedule.unit(use);
+    for (auto ahead = turn + 1; ahead < turns.size() && list.size() < static_cast<std::size_t>(backward); ++ahead)
+      add(list, last, turns[ahead] % uses);
+  }
+  return lists;
+}
+
+}  // namespace fsdp
