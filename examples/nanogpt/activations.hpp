@@ -24,8 +24,10 @@ struct ActivationPlan {
   std::int64_t batch = 1;      ///< B: sequences per micro-step
   std::int64_t sequence = 1;   ///< T: tokens per sequence
   bool training = true;        ///< false: only each layer's keys and values are kept (they are the decoding cache)
-  std::int64_t recompute = 0;  ///< so many first layers keep only their input; backward computes the rest again
+  std::int64_t recompute = 0;  ///< so many first layers are checkpointed: backward computes their activations again
+  std::int64_t segment = 1;    ///< so many of them are recomputed together, from the input of the first
   std::int64_t unused = 0;     ///< so many first layers have no backward, and keep nothing for it
+  std::int64_t first = 0;      ///< the first segment begins with this layer, at or below `unused`; `recompute`: none is
   float dropout = 0.0f;        ///< highest probability of dropping in training
   std::int64_t lora_rank = 0;  ///< of adapters; 0: none
   std::int64_t panel = 256;    ///< query rows of an attention panel
@@ -34,8 +36,25 @@ struct ActivationPlan {
   std::int64_t logits_elements = 32 << 20;    ///< elements of the logits that exist at a time
 
   std::int64_t rows() const { return batch * sequence; }
-  /// So many first layers share the buffers of one.
+  /// So many first layers share the buffers of `slots()` layers. All others have their own.
   std::int64_t sharing() const { return std::max(recompute, unused); }
+  std::int64_t slots() const { return std::clamp<std::int64_t>(std::min(segment, recompute - first), 1, segment); }
+  /// The layer is in a segment. Segments are `first` to `first + segment - 1`, and so on; the last one may be shorter.
+  bool in_segment(std::int64_t layer) const { return layer >= first && layer < recompute; }
+  /// Its place in the segment; 0 for a layer outside of segments.
+  std::int64_t slot(std::int64_t layer) const { return in_segment(layer) ? (layer - first) % segment : 0; }
+  std::int64_t first_of_segment(std::int64_t layer) const { return layer - slot(layer); }
+  std::int64_t last_of_segment(std::int64_t layer) const {
+    return std::min(first_of_segment(layer) + segment, recompute) - 1;
+  }
+  /// Backward computes the layer's activations again. Those of the last segment are still there.
+  bool recomputes(std::int64_t layer) const { return in_segment(layer) && last_of_segment(layer) + 1 < recompute; }
+  /// The layer whose buffers the layer uses: itself, or a lower one.
+  std::int64_t holder(std::int64_t layer) const {
+    if (!training) return 0;
+    if (layer >= sharing()) return layer;
+    return slot(layer) > 0 ? first + slot(layer) : 0;
+  }
   /// A thread's room for scores: at least one head's largest panel, at most all heads'.
   std::int64_t score_elements(GptConfig const& config) const {
     std::int64_t const largest = std::min(panel, sequence) * sequence;
@@ -196,8 +215,9 @@ class Activations {
     T* stream = kept.template take<T>(rows * width);
     for (std::size_t layer = 0; layer < layers; ++layer) {
       auto& block = blocks_[layer];
-      bool const own = layer == 0 || (plan.training && static_cast<std::int64_t>(layer) >= plan.sharing());
-      if (!own) block = blocks_.front();
+      auto const holder = static_cast<std::size_t>(plan.holder(static_cast<std::int64_t>(layer)));
+      bool const own = holder == layer;
+      if (!own) block = blocks_[holder];
       if (own || !plan.training) block.qkv = kept.template take<T>(rows * 3 * width);
       block.input = stream;
       if (own) {
@@ -208,9 +228,14 @@ class Activations {
         block.norm_1 = kept.statistics(rows);
         block.norm_2 = kept.statistics(rows);
       }
-      block.output = plan.training ? kept.template take<T>(rows * width)
-                                   : stream;  // without backward the stream is updated in place
-      stream = block.output;
+      // Inside a segment, the output lies where that of its holder does. Without backward, the stream is updated in
+      // place.
+      auto const next = static_cast<std::int64_t>(layer) + 1;
+      if (plan.training && !(plan.slot(next) > 0 && plan.holder(next) < next))
+        stream = kept.template take<T>(rows * width);
+      else if (plan.training)
+        stream = blocks_[static_cast<std::size_t>(plan.holder(next))].input;
+      block.output = stream;
     }
     final_norm_ = kept.statistics(rows);
     kept_bytes_ = kept.used;

@@ -14,6 +14,9 @@
 
 namespace nanogpt {
 
+/// Parts of a layer's forward.
+enum class Forward : unsigned char { all, without_output };
+
 /// One layer. T: element type of activations and parameters.
 template <class D, class T>
 class Block {
@@ -84,7 +87,9 @@ class Block {
 
   /// a.output = block of a.input, for the rows of `pass`; fills the rest of `a`.
   /// @note Stream: uses the workspace's wide, narrow and scores.
-  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a) const;
+  /// @param part  everything, or what backward needs of a layer whose output is known
+  void forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
+               Forward part = Forward::all) const;
 
   /// g += gradients of the parameters (fresh ones: =); `gradient` (B n, C) comes in as that of a.output and goes out as
   /// that of a.input.
@@ -235,11 +240,13 @@ class Block {
 };
 
 template <class D, class T>
-void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass,
-                          BlockActivations<T> const& a) const {
+void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& pass, BlockActivations<T> const& a,
+                          Forward part) const {
   until_hidden(stream, w, pass, a);
   auto const& work = context_->workspace;
   auto const rows = pass.rows(), width = context_->config.n_embd;
+  if (part == Forward::without_output)
+    return bias_add(context_->device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
   with_formula([&](auto formula) {
     bias_gelu_forward<decltype(formula)>(context_->device, stream, a.hidden, w.up_bias.data, work.wide, rows,
                                          4 * width);
@@ -256,10 +263,8 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   auto const& device = context_->device;
   auto& gemm = *context_->gemm;
   auto const rows = pass.rows(), width = context_->config.n_embd;
-  if (layer_ + 1 < context_->plan.recompute) {  // the last of those that share their activations finds its own there
-    until_hidden(stream, w, pass, a);
-    bias_add(device, stream, a.hidden, w.up_bias.data, rows, 4 * width);
-  }
+  if (context_->plan.segment == 1 && context_->plan.recomputes(layer_))
+    forward(stream, w, pass, a, Forward::without_output);
 
   // MLP. a.hidden becomes GELU's result as GELU's derivative is taken.
   T const* const down = dropped(stream, pass, mlp_mask, gradient);

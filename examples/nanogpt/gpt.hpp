@@ -26,7 +26,8 @@ namespace nanogpt {
 
 struct GptOptions {
   bool training = true;                       ///< false: less memory, forward passes only
-  std::int64_t recompute = 0;                 ///< first layers of which only the input is kept for backward
+  std::int64_t recompute = 0;                 ///< so many first layers are computed again in backward
+  std::int64_t segment = 1;                   ///< so many of them together; only the input of the first is kept
   std::int64_t unit_layers = 1;               ///< neighbouring layers that share a unit; 0: all, in the root
   std::uint64_t seed = 1337;                  ///< of the dropout masks
   std::int64_t panel = 256;                   ///< query rows of an attention panel
@@ -77,6 +78,8 @@ class Gpt {
         embedding_(engine.shard(Embedding<Device, T>(context_), "transformer", root_)),
         blocks_(shard_blocks()),
         head_(engine.shard(Head<Device, T>(context_), "transformer", root_)) {
+    for (auto layer = plan_.first; plan_.segment > 1 && plan_.recomputes(layer); layer += plan_.segment)
+      engine_.recompute_segment(block(layer), block(plan_.last_of_segment(layer)));
     context_.device.zero_async(engine_.compute(), scalars_.data(), scalars_.bytes());
   }
   Gpt(Gpt const&) = delete;
@@ -111,8 +114,9 @@ class Gpt {
     T* const gradient = activations_.gradient();
     head_.backward(pass, activations_.final_rows(), activations_.final_norm(), Evaluate{ids.targets, train_loss()},
                    loss_weight, gradient_scale, gradient);
-    for (std::size_t layer = blocks_.size(); layer-- > 0;) {
-      blocks_[layer].backward(pass, activations_.block(layer), gradient);
+    for (auto layer = context_.config.n_layer; layer-- > 0;) {
+      if (plan_.segment > 1 && plan_.recomputes(layer) && layer == plan_.last_of_segment(layer)) recompute(pass, layer);
+      block(layer).backward(pass, activations_.block(static_cast<std::size_t>(layer)), gradient);
     }
     embedding_.backward(pass, ids.tokens, gradient);
     feed_.release(engine_.compute());
@@ -167,10 +171,10 @@ class Gpt {
   /// Appends `count` tokens to the text and returns the logits (V) of what follows. Only the new tokens are computed;
   /// keys and values of the others are kept in the layers' qkv buffers. Training and evaluation end the text.
   /// @throws fsdp::UsageError if count < 1 or the text would exceed capacity(), or if it goes on in a model of which
-  /// several layers share a buffer (see ActivationPlan::sharing): a text is then given whole, by logits()
+  /// several layers share a buffer (see ActivationPlan::slots): a text is then given whole, by logits()
   /// @note Stream: waits for compute.
   std::vector<float> extend(std::int32_t const* tokens, std::int64_t count) {
-    FSDP_EXPECTS(cached_ == 0 || plan_.sharing() < 2,
+    FSDP_EXPECTS(cached_ == 0 || plan_.sharing() <= plan_.slots(),
                  "a text goes on after {} tokens, but {} layers that share buffers keep no keys of their own", cached_,
                  plan_.sharing());
     FSDP_EXPECTS(count >= 1 && cached_ + count <= capacity(), "{} tokens after {} do not fit a text of {}", count,
@@ -221,6 +225,18 @@ class Gpt {
     plan.dropout = config.dropout;
     plan.lora_rank = options.tuning.lora_rank;
     if (options.training && options.tuning.last_layers > 0) plan.unused = config.n_layer - options.tuning.last_layers;
+    plan.segment = std::max<std::int64_t>(1, std::min(options.segment, plan.recompute));
+    // Below, nothing is recomputed. A segment has whole units.
+    plan.first = std::min(plan.unused - plan.unused % std::max<std::int64_t>(1, options.unit_layers), plan.recompute);
+    if (plan.recompute <= plan.unused) plan.first = plan.recompute;
+    if (options.segment < 1)
+      fsdp::fail<fsdp::ConfigError>("model: expected segments of at least one layer, got {}", options.segment);
+    if (plan.segment > 1 && plan.recomputes(plan.first) &&
+        (options.unit_layers == 0 || plan.segment % options.unit_layers != 0))
+      fsdp::fail<fsdp::ConfigError>(
+          "model: segments of {} layers are recomputed, but units have {}: expected a multiple", plan.segment,
+          options.unit_layers == 0 ? std::string("all layers, the embeddings and the head")
+                                   : fsdp::formatted("{} layers", options.unit_layers));
     plan.panel = options.panel;
     plan.lanes = lanes;
     plan.attention_elements = options.attention_elements;
@@ -242,6 +258,14 @@ class Gpt {
       blocks.push_back(engine_.shard(Block<Device, T>(context_, layer), name, unit));
     }
     return blocks;
+  }
+
+  auto& block(std::int64_t layer) { return blocks_[static_cast<std::size_t>(layer)]; }
+  /// Computes the activations of a segment again. @param last  its last layer, whose output nothing needs any more
+  void recompute(Pass const& pass, std::int64_t last) {
+    for (auto layer = plan_.first_of_segment(last); layer <= last; ++layer)
+      block(layer).recompute(pass, activations_.block(static_cast<std::size_t>(layer)),
+                             layer == last ? Forward::without_output : Forward::all);
   }
 
   double* train_loss() const { return scalars_.template as<double>(); }

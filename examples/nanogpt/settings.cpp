@@ -219,6 +219,11 @@ std::vector<Setting> make_table() {
   t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
+  t.count("recompute_segment", &S::recompute_segment, training | of_run,
+          "activation_checkpointing: number of consecutive layers that are computed again together, from the input of "
+          "the first",
+          1, 100000);
+  t.rows.back().part_of = "activation_checkpointing";
   t.choice("reduce_dtype", &S::reduce_dtype, training | of_run,
            "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
   t.text("offload", &S::offload, training | of_run,
@@ -557,6 +562,27 @@ fsdp::Offloaded offloaded(Settings const& settings, bool has_masters) {
   return parsed;
 }
 
+std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers) {
+  auto const segment = settings.recompute_segment, layers = checkpointed_layers(settings);
+  if (segment == 1) return 1;
+  if (layers == 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'recompute_segment': only layers that are computed again form segments; expected "
+        "--activation_checkpointing too");
+  if (segment > layers)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'recompute_segment': expected at most the {} layers of activation_checkpointing, got {}", layers,
+        segment);
+  if (unit_layers == 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'recompute_segment': --wrap=model has all layers in one unit: expected 1, got {}", segment);
+  if (segment % unit_layers != 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'recompute_segment': a segment has whole units: expected 1 or a multiple of their {} layers, got {}",
+        unit_layers, segment);
+  return segment;
+}
+
 Resharding resharding(Settings const& settings) {
   auto const& text = settings.reshard_after_forward;
   bool const drops = settings.strategy == "full_shard" || settings.strategy == "hybrid_shard";
@@ -591,6 +617,11 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
                     settings.strategy));
   if (settings.was_given("reduce_dtype") && ranks == 1)
     notes.emplace_back("note: 'reduce_dtype' has no effect with one rank, which has no gradients of others to sum");
+  if (auto const segment = settings.recompute_segment; segment > 1 && segment == checkpointed_layers(settings))
+    notes.push_back(fmt::format(
+        "note: the last segment is not computed again, and one segment of all {} layers of 'activation_checkpointing' "
+        "is the last: nothing is computed again",
+        segment));
   if (settings.share_gpu && !shares_gpus)
     notes.emplace_back("note: 'share_gpu' has no effect: no machine has more processes than GPUs");
   if (settings.strategy == "hybrid_shard" && settings.shard_group == 1)
@@ -730,8 +761,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
         "{}{}",
         ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
-  static_cast<void>(checkpointed_layers(s));
   static_cast<void>(offloaded(s, s.dtype != "float32"));
+  static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));
   auto const kept = resharding(s).ranks;
   if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
       kept > 0 && group > 0 && (kept >= group || group % kept != 0))

@@ -86,6 +86,7 @@ struct Settings {
   std::int64_t prefetch = 1;
   double bucket_mb = 25.0;
   std::string activation_checkpointing = "false";
+  std::int64_t recompute_segment = 1;
   std::string reduce_dtype;  ///< empty: float32
   std::string offload = "none";
   bool cpu_offload = false;  ///< moments, and masters if there are any
@@ -184,6 +185,10 @@ std::int64_t checkpointed_layers(Settings const& settings);
 /// @param has_masters  parameters are narrower than fp32
 /// @throws fsdp::ConfigError if `offload` names something else, or masters that there are not
 fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
+/// recompute_segment: so many of those are computed again together, from the input of the first.
+/// @param unit_layers  see layers_in_unit
+/// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
+std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
 /// lora_rank, lora_alpha and train_layers: what trains.
 Tuning tuning_of(Settings const& settings);
 /// reshard_after_forward: what becomes of a unit when its forward has ended.

@@ -173,6 +173,7 @@ class Trainer {
     options.seed = static_cast<std::uint64_t>(settings.seed);
     options.recompute = checkpointed_layers(settings);
     options.unit_layers = layers_in_unit(settings, config.layer_parameters());
+    options.segment = segment_layers(settings, options.unit_layers);
     options.tuning = tuning_of(settings);
     return options;
   }

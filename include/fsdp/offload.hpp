@@ -2,7 +2,6 @@
 // Optimizer state and gradients in host memory.
 #pragma once
 
-#include <memory>
 #include <type_traits>
 
 #include "fsdp/engine.hpp"
@@ -31,7 +30,7 @@ template <class E>
   auto& core = shards.core();
   core.expect_unsealed("state was offloaded", "call offload");
   auto const rank = engine.rank();
-  FSDP_EXPECTS(core.offload == nullptr, "rank {}: offload was called twice; name everything in one call", rank);
+  FSDP_EXPECTS(!core.offload, "rank {}: offload was called twice; name everything in one call", rank);
   if (options.parameters)
     fail<ConfigError>(
         "rank {}: offload: parameters stay on the device, sharded: gathers read them (PyTorch's offload_params). "
@@ -45,7 +44,7 @@ template <class E>
   FSDP_EXPECTS(options.moments || options.masters || options.gradients,
                "rank {}: offload: the options name nothing; set moments, masters or gradients", rank);
   using Core = std::remove_reference_t<decltype(core)>;
-  core.offload = std::make_unique<detail::Offloading<Core>>(core);
+  core.offload.hooks = new detail::Offloading<Core>(core);
   core.declared.offload = {options.moments, options.masters, options.gradients};
 }
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random models and paths under every strategy and option: equal in every bit where docs/numerics.md promises it, and,
-// unless gradients are rounded, within 1e-5 of a reference in double. A seed that fails prints a program that repeats
-// it. links: fsdp_test_trial full-run: --seeds=2000 timeout: 1800 skip-sanitizers long
+// Random models under every strategy and option, with parts recomputed in segments, or passes that follow paths: equal
+// in every bit where docs/numerics.md promises it, and, unless gradients are rounded, within 1e-5 of a reference in
+// double. A seed that fails prints a program that repeats it.
+// links: fsdp_test_trial
+// full-run: --seeds=2000
+// timeout: 1800
+// skip-sanitizers
+// long
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -23,7 +28,8 @@ struct Case {
   std::vector<trial::Setting> settings;
 };
 
-/// FullShard by default, and three settings at random; sometimes all three with gradients that travel in bf16.
+/// FullShard by default, and three settings at random; sometimes all three with gradients that travel in bf16, each now
+/// and then with segments. One of the four settings comes twice, once with segments.
 Case draw_case(std::uint64_t seed) {
   trial::Draw draw(seed);
   Case drawn{trial::draw_trial(draw, {.freezes = true, .paths = true}), std::vector<trial::Setting>(1)};
@@ -35,6 +41,14 @@ Case draw_case(std::uint64_t seed) {
     drawn.settings.push_back(trial::draw_setting(draw, drawn.trial));
     if (rounds) drawn.settings.back().options.reduce_dtype = fsdp::DType::bf16;
   }
+  for (std::size_t s = 1; s < drawn.settings.size(); ++s)
+    if (draw.once_in(2)) drawn.settings[s].segments = trial::draw_segments(draw, drawn.trial.model);
+  auto twice = draw.of(drawn.settings);
+  if (twice.segments.empty())
+    twice.segments = trial::draw_segments(draw, drawn.trial.model);
+  else
+    twice.segments.clear();
+  drawn.settings.push_back(std::move(twice));
   return drawn;
 }
 

@@ -75,12 +75,18 @@ for bad in batch_size=0 batch_size=-1 batch_size=two batch_size=1.5 block_size=0
   dropout=nan learning_rate=0 learning_rate=-1 learning_rate=nan learning_rate=inf beta1=1 beta1=-0.1 beta2=1.5 beta2=nan \
   weight_decay=-1 grad_clip=-1 max_iters=0 max_iters=-5 eval_interval=0 eval_iters=0 log_interval=0 warmup_iters=-1 lr_decay_iters=0 \
   min_lr=-1 seed=-1 gradient_accumulation_steps=0 decay_lr=perhaps bias=2 device=tpu strategy=zero dtype=float8 shard_group=-1 comm=tcp share_gpu=2 \
-  prefetch=-1 bucket_mb=0 collective_timeout=0 ranks=0 ranks=1000 out_dir= dataset=; do
+  prefetch=-1 recompute_segment=0 recompute_segment=-2 recompute_segment=all bucket_mb=0 collective_timeout=0 ranks=0 ranks=1000 out_dir= dataset=; do
   refuses "setting '${bad%%=*}': expected" "$nanogpt" train "${small[@]}" "--$bad"
 done
 refuses "no_such_setting" "$nanogpt" train "${small[@]}" --no_such_setting=1
 refuses "expected true, false or a number of layers, got 'some'" "$nanogpt" train "${small[@]}" --activation_checkpointing=some
 refuses "expected at most the 1 layers, got 2" "$nanogpt" train "${small[@]}" --activation_checkpointing=2
+refuses "setting 'recompute_segment': only layers that are computed again form segments" "$nanogpt" train "${small[@]}" --recompute_segment=2
+refuses "expected at most the 1 layers of activation_checkpointing, got 2" "$nanogpt" train "${small[@]}" --activation_checkpointing=true --recompute_segment=2
+refuses "setting 'recompute_segment': --wrap=model has all layers in one unit: expected 1, got 2" "$nanogpt" train "${small[@]}" \
+  --n_layer=4 --activation_checkpointing=true --recompute_segment=2 --wrap=model
+refuses "setting 'recompute_segment': a segment has whole units: expected 1 or a multiple of their 4 layers, got 2" "$nanogpt" train \
+  "${small[@]}" --n_layer=4 --activation_checkpointing=true --recompute_segment=2 --wrap=size
 refuses "no_such_config" "$nanogpt" train no_such_config "${small[@]}"
 echo 'n_layer = many' > wrong.conf
 refuses "setting 'n_layer': expected" "$nanogpt" train wrong.conf "${small[@]}"

@@ -34,6 +34,8 @@ for strategy in shard_grad_op no_shard; do
 done
 finetune lora_recomputed "${lora[@]}" --activation_checkpointing=true --prefetch=0
 check "recomputed activations: other losses" diff lora.losses lora_recomputed.losses
+finetune lora_segments "${lora[@]}" --activation_checkpointing=true --recompute_segment=2
+check "activations recomputed in segments: other losses" diff lora.losses lora_segments.losses
 for offload in moments gradients moments,gradients; do
   finetune "lora_$offload" "${lora[@]}" --offload=$offload
   check "$offload in host memory: other losses" diff lora.losses "lora_$offload.losses"
@@ -66,6 +68,9 @@ finetune last --train_layers=1
 check "says how much trains" grep -q '^fine-tuning: 12,3' output
 finetune last_no_shard --train_layers=1 --strategy=no_shard
 check "no_shard: other losses" diff last.losses last_no_shard.losses
+finetune last_two --train_layers=2
+finetune last_segments --train_layers=2 --activation_checkpointing=true --recompute_segment=2
+check "activations recomputed in segments: other losses" diff last_two.losses last_segments.losses
 check "no adapters" test ! -e last/adapters.safetensors
 
 # A whole checkpoint that these settings cannot continue is no damaged one: nothing is lost.

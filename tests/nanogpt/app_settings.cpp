@@ -521,6 +521,37 @@ TEST_CASE("layers whose activations are computed again") {
     CHECK(has(what([&] { layers(text); }), "expected true, false or a number of layers, got '"));
 }
 
+TEST_CASE("layers that are computed again together") {
+  nanogpt::Settings settings;
+  settings.n_layer = 12;
+  auto const segment = [&](std::int64_t layers, char const* checkpointed, std::int64_t unit_layers = 1) {
+    settings.recompute_segment = layers;
+    settings.activation_checkpointing = checkpointed;
+    return nanogpt::segment_layers(settings, unit_layers);
+  };
+  CHECK(segment(1, "false") == 1);
+  CHECK(segment(1, "true", 0) == 1);
+  CHECK(segment(3, "true") == 3);
+  CHECK(segment(12, "true") == 12);
+  CHECK(segment(5, "7") == 5);
+  CHECK(segment(4, "true", 2) == 4);
+  CHECK(has(what([&] { segment(2, "false"); }),
+            "setting 'recompute_segment': only layers that are computed again form segments; expected "
+            "--activation_checkpointing too"));
+  CHECK(has(what([&] { segment(8, "7"); }),
+            "setting 'recompute_segment': expected at most the 7 layers of activation_checkpointing, got 8"));
+  CHECK(has(what([&] { segment(2, "true", 0); }),
+            "setting 'recompute_segment': --wrap=model has all layers in one unit: expected 1, got 2"));
+  CHECK(
+      has(what([&] { segment(3, "true", 2); }),
+          "setting 'recompute_segment': a segment has whole units: expected 1 or a multiple of their 2 layers, got 3"));
+  segment(3, "true");
+  CHECK(nanogpt::notes_on(settings, 2, false).empty());
+  segment(12, "true");
+  REQUIRE(nanogpt::notes_on(settings, 2, false).size() == 1);
+  CHECK(has(nanogpt::notes_on(settings, 2, false)[0], "nothing is computed again"));
+}
+
 TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting knows whether it was given") {
   nanogpt::Settings settings;
   CHECK(nanogpt::notes_on(settings, 2, false).empty());

@@ -158,6 +158,28 @@ TEST_CASE("recomputed layers keep no text to go on from", "[nanogpt][model][deco
   }
 }
 
+TEST_CASE("layers in one segment keep a text to go on from, layers in two do not", "[nanogpt][model][decode]") {
+  auto const ids = text(8);
+  auto config = small_config();
+  config.n_layer = 3;
+  for (std::int64_t const segment : {1, 2, 3}) {
+    CAPTURE(segment);
+    Engine engine;
+    nanogpt::GptOptions options;
+    options.recompute = 3;
+    options.segment = segment;
+    Gpt model(engine, config, 1, 8, options);
+    engine.store().randomise(23, 0.4);
+    auto const expected = model.logits(ids.data(), 8);
+    model.logits(ids.data(), 7);
+    if (segment < 3)
+      CHECK_THROWS_AS(model.extend(&ids[7], 1), fsdp::UsageError);
+    else
+      CHECK(largest_difference(model.extend(&ids[7], 1), expected) < 1e-6);
+    CHECK(model.logits(ids.data(), 8) == expected);
+  }
+}
+
 TEST_CASE("logits give the loss that evaluation gives", "[nanogpt][model][decode]") {
   Engine engine;
   nanogpt::GptOptions options;

@@ -44,6 +44,10 @@ std::vector<Case> cases() {
   tanh_gelu.activation = nanogpt::Activation::gelu_new;
   nanogpt::GptOptions recompute_some = panels;
   recompute_some.recompute = 2;
+  nanogpt::GptOptions segments = recompute, adapters_in_segments = plain;
+  segments.recompute = 5, segments.segment = 2;
+  adapters_in_segments.recompute = 4, adapters_in_segments.segment = 3;
+  adapters_in_segments.tuning.lora_rank = 3, adapters_in_segments.tuning.lora_scale = 0.7f;
   nanogpt::GptOptions adapters = plain, adapters_recomputed = recompute_some;
   adapters.tuning.lora_rank = 3, adapters.tuning.lora_scale = 0.7f;
   adapters_recomputed.tuning = adapters.tuning;
@@ -58,6 +62,8 @@ std::vector<Case> cases() {
       {"some recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, recompute_some},
       {"adapters", shape(2, 2, 8, 8, 13, false, 0.0f), 2, 5, adapters},
       {"adapters of recomputed layers", shape(3, 2, 8, 9, 11, true, 0.3f), 2, 7, adapters_recomputed},
+      {"layers recomputed in segments", shape(5, 2, 8, 9, 11, true, 0.3f), 2, 7, segments},
+      {"adapters of layers recomputed in segments", shape(4, 2, 8, 9, 11, true, 0.3f), 2, 7, adapters_in_segments},
   };
 }
 

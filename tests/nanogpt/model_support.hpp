@@ -107,6 +107,10 @@ class DirectModule {
     return module_.forward(engine_->compute(), weights(), std::forward<Args>(args)...);
   }
   template <class... Args>
+  decltype(auto) recompute(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+  template <class... Args>
   decltype(auto) backward(Args&&... args) {
     typename M::template Params<fsdp::Gradient<T>> gradients;
     module_.describe(gradients, Bind<T>{prefix_, &engine_->store()});
@@ -165,6 +169,8 @@ class DirectEngine {
     }
     return wrapped;
   }
+  template <class M>
+  void recompute_segment(DirectModule<M, DirectEngine> const&, DirectModule<M, DirectEngine> const&) {}
   Scope evaluation() { return {}; }
 
  private:

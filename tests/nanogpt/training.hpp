@@ -25,8 +25,13 @@ struct TrainingRun {
   std::int64_t batch = 2;          ///< sequences of a rank and micro-step
   std::vector<std::int32_t> text;  ///< to train on; empty: a short text that repeats itself
   float lr = 1e-2f;
+  bool evaluate = false;   ///< after every step
   bool interrupt = false;  ///< evaluate and decode after every step
   std::int64_t recompute = 0;
+  std::int64_t segment = 1;
+  std::int64_t unit_layers = 1;
+  int prefetch = 1;
+  nanogpt::Tuning tuning{};
   nanogpt::GptConfig config{3, 2, 32, 16, 23, 0.1f, true};
 };
 
@@ -49,12 +54,15 @@ Outcome train(fsdp::ShardingStrategy const& strategy, D const& device, TrainingR
   fsdp::local::run(run.ranks, device, [&](fsdp::local::Communicator<D> comm) {
     using Engine = fsdp::Engine<fsdp::local::Communicator<D>, P>;
     fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), {.prefetch = 1, .seed = 11});
+    Engine engine(mesh, fsdp::testing::in_groups_of(run.shard_group, strategy), {.prefetch = run.prefetch, .seed = 11});
     nanogpt::GptOptions options;
     options.seed = 100 + static_cast<std::uint64_t>(engine.rank());
     options.panel = 8;
     options.logits_elements = 12 * run.config.padded_vocab();  // several parts
     options.recompute = run.recompute;
+    options.segment = run.segment;
+    options.unit_layers = run.unit_layers;
+    options.tuning = run.tuning;
     auto const length = run.config.block_size;
     nanogpt::Gpt<Engine> model(engine, run.config, run.batch, length, options);
     fsdp::AdamW adamw(engine, {.lr = run.lr, .weight_decay = 0.1f});
@@ -81,16 +89,15 @@ Outcome train(fsdp::ShardingStrategy const& strategy, D const& device, TrainingR
       auto const norm = fsdp::clip_grad_norm(engine, 1.0f);
       adamw.step(run.lr, norm);
       losses.push_back(model.read_loss());
-      if (!run.interrupt) continue;
+      if (!run.interrupt && !run.evaluate) continue;
       model.evaluate(tokens.data(), targets.data());
       model.evaluate(tokens.data(), targets.data());
       double const evaluation = model.read_evaluation();
+      if (engine.rank() == 0) outcome.evaluations.push_back(evaluation);
+      if (!run.interrupt) continue;
       model.logits(tokens.data(), 5);
       auto const logits = model.extend(tokens.data(), 1);
-      if (engine.rank() == 0) {
-        outcome.evaluations.push_back(evaluation);
-        outcome.logits = logits;
-      }
+      if (engine.rank() == 0) outcome.logits = logits;
     }
     fsdp::export_full(engine, [&](fsdp::TensorInfo const&, std::span<float const> values) {
       outcome.weights.insert(outcome.weights.end(), values.begin(), values.end());  // on rank 0 alone

@@ -255,7 +255,7 @@ struct EngineCore {
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
   GuardedUses<Device, Unit> guarded;
-  std::unique_ptr<OffloadHooks<SlotMemory>> offload;  ///< nullptr: nothing is offloaded
+  Offload offload;
   std::unique_ptr<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms

@@ -2,46 +2,41 @@
 // What an engine and its optimizers know of state in host memory. fsdp/offload.hpp has the rest.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "fsdp/fixed_array.hpp"
-#include "fsdp/step/step_input.hpp"
 
 namespace fsdp::detail {
 
+struct SlotMemory;
+
 /// An optimizer's moments in host memory: see [Note: Offloading]. Those of a unit lie end to end.
 struct HostMoments {
-  virtual ~HostMoments() = default;
-  /// Where a unit's moments are: in its update, and between steps.
-  std::byte* staged(std::size_t unit) const { return slots[staging_slots[unit]]; }
   std::byte* home(std::size_t unit) const { return host + starts[unit]; }
   std::int64_t bytes(std::size_t unit) const { return starts[unit + 1] - starts[unit]; }
 
   FixedArray<std::int64_t> starts;  ///< by unit: where its moments begin, in bytes; one more for the end
-  FixedArray<std::uint32_t> staging_slots;  ///< by unit
+  FixedArray<std::byte*> staged;    ///< by unit: where they are in its update
   std::byte* host = nullptr;
-  std::array<std::byte*, 2> slots{};
   bool steps = false;  ///< the optimizer takes the step under way
 };
 
-/// @tparam SlotMemory  addresses of buffers by slot
-template <class SlotMemory>
 class OffloadHooks {
  public:
+  OffloadHooks() = default;
+  OffloadHooks(OffloadHooks&&) = delete;
   virtual ~OffloadHooks() = default;
 
   /// The engine is sealed: takes memory, and tells units and slots where their state lies.
   virtual void place(SlotMemory& memory) = 0;
   /// Master shards have been initialised.
   virtual void initialized() = 0;
-  /// Takes zeroed memory for an optimizer's moments.
+  /// Takes zeroed memory for an optimizer's moments, until free_moments().
   /// @param starts      see HostMoments
   /// @param slot_bytes  of each of two staging slots in device memory, which begin at `slots`
-  virtual std::unique_ptr<HostMoments> make_moments(FixedArray<std::int64_t> starts, std::byte* slots,
-                                                    std::int64_t slot_bytes) = 0;
+  virtual HostMoments* make_moments(FixedArray<std::int64_t> starts, std::byte* slots, std::int64_t slot_bytes) = 0;
+  virtual void free_moments(HostMoments* moments) = 0;
   virtual void begin_step() = 0;
   /// A unit's masters are about to be written on compute, and have been.
   /// @param updates  by an optimizer's step
@@ -52,6 +47,17 @@ class OffloadHooks {
   virtual void order_read(std::size_t unit) = 0;
   /// The calling thread waits until everything is.
   virtual void await_stores() = 0;
+};
+
+/// Owns them.
+struct Offload {
+  OffloadHooks* hooks = nullptr;  ///< nullptr: nothing is offloaded
+
+  Offload() = default;
+  Offload(Offload&&) = delete;
+  ~Offload() { delete hooks; }
+  OffloadHooks* operator->() const { return hooks; }
+  explicit operator bool() const { return hooks != nullptr; }
 };
 
 }  // namespace fsdp::detail

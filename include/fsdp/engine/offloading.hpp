@@ -59,7 +59,7 @@ class AccountedHostMemory {
 
 /// @tparam Core  an EngineCore
 template <class Core>
-class Offloading final : public OffloadHooks<SlotMemory> {
+class Offloading final : public OffloadHooks {
   using Device = typename Core::Device;
   using Unit = typename Core::Unit;
   using Param = typename Core::Param;
@@ -99,22 +99,24 @@ class Offloading final : public OffloadHooks<SlotMemory> {
       if (unit.offloads_masters) refresh(unit);
     });
   }
-  [[gnu::cold]] std::unique_ptr<HostMoments> make_moments(FixedArray<std::int64_t> starts, std::byte* slots,
-                                                          std::int64_t slot_bytes) override {
-    auto moments = std::make_unique<Moments>(*this);
-    auto const& program = core_->program;
-    moments->memory = {core_->device, core_->account, starts[program.units.size()]};
+  [[gnu::cold]] HostMoments* make_moments(FixedArray<std::int64_t> starts, std::byte* slots,
+                                          std::int64_t slot_bytes) override {
+    auto moments = std::make_unique<Moments>();
+    auto const units = core_->program.units.size();
+    moments->memory = {core_->device, core_->account, starts[units]};
     moments->host = moments->memory.data();
-    moments->slots = {slots, slots + slot_bytes};
     moments->starts = std::move(starts);
-    moments->staging_slots = FixedArray<std::uint32_t>(program.units.size());
-    for (std::size_t u = 0; u < program.units.size(); ++u) moments->staging_slots[u] = program.units[u].staging_slot;
-    return moments;
+    moments->staged = FixedArray<std::byte*>(units);
+    for (std::size_t u = 0; u < units; ++u) moments->staged[u] = slots + slot_of(u) * slot_bytes;
+    return moments_.emplace_back(std::move(moments)).get();
+  }
+  [[gnu::cold]] void free_moments(HostMoments* freed) override {
+    std::erase_if(moments_, [&](auto const& moments) { return moments.get() == freed; });
   }
 
   void begin_step() override {
     fetched_ = {none, none};
-    for (auto* moments : moments_) moments->steps = false;
+    for (auto& moments : moments_) moments->steps = false;
   }
   void begin_write(std::size_t u, bool updates) override {
     auto& unit = *core_->declared.units()[u];
@@ -151,11 +153,7 @@ class Offloading final : public OffloadHooks<SlotMemory> {
  private:
   static constexpr std::size_t none = ~std::size_t{0};
 
-  struct Moments final : HostMoments {
-    explicit Moments(Offloading& offloading) : owner(&offloading) { owner->moments_.push_back(this); }
-    Moments(Moments&&) = delete;
-    ~Moments() override { std::erase(owner->moments_, this); }
-    Offloading* owner;
+  struct Moments : HostMoments {
     AccountedHostMemory<Device> memory;
   };
   /// Where a unit's state lies between updates. masters: nullptr if they are not offloaded
@@ -213,7 +211,7 @@ class Offloading final : public OffloadHooks<SlotMemory> {
     auto& copy = core.streams[StreamKind::copy];
     bool const fetches = operation.primitive == step::Primitive::fetch;
     std::int64_t bytes = unit.offloads_masters ? shard_bytes(unit) : 0;
-    for (auto const* moments : moments_)
+    for (auto const& moments : moments_)
       if (with_moments && moments->steps) bytes += moments->bytes(u);
     if (bytes == 0) return;
     core.executor.order(operation);
@@ -225,8 +223,8 @@ class Offloading final : public OffloadHooks<SlotMemory> {
     try {
       if (unit.offloads_masters)
         move(homes_[u].masters, staged_masters_.data() + slot_of(u) * core.program.staged_masters, shard_bytes(unit));
-      for (auto const* moments : moments_)
-        if (with_moments && moments->steps) move(moments->home(u), moments->staged(u), moments->bytes(u));
+      for (auto const& moments : moments_)
+        if (with_moments && moments->steps) move(moments->home(u), moments->staged[u], moments->bytes(u));
     } catch (...) {
       core.executor.note(operation, false);
       throw;
@@ -239,7 +237,7 @@ class Offloading final : public OffloadHooks<SlotMemory> {
   AccountedHostMemory<Device> host_masters_, host_gradients_;
   AccountedMemory<Device> staged_masters_, staged_gradients_;
   FixedArray<Home> homes_;  ///< by unit
-  std::vector<Moments*> moments_;
+  std::vector<std::unique_ptr<Moments>> moments_;
   std::array<std::size_t, 2> fetched_{none, none};  ///< by slot: the unit whose state has been fetched for its update
 };
 

@@ -172,15 +172,15 @@ class Shards {
     history().add("step", learning_rate);
     if constexpr (TellsFailure<typename E::Stream>) meet();
     gate().begin_updates();
-    if (auto const& offload = engine_->core_.offload) offload->begin_step();
+    if (auto const& offload = engine_->core_.offload; offload) offload->begin_step();
   }
   /// Compute waits until the unit's masters can be read: only if they are offloaded.
   void order_read(Unit const& unit) const {
-    if (auto const& offload = engine_->core_.offload) offload->order_read(unit.index());
+    if (auto const& offload = engine_->core_.offload; offload) offload->order_read(unit.index());
   }
   /// The calling thread waits until offloaded state is in host memory.
   void await_stores() const {
-    if (auto const& offload = engine_->core_.offload) offload->await_stores();
+    if (auto const& offload = engine_->core_.offload; offload) offload->await_stores();
   }
   /// For headers of the library: see EngineCore.
   auto& core() const { return engine_->core_; }
@@ -259,13 +259,13 @@ class Shards {
     for (auto const& operation : engine_->core_.program.norms) engine_->core_.executor.note(operation, whole);
   }
   [[gnu::noinline]] void begin_write(step::Operation const& operation, bool updates) const {
-    if (auto const& offload = engine_->core_.offload) offload->begin_write(operation.unit, updates);
+    if (auto const& offload = engine_->core_.offload; offload) offload->begin_write(operation.unit, updates);
     engine_->core_.executor.order(operation);
   }
   /// @param whole  false: an exception has ended the scope
   [[gnu::noinline]] void end_write(step::Operation const& operation, bool updates, bool whole) const {
     auto& executor = engine_->core_.executor;
-    if (auto const& offload = engine_->core_.offload)
+    if (auto const& offload = engine_->core_.offload; offload)
       offload->end_write(operation.unit, updates, whole);
     else
       executor.note(operation, whole);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "fsdp/engine/offload_hooks.hpp"
@@ -43,24 +42,27 @@ class Moments {
     if (!offloads && bytes > 0) engine.device().zero_async(engine.compute(), device_.data(), bytes);
   }
   Moments(Moments&&) noexcept = default;
+  /// @pre released
   Moments& operator=(Moments&&) noexcept = default;
   /// @pre kernels that use the moments have ended
   [[gnu::cold]] void release(E& engine) {
     engine.account().lease(MemoryTag::optimizer, -static_cast<std::int64_t>(device_.bytes()));
+    if (host_ != nullptr) engine.shards().core().offload->free_moments(host_);
+    host_ = nullptr;
   }
 
   /// The optimizer takes the step that has begun.
   void begin_step() {
-    if (host_) host_->steps = true;
+    if (host_ != nullptr) host_->steps = true;
   }
   /// A unit's moment `which`, in its update.
   T* at(std::int64_t which, std::size_t unit) const {
-    return host_ ? reinterpret_cast<T*>(host_->staged(unit)) + which * size(unit) : home(which, unit);
+    return host_ != nullptr ? reinterpret_cast<T*>(host_->staged[unit]) + which * size(unit) : home(which, unit);
   }
   /// The same between steps; nullptr if there are none. @pre Shards::await_stores
   T* home(std::int64_t which, std::size_t unit) const {
     if (elements_ == 0 || count_ == 0) return nullptr;
-    if (host_) return reinterpret_cast<T*>(host_->home(unit)) + which * size(unit);
+    if (host_ != nullptr) return reinterpret_cast<T*>(host_->home(unit)) + which * size(unit);
     return device_.template as<T>() + which * elements_ + starts_[unit];
   }
 
@@ -71,7 +73,7 @@ class Moments {
   std::int64_t elements_;                             ///< of one moment
   FixedArray<std::int64_t> starts_;                   ///< of each unit's elements; one more than there are
   AccountedMemory<typename E::Device const> device_;  ///< all moments, or two slots
-  std::unique_ptr<HostMoments> host_;                 ///< nullptr: they are in device memory
+  HostMoments* host_ = nullptr;                       ///< nullptr: they are in device memory
 };
 
 }  // namespace fsdp::detail

@@ -107,8 +107,8 @@ class Program {
   template <class Visit, class HasUpdate>
   void for_each_update(Visit&& visit, HasUpdate const& has_update) const {
     auto const fetch = [&](std::size_t unit) {
-      for (auto const* list : {&fetches, &gradient_fetches})
-        if ((*list)[unit].size > 0) visit((*list)[unit]);
+      if (fetches[unit].size > 0) visit(fetches[unit]);
+      if (gradient_fetches[unit].size > 0) visit(gradient_fetches[unit]);
     };
     auto fetched = units.size();
     for (auto unit = next_that_trains(0); unit < units.size(); unit = next_that_trains(unit + 1)) {
@@ -132,7 +132,7 @@ class Program {
       all(turn.beside);
       all(turn.after);
     });
-    for (auto* between : {&norms, &updates, &fetches, &gradient_fetches, &stores, &reads, &absent}) all(*between);
+    all(norms), all(updates), all(fetches), all(gradient_fetches), all(stores), all(reads), all(absent);
   }
   /// Calls `visit(Turn&)` for every turn of all passes and paths.
   template <class Visit>

@@ -205,6 +205,27 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   return setting;
 }
 
+/// Segments whose units have no use outside: of one to four parts, or now and then of all. None, if passes follow
+/// paths, which may have parts of a segment.
+inline std::vector<Segment> draw_segments(Draw& draw, Model const& model) {
+  auto const& parts = model.parts;
+  std::vector<Segment> segments;
+  if (!model.paths.empty()) return segments;
+  if (draw.once_in(8)) return {{0, parts.size() - 1}};
+  for (std::size_t first = 0; first < parts.size(); ++first) {
+    Segment const segment{first, std::min(first + draw.below(4), parts.size() - 1)};
+    auto const inside = [&](std::size_t part) { return part >= segment.first && part <= segment.last; };
+    bool whole = !draw.once_in(3);
+    for (std::size_t part = 0; part < parts.size(); ++part)
+      for (std::size_t other = 0; other < parts.size(); ++other)
+        whole = whole && (parts[part].unit != parts[other].unit || inside(part) == inside(other));
+    if (!whole) continue;
+    segments.push_back(segment);
+    first = segment.last;
+  }
+  return segments;
+}
+
 /// Training steps of one to three micro-steps. Every pass reads other rows. Gradients that are not finite are clipped,
 /// so that their step is skipped. Rates are small enough for weights to stay
 /// small (see input_of).

@@ -84,6 +84,11 @@ struct Ahead {
   std::vector<std::size_t> uses;
 };
 
+/// Parts that are recomputed together.
+struct Segment {
+  std::size_t first = 0, last = 0;
+};
+
 /// How one engine is made. What differs between settings of one script moves work, not results.
 struct Setting {
   Sharding sharding = Sharding::full;
@@ -91,6 +96,7 @@ struct Setting {
   std::vector<UnitSharding> units{};  ///< by unit of the model; empty: all as the engine says
   fsdp::EngineOptions options{};
   std::vector<Ahead> ahead;
+  std::vector<Segment> segments{};
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;

@@ -85,6 +85,8 @@ std::string literal(Setting const& setting) {
       o.trap_stale_pointers);
   for (auto const& list : setting.ahead)
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
+  text += "}, .segments = {";
+  for (auto const& segment : setting.segments) text += fmt::format("{{{}, {}}}, ", segment.first, segment.last);
   return text + fmt::format("}}, .inline_compute = {}, .keeps = {}, .traced = {}, .replicates_vectors = {}}}",
                             setting.inline_compute, setting.keeps, setting.traced, setting.replicates_vectors);
 }

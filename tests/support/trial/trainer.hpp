@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -74,8 +75,9 @@ class Trainer {
   virtual fsdp::host::Stream& gather() = 0;
 
  protected:
-  Trainer(Model const& model, int rank, int ranks)
+  Trainer(Model const& model, std::vector<Segment> segments, int rank, int ranks)
       : model_(model),
+        segments_(std::move(segments)),
         rank_(rank),
         ranks_(ranks),
         activations_(model.longest_order() + 1, std::vector<float>(elements(model.max_rows))),
@@ -84,6 +86,7 @@ class Trainer {
   Trainer(Trainer const&) = delete;
 
   virtual void forward_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) = 0;
+  virtual void recompute_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) = 0;
   virtual void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                              Inside const& inside) = 0;
   virtual void evaluate(std::function<void()> const& passes) = 0;
@@ -130,6 +133,8 @@ class Trainer {
     auto const rows = rows_of(model_, op.data, rank_);
     auto const order = model_.order(op.path);
     for (auto at = std::min(op.to, order.size()); at-- > op.from;) {
+      for (auto const& segment : segments_)
+        if (segment.last == at) recompute(segment, rows, inside);  // of the declared order
       auto const with_loss = [&](fsdp::host::Stream& stream) {
         if (at + 1 == order.size())
           stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value),
@@ -145,7 +150,17 @@ class Trainer {
     }
   }
 
+  /// Backward finds no output of forward in a segment: NaN, or what is recomputed.
+  void recompute(Segment const& segment, Index rows, Inside const& inside) {
+    for (auto part = segment.first; part <= segment.last; ++part)
+      compute().enqueue(
+          [&y = activations_[part + 1]] { std::fill(y.begin(), y.end(), std::numeric_limits<float>::quiet_NaN()); });
+    for (auto part = segment.first; part <= segment.last; ++part)
+      recompute_part(part, activations_[part].data(), activations_[part + 1].data(), rows, inside);
+  }
+
   Model const model_;
+  std::vector<Segment> const segments_;
   int const rank_, ranks_;
   Outcome<float> outcome_;
   std::vector<std::vector<float>> activations_;  ///< the input, and each part's output
@@ -165,8 +180,11 @@ class AdoptedPart {
 
   void forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
     auto const scope = unit_.forward();
-    auto const w = sliced(w_);
-    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
+    enqueue_forward(stream, x, y, rows, inside);
+  }
+  void recompute(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) {
+    auto const scope = unit_.recompute();
+    if (scope) enqueue_forward(stream, x, y, rows, inside);
   }
   void backward(fsdp::host::Stream& stream, float const* x, float const* dy, float* dx, Index rows,
                 Inside const& inside) {
@@ -177,6 +195,10 @@ class AdoptedPart {
   }
 
  private:
+  void enqueue_forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) const {
+    auto const w = sliced(w_);
+    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
+  }
   std::vector<fsdp::AdoptedTensor<float, float>> tensors() {
     std::vector<fsdp::AdoptedTensor<float, float>> adopted;
     for (auto const& tensor : part_.spec.tensors) {
@@ -205,7 +227,7 @@ class EngineTrainer final : public Trainer {
   using Engine = fsdp::Engine<C>;
 
   EngineTrainer(C comm, Trial const& of, Setting const& setting)
-      : Trainer(of.model, comm.rank(), comm.size()),
+      : Trainer(of.model, setting.segments, comm.rank(), comm.size()),
         mesh_(std::move(comm)),
         stream_(setting.inline_compute ? fsdp::host::Stream::inline_stream("compute") : fsdp::host::Stream("compute")),
         engine_(mesh_, setting.strategy(), options_of(of, setting), stream_),
@@ -242,6 +264,8 @@ class EngineTrainer final : public Trainer {
       for (auto const use : path) uses.push_back({use});
       paths_.push_back(engine_.add_path("path " + std::to_string(paths_.size()), uses));
     }
+    for (auto const& segment : setting.segments)
+      engine_.recompute_segment(fsdp::UseId{segment.first}, fsdp::UseId{segment.last});
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
     auto first = fsdp::TensorSelection::all();
@@ -276,6 +300,11 @@ class EngineTrainer final : public Trainer {
     auto& turn = parts_[part];
     if (turn.module) turn.module->forward(x, y, rows, inside);
     if (turn.adopted) turn.adopted->forward(compute(), x, y, rows, inside);
+  }
+  void recompute_part(std::size_t part, float const* x, float* y, Index rows, Inside const& inside) override {
+    auto& turn = parts_[part];
+    if (turn.module) turn.module->recompute(x, y, rows, inside);
+    if (turn.adopted) turn.adopted->recompute(compute(), x, y, rows, inside);
   }
   void backward_part(std::size_t part, float const* x, float const* dy, float* dx, Index rows,
                      Inside const& inside) override {
