@@ -2,9 +2,10 @@
 // An array whose size is fixed when it is made.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
+
+#include "fsdp/algorithm.hpp"
 
 namespace fsdp::detail {
 

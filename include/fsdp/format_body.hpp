@@ -11,10 +11,10 @@
 #endif
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/compiled.hpp"
 #include "fsdp/format_argument.hpp"
 
@@ -28,7 +28,7 @@ class FormatOutput {
 
   [[gnu::noinline]] void add(std::string_view text) {
     auto const room = out_.size() - std::min(size_, out_.size());
-    std::copy_n(text.data(), std::min(room, text.size()), out_.data() + std::min(size_, out_.size()));
+    std::copy(text.data(), text.data() + std::min(room, text.size()), out_.data() + std::min(size_, out_.size()));
     size_ += text.size();
   }
   /// @param field  braces and all; `width` is read where a field within the field asks for it

@@ -2,7 +2,6 @@
 // Where tensors lie inside a flat parameter, and which part of it is whose. Pure arithmetic.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/init.hpp"
 #include "fsdp/strategy.hpp"

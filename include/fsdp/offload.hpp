@@ -44,7 +44,7 @@ template <class E>
   FSDP_EXPECTS(options.moments || options.masters || options.gradients,
                "rank {}: offload: the options name nothing; set moments, masters or gradients", rank);
   using Core = std::remove_reference_t<decltype(core)>;
-  core.offload.hooks = new detail::Offloading<Core>(core);
+  core.offload = detail::Owned<detail::OffloadHooks>(new detail::Offloading<Core>(core));
   core.declared.offload = {options.moments, options.masters, options.gradients};
 }
 

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fsdp/engine/declared_paths.hpp"
+#include "fsdp/owned.hpp"
 
 namespace fsdp {
 
@@ -20,9 +20,9 @@ struct PathAdder {
   static std::size_t add(Declaration& declared, int rank, std::string_view name, std::vector<std::size_t> uses) {
     auto& paths = declared.paths();
     if (paths) return static_cast<DeclaredPaths&>(*paths).add(declared.schedule(), name, std::move(uses));
-    auto first = std::make_unique<DeclaredPaths>(rank);
+    Owned<DeclaredPaths> first(new DeclaredPaths(rank));
     auto const added = first->add(declared.schedule(), name, std::move(uses));
-    paths = std::move(first);
+    paths = Owned<PathList>(first.release());
     return added;
   }
 };

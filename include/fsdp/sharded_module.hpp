@@ -2,7 +2,6 @@
 // forward and backward of one user module, around the movement of its unit.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/declared_units.hpp"
 #include "fsdp/engine/flat_param.hpp"

@@ -2,11 +2,11 @@
 // The sharding strategies, and what one answers as a value.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <string_view>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
 
 namespace fsdp {
@@ -35,7 +35,7 @@ struct HybridName {
   static constexpr auto characters = [] {
     std::array<char, before.size() + std::string_view(Inner::name).size() + 1> text{};
     auto* end = std::copy(before.begin(), before.end(), text.data());
-    end = std::copy_n(std::string_view(Inner::name).data(), std::string_view(Inner::name).size(), end);
+    end = std::copy(std::string_view(Inner::name).begin(), std::string_view(Inner::name).end(), end);
     *end = ')';
     return text;
   }();

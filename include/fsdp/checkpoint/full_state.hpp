@@ -2,13 +2,13 @@
 // Full parameters out of an engine as fp32, unit by unit, and back into its shards.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/checkpoint/written_values.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/texts.hpp"

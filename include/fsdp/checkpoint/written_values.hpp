@@ -2,7 +2,6 @@
 // Hashes of the values that were written into shards, compared over replicas.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -13,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::checkpoint {

@@ -2,15 +2,14 @@
 // The parts of an engine, and how they are put together when it is sealed.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <utility>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/declaration.hpp"
@@ -31,6 +30,7 @@
 #include "fsdp/failure.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/mesh.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program.hpp"
@@ -194,7 +194,7 @@ struct EngineCore {
     return unit;
   }
 
-  void attach_tracer(std::unique_ptr<Tracer<Device>> next) {
+  void attach_tracer(Owned<Tracer<Device>> next) {
     trace.attach(next.get());
     executor.attach(next.get());
     tracer = std::move(next);
@@ -255,8 +255,8 @@ struct EngineCore {
   Declaration<P> declared;
   ShardStorage<C, P> storage{device, account};
   GuardedUses<Device, Unit> guarded;
-  Offload offload;
-  std::unique_ptr<Tracer<Device>> tracer;
+  Owned<OffloadHooks> offload;  ///< empty: nothing is offloaded
+  Owned<Tracer<Device>> tracer;
   TraceHook<Device> trace;
   std::optional<C> scalar_comm;  ///< all ranks, for norms
   bool sealed = false;

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -17,6 +16,7 @@
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/schedule.hpp"
 #include "fsdp/strategy.hpp"
@@ -71,8 +71,8 @@ class Declaration : public DeclaredUnits<P> {
   Offloaded offload;  ///< what lies in host memory
   Schedule const& schedule() const { return schedule_; }
   /// nullptr: there is none besides the declared order.
-  std::unique_ptr<PathList>& paths() { return paths_; }
-  std::unique_ptr<PathList> const& paths() const { return paths_; }
+  Owned<PathList>& paths() { return paths_; }
+  Owned<PathList> const& paths() const { return paths_; }
   /// The declared order among them.
   std::size_t path_count() const { return paths_ ? paths_->size() : 1; }
   EngineOptions const& options() const { return options_; }
@@ -288,7 +288,7 @@ class Declaration : public DeclaredUnits<P> {
 
   EngineOptions options_;
   Schedule schedule_;
-  std::unique_ptr<PathList> paths_;
+  Owned<PathList> paths_;
   std::vector<List> lists_;
 };
 

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -15,6 +14,7 @@
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/strategy.hpp"
 
@@ -35,7 +35,7 @@ template <class P>
 class DeclaredUnits {
  public:
   using Unit = FlatParam<P>;
-  using Units = std::vector<std::unique_ptr<Unit>>;
+  using Units = std::vector<Owned<Unit>>;
 
   /// Of the units that a use has, the one of this number; 0: the unit `first`.
   Unit& unit(std::size_t first, std::size_t number) const {
@@ -57,7 +57,7 @@ class DeclaredUnits {
     for (auto const& unit : units_)
       FSDP_EXPECTS(unit->name() != unit_name,
                    "rank {}: the engine already has a unit '{}'; give each unit its own name", where_.rank, unit_name);
-    units_.push_back(std::make_unique<Unit>(units_.size(), std::string(unit_name), strategy));
+    units_.emplace_back(new Unit(units_.size(), std::string(unit_name), strategy));
     return {units_.size() - 1};
   }
 

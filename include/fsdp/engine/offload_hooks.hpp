@@ -49,15 +49,4 @@ class OffloadHooks {
   virtual void await_stores() = 0;
 };
 
-/// Owns them.
-struct Offload {
-  OffloadHooks* hooks = nullptr;  ///< nullptr: nothing is offloaded
-
-  Offload() = default;
-  Offload(Offload&&) = delete;
-  ~Offload() { delete hooks; }
-  OffloadHooks* operator->() const { return hooks; }
-  explicit operator bool() const { return hooks != nullptr; }
-};
-
 }  // namespace fsdp::detail

@@ -190,7 +190,7 @@ class Passes {
   bool allows_absent() const {
     return has_paths() && declared_->options().without_gradient != WithoutGradient::refused;
   }
-  bool has_paths() const { return declared_->paths() != nullptr; }
+  bool has_paths() const { return static_cast<bool>(declared_->paths()); }
   /// The unit has a gradient of the step to come. @pre sealed
   bool has_gradient(std::size_t unit) const {
     return units()[unit]->trains() && contents()[unit].gradient == step::Contents::Gradient::sum;

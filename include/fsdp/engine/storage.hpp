@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/memory.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program.hpp"
 
@@ -37,7 +37,7 @@ class ShardStorage {
   using D = typename C::Device;
   using Unit = FlatParam<P>;
   using Master = typename P::Master;
-  using Units = std::vector<std::unique_ptr<Unit>>;
+  using Units = std::vector<Owned<Unit>>;
 
   ShardStorage(D const& device, MemoryAccount& account) : device_(device), account_(&account) {}
 

@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp::detail {
@@ -22,13 +22,13 @@ class EngineTraces {
   void start_trace(std::size_t capacity, std::int64_t first_step = 0) {
     auto const turn = core().calls.enter("start_trace");
     engine().synchronize();
-    core().attach_tracer(
-        std::make_unique<Tracer<typename E::Device>>(core().device, core().account, capacity, first_step));
+    using Traces = Tracer<typename E::Device>;
+    core().attach_tracer(Owned<Traces>(new Traces(core().device, core().account, capacity, first_step)));
   }
   /// Waits for all streams and returns the spans since start_trace or the last collection. @pre start_trace was called
   std::vector<TraceSpan> collect_trace() {
     auto const turn = core().calls.enter("collect_trace");
-    FSDP_EXPECTS(core().tracer != nullptr, "rank {}: no trace was started; call start_trace first", engine().rank());
+    FSDP_EXPECTS(core().tracer, "rank {}: no trace was started; call start_trace first", engine().rank());
     engine().synchronize();
     return core().tracer->collect(*core().compute);
   }
@@ -36,7 +36,7 @@ class EngineTraces {
   std::vector<TraceSpan> stop_trace() {
     auto const turn = core().calls.enter("stop_trace");
     auto spans = collect_trace();
-    core().attach_tracer(nullptr);
+    core().attach_tracer({});
     return spans;
   }
   auto* tracer() { return core().tracer.get(); }  ///< nullptr while nothing is traced

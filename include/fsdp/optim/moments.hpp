@@ -2,11 +2,11 @@
 // Memory of an optimizer's moments: on the device, or in host memory.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/engine/offload_hooks.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/memory.hpp"

@@ -2,7 +2,6 @@
 // Where an optimizer's moments lie, and the chunks that its kernels update.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/init.hpp"
 #include "fsdp/kernels/optimizers.hpp"

@@ -2,7 +2,6 @@
 // Parameter groups: settings of some tensors in place of an optimizer's own.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/kernels/math.hpp"

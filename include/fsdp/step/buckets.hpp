@@ -2,11 +2,11 @@
 // Buckets of gradients that are all-reduced together.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/layout.hpp"
 
 namespace fsdp {

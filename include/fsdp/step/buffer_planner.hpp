@@ -3,13 +3,13 @@
 // forward.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/buckets.hpp"
 #include "fsdp/step/path_plan.hpp"

@@ -2,7 +2,6 @@
 // Buffers that a step's operations access, and how they are cut into cells.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/operation.hpp"

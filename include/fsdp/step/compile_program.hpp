@@ -4,12 +4,12 @@
 // reductions.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/step/plan_events.hpp"
 #include "fsdp/step/program.hpp"

@@ -2,12 +2,12 @@
 // The waits that follow from accesses: read after write, write after read, write after write, write after peers' reads.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/step/buffers.hpp"
 #include "fsdp/step/operation.hpp"
 

@@ -2,13 +2,13 @@
 // Memory that a run needs. docs/strategies.md states the formulas.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/compile_program.hpp"
 #include "fsdp/step/program.hpp"

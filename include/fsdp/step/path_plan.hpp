@@ -2,11 +2,11 @@
 // Decisions of the compiler for one path: which units its passes come to, and which shared slots and buckets they use.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/use_order.hpp"

@@ -2,12 +2,12 @@
 // Describes the units of a step, and where a backward pass of each path comes to.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/fixed_array.hpp"
 #include "fsdp/layout.hpp"
 #include "fsdp/step/path_plan.hpp"

@@ -2,11 +2,11 @@
 // The operations of norms and updates, which run between passes.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/step/operation_writer.hpp"
 
 namespace fsdp::detail {

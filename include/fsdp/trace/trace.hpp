@@ -4,7 +4,6 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/algorithm.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/fixed_array.hpp"
