@@ -618,6 +618,35 @@ TEST_CASE("micro-steps of a step may follow different paths: a unit has the sum 
   }
 }
 
+TEST_CASE("parameters that a pass leaves unsharded are not there for a pass of another path") {
+  int const ranks = GENERATE(1, 2, 4);
+  for (auto const& strategy : strategies(ranks)) {
+    std::vector<Gradients> sums(2);
+    for (bool const keeps : {false, true}) {
+      auto options = untouched;
+      options.allow_keep_unsharded = keeps;
+      with_towers(ranks, strategy, options, [&](auto& engine, auto& chain, auto text, auto image, auto&) {
+        fsdp::AdamW adamw(engine);
+        for (std::int64_t step = 0; step < 2; ++step) {
+          auto const kept = engine.keep_unsharded(keeps);
+          for (auto const& [path, uses] : {std::pair(text, &text_uses),
+                                           {text, &text_uses},
+                                           {image, &image_uses},
+                                           {fsdp::PathId{}, &all_uses},
+                                           {image, &image_uses}}) {
+            auto const scope = engine.follow(path);
+            chain.micro_step(*uses, step);
+          }
+          if (step == 0) adamw.step();
+        }
+        auto gradients = named(engine, true);
+        if (engine.rank() == 0) sums[keeps ? 1 : 0] = std::move(gradients);
+      });
+    }
+    CHECK((sums[0] == sums[1]));
+  }
+}
+
 TEST_CASE("gradients that wait unreduced are reduced by a later pass that has their units") {
   int const ranks = GENERATE(1, 2, 4);
   for (auto const& strategy : strategies(ranks)) {

@@ -41,6 +41,7 @@
   how class detail::Executor<C, P>;                                             \
   how class detail::Passes<C, P>;                                               \
   how struct detail::EngineCore<C, P>;                                          \
+  how class detail::EngineTraces<Engine<C, P>>;                                 \
   how class Engine<C, P>;                                                       \
   how class Shards<Engine<C, P>>;                                               \
   how class AdoptedUnit<Engine<C, P>>;                                          \
