@@ -35,8 +35,8 @@ struct Claim {
 
 thread_local Claim claim;
 
-/// Ends a program in which two threads use assertions at the same time: Catch2 does not allow it. The main thread starts the
-/// others and waits for them, so it may use assertions too.
+/// Ends a program in which two threads use assertions at the same time: Catch2 does not allow it. The main thread
+/// starts the others and waits for them, so it may use assertions too.
 struct OneThread : Listener {
   using Listener::Listener;
   void assertionStarting(Catch::AssertionInfo const& info) override {

@@ -50,12 +50,9 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   header.model = ready.config;
   header.program = fsdp::to_text(engine.program());
   auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
-  header.plan = {{fsdp::MemoryTag::parameters, plan.parameters},
-                 {fsdp::MemoryTag::gradients, plan.gradients},
-                 {fsdp::MemoryTag::optimizer, plan.optimizer},
-                 {fsdp::MemoryTag::gather, plan.gather},
-                 {fsdp::MemoryTag::reduce, plan.reduce},
-                 {fsdp::MemoryTag::offloaded, plan.host}};
+  header.plan = {{fsdp::MemoryTag::parameters, plan.parameters}, {fsdp::MemoryTag::gradients, plan.gradients},
+                 {fsdp::MemoryTag::optimizer, plan.optimizer},   {fsdp::MemoryTag::gather, plan.gather},
+                 {fsdp::MemoryTag::reduce, plan.reduce},         {fsdp::MemoryTag::offloaded, plan.host}};
   if (!job.settings.trace.empty()) header.trace = std::filesystem::absolute(job.settings.trace);
 
   auto const note = [&](std::string name, std::string text) {

@@ -11,15 +11,16 @@
 namespace fsdp {
 
 struct OffloadOptions {
-  bool moments = false;    ///< of all optimizers of the engine
-  bool masters = false;    ///< fp32 masters of narrower parameters; a shard of parameters stays on the device
-  bool gradients = false;  ///< gradient shards, between their reduction and their use
+  bool moments = false;     ///< of all optimizers of the engine
+  bool masters = false;     ///< fp32 masters of narrower parameters; a shard of parameters stays on the device
+  bool gradients = false;   ///< gradient shards, between their reduction and their use
   bool parameters = false;  ///< refused: gathers need a shard on the device
 };
 
-/// Keeps state in host memory, page-locked on CUDA: see [Note: Offloading]. Call it before the engine is sealed. Results
-/// are the same, bit by bit; with gradients offloaded, see docs/finetuning.md for a sum over several micro-steps in a
-/// unit that no other rank shares. MemoryPlan::host and MemoryTag::offloaded are the bytes in host memory.
+/// Keeps state in host memory, page-locked on CUDA: see [Note: Offloading]. Call it before the engine is sealed.
+/// Results are the same, bit by bit; with gradients offloaded, see docs/finetuning.md for a sum over several
+/// micro-steps in a unit that no other rank shares. MemoryPlan::host and MemoryTag::offloaded are the bytes in host
+/// memory.
 /// @throws UsageError if the engine is sealed or offloads already, or `options` names nothing; ConfigError if it names
 /// parameters, or masters that are the parameters
 /// @note Collective: no; but all ranks offload the same, which sealing compares.

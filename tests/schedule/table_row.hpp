@@ -74,8 +74,7 @@ inline Row row_of(fsdp::testing::TableRow const& at) {
           static_cast<Ahead>(at[4]),      static_cast<Keeps>(at[5]),
           static_cast<MicroSteps>(at[6]), static_cast<Between>(at[7]),
           static_cast<Precision>(at[8]),  static_cast<Kinds>(at[9]),
-          static_cast<Hooks>(at[10]),
-          static_cast<Segments>(at[11]),
+          static_cast<Hooks>(at[10]),     static_cast<Segments>(at[11]),
           static_cast<Offload>(at[12])};
 }
 inline fsdp::testing::Table rows_at_random(std::size_t count, unsigned seed) {

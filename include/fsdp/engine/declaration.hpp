@@ -215,17 +215,17 @@ class Declaration : public DeclaredUnits<P> {
       auto const end = tensors.empty() ? 0 : tensors.back().range().end;
       auto const padded = align_up(end, layout_alignment * where_.world);
       auto& described = input.units[u] = {padded,
-                        unit.name(),
-                        unit.strategy().shards,
-                        unit.strategy().reshards_after_forward,
-                        unit.sets_gradients,
-                        unit.layout().numel() < padded,
-                        unit.frozen,
-                        unit.skips_gradients,
-                        unit.hooks.size > 0,
-                        unit.declared_types(),
-                        offloads_masters(unit),
-                        unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
+                                          unit.name(),
+                                          unit.strategy().shards,
+                                          unit.strategy().reshards_after_forward,
+                                          unit.sets_gradients,
+                                          unit.layout().numel() < padded,
+                                          unit.frozen,
+                                          unit.skips_gradients,
+                                          unit.hooks.size > 0,
+                                          unit.declared_types(),
+                                          offloads_masters(unit),
+                                          unit.first == u ? StepUnit::none : static_cast<std::uint32_t>(unit.first)};
       if (described.offloads_masters) described.types.master = described.types.parameter;
     }
     input.offload = offload;

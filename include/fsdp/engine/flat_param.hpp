@@ -129,19 +129,19 @@ class FlatParam {
   Master* master = nullptr;
   /// (shard_numel) gradient shard, already averaged over the world. It may lie in host memory, as shard_data.
   float* gradient = nullptr;
-  void* full = nullptr;       ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
+  void* full = nullptr;  ///< (full_numel) full parameters, of types().parameter; nullptr while sharded
   void* full_gradient =
       nullptr;  ///< (full_numel) gradients that backward writes, of types().gradient; valid in its uses
   /// The same where gradients are not wanted; nothing reads them. nullptr: no module of the unit writes them.
   void* scratch_gradient = nullptr;
-  UseBuffers use;                ///< of the use that is open
-  float* partial = nullptr;      ///< (shard_numel) sum of the own replica alone, where replicas may wait
-  float* accumulator = nullptr;  ///< (full_numel) unreduced gradients, where slots are no place to add them up
-  bool sets_gradients = true;    ///< every module begins its gradients' sums itself: nothing is zeroed for it
-  bool frozen = false;           ///< it does not train: no gradients, no updates
-  bool fp32 = false;             ///< all its element types are fp32, whatever the policy's
+  UseBuffers use;                 ///< of the use that is open
+  float* partial = nullptr;       ///< (shard_numel) sum of the own replica alone, where replicas may wait
+  float* accumulator = nullptr;   ///< (full_numel) unreduced gradients, where slots are no place to add them up
+  bool sets_gradients = true;     ///< every module begins its gradients' sums itself: nothing is zeroed for it
+  bool frozen = false;            ///< it does not train: no gradients, no updates
+  bool fp32 = false;              ///< all its element types are fp32, whatever the policy's
   bool offloads_masters = false;  ///< they are fp32, and lie in host memory
-  detail::ReducedHooks hooks;    ///< see Shards::on_reduced
+  detail::ReducedHooks hooks;     ///< see Shards::on_reduced
   /// Indices of units of the same modules, for tensors of other kinds: gathered and dropped together with it.
   std::vector<std::size_t> beside;
   std::size_t first = 0;        ///< index of the unit that has this one in `beside`; else its own

@@ -106,8 +106,8 @@ class Sgd {
     return options;
   }
   static std::string text(SgdOptions const& options) {
-    return formatted("lr {}, momentum {}, nesterov {}, weight decay {}, stochastic rounding {}, seed {}",
-                     options.lr, options.momentum, options.nesterov, options.weight_decay, options.stochastic_rounding,
+    return formatted("lr {}, momentum {}, nesterov {}, weight decay {}, stochastic rounding {}, seed {}", options.lr,
+                     options.momentum, options.nesterov, options.weight_decay, options.stochastic_rounding,
                      options.seed);
   }
 

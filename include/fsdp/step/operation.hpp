@@ -90,10 +90,9 @@ enum class Primitive : unsigned char {
 inline constexpr auto primitives = static_cast<std::size_t>(Primitive::count_);
 
 inline constexpr std::array<std::string_view, primitives> primitive_names{
-    "open",       "close",   "cast",      "keep slice", "zero",           "zero padding",
-    "accumulate", "add",     "round",     "all-gather", "reduce-scatter", "all-reduce",
-    "hook",       "forward", "recompute", "backward",   "norm",           "update",
-    "discard",    "fetch",   "store"};
+    "open",      "close",    "cast",       "keep slice",     "zero",       "zero padding", "accumulate",
+    "add",       "round",    "all-gather", "reduce-scatter", "all-reduce", "hook",         "forward",
+    "recompute", "backward", "norm",       "update",         "discard",    "fetch",        "store"};
 constexpr std::string_view name(Primitive primitive) { return primitive_names[static_cast<std::size_t>(primitive)]; }
 static_assert(!name(static_cast<Primitive>(primitives - 1)).empty(), "a primitive lacks its name");
 /// A device or a communicator performs it.
