@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random models under every strategy and option, with parts recomputed in segments, or passes that follow paths: equal
+// Random models under every strategy and option, with segments, paths, and state in host memory: equal
 // in every bit where docs/numerics.md promises it, and, unless gradients are rounded, within 1e-5 of a reference in
 // double. A seed that fails prints a program that repeats it.
 // links: fsdp_test_trial

@@ -190,6 +190,9 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
     some_drop |= setting.strategy(unit).reshards_after_forward;
   setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.allow_keep_unsharded);
+  setting.offloads_moments = draw.once_in(4);
+  setting.offloads_gradients = draw.once_in(4) && (trial.model.paths.empty() || !trial.model.zeros);
+  if (setting.offloads_gradients && needs.replicas_unsynced) options.allow_no_sync = true;
   setting.inline_compute = draw.once_in(5);
   setting.traced = draw.once_in(6);
   setting.replicates_vectors = draw.once_in(5);

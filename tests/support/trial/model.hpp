@@ -97,6 +97,7 @@ struct Setting {
   fsdp::EngineOptions options{};
   std::vector<Ahead> ahead;
   std::vector<Segment> segments{};
+  bool offloads_moments = false, offloads_gradients = false;
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;

@@ -87,7 +87,9 @@ std::string literal(Setting const& setting) {
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
   text += "}, .segments = {";
   for (auto const& segment : setting.segments) text += fmt::format("{{{}, {}}}, ", segment.first, segment.last);
-  return text + fmt::format("}}, .inline_compute = {}, .keeps = {}, .traced = {}, .replicates_vectors = {}}}",
+  text += fmt::format("}}, .offloads_moments = {}, .offloads_gradients = {}", setting.offloads_moments,
+                      setting.offloads_gradients);
+  return text + fmt::format(", .inline_compute = {}, .keeps = {}, .traced = {}, .replicates_vectors = {}}}",
                             setting.inline_compute, setting.keeps, setting.traced, setting.replicates_vectors);
 }
 

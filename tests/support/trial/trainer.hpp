@@ -20,6 +20,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/offload.hpp"
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/paths.hpp"
 #include "tests/support/backward_flags.hpp"
@@ -266,6 +267,8 @@ class EngineTrainer final : public Trainer {
     }
     for (auto const& segment : setting.segments)
       engine_.recompute_segment(fsdp::UseId{segment.first}, fsdp::UseId{segment.last});
+    if (setting.offloads_moments || setting.offloads_gradients)
+      fsdp::offload(engine_, {.moments = setting.offloads_moments, .gradients = setting.offloads_gradients});
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
     auto first = fsdp::TensorSelection::all();
@@ -383,7 +386,7 @@ class EngineTrainer final : public Trainer {
     input.moments = second_ ? 0 : moments;
     auto const plan = fsdp::memory_plan(input);
     // The plan knows one optimizer. Of a unit with two, each keeps the parts of its own tensors.
-    std::int64_t shared = 0;
+    std::int64_t shared = 0, largest[2] = {0, 0};
     auto const shards = engine_.shards();
     for (std::size_t u = 0; second_ && u < shards.size(); ++u) {
       if (!shards[u].trains()) continue;
@@ -395,8 +398,11 @@ class EngineTrainer final : public Trainer {
             fsdp::align_up(part.count, fsdp::layout_alignment);
       for (int i = 0; i < 2; ++i)
         if (some[i] && !some[1 - i]) of[i] = shards[u].shard_numel();
+      for (int i = 0; i < 2; ++i) largest[i] = std::max(largest[i], of[i]);
       shared += 4 * (moments * of[0] + of[1]);
     }
+    auto const in_host = plan.host + (input.offload.moments ? shared : 0);
+    if (input.offload.moments) shared = 2 * 4 * (moments * largest[0] + largest[1]);
     auto const& account = engine_.account();
     auto const expect = [this](bool holds, std::string_view what, std::int64_t bytes, std::int64_t planned) {
       if (!holds)
@@ -406,6 +412,8 @@ class EngineTrainer final : public Trainer {
     auto const peak = account.peak_live_state() - shared;
     expect(reserved == plan.reserved(), "reserved", reserved, plan.reserved());
     expect(live == plan.rest(), "in use at rest", live, plan.rest());
+    auto const host = account.reserved(fsdp::MemoryTag::offloaded);
+    expect(host == in_host, "reserved in host memory", host, in_host);
     expect(peak <= plan.live_most, "in use at most", peak, plan.live_most);
   }
   void synchronize() override {
