@@ -745,6 +745,7 @@ TEST_CASE("evaluations, frozen parameters and forgotten passes follow paths") {
 TEST_CASE("a backward pass follows the path of its forward pass, whatever scope is open") {
   with_towers(2, fsdp::FullShard{}, untouched, [](auto& engine, auto& chain, auto text, auto image, auto&) {
     fsdp::AdamW adamw(engine);
+    auto const expected = gradients_of(engine, chain, text, text_uses, 1);
     {
       auto const scope = engine.follow(text);
       chain.forward(text_uses, 1);
@@ -757,6 +758,7 @@ TEST_CASE("a backward pass follows the path of its forward pass, whatever scope 
                      "of 'h.4', got backward of 'h.2'"));
       chain.backward(text_uses);
     }
+    RANK_CHECK(named(engine, true) == expected);
     adamw.step();
     auto const scope = engine.follow(image);
     auto const refused = what<fsdp::OrderError>([&] { auto const use = engine.forward_scope(chain[0]); });
