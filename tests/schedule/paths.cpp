@@ -427,7 +427,7 @@ TEST_CASE("a path has the bits and the collectives of an engine that declares it
   }
 }
 
-TEST_CASE("so it is when gradients accumulate, and parameters are kept or not") {
+TEST_CASE("paths: so it is when gradients accumulate, and parameters are kept or not") {
   int const ranks = GENERATE(1, 2, 3, 4);
   for (auto const& strategy : strategies(ranks)) {
     Case of{ranks, strategy};
