@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "fsdp/offload.hpp"
+#include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "fsdp/wait_site.hpp"
+#include "tests/support/gradient_units.hpp"
 #include "tests/support/in_child.hpp"
 #include "tests/support/local_run.hpp"
 
@@ -19,7 +21,7 @@ namespace schedule {
 
 using fsdp::WaitSite;
 
-enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon, offload };
+enum class Engine { full, hybrid, replicated, mixed, mixed_hybrid, muon, offload, averages };
 
 struct Case {
   WaitSite site;
@@ -49,6 +51,7 @@ inline std::vector<Case> const cases{
     {WaitSite::norm_peers_read, 1, Engine::full, true},
     {WaitSite::offload_fetched, 1, Engine::offload},
     {WaitSite::offload_used, 1, Engine::offload},
+    {WaitSite::offload_stored, 1, Engine::averages},
     {WaitSite::optimizer_exchange, 1, Engine::muon},
     {WaitSite::collective_peer_ready, 1, Engine::full},
     {WaitSite::collective_peer_partial, 1, Engine::replicated},
@@ -144,9 +147,34 @@ std::vector<float> train_by_optimizers(Engine which, toy::Run const& run, Device
   return result;
 }
 
+/// The same with averages of masters that lie in host memory. @return the averages
+template <class Device>
+std::vector<float> train_averages(toy::Run const& run, Device const& device) {
+  std::vector<float> result;
+  fsdp::local::run(2, device, [&](fsdp::local::Communicator<Device> comm) {
+    bool const first = comm.rank() == 0;
+    fsdp::Mesh mesh(std::move(comm));
+    fsdp::Engine engine(mesh, fsdp::FullShard{}, fsdp::Bf16{}, run.options);
+    toy::Patches<decltype(engine)> patches(engine);
+    fsdp::offload(engine, {.masters = true});
+    fsdp::Sgd sgd(engine);
+    fsdp::Ema ema(engine, 0.5f);
+    for (int step = 0; step < run.steps; ++step) {
+      patches.step({.step = step});
+      sgd.step(0.1f);
+      ema.update();
+    }
+    auto const swapped = ema.swap();
+    auto mine = toy::all_parameters(engine);
+    if (first) result = std::move(mine);
+  });
+  return result;
+}
+
 /// Trains on four threads. @return the full parameters
 template <class Device>
 std::vector<float> train(Engine engine, toy::Run run, Device const& device) {
+  if (engine == Engine::averages) return train_averages(run, device);
   if (engine == Engine::muon || engine == Engine::offload) return train_by_optimizers(engine, run, device);
   fsdp::HybridShard<> const hybrid{.group = 2};
   if (engine == Engine::mixed || engine == Engine::mixed_hybrid) {
