@@ -119,7 +119,7 @@ class Optimizers {
       part.begin_step(rates[i], clip, i == 0);
       ++i;
     });
-    detail::update_units(shards, [this](auto& unit) { for_each_part([&](auto& part) { part.update(unit); }); });
+    detail::update_units(shards, [this](auto& unit) { this->for_each_part([&](auto& part) { part.update(unit); }); });
   }
   /// The same with the learning rates of the optimizers' options: each has a member options().lr.
   void step(GradNorm<E> const& norm = {}) {

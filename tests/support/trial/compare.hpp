@@ -36,10 +36,12 @@ inline Outcomes run_setting(Trial const& trial, Setting const& setting) {
 /// Over ranks it is one tree, unless shard groups are no powers of two. Over micro-steps it depends on when they are
 /// reduced: shards add up means, the slots of groups of one rank are averaged again with what came before, and partial
 /// shards add up before replicas do.
-/// @param offloads  gradients: where no other rank shares a unit, backward does not add to the sum itself
-inline std::string order_of_sums(Trial const& trial, int shards, bool offloads) {
+/// @param declared  the unit shards, if only over a group of one rank
+/// @param offloads  gradients: where no other rank shares a unit, backward does not add to the sum itself, and a group
+///                  of one rank has a partial shard
+inline std::string order_of_sums(Trial const& trial, int shards, bool declared, bool offloads) {
   bool const tree = (shards & (shards - 1)) == 0 || shards == trial.ranks;
-  bool const direct = shards == 1, replicated = shards < trial.ranks;
+  bool const direct = shards == 1 && !(offloads && declared), replicated = shards < trial.ranks;
   bool gradients = true, replicas = true;
   bool once = true, waited = false;
   std::string reductions, partial;
@@ -58,7 +60,7 @@ inline std::string order_of_sums(Trial const& trial, int shards, bool offloads) 
   }
   auto order = tree ? std::string("tree") : "groups of " + std::to_string(shards);
   if (once) return order + ", reduced once a step";
-  order += (direct && !offloads ? ", averaged again " : ", averaged ") + reductions;
+  order += (shards == 1 && !offloads ? ", averaged again " : ", averaged ") + reductions;
   return waited ? order + ", replicas " + partial + " of " + std::to_string(shards) : order;
 }
 /// Of all units: one text, where they have the same.
@@ -66,7 +68,8 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
   // Norms add up the sums of units, in whose number these settings differ. Vectors are apart where others are sharded.
   auto const apart = [&](std::size_t unit) { return setting.replicates_vectors && setting.strategy(unit).shards; };
   if (trial.ranks == 1) {
-    auto order = setting.offloads_gradients ? order_of_sums(trial, 1, true) : std::string("tree, reduced once a step");
+    auto order =
+        setting.offloads_gradients ? order_of_sums(trial, 1, false, true) : std::string("tree, reduced once a step");
     for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
       if (apart(unit)) order += fmt::format(", vectors of {} apart", unit);
     return order;
@@ -75,11 +78,13 @@ inline std::string order_of_sums(Trial const& trial, Setting const& setting) {
   bool equal = true;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit) {
     auto const shards = setting.shards(trial.ranks, unit);
-    auto order = order_of_sums(trial, shards, setting.offloads_gradients);
+    bool const declared = setting.strategy(unit).shards, offloads = setting.offloads_gradients;
+    auto order = order_of_sums(trial, shards, declared, offloads);
     if (setting.rounds(trial.ranks)) order += ", rounded";
-    if (setting.rounds(trial.ranks) && shards > 1 && shards < trial.ranks)  // in groups, and over replicas if not fp32
+    bool const groups = shards < trial.ranks && (shards > 1 || (declared && offloads));
+    if (setting.rounds(trial.ranks) && groups)  // in groups, and over replicas if not fp32
       order += fmt::format(" in groups of {}, {}", shards, setting.options.allow_no_replica_sync ? "once" : "twice");
-    if (apart(unit)) order += ", vectors apart " + order_of_sums(trial, 1, setting.offloads_gradients);
+    if (apart(unit)) order += ", vectors apart " + order_of_sums(trial, 1, false, offloads);
     if (unit == 0) first = order;
     equal = equal && order == first;
     all += order + "; ";

@@ -42,7 +42,8 @@ class Reference {
       case Op::discard: gradients_ = zeros_like(parameters_), factor_ = 1.0, has_gradient_.clear(); break;
       case Op::gradients: {
         auto& all = exported_.emplace_back(gradients_);
-        std::erase_if(all, [this](auto const& tensor) { return !trains(tensor.name); });
+        // A tensor without elements may lie in a unit of its own, which is exported in every path.
+        std::erase_if(all, [this](auto const& tensor) { return tensor.values.empty() || !trains(tensor.name); });
         break;
       }
       case Op::import: import(); break;

@@ -366,7 +366,7 @@ class EngineTrainer final : public Trainer {
   Tensors<float> export_gradients() override {
     Tensors<float> all;
     fsdp::export_gradients(engine_, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
-      all.push_back({tensor.name, {values.begin(), values.end()}});
+      if (!values.empty()) all.push_back({tensor.name, {values.begin(), values.end()}});
     });
     return by_name(std::move(all));
   }
