@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moments, masters and gradients in host memory, each alone and together: the bits of state on the device, two units'
-// of it on the device, fetched while the unit before is updated. needs: nlohmann_json xxHash
+// state on the device, fetched while the unit before is updated.
+//
+// needs: nlohmann_json xxHash
 #include <algorithm>
 #include <cstdint>
 #include <span>
