@@ -20,7 +20,8 @@ struct OffloadOptions {
 /// Keeps state in host memory, page-locked on CUDA: see [Note: Offloading]. Call it before the engine is sealed.
 /// Results are the same, bit by bit; with gradients offloaded, see docs/finetuning.md for a sum over several
 /// micro-steps in a unit that no other rank shares. MemoryPlan::host and MemoryTag::offloaded are the bytes in host
-/// memory.
+/// memory. A device of your own whose kernels cannot read all host memory needs allocate_pinned (PinsMemory): norms and
+/// averages read there.
 /// @throws UsageError if the engine is sealed or offloads already, or `options` names nothing; ConfigError if it names
 /// parameters, or masters that are the parameters
 /// @note Collective: no; but all ranks offload the same, which sealing compares.

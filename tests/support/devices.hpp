@@ -67,6 +67,14 @@ struct Forward {
   auto synchronize_all() const noexcept -> decltype(Device(base).synchronize_all()) {
     base.synchronize_all();
   }
+  template <class Device = D>
+  auto allocate_pinned(std::size_t bytes) const -> decltype(Device(base).allocate_pinned(bytes)) {
+    return base.allocate_pinned(bytes);
+  }
+  template <class Device = D>
+  auto deallocate_pinned(void* memory) const noexcept -> decltype(Device(base).deallocate_pinned(memory)) {
+    base.deallocate_pinned(memory);
+  }
   Stream make_stream(std::string_view label, StreamPriority priority) const {
     return base.make_stream(label, priority);
   }

@@ -30,7 +30,7 @@ class AccountedHostMemory {
       : account_(&account),
         bytes_(bytes),
         memory_(std::make_unique<Staging<D, std::byte>>(device, static_cast<std::size_t>(bytes))) {
-    std::memset(memory_->data(), 0, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memset(memory_->data(), 0, static_cast<std::size_t>(bytes));
     count(bytes_);
   }
   AccountedHostMemory(AccountedHostMemory&&) = delete;
