@@ -16,11 +16,14 @@
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
+#include "tests/nanogpt/tunings.hpp"
 
 namespace {
 
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;
+using model_test::adapters;
+using model_test::last;
 using model_test::TrainingRun;
 
 constexpr std::int64_t depth = 6;
@@ -34,17 +37,6 @@ TrainingRun short_run(int ranks) {
   run.micro_steps = 2;
   run.config = config;
   return run;
-}
-nanogpt::Tuning adapters() {
-  nanogpt::Tuning tuning;
-  tuning.lora_rank = 3;
-  tuning.lora_scale = 2.0f;
-  return tuning;
-}
-nanogpt::Tuning last(std::int64_t layers) {
-  nanogpt::Tuning tuning;
-  tuning.last_layers = layers;
-  return tuning;
 }
 
 /// Compares runs with `recomputed` layers, in segments of any length, with one that keeps everything.
@@ -127,7 +119,7 @@ TEST_CASE("so it is with any prefetch, with some layers, and with evaluation in 
 }
 
 TEST_CASE("so it is with adapters and with frozen layers", "[nanogpt][model][segments]") {
-  for (auto const& tuning : {adapters(), last(1), last(2), last(3), last(5)}) {
+  for (auto const& tuning : {adapters(3), last(1), last(2), last(3), last(5)}) {
     for (int const prefetch : {0, 2}) {
       auto run = short_run(2);
       run.tuning = tuning;
@@ -141,7 +133,7 @@ TEST_CASE("so it is with adapters and with frozen layers", "[nanogpt][model][seg
 }
 
 TEST_CASE("so it is when layers share units", "[nanogpt][model][segments]") {
-  for (auto const& tuning : {nanogpt::Tuning{}, adapters(), last(3), last(4)}) {
+  for (auto const& tuning : {nanogpt::Tuning{}, adapters(3), last(3), last(4)}) {
     auto run = short_run(2);
     run.tuning = tuning;
     run.unit_layers = 2;
@@ -158,7 +150,7 @@ TEST_CASE("so it is when layers share units", "[nanogpt][model][segments]") {
 TEST_CASE("segments of layers gather each unit as often as without", "[nanogpt][model][segments]") {
   for (int const ranks : {1, 2}) {
     for (int const prefetch : {0, 1, 2, 3}) {
-      for (auto const& tuning : {nanogpt::Tuning{}, adapters(), last(2)}) {
+      for (auto const& tuning : {nanogpt::Tuning{}, adapters(3), last(2)}) {
         nanogpt::GptOptions options;
         options.tuning = tuning;
         auto const kept = sizes_of(ranks, options, fsdp::FullShard{}, prefetch);

@@ -21,12 +21,15 @@
 #include "gpt.hpp"
 #include "merged_weights.hpp"
 #include "tests/catch.hpp"
+#include "tests/nanogpt/tunings.hpp"
 #include "tests/support/descend.hpp"
 
 namespace {
 
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;
+using model_test::adapters;
+using model_test::last;
 
 struct Run {
   int ranks = 1;
@@ -98,18 +101,6 @@ Result train(Run const& of, Weights const& from = {}, int steps = 4) {
     result.gather = memory_plan(engine.program(), engine.plan_input()).gather;
   });
   return result;
-}
-
-nanogpt::Tuning adapters(std::int64_t rank) {
-  nanogpt::Tuning tuning;
-  tuning.lora_rank = rank;
-  tuning.lora_scale = 2.0f;
-  return tuning;
-}
-nanogpt::Tuning last(std::int64_t layers) {
-  nanogpt::Tuning tuning;
-  tuning.last_layers = layers;
-  return tuning;
 }
 
 }  // namespace

@@ -61,13 +61,23 @@ void descend(E& engine, Case const& of, bool freeze, toy::Network<E>& network) {
     fsdp::testing::descend(engine, left_out, 0.1f);
   }
 }
-std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, bool freeze) {
+/// Calls `train(engine, network)` on each rank. @return the full parameters
+template <class Train>
+std::vector<float> trained_by(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, Train const& train) {
   std::vector<float> result;
   fsdp::local::run(ranks, Device{}, [&](Comm comm) {
     bool const first = comm.rank() == 0;
     fsdp::Mesh mesh(std::move(comm));
     Engine engine(mesh, strategy, of.run.options);
     toy::Network network(engine, of.run.shape);
+    train(engine, network);
+    auto parameters = toy::parameters(engine);
+    if (first) result = std::move(parameters);
+  });
+  return result;
+}
+std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, bool freeze) {
+  return trained_by(strategy, ranks, of, [&](Engine& engine, auto& network) {
     descend(engine, of, freeze, network);
     if (auto const problem = check_program(engine.program(), engine.plan_input()); !problem.empty())
       throw std::logic_error(problem + "\n" + to_text(engine.program()));
@@ -75,10 +85,7 @@ std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Ca
     auto const plan = memory_plan(engine.program(), engine.plan_input());
     if (plan.reserved() - plan.optimizer != engine.account().reserved_state())
       throw std::logic_error("the account is not as planned");
-    auto parameters = toy::parameters(engine);
-    if (first) result = std::move(parameters);
   });
-  return result;
 }
 
 /// Units: the root, which the first and the last use share, and four blocks.
@@ -209,12 +216,7 @@ namespace {
 
 /// Steps of AdamW that are clipped. @param freeze  false: all units train, but gradients of the frozen ones become zero
 std::vector<float> clipped(fsdp::ShardingStrategy const& strategy, int ranks, Case const& of, bool freeze) {
-  std::vector<float> result;
-  fsdp::local::run(ranks, Device{}, [&](Comm comm) {
-    bool const first = comm.rank() == 0;
-    fsdp::Mesh mesh(std::move(comm));
-    Engine engine(mesh, strategy, of.run.options);
-    toy::Network network(engine, of.run.shape);
+  return trained_by(strategy, ranks, of, [&](Engine& engine, auto& network) {
     auto const shards = engine.shards();
     for (auto const u : of.frozen) {
       if (freeze)
@@ -229,10 +231,7 @@ std::vector<float> clipped(fsdp::ShardingStrategy const& strategy, int ranks, Ca
       for (int micro = 0; micro < of.run.micro_steps; ++micro) network.step(step * of.run.micro_steps + micro);
       adamw.step(clip_grad_norm(engine, step % 2 == 0 ? 1e-3f : 1e3f));
     }
-    auto parameters = toy::parameters(engine);
-    if (first) result = std::move(parameters);
   });
-  return result;
 }
 
 }  // namespace

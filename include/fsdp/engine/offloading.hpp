@@ -129,7 +129,7 @@ class Offloading final : public OffloadHooks {
       fetched_ = {none, none};
       move_state(core_->program.fetches[u], u, false);
     }
-    if (unit.offloads_masters) point_at(unit, staged_masters_.data() + slot_of(u) * core_->program.staged_masters);
+    if (unit.offloads_masters) point_at(unit, staged_masters(u));
     if (updates && offloads_gradients(unit))
       unit.gradient = reinterpret_cast<float*>(staged_gradients_.data() + slot_of(u) * core_->program.staged_gradients);
   }
@@ -187,6 +187,9 @@ class Offloading final : public OffloadHooks {
     return memory;
   }
   std::int64_t slot_of(std::size_t u) const { return core_->program.units[u].staging_slot; }
+  std::byte* staged_masters(std::size_t u) const {
+    return staged_masters_.data() + slot_of(u) * core_->program.staged_masters;
+  }
   /// The shard that gathers read is rounded from the masters anew. @note Stream: on compute
   void refresh(Unit& unit) {
     kernels::cast(core_->device, *core_->compute, static_cast<float const*>(unit.shard_data),
@@ -221,8 +224,7 @@ class Offloading final : public OffloadHooks {
         core.device.copy_async(copy, fetches ? staged : home, fetches ? home : staged, static_cast<std::size_t>(size));
     };
     try {
-      if (unit.offloads_masters)
-        move(homes_[u].masters, staged_masters_.data() + slot_of(u) * core.program.staged_masters, shard_bytes(unit));
+      if (unit.offloads_masters) move(homes_[u].masters, staged_masters(u), shard_bytes(unit));
       for (auto const& moments : moments_)
         if (with_moments && moments->steps) move(moments->home(u), moments->staged[u], moments->bytes(u));
     } catch (...) {

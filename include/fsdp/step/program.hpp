@@ -62,7 +62,7 @@ class Program {
   std::size_t paths() const { return paths_.size(); }
   /// Empty: the declared order.
   std::string const& path_name(std::size_t path) const { return paths_[path].name; }
-  /// For the compiler. @param names  of all paths but the declared order
+  /// For the compiler.
   void set_paths(std::size_t count) { paths_ = detail::FixedArray<Path>(count); }
   void name_path(std::size_t path, std::string name) { paths_[path].name = std::move(name); }
   /// Number of uses of a forward pass.
