@@ -77,7 +77,7 @@ double best_of(int runs, F f) {
   return best;
 }
 
-void print(char const* what, double elements, double ours, double hand) {
+[[maybe_unused]] void print(char const* what, double elements, double ours, double hand) {
   std::printf("%-34s %9.3f ns/element   by hand %9.3f   ratio %5.2f\n", what, 1e9 * ours / elements,
               1e9 * hand / elements, ours / hand);
 }

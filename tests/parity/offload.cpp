@@ -312,6 +312,33 @@ TEST_CASE("checkpoints of offloaded state are those of state on the device, in t
   }
 }
 
+TEST_CASE("a loss scaler skips the same steps, and finds the same scale") {
+  for (auto const& world : toy::worlds()) {
+    INFO(world.strategy.name << " on " << world.ranks << " ranks");
+    auto const run = [&](fsdp::OffloadOptions const& options) {
+      return toy::on_patches<fsdp::Fp16>(world.strategy, world.ranks, world.group, [&](auto& engine, auto& patches) {
+        keep_on_host(engine, options);
+        fsdp::AdamW adamw(engine);
+        fsdp::GradScaler scaler(engine);
+        for (int step = 0; step < 8; ++step) {  // the first ones overflow at the initial scale
+          patches.step({.step = step, .scale = scaler.scale()}, step == 6 ? 0 : -1);
+          scaler.step(adamw, 0.01f, fsdp::clip_grad_norm(engine, 0.5f));
+        }
+        auto values = toy::all_parameters(engine);
+        values.push_back(scaler.value());
+        values.push_back(static_cast<float>(scaler.skipped()));
+        return values;
+      });
+    };
+    auto const plain = run({});
+    CHECK((plain.back() >= 2.0f && plain.back() < 8.0f));
+    for (auto const& options : choices(true)) {
+      INFO(text(options));
+      CHECK((run(options) == plain));
+    }
+  }
+}
+
 TEST_CASE("averages of offloaded masters are those of masters on the device") {
   auto const run = [](bool offloads) {
     return toy::on_patches<fsdp::Bf16>(fsdp::FullShard{}, 3, 0, [&](auto& engine, auto& patches) {

@@ -25,6 +25,7 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/offload.hpp"
+#include "fsdp/optim/ema.hpp"
 #include "fsdp/optim/muon.hpp"
 #include "fsdp/optim/optimizers.hpp"
 #include "fsdp/step/check_program.hpp"
@@ -32,6 +33,7 @@
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/step_inputs.hpp"
 #include "tests/support/toy_model.hpp"
 
@@ -42,6 +44,7 @@ using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<Local>;
 using Uses = std::vector<std::size_t>;
 using fsdp::testing::has;
+using fsdp::testing::sanitized;
 
 constexpr std::int64_t width = 9, hidden = 13, global_rows = 12;
 constexpr std::size_t depth = 5, most_places = 5;
@@ -386,12 +389,6 @@ Result declare(Case const& of) {
   return result;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;  // ten times as slow: fewer strategies
-#else
-constexpr bool sanitized = false;
-#endif
-
 std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
   if (sanitized && ranks == 4) return {fsdp::HybridShard<fsdp::FullShard>{2}};
   if (sanitized && ranks != 2) return {fsdp::FullShard{}};
@@ -622,6 +619,35 @@ TEST_CASE("micro-steps of a step may follow different paths: a unit has the sum 
         RANK_CHECK((values == after.at(name)) == (name.starts_with("h.2") || name.starts_with("h.3")));
       auto const exported = named(engine, true);
       if (engine.rank() == 0) RANK_CHECK(exported.size() == 9 && exported.count("h.2.up") == 0);
+    });
+  }
+}
+
+TEST_CASE("an average has all weights, of units that a path leaves out too") {
+  int const ranks = GENERATE(1, 2, 4);
+  for (auto const& strategy : strategies(ranks)) {
+    with_towers(ranks, strategy, untouched, [](auto& engine, auto& chain, auto text, auto image, auto&) {
+      fsdp::AdamW adamw(engine, {.lr = 0.05f, .weight_decay = 0.1f});
+      fsdp::Ema ema(engine, 0.75f);
+      auto whole = named(engine);
+      auto const before = whole;  // on rank 0
+      for (auto const& [path, uses, number] :
+           {std::tuple(text, &text_uses, 1), {image, &image_uses, 2}, {text, &text_uses, 3}}) {
+        auto const scope = engine.follow(path);
+        chain.micro_step(*uses, number);
+        adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
+        ema.update();
+        for (auto const& [name, values] : named(engine))
+          for (std::size_t i = 0; i < values.size(); ++i)
+            whole[name][i] = fsdp::math::mul_add(0.75f, whole[name][i], 0.25f * values[i]);
+        if (number == 1 && engine.rank() == 0) RANK_CHECK(whole.at("h.2.up") == before.at("h.2.up"));
+      }
+      auto const weights = named(engine);
+      {
+        auto const swapped = ema.swap();
+        RANK_CHECK(named(engine) == whole);
+      }
+      RANK_CHECK(named(engine) == weights);
     });
   }
 }

@@ -208,17 +208,33 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   return setting;
 }
 
-/// Segments whose units have no use outside: of one to four parts, or now and then of all. None, if passes follow
-/// paths, which may have parts of a segment.
+/// A path may have the segment: whole and in its order, once, or not at all.
+inline bool fits(Segment const& segment, std::vector<std::size_t> const& path) {
+  bool found = false;
+  for (std::size_t at = 0; at < path.size(); ++at) {
+    if (path[at] < segment.first || path[at] > segment.last) continue;
+    if (found || path[at] != segment.first || path.size() - at < segment.size()) return false;
+    for (std::size_t i = 0; i < segment.size(); ++i)
+      if (path[at + i] != segment.first + i) return false;
+    found = true;
+    at += segment.size() - 1;
+  }
+  return true;
+}
+
+/// Segments whose units have no use outside, and that fit all paths: of one to four parts, or now and then of all.
 inline std::vector<Segment> draw_segments(Draw& draw, Model const& model) {
   auto const& parts = model.parts;
   std::vector<Segment> segments;
-  if (!model.paths.empty()) return segments;
-  if (draw.once_in(8)) return {{0, parts.size() - 1}};
+  auto const fits_all = [&](Segment const& segment) {
+    return std::all_of(model.paths.begin(), model.paths.end(), [&](auto const& path) { return fits(segment, path); });
+  };
+  if (Segment const all{0, parts.size() - 1}; draw.once_in(8) && fits_all(all)) return {all};
   for (std::size_t first = 0; first < parts.size(); ++first) {
-    Segment const segment{first, std::min(first + draw.below(4), parts.size() - 1)};
+    Segment segment{first, std::min(first + draw.below(4), parts.size() - 1)};
+    while (segment.last > first && !fits_all(segment)) --segment.last;
     auto const inside = [&](std::size_t part) { return part >= segment.first && part <= segment.last; };
-    bool whole = !draw.once_in(3);
+    bool whole = !draw.once_in(3) && fits_all(segment);
     for (std::size_t part = 0; part < parts.size(); ++part)
       for (std::size_t other = 0; other < parts.size(); ++other)
         whole = whole && (parts[part].unit != parts[other].unit || inside(part) == inside(other));
@@ -305,21 +321,39 @@ inline OptimizerSpec draw_optimizer(Draw& draw) {
   return how;
 }
 
-/// Passes follow paths, each of which has a part that trains. Gradients do not wait: a path may lack their units.
+/// No forward pass of a micro-step lies between the one at `at` and a step, or what reads its gradients.
+inline bool completes(Script const& script, std::size_t at) {
+  for (++at; at < script.size() && script[at].kind != Op::step; ++at)
+    if (script[at].kind == Op::forward) return false;
+  return true;
+}
+
+/// Passes follow paths, each of which has a part that trains: some parts of the model, now and then one of them again,
+/// or runs of parts. Where gradients wait, the last pass before a step has every unit.
 inline void draw_paths(Draw& draw, Trial& trial) {
   auto& model = trial.model;
   auto const needs = needs_of(trial.script);
-  if (needs.unsynced || needs.replicas_unsynced) return;
   std::vector<std::size_t> trains;
   for (std::size_t p = 0; p < model.parts.size(); ++p)
     for (auto const& tensor : model.parts[p].tensors)
       if (tensor.numel() > 0 && !model.is_frozen(model.parts[p], tensor) && (trains.empty() || trains.back() != p))
         trains.push_back(p);
+  bool const runs = draw.once_in(2);
   for (int paths = draw.between(1, 3); paths > 0 && !trains.empty(); --paths) {
     std::vector<std::size_t> path;
-    for (std::size_t p = 0; p < model.parts.size(); ++p)
-      if (draw.once_in(2)) path.push_back(draw.once_in(6) ? draw.below(model.parts.size()) : p);
-    path.insert(path.begin() + static_cast<std::ptrdiff_t>(draw.below(path.size() + 1)), draw.of(trains));
+    for (std::size_t p = 0; p < model.parts.size(); ++p) {
+      if (!draw.once_in(2)) continue;
+      if (!runs) {
+        path.push_back(draw.once_in(6) ? draw.below(model.parts.size()) : p);
+        continue;
+      }
+      for (auto const end = std::min(p + 1 + draw.below(4), model.parts.size()); p < end; ++p) path.push_back(p);
+      --p;
+    }
+    if (!runs || path.empty())
+      path.insert(path.begin() + static_cast<std::ptrdiff_t>(draw.below(path.size() + 1)), draw.of(trains));
+    auto const has = [&](std::size_t p) { return std::find(path.begin(), path.end(), p) != path.end(); };
+    if (std::none_of(trains.begin(), trains.end(), has)) path.push_back(draw.of(trains));
     model.paths.push_back(std::move(path));
   }
   if (model.paths.empty()) return;
@@ -329,8 +363,10 @@ inline void draw_paths(Draw& draw, Trial& trial) {
     for (auto const& tensor : part.tensors) frozen = frozen || tensor.frozen;
   model.zeros = draw.once_in(2) || frozen;
   std::size_t path = 0;
-  for (auto& op : trial.script) {
+  for (std::size_t i = 0; i < trial.script.size(); ++i) {
+    auto& op = trial.script[i];
     if (op.kind != Op::backward) path = draw.once_in(4) ? 0 : 1 + draw.below(model.paths.size());
+    if (op.kind == Op::forward && (needs.unsynced || needs.replicas_unsynced) && completes(trial.script, i)) path = 0;
     if (op.kind == Op::forward || op.kind == Op::backward || op.kind == Op::evaluate || op.kind == Op::activations)
       op.path = path;
   }

@@ -87,6 +87,7 @@ struct Ahead {
 /// Parts that are recomputed together.
 struct Segment {
   std::size_t first = 0, last = 0;
+  std::size_t size() const { return last - first + 1; }
 };
 
 /// How one engine is made. What differs between settings of one script moves work, not results.

@@ -135,7 +135,7 @@ class Trainer {
     auto const order = model_.order(op.path);
     for (auto at = std::min(op.to, order.size()); at-- > op.from;) {
       for (auto const& segment : segments_)
-        if (segment.last == at) recompute(segment, rows, inside);  // of the declared order
+        if (segment.last == order[at]) recompute(segment, at + 1 - segment.size(), rows, inside);
       auto const with_loss = [&](fsdp::host::Stream& stream) {
         if (at + 1 == order.size())
           stream.enqueue([this, data = op.data, scale = loss_scale(model_, op.data, ranks_, op.value),
@@ -152,12 +152,13 @@ class Trainer {
   }
 
   /// Backward finds no output of forward in a segment: NaN, or what is recomputed.
-  void recompute(Segment const& segment, Index rows, Inside const& inside) {
-    for (auto part = segment.first; part <= segment.last; ++part)
+  /// @param at  where the segment begins in the pass
+  void recompute(Segment const& segment, std::size_t at, Index rows, Inside const& inside) {
+    for (std::size_t i = 0; i < segment.size(); ++i)
       compute().enqueue(
-          [&y = activations_[part + 1]] { std::fill(y.begin(), y.end(), std::numeric_limits<float>::quiet_NaN()); });
-    for (auto part = segment.first; part <= segment.last; ++part)
-      recompute_part(part, activations_[part].data(), activations_[part + 1].data(), rows, inside);
+          [&y = activations_[at + i + 1]] { std::fill(y.begin(), y.end(), std::numeric_limits<float>::quiet_NaN()); });
+    for (std::size_t i = 0; i < segment.size(); ++i)
+      recompute_part(segment.first + i, activations_[at + i].data(), activations_[at + i + 1].data(), rows, inside);
   }
 
   Model const model_;

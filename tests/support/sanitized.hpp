@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the test is built under a sanitizer.
+#pragma once
+
+namespace fsdp::testing {
+
+/// Programs are about ten times as slow: grids of strategies and ranks have fewer cells.
+#if (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)) && !defined(FSDP_SANITIZE_ALL)
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+
+}  // namespace fsdp::testing
