@@ -70,14 +70,14 @@ struct UnitOptions {
   bool frozen = false;
 };
 
-/// Names a unit that several modules share.
+/// Names a unit that several modules share. Engine::add_unit returns it; by default it names none.
 struct UnitId {
-  std::size_t index = 0;
+  std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the unit; other engines refuse the id. nullptr: not checked
 };
-/// Names a module's turn in the declared order: ShardedModule and AdoptedUnit convert to it.
+/// Names a module's turn in the declared order: ShardedModule and AdoptedUnit convert to it. By default it names none.
 struct UseId {
-  std::size_t index = 0;
+  std::size_t index = static_cast<std::size_t>(-1);
   void const* engine = nullptr;  ///< engine of the use; other engines refuse the id. nullptr: not checked
 };
 /// Names a path of Engine::add_path; by default, the declared order.

@@ -29,25 +29,35 @@ struct PathAdder {
 }  // namespace detail
 
 /// Passes that begin during its lifetime follow a path. A pass that has begun does not change, and a backward pass
-/// follows the path of its forward pass. Scopes nest.
+/// follows the path of its forward pass. If several scopes live, the newest holds; they may end in any order.
 /// @tparam E  detail::EngineCore
 template <class E>
 class [[nodiscard]] PathScope {
  public:
   /// @throws UsageError in the middle of a pass
-  PathScope(E& engine, std::size_t path) : engine_(&engine) {
+  PathScope(E& engine, std::size_t path) : engine_(&engine), followed_{path, engine.passes.followed()} {
     auto const turn = engine.calls.enter("follow");
-    before_ = engine.passes.follow(path);
+    engine.passes.expect_between_passes();
+    engine.passes.followed() = &followed_;
   }
-  PathScope(PathScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), before_(other.before_) {}
+  PathScope(PathScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), followed_(other.followed_) {
+    if (engine_ != nullptr) place_of(&other.followed_) = &followed_;
+  }
   PathScope& operator=(PathScope&&) = delete;
   ~PathScope() {
-    if (engine_ != nullptr) engine_->passes.end_path(before_);
+    if (engine_ != nullptr) place_of(&followed_) = followed_.before;
   }
 
  private:
+  /// The pointer of the list that points to the scope.
+  detail::FollowedPath*& place_of(detail::FollowedPath const* scope) const {
+    auto* place = &engine_->passes.followed();
+    while (*place != scope) place = &(*place)->before;
+    return *place;
+  }
+
   E* engine_;
-  std::size_t before_ = 0;  ///< the path that was followed before
+  detail::FollowedPath followed_;
 };
 
 }  // namespace fsdp

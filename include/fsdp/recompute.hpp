@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
+#include "fsdp/error.hpp"
 #include "fsdp/memory.hpp"
 
 namespace fsdp {
@@ -76,14 +78,17 @@ template <class D>
 class SegmentActivations {
  public:
   /// Allocates `sizes.bytes()`. @param device, account  must outlive this; the account has it as activations
+  /// @throws UsageError if there are no layers, or none in a segment
   SegmentActivations(D& device, MemoryAccount& account, SegmentSizes const& sizes)
-      : sizes_(sizes), memory_(device, account, MemoryTag::activations, sizes.bytes()) {}
+      : sizes_(checked(sizes)), memory_(device, account, MemoryTag::activations, sizes.bytes()) {}
 
   SegmentSizes const& sizes() const { return sizes_; }
   std::size_t bytes() const { return memory_.bytes(); }
   /// The input of a layer; of `layers`: the output of the last one.
+  /// @throws UsageError if there is no such layer; output() and kept() too
   template <class T>
   T* input(std::size_t layer) const {
+    expect(layer <= sizes_.layers, "input", layer);
     auto const longest = sizes_.longest();
     bool const shared = layer < sizes_.layers && layer % longest != 0;
     auto const number = layer == sizes_.layers ? sizes_.segments()
@@ -93,17 +98,30 @@ class SegmentActivations {
   }
   template <class T>
   T* output(std::size_t layer) const {
+    expect(layer < sizes_.layers, "output", layer);
     return input<T>(layer + 1);
   }
   /// What a layer's forward keeps for its backward.
   template <class T>
   T* kept(std::size_t layer) const {
+    expect(layer < sizes_.layers, "kept", layer);
     auto const longest = sizes_.longest();
     return reinterpret_cast<T*>(memory_.data() + (sizes_.segments() + longest) * SegmentSizes::padded(sizes_.output) +
                                 layer % longest * SegmentSizes::padded(sizes_.kept));
   }
 
  private:
+  static SegmentSizes const& checked(SegmentSizes const& sizes) {
+    FSDP_EXPECTS(sizes.layers > 0 && sizes.per_segment > 0,
+                 "SegmentActivations: {} layers, {} in a segment; both must be at least 1", sizes.layers,
+                 sizes.per_segment);
+    return sizes;
+  }
+  void expect(bool exists, std::string_view what, std::size_t layer) const {
+    FSDP_EXPECTS(exists, "SegmentActivations::{}: there is no layer {}; there are {}, counted from 0", what, layer,
+                 sizes_.layers);
+  }
+
   SegmentSizes sizes_;
   AccountedMemory<D> memory_;
 };

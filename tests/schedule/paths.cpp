@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -583,6 +584,45 @@ void add(Gradients& sum, Gradients const& more) {
 
 }  // namespace
 
+TEST_CASE("an engine may have hundreds of paths: those that it follows have the same bits, and no event is late") {
+  // All orders of one to four of the five layers, with and without repetitions: 780 paths.
+  std::vector<Uses> all;
+  for (std::size_t length = 1, count = depth; length <= 4; ++length, count *= depth)
+    for (std::size_t number = 0; number < count; ++number) {
+      auto& uses = all.emplace_back();
+      for (std::size_t place = 0, rest = number; place < length; ++place, rest /= depth) uses.push_back(rest % depth);
+    }
+  std::mt19937 random(26);
+  std::vector<std::size_t> script(40);
+  for (auto& path : script) path = random() % all.size();
+  auto const run = [&](bool some) {
+    std::map<std::string, std::vector<float>> parameters;
+    fsdp::local::run(2, Device{}, [&](Local local) {
+      fsdp::Mesh<Comm> mesh(Comm(std::move(local), std::make_shared<toy::Tally>()));
+      fsdp::Engine engine(mesh, fsdp::FullShard{}, {.without_gradient = fsdp::WithoutGradient::untouched});
+      Chain chain(engine);
+      for (std::size_t i = 0; i < depth; ++i) chain.add(i, false, engine.add_unit(chain.name(i)));
+      std::map<std::size_t, fsdp::PathId> paths;
+      for (std::size_t path = 0; path < all.size(); ++path)
+        if (!some || std::find(script.begin(), script.end(), path) != script.end())
+          paths[path] = engine.add_path(std::to_string(path), chain.ids(all[path]));
+      fsdp::AdamW adamw(engine, {.lr = 0.02f});
+      for (std::size_t i = 0; i < script.size(); ++i) {
+        auto const scope = engine.follow(paths.at(script[i]));
+        chain.micro_step(all[script[i]], static_cast<std::int64_t>(i));
+        if (i % 3 != 0) adamw.step();
+      }
+      require(engine.shards().late_records() == 0, "an event is late");
+      auto values = named(engine);
+      if (engine.rank() == 0) parameters = std::move(values);
+    });
+    return parameters;
+  };
+  auto const parameters = run(false);
+  CHECK(parameters.size() == 3 * depth);
+  CHECK((parameters == run(true)));
+}
+
 TEST_CASE("micro-steps of a step may follow different paths: a unit has the sum of its gradients") {
   int const ranks = GENERATE(1, 2, 4);
   for (auto const& strategy : strategies(ranks)) {
@@ -681,6 +721,33 @@ TEST_CASE("parameters that a pass leaves unsharded are not there for a pass of a
   }
 }
 
+TEST_CASE("scopes of paths may end in any order: the newest that lives counts") {
+  with_towers(2, fsdp::FullShard{}, untouched, [](auto& engine, auto& chain, auto text, auto image, auto&) {
+    using Scope = decltype(engine.follow(text));
+    auto const follows = [&](Uses const& uses) {
+      chain.micro_step(uses, 1);  // another order would be an error
+      engine.discard_gradients();
+    };
+    std::optional<Scope> scope(engine.follow(text));
+    follows(text_uses);
+    scope.emplace(engine.follow(image));  // begins before the one that it replaces ends
+    follows(image_uses);
+    scope.reset();
+    follows(all_uses);
+    std::optional<Scope> first(engine.follow(text)), second(engine.follow(image)), third(engine.follow({}));
+    follows(all_uses);
+    first.reset();
+    follows(all_uses);
+    third.reset();
+    follows(image_uses);
+    std::optional<Scope> moved(std::move(second));
+    second.reset();
+    follows(image_uses);
+    moved.reset();
+    follows(all_uses);
+  });
+}
+
 TEST_CASE("gradients that wait unreduced are reduced by a later pass that has their units") {
   int const ranks = GENERATE(1, 2, 4);
   for (auto const& strategy : strategies(ranks)) {
@@ -710,6 +777,10 @@ TEST_CASE("gradients that wait unreduced are reduced by a later pass that has th
       sgd.step();
       run({}, all_uses, 7, false);
       sgd.step();
+      // Image alone waits: the message names its unit, not those that its path leaves out.
+      run(image, image_uses, 8, true);
+      RANK_CHECK(has(what([&] { sgd.step(); }), "unit 'h.2' has no reduced gradients: they were accumulated without"));
+      engine.discard_gradients();
     });
   }
 }
@@ -906,6 +977,9 @@ TEST_CASE("wrong paths are refused by name, and change nothing") {
     CHECK(has(add("", chain.ids({1})), "add_path: a path needs a name"));
     CHECK(has(add("none", {}), "add_path: the path 'none' has no uses"));
     CHECK(has(add("far", {{5}}), "there is no use 5"));
+    CHECK(has(add("empty id", {chain[0], fsdp::UseId{}}), "a use id names no module"));
+    CHECK(has(what([&] { engine.recompute_segment(fsdp::UseId{}, chain[1]); }), "a use id names no module"));
+    CHECK(has(what([&] { chain.add(0, false, fsdp::UnitId{}); }), "module 'h.0': the engine has no such unit"));
     CHECK(has(add("foreign", {others[0]}), "a use id belongs to another engine"));
     CHECK(has(what([&] { auto const scope = engine.follow({2}); }), "there is no path 2"));
     CHECK(has(what([&] { auto const scope = other.follow(text); }), "a path id belongs to another engine"));
@@ -925,7 +999,8 @@ TEST_CASE("wrong paths are refused by name, and change nothing") {
         auto const use = engine.forward_scope(chain[0]);
         CHECK(has(what([&] { auto const inner = engine.follow({}); }), "but forward of 'h.0' has not ended"));
       }
-      CHECK(has(what([&] { auto const inner = engine.follow({}); }), "but a forward pass is incomplete"));
+      CHECK(has(what([&] { auto const inner = engine.follow({}); }),
+                "but a forward pass is incomplete. Complete it ('h.4' comes next), or call discard_gradients()"));
       { auto const last = engine.forward_scope(chain[4]); }
       { auto const last = engine.backward_scope(chain[4]); }
       CHECK(has(what([&] { auto const inner = engine.follow({}); }),

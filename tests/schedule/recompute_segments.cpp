@@ -34,7 +34,7 @@ using Comm = toy::Counting<Local>;
 using fsdp::testing::has;
 
 /// The text of the error, of this type, that `call` throws.
-template <class Failure, class Call>
+template <class Failure = fsdp::UsageError, class Call>
 std::string what(Call const& call) {
   try {
     call();
@@ -380,6 +380,19 @@ TEST_CASE("activations take the bytes that are planned: inputs of segments, and 
   }
 }
 
+TEST_CASE("activations of layers that do not exist are refused") {
+  Device device;
+  fsdp::MemoryAccount account;
+  fsdp::SegmentActivations<Device> const kept(device, account, {4, 2, 256, 512});
+  static_cast<void>(kept.input<float>(4));
+  CHECK(has(what([&] { static_cast<void>(kept.input<float>(5)); }),
+            "SegmentActivations::input: there is no layer 5; there are 4, counted from 0"));
+  CHECK(has(what([&] { static_cast<void>(kept.output<float>(4)); }), "::output: there is no layer 4"));
+  CHECK(has(what([&] { static_cast<void>(kept.kept<float>(4)); }), "::kept: there is no layer 4"));
+  for (auto const& sizes : {fsdp::SegmentSizes{0, 1, 256, 512}, fsdp::SegmentSizes{4, 0, 256, 512}})
+    CHECK(has(what([&] { fsdp::SegmentActivations<Device> const none(device, account, sizes); }), "at least 1"));
+}
+
 TEST_CASE("one module recomputes in its own backward, without a segment") {
   auto const train_one = [](bool recompute, int ranks) {
     std::vector<float> result;
@@ -606,7 +619,10 @@ TEST_CASE("ranks that differ in their segments are an error on all ranks") {
     if (rank == 1) engine.recompute_segment(layers[1], layers[2]);
     texts[rank] = what<fsdp::ConfigError>([&] { engine.seal(); });
   });
-  for (auto const& text : texts) CHECK(has(text, "segment 'h.1' to 'h.2' is recomputed"));
+  for (auto const& text : texts)
+    CHECK(has(
+        text,
+        "rank 0 has \"segments that are recomputed:\", rank 1 has \"segments that are recomputed: 'h.1' to 'h.2'\""));
 }
 
 TEST_CASE("adopted units are recomputed in segments") {

@@ -86,6 +86,8 @@ class Declaration : public DeclaredUnits<P> {
   /// @return `use`
   /// @throws UsageError if there is no such use
   std::size_t expect_use(std::size_t use) const {
+    FSDP_EXPECTS(use != UseId{}.index,
+                 "rank {}: a use id names no module; take the id of a sharded module or adopted unit", where_.rank);
     FSDP_EXPECTS(use < schedule_.size(),
                  "rank {}: there is no use {}: modules have been added for {} uses, counted from 0", where_.rank, use,
                  schedule_.size());
@@ -172,9 +174,8 @@ class Declaration : public DeclaredUnits<P> {
     lines += formatted("options: buckets {} and {}, seed {}, passes_ahead {}, gradients are summed in {}\n",
                        options_.first_bucket_bytes, options_.bucket_bytes, options_.seed, options_.passes_ahead,
                        fsdp::name(options_.reduce_dtype.value_or(written)));
-    if (offload.any())
-      lines += formatted("offloaded: moments {}, masters {}, gradients {}\n", offload.moments, offload.masters,
-                         offload.gradients);
+    lines += formatted("offloaded: moments {}, masters {}, gradients {}\n", offload.moments, offload.masters,
+                       offload.gradients);
     for (std::size_t use = 0; use < schedule_.size(); ++use) {
       for (auto at = use == 0 ? 0 : ends_[use - 1]; at < ends_[use]; ++at) {
         auto const& unit = *units_[unit_number(named_[at])];
@@ -193,16 +194,19 @@ class Declaration : public DeclaredUnits<P> {
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       lines += formatted("use of unit '{}' by module '{}'\n", units_[schedule_.unit(use)]->name(),
                          schedule_.module_name(use));
+    lines += "segments that are recomputed:";
     for (std::size_t use = 0; use < schedule_.size(); ++use)
       if (schedule_.ends_segment(use))
-        lines += formatted("segment '{}' to '{}' is recomputed\n", schedule_.module_name(schedule_.segment(use)),
-                           schedule_.module_name(use));
+        lines += formatted(" '{}' to '{}'", schedule_.module_name(schedule_.segment(use)), schedule_.module_name(use));
+    lines += '\n';
     for (auto const& list : lists_)
       lines += formatted("{} of '{}' gathers ahead uses {}\n", name(list.pass), schedule_.module_name(list.use),
                          listed(list.ahead));
-    if (paths_)
-      lines += paths_->text(schedule_) +
-               formatted("options: without_gradient {}\n", static_cast<int>(options_.without_gradient));
+    constexpr std::string_view without_gradient[]{"refused", "untouched", "zeros"};
+    lines += formatted("options: without_gradient {}\n",
+                       without_gradient[static_cast<std::size_t>(options_.without_gradient)]);
+    if (paths_) lines += paths_->text(schedule_);
+    lines += formatted("paths: {}\n", path_count() - 1);
     return lines;
   }
 

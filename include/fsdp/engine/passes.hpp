@@ -54,18 +54,19 @@ class Passes {
   bool freezes_parameters() const { return phase_ == Phase::activations; }
   /// A scope begins (1) or ends (-1).
   void add_scope(BackwardChange change, int by) { open_[static_cast<std::size_t>(change)] += by; }
-  /// Passes that begin now follow the path. @return the path that was followed
+  /// Passes may follow another path from now on.
   /// @throws UsageError in the middle of a pass
-  [[gnu::cold]] std::size_t follow(std::size_t path) {
+  [[gnu::cold]] void expect_between_passes() {
     constexpr std::string_view what = "a path is followed";
     schedule().expect_closed(what);
     expect_whole_gradients(what);
     FSDP_EXPECTS(!schedule().in_forward(),
-                 "rank {}: {}, but a forward pass is incomplete; follow a path before a forward pass begins", rank_,
-                 what);
-    return std::exchange(followed_, path);
+                 "rank {}: {}, but a forward pass is incomplete. Complete it ('{}' comes next), or call "
+                 "discard_gradients()",
+                 rank_, what, schedule().next_module());
   }
-  void end_path(std::size_t before) noexcept { followed_ = before; }
+  /// Scopes of paths, the newest first: passes that begin follow its path. The caller owns them.
+  FollowedPath*& followed() { return followed_; }
   /// Begins an evaluation. Forward keeps nothing for backward. Evaluations nest. A forward pass in progress is dropped.
   void begin_evaluation() {
     expect_whole_parameters("an evaluation begins");
@@ -84,11 +85,12 @@ class Passes {
       expect_whole_gradients(what);
       expect_whole_parameters(what);
     }
-    bool const starts = schedule().begin_forward(use, followed_ == 0 ? nullptr : declared_->paths()->order(followed_));
+    auto const followed = followed_ == nullptr ? 0 : followed_->path;
+    bool const starts = schedule().begin_forward(use, followed == 0 ? nullptr : declared_->paths()->order(followed));
     return or_interrupt([&]() -> Unit& {
       if (starts) {
         bound_ahead();
-        if (path_ != followed_) change_path();
+        if (path_ != followed) change_path(followed);
         if (flags_.begin_forward()) executor_->drop_parameters();
         executor_->begin_pass(flags_.now());
         phase_ = evaluating() ? Phase::evaluation : Phase::forward;
@@ -286,8 +288,8 @@ class Passes {
   }
 
   /// The pass that begins follows another path than the last one. Parameters that it has left are dropped.
-  [[gnu::cold]] void change_path() {
-    path_ = followed_;
+  [[gnu::cold]] void change_path(std::size_t path) {
+    path_ = path;
     flags_.forget_parameters();
     history_->add(declared_->paths()->label(path_));
   }
@@ -322,7 +324,7 @@ class Passes {
   std::array<int, backward_changes> open_{};  ///< scopes by BackwardChange
   Phase phase_ = Phase::forward;              ///< of the pass under way
   std::size_t path_ = 0;                      ///< of the pass under way, or of the last one
-  std::size_t followed_ = 0;                  ///< path of passes that begin
+  FollowedPath* followed_ = nullptr;          ///< nullptr: passes that begin follow the declared order
   FixedArray<bool> stepped_;                  ///< by unit: the last step has updated it; empty: there was none
   step::PassFlags flags_;
   int evaluations_ = 0;                   ///< scopes that are open

@@ -39,8 +39,14 @@ class PathList {
   virtual std::string_view label(std::size_t path) const = 0;
 };
 
-/// Adds a path to a declaration: fsdp/paths.hpp.
+/// A scope in which passes follow a path.
+struct FollowedPath {
+  std::size_t path = 0;
+  FollowedPath* before = nullptr;  ///< a scope that is older and lives
+};
+
+/// Adds a path to a declaration.
 template <class Declaration>
-struct PathAdder;
+struct PathAdder;  // fsdp/paths.hpp
 
 }  // namespace fsdp::detail

@@ -26,14 +26,16 @@ class StepGate {
     passes_->expect_whole_parameters(what);
     expect_units();
     bool const some = some_reduced();
-    for (std::size_t u = 0; u < passes_->units().size(); ++u) {
+    auto const waits = [&](std::size_t u) { return passes_->sealed() && passes_->contents()[u].waits(); };
+    auto const count = passes_->units().size();
+    for (std::size_t i = 0; i < 2 * count; ++i) {  // first those whose gradients wait
+      auto const u = i % count;
       auto const& unit = *passes_->units()[u];
-      if (some && passes_->allows_absent() && !passes_->contents()[u].waits()) continue;
+      if (waits(u) != (i < count) || (i >= count && some && passes_->allows_absent())) continue;
       FSDP_EXPECTS(passes_->sealed() && (!unit.trains() || passes_->contents()[u].is_reduced()),
                    "rank {}: {}, but unit '{}' has no reduced gradients{}", rank_, what, unit.name(),
-                   passes_->sealed() && passes_->contents()[u].waits()
-                       ? ": they were accumulated without reduction; run the last backward pass "
-                         "outside no_sync() and no_replica_sync(), in a path that has the unit"
+                   waits(u) ? ": they were accumulated without reduction; run the last backward pass "
+                              "outside no_sync() and no_replica_sync(), in a path that has the unit"
                    : some && passes_->has_paths()
                        ? ": all backward passes since the last step followed paths that leave it out; choose "
                          "EngineOptions::without_gradient"

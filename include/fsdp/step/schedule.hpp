@@ -41,6 +41,8 @@ class Schedule : public UseOrder {
   bool backward_broken() const { return broken_; }
   /// A forward pass has begun and is not complete.
   bool in_forward() const { return pass_ == Pass::forward && next_ < order().size(); }
+  /// The module that comes next. @pre in_forward()
+  std::string_view next_module() const { return order().module_name(next_); }
   bool is_open() const { return open_; }
   /// The backward pass in progress has completed `use`.
   bool backward_done(std::size_t use) const { return use >= next_; }

@@ -66,10 +66,12 @@ class UpdateWriter : protected OperationWriter {
       move_gradient(p.gradient_fetches, Primitive::fetch, u, any_facts);
     }
     if (!offloads) return;
+    // The program does not know the optimizers: moments are counted as AdamW's in fp32.
+    auto const moved = shard * fp32 * ((input_.units[u].offloads_masters ? 1 : 0) + (input_.offload.moments ? 2 : 0));
     auto const replace = [&](Operations& to, Primitive primitive, StreamKind stream,
                              std::initializer_list<step::Access> accesses) {
       to.back() = step::make_operation(primitive, stream, u, accesses);
-      to.back().moving(shard, shard * fp32).records = any_facts;  // for imports, and readers of masters
+      to.back().moving(shard, moved).records = any_facts;  // for imports, and readers of masters
     };
     replace(p.fetches, Primitive::fetch, StreamKind::copy, {reads(home), writes(staged)});
     replace(p.stores, Primitive::store, StreamKind::copy, {reads(staged), writes(home)});

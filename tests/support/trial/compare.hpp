@@ -172,19 +172,20 @@ inline std::string far_from(Reference const& reference, int rank, Outcome<float>
   return far("parameter", outcome.parameters, reference.parameters(), &reference.largest());
 }
 
-/// Runs all settings. Those that round gradients are far from the reference. @return what differs; empty: nothing
+/// Runs all settings. Trials in bf16, and settings that round gradients, are far from the reference. @return what
+/// differs; empty: nothing
 /// @param compared  counts the pairs that were compared bit for bit
 inline std::string compare(Trial const& trial, std::vector<Setting> const& settings, int* compared = nullptr) {
   std::vector<Outcomes> outcomes;
   std::optional<Reference> reference;
   for (std::size_t s = 0; s < settings.size(); ++s) {
     outcomes.push_back(run_setting(trial, settings[s]));
-    if (!reference) {
+    if (!reference && !trial.narrow) {
       reference.emplace(trial, outcomes[0][0].initial);
       reference->run(trial.script);
     }
     auto const name = "setting " + std::to_string(s);
-    for (int rank = 0; rank < trial.ranks && !settings[s].rounds(trial.ranks); ++rank)
+    for (int rank = 0; rank < trial.ranks && reference && !settings[s].rounds(trial.ranks); ++rank)
       if (auto const text = far_from(*reference, rank, outcomes[s][static_cast<std::size_t>(rank)]); !text.empty())
         return name + ": " + text;
     for (std::size_t other = 0; other < s; ++other) {

@@ -50,6 +50,7 @@ struct Limits {
   int least_steps = 2, most_steps = 3;
   bool infinities = true;  ///< now and then in gradients
   bool freezes = false;    ///< some units, now and then
+  bool narrow = false;     ///< parameters are bf16 now and then
   bool paths = false;      ///< passes leave out parts, and repeat some, now and then
 };
 
@@ -189,8 +190,9 @@ inline Setting draw_setting(Draw& draw, Trial const& trial) {
   bool some_drop = false;
   for (std::size_t unit = 0; unit < trial.model.units.size(); ++unit)
     some_drop |= setting.strategy(unit).reshards_after_forward;
-  setting.keeps = needs.keeps && (!some_drop || shards == 1 || options.allow_keep_unsharded);
+  setting.keeps = needs.keeps && (!some_drop || (shards == 1 && !trial.narrow) || options.allow_keep_unsharded);
   setting.offloads_moments = draw.once_in(4);
+  setting.offloads_masters = trial.narrow && draw.once_in(3);
   setting.offloads_gradients = draw.once_in(4) && (trial.model.paths.empty() || !trial.model.zeros);
   if (setting.offloads_gradients && needs.replicas_unsynced) options.allow_no_sync = true;
   setting.inline_compute = draw.once_in(5);
@@ -387,6 +389,7 @@ inline Trial draw_trial(Draw& draw, Limits const& limits) {
   }
   if (limits.freezes && draw.once_in(2)) freeze_tensors(trial.model, static_cast<std::uint32_t>(draw.word()));
   if (limits.paths && draw.once_in(3)) draw_paths(draw, trial);
+  trial.narrow = limits.narrow && draw.once_in(4);
   return trial;
 }
 

@@ -98,7 +98,7 @@ struct Setting {
   fsdp::EngineOptions options{};
   std::vector<Ahead> ahead;
   std::vector<Segment> segments{};
-  bool offloads_moments = false, offloads_gradients = false;
+  bool offloads_moments = false, offloads_masters = false, offloads_gradients = false;
   bool inline_compute = false;  ///< kernels run on the calling thread
   bool keeps = false;           ///< obeys Op::reshard: the options provide for it
   bool traced = false;
@@ -176,6 +176,7 @@ struct Trial {
   Model model;
   OptimizerSpec optimizer;
   Script script;
+  bool narrow = false;  ///< modules read parameters in bf16; master weights and gradients are fp32
 };
 
 /// Who owns the tensors that train.

@@ -37,29 +37,29 @@ struct PartSizes {
   T input(std::size_t t, T const* x, Index i) const {
     return t == 0 ? T(1) : x[(i + static_cast<Index>(t)) % width];
   }
-  /// The channel's sum of coefficient times element.
-  template <class T>
-  T channel(std::size_t t, T const* w, Index i) const {
+  /// The channel's sum of coefficient times element, in T.
+  template <class T, class W>
+  T channel(std::size_t t, W const* w, Index i) const {
     T sum{};
-    for (Index j = i; j < elements[t]; j += width) sum += coefficient<T>(t, j) * w[j];
+    for (Index j = i; j < elements[t]; j += width) sum += coefficient<T>(t, j) * static_cast<T>(w[j]);
     return sum;
   }
 };
 
 /// y = x + what the tensors make of x; (rows, width) each.
-template <class T>
-void forward_rows(PartSizes const& n, Weights<T const> const& w, T const* x, T* y, Index rows) {
+template <class T, class W>
+void forward_rows(PartSizes const& n, Weights<W const> const& w, T const* x, T* y, Index rows) {
   for (Index k = 0; k < rows * n.width; ++k) y[k] = x[k];
   for (std::size_t t = 0; t < w.size(); ++t)
     for (Index i = 0; i < n.width; ++i) {
-      T const sum = n.channel(t, w[t], i);
+      T const sum = n.channel<T>(t, w[t], i);
       for (Index row = 0; row < rows; ++row) y[row * n.width + i] += sum * n.input(t, x + row * n.width, i);
     }
 }
 
 /// dx = the input's gradient; g += the tensors', or g = where it is fresh.
-template <class T>
-void backward_rows(PartSizes const& n, Weights<T const> const& w, Weights<T> const& g, std::array<bool, 3> fresh,
+template <class T, class W>
+void backward_rows(PartSizes const& n, Weights<W const> const& w, Weights<T> const& g, std::array<bool, 3> fresh,
                    T const* x, T const* dy, T* dx, Index rows) {
   for (Index k = 0; k < rows * n.width; ++k) dx[k] = dy[k];
   for (std::size_t t = 0; t < w.size(); ++t)
@@ -71,7 +71,7 @@ void backward_rows(PartSizes const& n, Weights<T const> const& w, Weights<T> con
         g[t][j] = fresh[t] ? term : g[t][j] + term;
       }
       if (t == 0) continue;
-      T const sum = n.channel(t, w[t], i);
+      T const sum = n.channel<T>(t, w[t], i);
       for (Index row = 0; row < rows; ++row)
         dx[row * n.width + (i + static_cast<Index>(t)) % n.width] += sum * dy[row * n.width + i];
     }
@@ -120,27 +120,31 @@ struct Part {
     }
   }
 
-  void forward(fsdp::host::Stream& stream, Params<float const> const& w, float const* x, float* y, Index rows,
+  template <class W>
+  void forward(fsdp::host::Stream& stream, Params<W const> const& w, float const* x, float* y, Index rows,
                Inside const& inside) const {
-    enqueue_forward(stream, data_of<float const>(w), x, y, rows, inside);
+    enqueue_forward(stream, data_of<W const>(w), x, y, rows, inside);
   }
-  void backward(fsdp::host::Stream& stream, Params<float const> const& w, Params<fsdp::Gradient<float>> const& g,
+  template <class W>
+  void backward(fsdp::host::Stream& stream, Params<W const> const& w, Params<fsdp::Gradient<float>> const& g,
                 float const* x, float const* dy, float* dx, Index rows, Inside const& inside) const {
-    enqueue_backward(stream, data_of<float const>(w), data_of<float>(g), {g.one.fresh, g.two.fresh, g.three.fresh}, x,
-                     dy, dx, rows, inside);
+    enqueue_backward(stream, data_of<W const>(w), data_of<float>(g), {g.one.fresh, g.two.fresh, g.three.fresh}, x, dy,
+                     dx, rows, inside);
   }
 
-  void enqueue_forward(fsdp::host::Stream& stream, Weights<float const> const& w, float const* x, float* y, Index rows,
+  template <class W>
+  void enqueue_forward(fsdp::host::Stream& stream, Weights<W const> const& w, float const* x, float* y, Index rows,
                        Inside const& inside) const {
     if (inside) inside(stream);
-    stream.enqueue([n = sizes, w, x, y, rows] { forward_rows<float>(n, w, x, y, rows); });
+    stream.enqueue([n = sizes, w, x, y, rows] { forward_rows<float, W>(n, w, x, y, rows); });
   }
-  void enqueue_backward(fsdp::host::Stream& stream, Weights<float const> const& w, Weights<float> const& g,
+  template <class W>
+  void enqueue_backward(fsdp::host::Stream& stream, Weights<W const> const& w, Weights<float> const& g,
                         std::array<bool, 3> fresh, float const* x, float const* dy, float* dx, Index rows,
                         Inside const& inside) const {
     if (inside) inside(stream);
     stream.enqueue(
-        [n = sizes, w, g, fresh, x, dy, dx, rows] { backward_rows<float>(n, w, g, fresh, x, dy, dx, rows); });
+        [n = sizes, w, g, fresh, x, dy, dx, rows] { backward_rows<float, W>(n, w, g, fresh, x, dy, dx, rows); });
   }
 
   fsdp::TensorOptions options(TensorSpec const& tensor) const {

@@ -93,8 +93,8 @@ class Reference {
       h[0][i] = static_cast<double>(input_of(model(), data, rank, static_cast<Index>(i)));
     for (std::size_t at = 0; at < order.size(); ++at) {
       auto const& part = model().parts[order[at]];
-      forward_rows<double>(PartSizes::of(model(), part), bind<double const>(part, parameters_), h[at].data(),
-                           h[at + 1].data(), rows);
+      forward_rows<double, double>(PartSizes::of(model(), part), bind<double const>(part, parameters_), h[at].data(),
+                                   h[at + 1].data(), rows);
     }
     return h;
   }
@@ -116,9 +116,9 @@ class Reference {
       loss_gradient<double>(model(), data, rank, h.back().data(), dy.data(), mean * value);
       for (std::size_t at = order.size(); at-- > 0; std::swap(dx, dy)) {
         auto const& part = model().parts[order[at]];
-        backward_rows<double>(PartSizes::of(model(), part), bind<double const>(part, parameters_),
-                              bind<double>(part, gradients_), {}, h[at].data(), dy.data(), dx.data(),
-                              rows_of(model(), data, rank));
+        backward_rows<double, double>(PartSizes::of(model(), part), bind<double const>(part, parameters_),
+                                      bind<double>(part, gradients_), {}, h[at].data(), dy.data(), dx.data(),
+                                      rows_of(model(), data, rank));
       }
     }
   }

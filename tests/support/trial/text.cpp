@@ -60,7 +60,7 @@ std::string literal(Trial const& trial) {
                           trial.optimizer.adamw, literal(trial.optimizer.momentum),
                           literal(trial.optimizer.weight_decay), trial.optimizer.second, trial.optimizer.group);
   for (auto const& op : trial.script) text += literal(op) + ",\n     ";
-  return text + "}}";
+  return text + fmt::format("}}, {}}}", trial.narrow);
 }
 
 std::string literal(Setting const& setting) {
@@ -87,8 +87,8 @@ std::string literal(Setting const& setting) {
     text += fmt::format("{{{}, {}, {{{}}}}}, ", list.backward, list.at, fmt::join(list.uses, ", "));
   text += "}, .segments = {";
   for (auto const& segment : setting.segments) text += fmt::format("{{{}, {}}}, ", segment.first, segment.last);
-  text += fmt::format("}}, .offloads_moments = {}, .offloads_gradients = {}", setting.offloads_moments,
-                      setting.offloads_gradients);
+  text += fmt::format("}}, .offloads_moments = {}, .offloads_masters = {}, .offloads_gradients = {}",
+                      setting.offloads_moments, setting.offloads_masters, setting.offloads_gradients);
   return text + fmt::format(", .inline_compute = {}, .keeps = {}, .traced = {}, .replicates_vectors = {}}}",
                             setting.inline_compute, setting.keeps, setting.traced, setting.replicates_vectors);
 }

@@ -172,6 +172,8 @@ class Trainer {
 /// A part whose pointers an AdoptedUnit sets.
 template <class E>
 class AdoptedPart {
+  using W = typename E::Param;
+
  public:
   /// @param slice  of the stacks that its pointers are to
   AdoptedPart(E& engine, fsdp::UnitId unit, Part part, Index slice)
@@ -193,16 +195,16 @@ class AdoptedPart {
     auto const scope = unit_.backward();
     if (!scope) return;
     auto const w = sliced(w_);
-    part_.enqueue_backward(stream, {w[0], w[1], w[2]}, sliced(g_), {}, x, dy, dx, rows, inside);
+    part_.template enqueue_backward<W>(stream, {w[0], w[1], w[2]}, sliced(g_), {}, x, dy, dx, rows, inside);
   }
 
  private:
   void enqueue_forward(fsdp::host::Stream& stream, float const* x, float* y, Index rows, Inside const& inside) const {
     auto const w = sliced(w_);
-    part_.enqueue_forward(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
+    part_.template enqueue_forward<W>(stream, {w[0], w[1], w[2]}, x, y, rows, inside);
   }
-  std::vector<fsdp::AdoptedTensor<float, float>> tensors() {
-    std::vector<fsdp::AdoptedTensor<float, float>> adopted;
+  std::vector<fsdp::AdoptedTensor<W, float>> tensors() {
+    std::vector<fsdp::AdoptedTensor<W, float>> adopted;
     for (auto const& tensor : part_.spec.tensors) {
       auto const i = tensor.shape.size() - 1;
       adopted.push_back(
@@ -211,22 +213,24 @@ class AdoptedPart {
     return adopted;
   }
   /// The pointers to this slice.
-  Weights<float> sliced(Weights<float> pointers) const {
+  template <class T>
+  Weights<T> sliced(Weights<T> pointers) const {
     for (auto const& tensor : part_.spec.tensors) pointers[tensor.shape.size() - 1] += slice_ * tensor.numel();
     return pointers;
   }
 
   Part part_;
   Index slice_;
-  Weights<float> w_{}, g_{};
+  Weights<W> w_{};
+  Weights<float> g_{};
   fsdp::AdoptedUnit<E> unit_;
 };
 
 /// A trainer over an engine.
-template <class C>
+template <class C, class P = fsdp::Fp32>
 class EngineTrainer final : public Trainer {
  public:
-  using Engine = fsdp::Engine<C>;
+  using Engine = fsdp::Engine<C, P>;
 
   EngineTrainer(C comm, Trial const& of, Setting const& setting)
       : Trainer(of.model, setting.segments, comm.rank(), comm.size()),
@@ -268,8 +272,10 @@ class EngineTrainer final : public Trainer {
     }
     for (auto const& segment : setting.segments)
       engine_.recompute_segment(fsdp::UseId{segment.first}, fsdp::UseId{segment.last});
-    if (setting.offloads_moments || setting.offloads_gradients)
-      fsdp::offload(engine_, {.moments = setting.offloads_moments, .gradients = setting.offloads_gradients});
+    if (setting.offloads_moments || setting.offloads_masters || setting.offloads_gradients)
+      fsdp::offload(engine_, {.moments = setting.offloads_moments,
+                              .masters = setting.offloads_masters,
+                              .gradients = setting.offloads_gradients});
     if (setting.traced) engine_.start_trace(1000);
     auto const& how = of.optimizer;
     auto first = fsdp::TensorSelection::all();
