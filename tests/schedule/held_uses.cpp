@@ -42,10 +42,11 @@ struct Model {
   Engine engine;
   std::vector<fsdp::UnitId> units;
   std::vector<fsdp::UseId> uses;
+  bool begins_sums;
   Held held{engine};
 
   Model(Comm comm, fsdp::ShardingStrategy strategy, bool sets, fsdp::EngineOptions options = {}, int frozen = 0)
-      : mesh(std::move(comm)), engine(mesh, strategy, options, compute) {
+      : mesh(std::move(comm)), engine(mesh, strategy, options, compute), begins_sums(sets) {
     for (int i = 0; i < depth; ++i) {
       auto const name = std::to_string(i);
       std::vector<fsdp::TensorPlace> places;
@@ -64,7 +65,7 @@ struct Model {
   void write_gradients(Use& use) {
     auto const* const w = use.parameters();
     auto* const g = use.gradients();
-    bool const begins = use.unit().begin_gradient(0);
+    bool const begins = begins_sums && use.unit().begin_gradient(0);
     for (std::int64_t i = 0; i < width; ++i) {
       float const gradient = w[i] - 3.0f - static_cast<float>(engine.rank());
       g[i] = begins ? gradient : g[i] + gradient;
@@ -114,6 +115,7 @@ std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, bo
       }
       sgd.step();
     }
+    for (auto const& unit : model.engine.program().units) RANK_CHECK(unit.sets_gradients == sets);
     auto weights = model.weights();
     if (model.engine.rank() == 0) result = std::move(weights);
   });
@@ -151,6 +153,7 @@ TEST_CASE("held uses train as scopes do, and sums that the use begins are those 
       REQUIRE(expected.size() == width * depth);
       for (bool const sets : {false, true}) CHECK(trained(strategy, ranks, false, sets) == expected);
     }
+  CHECK_RANKS();
 }
 
 TEST_CASE("initial values of the caller fill what each rank keeps, which is known before sealing") {
