@@ -38,7 +38,7 @@ for edge in "${edges[@]}"; do
     compiled/) allowed='.' ;; # it declares instances of everything
     step/) allowed='^vocabulary$' ;;
     face/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|libtorch)$' ;;
-    libtorch/) allowed='^(vocabulary|kernels|step|engine|optim|trace|cuda)$' ;;
+    libtorch/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|cuda)$' ;;
     *) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace)$' ;;
   esac
   [[ $from == step && $header == fsdp/concepts.hpp ]] && complain "$file knows devices or communicators: it includes $header"

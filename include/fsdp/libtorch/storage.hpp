@@ -73,28 +73,31 @@ class UnitStorage {
 
 /// [Note: Refusals before torch 2.2] Storages of older versions cannot refuse: a kernel would read a null pointer.
 /// There, a tensor that must not be accessed is given no storage, and a dispatch key that no other tensor has. Each
-/// operator that gets such a tensor comes to refuse_operator(), before autograd and before any kernel.
+/// operator that gets such a tensor comes to refuse_operator(), before autograd and before any kernel. Its storage
+/// offset, which copies of it keep, is the number of a text.
 class RefusedTensors {
  public:
   static constexpr auto key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-  /// A tensor of the shape and type of `like`, without storage.
-  static at::Tensor make(at::Tensor const& like) {
+  /// @return the number of a text, until forget()
+  static std::int64_t add(std::string text) {
+    auto& all = texts();
+    std::lock_guard const lock(all.mutex);
+    all.by_number[++all.last] = std::move(text);
+    return all.last;
+  }
+  static void forget(std::int64_t number) {
+    auto& all = texts();
+    std::lock_guard const lock(all.mutex);
+    all.by_number.erase(number);
+  }
+  /// A tensor of the shape and type of `like`, without storage. Operators that get it are refused.
+  static at::Tensor make(at::Tensor const& like, std::int64_t text) {
     install();
     auto refused = at::detail::make_tensor<c10::TensorImpl>(like.key_set().add(key), like.dtype(), like.device());
     refused.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
+    refused.unsafeGetTensorImpl()->set_storage_offset(text);
     return refused;
-  }
-  /// Operators that get this tensor are refused with `text`.
-  static void name(at::Tensor const& tensor, std::string text) {
-    auto& all = names();
-    std::lock_guard const lock(all.mutex);
-    all.texts[tensor.unsafeGetTensorImpl()] = std::move(text);
-  }
-  static void forget(at::Tensor const& tensor) {
-    auto& all = names();
-    std::lock_guard const lock(all.mutex);
-    all.texts.erase(tensor.unsafeGetTensorImpl());
   }
   /// Makes `tensor` what `data` is: with another storage and dispatch keys. Autograd does not notice.
   static void assign(at::Tensor const& tensor, at::Tensor const& data) {
@@ -103,12 +106,13 @@ class RefusedTensors {
   }
 
  private:
-  struct Names {
+  struct Texts {
     std::mutex mutex;
-    std::map<void const*, std::string> texts;
+    std::int64_t last = 0;
+    std::map<std::int64_t, std::string> by_number;
   };
-  static Names& names() {
-    static Names all;
+  static Texts& texts() {
+    static Texts all;
     return all;
   }
   static void install() {
@@ -119,14 +123,14 @@ class RefusedTensors {
     }();
   }
   [[noreturn]] static void refuse_operator(c10::OperatorHandle const& op, torch::jit::Stack* stack) {
-    std::string text = "a parameter or gradient of a sharded unit was used outside the unit's forward and backward";
-    auto& all = names();
+    std::string text = "a parameter or gradient of a sharded unit that has ended was used";
+    auto& all = texts();
     for (auto const& value : *stack) {
       auto const look = [&](at::Tensor const& tensor) {
-        if (!tensor.defined()) return;
+        if (!tensor.defined() || !tensor.key_set().has(key)) return;
         std::lock_guard const lock(all.mutex);
-        auto const found = all.texts.find(tensor.unsafeGetTensorImpl());
-        if (found != all.texts.end()) text = found->second;
+        auto const found = all.by_number.find(tensor.unsafeGetTensorImpl()->storage_offset());
+        if (found != all.by_number.end()) text = found->second;
       };
       if (value.isTensor()) look(value.toTensor());
       if (value.isTensorList())

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -58,10 +59,7 @@ class TorchUnit {
   TorchUnit(std::string name, UnitId id) : id_(id), name_(std::move(name)) {}
   TorchUnit(TorchUnit const&) = delete;
   ~TorchUnit() {
-    if constexpr (storages_refuse) return;
-    for (auto const& parameter : parameters_) RefusedTensors::forget(parameter.tensor);
-    for (auto const& parameter : parameters_)
-      if (parameter.trains) RefusedTensors::forget(parameter.refused_gradient);
+    for (auto const text : texts_) RefusedTensors::forget(text);
   }
 
   std::string const& name() const { return name_; }
@@ -96,17 +94,12 @@ class TorchUnit {
       auto const options = at::TensorOptions().dtype(scalar_type(types.parameter));
       parameter.weight = weights_[parameter.unit].view(offset, tensor.sizes(), options);
       tensor.set_data(parameter.weight);
-      if constexpr (!storages_refuse) {
-        parameter.refused_weight = RefusedTensors::make(parameter.weight);
-        RefusedTensors::name(tensor, weights_[parameter.unit].refusal());
-      }
+      if constexpr (!storages_refuse) parameter.refused_weight = refused(parameter.weight, weights_[parameter.unit]);
       if (!parameter.trains) continue;
       parameter.gradient =
           gradients_[parameter.unit].view(offset, tensor.sizes(), options.dtype(scalar_type(types.gradient)));
-      if constexpr (!storages_refuse) {
-        parameter.refused_gradient = RefusedTensors::make(parameter.gradient);
-        RefusedTensors::name(parameter.refused_gradient, gradients_[parameter.unit].refusal());
-      }
+      if constexpr (!storages_refuse)
+        parameter.refused_gradient = refused(parameter.gradient, gradients_[parameter.unit]);
       parameter.accumulator = torch::autograd::impl::grad_accumulator(tensor);
       parameter.accumulator->add_post_hook(std::make_unique<Hook<Come>>(come, &parameter));
     }
@@ -162,8 +155,14 @@ class TorchUnit {
     TorchParameter* parameter_;
   };
 
+  at::Tensor refused(at::Tensor const& like, UnitStorage const& storage) {
+    texts_.push_back(RefusedTensors::add(storage.refusal()));
+    return RefusedTensors::make(like, texts_.back());
+  }
+
   UnitId id_;
   std::string name_;
+  std::vector<std::int64_t> texts_;               ///< of RefusedTensors
   std::vector<TorchParameter> parameters_;        ///< in place once finish() was called: hooks point at them
   std::vector<UnitStorage> weights_, gradients_;  ///< by number of the unit
 };
