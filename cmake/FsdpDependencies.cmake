@@ -4,7 +4,7 @@
 include(FsdpMissing)
 
 # Every backend option is one of three words; nothing is downgraded silently.
-foreach(backend IN ITEMS MPI CUDA NCCL)
+foreach(backend IN ITEMS MPI CUDA NCCL LIBTORCH)
   if(backend STREQUAL CUDA AND FSDP_CUDA STREQUAL STANDIN)  # for tests: see FsdpStandin.cmake
   elseif(NOT FSDP_${backend} MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "FSDP_${backend} is '${FSDP_${backend}}'; it must be AUTO, ON or OFF")
@@ -58,6 +58,18 @@ if(NOT FSDP_NCCL STREQUAL OFF AND FSDP_HAVE_CUDA AND NOT FSDP_CUDA STREQUAL STAN
 endif()
 if(FSDP_NCCL STREQUAL ON AND NOT FSDP_HAVE_NCCL)
   message(FATAL_ERROR "FSDP_NCCL is ON, but NCCL 2.19 or newer was not found, or CUDA is off (set NCCL_ROOT)")
+endif()
+
+if(NOT FSDP_LIBTORCH STREQUAL OFF)
+  find_package(LibTorch 1.13 QUIET GLOBAL)
+  set(FSDP_HAVE_LIBTORCH ${LibTorch_FOUND})
+  if(LibTorch_FOUND)
+    message(STATUS "fsdp: LibTorch ${LibTorch_VERSION}: ${LibTorch_TORCH_CPU_LIBRARY}")
+  elseif(FSDP_LIBTORCH STREQUAL ON)
+    fsdp_missing(fsdp::libtorch "LibTorch 1.13 or newer" libtorch-dev)
+  elseif(PROJECT_IS_TOP_LEVEL)  # never installed for the tests, because it is large
+    fsdp_missing(libtorch "LibTorch 1.13 or newer" libtorch-dev)
+  endif()
 endif()
 
 message(STATUS "fsdp: MPI ${FSDP_HAVE_MPI}, CUDA ${FSDP_HAVE_CUDA}, NCCL ${FSDP_HAVE_NCCL}")

@@ -168,7 +168,7 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
     auto const turn = core_.calls.enter("declare_use");
     expect_unit(unit, module);
     Attempt attempt(core_.declared);
-    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, false, places);
+    for (auto& tensor : tensors) core_.declared.add_tensor(unit, std::move(tensor), false, places);
     core_.declared.end_module(unit, places);
     attempt.keep();
     return {schedule().declare(unit.index, std::string(module)), this};

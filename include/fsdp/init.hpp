@@ -12,11 +12,12 @@ namespace fsdp {
 
 /// Distribution of a tensor's first values.
 struct Init {
-  enum class Kind : unsigned char { zeros, constant, normal, uniform };
+  enum class Kind : unsigned char { zeros, constant, normal, uniform, given };
 
   Kind kind = Kind::zeros;
-  float first = 0.0f;   ///< constant: the value; normal: the mean; uniform: the lower bound
-  float second = 0.0f;  ///< normal: the standard deviation; uniform: the upper bound, not reached
+  float first = 0.0f;      ///< constant: the value; normal: the mean; uniform: the lower bound
+  float second = 0.0f;     ///< normal: the standard deviation; uniform: the upper bound, not reached
+  std::uint64_t hash = 0;  ///< given: of the values, which ranks compare
 
   friend constexpr bool operator==(Init const&, Init const&) = default;
 };
@@ -28,6 +29,7 @@ inline std::string to_text(Init const& init) {
     case Init::Kind::constant: return formatted("constant({})", init.first);
     case Init::Kind::normal: return formatted("normal({}, {})", init.first, init.second);
     case Init::Kind::uniform: return formatted("uniform({}, {})", init.first, init.second);
+    case Init::Kind::given: return formatted("given values of hash {:016x}", init.hash);
   }
   return "?";
 }
@@ -39,6 +41,8 @@ inline constexpr Init zeros{};
 inline constexpr Init ones{Init::Kind::constant, 1.0f, 0.0f};
 
 constexpr Init constant(float value) { return {Init::Kind::constant, value, 0.0f}; }
+/// Values of the caller: see Shards::set_initial_values. @param hash  of the values; sealing refuses ranks that differ
+constexpr Init given(std::uint64_t hash) { return {Init::Kind::given, 0.0f, 0.0f, hash}; }
 constexpr Init normal(float deviation) { return {Init::Kind::normal, 0.0f, deviation}; }
 constexpr Init normal(float mean, float deviation) { return {Init::Kind::normal, mean, deviation}; }
 constexpr Init uniform(float low, float high) { return {Init::Kind::uniform, low, high}; }

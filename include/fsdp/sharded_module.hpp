@@ -44,7 +44,7 @@ struct Registrar {
   [[gnu::cold, gnu::noinline]] void add(std::string_view tensor, std::vector<std::int64_t> shape,
                                         TensorOptions const& options, bool fp32) const {
     auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips}, fp32, sets, *tensors);
+    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips, sets}, fp32, *tensors);
   }
 };
 

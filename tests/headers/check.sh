@@ -14,12 +14,22 @@ mpi=()
 IFS=: read -ra folders <<<"${FSDP_MPI_INCLUDES:-}"
 for folder in "${folders[@]}"; do mpi+=(-isystem "$folder"); done
 
+torch=()
+IFS=: read -ra folders <<<"${FSDP_LIBTORCH_INCLUDES:-}"
+for folder in "${folders[@]}"; do torch+=(-isystem "$folder"); done
+
 needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$1"; }
+needs_torch() { [[ $1 == fsdp/libtorch* ]]; }
 
 # How this compiler sees a header: `alone`, `together` with others, or (nothing) not at all.
 group() {
   local header=$1
   case $header in
+    fsdp/libtorch/cuda.hpp) return 0 ;; # it needs torch with CUDA: tests/libtorch/cuda.sh
+    fsdp/libtorch.hpp) # with all of its parts; torch's headers take long
+      if [[ ${#torch[@]} -gt 0 && $kind != nvcc ]]; then echo alone; fi
+      return 0 ;;
+    fsdp/libtorch/*) return 0 ;;
     fsdp/cuda/block.hpp) ;;  # tests run it on the host
     fsdp/cuda/* | fsdp/comm/nccl*)
       if [[ $kind == nvcc ]]; then echo alone; fi
@@ -38,6 +48,7 @@ check() {
   local source=$work/$name.cpp
   [[ $kind == nvcc ]] && source=$work/$name.cu
   if [[ $kind == clang ]] || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
+  if needs_torch "$header"; then flags+=("${torch[@]}"); fi
   if (($# == 1)); then flags+=(-DFSDP_FMT_LIBRARY=1); fi
   # Twice, so that a missing guard shows.
   printf '#include "%s"\n' "$@" "$@" >"$source"
@@ -57,9 +68,9 @@ check() {
       fi ;;
   esac
 }
-export -f check needs_mpi
+export -f check needs_mpi needs_torch
 export kind compiler work include FSDP_HAVE_MPI
-declare -p warnings mpi >"$work/arrays"
+declare -p warnings mpi torch >"$work/arrays"
 cd "$include"
 alone=() together=()
 while read -r header; do

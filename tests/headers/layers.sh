@@ -37,6 +37,8 @@ for edge in "${edges[@]}"; do
     comm/) allowed="^(vocabulary|kernels|comm/.*|host|cuda|compiled)$" ;;
     compiled/) allowed='.' ;; # it declares instances of everything
     step/) allowed='^vocabulary$' ;;
+    face/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|libtorch)$' ;;
+    libtorch/) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace|cuda)$' ;;
     *) allowed='^(vocabulary|kernels|step|engine|optim|checkpoint|trace)$' ;;
   esac
   [[ $from == step && $header == fsdp/concepts.hpp ]] && complain "$file knows devices or communicators: it includes $header"
@@ -53,6 +55,8 @@ while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
 done < <(find . -name '*.hpp')
+# Torch's headers take 20 seconds to compile.
+if grep -rnE '#include <(torch|ATen|c10)/' --include='*.hpp' . | grep -v '^\./libtorch'; then complain "only fsdp/libtorch.hpp reaches torch"; fi
 # Flags that a user may allow (FSDP_ALLOW_FAST_MATH) let compilers answer these without looking.
 if grep -rnE 'std::is(finite|nan|inf|normal)\b' --include='*.hpp' .; then complain "use math::is_finite, which looks at bits"; fi
 # Tests drop every barrier that a kernel asks its block for (emulated/sync_sites.cpp); others they could not.

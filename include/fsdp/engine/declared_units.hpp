@@ -26,6 +26,10 @@ struct DeclaredTensor {
   std::vector<std::int64_t> shape;
   TensorOptions options{};
   bool skips_gradient = false;  ///< backward does not write a gradient that is not wanted: see SkipsGradients
+  /// Backward begins the gradient's sum itself: it asks `scope.unit(of).begin_gradient(index)` before it writes the
+  /// gradient, and stores if that is true, else adds. If so for all tensors of all uses of a unit, nothing is zeroed
+  /// for it. A gradient that is not written must be set to zero.
+  bool sets_gradient = false;
 };
 
 namespace detail {
@@ -64,11 +68,9 @@ class DeclaredUnits {
   /// Adds a tensor of a module to a unit of the module.
   /// @param id     the unit that the module was registered with
   /// @param fp32   the tensor's elements are fp32 in every precision
-  /// @param sets   the module stores gradients that are fresh: see Module
   /// @param named  places of the module's earlier tensors; gets this one's
   /// @throws UsageError if the module has named the tensor before; and as FlatLayout::add
-  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, bool sets,
-                                std::vector<TensorPlace>& named) {
+  [[gnu::cold]] void add_tensor(UnitId id, DeclaredTensor tensor, bool fp32, std::vector<TensorPlace>& named) {
     auto const number = unit_for(id, tensor.options, fp32);
     auto& unit = this->unit(id.index, number);
     auto const& name = tensor.name;
@@ -79,7 +81,7 @@ class DeclaredUnits {
     } catch (UsageError const& error) {
       fail<UsageError>("rank {}: {}", where_.rank, error.what());
     }
-    unit.sets_gradients = unit.sets_gradients && sets;
+    unit.sets_gradients = unit.sets_gradients && tensor.sets_gradient;
     unit.skips_gradients = unit.skips_gradients && tensor.skips_gradient;
     auto const place = tensor_place(number, index);
     for (auto const& earlier : named)

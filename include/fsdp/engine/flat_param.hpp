@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/engine/initial_values.hpp"
 #include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/layout.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/placement.hpp"
 #include "fsdp/precision.hpp"
 #include "fsdp/strategy.hpp"
@@ -112,6 +114,14 @@ class FlatParam {
     return sets_gradients && std::exchange(begun_[index], gradients_) != gradients_;
   }
 
+  /// The parts of tensors that this rank will keep, if no more tensors are added: `layout().segments(shard())` of a
+  /// sealed unit. @param where  of the engine's units that shard
+  [[gnu::cold]] std::vector<Segment> kept(Placement const& where) const {
+    auto const place = strategy_.shards ? where : where.replicated();
+    auto layout = layout_;
+    layout.seal(place.world);
+    return layout.segments(shard_range(layout.padded(), place.shards, place.shard));
+  }
   Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
   Range norm_slice() const { return norm_slice_; }  ///< this rank's world slice, in elements of the shard
   std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
@@ -142,6 +152,7 @@ class FlatParam {
   bool fp32 = false;              ///< all its element types are fp32, whatever the policy's
   bool offloads_masters = false;  ///< they are fp32, and lie in host memory
   detail::ReducedHooks hooks;     ///< see Shards::on_reduced
+  detail::Owned<detail::InitialValues> initial;  ///< see Shards::set_initial_values; empty: TensorOptions::init
   /// Indices of units of the same modules, for tensors of other kinds: gathered and dropped together with it.
   std::vector<std::size_t> beside;
   std::size_t first = 0;        ///< index of the unit that has this one in `beside`; else its own

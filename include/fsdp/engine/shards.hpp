@@ -10,13 +10,17 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "fsdp/engine/call_guard.hpp"
 #include "fsdp/engine/history.hpp"
+#include "fsdp/engine/initial_values.hpp"
 #include "fsdp/engine/reduced_hooks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/owned.hpp"
 #include "fsdp/step/contents.hpp"
 #include "fsdp/step/operation.hpp"
 #include "fsdp/trace/trace.hpp"
@@ -85,6 +89,27 @@ class Shards {
     FSDP_EXPECTS(id.index < size(), "rank {}: on_reduced: there is no unit {}; the engine has {}, counted from 0",
                  engine_->rank(), id.index, size());
     on_reduced((*this)[id], std::move(f));
+  }
+
+  /// Before the engine is sealed: sealing calls `f(tensor, first, out)` for each part of the unit's tensors that this
+  /// rank keeps, in the place of TensorOptions::init, and destroys f. Declare the tensors with init::given(hash), so
+  /// that ranks compare the values.
+  /// @param f  any type that can be moved, called as f(TensorInfo const&, std::int64_t first, std::span<float>); it
+  ///           stores elements [first, first + size) of the tensor. They are rounded to nearest even where shards are
+  ///           narrower
+  /// @throws UsageError if the engine is sealed, or the unit is another engine's
+  template <class F>
+  void set_initial_values(Unit const& unit, F f) const {
+    auto const turn = enter("set_initial_values");
+    expect_of_engine(unit);
+    engine_->core_.expect_unsealed(formatted("unit '{}' was given initial values", unit.name()), "give them");
+    (*this)[unit.index()].initial = detail::Owned<detail::InitialValues>(new detail::InitialValuesOf<F>(std::move(f)));
+  }
+  /// Before the engine is sealed too: the parts of the unit's tensors that this rank will keep, if no more tensors are
+  /// added to the unit. Values outside them are not asked for.
+  std::vector<Segment> kept(Unit const& unit) const {
+    expect_of_engine(unit);
+    return unit.kept(engine_->placement());
   }
 
   /// The calling thread is inside a call of the engine while the result lives. Calls nest.
@@ -184,6 +209,8 @@ class Shards {
   }
   /// For headers of the library: see EngineCore.
   auto& core() const { return engine_->core_; }
+  /// The number of a use in the declared order. @throws UsageError if there is no such use, or it is another engine's
+  std::size_t index_of(UseId use) const { return engine_->index_of(use); }
   /// @param given  a GradNorm, of this engine's gradients or of none
   /// @param what   the function that takes the norm, for the message
   /// @throws UsageError

@@ -133,18 +133,26 @@ class ShardStorage {
     }
   }
 
-  /// Fills the master shards from each tensor's Init, on `compute`. Padding is zero.
+  /// Fills the master shards from each tensor's Init, or with what the caller gives, on `compute`. Padding is zero.
   [[gnu::cold]] void initialize(Units& units, std::uint64_t seed, typename D::Stream& compute) {
     device_.zero_async(compute, master_.data(), master_.bytes());
     device_.zero_async(compute, scalars_.data(), scalars_.bytes());
     for (auto& unit : units) {
       for (auto const& part : unit->layout().segments(unit->shard())) {
         auto const& tensor = unit->layout().tensors()[part.tensor];
+        if (unit->initial) {
+          fill(*unit, tensor, part, compute);
+          continue;
+        }
+        FSDP_EXPECTS(tensor.init.kind != Init::Kind::given,
+                     "unit '{}': tensor '{}' has init given, but Shards::set_initial_values gives no values",
+                     unit->name(), tensor.name);
         unit->with_shard([&](auto* shard) {
           kernels::initialize(device_, compute, shard + part.offset, part.count, tensor.init, seed,
                               hash_name(tensor.name), part.first);
         });
       }
+      unit->initial = {};
     }
   }
 
@@ -158,6 +166,19 @@ class ShardStorage {
   NormState& norm() { return norm_; }
 
  private:
+  /// Values of the caller, rounded to nearest even where shards are narrower. The calling thread waits for the copy.
+  [[gnu::cold]] void fill(Unit& unit, TensorInfo const& tensor, Segment const& part, typename D::Stream& compute) {
+    std::vector<float> values(static_cast<std::size_t>(part.count));
+    unit.initial->fill(tensor, part.first, values.data(), part.count);
+    unit.with_shard([&]<class T>(T* shard) {
+      std::vector<T> rounded;
+      rounded.reserve(values.size());
+      for (auto const value : values) rounded.push_back(narrow<T>(value));
+      device_.copy_async(compute, shard + part.offset, rounded.data(), rounded.size() * sizeof(T));
+      device_.synchronize(compute);
+    });
+  }
+
   D device_;
   MemoryAccount* account_;
   AccountedMemory<D> master_, reduced_gradients_, accumulators_, scratch_, norm_partials_;

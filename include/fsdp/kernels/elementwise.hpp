@@ -146,6 +146,7 @@ void initialize(D const& device, typename D::Stream& stream, T* out, std::int64_
   auto const blocks = detail::blocks_for(n);
   RandomSequence const sequence{seed, tensor_hash};
   switch (init.kind) {
+    case Init::Kind::given:  // the caller gives them
     case Init::Kind::zeros: device.launch(stream, blocks, detail::Fill{}, out, n, 0.0f); break;
     case Init::Kind::constant: device.launch(stream, blocks, detail::Fill{}, out, n, init.first); break;
     case Init::Kind::normal:

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// FSDP for the C++ API of PyTorch: torch::nn modules whose parameters an engine shards, with autograd as it is.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/held_use.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/libtorch/device.hpp"
+#include "fsdp/libtorch/initial_values.hpp"
+#include "fsdp/libtorch/optimizer.hpp"
+#include "fsdp/libtorch/outputs.hpp"
+#include "fsdp/libtorch/passes.hpp"
+#include "fsdp/libtorch/unit.hpp"
+#include "fsdp/strategy.hpp"
+#include "fsdp/tensor.hpp"
+
+namespace fsdp::libtorch {
+
+namespace detail {
+
+/// @tparam E  Engine
+template <class E>
+class UsesOf final : public EngineUses {
+ public:
+  explicit UsesOf(E& engine) : engine_(&engine), held_(engine) {}
+
+  int rank() const override { return engine_->rank(); }
+  void begin(Pass pass, UseId use) override { held_.begin(pass, use); }
+  void end() override { held_.end(); }
+  void abandon() noexcept override { held_.abandon(); }
+  bool is_open() const override { return static_cast<bool>(held_); }
+  TorchBuffers buffers(std::size_t of, bool backward) const override {
+    auto const& buffers = held_.buffers(of);
+    bool const wanted = backward && held_.wants_gradients(held_.unit(of));
+    return {const_cast<void*>(buffers.parameters), wanted ? buffers.gradients : nullptr};
+  }
+  bool begin_gradient(std::size_t of, std::size_t index) override { return held_.unit(of).begin_gradient(index); }
+  std::size_t turns_done() const override { return engine_->shards().core().declared.schedule().turns_done(); }
+  void discard_gradients() override { engine_->discard_gradients(); }
+  void expect_stream(std::string_view unit) const override {
+    TorchDevice<typename E::Device>::expect_current(engine_->device(), engine_->compute(), engine_->rank(), unit);
+  }
+
+ private:
+  E* engine_;
+  HeldUse<E> held_;
+};
+
+}  // namespace detail
+
+/// A torch::nn module whose parameters live in a unit of an engine. Made by Sharder; copies refer to the same module.
+template <class M>
+class Sharded {
+ public:
+  Sharded(std::shared_ptr<detail::Passes> passes, std::shared_ptr<M> module, std::size_t use)
+      : passes_(std::move(passes)), module_(std::move(module)), use_(use) {}
+
+  /// Gathers the unit, starts the next units' gathers, calls the module's forward, and reshards the unit.
+  /// @return what forward returns. It must not refer to parameters
+  /// @throws UsageError if it does, or after a backward() that has ended with an exception; OrderError if another unit
+  /// was declared next
+  /// @note Stream: the current stream of torch, which is the engine's compute stream.
+  /// @note Collective: all ranks call the units in the same order; at most one all-gather for this unit.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return call([&](M& module) { return module.forward(std::forward<Args>(args)...); });
+  }
+  /// The same with a function of the module that is not forward: `unit.call([&](auto& m) { return m.encode(x); })`.
+  template <class Call>
+  auto call(Call&& function) const {
+    ForwardUse use(*passes_, use_);
+    auto out = function(*module_);
+    each_tensor(out, [&](at::Tensor const& tensor) { passes_->watch(tensor); });
+    use.end();
+    return out;
+  }
+
+  M* operator->() const { return module_.get(); }
+  M& operator*() const { return *module_; }
+  std::shared_ptr<M> const& ptr() const { return module_; }
+  /// Its turn in the declared order: what prefetch lists and paths name.
+  UseId use() const { return passes_->id_of(use_); }
+  operator UseId() const { return use(); }
+  /// The engine's unit.
+  UnitId unit() const { return passes_->unit_of(use_).id(); }
+  /// Its number among the uses of its Sharder.
+  std::size_t number() const { return use_; }
+
+ private:
+  class ForwardUse {
+   public:
+    ForwardUse(detail::Passes& passes, std::size_t use) : passes_(&passes) { passes.begin_forward(use); }
+    ForwardUse(ForwardUse const&) = delete;
+    ~ForwardUse() {
+      if (passes_ != nullptr) passes_->abandon_forward();
+    }
+    void end() { std::exchange(passes_, nullptr)->end_forward(); }
+
+   private:
+    detail::Passes* passes_;  ///< nullptr: it has ended
+  };
+
+  std::shared_ptr<detail::Passes> passes_;
+  std::shared_ptr<M> module_;
+  std::size_t use_;
+};
+
+/// Registers torch::nn modules as the units of an engine, in forward order. The engine must outlive it, the modules,
+/// and the graphs of their outputs.
+///
+/// ```
+/// fsdp::Engine engine{mesh, fsdp::FullShard{}, {.prefetch = 1}, compute};
+/// fsdp::libtorch::Sharder sharder{engine};
+/// auto embed = sharder.shard(Embed(d), "embed");
+/// auto head = sharder.shard(Head(d), "head");
+/// fsdp::AdamW adamw{engine, {.lr = 1e-3f}};
+/// auto loss = cross_entropy(head(embed(ids)), targets);  // a step
+/// loss.backward();
+/// adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
+/// ```
+/// Modules are built one at a time: each rank keeps its slice of the initial values and frees the rest. All ranks build
+/// a module with the same values: seed torch with the same number first (torch::manual_seed). Where ranks are threads,
+/// they share the generator: hold a mutex from the seed to shard().
+///
+/// A parameter without requires_grad is frozen: see UnitOptions. Parameters have the engine's types (Precision): with
+/// fsdp::Bf16, an fp32 module computes in bf16. Buffers stay as they are, on each rank.
+/// @tparam E  Engine. On the host, its compute stream is inline (host::Stream::inline_stream); on CUDA, it is torch's
+/// current stream (fsdp/libtorch/cuda.hpp)
+template <class E>
+class Sharder {
+ public:
+  explicit Sharder(E& engine)
+      : engine_(&engine),
+        passes_(std::make_shared<detail::Passes>(std::make_unique<detail::UsesOf<E>>(engine))),
+        modules_(std::make_shared<Modules>()) {
+    detail::TorchDevice<typename E::Device>::expect_compute(engine.compute(), engine.rank());
+  }
+
+  /// Registers a module as the next unit in forward order. Tensor names are "name." and those of named_parameters();
+  /// one parameter of several names has the first. The engine is sealed by the first use, optimizer or checkpoint.
+  /// @param strategy  of the unit, as in Engine::add_unit; not set: the engine's
+  /// @throws UsageError if a parameter belongs to another unit, has no fp32, bf16 or fp16 elements, or the engine is
+  /// sealed
+  template <class M>
+  Sharded<M> shard(torch::nn::ModuleHolder<M> const& module, std::string const& name,
+                   std::optional<ShardingStrategy> const& strategy = {}) {
+    return shard(module.ptr(), name, strategy);
+  }
+  template <class M>
+  Sharded<M> shard(std::shared_ptr<M> module, std::string const& name,
+                   std::optional<ShardingStrategy> const& strategy = {}) {
+    auto const use = declare(*module, name, strategy);
+    modules_->emplace_back(name, module);
+    return {passes_, std::move(module), use};
+  }
+  /// Registers one more use of the unit of `of`, next in forward order: a head that reads the embedding's weight, or a
+  /// second call of the same module. The unit is held from its first use to its last; gradients are reduced once.
+  /// @param name  of the use, for messages
+  /// @throws UsageError if the module has parameters that the unit does not have
+  template <class Of, class M>
+  Sharded<M> share(Sharded<Of> const& of, torch::nn::ModuleHolder<M> const& module, std::string const& name) {
+    return share(of, module.ptr(), name);
+  }
+  template <class Of, class M>
+  Sharded<M> share(Sharded<Of> const& of, std::shared_ptr<M> module, std::string const& name) {
+    auto& unit = passes_->unit_of(of.number());
+    for (auto const& item : module->named_parameters())
+      FSDP_EXPECTS(
+          find(unit, item.value()) != nullptr,
+          "rank {}: '{}' is a further use of unit '{}', and its module has a parameter '{}' that the unit does "
+          "not have; put this parameter into a module of its own",
+          engine_->rank(), name, unit.name(), item.key());
+    std::vector<DeclaredTensor> tensors;
+    for (auto const& parameter : unit.parameters()) tensors.push_back(declared(unit, parameter));
+    std::vector<TensorPlace> places;
+    auto const id = engine_->declare_use(unit.id(), name, std::move(tensors), places);
+    return {passes_, std::move(module), passes_->add_use(unit, id, name)};
+  }
+
+  /// As Engine::discard_gradients; also after backward() has ended with an exception, on all ranks: training then goes
+  /// on as if the pass had not been.
+  void discard_gradients() { passes_->discard_gradients(); }
+
+  E& engine() const { return *engine_; }
+  /// Units' names and modules, without further uses: fsdp/libtorch/buffers.hpp saves their buffers.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> const& modules() const { return *modules_; }
+
+ private:
+  using Modules = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+
+  static detail::TorchParameter* find(detail::TorchUnit& unit, at::Tensor const& tensor) {
+    for (auto& parameter : unit.parameters())
+      if (parameter.tensor.is_same(tensor)) return &parameter;
+    return nullptr;
+  }
+  /// As the unit's first use declared it.
+  DeclaredTensor declared(detail::TorchUnit const& unit, detail::TorchParameter const& parameter) const {
+    auto const& info =
+        engine_->shards().core().declared.unit(unit.id().index, parameter.unit).layout().tensors()[parameter.index];
+    return {info.name, info.shape, {.decay = info.decay, .init = info.init, .frozen = !parameter.trains}, false, true};
+  }
+  /// @return the number of the use
+  std::size_t declare(torch::nn::Module const& module, std::string const& name,
+                      std::optional<ShardingStrategy> const& strategy) {
+    std::vector<std::pair<std::string, at::Tensor>> found;
+    bool trains = false;
+    for (auto const& item : module.named_parameters()) {
+      auto const& tensor = item.value();
+      auto const full = name.empty() ? item.key() : name + "." + item.key();
+      bool known = false;
+      for (auto const& earlier : found) known = known || earlier.second.is_same(tensor);
+      if (known) continue;
+      for (auto const& unit : passes_->units())
+        FSDP_EXPECTS(find(*unit, tensor) == nullptr,
+                     "rank {}: parameter '{}' belongs to unit '{}' already; register this module with Sharder::share",
+                     engine_->rank(), full, unit->name());
+      detail::expect_elements(tensor, full, engine_->rank());
+      found.emplace_back(full, tensor);
+      trains = trains || tensor.requires_grad();
+    }
+    std::vector<DeclaredTensor> tensors;
+    for (auto const& [full, tensor] : found)
+      tensors.push_back({full,
+                         tensor.sizes().vec(),
+                         {.init = init::given(detail::hash_of(tensor)), .frozen = trains && !tensor.requires_grad()},
+                         false,
+                         true});
+    UnitId id;
+    std::vector<TensorPlace> places;
+    auto const use = engine_->declare_use(UnitOptions{.strategy = strategy, .frozen = !found.empty() && !trains}, name,
+                                          std::move(tensors), places, id);
+    auto unit = std::make_unique<detail::TorchUnit>(name, id);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      unit->add({found[i].first, found[i].second, unit_number(places[i]), tensor_index(places[i]),
+                 found[i].second.requires_grad()});
+    adopt(*unit);
+    passes_->units().push_back(std::move(unit));
+    return passes_->add_use(*passes_->units().back(), use, name);
+  }
+  /// The engine gets the parameters' initial values, and the parameters storages that follow its buffers.
+  void adopt(detail::TorchUnit& unit) {
+    auto const shards = engine_->shards();
+    auto& first = shards[unit.id()];
+    auto const device = detail::TorchDevice<typename E::Device>::of(engine_->device());
+    auto const of = [&](std::size_t number) ->
+        typename E::Unit& { return number == 0 ? first : shards[first.beside[number - 1]]; };
+    for (std::size_t number = 0; number <= first.beside.size(); ++number) {
+      auto& engine_unit = of(number);
+      auto const& tensors = engine_unit.layout().tensors();
+      auto const types = engine_unit.declared_types();
+      unit.add_storages(tensors.empty() ? 0 : static_cast<std::size_t>(tensors.back().range().end), types.parameter,
+                        types.gradient, device);
+      detail::KeptValues kept;
+      for (auto const& part : shards.kept(engine_unit))
+        for (auto const& parameter : unit.parameters())
+          if (parameter.unit == number && parameter.index == part.tensor)
+            kept.add(parameter.name, part.first, part.count, parameter.tensor);
+      shards.set_initial_values(engine_unit, std::move(kept));
+    }
+    unit.finish(
+        [&](detail::TorchParameter const& parameter) {
+          auto const& engine_unit = of(parameter.unit);
+          return std::pair(engine_unit.layout().tensors()[parameter.index].offset, engine_unit.declared_types());
+        },
+        [weak = passes_->weak_from_this()](detail::TorchParameter& parameter) {
+          detail::Passes::come(weak, parameter);
+        });
+  }
+
+  E* engine_;
+  std::shared_ptr<detail::Passes> passes_;
+  std::shared_ptr<Modules> modules_;
+};
+template <class E>
+Sharder(E&) -> Sharder<E>;
+
+}  // namespace fsdp::libtorch

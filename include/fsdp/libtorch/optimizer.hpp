@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers of torch on the shards of an engine.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/engine/shards.hpp"
+#include "fsdp/engine/texts.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/layout.hpp"
+#include "fsdp/libtorch/device.hpp"
+#include "fsdp/libtorch/optimizer_arrays.hpp"
+#include "fsdp/optim/grad_norm.hpp"
+#include "fsdp/optim/tensor_selection.hpp"
+
+namespace fsdp::libtorch {
+
+/// A torch::optim optimizer whose parameters are the parts of tensors that this rank keeps: an element-wise optimizer
+/// does the same to a part of a tensor as to the whole.
+///
+/// ```
+/// fsdp::libtorch::ShardOptimizer adamw{engine, torch::optim::AdamWOptions(1e-3)};
+/// adamw.step(fsdp::clip_grad_norm(engine, 1.0f));
+/// torch::optim::StepLR schedule{adamw.optimizer(), 30, 0.1};  // schedules of torch
+/// ```
+/// It works with fsdp::GradScaler (`scaler.step(adamw, lr)`), and checkpoints keep its state. With engines that offload
+/// state, or whose master weights are narrower than fp32, use the library's optimizers. The engine must outlive it.
+/// @tparam Options  torch's: AdamWOptions, AdamOptions, SGDOptions, RMSpropOptions, AdagradOptions, or a type for which
+/// OptimizerArrays is specialised
+template <class E, class Options>
+class ShardOptimizer {
+  using Arrays = OptimizerArrays<Options>;
+  static_assert(std::is_same_v<typename E::Master, float>,
+                "fsdp: optimizers of torch need fp32 master weights: Precision's third type");
+
+ public:
+  using Optimizer = typename Arrays::Optimizer;
+  /// Other options for the tensors whose full names match a pattern (see fsdp::matches), such as "*.bias".
+  struct Group {
+    std::string pattern;
+    Options options;
+  };
+
+  /// Seals the engine.
+  /// @param groups  the first that matches decides; `options` for the rest
+  /// @throws UsageError if a pattern matches no tensor that trains, or state is offloaded; ConfigError on every rank if
+  /// ranks' options differ
+  /// @note Collective: yes.
+  explicit ShardOptimizer(E& engine, Options options, std::vector<Group> groups = {})
+      : engine_(&engine), options_(options) {
+    auto const shards = engine.shards();
+    auto const turn = shards.enter("an optimizer's constructor");
+    shards.attach_optimizer();
+    expect_equal_options(groups);
+    FSDP_EXPECTS(!shards.core().offload,
+                 "rank {}: {}: the engine keeps state in host memory; use an optimizer of the library", engine.rank(),
+                 name());
+    auto const device = detail::TorchDevice<typename E::Device>::of(engine.device());
+    std::vector<std::vector<at::Tensor>> tensors(groups.size() + 1);
+    std::vector<bool> matched(groups.size());
+    for (std::size_t u = 0; u < shards.size(); ++u) {
+      auto& unit = shards[u];
+      if (!unit.trains()) continue;
+      for (auto const& tensor : unit.layout().tensors())
+        if (auto const group = group_of(groups, tensor.name); group < groups.size()) matched[group] = true;
+      for (auto const& part : unit.layout().segments(unit.shard())) {
+        auto parameter =
+            torch::from_blob(unit.master + part.offset, {part.count}, at::dtype(at::kFloat).device(device));
+        parameter.set_requires_grad(true);
+        tensors[group_of(groups, unit.layout().tensors()[part.tensor].name)].push_back(parameter);
+        parts_.push_back({u, part, std::move(parameter), {}});
+      }
+    }
+    for (std::size_t group = 0; group < groups.size(); ++group)
+      FSDP_EXPECTS(matched[group], "rank {}: {}: the pattern '{}' matches no tensor that trains", engine.rank(), name(),
+                   groups[group].pattern);
+    std::vector<torch::optim::OptimizerParamGroup> params;
+    params.emplace_back(std::move(tensors.back()), std::make_unique<Options>(options));
+    for (std::size_t group = 0; group < groups.size(); ++group)
+      params.emplace_back(std::move(tensors[group]), std::make_unique<Options>(groups[group].options));
+    optimizer_ = std::make_unique<Optimizer>(params, options);
+    for (auto& part : parts_) part.arrays.resize(state_names().size());
+    keep_arrays();
+  }
+  ShardOptimizer(ShardOptimizer&&) noexcept = default;
+  ShardOptimizer& operator=(ShardOptimizer&&) noexcept = default;
+
+  /// One step over all units that have a gradient. With a norm, gradients are scaled by the factor that clip_grad_norm
+  /// decided, in place; if that says so, the step changes nothing.
+  /// @throws UsageError as AdamW::step
+  /// @note Waits for compute if a norm is given.
+  void step(GradNorm<E> const& norm = {}) {
+    auto const shards = engine_->shards();
+    auto const turn = shards.enter("an optimizer's step");
+    shards.begin_step(name(), static_cast<float>(optimizer_->param_groups()[0].options().get_lr()), norm);
+    float const factor = norm.engine() == nullptr ? 1.0f : decided();
+    update(0, factor);
+    if (factor < 0.0f) return;
+    ++steps_;
+    keep_arrays();
+  }
+  /// The same with another learning rate, which all groups keep.
+  void step(float lr, GradNorm<E> const& norm = {}) {
+    for (auto& group : optimizer_->param_groups()) group.options().set_lr(static_cast<double>(lr));
+    step(norm);
+  }
+
+  E& engine() const { return *engine_; }
+  /// Torch's, for schedules of learning rates and to change options. Its parameters are the parts of this rank.
+  Optimizer& optimizer() { return *optimizer_; }
+  /// Steps taken; skipped ones do not count.
+  std::int64_t steps() const { return steps_; }
+
+  // What a checkpoint keeps: fsdp::checkpoint::Checkpointable says what each is.
+  static constexpr std::string_view name() { return Arrays::name(); }
+  std::vector<std::string_view> state_names() const { return Arrays::arrays(options_); }
+  bool owns(TensorInfo const&) const { return true; }
+  float* state(std::size_t, std::size_t) { return nullptr; }
+  /// The elements of an array that belong to a part of the unit's shard, on the engine's device.
+  float* state(std::size_t which, std::size_t unit, Segment const& segment) {
+    for (auto& part : parts_) {
+      auto const& own = part.segment;
+      if (part.unit != unit || own.tensor != segment.tensor || segment.first < own.first ||
+          segment.first + segment.count > own.first + own.count)
+        continue;
+      return array(part, which).template data_ptr<float>() + (segment.first - own.first);
+    }
+    fail<UsageError>("rank {}: {}: this rank keeps no such part of a tensor", engine_->rank(), name());
+  }
+  /// Continues as after `steps` steps, with the arrays that state() has returned.
+  void set_steps(std::int64_t steps) {
+    FSDP_EXPECTS(steps >= 0, "rank {}: {}::set_steps: expected 0 or more, got {}", engine_->rank(), name(), steps);
+    engine_->shards().history().add("set_steps", static_cast<float>(steps));
+    steps_ = steps;
+    for (auto& part : parts_) {
+      if (steps == 0 && Arrays::lazy) {
+        optimizer_->state().erase(key(part.parameter));
+        continue;
+      }
+      auto state = std::make_unique<typename Arrays::State>();
+      for (std::size_t which = 0; which < part.arrays.size(); ++which) array_of(*state, which) = array(part, which);
+      Arrays::set_step(*state, steps);
+      optimizer_->state()[key(part.parameter)] = std::move(state);
+    }
+  }
+
+ private:
+  struct Part {
+    std::size_t unit;
+    Segment segment;
+    at::Tensor parameter;            ///< (segment.count) in the master shard
+    std::vector<at::Tensor> arrays;  ///< those of torch's state, once they are there
+  };
+  using State = std::remove_reference_t<decltype(std::declval<Optimizer&>().state())>;
+
+  /// The key of a parameter's state: an address; before torch 2.0, the address as text.
+  static typename State::key_type key(at::Tensor const& parameter) {
+    return torch_key<typename State::key_type>(parameter.unsafeGetTensorImpl());
+  }
+  template <class Key>
+  static Key torch_key(c10::TensorImpl* address) {
+    if constexpr (std::is_same_v<Key, std::string>) {
+      std::ostringstream text;
+      text << address;
+      return text.str();
+    } else {
+      return address;
+    }
+  }
+  static std::size_t group_of(std::vector<Group> const& groups, std::string_view tensor) {
+    for (std::size_t group = 0; group < groups.size(); ++group)
+      if (matches(groups[group].pattern, tensor)) return group;
+    return groups.size();
+  }
+  void expect_equal_options(std::vector<Group> const& groups) const {
+    auto text = formatted("{}: lr {}, {}", name(), options_.lr(), Arrays::text(options_));
+    for (auto const& [pattern, options] : groups)
+      text += formatted("; '{}': lr {}, {}", pattern, options.lr(), Arrays::text(options));
+    fsdp::detail::expect_equal_texts(engine_->world(), text, "optimizer options");
+  }
+  /// @return the factor of gradients; -1: the step is skipped, which is counted
+  float decided() const {
+    auto* const on_device = engine_->shards().norm().result;
+    auto const& device = engine_->device();
+    auto now = *on_device_copy(on_device);
+    if (now.factor < 0.0f) {
+      ++now.skipped;
+      device.copy_async(engine_->compute(), on_device, &now, sizeof now);
+      device.synchronize(engine_->compute());
+    }
+    return now.factor;
+  }
+  template <class Scalars>
+  std::unique_ptr<Scalars> on_device_copy(Scalars const* from) const {
+    auto copy = std::make_unique<Scalars>();
+    engine_->device().copy_async(engine_->compute(), copy.get(), from, sizeof *copy);
+    engine_->device().synchronize(engine_->compute());
+    return copy;
+  }
+  /// Opens the update scopes of the units from `u` on, and steps inside all of them.
+  void update(std::size_t u, float factor) {
+    auto const shards = engine_->shards();
+    if (u == shards.size()) return step_torch(factor);
+    with_gradient_[u] = shards.has_gradient(shards[u]);
+    if (!with_gradient_[u]) return update(u + 1, factor);
+    auto const updating = shards.update(shards[u]);
+    update(u + 1, factor);
+  }
+  void step_torch(float factor) {
+    auto const shards = engine_->shards();
+    auto span = shards.trace().begin(engine_->compute(), StreamKind::compute, name(), "optimizer", "optimizer");
+    torch::NoGradGuard const no_grad;
+    for (auto& part : parts_) {
+      auto& unit = shards[part.unit];
+      auto& gradient = part.parameter.mutable_grad();
+      gradient.reset();
+      if (!with_gradient_[part.unit] || factor < 0.0f) continue;
+      gradient = torch::from_blob(unit.gradient + part.segment.offset, {part.segment.count}, part.parameter.options());
+      if (factor != 1.0f) gradient.mul_(factor);
+    }
+    if (factor >= 0.0f) optimizer_->step();
+    span.end();
+  }
+  at::Tensor& array_of(typename Arrays::State& state, std::size_t which) const {
+    if constexpr (requires { Arrays::array(state, which, options_); })
+      return Arrays::array(state, which, options_);
+    else
+      return Arrays::array(state, which);
+  }
+  at::Tensor& array(Part& part, std::size_t which) const {
+    if (!part.arrays[which].defined()) part.arrays[which] = torch::zeros_like(part.parameter);
+    return part.arrays[which];
+  }
+  /// Notes the arrays that torch has made.
+  void keep_arrays() {
+    for (auto& part : parts_) {
+      auto const found = optimizer_->state().find(key(part.parameter));
+      if (found == optimizer_->state().end()) continue;
+      auto& state = static_cast<typename Arrays::State&>(*found->second);
+      for (std::size_t which = 0; which < part.arrays.size(); ++which)
+        if (auto const& made = array_of(state, which); made.defined()) part.arrays[which] = made;
+    }
+  }
+
+  E* engine_;
+  Options options_;
+  std::vector<Part> parts_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<bool> with_gradient_ = std::vector<bool>(engine_->shards().size());
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace fsdp::libtorch
