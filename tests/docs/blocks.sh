@@ -19,7 +19,7 @@ trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
 
-failed=0 compiled=0 not_compiled=0
+failed=0 compiled=0 not_compiled=0 without_torch=0
 complain() { echo "$1"; failed=1; }
 
 # Writes each block to $folder/N.block, what stands before it to N.how, and where it begins to N.where.
@@ -54,8 +54,8 @@ for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
 done
 
-# What preludes include is compiled once.
-grep -hE '^ *# *include' tests/docs/preludes/*.cpp | sort -u >"$folder/headers.hpp"
+# What preludes include is compiled once, but for torch's headers, which need not be there.
+find tests/docs/preludes -name '*.cpp' ! -name libtorch.cpp -exec grep -hE '^ *# *include' {} + | sort -u >"$folder/headers.hpp"
 "$compiler" "${flags[@]}" -x c++-header "$folder/headers.hpp" -o "$folder/headers.hpp.gch" || { echo "the preludes' headers do not compile"; exit 1; }
 
 for ((n = 1; n <= blocks; ++n)); do
@@ -69,6 +69,10 @@ for ((n = 1; n <= blocks; ++n)); do
   elif [[ $how =~ ^\<!--\ compile:\ prelude=([a-z_0-9]+)\ --\>$ ]]; then
     name=${BASH_REMATCH[1]}
     prelude=tests/docs/preludes/$name.cpp
+    if [[ $name == libtorch && -z ${FSDP_LIBTORCH_INCLUDES:-} ]]; then
+      without_torch=$((without_torch + 1))
+      continue
+    fi
     [[ -e $prelude ]] || { complain "$where: there is no $prelude"; continue; }
     (($(grep -c '^ *// BLOCK$' "$prelude") == 1)) || { complain "$prelude: needs one line '// BLOCK'"; continue; }
     line=$(grep -n '^ *// BLOCK$' "$prelude" | cut -d: -f1)
@@ -87,7 +91,12 @@ for ((n = 1; n <= blocks; ++n)); do
     continue
   fi
   mode=(-fsyntax-only)
-  if [[ $how == *prelude=* ]]; then mode+=(-include "$folder/headers.hpp"); fi
+  if [[ $how == *prelude=libtorch* ]]; then
+    IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
+    for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
+  elif [[ $how == *prelude=* ]]; then
+    mode+=(-include "$folder/headers.hpp")
+  fi
   if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
   if "$compiler" "${flags[@]}" "${mode[@]}" "$source" >"$folder/log" 2>&1; then
     compiled=$((compiled + 1))
@@ -103,4 +112,5 @@ done
 ((not_compiled <= most_not_compiled)) || complain "$not_compiled blocks are not compiled, at most $most_not_compiled may be"
 ((compiled + not_compiled >= least_compiled || failed)) || complain "only $compiled blocks were found"
 echo "$compiled blocks compile"
+if ((without_torch > 0)); then echo "$without_torch blocks need torch, which is not here"; fi
 exit $failed

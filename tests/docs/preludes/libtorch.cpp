@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharded modules of torch; statements stand inside a function.
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "examples/libtorch/gpt.hpp"
+#include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/comm/local.hpp"
+#include "fsdp/fsdp.hpp"
+#include "fsdp/host/device.hpp"
+#include "fsdp/libtorch.hpp"
+#include "fsdp/libtorch/buffers.hpp"
+#include "fsdp/paths.hpp"
+
+using Mesh = fsdp::Mesh<fsdp::local::Communicator<fsdp::host::Device>>;
+void train(Mesh& mesh, torch::Tensor const& ids, torch::Tensor const& targets) {
+  auto compute = fsdp::host::Stream::inline_stream("compute");
+  fsdp::Engine engine{mesh, fsdp::FullShard{}, {.prefetch = 1}, compute};
+  fsdp::libtorch::Sharder sharder{engine};
+  example::Sizes const sizes;
+  auto embed = sharder.shard(example::Embed(sizes), "embed");
+  auto head = sharder.shard(example::Head(sizes), "head");
+  // BLOCK
+}
