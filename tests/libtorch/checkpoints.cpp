@@ -60,6 +60,7 @@ template <class Options>
 Result train_with(Options const& options, int ranks, bool resumed) {
   using Optimizer = fsdp::libtorch::ShardOptimizer<Engine, Options>;
   Result result;
+  result.losses.resize(6);
   fsdp::testing::TemporaryFolder const folder;
   fsdp::local::run(ranks, fsdp::host::Device{}, [&](Comm comm) {
     auto const network = named("six layers");
@@ -77,7 +78,6 @@ Result train_with(Options const& options, int ranks, bool resumed) {
         optimizer->step();
         fsdp::load_latest(test->engine, *optimizer, folder.path);
       }
-      result.losses.resize(6);
       auto const loss = test->backward(step);
       if (test->engine.rank() == 0) result.losses[static_cast<std::size_t>(step)] = loss;
       optimizer->step();
