@@ -20,10 +20,39 @@
 #include "fsdp/layout.hpp"
 #include "fsdp/libtorch/device.hpp"
 #include "fsdp/libtorch/optimizer_arrays.hpp"
+#include "fsdp/memory.hpp"
 #include "fsdp/optim/grad_norm.hpp"
 #include "fsdp/optim/tensor_selection.hpp"
 
 namespace fsdp::libtorch {
+
+namespace detail {
+
+/// Bytes of torch's allocator that an engine's account lists as optimizer state.
+class ListedState {
+ public:
+  explicit ListedState(MemoryAccount& account) : account_(&account) {}
+  ListedState(ListedState&& other) noexcept : account_(other.account_), bytes_(std::exchange(other.bytes_, 0)) {}
+  ListedState& operator=(ListedState&& other) noexcept {
+    set(0);
+    account_ = other.account_;
+    bytes_ = std::exchange(other.bytes_, 0);
+    return *this;
+  }
+  ~ListedState() { set(0); }
+  void set(std::int64_t bytes) {
+    auto const more = bytes - std::exchange(bytes_, bytes);
+    if (more == 0) return;
+    account_->reserve(MemoryTag::optimizer, more);
+    account_->lease(MemoryTag::optimizer, more);
+  }
+
+ private:
+  MemoryAccount* account_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace detail
 
 /// A torch::optim optimizer whose parameters are the parts of tensors that this rank keeps: an element-wise optimizer
 /// does the same to a part of a tensor as to the whole.
@@ -243,19 +272,24 @@ class ShardOptimizer {
   }
   /// Notes the arrays that torch has made.
   void keep_arrays() {
+    std::int64_t bytes = 0;
     for (auto& part : parts_) {
       auto const found = optimizer_->state().find(key(part.parameter));
       if (found == optimizer_->state().end()) continue;
       auto& state = static_cast<typename Arrays::State&>(*found->second);
       for (std::size_t which = 0; which < part.arrays.size(); ++which)
         if (auto const& made = array_of(state, which); made.defined()) part.arrays[which] = made;
+      for (auto const& array : part.arrays)
+        if (array.defined()) bytes += static_cast<std::int64_t>(array.nbytes());
     }
+    listed_.set(bytes);
   }
 
   E* engine_;
   Options options_;
   std::vector<Part> parts_;
   std::unique_ptr<Optimizer> optimizer_;
+  detail::ListedState listed_{engine_->account()};
   std::vector<bool> with_gradient_ = std::vector<bool>(engine_->shards().size());
   std::int64_t steps_ = 0;
 };
