@@ -36,7 +36,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   list(REMOVE_ITEM torch_includes /usr/include)  # its place is the last
   # Wheels bring headers of a fmt of their own, and not its library: the program's fmt comes before them.
   if(EXISTS "${LibTorch_INCLUDE_DIR}/fmt/core.h" AND NOT LibTorch_INCLUDE_DIR STREQUAL "/usr/include")
-    find_path(LibTorch_FMT_INCLUDE_DIR fmt/core.h HINTS "${fmt_DIR}/../../../../include" "${fmt_DIR}/../../../include")
+    find_path(LibTorch_FMT_INCLUDE_DIR fmt/core.h NO_PACKAGE_ROOT_PATH
+      HINTS "${fmt_DIR}/../../../../include" "${fmt_DIR}/../../../include")
     mark_as_advanced(LibTorch_FMT_INCLUDE_DIR)
     if(LibTorch_FMT_INCLUDE_DIR)
       file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/fmt_before_libtorch")
