@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random models under every strategy and option, with segments, paths, and state in host memory: equal
 // in every bit where docs/numerics.md promises it, and, unless values are rounded to bf16, within 1e-5 of a reference
-// in double. A seed that fails prints a program that repeats it. links: fsdp_test_trial full-run: --seeds=2000 timeout:
-// 1800 skip-sanitizers long
+// in double. A seed that fails prints a program that repeats it.
+//
+// links: fsdp_test_trial
+// full-run: --seeds=2000
+// timeout: 1800
+// skip-sanitizers
+// long
 #include <fmt/format.h>
 
 #include <cstdint>
