@@ -25,7 +25,7 @@ needs_torch() { [[ $1 == fsdp/libtorch* ]]; }
 group() {
   local header=$1
   case $header in
-    fsdp/libtorch/cuda.hpp) return 0 ;; # it needs torch with CUDA: tests/libtorch/cuda.sh
+    fsdp/libtorch/cuda.hpp) return 0 ;; # it needs torch with CUDA
     fsdp/libtorch.hpp) # with all of its parts; torch's headers take long
       if [[ ${#torch[@]} -gt 0 && $kind == gcc ]]; then echo alone; fi # clang 14 refuses headers of torch 1.13 in C++20
       return 0 ;;
