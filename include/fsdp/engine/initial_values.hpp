@@ -4,8 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <utility>
+
+#include "fsdp/fixed_array.hpp"
+#include "fsdp/kernels/block.hpp"
+#include "fsdp/precision.hpp"
 
 namespace fsdp {
 
@@ -17,19 +22,33 @@ namespace detail {
 class InitialValues {
  public:
   virtual ~InitialValues() = default;
-  /// @param first  element of the tensor that belongs into out[0]
-  virtual void fill(TensorInfo const& tensor, std::int64_t first, float* out, std::int64_t elements) = 0;
+  /// @param first  element of the tensor that belongs into the first of `out`
+  /// @param type   of the elements of `out`: values are rounded to nearest even
+  virtual void fill(TensorInfo const& tensor, std::int64_t first, std::int64_t count, std::byte* out, DType type) = 0;
 };
 
 template <class F>
 class InitialValuesOf final : public InitialValues {
  public:
   explicit InitialValuesOf(F f) : f_(std::move(f)) {}
-  void fill(TensorInfo const& tensor, std::int64_t first, float* out, std::int64_t elements) override {
-    f_(tensor, first, std::span<float>(out, static_cast<std::size_t>(elements)));
+  void fill(TensorInfo const& tensor, std::int64_t first, std::int64_t count, std::byte* out, DType type) override {
+    FixedArray<float> values(static_cast<std::size_t>(count));
+    f_(tensor, first, std::span<float>(values.begin(), values.size()));
+    if (type == DType::f32) round<float>(values, out);
+    if (type == DType::bf16) round<bf16>(values, out);
+    if (type == DType::f16) round<fp16>(values, out);
   }
 
  private:
+  template <class T>
+  static void round(FixedArray<float> const& values, std::byte* out) {
+    for (auto const value : values) {
+      T const rounded = narrow<T>(value);
+      std::memcpy(out, &rounded, sizeof rounded);
+      out += sizeof rounded;
+    }
+  }
+
   F f_;
 };
 

@@ -11,6 +11,7 @@
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/executor.hpp"
 #include "fsdp/engine/flat_param.hpp"
+#include "fsdp/fixed_array.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/memory.hpp"
@@ -140,14 +141,11 @@ class ShardStorage {
     for (auto& unit : units) {
       for (auto const& part : unit->layout().segments(unit->shard())) {
         auto const& tensor = unit->layout().tensors()[part.tensor];
-        if (unit->initial) {
-          fill(*unit, tensor, part, compute);
-          continue;
-        }
-        FSDP_EXPECTS(tensor.init.kind != Init::Kind::given,
+        FSDP_EXPECTS(unit->initial || tensor.init.kind != Init::Kind::given,
                      "unit '{}': tensor '{}' has init given, but Shards::set_initial_values gives no values",
                      unit->name(), tensor.name);
-        unit->with_shard([&](auto* shard) {
+        unit->with_shard([&]<class T>(T* shard) {
+          if (unit->initial) return fill(*unit, tensor, part, shard + part.offset, dtype_of<T>, compute);
           kernels::initialize(device_, compute, shard + part.offset, part.count, tensor.init, seed,
                               hash_name(tensor.name), part.first);
         });
@@ -166,17 +164,13 @@ class ShardStorage {
   NormState& norm() { return norm_; }
 
  private:
-  /// Values of the caller, rounded to nearest even where shards are narrower. The calling thread waits for the copy.
-  [[gnu::cold]] void fill(Unit& unit, TensorInfo const& tensor, Segment const& part, typename D::Stream& compute) {
-    std::vector<float> values(static_cast<std::size_t>(part.count));
-    unit.initial->fill(tensor, part.first, values.data(), part.count);
-    unit.with_shard([&]<class T>(T* shard) {
-      std::vector<T> rounded;
-      rounded.reserve(values.size());
-      for (auto const value : values) rounded.push_back(narrow<T>(value));
-      device_.copy_async(compute, shard + part.offset, rounded.data(), rounded.size() * sizeof(T));
-      device_.synchronize(compute);
-    });
+  /// Values of the caller, of `type`. The calling thread waits for the copy.
+  [[gnu::cold]] void fill(Unit& unit, TensorInfo const& tensor, Segment const& part, void* to, DType type,
+                          typename D::Stream& compute) {
+    FixedArray<std::byte> values(static_cast<std::size_t>(part.count) * static_cast<std::size_t>(size_of(type)));
+    unit.initial->fill(tensor, part.first, part.count, values.begin(), type);
+    device_.copy_async(compute, to, values.begin(), values.size());
+    device_.synchronize(compute);
   }
 
   D device_;
