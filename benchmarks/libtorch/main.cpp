@@ -3,7 +3,7 @@
 // speaks its protocol (examples/nanogpt/pieces.hpp), so that benchmarks/peers/compare.py compares it with PyTorch's DDP
 // and FSDP2:
 //
-//   python3 benchmarks/peers/compare.py --ours=build/cpu/benchmarks/bench_libtorch --model=char --pairing=sharded
+//   python3 benchmarks/peers/compare.py --ours=build/cpu/benchmarks/libtorch/bench_libtorch --model=char --pairing=sharded
 //   --peers=eager
 #include <torch/torch.h>
 
