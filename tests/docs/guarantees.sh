@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The table of guarantees in docs/testing.md names every test that ctest knows, in the stages that run it, and no other.
 # Each preset's build checks its own part.
-# usage: guarantees.sh PRESET BUILD_DIR [WHAT IS NOT BUILT HERE] [WHETHER LIBTORCH IS THERE]
+# usage: guarantees.sh PRESET BUILD_DIR [WHETHER LIBTORCH IS THERE] [WHAT IS NOT BUILT HERE]
 set -euo pipefail
-preset=$1 build=$2 absent=${3:-} torch=${4:-}
+preset=$1 build=$2 torch=${3:-} absent=${4:-}
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
 if [[ $(realpath "$build") != "$PWD/build/$preset" ]]; then
   echo "skipped: $build is not the folder of the preset $preset"
