@@ -34,17 +34,20 @@ struct PathAdder {
 template <class E>
 class [[nodiscard]] PathScope {
  public:
+  // Not inlined: GCC 12 takes the list for one that outlives the scope (-Wdangling-pointer).
   /// @throws UsageError in the middle of a pass
-  PathScope(E& engine, std::size_t path) : engine_(&engine), followed_{path, engine.passes.followed()} {
+  [[gnu::cold, gnu::noinline]] PathScope(E& engine, std::size_t path)
+      : engine_(&engine), followed_{path, engine.passes.followed()} {
     auto const turn = engine.calls.enter("follow");
     engine.passes.expect_between_passes();
     engine.passes.followed() = &followed_;
   }
-  PathScope(PathScope&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), followed_(other.followed_) {
+  [[gnu::cold, gnu::noinline]] PathScope(PathScope&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)), followed_(other.followed_) {
     if (engine_ != nullptr) place_of(&other.followed_) = &followed_;
   }
   PathScope& operator=(PathScope&&) = delete;
-  ~PathScope() {
+  [[gnu::cold, gnu::noinline]] ~PathScope() {
     if (engine_ != nullptr) place_of(&followed_) = followed_.before;
   }
 
