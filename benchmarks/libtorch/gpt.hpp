@@ -8,14 +8,17 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <utility>
+
+#include "examples/libtorch/gpt.hpp"
 
 namespace bench {
 
 using at::Tensor;
 
-struct Sizes {
-  std::int64_t layers = 2, heads = 2, width = 64, block = 32, vocabulary = 65;
-};
+using example::Embed;
+using example::EmbedImpl;
+using example::Sizes;
 
 inline torch::nn::Linear linear(std::int64_t from, std::int64_t to) {
   return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false));
@@ -75,22 +78,10 @@ struct LayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layer);
 
-struct EmbedImpl : torch::nn::Module {
-  explicit EmbedImpl(Sizes const& sizes) : tokens(sizes.vocabulary, sizes.width), positions(sizes.block, sizes.width) {
-    register_module("tokens", tokens);
-    register_module("positions", positions);
-    torch::NoGradGuard const no_grad;
-    for (auto& weight : parameters()) weight.normal_(0.0, 0.02);
-  }
-  Tensor forward(Tensor const& ids) { return tokens(ids) + positions->weight.slice(0, 0, ids.size(1)); }
-  torch::nn::Embedding tokens, positions;
-};
-TORCH_MODULE(Embed);
-
 /// Logits: the head is the token table. It has no parameters of its own.
 struct HeadImpl : torch::nn::Module {
   explicit HeadImpl(std::shared_ptr<EmbedImpl> of) : embed(std::move(of)) {}
-  Tensor forward(Tensor const& x) { return torch::linear(x, embed->tokens->weight); }
+  Tensor forward(Tensor const& x) { return torch::linear(x, embed->wte->weight); }
   std::shared_ptr<EmbedImpl> embed;
 };
 TORCH_MODULE(Head);

@@ -3,7 +3,8 @@
 // speaks its protocol (examples/nanogpt/pieces.hpp), so that benchmarks/peers/compare.py compares it with PyTorch's DDP
 // and FSDP2:
 //
-//   python3 benchmarks/peers/compare.py --ours=build/cpu/benchmarks/libtorch/bench_libtorch --model=char --pairing=sharded
+//   python3 benchmarks/peers/compare.py --ours=build/cpu/benchmarks/libtorch/bench_libtorch --model=char
+//   --pairing=sharded
 //   --peers=eager
 #include <torch/torch.h>
 
@@ -36,7 +37,7 @@ void read(Arguments& to, CLI::App& app) {
   app.add_option("--n_layer", to.sizes.layers);
   app.add_option("--n_head", to.sizes.heads);
   app.add_option("--n_embd", to.sizes.width);
-  app.add_option("--block_size", to.sizes.block);
+  app.add_option("--block_size", to.sizes.length);
   app.add_option("--batch_size", to.batch, "sequences of a rank");
   app.add_option("--strategy", to.strategy)->check(CLI::IsMember({"full_shard", "shard_grad_op", "no_shard"}));
   app.add_option("--dataset", to.dataset, "reads data/<dataset>/train.bin, of uint16, and meta.json");
@@ -110,7 +111,7 @@ int run(fsdp::mpi::Environment& environment, Arguments args) {
                     {.lr = 6e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .weight_decay = 0.1f},
                     {{.tensors = "*norm*", .weight_decay = 0.0f}}};
 
-  Batches batches(args.dataset, args.batch, args.sizes.block, engine.rank());
+  Batches batches(args.dataset, args.batch, args.sizes.length, engine.rank());
   at::Tensor loss;
   auto const step = [&] {
     auto const [ids, targets] = batches.draw();
@@ -135,7 +136,7 @@ int run(fsdp::mpi::Environment& environment, Arguments args) {
         R"({"kind":"ready","ranks":%d,"parameters":%lld,"tokens_per_step":%lld,"strategy":"%s","dtype":"float32","threads":%d,"torch":"%s"})"
         "\n",
         engine.world_size(), static_cast<long long>(parameters),
-        static_cast<long long>(engine.world_size() * args.batch * args.sizes.block), args.strategy.c_str(),
+        static_cast<long long>(engine.world_size() * args.batch * args.sizes.length), args.strategy.c_str(),
         at::get_num_threads(), TORCH_VERSION);
   std::fflush(stdout);
   while (true) {

@@ -25,9 +25,7 @@ struct EmbedImpl : torch::nn::Module {
     torch::NoGradGuard const no_grad;
     for (auto& parameter : parameters()) parameter.normal_(0.0, 0.02);
   }
-  torch::Tensor forward(torch::Tensor const& tokens) {
-    return wte(tokens) + wpe(torch::arange(tokens.size(1), tokens.device()));
-  }
+  torch::Tensor forward(torch::Tensor const& tokens) { return wte(tokens) + wpe->weight.slice(0, 0, tokens.size(1)); }
   torch::nn::Embedding wte, wpe;
 };
 TORCH_MODULE(Embed);

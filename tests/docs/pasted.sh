@@ -32,9 +32,7 @@ link=
 if echo 'int main() {}' | g++ -x c++ - -lfmt -o /dev/null 2>/dev/null; then level+=" -DFSDP_FMT_LIBRARY=1" link=" -lfmt"; fi
 
 # Two ranks, on whatever machine and as whoever this is.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none                          # Open MPI 4
-export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none  # Open MPI 5
+. "$FSDP/tests/support/mpirun.sh"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

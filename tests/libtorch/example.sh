@@ -4,9 +4,7 @@
 # usage: example.sh TRAIN TRAIN_SHARDED
 # programs: libtorch_train libtorch_train_sharded
 set -euo pipefail
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none                          # Open MPI 4
-export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none  # Open MPI 5
+. "$(dirname "${BASH_SOURCE[0]}")/../support/mpirun.sh"
 plain=$("$1")
 [[ $(grep -c '^step .*: loss ' <<<"$plain") == 10 ]] || { echo "expected ten losses, got: $plain"; exit 1; }
 for ranks in 1 3; do

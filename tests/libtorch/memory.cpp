@@ -19,6 +19,7 @@
 #include "fsdp/comm/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
+#include "tests/support/forwarding.hpp"
 #include "tests/support/rank_checks.hpp"
 
 namespace {
@@ -34,47 +35,21 @@ constexpr std::size_t units = 6;
 using Begun = std::array<std::atomic<bool>, units>;
 
 /// A communicator that notes when an all-gather begins to run on its stream.
-class Noting {
+class Noting : public fsdp::testing::Forwarding<Noting, Local> {
  public:
-  using Device = Local::Device;
-  using Stream = Device::Stream;
-
-  Noting(Local inner, Begun* begun) : inner_(std::move(inner)), begun_(begun) {}
-  int rank() const { return inner_.rank(); }
-  int size() const { return inner_.size(); }
-  Device const& device() const { return inner_.device(); }
-  Noting split(int color, int key, std::string_view name) { return {inner_.split(color, key, name), begun_}; }
-  void* allocate(std::size_t bytes) { return inner_.allocate(bytes); }
-  void deallocate(void* memory, std::size_t bytes) noexcept { inner_.deallocate(memory, bytes); }
+  Noting(Local inner, Begun* begun) : Forwarding(std::move(inner)), begun_(begun) {}
+  Noting split(int color, int key, std::string_view name) { return {inner().split(color, key, name), begun_}; }
   template <class T>
   fsdp::Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
     stream.enqueue(
         [begun = begun_, unit = label.unit.size() == 1 ? static_cast<std::size_t>(label.unit[0] - '0') : units] {
           if (unit < units) (*begun)[unit] = true;
         });
-    return inner_.all_gather(stream, send, recv, count, label);
+    return inner().all_gather(stream, send, recv, count, label);
   }
-  template <class T>
-  fsdp::Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    return inner_.reduce_scatter(stream, send, recv, count, label);
-  }
-  template <class T>
-  fsdp::Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    return inner_.all_reduce(stream, send, recv, count, label);
-  }
-  template <class T>
-  fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
-    return inner_.broadcast(stream, buffer, count, root, label);
-  }
-  void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
-    inner_.wait_for_peers(stream, ticket, site);
-  }
-  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
-    return inner_.exchange(mine, what);
-  }
+  void before(Stream&, fsdp::Label) {}
 
  private:
-  Local inner_;
   Begun* begun_;
 };
 static_assert(fsdp::Communicator<Noting>);

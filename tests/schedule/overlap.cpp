@@ -21,6 +21,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/forwarding.hpp"
 #include "tests/support/shard_group.hpp"
 
 namespace {
@@ -40,56 +41,21 @@ struct TransferDelay {
 
 /// A communicator whose collectives last `microseconds` longer. With `one_link`, a rank's collectives of all groups
 /// and streams follow each other, as on a single communicator.
-class Slow {
+class Slow : public fsdp::testing::Forwarding<Slow, Local> {
  public:
-  using Device = typename Local::Device;
-  using Stream = Device::Stream;
-
   Slow(Local inner, std::int64_t microseconds, bool one_link)
-      : inner_(std::move(inner)), microseconds_(microseconds), link_(one_link ? new std::mutex : nullptr) {}
+      : Forwarding(std::move(inner)), microseconds_(microseconds), link_(one_link ? new std::mutex : nullptr) {}
 
-  int rank() const { return inner_.rank(); }
-  int size() const { return inner_.size(); }
-  Device const& device() const { return inner_.device(); }
   Slow split(int color, int key, std::string_view name) {
-    Slow part(inner_.split(color, key, name), microseconds_, false);
+    Slow part(inner().split(color, key, name), microseconds_, false);
     part.link_ = link_;
     return part;
   }
-  void* allocate(std::size_t bytes) { return inner_.allocate(bytes); }
-  void deallocate(void* memory, std::size_t bytes) noexcept { inner_.deallocate(memory, bytes); }
-  template <class T>
-  fsdp::Ticket all_gather(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    transfer(stream);
-    return inner_.all_gather(stream, send, recv, count, label);
-  }
-  template <class T>
-  fsdp::Ticket reduce_scatter(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    transfer(stream);
-    return inner_.reduce_scatter(stream, send, recv, count, label);
-  }
-  template <class T>
-  fsdp::Ticket all_reduce(Stream& stream, T const* send, T* recv, std::size_t count, fsdp::Label label) {
-    transfer(stream);
-    return inner_.all_reduce(stream, send, recv, count, label);
-  }
-  template <class T>
-  fsdp::Ticket broadcast(Stream& stream, T* buffer, std::size_t count, int root, fsdp::Label label) {
-    transfer(stream);
-    return inner_.broadcast(stream, buffer, count, root, label);
-  }
-  void wait_for_peers(Stream& stream, fsdp::Ticket ticket, fsdp::WaitSite site) {
-    inner_.wait_for_peers(stream, ticket, site);
-  }
-  std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
-    return inner_.exchange(mine, what);
+  void before(Stream& stream, fsdp::Label) {
+    device().launch(stream, std::int64_t{1}, TransferDelay{}, microseconds_, link_.get());
   }
 
  private:
-  void transfer(Stream& stream) {
-    device().launch(stream, std::int64_t{1}, TransferDelay{}, microseconds_, link_.get());
-  }
-  Local inner_;
   std::int64_t microseconds_;
   std::shared_ptr<std::mutex> link_;
 };

@@ -50,15 +50,10 @@ using fsdp::testing::sanitized;
 constexpr std::int64_t width = 9, hidden = 13, global_rows = 12;
 constexpr std::size_t depth = 5, most_places = 5;
 
-/// The text of the error, of this type, that `call` throws.
+/// The text of the UsageError, or of the error of another type, that `call` throws.
 template <class Failure = fsdp::UsageError, class Call>
 std::string what(Call const& call) {
-  try {
-    call();
-  } catch (Failure const& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
+  return fsdp::testing::what<Failure>(call);
 }
 
 /// Has the tensors of a layer, and a gradient of zeroes.

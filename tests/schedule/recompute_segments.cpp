@@ -33,15 +33,10 @@ using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<Local>;
 using fsdp::testing::has;
 
-/// The text of the error, of this type, that `call` throws.
+/// The text of the UsageError, or of the error of another type, that `call` throws.
 template <class Failure = fsdp::UsageError, class Call>
 std::string what(Call const& call) {
-  try {
-    call();
-  } catch (Failure const& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
+  return fsdp::testing::what<Failure>(call);
 }
 
 constexpr std::int64_t width = 9, global_rows = 12;

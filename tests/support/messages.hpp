@@ -8,12 +8,12 @@
 
 namespace fsdp::testing {
 
-/// The text of the fsdp::Error that `call` throws.
-template <class Call>
+/// The text of the error, of this type, that `call` throws.
+template <class Failure = Error, class Call>
 std::string what(Call&& call) {
   try {
     call();
-  } catch (Error const& error) {
+  } catch (Failure const& error) {
     return error.what();
   }
   return "nothing was thrown";
