@@ -36,6 +36,9 @@ if(FSDP_NATIVE)
 endif()
 if(FSDP_SANITIZE)
   target_compile_options(fsdp_own INTERFACE "$<${cxx}:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+  if(FSDP_SANITIZE MATCHES "address" AND FSDP_SANITIZE MATCHES "undefined")  # AddressSanitizer reports what goes through a null pointer
+    target_compile_options(fsdp_own INTERFACE "$<${cxx}:-fno-sanitize=null>")
+  endif()
   target_link_options(fsdp_own INTERFACE "-fsanitize=${FSDP_SANITIZE}")
 endif()
 
@@ -83,6 +86,14 @@ function(fsdp_mpi_test name executable ranks)
   set_property(TEST ${name} APPEND PROPERTY LABELS mpi)
   if(FSDP_SANITIZE MATCHES "address")  # MPI itself leaks
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
+  endif()
+endfunction()
+
+# fsdp_merge(<target>): its sources, eight at a time, are one compile unit where FSDP_MERGE_SOURCES is on. They share what they
+# include, and their unnamed namespaces. A source with options of its own stays alone.
+function(fsdp_merge target)
+  if(FSDP_MERGE_SOURCES)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endif()
 endfunction()
 

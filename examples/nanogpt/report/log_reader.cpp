@@ -6,33 +6,21 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "report/json_members.hpp"
 #include "report/memory_bars.hpp"
 #include "run_log.hpp"
 
 namespace nanogpt::report {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-double number(Json const& object, char const* name) {
-  auto const found = object.find(name);
-  return found != object.end() && found->is_number() ? found->get<double>() : unknown;
-}
-
 /// A number that counts something; 0 where there is none, or one that is not whole.
 std::int64_t count(Json const& object, char const* name) {
   double const value = number(object, name);
   return value >= 0 && value < 9e18 ? static_cast<std::int64_t>(value) : 0;
-}
-
-std::string text(Json const& object, char const* name) {
-  auto const found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 Header::Texts texts(Json const& object, char const* name) {

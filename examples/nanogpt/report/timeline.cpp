@@ -21,7 +21,7 @@ using fsdp::StreamKind;
 using fsdp::TraceSpan;
 using fsdp::detail::Interval;
 
-constexpr double left = 68, lane = 18, lane_pitch = 21, rank_gap = 10, head = 18;
+constexpr double first_lane = 68, lane = 18, lane_pitch = 21, rank_gap = 10, rank_head = 18;
 
 double milliseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
@@ -174,9 +174,9 @@ class RankLanes {
 
 std::string time_axis(Scale const& x, std::int64_t begin_ns, double y, double width) {
   double const length = milliseconds(static_cast<std::int64_t>(x.range().high) - begin_ns);
-  std::string text = line("axis", left, y, width - 12, y);
+  std::string text = line("axis", first_lane, y, width - 12, y);
   for (auto const& tick :
-       ticks({0, length, false}, false, static_cast<std::size_t>(std::max(3.0, (width - left) / 110)))) {
+       ticks({0, length, false}, false, static_cast<std::size_t>(std::max(3.0, (width - first_lane) / 110)))) {
     double const at = x(static_cast<double>(begin_ns) + tick.value * 1e6);
     text += line("axis", at, y, at, y + 4);
     auto const label = tick.text + " ms";
@@ -229,7 +229,7 @@ std::vector<fsdp::OverlapReport> overlap_of(Trace const& trace) {
 
 Drawn timeline_drawing(TracedStep const& step, double width) {
   auto const end_ns = std::max(step.end_ns, step.begin_ns + 1);
-  Scale const x({static_cast<double>(step.begin_ns), static_cast<double>(end_ns), false}, left, width - 12);
+  Scale const x({static_cast<double>(step.begin_ns), static_cast<double>(end_ns), false}, first_lane, width - 12);
   constexpr std::array kinds{StreamKind::gather, StreamKind::reduce, StreamKind::replicate};
   std::string text;
   double y = 0;
@@ -237,12 +237,12 @@ Drawn timeline_drawing(TracedStep const& step, double width) {
     auto const& spans = step.ranks[rank];
     RankLanes const lanes(spans, x);
     text += text_at("lane strong", 0, y + 12, fmt::format("rank {}", rank));
-    y += head;
-    text += text_at("lane", left - 8, y + lane / 2 + 4, "compute", "end") + lanes.compute(y);
+    y += rank_head;
+    text += text_at("lane", first_lane - 8, y + lane / 2 + 4, "compute", "end") + lanes.compute(y);
     for (auto const kind : kinds) {
       if (std::none_of(spans.begin(), spans.end(), [&](TraceSpan const& span) { return span.kind == kind; })) continue;
       y += lane_pitch;
-      text += text_at("lane", left - 8, y + lane / 2 + 4, fsdp::name(kind), "end") + lanes.communication(kind, y);
+      text += text_at("lane", first_lane - 8, y + lane / 2 + 4, fsdp::name(kind), "end") + lanes.communication(kind, y);
     }
     y += lane_pitch + rank_gap;
   }

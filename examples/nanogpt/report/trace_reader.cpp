@@ -6,25 +6,16 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "report/json_members.hpp"
+
 namespace nanogpt::report {
 namespace {
 
-using Json = nlohmann::json;
 constexpr auto streams = static_cast<std::size_t>(fsdp::StreamKind::count_);
-
-double number(Json const& object, char const* name) {
-  auto const found = object.find(name);
-  return found != object.end() && found->is_number() ? found->get<double>() : -1.0;
-}
-std::string text(Json const& object, char const* name) {
-  auto const found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
 
 /// Microseconds in nanoseconds. @pre 0 <= us < 1e15
 std::int64_t nanoseconds(double us) { return std::llround(us * 1e3); }
@@ -42,8 +33,8 @@ class Events {
   void take(Json const& event) {
     if (text(event, "ph") != "X") return;
     auto const args = event.find("args");
-    double const rank = number(event, "pid"), stream = number(event, "tid");
-    double const begin = number(event, "ts"), length = number(event, "dur");
+    double const rank = number(event, "pid", -1), stream = number(event, "tid", -1);
+    double const begin = number(event, "ts", -1), length = number(event, "dur", -1);
     constexpr double most = 1e12;  // microseconds: eleven days
     bool const ours = args != event.end() && args->is_object() && rank >= 0 && stream >= 0 &&
                       stream < static_cast<double>(streams) && begin >= 0 && begin < most && length >= 0 &&
@@ -69,7 +60,7 @@ class Events {
     span.what = text(event, "name");  // "what unit"
     if (auto const tail = " " + span.unit; span.what.ends_with(tail)) span.what.resize(span.what.size() - tail.size());
     span.kind = kind;
-    span.step = static_cast<std::int64_t>(std::min(number(args, "step"), 1e15));
+    span.step = static_cast<std::int64_t>(std::min(number(args, "step", -1), 1e15));
     span.begin_ns = begin;
     span.end_ns = begin + length;
     ++trace_.spans;
