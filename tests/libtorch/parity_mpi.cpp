@@ -13,6 +13,7 @@
 #include "fsdp/comm/mpi.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
+#include "tests/libtorch/watched.hpp"
 #include "tests/mpi_main.hpp"
 
 namespace {
@@ -82,4 +83,27 @@ TEST_CASE("one rank with torch's AdamW is bitwise equal to plain torch over 20 s
       CHECK(apart.parameter == 0.0);
     }
   }
+}
+
+TEST_CASE("an exception out of backward in one process ends the training of all, and names its rank") {
+  int const ranks = test_environment().size(), throws = ranks - 1;
+  if (ranks == 1) return;
+  std::string said;
+  try {
+    Trainer<Comm> trainer(Comm{test_environment()}, with_throwing_unit(3), fsdp::FullShard{}, {});
+    trainer.units[3]->after = [](Tensor const& x) { return Watched::apply(x); };
+    for (int step = 0; step < 3; ++step) {
+      if (step == 1 && test_environment().rank() == throws) Watched::in_backward = boom;
+      trainer.backward(step);
+      trainer.step();
+    }
+  } catch (std::exception const& error) {
+    said = error.what();
+  }
+  Watched::in_backward = nullptr;
+  INFO(said);
+  if (test_environment().rank() == throws)
+    CHECK(said.find("boom in backward") != said.npos);
+  else
+    CHECK(said.find("rank " + std::to_string(throws)) != said.npos);
 }

@@ -4,8 +4,6 @@
 // needs: LibTorch
 // skip-tsan
 // skip-asan
-#include <functional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,31 +11,13 @@
 #include "fsdp/comm/local.hpp"
 #include "tests/libtorch/catch.hpp"
 #include "tests/libtorch/training.hpp"
+#include "tests/libtorch/watched.hpp"
 #include "tests/support/rank_checks.hpp"
 
 namespace {
 
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 using namespace networks;
-
-/// Its backward calls a function, which may throw.
-struct Watched : torch::autograd::Function<Watched> {
-  static thread_local std::function<void()> in_backward;
-  static Tensor forward(torch::autograd::AutogradContext*, Tensor x) { return x.clone(); }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*,
-                                               torch::autograd::tensor_list gradients) {
-    if (in_backward) in_backward();
-    return gradients;
-  }
-};
-thread_local std::function<void()> Watched::in_backward;
-
-Network with_throwing_unit(std::size_t unit) {
-  auto network = named("six layers");
-  network.kinds[unit] = "throws";
-  return network;
-}
-void boom() { throw std::domain_error("boom in backward"); }
 
 /// Of 4 steps on 2 ranks. @param interrupted  before step 2, a pass is begun that throws: in forward, in backward, not
 enum class Where { nowhere, forward, backward };

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A model trained on GPT-2's kind of tokens keeps their files, and reads and writes text through them.
+# skip-tsan
 # programs: nanogpt
 #
 #   app_byte_pairs.sh BINARY_DIR

@@ -3,6 +3,7 @@
 # nanogpt prepare reads pipes, refuses other formats and leaves nothing behind when a signal ends it. Training reads several token
 # files as one data set, resumes in them to the bit, checks their tokens once, and ends in order on all ranks where a token outside
 # the vocabulary appears later.
+# skip-tsan
 # programs: nanogpt
 #
 #   app_data_files.sh BINARY_DIR

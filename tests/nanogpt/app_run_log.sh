@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # nanogpt train leaves a log of the run that goes on when the run does, and nanogpt report makes pages of such logs.
+# skip-tsan
 # programs: nanogpt
 #
 #   app_run_log.sh BINARY_DIR

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nanogpt train --trace writes one file with the asked-for steps of all ranks, and prints one report: as threads, and
 # under mpirun. A file that cannot be written ends the run before training.
+# skip-tsan
 # programs: nanogpt
 # timeout: 600
 #

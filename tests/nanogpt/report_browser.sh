@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The page of a run in headless Chromium, on a phone and on a desk, light and dark: no error, no request to a network, no
 # scrolling sideways, and values under a pointer. Skipped where there is no Chromium or no python3.
+# skip-sanitizers
 # programs: nanogpt
 # labels: full
 # timeout: 300

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameter groups, several optimizers in one step, and optimizers that move: against loops in double over whole
 // tensors, for every strategy and 1 to 4 ranks.
+//
+// skip-tsan
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Initial parameters depend on seed, tensor name and index alone; no rank holds more of the model than its strategy
 // says.
+//
+// skip-asan
+// skip-tsan
 #include <cmath>
 #include <cstring>
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizers on shards against their formulas on whole tensors in double; weight decay per tensor; clipping the same
 // everywhere.
+//
+// skip-asan
+// skip-tsan
 #include <cmath>
 #include <map>
 #include <string>

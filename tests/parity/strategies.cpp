@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever the strategy, the same parameters to the last bit; and those of one rank on the concatenated batch.
+//
+// skip-asan
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An optimizer that throws between two units leaves parameters torn: all is refused until they are replaced.
+//
+// skip-tsan
 #include <functional>
 #include <span>
 #include <stdexcept>

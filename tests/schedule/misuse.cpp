@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Misuse is an exception that names rank, unit, what was expected and what came; never a hang, never a wrong result.
+//
+// skip-tsan
 #include <functional>
 #include <optional>
 #include <string>

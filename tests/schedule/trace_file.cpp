@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// skip-tsan
 // needs: nlohmann_json
 // The trace file is Chrome's format, with every rank, and nothing in it overlaps that cannot.
 #include "tests/schedule/trace_file.hpp"

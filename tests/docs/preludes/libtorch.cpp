@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sharded modules of torch; statements stand inside a function.
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "examples/libtorch/gpt.hpp"
 #include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/safetensors.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
