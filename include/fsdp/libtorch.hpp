@@ -40,7 +40,17 @@ class UsesOf final : public EngineUses {
   explicit UsesOf(E& engine) : engine_(&engine), held_(engine) {}
 
   int rank() const override { return engine_->rank(); }
-  void begin(Pass pass, UseId use) override { held_.begin(pass, use); }
+  void begin(Pass pass, UseId use) override {
+    try {
+      held_.begin(pass, use);
+    } catch (OrderError const& error) {
+      throw OrderError(
+          formatted("{}. After an exception between units, call Sharder::discard_gradients() on all ranks; a second "
+                    "call of a unit is registered with Sharder::share, and a pass that leaves units out with "
+                    "Engine::add_path",
+                    error.what()));
+    }
+  }
   void end() override { held_.end(); }
   void abandon() noexcept override { held_.abandon(); }
   bool is_open() const override { return static_cast<bool>(held_); }
@@ -83,6 +93,9 @@ class Sharded {
   /// The same with a function of the module that is not forward: `unit.call([&](auto& m) { return m.encode(x); })`.
   template <class Call>
   auto call(Call&& function) const {
+    static_assert(!std::is_void_v<std::invoke_result_t<Call, M&>>,
+                  "fsdp: a function that runs a sharded module returns its outputs");
+    FSDP_EXPECTS(passes_ != nullptr, "a Sharded was called that was moved from");
     ForwardUse use(*passes_, use_);
     auto out = function(*module_);
     each_tensor(out, [&](at::Tensor const& tensor) { passes_->watch(tensor); });
@@ -109,7 +122,10 @@ class Sharded {
     ~ForwardUse() {
       if (passes_ != nullptr) passes_->abandon_forward();
     }
-    void end() { std::exchange(passes_, nullptr)->end_forward(); }
+    void end() {
+      passes_->end_forward();
+      passes_ = nullptr;
+    }
 
    private:
     detail::Passes* passes_;  ///< nullptr: it has ended
@@ -164,6 +180,7 @@ class Sharder {
   template <class M>
   Sharded<M> shard(std::shared_ptr<M> module, std::string const& name,
                    std::optional<ShardingStrategy> const& strategy = {}) {
+    FSDP_EXPECTS(module != nullptr, "rank {}: Sharder::shard of '{}': the module is nullptr", engine_->rank(), name);
     auto const use = declare(*module, name, strategy);
     modules_->emplace_back(name, module);
     return {passes_, std::move(module), use};
@@ -227,7 +244,8 @@ class Sharder {
       if (known) continue;
       for (auto const& unit : passes_->units())
         FSDP_EXPECTS(find(*unit, tensor) == nullptr,
-                     "rank {}: parameter '{}' belongs to unit '{}' already; register this module with Sharder::share",
+                     "rank {}: parameter '{}' belongs to unit '{}' already; a module that reads it is a further use of "
+                     "the unit (Sharder::share), and a module whose parts are units is none itself",
                      engine_->rank(), full, unit->name());
       detail::expect_elements(tensor, full, engine_->rank());
       found.emplace_back(full, tensor);

@@ -8,7 +8,7 @@ shown=$(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d')
 [[ $(wc -l <<<"$loop") -gt 10 ]] || { echo "no [README] part in examples/mlp/train.hpp"; exit 1; }
 diff <(echo "$shown") <(echo "$loop") || { echo "README.md does not show examples/mlp/train.hpp"; exit 1; }
 
-difference=$(diff -U1 examples/libtorch/train.cpp examples/libtorch/train_sharded.cpp | sed '1,2d; /^@@/d') || true
+difference=$(diff -U3 examples/libtorch/train.cpp examples/libtorch/train_sharded.cpp | sed '1,2d; /^@@/d') || true
 shown=$(sed -n '/^```diff$/,/^```$/p' docs/libtorch.md | sed '1d;$d')
 diff <(echo "$shown") <(echo "$difference") || { echo "docs/libtorch.md does not show the difference of examples/libtorch"; exit 1; }
 

@@ -6,6 +6,7 @@
 // skip-asan
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,11 +100,86 @@ TEST_CASE("a unit that returns a view of its parameter is refused, and the pass 
       network);
 }
 
+TEST_CASE("a parameter that is written in forward or backward is refused by name") {
+  Network network = six();
+  network.kinds[3] = "throws";
+  with_trainer(
+      [](Test& test) {
+        auto& unit = test.units[3];
+        unit->after = [&](Tensor x) {
+          torch::NoGradGuard const no_grad;
+          unit->linear->bias.clamp_(-0.1, 0.1);
+          return x;
+        };
+        CHECK(contains(text_of([&] { test.loss(0); }), "unit '3': parameter '3.linear.bias' was written"));
+        unit->after = [&](Tensor x) {
+          x.register_hook([&](Tensor const&) {
+            torch::NoGradGuard const no_grad;
+            unit->linear->bias.mul_(2.0);
+          });
+          return x * 1.0;
+        };
+        auto const text = text_of([&] { test.loss(0).backward(); });
+        CHECK(contains(text, "unit '3': parameter '3.linear.bias' was written"));
+        test.sharder.discard_gradients();
+        unit->after = [](Tensor x) { return x; };
+        test.train();
+      },
+      network);
+  fsdp::local::run(1, fsdp::host::Device{}, [&](Comm comm) {
+    fsdp::Mesh mesh{std::move(comm)};
+    auto compute = fsdp::host::Stream::inline_stream("compute");
+    fsdp::Engine engine{mesh, fsdp::NoShard{}, {}, compute};
+    fsdp::libtorch::Sharder sharder{engine};
+    auto const table = sharder.shard(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 3).max_norm(0.01)), "table");
+    CHECK(contains(text_of([&] { table(torch::zeros({2}, torch::kLong)); }), "parameter 'table.weight' was written"));
+  });
+}
+
+TEST_CASE("torch::save of a sharded module throws") {
+  with_trainer([](Test& test) {
+    test.backward(0);
+    std::ostringstream out;
+    CHECK(text_of([&] { torch::save(test.units[2].ptr(), out); }) != "");
+    CHECK(text_of([&] { static_cast<void>(torch::pickle_save(test.units[2]->linear->weight)); }) != "");
+    test.step();
+  });
+}
+
+TEST_CASE("the optimizer inside a ShardOptimizer steps only with it") {
+  with_trainer(
+      [](Test& test) {
+        test.make_optimizer();
+        auto& adamw = *test.torch_adamw;
+        test.loss(0).backward();
+        CHECK(contains(text_of([&] { adamw.optimizer().step(); }), "call ShardOptimizer::step"));
+        adamw.step();
+        CHECK(contains(text_of([&] { adamw.optimizer().step(); }), "call ShardOptimizer::step"));
+      },
+      six(), {.torch_optimizer = true});
+}
+
+TEST_CASE("a unit inside another's forward is refused") {
+  Network network = six();
+  network.kinds[1] = "throws";
+  with_trainer(
+      [](Test& test) {
+        test.units[1]->after = [&](Tensor x) { return test.units[2](x, Tensor()); };
+        CHECK(
+            contains(text_of([&] { test.loss(0); }), "'2' is called inside the forward of '1', and units do not nest"));
+        test.units[1]->after = [](Tensor x) { return x; };
+        expect_goes_on(test);
+      },
+      network);
+}
+
 TEST_CASE("a layer that is called twice, left out or out of order is refused where no path says so") {
   with_trainer([](Test& test) {
     auto const x = torch::ones({rows, width});
     auto const y = test.units[0](x, Tensor());
     CHECK(contains(text_of([&] { test.units[0](y, Tensor()); }), "expected forward of '1', got forward of '0'"));
+    CHECK(contains(text_of([&] { test.units[0](y, Tensor()); }),
+                   "a second call of a unit is registered with Sharder::share"));
     CHECK(contains(text_of([&] { test.units[2](y, Tensor()); }), "expected forward of '1', got forward of '2'"));
     // Half a forward pass has no backward.
     auto const z = test.units[1](y, Tensor());
@@ -233,6 +309,7 @@ TEST_CASE("what a Sharder cannot shard is refused") {
     fsdp::libtorch::Sharder sharder{engine};
     torch::nn::Linear wide(2, 2);
     wide->to(at::kDouble);
+    CHECK(contains(text_of([&] { sharder.shard(std::shared_ptr<LayerImpl>(), "no"); }), "'no': the module is nullptr"));
     CHECK(
         contains(text_of([&] { sharder.shard(wide, "wide"); }), "parameter 'wide.weight' has elements of type Double"));
     auto const first = sharder.shard(std::make_shared<LayerImpl>("linear"), "first");

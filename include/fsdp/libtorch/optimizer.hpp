@@ -52,6 +52,26 @@ class ListedState {
   std::int64_t bytes_ = 0;
 };
 
+/// An optimizer of torch that only its ShardOptimizer may step: gradients are there only then.
+/// @tparam O  torch's optimizer
+template <class O>
+class SteppedByShards final : public O {
+ public:
+  using O::O;
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
+    FSDP_EXPECTS(is_allowed_, "step() of the optimizer inside a ShardOptimizer was called: call ShardOptimizer::step");
+    return O::step(std::move(closure));
+  }
+  void step_shards() {
+    is_allowed_ = true;
+    O::step();
+    is_allowed_ = false;
+  }
+
+ private:
+  bool is_allowed_ = false;
+};
+
 }  // namespace detail
 
 /// A torch::optim optimizer whose parameters are the parts of tensors that this rank keeps: an element-wise optimizer
@@ -117,7 +137,7 @@ class ShardOptimizer {
     params.emplace_back(std::move(tensors.back()), std::make_unique<Options>(options));
     for (std::size_t group = 0; group < groups.size(); ++group)
       params.emplace_back(std::move(tensors[group]), std::make_unique<Options>(groups[group].options));
-    optimizer_ = std::make_unique<Optimizer>(params, options);
+    optimizer_ = std::make_unique<detail::SteppedByShards<Optimizer>>(params, options);
     for (auto& part : parts_) part.arrays.resize(state_names().size());
     keep_arrays();
   }
@@ -145,7 +165,8 @@ class ShardOptimizer {
   }
 
   E& engine() const { return *engine_; }
-  /// Torch's, for schedules of learning rates and to change options. Its parameters are the parts of this rank.
+  /// Torch's, for schedules of learning rates and to change options. Its parameters are the parts of this rank; its
+  /// step() throws UsageError.
   Optimizer& optimizer() { return *optimizer_; }
   /// Steps taken; skipped ones do not count.
   std::int64_t steps() const { return steps_; }
@@ -257,7 +278,7 @@ class ShardOptimizer {
       gradient = torch::from_blob(unit.gradient + part.segment.offset, {part.segment.count}, part.parameter.options());
       if (factor != 1.0f) gradient.mul_(factor);
     }
-    if (factor >= 0.0f) optimizer_->step();
+    if (factor >= 0.0f) optimizer_->step_shards();
     span.end();
   }
   at::Tensor& array_of(typename Arrays::State& state, std::size_t which) const {
@@ -288,7 +309,7 @@ class ShardOptimizer {
   E* engine_;
   Options options_;
   std::vector<Part> parts_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<detail::SteppedByShards<Optimizer>> optimizer_;
   detail::ListedState listed_{engine_->account()};
   std::vector<bool> with_gradient_ = std::vector<bool>(engine_->shards().size());
   std::int64_t steps_ = 0;

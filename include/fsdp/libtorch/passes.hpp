@@ -72,6 +72,10 @@ class Passes : public std::enable_shared_from_this<Passes> {
   void begin_forward(std::size_t use) {
     auto& unit = *uses_[use].unit;
     expect_no_half_pass(formatted("forward of '{}' begins", uses_[use].name));
+    FSDP_EXPECTS(!is_in_forward_,
+                 "rank {}: '{}' is called inside the forward of '{}', and units do not nest: register the parts of a "
+                 "module, or the module, not both",
+                 rank(), uses_[use].name, uses_[calls_.back()].name);
     engine_->expect_stream(unit.name());
     for (auto const& parameter : unit.parameters())
       FSDP_EXPECTS(
@@ -86,6 +90,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
       has_run_backward_ = false;
     }
     calls_.push_back(use);
+    is_in_forward_ = true;
     open(unit, false);
   }
   /// An output of the forward that is open: its gradient begins the use in backward.
@@ -102,11 +107,15 @@ class Passes : public std::enable_shared_from_this<Passes> {
       locked(weak)->begin_backward(at, pass);
     });
   }
+  /// @throws UsageError, and the use is still open, if forward has written a parameter
   void end_forward() {
+    expect_unwritten();
+    is_in_forward_ = false;
     close();
     engine_->end();
   }
   void abandon_forward() noexcept {
+    if (!std::exchange(is_in_forward_, false)) return;
     close();
     engine_->abandon();
   }
@@ -141,6 +150,13 @@ class Passes : public std::enable_shared_from_this<Passes> {
                  "rank {}: {}, but a backward() has ended with an exception, or has not ended; call "
                  "Sharder::discard_gradients() first, on all ranks",
                  rank(), what);
+  }
+  void expect_unwritten() const {
+    auto const* const written = open_ != nullptr ? open_->written() : nullptr;
+    FSDP_EXPECTS(written == nullptr,
+                 "rank {}: unit '{}': parameter '{}' was written in its forward or backward, where it is a copy: the "
+                 "write would be lost. Let optimizers change parameters (and Embedding without max_norm)",
+                 rank(), open_->name(), written->name);
   }
   void open(TorchUnit& unit, bool backward) {
     open_ = &unit;
@@ -199,6 +215,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
   }
   void end_use() {
     if (!std::exchange(is_in_use_, false)) return;
+    expect_unwritten();
     if (auto* const unit = open_) {
       torch::NoGradGuard const no_grad;
       for (auto& parameter : unit->parameters()) {
@@ -250,6 +267,7 @@ class Passes : public std::enable_shared_from_this<Passes> {
   std::vector<std::size_t> calls_;  ///< uses of the last forward pass, in order
   std::uint64_t pass_ = 0;          ///< number of the last forward pass
   bool has_run_backward_ = false;   ///< of that pass
+  bool is_in_forward_ = false;      ///< a forward has begun and not ended
   bool is_running_ = false;         ///< a backward pass has begun and not ended
   bool is_in_use_ = false;          ///< a use of it
   std::size_t next_ = 0;            ///< backward: the call that has begun last; calls_.size(): none

@@ -94,7 +94,7 @@ class RefusedTensors {
   /// A tensor of the shape and type of `like`, without storage. Operators that get it are refused.
   static at::Tensor make(at::Tensor const& like, std::int64_t text) {
     install();
-    auto refused = at::detail::make_tensor<c10::TensorImpl>(like.key_set().add(key), like.dtype(), like.device());
+    auto refused = at::detail::make_tensor<WithoutStorage>(like.key_set().add(key), like.dtype(), like.device());
     refused.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
     refused.unsafeGetTensorImpl()->set_storage_offset(text);
     return refused;
@@ -106,6 +106,13 @@ class RefusedTensors {
   }
 
  private:
+  /// torch::save and others ask for the storage itself: that throws too, without our text.
+  struct WithoutStorage : c10::TensorImpl {
+    WithoutStorage(c10::DispatchKeySet keys, caffe2::TypeMeta type, at::Device device)
+        : c10::TensorImpl(keys, type, device) {
+      set_storage_access_should_throw();
+    }
+  };
   struct Texts {
     std::mutex mutex;
     std::int64_t last = 0;

@@ -43,6 +43,7 @@ struct TorchParameter {
   at::Tensor refused_weight{}, refused_gradient{};  ///< see [Note: Refusals before torch 2.2]
   Accumulator accumulator{};                        ///< kept, so that its hook is
   bool has_come = false;                            ///< backward: the gradient of the use that is open
+  std::uint32_t version = 0;                        ///< torch's count of writes, when the use began
 };
 
 /// Buffers of one of the units of a use. Null pointers: there are none.
@@ -117,8 +118,15 @@ class TorchUnit {
     for (auto& parameter : parameters_) {
       if constexpr (!storages_refuse) RefusedTensors::assign(parameter.tensor, parameter.weight);
       parameter.has_come = false;
+      parameter.version = version_of(parameter.tensor);
       if (backward && parameter.trains) parameter.tensor.mutable_grad().reset();
     }
+  }
+  /// A parameter that something has written since the use began: the write would be lost when the unit is resharded.
+  TorchParameter const* written() const {
+    for (auto const& parameter : parameters_)
+      if (parameter.version != version_of(parameter.tensor)) return &parameter;
+    return nullptr;
   }
   /// A use has ended.
   void close() {
@@ -155,6 +163,9 @@ class TorchUnit {
     TorchParameter* parameter_;
   };
 
+  static std::uint32_t version_of(at::Tensor const& tensor) {
+    return tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  }
   at::Tensor refused(at::Tensor const& like, UnitStorage const& storage) {
     texts_.push_back(RefusedTensors::add(storage.refusal()));
     return RefusedTensors::make(like, texts_.back());
