@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of a whole model, tensor by tensor, against central differences in double.
 // skip-tsan
+// skip-asan
 // optimised
 
 #include <algorithm>
