@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers that are recomputed together, in segments: the bits of a run that keeps all activations, as many gathers,
 // activations to the byte.
+//
+// skip-tsan
 // long
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adapters and frozen blocks on the real engine: the bits of a run whose optimizer leaves the frozen tensors out,
-// gather memory, and merged weights. skip-tsan
+// gather memory, and merged weights.
+//
+// skip-tsan
 
 #include <algorithm>
 #include <cmath>

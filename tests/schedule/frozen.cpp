@@ -24,6 +24,7 @@
 #include "tests/support/local_run.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/shard_group.hpp"
+#include "tests/support/strategies.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
@@ -91,11 +92,7 @@ std::vector<float> trained(fsdp::ShardingStrategy const& strategy, int ranks, Ca
 /// Units: the root, which the first and the last use share, and four blocks.
 std::vector<std::vector<std::size_t>> const patterns{{0}, {1, 2}, {0, 1, 2}, {0, 1, 2, 3}, {4}, {2, 4}};
 
-std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
-  std::vector<fsdp::ShardingStrategy> all{fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::FullShard>{2});
-  return all;
-}
+using fsdp::testing::strategies;
 
 }  // namespace
 

@@ -26,6 +26,7 @@
 #include "fsdp/step/check_program.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
+#include "tests/support/strategies.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
@@ -270,12 +271,7 @@ Result train(Run const& of) {
   return train<P>(of, [](auto&) {});
 }
 
-std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
-  std::vector<fsdp::ShardingStrategy> all{fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::FullShard>{2});
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::ShardGradOp>{2});
-  return all;
-}
+using fsdp::testing::strategies_and_groups;
 
 /// The settings beside strategy and kinds.
 std::vector<std::function<void(Run&)>> const settings{
@@ -291,7 +287,7 @@ std::vector<std::function<void(Run&)>> const settings{
 template <class P>
 void compare(int ranks, std::size_t step) {
   std::size_t count = 0;
-  for (auto const& strategy : strategies(ranks))
+  for (auto const& strategy : strategies_and_groups(ranks))
     for (auto const& kinds : {Kinds{.frozen = true}, Kinds{.frozen = true, .skips = true}, Kinds{.apart = true},
                               Kinds{.frozen = true, .skips = true, .apart = true}})
       for (auto const& setting : settings) {

@@ -34,8 +34,8 @@
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
-#include "tests/support/sanitized.hpp"
 #include "tests/support/step_inputs.hpp"
+#include "tests/support/strategies.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace {
@@ -45,7 +45,6 @@ using Local = fsdp::local::Communicator<Device>;
 using Comm = toy::Counting<Local>;
 using Uses = std::vector<std::size_t>;
 using fsdp::testing::has;
-using fsdp::testing::sanitized;
 
 constexpr std::int64_t width = 9, hidden = 13, global_rows = 12;
 constexpr std::size_t depth = 5, most_places = 5;
@@ -385,13 +384,7 @@ Result declare(Case const& of) {
   return result;
 }
 
-std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
-  if (sanitized && ranks == 4) return {fsdp::HybridShard<fsdp::FullShard>{2}};
-  if (sanitized && ranks != 2) return {fsdp::FullShard{}};
-  std::vector<fsdp::ShardingStrategy> all{fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::FullShard>{2});
-  return all;
-}
+using fsdp::testing::strategies;
 
 template <class P = fsdp::Fp32>
 void compare(Case const& of) {

@@ -24,6 +24,7 @@
 #include "tests/support/counting.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
+#include "tests/support/strategies.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace {
@@ -236,11 +237,7 @@ Result train(Case const& of, std::size_t per_segment) {
   return result;
 }
 
-std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
-  std::vector<fsdp::ShardingStrategy> all{fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::FullShard>{2});
-  return all;
-}
+using fsdp::testing::strategies;
 constexpr std::size_t lengths[]{1, 2, 3, 4, depth};
 
 template <class P = fsdp::Fp32>

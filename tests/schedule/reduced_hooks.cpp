@@ -30,6 +30,7 @@
 #include "tests/support/messages.hpp"
 #include "tests/support/ramp.hpp"
 #include "tests/support/sanitized.hpp"
+#include "tests/support/strategies.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace {
@@ -150,12 +151,7 @@ std::vector<float> train(Case const& of, By by) {
   return train<P>(of, by, [](auto&, auto const&) {});
 }
 
-std::vector<fsdp::ShardingStrategy> strategies(int ranks) {
-  std::vector<fsdp::ShardingStrategy> all{fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::FullShard>{2});
-  if (ranks == 4) all.push_back(fsdp::HybridShard<fsdp::ShardGradOp>{2});
-  return all;
-}
+using fsdp::testing::strategies_and_groups;
 
 /// Calls `act(case, precision)` for cases of all strategies, precisions and micro-steps. What else engines differ in
 /// changes from case to case.
@@ -183,7 +179,7 @@ void for_cases(int ranks, unsigned count, Act const& act) {
                      of.shape.root.has_value(), of.every_unit));
     act(of, precision);
   };
-  for (auto const& strategy : strategies(ranks)) {
+  for (auto const& strategy : strategies_and_groups(ranks)) {
     for (auto const micro_steps :
          {MicroSteps::one, MicroSteps::all_reduce, MicroSteps::last_reduces, MicroSteps::last_replicates}) {
       int const only = fsdp::testing::sanitized ? next(3) : -1;  // a third of them
@@ -410,7 +406,7 @@ TEST_CASE("hooks: a trace has their spans") {
 
 TEST_CASE("hooks: an exception of one interrupts the pass on all ranks that throw, and leaves nothing once discarded") {
   int const ranks = GENERATE(1, 2, 4);
-  auto const strategy = strategies(ranks).at(static_cast<std::size_t>(GENERATE(0, 2)));
+  auto const strategy = GENERATE(fsdp::ShardingStrategy(fsdp::FullShard{}), fsdp::ShardingStrategy(fsdp::NoShard{}));
   auto const weights_of = [&](bool breaks) {
     std::vector<float> weights;
     fsdp::local::run(ranks, Device{}, [&](Comm comm) {
