@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of a whole model, tensor by tensor, against central differences in double.
-// skip-tsan
-// skip-asan
+// skip-sanitizers
 // optimised
 
 #include <algorithm>

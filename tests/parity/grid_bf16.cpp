@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parity grid in bf16: all pairs of its axes' values, and with the label `full` all of it.
-// skip-tsan
 // full-run: [grid]
-// skip-asan
+// skip-sanitizers
 // timeout: 900
 #include "tests/parity/grid.hpp"
 

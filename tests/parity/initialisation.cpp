@@ -2,8 +2,7 @@
 // Initial parameters depend on seed, tensor name and index alone; no rank holds more of the model than its strategy
 // says.
 //
-// skip-asan
-// skip-tsan
+// skip-sanitizers
 #include <cmath>
 #include <cstring>
 

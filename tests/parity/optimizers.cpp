@@ -2,8 +2,7 @@
 // Optimizers on shards against their formulas on whole tensors in double; weight decay per tensor; clipping the same
 // everywhere.
 //
-// skip-asan
-// skip-tsan
+// skip-sanitizers
 #include <cmath>
 #include <map>
 #include <string>

@@ -2,8 +2,7 @@
 // The program of a step against the engine that executes it, over a table of engines: collectives and bytes that it
 // counts are those that go through the communicator, its memory is the account's at every use, and every use finds its
 // parameters and gradients at the same address each time.
-// skip-tsan
-// skip-asan
+// skip-sanitizers
 // full-run: [table]
 // timeout: 3600
 #include <fmt/format.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#pragma once
 // Members of JSON objects from files that anybody may have written.
+#pragma once
+
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -58,18 +58,10 @@ template <class O>
 class SteppedByShards final : public O {
  public:
   using O::O;
-  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
-    FSDP_EXPECTS(is_allowed_, "step() of the optimizer inside a ShardOptimizer was called: call ShardOptimizer::step");
-    return O::step(std::move(closure));
+  at::Tensor step(torch::optim::Optimizer::LossClosure = nullptr) override {
+    fail<UsageError>("step() of the optimizer inside a ShardOptimizer was called: call ShardOptimizer::step");
   }
-  void step_shards() {
-    is_allowed_ = true;
-    O::step();
-    is_allowed_ = false;
-  }
-
- private:
-  bool is_allowed_ = false;
+  void step_shards() { O::step(); }
 };
 
 }  // namespace detail
