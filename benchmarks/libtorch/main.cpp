@@ -44,6 +44,7 @@ void read(Arguments& to, CLI::App& app) {
   app.add_option("--burn_in", to.burn_in, "steps before the first piece");
   app.add_option("--prefetch", to.prefetch);
   app.add_option("--collective_timeout", to.timeout, "seconds");
+  app.set_version_flag("--version", "bench_libtorch, torch " TORCH_VERSION);
   app.allow_extras();  // other settings of nanogpt bench
 }
 
@@ -133,11 +134,11 @@ int run(fsdp::mpi::Environment& environment, Arguments args) {
   for (auto const& tensor : fsdp::tensor_list(engine)) parameters += tensor.numel;
   if (speaks)
     std::printf(
-        R"({"kind":"ready","ranks":%d,"parameters":%lld,"tokens_per_step":%lld,"strategy":"%s","dtype":"float32","threads":%d,"torch":"%s"})"
+        R"({"kind":"ready","ranks":%d,"parameters":%lld,"tokens_per_step":%lld,"strategy":"%s","dtype":"float32","threads":%d})"
         "\n",
         engine.world_size(), static_cast<long long>(parameters),
         static_cast<long long>(engine.world_size() * args.batch * args.sizes.length), args.strategy.c_str(),
-        at::get_num_threads(), TORCH_VERSION);
+        at::get_num_threads());
   std::fflush(stdout);
   while (true) {
     std::string line;

@@ -79,9 +79,9 @@ def configuration(ready):
                        threads(ready['threads']), f"AdamW {ready['adamw']}",
                        f"oneDNN {'on' if ready['mkldnn'] else 'off'}", f"MKL {'on' if ready['mkl'] else 'off'}",
                        f"kernels for {ready['capability']}"])
-    known = {key: ready.get(key, "?") for key in ("dtype", "strategy", "blas_core")}
-    return listed([known["dtype"], threads(ready.get("threads", "?")), f"strategy {known['strategy']}",
-                   f"OpenBLAS core {known['blas_core']}"])
+    known = {key: ready.get(key, "?") for key in ("dtype", "threads", "strategy")}
+    blas = [f"OpenBLAS core {ready['blas_core']}"] if "blas_core" in ready else []
+    return listed([known["dtype"], threads(known["threads"]), f"strategy {known['strategy']}", *blas])
 
 
 def result(found):
