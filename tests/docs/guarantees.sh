@@ -30,7 +30,7 @@ table=$(awk -F'|' '/^## Guarantees/ { inside = 1; next } /^## / { inside = 0 }
     stages = split($4, stage, " ")
     for (i = 1; i <= tests; ++i) for (j = 1; j <= stages; ++j) print stage[j], test[i]
   }' docs/testing.md)
-if [[ ! $torch =~ ^(ON|TRUE|1)$ ]]; then table=$(grep -v ' libtorch_' <<<"$table"); fi
+if [[ ! $torch =~ ^(ON|TRUE|1)$ ]]; then table=$(grep -v '[ _]libtorch' <<<"$table"); fi
 (($(wc -l <<<"$table") > 100)) || complain "the table was not found"
 
 of_preset() { ctest --preset "$1" -N | sed -n 's/^ *Test *#[0-9]*: \([^ ]*\).*/\1/p' | sort; }

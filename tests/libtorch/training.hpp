@@ -94,6 +94,11 @@ inline Result train_plain(Network const& network, Settings const& settings, bool
 
 inline fsdp::ShardingStrategy const strategies[] = {fsdp::FullShard{}, fsdp::ShardGradOp{}, fsdp::NoShard{}};
 
+/// A compute stream for torch's kernels of the host.
+inline fsdp::host::Stream compute_stream(fsdp::host::Device const&) {
+  return fsdp::host::Stream::inline_stream("compute");
+}
+
 /// A rank's engine, units and optimizers.
 template <class Comm, class Precision = fsdp::Fp32>
 struct Trainer {
@@ -198,7 +203,7 @@ struct Trainer {
   Network network;
   Settings settings;
   fsdp::Mesh<Comm> mesh;
-  fsdp::host::Stream compute = fsdp::host::Stream::inline_stream("compute");
+  typename Comm::Device::Stream compute = compute_stream(mesh.world().device());
   Engine engine;
   fsdp::libtorch::Sharder<Engine> sharder;
   std::vector<Unit> units;
