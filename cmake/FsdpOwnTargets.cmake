@@ -8,6 +8,7 @@ add_library(fsdp_own INTERFACE)
 set(cxx "$<COMPILE_LANGUAGE:CXX>")
 set(cuda "$<COMPILE_LANGUAGE:CUDA>")
 target_compile_features(fsdp_own INTERFACE cxx_std_20)
+target_include_directories(fsdp_own INTERFACE "${PROJECT_SOURCE_DIR}/examples")  # "transformer/..."
 # -O of nvcc is of the host's code alone, which only enqueues: the preset cuda keeps it at 1, for nvcc takes long enough.
 target_compile_options(fsdp_own INTERFACE
   "$<${cxx}:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wsign-conversion>"

@@ -8,14 +8,14 @@
 #include <cstdint>
 #include <string>
 
-#include "examples/nanogpt/gemm.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/host/device.hpp"
 #include "settings.hpp"
+#include "transformer/math/gemm.hpp"
 #if defined(__CUDACC__)
-#include "examples/nanogpt/gemm_cuda.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 #else
-#include "examples/nanogpt/gemm_host.hpp"
+#include "transformer/math/gemm_host.hpp"
 #endif
 
 namespace bench {
@@ -25,7 +25,7 @@ template <class D>
 std::string describe_compute(Settings const& settings) {
 #if defined(__CUDACC__)
   char const* const library = "cuBLASLt";
-#elif defined(NANOGPT_PLAIN_GEMM)
+#elif defined(TRANSFORMER_PLAIN_GEMM)
   char const* const library = "plain loops (no OpenBLAS)";
 #else
   char const* const library = "OpenBLAS, one thread a rank";
@@ -72,14 +72,14 @@ class Products {
 
   /// y = x W^T. @param weight (width, width)
   void forward(Stream& stream, float const* weight) {
-    nanogpt::linear(gemm_, stream, rows_, width_, width_, static_cast<float const*>(x()), weight, y(), width_);
+    transformer::linear(gemm_, stream, rows_, width_, width_, static_cast<float const*>(x()), weight, y(), width_);
   }
   /// dW += dy^T x, dx = dy W.
   void backward(Stream& stream, float const* weight, float* gradient) {
     auto const* const dy = static_cast<float const*>(y());
-    nanogpt::linear_weight_gradient(gemm_, stream, rows_, width_, width_, static_cast<float const*>(x()), dy, width_,
-                                    gradient);
-    nanogpt::linear_input_gradient(gemm_, stream, rows_, width_, width_, dy, width_, weight, dx());
+    transformer::linear_weight_gradient(gemm_, stream, rows_, width_, width_, static_cast<float const*>(x()), dy,
+                                        width_, gradient);
+    transformer::linear_input_gradient(gemm_, stream, rows_, width_, width_, dy, width_, weight, dx());
   }
 
  private:
@@ -87,7 +87,7 @@ class Products {
   float* y() const { return activations_.data() + rows_ * width_; }
   float* dx() const { return activations_.data() + 2 * rows_ * width_; }
 
-  nanogpt::Gemm<D> gemm_;
+  transformer::Gemm<D> gemm_;
   std::int64_t rows_, width_;
   Scratch<D> activations_;  // (3, rows, width)
   Scratch<D> weight_;       // (width, width)

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "avx512.hpp"
-#include "examples/nanogpt/row_kernels.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "fsdp/kernels/optimizers.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 namespace {
 
@@ -90,9 +90,9 @@ void rows() {
     Array x(count * columns), y(count * columns), w(columns), b(columns), mean(count), scale(count);
     x.randomise(1.0f, 1), w.randomise(1.0f, 2), b.randomise(1.0f, 3);
     double const ours = best_of(200, [&] {
-      nanogpt::layer_norm_forward(device, stream, static_cast<float const*>(x.data()),
-                                  static_cast<float const*>(w.data()), static_cast<float const*>(b.data()), y.data(),
-                                  mean.data(), scale.data(), count, columns);
+      transformer::layer_norm_forward(device, stream, static_cast<float const*>(x.data()),
+                                      static_cast<float const*>(w.data()), static_cast<float const*>(b.data()),
+                                      y.data(), mean.data(), scale.data(), count, columns);
     });
     double const hand = best_of(200, [&] {
       for (std::int64_t r = 0; r < count; ++r) {
@@ -112,7 +112,8 @@ void rows() {
     source.randomise(4.0f, 4);
     auto const bytes = static_cast<std::size_t>(panels * panel * keys) * sizeof(float);
     std::memcpy(x.data(), source.data(), bytes);  // afterwards: softmax of softmax costs the same
-    double const ours = best_of(100, [&] { nanogpt::causal_softmax(device, stream, x.data(), panels, panel, keys); });
+    double const ours =
+        best_of(100, [&] { transformer::causal_softmax(device, stream, x.data(), panels, panel, keys); });
     std::memcpy(x.data(), source.data(), bytes);
     double const hand = best_of(100, [&] {
       for (std::int64_t r = 0; r < panels * panel; ++r) {
@@ -129,8 +130,8 @@ void rows() {
     std::int64_t const n = 1 << 17;
     Array x(n), y(n);
     x.randomise(1.5f, 5);
-    double const ours =
-        best_of(200, [&] { nanogpt::gelu_forward(device, stream, static_cast<float const*>(x.data()), y.data(), n); });
+    double const ours = best_of(
+        200, [&] { transformer::gelu_forward(device, stream, static_cast<float const*>(x.data()), y.data(), n); });
     double const hand = best_of(200, [&] { by_hand::gelu(x.data(), y.data(), n); });
     print("gelu forward", static_cast<double>(n), ours, hand);
   }
@@ -143,7 +144,7 @@ void rows() {
 void others() {
   std::int64_t const n = 1 << 17, columns = 768, count = n / columns;
   Array x(n), y(n), z(n), hidden(n), w(columns), g(columns), b(columns), mean(count), scale(count, 1.0f);
-  Array partials(nanogpt::layer_norm_partials(count, columns));
+  Array partials(transformer::layer_norm_partials(count, columns));
   x.randomise(1.0f, 6), y.randomise(1.0f, 7), w.randomise(1.0f, 8), hidden.randomise(1.0f, 10);
   auto const report = [&](char const* what, double elements, auto f) {
     std::printf("%-34s %9.3f ns/element\n", what, 1e9 * best_of(50, f) / elements);
@@ -152,18 +153,19 @@ void others() {
   float const* const in = x.data();
   float const* const up = y.data();
   report("layer norm backward", static_cast<double>(count * columns), [&] {
-    nanogpt::layer_norm_backward(device, stream, up, in, static_cast<float const*>(w.data()),
-                                 static_cast<float const*>(mean.data()), static_cast<float const*>(scale.data()), up,
-                                 z.data(), g.data(), b.data(), count, columns, partials.data());
+    transformer::layer_norm_backward(device, stream, up, in, static_cast<float const*>(w.data()),
+                                     static_cast<float const*>(mean.data()), static_cast<float const*>(scale.data()),
+                                     up, z.data(), g.data(), b.data(), count, columns, partials.data());
   });
   report("bias backward", static_cast<double>(count * columns),
-         [&] { nanogpt::bias_backward(device, stream, up, count, columns, g.data(), partials.data()); });
-  report("gelu forward", all, [&] { nanogpt::gelu_forward(device, stream, in, z.data(), n); });
-  report("gelu backward", all, [&] { nanogpt::gelu_backward(device, stream, hidden.data(), z.data(), n); });
-  report("gelu_new forward", all, [&] { nanogpt::gelu_forward<nanogpt::TanhGelu>(device, stream, in, z.data(), n); });
+         [&] { transformer::bias_backward(device, stream, up, count, columns, g.data(), partials.data()); });
+  report("gelu forward", all, [&] { transformer::gelu_forward(device, stream, in, z.data(), n); });
+  report("gelu backward", all, [&] { transformer::gelu_backward(device, stream, hidden.data(), z.data(), n); });
+  report("gelu_new forward", all,
+         [&] { transformer::gelu_forward<transformer::TanhGelu>(device, stream, in, z.data(), n); });
   report("gelu_new backward", all,
-         [&] { nanogpt::gelu_backward<nanogpt::TanhGelu>(device, stream, hidden.data(), z.data(), n); });
-  report("dropout", all, [&] { nanogpt::dropout(device, stream, in, z.data(), n, {0.2f, 1, 2, 3}, 0); });
+         [&] { transformer::gelu_backward<transformer::TanhGelu>(device, stream, hidden.data(), z.data(), n); });
+  report("dropout", all, [&] { transformer::dropout(device, stream, in, z.data(), n, {0.2f, 1, 2, 3}, 0); });
   report("initialize, normal", all,
          [&] { fsdp::kernels::initialize(device, stream, z.data(), n, fsdp::init::normal(1.0f), 1, 2, 0); });
   std::vector<fsdp::bf16> narrow(static_cast<std::size_t>(n));
@@ -179,8 +181,8 @@ void others() {
   logits.randomise(1.0f, 9);
   std::vector<std::int32_t> const targets(static_cast<std::size_t>(rows), 17);
   report("cross-entropy with gradient", static_cast<double>(rows * padded), [&] {
-    nanogpt::cross_entropy_backward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
-                                    padded, 1.0);
+    transformer::cross_entropy_backward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
+                                        padded, 1.0);
   });
 }
 

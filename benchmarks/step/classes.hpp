@@ -49,13 +49,13 @@ constexpr KernelClass class_of(std::string_view kernel) {
   using enum KernelClass;
   constexpr Row rows[]{
       {"Attention", attention},
-      {"nanogpt::flash::", attention},
+      {"transformer::flash::", attention},
       {"Softmax", attention},
       {"DropoutRows", attention},  // of probabilities
       {"Gelu", gelu},
       {"CrossEntropy", classifier},
       {"Classifier", classifier},
-      {"nanogpt::detail::Sum", classifier},  // of losses
+      {"transformer::detail::Sum", classifier},  // of losses
       {"Embedding", embedding},
       {"TokenBackward", embedding},
       {"PositionBackward", embedding},
@@ -63,8 +63,8 @@ constexpr KernelClass class_of(std::string_view kernel) {
       {"Residual", layer_norm},
       {"Dropout", layer_norm},  // before the residual addition
       {"BiasAdd", layer_norm},
-      {"nanogpt::detail::Add", layer_norm},  // residuals, and on the host the second half of column sums
-      {"BiasBackward", layer_norm},          // column sums: gradients of biases and of LayerNorm
+      {"transformer::detail::Add", layer_norm},  // residuals, and on the host the second half of column sums
+      {"BiasBackward", layer_norm},              // column sums: gradients of biases and of LayerNorm
       {"ColumnSums", layer_norm},
       {"AddPartialRows", layer_norm},
       {"AdamW", optimizer},

@@ -6,11 +6,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "examples/nanogpt/gemm_host.hpp"
 #include "fsdp/host/device.hpp"
 #include "kernels.hpp"
 #include "run.hpp"
 #include "step.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace bench {
 
@@ -30,7 +30,7 @@ std::string describe_host() {
 void run_host(StepSettings const& settings) {
   fsdp::host::Device const device;
   if (settings.dtype == "bfloat16") {
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
     if (settings.kernels) throw std::invalid_argument("--kernels on the host: expected --dtype=float32");
     return step_host_bf16(settings, describe_host());
 #else

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step in bfloat16 on the host.
-#include "examples/nanogpt/gemm_host.hpp"
 #include "fsdp/host/device.hpp"
 #include "run.hpp"
 #include "step.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace bench {
 

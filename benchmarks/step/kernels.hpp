@@ -12,12 +12,12 @@
 
 #include "examples/nanogpt/attention.hpp"
 #include "examples/nanogpt/pass.hpp"
-#include "examples/nanogpt/row_kernels.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "report.hpp"
 #include "roof.hpp"
 #include "settings.hpp"
 #include "step.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 namespace bench {
 
@@ -84,7 +84,7 @@ class Kernels {
   }
 
   void layer_norm() {
-    using Real = nanogpt::Compute<T>;
+    using Real = transformer::Compute<T>;
     auto const width = config_.n_embd;
     T* const none = nullptr;
     {
@@ -92,8 +92,8 @@ class Kernels {
       T *const x = take<T>(rows * width), *const y = take<T>(rows * width, 0), *const weight = take<T>(width);
       Real *const mean = take<Real>(rows, 0), *const scale = take<Real>(rows, 0);
       report("LayerNorm forward", rows * width * size * 2 + rows * 8, [=, this] {
-        nanogpt::layer_norm_forward(device_, stream_, static_cast<T const*>(x), static_cast<T const*>(weight),
-                                    static_cast<T const*>(none), y, mean, scale, rows, width);
+        transformer::layer_norm_forward(device_, stream_, static_cast<T const*>(x), static_cast<T const*>(weight),
+                                        static_cast<T const*>(none), y, mean, scale, rows, width);
       });
     }
     auto const rows = rows_of(3);
@@ -101,12 +101,12 @@ class Kernels {
     T* const weight = take<T>(width);
     float* const weight_gradient = take<float>(width);
     Real *const mean = take<Real>(rows), *const scale = take<Real>(rows);
-    Real* const partials = take<Real>(nanogpt::layer_norm_partials(rows, width), 0);
+    Real* const partials = take<Real>(transformer::layer_norm_partials(rows, width), 0);
     report("LayerNorm backward, residual", rows * width * size * 4 + rows * 8, [=, this] {
-      nanogpt::layer_norm_backward(device_, stream_, static_cast<T const*>(dy), static_cast<T const*>(x),
-                                   static_cast<T const*>(weight), static_cast<Real const*>(mean),
-                                   static_cast<Real const*>(scale), static_cast<T const*>(dx), dx, weight_gradient,
-                                   static_cast<float*>(nullptr), rows, width, partials);
+      transformer::layer_norm_backward(device_, stream_, static_cast<T const*>(dy), static_cast<T const*>(x),
+                                       static_cast<T const*>(weight), static_cast<Real const*>(mean),
+                                       static_cast<Real const*>(scale), static_cast<T const*>(dx), dx, weight_gradient,
+                                       static_cast<float*>(nullptr), rows, width, partials);
     });
   }
 
@@ -115,22 +115,23 @@ class Kernels {
       auto const n = working_set_ / (2 * size);
       T *const x = take<T>(n), *const y = take<T>(n, 0);
       report("GELU forward", 2 * n * size,
-             [=, this] { nanogpt::gelu_forward(device_, stream_, static_cast<T const*>(x), y, n); });
+             [=, this] { transformer::gelu_forward(device_, stream_, static_cast<T const*>(x), y, n); });
     }
     {
       auto const n = working_set_ / (2 * size);
       T *const x = take<T>(n), *const gradient = take<T>(n);
       report("GELU backward, in place", 4 * n * size,
-             [=, this] { nanogpt::gelu_backward(device_, stream_, x, gradient, n); });
+             [=, this] { transformer::gelu_backward(device_, stream_, x, gradient, n); });
     }
     auto const n = working_set_ / (3 * size);
     T *const a = take<T>(n), *const b = take<T>(n), *const out = take<T>(n, 0);
-    report("residual addition", 3 * n * size,
-           [=, this] { nanogpt::add(device_, stream_, static_cast<T const*>(a), static_cast<T const*>(b), out, n); });
+    report("residual addition", 3 * n * size, [=, this] {
+      transformer::add(device_, stream_, static_cast<T const*>(a), static_cast<T const*>(b), out, n);
+    });
   }
 
   void classifier() {
-    using Real = nanogpt::Compute<T>;
+    using Real = transformer::Compute<T>;
     auto const vocabulary = config_.vocab_size, padded = config_.padded_vocab();
     auto const rows = std::max<std::int64_t>(1, working_set_ / (padded * size));
     T* const logits = take<T>(rows * padded);
@@ -138,8 +139,8 @@ class Kernels {
     auto* const targets = take<std::int32_t>(rows);
     draw(targets, rows, vocabulary);
     report("classifier, loss and gradient", 2 * rows * padded * size, [=, this] {
-      nanogpt::cross_entropy_backward(device_, stream_, logits, static_cast<std::int32_t const*>(targets), losses, rows,
-                                      vocabulary, padded, 1.0);
+      transformer::cross_entropy_backward(device_, stream_, logits, static_cast<std::int32_t const*>(targets), losses,
+                                          rows, vocabulary, padded, 1.0);
     });
   }
 
@@ -157,9 +158,9 @@ class Kernels {
       auto* const ids = take<std::int32_t>(rows);
       auto const distinct = draw(ids, rows, vocabulary);
       report("embedding forward", (rows + distinct + length) * width * size + rows * 4, [=, this] {
-        nanogpt::embedding_forward(device_, stream_, static_cast<std::int32_t const*>(ids),
-                                   static_cast<T const*>(tokens), static_cast<T const*>(positions), out, batch, length,
-                                   width);
+        transformer::embedding_forward(device_, stream_, static_cast<std::int32_t const*>(ids),
+                                       static_cast<T const*>(tokens), static_cast<T const*>(positions), out, batch,
+                                       length, width);
       });
     }
     auto const vocabulary = table(sizeof(float));
@@ -168,8 +169,8 @@ class Kernels {
     auto* const ids = take<std::int32_t>(rows);
     auto const distinct = draw(ids, rows, vocabulary);
     report("embedding backward", rows * width * size + (distinct + length) * width * 8 + rows * 4, [=, this] {
-      nanogpt::embedding_backward(device_, stream_, static_cast<std::int32_t const*>(ids), static_cast<T const*>(dy),
-                                  tokens, positions, batch, length, width);
+      transformer::embedding_backward(device_, stream_, static_cast<std::int32_t const*>(ids),
+                                      static_cast<T const*>(dy), tokens, positions, batch, length, width);
     });
   }
 
@@ -237,7 +238,7 @@ class Kernels {
     plan.sequence = settings_.block;
     plan.attention_elements = nanogpt::gpt_options<D>().attention_elements;
     fsdp::MemoryAccount account;
-    nanogpt::Gemm<D> gemm(device_);
+    transformer::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);
     nanogpt::Context<D, T> const context{device_, &gemm, config, plan, activations.workspace()};
     nanogpt::CausalAttention<D, T> const layer(context);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Single kernels on a GPU.
 #include "cuda.hpp"
-#include "examples/nanogpt/gemm_cuda.hpp"
 #include "kernels.hpp"
 #include "run.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 
 namespace bench {
 

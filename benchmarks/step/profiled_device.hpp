@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "classes.hpp"
-#include "examples/nanogpt/gemm.hpp"
-#include "examples/nanogpt/host_attention.hpp"
 #include "fsdp/concepts.hpp"
 #include "marks.hpp"
+#include "transformer/attention/host_attention.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace bench {
 
@@ -116,7 +116,7 @@ class Profiled : public D {
 
 }  // namespace bench
 
-namespace nanogpt {
+namespace transformer {
 
 /// The products of the device below. Batched ones are attention's.
 template <class D>
@@ -172,4 +172,4 @@ void host_attention_backward(bench::Profiled<D> const& device, typename D::Strea
   });
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

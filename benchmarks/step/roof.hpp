@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "examples/nanogpt/gemm.hpp"
-#include "examples/nanogpt/peak.hpp"
 #include "fsdp/kernels/elementwise.hpp"
 #include "fsdp/kernels/norms.hpp"
 #include "marks.hpp"
 #include "settings.hpp"
+#include "transformer/math/gemm.hpp"
+#include "transformer/math/peak.hpp"
 
 namespace bench {
 
@@ -140,10 +140,11 @@ Roof measure_roof(D const& device, typename D::Stream& stream, StepSettings cons
     Scratch<D> const a(device, bytes), b(device, bytes), c(device, bytes);
     a.template randomise<T>(stream, 1.0f, 1);
     b.template randomise<T>(stream, 1.0f, 2);
-    nanogpt::Gemm<D> gemm(device);
+    transformer::Gemm<D> gemm(device);
     auto const product = [&] {
-      gemm.run(stream, nanogpt::Op::none, nanogpt::Op::transpose, n, n, n, 1, static_cast<T const*>(a.template as<T>()),
-               n, static_cast<T const*>(b.template as<T>()), n, 0, c.template as<T>(), n);
+      gemm.run(stream, transformer::Op::none, transformer::Op::transpose, n, n, n, 1,
+               static_cast<T const*>(a.template as<T>()), n, static_cast<T const*>(b.template as<T>()), n, 0,
+               c.template as<T>(), n);
     };
     warm_up(device, stream, product);
     roof.gemm_flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / time(product);
@@ -157,7 +158,7 @@ Roof measure_roof(D const& device, typename D::Stream& stream, StepSettings cons
     roof.copy_bytes = static_cast<double>(2 * from.bytes()) / copy;
   }
   roof.peak_flops = settings.peak_tflops > 0 ? settings.peak_tflops * 1e12
-                    : sizeof(T) == 2         ? nanogpt::data_sheet_bf16_peak(device_name)
+                    : sizeof(T) == 2         ? transformer::data_sheet_bf16_peak(device_name)
                                              : 0;
   roof.peak_source = settings.peak_tflops > 0 ? "given" : roof.peak_flops > 0 ? "data sheet, dense bf16" : "measured";
   if (!(roof.peak_flops > 0)) roof.peak_flops = roof.gemm_flops;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step in bfloat16 on a GPU.
 #include "cuda.hpp"
-#include "examples/nanogpt/gemm_cuda.hpp"
 #include "run.hpp"
 #include "step.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 
 namespace bench {
 

@@ -12,10 +12,10 @@
 
 #include "fsdp/host/device.hpp"
 #include "fsdp/memory.hpp"
-#include "gemm.hpp"
 #include "gpt_config.hpp"
-#include "host_attention.hpp"
-#include "row_kernels.hpp"
+#include "transformer/attention/host_attention.hpp"
+#include "transformer/kernels/row_kernels.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
 

@@ -14,28 +14,9 @@
 #include "fsdp/error.hpp"
 #include "job.hpp"
 #include "settings.hpp"
+#include "transformer/launch/agree.hpp"
 
 namespace nanogpt {
-
-/// What a rank found wrong, thrown on every rank.
-struct AgreedError : fsdp::Error {
-  using Error::Error;
-};
-
-/// Runs `check` on this rank. If it throws on any rank, every rank throws AgreedError with the text of the lowest.
-/// @note Collective: yes; blocks.
-template <class C, class Check>
-void agree(C& world, Check&& check) {
-  std::string problem;
-  try {
-    std::forward<Check>(check)();
-  } catch (std::exception const& error) {
-    problem = error.what();
-    if (problem.empty()) problem = "an exception without a message";
-  }
-  for (auto const& text : world.exchange(problem, "problems"))
-    if (!text.empty()) throw AgreedError(text);
-}
 
 /// Ends a rank for what all ranks know to be wrong. Rank 0 says it, and so do ranks whose job tells them to: where
 /// every machine has a launcher of its own, the first rank of each.

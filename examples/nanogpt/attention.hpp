@@ -8,10 +8,10 @@
 #include <cstdint>
 
 #include "fsdp/error.hpp"
-#include "gemm.hpp"
-#include "host_attention.hpp"
 #include "pass.hpp"
-#include "row_kernels.hpp"
+#include "transformer/attention/host_attention.hpp"
+#include "transformer/kernels/row_kernels.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
 

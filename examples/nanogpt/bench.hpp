@@ -15,8 +15,8 @@
 
 #include "fsdp/memory.hpp"
 #include "job.hpp"
-#include "metrics.hpp"
-#include "peak.hpp"
+#include "transformer/math/peak.hpp"
+#include "transformer/report/metrics.hpp"
 
 namespace nanogpt {
 

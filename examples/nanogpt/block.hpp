@@ -8,9 +8,9 @@
 
 #include "attention.hpp"
 #include "fsdp/layout.hpp"
-#include "gemm.hpp"
 #include "pass.hpp"
-#include "row_kernels.hpp"
+#include "transformer/kernels/row_kernels.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
 

@@ -11,14 +11,14 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 
 namespace nanogpt {
 
 /// Whether this program has ranks in bf16 on a device: on the host where it is built with oneDNN.
 template <class Device>
 inline constexpr bool computes_in_bf16 = true;
-#if !NANOGPT_HAVE_ONEDNN
+#if !TRANSFORMER_HAVE_ONEDNN
 template <>
 inline constexpr bool computes_in_bf16<fsdp::host::Device> = false;
 #endif

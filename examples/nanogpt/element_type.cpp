@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
-#include "product_rates.hpp"
-#if NANOGPT_HAVE_ONEDNN
+#include "transformer/math/product_rates.hpp"
+#if TRANSFORMER_HAVE_ONEDNN
 #include <cblas.h>
 #include <fmt/format.h>
 
@@ -15,10 +15,10 @@
 #include <cstdint>
 #include <deque>
 
-#include "bf16_products.hpp"
-#include "fp32_products.hpp"
 #include "fsdp/host/team.hpp"
-#include "run_log.hpp"
+#include "transformer/math/bf16_products.hpp"
+#include "transformer/math/fp32_products.hpp"
+#include "transformer/report/log_lines.hpp"
 #endif
 
 namespace nanogpt {
@@ -26,7 +26,7 @@ namespace {
 
 /// Why this program computes nothing in bf16 on this processor; empty if it does.
 std::string why_no_bf16() {
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
   if (!bf16_units().empty()) return {};
   return "this processor has no bf16 instructions (AMX or AVX-512 BF16) that oneDNN can use";
 #else
@@ -34,7 +34,7 @@ std::string why_no_bf16() {
 #endif
 }
 
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
 constexpr std::int64_t length = 384;  // of a product's matrices: it takes about 1 ms, less than a slice of time
 
 /// Rates of products that each thread makes by itself, without a wait between them: a thread that has lost its core for
@@ -104,7 +104,7 @@ class Products {
 /// This rank's rates: an earlier run's, or measured now and kept.
 ProductRates rates_here([[maybe_unused]] Job const& job) {
   ProductRates rates{0, 0, why_no_bf16()};
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
   if (!rates.why_no_bf16.empty()) return rates;
   auto const machine =
       fmt::format("{}, {} by oneDNN {}, {}, {} thread{}", processor_name(), bf16_units(), onednn_version(),

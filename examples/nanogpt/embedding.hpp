@@ -6,7 +6,7 @@
 
 #include "fsdp/layout.hpp"
 #include "pass.hpp"
-#include "row_kernels.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 namespace nanogpt {
 

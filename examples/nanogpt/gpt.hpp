@@ -19,8 +19,8 @@
 #include "gpt_config.hpp"
 #include "head.hpp"
 #include "pass.hpp"
-#include "token_feed.hpp"
-#include "tuning.hpp"
+#include "transformer/data/token_feed.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace nanogpt {
 

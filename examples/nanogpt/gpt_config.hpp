@@ -6,9 +6,11 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
-#include "tuning.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace nanogpt {
+
+using namespace transformer;
 
 /// Parameters of a group of tensors.
 struct ParameterCount {

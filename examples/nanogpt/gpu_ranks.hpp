@@ -8,7 +8,7 @@
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 
 namespace nanogpt {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "fsdp/layout.hpp"
-#include "gemm.hpp"
 #include "pass.hpp"
-#include "row_kernels.hpp"
+#include "transformer/kernels/row_kernels.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
 

@@ -26,27 +26,28 @@
 
 #include "agreement.hpp"
 #include "commands.hpp"
-#include "cores.hpp"
 #include "dispatch.hpp"
 #include "element_type.hpp"
-#include "fp32_products.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/device.hpp"
 #include "job.hpp"
 #include "launch.hpp"
-#include "machine.hpp"
-#include "metrics.hpp"
 #include "run_settings.hpp"
-#include "stop_vote.hpp"
-#include "world.hpp"
+#include "transformer/launch/cores.hpp"
+#include "transformer/launch/machine.hpp"
+#include "transformer/launch/stop_vote.hpp"
+#include "transformer/launch/world.hpp"
+#include "transformer/math/blas.hpp"
+#include "transformer/math/fp32_products.hpp"
+#include "transformer/report/metrics.hpp"
 #if NANOGPT_HAVE_MPI
 #include "fsdp/comm/mpi.hpp"
 #endif
 #if NANOGPT_HAVE_CUDA
 #include "gpu_ranks.hpp"
 #endif
-#if NANOGPT_HAVE_ONEDNN
-#include "bf16_products.hpp"
+#if TRANSFORMER_HAVE_ONEDNN
+#include "transformer/math/bf16_products.hpp"
 #endif
 
 namespace nanogpt {
@@ -261,7 +262,7 @@ std::string version_text() {
   std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", NANOGPT_VERSION, compiler,
                                  openblas_get_config(), openblas_get_corename());
   text += fmt::format("fp32 on cpu: {}\n", has_fp32_products() ? "nanogpt's AVX-512 kernels" : "BLAS");
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
   text += fmt::format("bf16 on cpu: {} (oneDNN {})\n",
                       bf16_units().empty() ? "not supported by this processor" : bf16_units(), onednn_version());
 #else

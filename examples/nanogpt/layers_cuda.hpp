@@ -3,8 +3,8 @@
 #pragma once
 
 #include "fsdp/cuda/device.hpp"
-#include "gemm_cuda.hpp"
 #include "layers.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 
 namespace nanogpt {
 

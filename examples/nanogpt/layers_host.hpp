@@ -3,8 +3,8 @@
 #pragma once
 
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "layers.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace nanogpt {
 
@@ -12,7 +12,7 @@ extern template class Embedding<fsdp::host::Device, float>;
 extern template class CausalAttention<fsdp::host::Device, float>;
 extern template class Block<fsdp::host::Device, float>;
 extern template class Head<fsdp::host::Device, float>;
-#if NANOGPT_HAVE_ONEDNN
+#if TRANSFORMER_HAVE_ONEDNN
 extern template class Embedding<fsdp::host::Device, fsdp::bf16>;
 extern template class CausalAttention<fsdp::host::Device, fsdp::bf16>;
 extern template class Block<fsdp::host::Device, fsdp::bf16>;

@@ -5,10 +5,10 @@
 #include <cstdint>
 
 #include "activations.hpp"
-#include "gemm.hpp"
 #include "gpt_config.hpp"
-#include "row_kernels.hpp"
-#include "tuning.hpp"
+#include "transformer/kernels/row_kernels.hpp"
+#include "transformer/math/gemm.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace nanogpt {
 

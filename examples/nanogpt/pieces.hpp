@@ -19,7 +19,8 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "job.hpp"
-#include "metrics.hpp"
+#include "transformer/math/blas.hpp"
+#include "transformer/report/metrics.hpp"
 
 namespace nanogpt {
 

@@ -16,23 +16,23 @@
 #include <vector>
 
 #include "agreement.hpp"
-#include "batch_source.hpp"
-#include "data.hpp"
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/open_model.hpp"
 #include "gpt_config.hpp"
 #include "job.hpp"
-#include "peak.hpp"
 #include "run_data.hpp"
 #include "run_folder.hpp"
-#include "run_log.hpp"
 #include "run_settings.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
-#include "token_checks.hpp"
+#include "transformer/data/batch_source.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/data/token_checks.hpp"
+#include "transformer/math/peak.hpp"
+#include "transformer/report/log_lines.hpp"
 #include "whole_checkpoints.hpp"
 
 namespace nanogpt {
@@ -164,7 +164,7 @@ Preparation prepare(C& world, Job const& job) {
       if (ready.resumed) {
         for (auto& line : adopt_settings(settings, *ready.resumed)) ready.lines.push_back(std::move(line));
         if (world.rank() == 0 &&
-            was_abandoned(std::filesystem::path(settings.out_dir) / run_log_name, ready.resumed->start))
+            was_abandoned(std::filesystem::path(settings.out_dir) / log_file_name, ready.resumed->start))
           ready.lines.push_back(fmt::format(
               "note: the last start in '{}' began a new run and saved no checkpoint; this one continues the run before "
               "it, in '{}'",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt prepare: texts become token files and a vocabulary.
-#include "prepare_data.hpp"
+#include "transformer/data/prepare.hpp"
 
 #include <fmt/format.h>
 
@@ -10,10 +10,10 @@
 #include <optional>
 
 #include "commands.hpp"
-#include "cores.hpp"
-#include "metrics.hpp"
-#include "new_file.hpp"
-#include "progress.hpp"
+#include "transformer/data/new_file.hpp"
+#include "transformer/launch/cores.hpp"
+#include "transformer/report/metrics.hpp"
+#include "transformer/report/progress.hpp"
 
 namespace nanogpt {
 namespace {

@@ -18,14 +18,14 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "new_file.hpp"
-#include "report/csv.hpp"
-#include "report/log_reader.hpp"
-#include "report/notes.hpp"
-#include "report/output.hpp"
-#include "report/page.hpp"
-#include "report/trace_reader.hpp"
-#include "run_log.hpp"
+#include "transformer/data/new_file.hpp"
+#include "transformer/report/csv.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/log_reader.hpp"
+#include "transformer/report/notes.hpp"
+#include "transformer/report/output.hpp"
+#include "transformer/report/page.hpp"
+#include "transformer/report/trace_reader.hpp"
 
 namespace nanogpt {
 namespace {
@@ -70,7 +70,7 @@ std::vector<std::int64_t> states(Settings const& settings) {
   std::vector<std::int64_t> found;
   for (auto const& folder : settings.runs) {
     struct stat info {};
-    bool const there = ::stat((std::filesystem::path(folder) / run_log_name).c_str(), &info) == 0;
+    bool const there = ::stat((std::filesystem::path(folder) / log_file_name).c_str(), &info) == 0;
     found.insert(found.end(), {there ? info.st_size : 0, there ? info.st_mtim.tv_sec : 0,
                                there ? static_cast<std::int64_t>(info.st_mtim.tv_nsec) : 0});
   }

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data.hpp"
 #include "settings.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace nanogpt {
 

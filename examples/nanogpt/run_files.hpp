@@ -20,14 +20,14 @@
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/error.hpp"
 #include "launcher.hpp"
-#include "metrics.hpp"
 #include "preparation.hpp"
-#include "progress.hpp"
 #include "run_folder.hpp"
-#include "run_log.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
 #include "settings.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/metrics.hpp"
+#include "transformer/report/progress.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -61,7 +61,7 @@ class RunFiles {
  public:
   /// @param run  the loop's. A failed save takes run.best_val_loss back: the next better one becomes the best
   RunFiles(T& trainer, Settings const& settings, Preparation const& ready, RunState& run, Progress& progress,
-           JsonLog& log, RunLog& run_log)
+           JsonLog& log, LogFile& run_log)
       : trainer_(trainer),
         settings_(settings),
         ready_(ready),
@@ -295,7 +295,7 @@ class RunFiles {
   RunState& run_;
   Progress& progress_;
   JsonLog& log_;
-  RunLog& run_log_;
+  LogFile& run_log_;
   bool first_rank_;
   bool replaces_;  ///< a run is to be removed when the first checkpoint is whole; rank 0 alone
   bool folder_taken_ = false;

@@ -12,8 +12,8 @@
 #include "fsdp/error.hpp"
 #include "gpt2/config_json.hpp"
 #include "gpt2/open_model.hpp"
-#include "run_log.hpp"
 #include "saved_model.hpp"
+#include "transformer/report/log_lines.hpp"
 
 namespace nanogpt {
 namespace {
@@ -31,7 +31,7 @@ bool is_there(fs::path const& path) {
 
 /// Whether a run of nanogpt has written the folder, or an export in nanogpt's own format.
 bool is_of_nanogpt(fs::path const& folder) {
-  if (is_there(folder / run_log_name) || !ckpt::CheckpointList(folder).checkpoints.empty()) return true;
+  if (is_there(folder / log_file_name) || !ckpt::CheckpointList(folder).checkpoints.empty()) return true;
   try {
     auto const config = folder / "config.json";
     return is_there(config) && kind_of_config(config) == ConfigKind::nanogpt;

@@ -16,11 +16,12 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
 #include "job.hpp"
-#include "machine.hpp"
-#include "metrics.hpp"
 #include "preparation.hpp"
-#include "run_log.hpp"
 #include "settings.hpp"
+#include "transformer/launch/machine.hpp"
+#include "transformer/math/blas.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/metrics.hpp"
 
 namespace nanogpt {
 
@@ -47,7 +48,10 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
     header.settings.push_back({setting.name, text, earlier || job.settings.was_given(setting.name)});
   }
   header.ranks = engine.world_size();
-  header.model = ready.config;
+  auto const& model = ready.config;
+  header.model = {{"n_layer", model.n_layer},       {"n_head", model.n_head},
+                  {"n_embd", model.n_embd},         {"block_size", model.block_size},
+                  {"vocab_size", model.vocab_size}, {"parameters", model.parameters()}};
   header.program = fsdp::to_text(engine.program());
   auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
   header.plan = {{fsdp::MemoryTag::parameters, plan.parameters}, {fsdp::MemoryTag::gradients, plan.gradients},

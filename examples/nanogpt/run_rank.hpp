@@ -19,16 +19,17 @@
 #include "fsdp/fsdp.hpp"
 #include "job.hpp"
 #include "load_run.hpp"
-#include "metrics.hpp"
-#include "peak.hpp"
 #include "pieces.hpp"
 #include "preparation.hpp"
 #include "run_header.hpp"
-#include "run_log.hpp"
 #include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
 #include "training_samples.hpp"
+#include "transformer/math/blas.hpp"
+#include "transformer/math/peak.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/metrics.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -115,7 +116,7 @@ int run_rank(C world, Job const& job) {
   if (job.command == Command::sample) return sample_rank<P>(std::move(world), job);
   Preparation ready;
   std::optional<JsonLog> log, trace;
-  std::optional<RunLog> run_log;
+  std::optional<LogFile> run_log;
   bool const first = world.rank() == 0;
   try {
     ready = prepare<typename P::Param>(world, job);
@@ -126,7 +127,7 @@ int run_rank(C world, Job const& job) {
                                                              : job.settings.json);
       trace.emplace("trace", first && training ? job.settings.trace : std::string());
       if (first && training && !job.settings.eval_only)
-        run_log.emplace(std::filesystem::path(job.settings.out_dir) / run_log_name);
+        run_log.emplace(std::filesystem::path(job.settings.out_dir) / log_file_name);
       else
         run_log.emplace();
       if (training && ready.settings.sample_interval > 0) static_cast<void>(tokenizer_of(ready));

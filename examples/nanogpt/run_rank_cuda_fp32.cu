@@ -3,7 +3,7 @@
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 
 namespace nanogpt {
 

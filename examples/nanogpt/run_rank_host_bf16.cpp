@@ -2,7 +2,7 @@
 // run_rank on the host, in bf16 with fp32 master weights.
 #include "layers_host.hpp"
 #include "run_rank.hpp"
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 
 namespace nanogpt {
 

@@ -10,8 +10,8 @@
 
 #include "gpt2/open_model.hpp"
 #include "settings.hpp"
-#include "tokenizer/text_stream.hpp"
-#include "tokenizer/tokenizer.hpp"
+#include "transformer/tokenizer/text_stream.hpp"
+#include "transformer/tokenizer/tokenizer.hpp"
 
 namespace nanogpt {
 

@@ -18,14 +18,14 @@
 
 #include "agreement.hpp"
 #include "commands.hpp"
-#include "continuation.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "gpt.hpp"
 #include "job.hpp"
-#include "next_token.hpp"
 #include "sample.hpp"
 #include "trainer.hpp"
+#include "transformer/sampling/continuation.hpp"
+#include "transformer/sampling/next_token.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "data.hpp"
 #include "gpt_config.hpp"
 #include "settings.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace nanogpt {
 

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "config_files.hpp"
-#include "excerpt.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/data/excerpt.hpp"
 
 namespace nanogpt {
 namespace {

@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "fsdp/step/step_input.hpp"
-#include "tuning.hpp"
+#include "transformer/run/learning_rate.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace nanogpt {
+
+using namespace transformer;
 
 /// The subcommands; a setting says in which of them it exists.
 enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16, report = 32 };
@@ -189,6 +192,10 @@ fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
 /// @param unit_layers  see layers_in_unit
 /// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
 std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
+/// learning_rate, min_lr, warmup_iters, lr_decay_iters and decay_lr.
+inline LearningRate learning_rate(Settings const& settings) {
+  return {settings.learning_rate, settings.min_lr, settings.warmup_iters, settings.lr_decay_iters, settings.decay_lr};
+}
 /// lora_rank, lora_alpha and train_layers: what trains.
 Tuning tuning_of(Settings const& settings);
 /// reshard_after_forward: what becomes of a unit when its forward has ended.

@@ -13,9 +13,9 @@
 
 #include "fsdp/trace/trace_file.hpp"
 #include "fsdp/trace/trace_report.hpp"
-#include "metrics.hpp"
-#include "run_log.hpp"
 #include "settings.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/metrics.hpp"
 
 namespace nanogpt {
 

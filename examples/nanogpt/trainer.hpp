@@ -15,14 +15,14 @@
 #include <utility>
 #include <vector>
 
-#include "batch_source.hpp"
-#include "data.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/offload.hpp"
 #include "gpt.hpp"
 #include "gpt_config.hpp"
 #include "settings.hpp"
+#include "transformer/data/batch_source.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace nanogpt {
 

@@ -24,19 +24,19 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "job.hpp"
-#include "jump_watch.hpp"
 #include "launcher.hpp"
-#include "metrics.hpp"
-#include "peak.hpp"
 #include "preparation.hpp"
-#include "progress.hpp"
 #include "run_files.hpp"
-#include "run_log.hpp"
 #include "run_state.hpp"
 #include "settings.hpp"
-#include "stop_vote.hpp"
 #include "trace_window.hpp"
 #include "training_samples.hpp"
+#include "transformer/launch/stop_vote.hpp"
+#include "transformer/math/peak.hpp"
+#include "transformer/report/jump_watch.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/metrics.hpp"
+#include "transformer/report/progress.hpp"
 
 namespace nanogpt {
 
@@ -45,7 +45,7 @@ namespace nanogpt {
 template <class T>
 class TrainingLoop {
  public:
-  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, RunLog& run_log, JsonLog& trace)
+  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, LogFile& run_log, JsonLog& trace)
       : trainer_(trainer),
         settings_(job.settings),
         ready_(ready),
@@ -102,7 +102,7 @@ class TrainingLoop {
       current_iteration.store(iteration, std::memory_order_relaxed);
       stop_if_asked();
       run_.iteration = iteration;
-      double const rate = learning_rate(settings_, iteration);
+      double const rate = learning_rate(settings_).at(iteration);
       bool better = false, evaluated_now = false;
       if ((iteration % settings_.eval_interval == 0 && run_.evaluated != iteration) || settings_.eval_only) {
         trace_.pause();
@@ -342,7 +342,7 @@ class TrainingLoop {
   MfuMeter meter_;
   Progress progress_;
   JsonLog& log_;
-  RunLog& run_log_;
+  LogFile& run_log_;
   TraceWindow<T> trace_;
   RunState run_;
   TrainingSamples<T> samples_;

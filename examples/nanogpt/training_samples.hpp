@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "continuation.hpp"
-#include "data.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/open_model.hpp"
-#include "next_token.hpp"
 #include "preparation.hpp"
 #include "settings.hpp"
-#include "tokenizer/tokenizer.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/sampling/continuation.hpp"
+#include "transformer/sampling/next_token.hpp"
+#include "transformer/tokenizer/tokenizer.hpp"
 
 namespace nanogpt {
 

@@ -14,8 +14,8 @@
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/weights_source.hpp"
-#include "merged_weights.hpp"
-#include "tuning.hpp"
+#include "transformer/tuning/merged_weights.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace fsdp::checkpoint {
 class SafetensorsWriter;

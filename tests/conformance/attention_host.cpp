@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's attention in tiles on the host, against its definition in fp64 and the plain formula in its own type.
 // needs: OpenBLAS
-// links: nanogpt_fp32
+// links: transformer_math
 // optimised
 // skip-tsan
 #include <algorithm>
@@ -15,15 +15,15 @@
 #include <vector>
 
 #include "examples/nanogpt/attention.hpp"
-#include "examples/nanogpt/gemm_host.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 
 using fsdp::bf16;
-using nanogpt::HostAttention;
+using transformer::HostAttention;
 
 /// A shape with its operands; rows of qkv behind the last one that counts are NaN.
 template <class T>
@@ -132,14 +132,14 @@ Result in_tiles(Case<T> const& c, int threads = 1) {
   auto stream = device.make_stream("compute");
   auto const& s = c.shape;
   std::int64_t const keys = s.position + s.length;
-  std::int64_t const bytes = nanogpt::host_attention_scratch(keys, s.head_size, sizeof(T), true);
+  std::int64_t const bytes = transformer::host_attention_scratch(keys, s.head_size, sizeof(T), true);
   auto const memory = scratch(bytes * threads);
   T const untouched = fsdp::narrow<T>(12345.0f);
   std::vector<T> mixed(c.up.size() + guard, untouched), gradient(c.qkv.size() + guard, untouched);
-  nanogpt::LaneScratch const lanes{memory.get(), bytes};
-  nanogpt::host_attention_forward(device, stream, s, c.qkv.data(), mixed.data(), lanes);
+  transformer::LaneScratch const lanes{memory.get(), bytes};
+  transformer::host_attention_forward(device, stream, s, c.qkv.data(), mixed.data(), lanes);
   if (s.position == 0)
-    nanogpt::host_attention_backward(device, stream, s, c.qkv.data(), c.up.data(), gradient.data(), lanes);
+    transformer::host_attention_backward(device, stream, s, c.qkv.data(), c.up.data(), gradient.data(), lanes);
   device.synchronize(stream);
   auto const wide = [&](std::vector<T> const& values) {
     std::vector<double> all;
@@ -176,7 +176,7 @@ void check(Case<T> const& c, double unit) {
 
 template <class T>
 void check_shapes(double unit) {
-  if (!nanogpt::host_attention_serves<T>(64)) {
+  if (!transformer::host_attention_serves<T>(64)) {
     WARN("skipped: this processor, or this build, has no attention in tiles for " << sizeof(T) << "-byte elements");
     return;
   }
@@ -200,7 +200,7 @@ TEST_CASE("attention in tiles errs no more than 1.5 times as much as the plain f
 }
 
 TEST_CASE("attention in tiles has the same bits on any number of threads", "[attention]") {
-  if (!nanogpt::host_attention_serves<float>(64)) {
+  if (!transformer::host_attention_serves<float>(64)) {
     WARN("skipped: this processor, or this build, has no attention in tiles");
     return;
   }
@@ -215,21 +215,21 @@ TEST_CASE("attention in tiles has the same bits on any number of threads", "[att
 
 TEST_CASE("attention in tiles serves whole vectors of a head alone", "[attention]") {
   for (std::int64_t const size : {1, 16, 24, 48, 65, 288}) {
-    CHECK_FALSE(nanogpt::host_attention_serves<float>(size));
-    CHECK_FALSE(nanogpt::host_attention_serves<bf16>(size));
+    CHECK_FALSE(transformer::host_attention_serves<float>(size));
+    CHECK_FALSE(transformer::host_attention_serves<bf16>(size));
   }
 }
 
 TEST_CASE("attention goes in tiles where there is room for them, not for a few rows, and not with dropout",
           "[attention]") {
   using Device = fsdp::host::Device;
-  if (!nanogpt::host_attention_serves<float>(32)) {
+  if (!transformer::host_attention_serves<float>(32)) {
     WARN("skipped: this processor, or this build, has no attention in tiles");
     return;
   }
   Device const device;
   auto stream = device.make_stream("compute");
-  nanogpt::Gemm<Device> gemm(device);
+  transformer::Gemm<Device> gemm(device);
   nanogpt::Context<Device, float> context{device, &gemm, {}, {}, {}};
   context.config.n_head = 2;
   context.config.n_embd = 64;
@@ -238,7 +238,7 @@ TEST_CASE("attention goes in tiles where there is room for them, not for a few r
   context.workspace.scores = scores.data();
   context.workspace.scores_gradient = scores_gradient.data();
   context.workspace.score_elements = static_cast<std::int64_t>(scores.size());
-  std::int64_t const bytes = nanogpt::host_attention_scratch(40, 32, sizeof(float), true);
+  std::int64_t const bytes = transformer::host_attention_scratch(40, 32, sizeof(float), true);
   auto const went_in_tiles = [&](std::int64_t length, std::int64_t room, float dropout) {
     auto const memory = scratch(bytes);
     context.workspace.tiles = memory.get();

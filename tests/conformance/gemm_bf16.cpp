@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's products of bf16 on the host by oneDNN. Where it has no kernel, plain loops stand in and must pass too.
 // needs: OpenBLAS
-// links: nanogpt_bf16 nanogpt_fp32
+// links: transformer_bf16 transformer_math
 // skip-tsan
-#include "examples/nanogpt/bf16_products.hpp"
+#include "transformer/math/bf16_products.hpp"
 
 #include <algorithm>
 #include <thread>
 #include <vector>
 
-#include "examples/nanogpt/gemm_host.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gemm_suite.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 // A namespace with a name: a program of its own, beside the others' plain loops.
 namespace narrow_products {
 
 using fsdp::bf16;
-using nanogpt::Op;
+using transformer::Op;
 
 template <class Out>
 void check() {
@@ -38,8 +38,8 @@ std::vector<float> ones_squared(std::int64_t n) {
   auto const elements = static_cast<std::size_t>(n * n);
   std::vector<bf16> const one(elements, bf16(1.0f));
   std::vector<float> c(elements);
-  if (!nanogpt::multiply_bf16({Op::none, Op::transpose, n, n, n, n, n, n, false, true}, one.data(), one.data(),
-                              c.data()))
+  if (!transformer::multiply_bf16({Op::none, Op::transpose, n, n, n, n, n, n, false, true}, one.data(), one.data(),
+                                  c.data()))
     std::fill(c.begin(), c.end(), static_cast<float>(n));
   return c;
 }
@@ -48,12 +48,12 @@ TEST_CASE("host gemm by oneDNN: bf16 to fp32", "[gemm]") { check<float>(); }
 TEST_CASE("host gemm by oneDNN: bf16 to bf16", "[gemm]") { check<bf16>(); }
 
 TEST_CASE("a processor with units for bf16 multiplies with them", "[gemm]") {
-  if (nanogpt::bf16_units().empty()) return;
+  if (transformer::bf16_units().empty()) return;
   std::vector<bf16> const a(64 * 64, bf16(0.5f));
   std::vector<float> c(64 * 64, 1.0f);
   for (auto const op_a : {Op::none, Op::transpose})
     for (auto const op_b : {Op::none, Op::transpose})
-      CHECK(nanogpt::multiply_bf16({op_a, op_b, 64, 64, 64, 64, 64, 64, true, true}, a.data(), a.data(), c.data()));
+      CHECK(transformer::multiply_bf16({op_a, op_b, 64, 64, 64, 64, 64, 64, true, true}, a.data(), a.data(), c.data()));
   CHECK(c == std::vector<float>(64 * 64, 65.0f));
 }
 
@@ -71,8 +71,8 @@ TEST_CASE("more shapes than are kept, on several threads", "[gemm]") {
   for (std::int64_t rows = 1; rows <= 1100; ++rows) {  // as a sample's cache of keys grows
     std::vector<bf16> const keys(static_cast<std::size_t>(rows * 8), bf16(1.0f)), query(8, bf16(1.0f));
     std::vector<float> scores(static_cast<std::size_t>(rows));
-    bool const done = nanogpt::multiply_bf16({Op::none, Op::transpose, 1, rows, 8, 8, 8, rows, false, true},
-                                             query.data(), keys.data(), scores.data());
+    bool const done = transformer::multiply_bf16({Op::none, Op::transpose, 1, rows, 8, 8, 8, rows, false, true},
+                                                 query.data(), keys.data(), scores.data());
     if (done) REQUIRE(scores == std::vector<float>(static_cast<std::size_t>(rows), 8.0f));
   }
 }

@@ -2,8 +2,8 @@
 // nanogpt's matrix products on the host.
 // needs: OpenBLAS
 // skip-tsan
-// links: nanogpt_fp32
-#include "examples/nanogpt/gemm_host.hpp"
+// links: transformer_math
+#include "transformer/math/gemm_host.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,13 +34,13 @@ void check(std::vector<GemmShape> exact = {}, std::vector<GemmShape> const& more
 /// While it lives, products of fp32 are OpenBLAS's.
 class ByOpenblas {
  public:
-  ByOpenblas() { nanogpt::uses_fp32_products() = false; }
-  ~ByOpenblas() { nanogpt::uses_fp32_products() = was_; }
+  ByOpenblas() { transformer::uses_fp32_products() = false; }
+  ~ByOpenblas() { transformer::uses_fp32_products() = was_; }
   ByOpenblas(ByOpenblas const&) = delete;
   ByOpenblas& operator=(ByOpenblas const&) = delete;
 
  private:
-  bool was_ = nanogpt::uses_fp32_products();
+  bool was_ = transformer::uses_fp32_products();
 };
 
 }  // namespace
@@ -68,7 +68,7 @@ TEST_CASE("host gemm: fp16 to fp32", "[gemm]") { check<fp16, float>(); }
 TEST_CASE("host gemm: fp16 to fp16", "[gemm]") { check<fp16, fp16>(); }
 
 TEST_CASE("host gemm: tiles cover a product once, and there are enough of them", "[gemm]") {
-  using nanogpt::HostTiles;
+  using transformer::HostTiles;
   for (std::int64_t const m : {0, 1, 2, 15, 16, 17, 400, 1057})
     for (std::int64_t const n : {0, 1, 16, 33, 300, 2304})
       for (std::int64_t const k : {1, 768}) {
@@ -102,7 +102,7 @@ TEST_CASE("host gemm: tiles for threads cover a product once", "[gemm]") {
     for (std::int64_t const n : {0, 1, 31, 33, 2304})
       for (int const threads : {1, 2, 3, 5, 16}) {
         CAPTURE(m, n, threads);
-        auto const tiles = nanogpt::tiles_for_threads(m, n, 4096, threads);
+        auto const tiles = transformer::tiles_for_threads(m, n, 4096, threads);
         std::vector<int> seen(static_cast<std::size_t>(m * n));
         for (std::int64_t index = 0; index < tiles.count(); ++index) {
           auto const tile = tiles.at(index);
@@ -114,15 +114,15 @@ TEST_CASE("host gemm: tiles for threads cover a product once", "[gemm]") {
         CHECK(seen == std::vector<int>(seen.size(), 1));
         CHECK(tiles.count() <= 2 * threads);
       }
-  CHECK(nanogpt::tiles_for_threads(1024, 768, 768, 1).count() == 1);
-  CHECK(nanogpt::tiles_for_threads(1024, 768, 768, 2).count() == 4);
-  CHECK(nanogpt::tiles_for_threads(1024, 50304, 768, 16).count() == 32);
+  CHECK(transformer::tiles_for_threads(1024, 768, 768, 1).count() == 1);
+  CHECK(transformer::tiles_for_threads(1024, 768, 768, 2).count() == 4);
+  CHECK(transformer::tiles_for_threads(1024, 50304, 768, 16).count() == 32);
 }
 
-#if !defined(NANOGPT_PLAIN_GEMM)
+#if !defined(TRANSFORMER_PLAIN_GEMM)
 TEST_CASE("host gemm: a lower trapezoid spares work and changes no bit that is wanted", "[gemm]") {
-  using nanogpt::Fp32Product, nanogpt::Lower, nanogpt::Op;
-  if (!nanogpt::has_fp32_products()) {
+  using transformer::Fp32Product, transformer::Lower, transformer::Op;
+  if (!transformer::has_fp32_products()) {
     WARN("skipped: this processor has no AVX-512");
     return;
   }
@@ -147,7 +147,7 @@ TEST_CASE("host gemm: a lower trapezoid spares work and changes no bit that is w
           if (!lies_in(i / keys, i % keys, rows, keys)) scores[static_cast<std::size_t>(i)] = 0;
         auto const run = [&](Fp32Product product, std::vector<float> const& a, std::vector<float> const& b) {
           std::vector<float> c(static_cast<std::size_t>(product.m * product.n), adds ? 0.25F : untouched);
-          nanogpt::multiply_fp32(product, a.data(), b.data(), c.data());
+          transformer::multiply_fp32(product, a.data(), b.data(), c.data());
           return c;
         };
         auto const values = draw(keys * size, 2), queries = draw(rows * size, 3);

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "examples/nanogpt/gemm.hpp"
 #include "tests/conformance/values.hpp"
+#include "transformer/math/gemm.hpp"
 
 namespace fsdp::conformance {
 
-using nanogpt::Op;
+using transformer::Op;
 
 struct GemmShape {
   std::int64_t m, n, k, batch;
@@ -26,9 +26,9 @@ struct GemmShape {
 template <class D, class T, class Out>
 class GemmCase {
  public:
-  using Scalar = nanogpt::GemmScalar<Out>;
+  using Scalar = transformer::GemmScalar<Out>;
   static constexpr bool adds_bias = [] {
-    if constexpr (nanogpt::Gemm<D>::adds_bias) return nanogpt::Gemm<D>::template can_add_bias<T, Out>;
+    if constexpr (transformer::Gemm<D>::adds_bias) return transformer::Gemm<D>::template can_add_bias<T, Out>;
     return false;
   }();
 
@@ -104,7 +104,7 @@ class GemmCase {
     return fmt::format("{} to {}, {}x{}x{} by {}, ops {} {}, beta {}", name(dtype_of<T>), name(dtype_of<Out>), shape_.m,
                        shape_.n, shape_.k, shape_.batch, static_cast<int>(op_a_), static_cast<int>(op_b_), beta);
   }
-  nanogpt::Gemm<D>& gemm() { return gemm_; }
+  transformer::Gemm<D>& gemm() { return gemm_; }
 
  private:
   template <class E, class Draw>
@@ -114,7 +114,7 @@ class GemmCase {
 
   D device_;
   typename D::Stream stream_;
-  nanogpt::Gemm<D> gemm_;
+  transformer::Gemm<D> gemm_;
   GemmShape shape_;
   Op op_a_, op_b_;
   std::int64_t lda_ = 0, ldb_ = 0, ldc_ = 0, stride_a_ = 0, stride_b_ = 0, stride_c_ = 0;

@@ -18,7 +18,7 @@
 using emulated::Options;
 using emulated::Schedule;
 using fsdp::SyncSite;
-using Tile = nanogpt::tile::Tile<emulated::Lanes>;
+using Tile = transformer::tile::Tile<emulated::Lanes>;
 
 namespace {
 

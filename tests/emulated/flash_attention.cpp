@@ -10,15 +10,15 @@
 #include <limits>
 #include <vector>
 
-#include "examples/nanogpt/kernels/flash_attention.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 #include "tests/support/emulated_tile.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/attention/flash_attention.hpp"
 
 using fsdp::bf16;
-using nanogpt::DropoutMask;
-using nanogpt::FlashShape;
+using transformer::DropoutMask;
+using transformer::FlashShape;
 
 namespace {
 
@@ -75,9 +75,10 @@ std::vector<double> factors(Case const& c, std::int64_t b, std::int64_t head, st
   std::vector<float> const ones(static_cast<std::size_t>(n), 1.0f);
   std::vector<float> dropped(ones.size());
   kernel_test::LoopDevice::Stream stream;
-  std::int64_t const pitch = nanogpt::attention_mask_pitch(c.shape.capacity);
+  std::int64_t const pitch = transformer::attention_mask_pitch(c.shape.capacity);
   auto const first = (((c.shape.sequence + b) * c.shape.heads + head) * c.shape.capacity + query) * pitch;
-  nanogpt::dropout_panels(kernel_test::LoopDevice{}, stream, ones.data(), dropped.data(), 1, 1, n, c.mask, first, 0, 0);
+  transformer::dropout_panels(kernel_test::LoopDevice{}, stream, ones.data(), dropped.data(), 1, 1, n, c.mask, first, 0,
+                              0);
   for (std::size_t i = 0; i < row.size(); ++i) row[i] = dropped[i];
   return row;
 }
@@ -168,10 +169,10 @@ Result run(Case const& c, bool backward, emulated::Options const& options = {}) 
   auto mixed = blank(c.mixed_gradient.size()), gradient = blank(c.qkv.size());
   auto const statistics = static_cast<std::size_t>(c.shape.statistics());
   emulated::Aligned<float> log_sums(statistics, std::numeric_limits<float>::quiet_NaN()), products = log_sums;
-  nanogpt::flash_attention_forward(device, stream, c.shape, c.mask, qkv.data(), mixed.data(),
-                                   backward ? log_sums.data() : nullptr);
+  transformer::flash_attention_forward(device, stream, c.shape, c.mask, qkv.data(), mixed.data(),
+                                       backward ? log_sums.data() : nullptr);
   if (backward) {
-    nanogpt::flash_attention_backward(
+    transformer::flash_attention_backward(
         device, stream, c.shape, c.mask,
         {qkv.data(), mixed.data(), up.data(), log_sums.data(), products.data(), gradient.data()});
   }

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "examples/nanogpt/row_kernels.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 #include "tests/emulated/plain_formulas.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 using emulated::Doubles;
 using emulated::size;
@@ -98,25 +98,25 @@ void check_rows(Device const& device, Shape s) {
     };
 
     if (columns > 1) {  // x - mean of one element is rounding alone, and 1e-5 scales it up
-      nanogpt::layer_norm_forward(device, stream, x.data(), weight.data(), bias.data(), y.data(), mean.data(),
-                                  scale.data(), rows, columns);
+      transformer::layer_norm_forward(device, stream, x.data(), weight.data(), bias.data(), y.data(), mean.data(),
+                                      scale.data(), rows, columns);
       add([&](auto t) { return plain::layer_norm(as<decltype(t)>(x), as<decltype(t)>(weight), as<decltype(t)>(bias)); },
           {"layer norm", "mean", "scale"}, y, mean, scale);
       std::vector<A> sum(x.size());
-      nanogpt::residual_layer_norm_forward(device, stream, past.data(), x.data(), bias.data(), sum.data(),
-                                           weight.data(), bias.data(), y.data(), mean.data(), scale.data(), rows,
-                                           columns);
+      transformer::residual_layer_norm_forward(device, stream, past.data(), x.data(), bias.data(), sum.data(),
+                                               weight.data(), bias.data(), y.data(), mean.data(), scale.data(), rows,
+                                               columns);
       add(
           [&](auto t) {
             return plain::layer_norm(as<decltype(t)>(sum), as<decltype(t)>(weight), as<decltype(t)>(bias));
           },
           {"layer norm of a sum"}, y);
     }
-    std::vector<float> dw(size(columns)), db(dw), partials(size(nanogpt::layer_norm_partials(rows, columns)));
+    std::vector<float> dw(size(columns)), db(dw), partials(size(transformer::layer_norm_partials(rows, columns)));
     mean = random_values(rows, seed + 6, 0.1), scale = random_values(rows, seed + 7, 0.1);
     for (auto& value : scale) value += 1.0f;
-    nanogpt::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
-                                 past.data(), y.data(), dw.data(), db.data(), rows, columns, partials.data());
+    transformer::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
+                                     past.data(), y.data(), dw.data(), db.data(), rows, columns, partials.data());
     add(
         [&](auto t) {
           using T = decltype(t);
@@ -126,18 +126,18 @@ void check_rows(Device const& device, Shape s) {
         {"layer norm's gradient", "weight gradient", "bias gradient"}, y, dw, db);
 
     auto kept = x;
-    nanogpt::bias_gelu_forward(device, stream, kept.data(), bias.data(), y.data(), rows, columns);
+    transformer::bias_gelu_forward(device, stream, kept.data(), bias.data(), y.data(), rows, columns);
     add([&](auto t) { return plain::gelu(as<decltype(t)>(x), as<decltype(t)>(bias)); }, {"bias", "bias and gelu"}, kept,
         y);
     auto hidden = x;
     y = dy;
-    nanogpt::gelu_backward(device, stream, hidden.data(), y.data(), n);
+    transformer::gelu_backward(device, stream, hidden.data(), y.data(), n);
     add(
         [&](auto t) {
           return plain::Lists<decltype(t)>{plain::gelu_gradient(as<decltype(t)>(x), as<decltype(t)>(dy))};
         },
         {"gelu's gradient"}, y);
-    nanogpt::bias_residual_forward(device, stream, past.data(), x.data(), bias.data(), y.data(), rows, columns);
+    transformer::bias_residual_forward(device, stream, past.data(), x.data(), bias.data(), y.data(), rows, columns);
     add(
         [&](auto t) {
           using T = decltype(t);
@@ -147,8 +147,8 @@ void check_rows(Device const& device, Shape s) {
 
     std::vector<float> wide(size(columns));
     std::vector<bf16> small(size(columns));
-    nanogpt::bias_backward(device, stream, dy.data(), rows, columns, wide.data(), partials.data());
-    nanogpt::bias_backward(device, stream, dy.data(), rows, columns, small.data(), partials.data());
+    transformer::bias_backward(device, stream, dy.data(), rows, columns, wide.data(), partials.data());
+    transformer::bias_backward(device, stream, dy.data(), rows, columns, small.data(), partials.data());
     std::vector<std::int32_t> const together(size(rows), 0);
     add(
         [&](auto t) {
@@ -159,7 +159,7 @@ void check_rows(Device const& device, Shape s) {
 
     std::int64_t const of_panel = rows <= columns ? rows : 1, panels = rows / of_panel;
     y = x;
-    nanogpt::causal_softmax(device, stream, y.data(), panels, of_panel, columns, 0.125);
+    transformer::causal_softmax(device, stream, y.data(), panels, of_panel, columns, 0.125);
     auto const probabilities = y;
     add(
         [&](auto t) {
@@ -168,7 +168,8 @@ void check_rows(Device const& device, Shape s) {
         },
         {"softmax"}, y);
     y = dy;
-    nanogpt::causal_softmax_backward(device, stream, probabilities.data(), y.data(), panels, of_panel, columns, 0.125);
+    transformer::causal_softmax_backward(device, stream, probabilities.data(), y.data(), panels, of_panel, columns,
+                                         0.125);
     add(
         [&](auto t) {
           using T = decltype(t);
@@ -180,8 +181,8 @@ void check_rows(Device const& device, Shape s) {
     std::vector<std::int32_t> targets;
     for (std::int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<std::int32_t>((r * 9 + run) % columns));
     float const part = 1.0f / static_cast<float>(rows);
-    nanogpt::cross_entropy_backward(device, stream, y.data(), targets.data(), mean.data(), rows, columns, columns,
-                                    static_cast<double>(part));
+    transformer::cross_entropy_backward(device, stream, y.data(), targets.data(), mean.data(), rows, columns, columns,
+                                        static_cast<double>(part));
     add([&](auto t) { return plain::cross_entropy<decltype(t)>(as<decltype(t)>(x), size(columns), targets, part); },
         {"loss", "classifier"}, mean, y);
   }
@@ -201,8 +202,8 @@ void check_embedding(Device const& device, std::int64_t batch, std::int64_t leng
     positions.push_back(static_cast<std::int32_t>(i % length));
   }
   std::vector<A> out(dy.size());
-  nanogpt::embedding_forward(device, stream, tokens.data(), token.data(), position.data(), out.data(), batch, length,
-                             columns);
+  transformer::embedding_forward(device, stream, tokens.data(), token.data(), position.data(), out.data(), batch,
+                                 length, columns);
   auto const rows_of = [&](auto t) {
     std::vector<decltype(t)> sum;
     for (std::size_t i = 0; i < dy.size(); ++i) {
@@ -214,8 +215,8 @@ void check_embedding(Device const& device, std::int64_t batch, std::int64_t leng
   };
   errors.add("embedding", out, rows_of(0.0f), rows_of(0.0));
   std::vector<float> of_tokens(token.size()), of_positions(position.size());
-  nanogpt::embedding_backward(device, stream, tokens.data(), dy.data(), of_tokens.data(), of_positions.data(), batch,
-                              length, columns);
+  transformer::embedding_backward(device, stream, tokens.data(), dy.data(), of_tokens.data(), of_positions.data(),
+                                  batch, length, columns);
   auto const groups = [&](auto const& group, std::int64_t count, auto t) {
     return plain::group_sums(as<decltype(t)>(dy), group, size(count));
   };
@@ -231,8 +232,8 @@ void check_gelu(Device const& device, double deviation) {
   std::int64_t const n = 5001;
   auto const x = random_values<A>(n, 1, deviation), dy = random_values<A>(n, 2);
   std::vector<A> y(x.size()), hidden(x), dx(dy);
-  nanogpt::gelu_forward(device, stream, x.data(), y.data(), n);
-  nanogpt::gelu_backward(device, stream, hidden.data(), dx.data(), n);
+  transformer::gelu_forward(device, stream, x.data(), y.data(), n);
+  transformer::gelu_backward(device, stream, hidden.data(), dx.data(), n);
   Errors errors;
   errors.add("gelu", y, plain::gelu(as<float>(x), {0.0f})[1], plain::gelu(as<double>(x), {0.0})[1]);
   errors.add("gelu's gradient", dx, plain::gelu_gradient(as<float>(x), as<float>(dy)),
@@ -246,7 +247,7 @@ void check_dropout(Device const& device, float probability) {
   std::int64_t const n = 16501;
   auto const x = random_values<A>(n, 1);
   std::vector<A> y(x.size());
-  nanogpt::dropout(device, stream, x.data(), y.data(), n, {.probability = probability, .seed = 2}, 3);
+  transformer::dropout(device, stream, x.data(), y.data(), n, {.probability = probability, .seed = 2}, 3);
   auto const formula = [&](auto t) {
     auto out = as<decltype(t)>(x);
     for (std::size_t i = 0; i < out.size(); ++i)

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "examples/nanogpt/row_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 using namespace emulated;
 using fsdp::bf16;
@@ -58,10 +58,11 @@ TEMPLATE_TEST_CASE("emulated: layer norm", "[emulated][rows]", float, bf16) {
             View<A> const in(x, skip), w(weight, skip), b(bias, skip);
             View<A> with(std::vector<A>(x.size()), skip), without = with;
             View<float> m(std::vector<float>(size(s.rows)), skip), v = m;
-            nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), b.in(), with.out(), m.out(), v.out(), s.rows,
-                                        s.columns);
-            nanogpt::layer_norm_forward(device, stream, in.in(), w.in(), static_cast<A const*>(nullptr), without.out(),
-                                        static_cast<float*>(nullptr), static_cast<float*>(nullptr), s.rows, s.columns);
+            transformer::layer_norm_forward(device, stream, in.in(), w.in(), b.in(), with.out(), m.out(), v.out(),
+                                            s.rows, s.columns);
+            transformer::layer_norm_forward(device, stream, in.in(), w.in(), static_cast<A const*>(nullptr),
+                                            without.out(), static_cast<float*>(nullptr), static_cast<float*>(nullptr),
+                                            s.rows, s.columns);
             return std::vector{doubles(with), doubles(without), doubles(m), doubles(v)};
           },
           {skip_of_views});
@@ -111,12 +112,13 @@ void check_norm_gradient(Shape s, bool with_add) {
           View<A> up(dy, skip), add(past, skip);
           View<float> const m(mean, skip), v(scale, skip);
           View<G> weight_gradient(std::vector<G>(size(s.columns), G(0.5f)), skip), bias_gradient = weight_gradient;
-          View<float> partials(std::vector<float>(size(nanogpt::layer_norm_partials(s.rows, s.columns))), skip);
+          View<float> partials(std::vector<float>(size(transformer::layer_norm_partials(s.rows, s.columns))), skip);
           // The gradient of the inputs overwrites what is added to it, or what comes from above.
           A* const out = with_add ? add.out() : up.out();
-          nanogpt::layer_norm_backward(device, stream, up.in(), in.in(), w.in(), m.in(), v.in(),
-                                       with_add ? add.in() : static_cast<A const*>(nullptr), out, weight_gradient.out(),
-                                       bias_gradient.out(), s.rows, s.columns, partials.out());
+          transformer::layer_norm_backward(device, stream, up.in(), in.in(), w.in(), m.in(), v.in(),
+                                           with_add ? add.in() : static_cast<A const*>(nullptr), out,
+                                           weight_gradient.out(), bias_gradient.out(), s.rows, s.columns,
+                                           partials.out());
           return std::vector{doubles(with_add ? add : up), doubles(weight_gradient), doubles(bias_gradient)};
         },
         {skip_of_views});
@@ -148,8 +150,9 @@ TEMPLATE_TEST_CASE("emulated: layer norm of a residual sum", "[emulated][rows]",
         View<A> const in(x, skip), past(residual, skip), b(bias, skip), w(weight, skip);
         View<A> sum(std::vector<A>(x.size()), skip), y = sum;
         View<float> m(std::vector<float>(size(s.rows)), skip), v = m;
-        nanogpt::residual_layer_norm_forward(device, stream, past.in(), in.in(), with_bias ? b.in() : nullptr,
-                                             sum.out(), w.in(), b.in(), y.out(), m.out(), v.out(), s.rows, s.columns);
+        transformer::residual_layer_norm_forward(device, stream, past.in(), in.in(), with_bias ? b.in() : nullptr,
+                                                 sum.out(), w.in(), b.in(), y.out(), m.out(), v.out(), s.rows,
+                                                 s.columns);
         return std::vector{doubles(sum), doubles(y), doubles(m), doubles(v)};
       };
       // Unaligned rows take the two kernels one after the other.
@@ -171,16 +174,16 @@ TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", f
     auto const x = random_values<A>(n, 11, 3.0), dy = random_values<A>(n, 12);
     Doubles gelu, slope, sum;
     for (std::size_t i = 0; i < x.size(); ++i) {
-      gelu.push_back(nanogpt::gelu(as_double(x[i])));
-      slope.push_back(as_double(dy[i]) * nanogpt::gelu_with_derivative(as_double(x[i])).derivative);
+      gelu.push_back(transformer::gelu(as_double(x[i])));
+      slope.push_back(as_double(dy[i]) * transformer::gelu_with_derivative(as_double(x[i])).derivative);
       sum.push_back(as_double(x[i]) + as_double(dy[i]));
     }
     auto const got = everywhere([&](Device const& device, std::size_t skip) {
       View<A> const in(x, skip);
       View<A> y(std::vector<A>(x.size()), skip), again(x, skip), dx(dy, skip), total(dy, skip);
-      nanogpt::gelu_forward(device, stream, in.in(), y.out(), n);
-      nanogpt::gelu_backward(device, stream, again.out(), dx.out(), n);
-      nanogpt::add(device, stream, in.in(), total.in(), total.out(), n);
+      transformer::gelu_forward(device, stream, in.in(), y.out(), n);
+      transformer::gelu_backward(device, stream, again.out(), dx.out(), n);
+      transformer::add(device, stream, in.in(), total.in(), total.out(), n);
       return std::vector{doubles(y), doubles(dx), doubles(total), doubles(again)};
     });
     check_close<A>(got[0], gelu, 1.1, narrow<A> ? 1e-3 : 128.0);
@@ -195,7 +198,7 @@ TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", f
     Doubles sum, gelu, whole, column(size(s.columns), 2.0);
     for (std::size_t i = 0; i < x.size(); ++i) {
       sum.push_back(as_double(x[i]) + as_double(bias[i % size(s.columns)]));
-      gelu.push_back(nanogpt::gelu(sum.back()));
+      gelu.push_back(transformer::gelu(sum.back()));
       whole.push_back(as_double(residual[i]) + sum.back());
       column[i % size(s.columns)] += as_double(x[i]);
     }
@@ -204,12 +207,12 @@ TEMPLATE_TEST_CASE("emulated: gelu, biases and residuals", "[emulated][rows]", f
       View<A> biased(x, skip), kept(x, skip), activated(x, skip), out(x, skip);
       View<float> wide(std::vector<float>(size(s.columns), 2.0f), skip);
       View<bf16> small(std::vector<bf16>(size(s.columns), bf16(2.0f)), skip);
-      View<float> partials(std::vector<float>(size(nanogpt::bias_partials(s.rows, s.columns))), skip);
-      nanogpt::bias_add(device, stream, biased.out(), b.in(), s.rows, s.columns);
-      nanogpt::bias_gelu_forward(device, stream, kept.out(), b.in(), activated.out(), s.rows, s.columns);
-      nanogpt::bias_residual_forward(device, stream, past.in(), in.in(), b.in(), out.out(), s.rows, s.columns);
-      nanogpt::bias_backward(device, stream, in.in(), s.rows, s.columns, wide.out(), partials.out());
-      nanogpt::bias_backward(device, stream, in.in(), s.rows, s.columns, small.out(), partials.out());
+      View<float> partials(std::vector<float>(size(transformer::bias_partials(s.rows, s.columns))), skip);
+      transformer::bias_add(device, stream, biased.out(), b.in(), s.rows, s.columns);
+      transformer::bias_gelu_forward(device, stream, kept.out(), b.in(), activated.out(), s.rows, s.columns);
+      transformer::bias_residual_forward(device, stream, past.in(), in.in(), b.in(), out.out(), s.rows, s.columns);
+      transformer::bias_backward(device, stream, in.in(), s.rows, s.columns, wide.out(), partials.out());
+      transformer::bias_backward(device, stream, in.in(), s.rows, s.columns, small.out(), partials.out());
       return std::vector{doubles(biased), doubles(kept), doubles(activated),
                          doubles(out),    doubles(wide), doubles(small)};
     });
@@ -250,8 +253,8 @@ TEMPLATE_TEST_CASE("emulated: causal softmax", "[emulated][rows]", float, bf16) 
     auto const got = everywhere([&](Device const& device, std::size_t skip) {
       View<A> panel(scores, skip), gradient(up, skip);
       View<A> const p(probabilities, skip);
-      nanogpt::causal_softmax(device, stream, panel.out(), panels, rows, keys, scale);
-      nanogpt::causal_softmax_backward(device, stream, p.in(), gradient.out(), panels, rows, keys, scale);
+      transformer::causal_softmax(device, stream, panel.out(), panels, rows, keys, scale);
+      transformer::causal_softmax_backward(device, stream, p.in(), gradient.out(), panels, rows, keys, scale);
       return std::vector{doubles(panel), doubles(gradient)};
     });
     check_close<A>(got[0], exact, narrow<A> ? 1.1 : 32.0, 1e-30);
@@ -291,11 +294,11 @@ TEMPLATE_TEST_CASE("emulated: cross-entropy", "[emulated][rows]", float, bf16) {
       View<std::int32_t> const target(targets, skip);
       View<float> losses(std::vector<float>(size(rows), 9.0f), skip), alone = losses;
       View<double> sum(std::vector<double>(1, 1.0), skip);
-      nanogpt::cross_entropy_forward(device, stream, untouched.out(), target.in(), alone.out(), rows, vocabulary,
-                                     padded);
-      nanogpt::cross_entropy_backward(device, stream, gradient.out(), target.in(), losses.out(), rows, vocabulary,
-                                      padded, scale);
-      nanogpt::sum(device, stream, losses.in(), rows, 0.25, sum.out(), true);
+      transformer::cross_entropy_forward(device, stream, untouched.out(), target.in(), alone.out(), rows, vocabulary,
+                                         padded);
+      transformer::cross_entropy_backward(device, stream, gradient.out(), target.in(), losses.out(), rows, vocabulary,
+                                          padded, scale);
+      transformer::sum(device, stream, losses.in(), rows, 0.25, sum.out(), true);
       return std::vector{doubles(gradient), doubles(losses), doubles(alone), doubles(untouched), doubles(sum)};
     });
     check_close<A>(got[0], exact, narrow<A> ? 1.1 : 32.0, narrow<A> ? 1e-4 : 1.0);
@@ -331,10 +334,10 @@ TEMPLATE_TEST_CASE("emulated: embeddings", "[emulated][rows]", float, bf16) {
       View<A> const token_weight(token, skip), position_weight(position, skip), up(dy, skip);
       View<A> out(dy, skip);
       View<float> token_gradient(dt0, skip), position_gradient(dp0, skip);
-      nanogpt::embedding_forward(device, stream, ids.in(), token_weight.in(), position_weight.in(), out.out(), batch,
-                                 length, columns, first);
-      nanogpt::embedding_backward(device, stream, ids.in(), up.in(), token_gradient.out(), position_gradient.out(),
-                                  batch, length, columns);
+      transformer::embedding_forward(device, stream, ids.in(), token_weight.in(), position_weight.in(), out.out(),
+                                     batch, length, columns, first);
+      transformer::embedding_backward(device, stream, ids.in(), up.in(), token_gradient.out(), position_gradient.out(),
+                                      batch, length, columns);
       return std::vector{doubles(out), doubles(token_gradient), doubles(position_gradient)};
     });
     check_close<A>(got[0], exact, 1.1, narrow<A> ? 1e-3 : 1.0);
@@ -345,7 +348,7 @@ TEMPLATE_TEST_CASE("emulated: embeddings", "[emulated][rows]", float, bf16) {
 
 TEMPLATE_TEST_CASE("emulated: dropout", "[emulated][rows]", float, bf16) {
   using A = TestType;
-  nanogpt::DropoutMask const mask{.probability = 0.2f, .seed = 5, .step = 9, .site = 3};
+  transformer::DropoutMask const mask{.probability = 0.2f, .seed = 5, .step = 9, .site = 3};
   bool const whole = GENERATE(false, true);  // groups: thread blocks have a kernel for them, if the views are aligned
   std::int64_t const n = whole ? 257 * 64 : 16500, first = whole ? 12 * 64 : 777;
   auto const x = random_values<A>(n, 25);
@@ -371,8 +374,8 @@ TEMPLATE_TEST_CASE("emulated: dropout", "[emulated][rows]", float, bf16) {
   auto const got = everywhere([&](Device const& device, std::size_t skip) {
     View<A> const in(x, skip);
     View<A> out(x, skip), part(std::vector<A>(2 * 3 * 20), skip);
-    nanogpt::dropout(device, stream, in.in(), out.out(), n, mask, first);
-    nanogpt::dropout_panels(device, stream, in.in(), part.out(), 2, 3, 20, mask, first, 500, 50);
+    transformer::dropout(device, stream, in.in(), out.out(), n, mask, first);
+    transformer::dropout_panels(device, stream, in.in(), part.out(), 2, 3, 20, mask, first, 500, 50);
     return std::vector{doubles(out), doubles(part)};
   });
   check_close<A>(got[0], flat, 1.1, 1e-30);

@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include "examples/nanogpt/row_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/emulated/everywhere.hpp"
 #include "tests/support/emulated_tile.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 using namespace emulated;
 using fsdp::bf16;
@@ -32,8 +32,8 @@ Doubles layer_norm(Device const& device) {
   std::int64_t const columns = 4099;
   auto const x = random_values(columns, 1), weight = random_values(columns, 2);
   std::vector<float> y(x.size());
-  nanogpt::layer_norm_forward(device, stream, x.data(), weight.data(), static_cast<float const*>(nullptr), y.data(),
-                              static_cast<float*>(nullptr), static_cast<float*>(nullptr), 1, columns);
+  transformer::layer_norm_forward(device, stream, x.data(), weight.data(), static_cast<float const*>(nullptr), y.data(),
+                                  static_cast<float*>(nullptr), static_cast<float*>(nullptr), 1, columns);
   return doubles(y);
 }
 
@@ -43,10 +43,10 @@ Doubles layer_norm_gradient(Device const& device) {
   auto const dy = copy(random_values(rows * columns, 1)), x = copy(random_values(rows * columns, 2));
   auto const weight = copy(random_values(columns, 3)), mean = copy(random_values(rows, 4)), scale = mean;
   Aligned<float> dx(dy.size()), weight_gradient(size(columns)), bias_gradient(size(columns));
-  Aligned<float> partials(size(nanogpt::layer_norm_partials(rows, columns)));
-  nanogpt::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
-                               static_cast<float const*>(nullptr), dx.data(), weight_gradient.data(),
-                               bias_gradient.data(), rows, columns, partials.data());
+  Aligned<float> partials(size(transformer::layer_norm_partials(rows, columns)));
+  transformer::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), mean.data(), scale.data(),
+                                   static_cast<float const*>(nullptr), dx.data(), weight_gradient.data(),
+                                   bias_gradient.data(), rows, columns, partials.data());
   Doubles all(dx.begin(), dx.end());
   all.insert(all.end(), weight_gradient.begin(), weight_gradient.end());
   all.insert(all.end(), bias_gradient.begin(), bias_gradient.end());
@@ -57,8 +57,8 @@ Doubles bias_gradient(Device const& device) {
   std::int64_t const rows = 70, columns = 256;
   auto const dy = random_values<bf16>(rows * columns, 3);
   std::vector<bf16> gradient(size(columns), bf16(1.0f));
-  std::vector<float> partials(size(nanogpt::bias_partials(rows, columns)));
-  nanogpt::bias_backward(device, stream, dy.data(), rows, columns, gradient.data(), partials.data());
+  std::vector<float> partials(size(transformer::bias_partials(rows, columns)));
+  transformer::bias_backward(device, stream, dy.data(), rows, columns, gradient.data(), partials.data());
   return doubles(gradient);
 }
 
@@ -67,15 +67,15 @@ Doubles cross_entropy(Device const& device) {
   auto logits = random_values(rows * vocabulary, 4);
   std::vector<std::int32_t> const targets{3, 1500};
   std::vector<float> losses(size(rows));
-  nanogpt::cross_entropy_backward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
-                                  vocabulary, 0.5);
+  transformer::cross_entropy_backward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
+                                      vocabulary, 0.5);
   return doubles(logits);
 }
 
 /// Forward and backward over several tiles: the result, and the gradients.
 template <std::int64_t Size>
 Doubles flash_attention(Device const& device) {
-  nanogpt::FlashShape shape;
+  transformer::FlashShape shape;
   shape.length = shape.capacity = 200;
   shape.width = Size;
   shape.scale = 0.1f;
@@ -83,8 +83,8 @@ Doubles flash_attention(Device const& device) {
   auto const qkv = copy(random_values<bf16>(200 * 3 * Size, 5)), up = copy(random_values<bf16>(200 * Size, 6));
   Aligned<bf16> mixed(up.size()), gradient(qkv.size());
   Aligned<float> log_sums(size(shape.statistics())), products(log_sums.size());
-  nanogpt::flash_attention_forward(device, stream, shape, {}, qkv.data(), mixed.data(), log_sums.data());
-  nanogpt::flash_attention_backward(
+  transformer::flash_attention_forward(device, stream, shape, {}, qkv.data(), mixed.data(), log_sums.data());
+  transformer::flash_attention_backward(
       device, stream, shape, {},
       {qkv.data(), mixed.data(), up.data(), log_sums.data(), products.data(), gradient.data()});
   Doubles all;

@@ -32,17 +32,18 @@ if command -v ccache >/dev/null; then compile=(ccache "$clang"); fi
 level=-O0 # compiling takes longest, unless there is much to run
 if ((runs > 50000)); then level=-O1; fi
 flags=(-std=c++20 $level -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
-  -I"$source" -I"$source/include" -I"$source/examples/nanogpt")
+  -I"$source" -I"$source/include" -I"$source/examples" -I"$source/examples/nanogpt")
 fmt=-DFMT_HEADER_ONLY # its library spares half the time, where there is one
 if echo 'int main() {}' | "$clang" -x c++ - -lfmt -o probe 2>/dev/null; then fmt=-DFSDP_FMT_LIBRARY=1 link=-lfmt; fi
 flags+=("$fmt")
 
 # Most of the time goes into headers, so many files are one. gpt2_files.cpp has names that the other targets have too.
-compile() { "${compile[@]}" "${flags[@]}" -I"$source/examples/nanogpt/tokenizer" -fsanitize=fuzzer-no-link -c "$1.cpp" -o "$1.o"; }
+compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" -o "$1.o"; }
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(data.cpp token_file.cpp token_shards.cpp excerpt.cpp new_file.cpp settings.cpp tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
+sources=(settings.cpp transformer/data/{dataset,token_file,token_shards,excerpt,new_file}.cpp
+  transformer/tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
 if compile inputs 2>inputs.log; then

@@ -33,7 +33,7 @@ cat >"$library" <<'EOF'
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 namespace nanogpt {
 using Gpu = fsdp::cuda::Device;
 template int run_rank<fsdp::Fp32>(World<Gpu>, Job const&);
@@ -48,7 +48,7 @@ for architecture in "${architectures[@]}"; do
   for source in "${sources[@]}"; do
     ptx=$work/$(basename "$source" .cu).$architecture.ptx
     "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
-      -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
+      -I"$root/examples" -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
     "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
     # Widths out of the PTX, then figures of ptxas, by mangled name.
     awk -v architecture="$architecture" '
@@ -88,7 +88,7 @@ for architecture in "${architectures[@]}"; do
       }' "$ptx" "$ptx.log"
   done
 done | c++filt -p | sed -E 's/fsdp::cuda::detail::run_kernel<(.*)>(\(.*)?$/\1/; s/ *$//
-  s/\((int|bool|fsdp::NormKind)\)//g; s/(nanogpt|fsdp|kernels|pairwise|detail)::(detail::)?//g' |
+  s/\((int|bool|fsdp::NormKind)\)//g; s/(nanogpt|transformer|fsdp|kernels|pairwise|detail)::(detail::)?//g' |
   sort -u | sort -t $'\t' -k 9,9 -k 1,1 >"$work/table"
 
 (printf 'sm\tregs\tshared\tstack\tst\tld\tloads\tstores\tkernel\n'; cat "$work/table") |

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which sequences are trained on: permutations, epochs, and batches that do not depend on who computes them.
 // skip-tsan
-// links: nanogpt_data
-#include "batch_source.hpp"
+// links: transformer_data
+#include "transformer/data/batch_source.hpp"
 
 #include <algorithm>
 #include <array>
@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "data.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using Folder = fsdp::testing::TemporaryFolder;
 
 /// uint16 tokens that count from `first` on.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many threads a rank gets: affinity, control groups and the ranks beside it.
 // skip-tsan
-#include "cores.cpp"  // NOLINT: tests what the program is made of
+#include "transformer/launch/cores.cpp"  // NOLINT: tests what the program is made of
 
 #include <sched.h>
 
@@ -17,7 +17,7 @@
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using Cores = std::vector<std::vector<int>>;
 
 /// A root with files of its own.

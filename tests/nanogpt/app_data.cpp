@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's data: token files with and without headers, meta.json, sequences.
 // skip-tsan
-// links: nanogpt_data
+// links: transformer_data
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -11,16 +11,16 @@
 #include <string>
 #include <vector>
 
-#include "data.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
-#include "token_checks.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/data/token_checks.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 namespace fs = std::filesystem;
 using fsdp::testing::has;
 using fsdp::testing::what;

@@ -11,23 +11,23 @@
 
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
-#include "peak.hpp"
 #include "tests/catch.hpp"
+#include "transformer/math/gemm_host.hpp"
+#include "transformer/math/peak.hpp"
 
 namespace {
 std::atomic<int> measured{0};
 }
-namespace nanogpt {
+namespace transformer {
 /// Of one rank; the trainer's own measures OpenBLAS.
 double measure_sgemm_peak(int, std::chrono::milliseconds) {
   ++measured;
   return 3e9;
 }
-}  // namespace nanogpt
+}  // namespace transformer
 
 TEST_CASE("devices are found by name, as the driver writes it", "[nanogpt]") {
-  auto const peak = [](char const* name) { return std::llround(nanogpt::data_sheet_bf16_peak(name) / 1e10); };
+  auto const peak = [](char const* name) { return std::llround(transformer::data_sheet_bf16_peak(name) / 1e10); };
   CHECK(peak("NVIDIA H200") == 98940);
   CHECK(peak("cuda:0 NVIDIA H200 (compute 9.0, 139.8 GiB)") == 98940);
   CHECK(peak("NVIDIA H200 NVL") == 83550);
@@ -47,14 +47,14 @@ TEST_CASE("other devices, and parts of one, are not taken for those", "[nanogpt]
   for (char const* const name : {"", "NVIDIA RTX A1000", "NVIDIA RTX A3000 Laptop GPU", "NVIDIA H20", "NVIDIA L40",
                                  "NVIDIA A10G", "NVIDIA GB200", "NVIDIA GeForce RTX 4090", "NVIDIA H200 MIG 1g.18gb"}) {
     CAPTURE(name);
-    CHECK(nanogpt::data_sheet_bf16_peak(name) == 0);
+    CHECK(transformer::data_sheet_bf16_peak(name) == 0);
   }
 }
 
 TEST_CASE("host ranks have a peak each", "[nanogpt]") {
   std::vector<double> peaks(3);
   fsdp::local::run(3, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> world) {
-    peaks[static_cast<std::size_t>(world.rank())] = nanogpt::measure_peak<float>(world).flops;
+    peaks[static_cast<std::size_t>(world.rank())] = transformer::measure_peak<float>(world).flops;
   });
   CHECK(peaks == std::vector<double>(3, 9e9));
   CHECK(measured == 3 * 2);  // the second agrees with the first
@@ -67,7 +67,7 @@ TEST_CASE("a rate is the highest of measurements that stand apart, until two agr
   };
   auto const highest = [](std::vector<double> const& rates) {
     std::size_t measurements = 0, rests = 0;
-    double const rate = nanogpt::highest_rate([&] { return rates.at(measurements++); }, [&] { ++rests; });
+    double const rate = transformer::highest_rate([&] { return rates.at(measurements++); }, [&] { ++rests; });
     CHECK(rests + 1 == measurements);
     return Outcome{rate, measurements};
   };
@@ -85,13 +85,13 @@ TEST_CASE("a rate is the highest of measurements that stand apart, until two agr
 TEST_CASE("a peak rises with what ranks measure later, and never falls", "[nanogpt]") {
   std::vector<std::vector<double>> peaks(2);
   fsdp::local::run(2, fsdp::host::Device{}, [&](fsdp::local::Communicator<fsdp::host::Device> world) {
-    auto peak = nanogpt::measure_peak<float>(world);  // 3e9 each
+    auto peak = transformer::measure_peak<float>(world);  // 3e9 each
     auto& seen = peaks[static_cast<std::size_t>(world.rank())];
     auto const note = [&](bool risen) { seen.insert(seen.end(), {peak.flops, risen ? 1.0 : 0.0}); };
-    note(nanogpt::raise(peak, world, 0));                                 // nothing was measured
-    note(nanogpt::raise(peak, world, world.rank() == 0 ? 2e9 : 3.01e9));  // by less than 1 %, of one rank
-    note(nanogpt::raise(peak, world, world.rank() == 0 ? 5e9 : 1e9));
-    note(nanogpt::raise(peak, world, 4e9));
+    note(transformer::raise(peak, world, 0));                                 // nothing was measured
+    note(transformer::raise(peak, world, world.rank() == 0 ? 2e9 : 3.01e9));  // by less than 1 %, of one rank
+    note(transformer::raise(peak, world, world.rank() == 0 ? 5e9 : 1e9));
+    note(transformer::raise(peak, world, 4e9));
   });
   std::vector<double> const expected{6e9, 0, 6.01e9, 0, 8.01e9, 1, 9e9, 1};
   CHECK(peaks == std::vector(2, expected));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt prepare: token files of texts and of documents, whatever the threads and pieces.
-// links: nanogpt_data
-#include "prepare_data.hpp"
+// links: transformer_data
+#include "transformer/data/prepare.hpp"
 
 #include <sys/stat.h>
 
@@ -19,20 +19,20 @@
 #include <string>
 #include <vector>
 
-#include "corpus.hpp"
-#include "data.hpp"
-#include "excerpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/gpt2_cases.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
-#include "tokenizer/byte_pair.hpp"
-#include "tokenizer/utf8.hpp"
+#include "transformer/data/corpus.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/data/excerpt.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/utf8.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 namespace fs = std::filesystem;
 using fsdp::testing::BytePairs;
 using fsdp::testing::has;

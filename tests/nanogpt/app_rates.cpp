@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The type that ranks are the fastest in, by rates that other work on the machine does not change, and that are kept.
 // skip-tsan
-// links: nanogpt_data
+// links: transformer_data
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "product_rates.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
-#include "window_order.hpp"
+#include "transformer/data/window_order.hpp"
+#include "transformer/math/product_rates.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::has;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run's log, whatever has happened to it, and the page that is made of it, whatever stands in it.
-// links: nanogpt_report
+// links: transformer_report
 // skip-tsan
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,25 +19,25 @@
 #include <vector>
 
 #include "fsdp/trace/trace_file.hpp"
-#include "jump_watch.hpp"
-#include "report/chart.hpp"
-#include "report/csv.hpp"
-#include "report/curves.hpp"
-#include "report/escape.hpp"
-#include "report/log_reader.hpp"
-#include "report/memory_bars.hpp"
-#include "report/notes.hpp"
-#include "report/output.hpp"
-#include "report/page.hpp"
-#include "report/scale.hpp"
-#include "report/sections.hpp"
-#include "report/timeline.hpp"
-#include "report/trace_reader.hpp"
-#include "run_log.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/well_formed.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "transformer/report/chart.hpp"
+#include "transformer/report/csv.hpp"
+#include "transformer/report/curves.hpp"
+#include "transformer/report/escape.hpp"
+#include "transformer/report/jump_watch.hpp"
+#include "transformer/report/log_lines.hpp"
+#include "transformer/report/log_reader.hpp"
+#include "transformer/report/memory_bars.hpp"
+#include "transformer/report/notes.hpp"
+#include "transformer/report/output.hpp"
+#include "transformer/report/page.hpp"
+#include "transformer/report/scale.hpp"
+#include "transformer/report/sections.hpp"
+#include "transformer/report/timeline.hpp"
+#include "transformer/report/trace_reader.hpp"
 
 namespace {
 
@@ -200,6 +200,7 @@ TEST_CASE("what a log says of a run is read back") {
   header.environment = {{"device", "cpu"}};
   header.ranks = 2;
   header.program = "forward a\nbackward a\n";
+  header.model = {{"n_layer", 3}, {"parameters", 1'234'567}};
   header.plan = {{fsdp::MemoryTag::gather, 1234}};
   header.trace = "t.json";
   RankMemory memory;
@@ -210,7 +211,7 @@ TEST_CASE("what a log says of a run is read back") {
   CHECK(run.header.setting("n_layer") == "3");
   CHECK(run.header.given == std::vector<std::string>{"n_layer"});
   CHECK(run.header.ranks == 2);
-  CHECK(run.header.parameters == header.model.parameters());
+  CHECK(run.header.parameters == 1'234'567);
   CHECK(run.header.program == header.program);
   CHECK(run.header.plan[static_cast<std::size_t>(fsdp::MemoryTag::gather)] == 1234);
   REQUIRE(run.traces.size() == 1);
@@ -263,8 +264,8 @@ TEST_CASE("a loss or a norm that jumps is told once, and an ordinary training is
 TEST_CASE("a line begins on its own after one that was torn, and nothing of old is lost") {
   TemporaryFolder const folder;
   auto const file = folder.file("log.jsonl", "{\"kind\":\"iter\",\"iter\":0,\"loss\":4.0}\n{\"kind\":\"it");
-  { RunLog(file).write("{\"kind\":\"iter\",\"iter\":1,\"loss\":3.0}"); }
-  { RunLog(file).write("{\"kind\":\"iter\",\"iter\":2,\"loss\":2.0}"); }
+  { LogFile(file).write("{\"kind\":\"iter\",\"iter\":1,\"loss\":3.0}"); }
+  { LogFile(file).write("{\"kind\":\"iter\",\"iter\":2,\"loss\":2.0}"); }
   auto const run = report::read_run(folder.path);
   REQUIRE(run.iterations.size() == 3);
   CHECK(run.iterations[1].loss == 3.0);
@@ -277,7 +278,7 @@ TEST_CASE("a full disk is said once and ends nothing") {
   TemporaryFolder const folder;
   std::filesystem::create_symlink("/dev/full", folder.path / "log.jsonl");
   auto const said = errors_of(folder, [&] {
-    RunLog log(folder.path / "log.jsonl");
+    LogFile log(folder.path / "log.jsonl");
     for (int i = 0; i < 3; ++i) log.write("{}");
   });
   CHECK(has(said, "log.jsonl' cannot be written: No space left on device; training goes on"));
@@ -286,7 +287,7 @@ TEST_CASE("a full disk is said once and ends nothing") {
 
 TEST_CASE("a log that cannot be opened, or is none, is an error by its name") {
   TemporaryFolder const folder;
-  CHECK(has(what([&] { RunLog const log(folder.path / "no" / "log.jsonl"); }), "log.jsonl' cannot be written"));
+  CHECK(has(what([&] { LogFile const log(folder.path / "no" / "log.jsonl"); }), "log.jsonl' cannot be written"));
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "expected the out_dir"));
   folder.file("log.jsonl", "nothing\n");
   CHECK(has(what([&] { static_cast<void>(report::read_run(folder.path)); }), "is not the log of a training run"));

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "data.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "run_data.hpp"
 #include "run_state.hpp"
@@ -24,6 +23,7 @@
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of a token from logits, and tokens as text that is printed while it grows.
-// links: nanogpt_data
+// links: transformer_data
 // skip-tsan
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 #include <string_view>
 #include <vector>
 
-#include "next_token.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
-#include "tokenizer/text_stream.hpp"
+#include "transformer/sampling/next_token.hpp"
+#include "transformer/tokenizer/text_stream.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::has;
 using fsdp::testing::what;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokenizers: GPT-2's words and byte pairs against other statements of both, and that decoding gives back every text.
 // skip-tsan
-// links: nanogpt_data
+// links: transformer_data
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -17,16 +17,16 @@
 #include "tests/nanogpt/gpt2_cases.hpp"
 #include "tests/support/byte_pair_files.hpp"
 #include "tests/support/messages.hpp"
-#include "tokenizer/byte_pair.hpp"
-#include "tokenizer/characters.hpp"
-#include "tokenizer/merges.hpp"
-#include "tokenizer/unicode_ranges.hpp"
-#include "tokenizer/utf8.hpp"
-#include "tokenizer/words.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/characters.hpp"
+#include "transformer/tokenizer/merges.hpp"
+#include "transformer/tokenizer/unicode_ranges.hpp"
+#include "transformer/tokenizer/utf8.hpp"
+#include "transformer/tokenizer/words.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::BytePairs;
 using fsdp::testing::gpt2_cases;
 using fsdp::testing::has;

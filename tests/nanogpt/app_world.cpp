@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // World hands every call on to the communicator that it holds, as it came, and gives back what that one gave.
 // skip-tsan
-#include "world.hpp"
+#include "transformer/launch/world.hpp"
 
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using fsdp::Label;
 using fsdp::Ticket;
-using World = nanogpt::World<fsdp::host::Device>;
+using World = transformer::World<fsdp::host::Device>;
 
 template <class T>
 constexpr std::string_view type_name = fsdp::name(fsdp::dtype_of<T>);

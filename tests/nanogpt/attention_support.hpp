@@ -10,8 +10,8 @@
 
 #include "attention.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace model_test {
 
@@ -22,7 +22,7 @@ using Doubles = std::vector<double>;
 struct AttentionCase {
   std::int64_t heads = 2, size = 64;
   nanogpt::Pass pass;
-  nanogpt::DropoutMask mask;
+  transformer::DropoutMask mask;
   std::vector<bf16> qkv, up;
 
   nanogpt::GptConfig config() const {
@@ -70,7 +70,7 @@ inline Doubles wide(std::vector<bf16> const& values) {
 inline Attention by_panels(AttentionCase const& c) {
   fsdp::host::Device const device;
   auto stream = device.make_stream("compute");
-  nanogpt::Gemm<fsdp::host::Device> gemm(device);
+  transformer::Gemm<fsdp::host::Device> gemm(device);
   nanogpt::Context<fsdp::host::Device, double> context{device, &gemm, c.config(), {}, {}};
   context.plan.panel = 16;
   Doubles scores(static_cast<std::size_t>(16 * c.pass.capacity * c.heads)), scores_gradient(scores.size());
@@ -89,7 +89,7 @@ inline Attention by_panels(AttentionCase const& c) {
 
 /// By the kernels of a device that has flash attention.
 template <class D>
-Attention by_flash(D const& device, typename D::Stream& stream, nanogpt::Gemm<D>& gemm, AttentionCase const& c) {
+Attention by_flash(D const& device, typename D::Stream& stream, transformer::Gemm<D>& gemm, AttentionCase const& c) {
   nanogpt::Context<D, bf16> context{device, &gemm, c.config(), {}, {}};
   context.plan.batch = c.pass.batch;
   context.plan.sequence = c.pass.capacity;

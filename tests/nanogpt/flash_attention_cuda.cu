@@ -23,7 +23,7 @@ bool const ready = fsdp::testing::need_gpu();
 model_test::Attention on_gpu(model_test::AttentionCase const& c) {
   Device const device;
   auto stream = device.make_stream("compute");
-  nanogpt::Gemm<Device> gemm(device);
+  transformer::Gemm<Device> gemm(device);
   return model_test::by_flash(device, stream, gemm, c);
 }
 

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "examples/nanogpt/gemm_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gemm_suite.hpp"
 #include "tests/conformance/gpu.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 
 namespace {
 
@@ -15,7 +15,7 @@ using fsdp::bf16;
 using fsdp::fp16;
 using fsdp::conformance::GemmCase;
 using fsdp::cuda::Device;
-using nanogpt::Op;
+using transformer::Op;
 
 bool const ready = fsdp::testing::need_gpu();
 
@@ -44,7 +44,7 @@ TEST_CASE("gemm: fp16 to fp16", "[gemm]") { check<fp16, fp16>(); }
 TEST_CASE("gemm: a shape is planned once, whatever beta; another alignment is another plan", "[gemm]") {
   Device const device;
   auto stream = device.make_stream("gemm");
-  nanogpt::Gemm<Device> gemm(device);
+  transformer::Gemm<Device> gemm(device);
   fsdp::conformance::Buffer<float, Device const> memory(device, 3 * 64 * 64 + 1);
   device.zero_async(stream, memory.data(), memory.size() * sizeof(float));
   float const* const a = memory.data();
@@ -66,7 +66,7 @@ TEST_CASE("gemm: a shape is planned once, whatever beta; another alignment is an
 TEST_CASE("gemm: one object serves one stream", "[gemm]") {
   Device const device;
   auto first = device.make_stream("first"), second = device.make_stream("second");
-  nanogpt::Gemm<Device> gemm(device);
+  transformer::Gemm<Device> gemm(device);
   fsdp::conformance::Buffer<float, Device const> memory(device, 3);
   device.zero_async(first, memory.data(), memory.size() * sizeof(float));
   float const* const a = memory.data();

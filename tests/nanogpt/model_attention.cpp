@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "attention.hpp"
-#include "gemm_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 
@@ -54,7 +54,7 @@ Vector naive_attention(Vector const& qkv, std::int64_t batch, std::int64_t lengt
 struct Fixture {
   Device device;
   Device::Stream stream = device.make_stream("compute");
-  nanogpt::Gemm<Device> gemm{device};
+  transformer::Gemm<Device> gemm{device};
   nanogpt::Context<Device, double> context{device, &gemm, {}, {}, {}};
   Vector scores, gradient;
 
@@ -137,7 +137,7 @@ TEST_CASE("attention's dropout does not depend on how the work is cut", "[nanogp
   std::int64_t const heads = 3, size = 4, batch = 2, length = 9;
   auto const qkv = random_vector<double>(batch * length * 3 * heads * size, 11);
   auto const weight = random_vector<double>(batch * length * heads * size, 17);
-  nanogpt::DropoutMask const mask{0.5f, 1337, 7, 3};
+  transformer::DropoutMask const mask{0.5f, 1337, 7, 3};
   auto const run = [&](std::int64_t panel, std::int64_t groups, Vector& gradient) {
     Fixture f(heads, size, panel, groups * std::min(panel, length) * length);
     Vector mixed(weight.size());

@@ -6,11 +6,11 @@
 #include <set>
 #include <string>
 
-#include "gemm_host.hpp"
 #include "gpt.hpp"
 #include "gpt_config.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding with cached keys and values, evaluation, and vocabularies that are padded.
-// links: nanogpt_data
+// links: transformer_data
 // skip-tsan
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 #include <random>
 #include <vector>
 
-#include "continuation.hpp"
-#include "gemm_host.hpp"
 #include "gpt.hpp"
-#include "next_token.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
+#include "transformer/math/gemm_host.hpp"
+#include "transformer/sampling/continuation.hpp"
+#include "transformer/sampling/next_token.hpp"
 
 namespace {
 
@@ -40,31 +40,31 @@ double largest_difference(std::vector<float> const& a, std::vector<float> const&
   return largest;
 }
 
-constexpr nanogpt::DrawOptions greedy{.temperature = 0}, random_draws{.temperature = 0.8, .top_k = 12};
+constexpr transformer::DrawOptions greedy{.temperature = 0}, random_draws{.temperature = 0.8, .top_k = 12};
 
 /// A text continued to `length` tokens by a loop that keeps nothing: the model reads the last tokens again each time.
 template <class Model>
 std::vector<std::int32_t> continued_plainly(Model& model, std::vector<std::int32_t> text, std::size_t length,
-                                            nanogpt::DrawOptions const& options) {
+                                            transformer::DrawOptions const& options) {
   std::mt19937_64 random(41);
   while (text.size() < length) {
     auto const count = std::min(static_cast<std::int64_t>(text.size()), model.capacity());
     auto const logits = model.logits(text.data() + static_cast<std::int64_t>(text.size()) - count, count);
-    text.push_back(nanogpt::draw_token(logits, options, random));
+    text.push_back(transformer::draw_token(logits, options, random));
   }
   return text;
 }
 
 template <class Model>
 std::vector<std::int32_t> continued(Model& model, std::vector<std::int32_t> text, std::size_t length,
-                                    nanogpt::DrawOptions const& options) {
+                                    transformer::DrawOptions const& options) {
   std::mt19937_64 random(41);
   auto whole = text;
-  nanogpt::continue_text(model, text, static_cast<std::int64_t>(length - text.size()),
-                         [&](std::vector<float> const& logits) -> std::optional<std::int32_t> {
-                           whole.push_back(nanogpt::draw_token(logits, options, random));
-                           return whole.back();
-                         });
+  transformer::continue_text(model, text, static_cast<std::int64_t>(length - text.size()),
+                             [&](std::vector<float> const& logits) -> std::optional<std::int32_t> {
+                               whole.push_back(transformer::draw_token(logits, options, random));
+                               return whole.back();
+                             });
   return whole;
 }
 
@@ -102,10 +102,10 @@ TEST_CASE("within the block a token is read once, and a text ends where the choi
   };
   Counter model;
   auto const zero = [](std::vector<float> const&) { return std::optional<std::int32_t>(0); };
-  nanogpt::continue_text(model, {0, 0}, 5, zero);
+  transformer::continue_text(model, {0, 0}, 5, zero);
   CHECK(model.read == std::vector<std::int64_t>{2, 1, 1, 4, 4});
   model = {};
-  nanogpt::continue_text(model, {0, 0, 0, 0, 0}, 5, [&](auto const&) {
+  transformer::continue_text(model, {0, 0, 0, 0, 0}, 5, [&](auto const&) {
     return model.read.size() < 3 ? std::optional<std::int32_t>(0) : std::nullopt;
   });
   CHECK(model.read == std::vector<std::int64_t>{4, 4, 4});

@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 
@@ -63,7 +63,7 @@ TEST_CASE("recomputed layers give the same losses", "[nanogpt][model][engine]") 
 }
 
 TEST_CASE("any number of threads trains to the same bits", "[nanogpt][model][engine]") {
-#if defined(NANOGPT_PLAIN_GEMM)  // ThreadSanitizer looks for races, not at wide models
+#if defined(TRANSFORMER_PLAIN_GEMM)  // ThreadSanitizer looks for races, not at wide models
   CHECK(train_on(3, 2, false) == train_on(1, 2, false));
 #else
   auto const alone = train_on(1, 1, true);

@@ -7,7 +7,7 @@
 #include "tests/support/emulated_device.hpp"
 #include "tests/support/emulated_tile.hpp"
 
-namespace nanogpt {
+namespace transformer {
 /// Flash attention needs no other products.
 template <>
 class Gemm<emulated::Device> {
@@ -17,13 +17,13 @@ class Gemm<emulated::Device> {
     fsdp::fail<fsdp::Error>("a product outside flash attention");
   }
 };
-}  // namespace nanogpt
+}  // namespace transformer
 
 namespace {
 
 model_test::Attention emulated_flash(model_test::AttentionCase const& c) {
   emulated::Device::Stream stream;
-  nanogpt::Gemm<emulated::Device> gemm;
+  transformer::Gemm<emulated::Device> gemm;
   return model_test::by_flash(emulated::Device{}, stream, gemm, c);
 }
 

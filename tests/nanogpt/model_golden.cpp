@@ -22,11 +22,11 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/golden/formulas.hpp"
 #include "tests/golden/gpt2_tiny.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "gemm_host.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 

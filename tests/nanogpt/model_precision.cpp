@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 

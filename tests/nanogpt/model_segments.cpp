@@ -14,11 +14,11 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "gpt.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/nanogpt/tunings.hpp"
+#include "transformer/math/gemm_host.hpp"
 
 namespace {
 
@@ -135,7 +135,7 @@ TEST_CASE("so it is with adapters and with frozen layers", "[nanogpt][model][seg
 }
 
 TEST_CASE("so it is when layers share units", "[nanogpt][model][segments]") {
-  for (auto const& tuning : {nanogpt::Tuning{}, adapters(3), last(3), last(4)}) {
+  for (auto const& tuning : {transformer::Tuning{}, adapters(3), last(3), last(4)}) {
     auto run = short_run(2);
     run.tuning = tuning;
     run.unit_layers = 2;
@@ -152,7 +152,7 @@ TEST_CASE("so it is when layers share units", "[nanogpt][model][segments]") {
 TEST_CASE("segments of layers gather each unit as often as without", "[nanogpt][model][segments]") {
   for (int const ranks : {1, 2}) {
     for (int const prefetch : {0, 1, 2, 3}) {
-      for (auto const& tuning : {nanogpt::Tuning{}, adapters(3), last(2)}) {
+      for (auto const& tuning : {transformer::Tuning{}, adapters(3), last(2)}) {
         nanogpt::GptOptions options;
         options.tuning = tuning;
         auto const kept = sizes_of(ranks, options, fsdp::FullShard{}, prefetch);

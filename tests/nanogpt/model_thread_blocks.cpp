@@ -13,13 +13,13 @@
 
 #include "benchmarks/step/classes.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
 #include "tests/support/emulated_device.hpp"
 #include "tests/support/emulated_tile.hpp"
+#include "transformer/math/gemm_host.hpp"
 
-namespace nanogpt {
+namespace transformer {
 /// The host's products, awaited.
 template <>
 class Gemm<emulated::Device> {
@@ -49,7 +49,7 @@ class Gemm<emulated::Device> {
   fsdp::host::Device::Stream stream_ = device_.make_stream("products", fsdp::StreamPriority::normal);
   Gemm<fsdp::host::Device> host_{device_};
 };
-}  // namespace nanogpt
+}  // namespace transformer
 
 namespace {
 

@@ -19,12 +19,12 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
-#include "gemm_host.hpp"
 #include "gpt.hpp"
-#include "merged_weights.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/tunings.hpp"
 #include "tests/support/descend.hpp"
+#include "transformer/math/gemm_host.hpp"
+#include "transformer/tuning/merged_weights.hpp"
 
 namespace {
 
@@ -36,7 +36,7 @@ using model_test::last;
 struct Run {
   int ranks = 1;
   fsdp::ShardingStrategy strategy = fsdp::FullShard{};
-  nanogpt::Tuning tuning{};
+  transformer::Tuning tuning{};
   bool unfrozen = false;  ///< all tensors have gradients, and the optimizer leaves the frozen ones out
   std::int64_t recompute = 0;
   int prefetch = 1;
@@ -121,7 +121,7 @@ TEST_CASE("fine-tuning has the bits of a run whose optimizer leaves the frozen t
         CHECK(got.weights == train(of, pretrained).weights);
         CHECK(got.weights != got.initial);
         for (auto const& [name, values] : got.weights)
-          if (!nanogpt::is_adapter(name) && !name.starts_with("transformer.h.2") &&
+          if (!transformer::is_adapter(name) && !name.starts_with("transformer.h.2") &&
               !name.starts_with("transformer.h.1") && !name.starts_with("transformer.ln_f"))
             CHECK(values == pretrained.at(name));
         of.unfrozen = false, of.recompute = 3, of.prefetch = 2;
@@ -133,7 +133,7 @@ TEST_CASE("gather memory of a model with adapters is that of base and adapters",
   auto const whole = train({.ranks = 2}, {}, 1), adapted = train({.ranks = 2, .tuning = adapters(8)}, {}, 1);
   std::int64_t adapter = 0;  // bytes of a block's
   for (auto const& [name, values] : adapted.weights)
-    if (nanogpt::is_adapter(name) && name.starts_with("transformer.h.0."))
+    if (transformer::is_adapter(name) && name.starts_with("transformer.h.0."))
       adapter += static_cast<std::int64_t>(values.size()) * 4;
   auto const expected = whole.gather + 2 * adapter;  // two slots
   CHECK(adapted.gather >= expected);
@@ -142,19 +142,19 @@ TEST_CASE("gather memory of a model with adapters is that of base and adapters",
 
 TEST_CASE("merged weights give the logits of a model with adapters", "[nanogpt][model]") {
   auto const tuned = train({.ranks = 2, .tuning = adapters(8)}, train({.ranks = 2}).weights, 8);
-  nanogpt::MergedWeights merging(2.0f);
+  transformer::MergedWeights merging(2.0f);
   Weights merged;
   for (auto const& [name, values] : tuned.weights)
-    if (nanogpt::is_adapter(name)) {
+    if (transformer::is_adapter(name)) {
       fsdp::TensorInfo info;
       info.name = name;
       auto const size = static_cast<std::int64_t>(values.size());
-      info.shape = name.ends_with(nanogpt::lora_a) ? std::vector{std::int64_t{8}, size / 8}
-                                                   : std::vector{size / 8, std::int64_t{8}};
+      info.shape = name.ends_with(transformer::lora_a) ? std::vector{std::int64_t{8}, size / 8}
+                                                       : std::vector{size / 8, std::int64_t{8}};
       merging.keep(info, values);
     }
   for (auto const& [name, values] : tuned.weights) {
-    if (nanogpt::is_adapter(name)) continue;
+    if (transformer::is_adapter(name)) continue;
     auto const both = merging.merge(name, values);
     merged[name] = {both.begin(), both.end()};
   }
@@ -165,7 +165,7 @@ TEST_CASE("merged weights give the logits of a model with adapters", "[nanogpt][
 }
 
 TEST_CASE("a part of a matrix gets its part of the adapter", "[nanogpt][model]") {
-  nanogpt::HostAdapter const adapter{2, 5, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {1, 2, 3, 4, 5, 6}};
+  transformer::HostAdapter const adapter{2, 5, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {1, 2, 3, 4, 5, 6}};
   std::vector<float> whole(15, 1.0f);
   adapter.add_to(whole, 0, 0.5f);
   CHECK(whole[0] == 1 + 0.5f * (1 * 1 + 2 * 6));

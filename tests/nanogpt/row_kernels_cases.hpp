@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "fsdp/memory.hpp"
-#include "row_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 namespace model_test {
 
@@ -94,10 +94,10 @@ std::vector<Doubles> layer_norm(B& b, std::int64_t rows, std::int64_t columns) {
           *bias = b.put(values(columns, 4));
   A *y = b.blank(n), *sum = b.blank(n), *of_sum = b.blank(n);
   Real *mean = b.template blank<Real>(rows), *scale = b.template blank<Real>(rows);
-  nanogpt::layer_norm_forward(b.device(), b.stream(), x, weight, bias, y, mean, scale, rows, columns);
+  transformer::layer_norm_forward(b.device(), b.stream(), x, weight, bias, y, mean, scale, rows, columns);
   std::vector<Doubles> all{b.get(y, n), b.get(mean, rows), b.get(scale, rows)};
-  nanogpt::residual_layer_norm_forward(b.device(), b.stream(), residual, x, bias, sum, weight, bias, of_sum, mean,
-                                       scale, rows, columns);
+  transformer::residual_layer_norm_forward(b.device(), b.stream(), residual, x, bias, sum, weight, bias, of_sum, mean,
+                                           scale, rows, columns);
   all.push_back(b.get(sum, n));
   all.push_back(b.get(of_sum, n));
   return all;
@@ -117,15 +117,15 @@ std::vector<Doubles> layer_norm_gradient(B& b, std::int64_t rows, std::int64_t c
   Real *dw = b.template blank<Real>(columns, 0.5), *db = b.template blank<Real>(columns, 0.5),
        *bias = b.template blank<Real>(columns, 0.25);
   Real* const partials = b.template blank<Real>(
-      std::max(nanogpt::layer_norm_partials(rows, columns), nanogpt::bias_partials(rows, columns)));
-  nanogpt::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
-                               partials);
-  nanogpt::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials);
+      std::max(transformer::layer_norm_partials(rows, columns), transformer::bias_partials(rows, columns)));
+  transformer::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
+                                   partials);
+  transformer::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials);
   std::vector<Doubles> all{b.get(dx, n), b.get(dw, columns), b.get(db, columns), b.get(bias, columns)};
   for (auto* const gradient : {&dw, &db, &bias}) *gradient = b.template blank<Real>(columns, std::nan(""));
-  nanogpt::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
-                               partials, true);
-  nanogpt::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials, true);
+  transformer::layer_norm_backward(b.device(), b.stream(), dy, x, weight, mean, scale, add, dx, dw, db, rows, columns,
+                                   partials, true);
+  transformer::bias_backward(b.device(), b.stream(), dy, rows, columns, bias, partials, true);
   for (auto* const gradient : {dw, db, bias}) all.push_back(b.get(gradient, columns));
   return all;
 }
@@ -141,9 +141,9 @@ std::vector<Doubles> cross_entropy(B& b, std::int64_t rows, std::int64_t vocabul
     targets.push_back(row == 1 ? -1.0 : static_cast<double>(row * 37 % vocabulary));
   auto const* const chosen = b.template put<std::int32_t>(targets);
   Real* const losses = b.template blank<Real>(rows);
-  nanogpt::cross_entropy_forward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded);
+  transformer::cross_entropy_forward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded);
   std::vector<Doubles> all{b.get(losses, rows)};
-  nanogpt::cross_entropy_backward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded, 4.0);
+  transformer::cross_entropy_backward(b.device(), b.stream(), logits, chosen, losses, rows, vocabulary, padded, 4.0);
   all.push_back(b.get(losses, rows));
   all.push_back(b.get(logits, rows * padded));
   return all;
@@ -159,13 +159,13 @@ std::vector<Doubles> gelu(B& b, std::int64_t rows, std::int64_t columns) {
     using Formula = decltype(formula);
     auto *y = b.blank(n), *again = b.put(values(n, 12)), *dx = b.put(values(n, 13));
     auto *of_sum = b.blank(n), *sum = b.put(values(n, 15));
-    nanogpt::gelu_forward<Formula>(b.device(), b.stream(), x, y, n);
-    nanogpt::gelu_backward<Formula>(b.device(), b.stream(), again, dx, n);
-    nanogpt::bias_gelu_forward<Formula>(b.device(), b.stream(), sum, bias, of_sum, rows, columns);
+    transformer::gelu_forward<Formula>(b.device(), b.stream(), x, y, n);
+    transformer::gelu_backward<Formula>(b.device(), b.stream(), again, dx, n);
+    transformer::bias_gelu_forward<Formula>(b.device(), b.stream(), sum, bias, of_sum, rows, columns);
     for (auto* const result : {y, again, dx, sum, of_sum}) all.push_back(b.get(result, n));
   };
-  run(nanogpt::ExactGelu{});
-  run(nanogpt::TanhGelu{});
+  run(transformer::ExactGelu{});
+  run(transformer::TanhGelu{});
   return all;
 }
 
@@ -179,7 +179,7 @@ std::vector<Doubles> embedding_gradient(B& b, std::int64_t rows, std::int64_t co
   for (std::int64_t row = 0; row < rows; ++row) tokens.push_back(static_cast<double>(row * 7 % 11));
   auto const* const ids = b.template put<std::int32_t>(tokens);
   Real *token = b.template blank<Real>(11 * columns), *position = b.template blank<Real>(rows * columns);
-  nanogpt::embedding_backward(b.device(), b.stream(), ids, up, token, position, 1, rows, columns);
+  transformer::embedding_backward(b.device(), b.stream(), ids, up, token, position, 1, rows, columns);
   return {b.get(token, 11 * columns), b.get(position, rows * columns)};
 }
 

@@ -31,7 +31,7 @@ struct TrainingRun {
   std::int64_t segment = 1;
   std::int64_t unit_layers = 1;
   int prefetch = 1;
-  nanogpt::Tuning tuning{};
+  transformer::Tuning tuning{};
   nanogpt::GptConfig config{3, 2, 32, 16, 23, 0.1f, true};
 };
 

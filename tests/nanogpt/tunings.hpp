@@ -4,18 +4,18 @@
 
 #include <cstdint>
 
-#include "tuning.hpp"
+#include "transformer/tuning/tuning.hpp"
 
 namespace model_test {
 
-inline nanogpt::Tuning adapters(std::int64_t rank) {
-  nanogpt::Tuning tuning;
+inline transformer::Tuning adapters(std::int64_t rank) {
+  transformer::Tuning tuning;
   tuning.lora_rank = rank;
   tuning.lora_scale = 2.0f;
   return tuning;
 }
-inline nanogpt::Tuning last(std::int64_t layers) {
-  nanogpt::Tuning tuning;
+inline transformer::Tuning last(std::int64_t layers) {
+  transformer::Tuning tuning;
   tuning.last_layers = layers;
   return tuning;
 }

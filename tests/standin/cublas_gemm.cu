@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "examples/nanogpt/gemm_cuda.hpp"
 #include "tests/catch.hpp"
 #include "tests/conformance/gemm_suite.hpp"
 #include "tests/standin/cublas/cublas.hpp"
+#include "transformer/math/gemm_cuda.hpp"
 
 namespace {
 
@@ -17,9 +17,9 @@ using fsdp::conformance::Buffer;
 using fsdp::conformance::download;
 using fsdp::conformance::upload;
 using fsdp::cuda::Device;
-using nanogpt::Gemm;
-using nanogpt::Op;
 using standin::cublas::Algorithms;
+using transformer::Gemm;
+using transformer::Op;
 
 /// Holds settings as long as it lives.
 struct Configured {

@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "examples/nanogpt/kernels/tile.hpp"
 #include "tests/support/emulated_block.hpp"
+#include "transformer/kernels/tile.hpp"
 
-namespace nanogpt::tile {
+namespace transformer::tile {
 
 /// The operations of Tile as the PTX ISA describes them ("Matrix multiply-accumulate operation using mma instruction",
 /// "ldmatrix", "cp.async"); the warp's last lane does what the warp does together.
@@ -103,4 +103,4 @@ struct Tile<emulated::Lanes> {
   }
 };
 
-}  // namespace nanogpt::tile
+}  // namespace transformer::tile

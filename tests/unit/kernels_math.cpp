@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "examples/nanogpt/kernels/gelu.hpp"
 #include "fsdp/kernels/math.hpp"
 #include "tests/catch.hpp"
+#include "transformer/kernels/gelu.hpp"
 
 namespace {
 
@@ -75,11 +75,11 @@ TEST_CASE("gelu and its derivative keep their documented error", "[kernels][math
   auto const scale = [](float x, double) { return std::fmax(1.0, std::fabs(static_cast<double>(x))); };
   auto const finite = [](double x) { return std::fmin(std::fmax(x, -1e30), 1e30); };
   double const root = std::sqrt(0.5);
-  CHECK(worst([](float x) { return nanogpt::gelu(x); },
+  CHECK(worst([](float x) { return transformer::gelu(x); },
               [&](double x) { return x == -HUGE_VAL ? 0.0 : x * 0.5 * std::erfc(-root * x); }, scale) <= 1.6e-7);
-  CHECK(worst([](float x) { return nanogpt::gelu(std::fabs(x)); },
+  CHECK(worst([](float x) { return transformer::gelu(std::fabs(x)); },
               [&](double x) { return std::fabs(x) * 0.5 * std::erfc(-root * std::fabs(x)); }, ulp) <= 3.0);
-  CHECK(worst([](float x) { return nanogpt::gelu_with_derivative(x).derivative; },
+  CHECK(worst([](float x) { return transformer::gelu_with_derivative(x).derivative; },
               [&](double x) {
                 if (std::isnan(x)) return x;
                 double const y = finite(x);
@@ -99,12 +99,12 @@ TEST_CASE("gelu_new and its derivative keep their documented error", "[kernels][
     double const tangent = std::tanh(inner(x)), secant = 1.0 / std::cosh(inner(x));
     return 0.5 * (1.0 + tangent) + 0.5 * x * secant * secant * root * (1.0 + 3.0 * 0.044715 * x * x);
   };
-  CHECK(worst([](float x) { return nanogpt::gelu_new(x); }, exact, scale) <= 1.6e-7);
-  CHECK(worst([](float x) { return nanogpt::gelu_new(std::fabs(x)); }, of_size, ulp) <= 3.0);
-  CHECK(worst([](float x) { return nanogpt::gelu_new_with_derivative(x).derivative; }, slope, scale) <= 2.5e-7);
+  CHECK(worst([](float x) { return transformer::gelu_new(x); }, exact, scale) <= 1.6e-7);
+  CHECK(worst([](float x) { return transformer::gelu_new(std::fabs(x)); }, of_size, ulp) <= 3.0);
+  CHECK(worst([](float x) { return transformer::gelu_new_with_derivative(x).derivative; }, slope, scale) <= 2.5e-7);
   for (double x = -8.0; x <= 8.0; x += 0.01) {
-    CHECK(std::fabs(nanogpt::gelu_new(x) - exact(x)) <= 1e-14);
-    CHECK(std::fabs(nanogpt::gelu_new_with_derivative(x).derivative - slope(x)) <= 1e-14);
+    CHECK(std::fabs(transformer::gelu_new(x) - exact(x)) <= 1e-14);
+    CHECK(std::fabs(transformer::gelu_new_with_derivative(x).derivative - slope(x)) <= 1e-14);
   }
 }
 
@@ -120,8 +120,8 @@ TEST_CASE("what backward takes for gelu is gelu, to the bit", "[kernels][math]")
     for (float const x : {infinity, -infinity, not_a_number, -not_a_number, 0.0f, -0.0f})
       CHECK(bits(formula.with_derivative(x).value) == bits(formula.value(x)));
   };
-  check(nanogpt::ExactGelu{});
-  check(nanogpt::TanhGelu{});
+  check(transformer::ExactGelu{});
+  check(transformer::TanhGelu{});
 }
 
 TEST_CASE("the double forms agree with central differences", "[kernels][math]") {
@@ -133,8 +133,8 @@ TEST_CASE("the double forms agree with central differences", "[kernels][math]") 
       CHECK(value == formula.value(x));
     }
   };
-  check(nanogpt::ExactGelu{});
-  check(nanogpt::TanhGelu{});
+  check(transformer::ExactGelu{});
+  check(transformer::TanhGelu{});
 }
 
 TEST_CASE("special values", "[kernels][math]") {
@@ -153,28 +153,28 @@ TEST_CASE("special values", "[kernels][math]") {
   CHECK(std::isnan(m::log(-infinity)));
   CHECK(m::tanh(infinity) == 1.0f);
   CHECK(m::tanh(-infinity) == -1.0f);
-  CHECK(nanogpt::gelu(infinity) == infinity);
-  CHECK(nanogpt::gelu(-infinity) == 0.0f);
-  CHECK(nanogpt::gelu_with_derivative(infinity).derivative == 1.0f);
-  CHECK(std::fabs(nanogpt::gelu_with_derivative(-infinity).derivative) < 1e-29f);
-  CHECK(nanogpt::gelu_new(infinity) == infinity);
-  CHECK(std::fabs(nanogpt::gelu_new(-infinity)) < 1e-27f);
-  CHECK(nanogpt::gelu_new_with_derivative(infinity).derivative == 1.0f);
-  CHECK(std::fabs(nanogpt::gelu_new_with_derivative(-infinity).derivative) < 1e-26f);
+  CHECK(transformer::gelu(infinity) == infinity);
+  CHECK(transformer::gelu(-infinity) == 0.0f);
+  CHECK(transformer::gelu_with_derivative(infinity).derivative == 1.0f);
+  CHECK(std::fabs(transformer::gelu_with_derivative(-infinity).derivative) < 1e-29f);
+  CHECK(transformer::gelu_new(infinity) == infinity);
+  CHECK(std::fabs(transformer::gelu_new(-infinity)) < 1e-27f);
+  CHECK(transformer::gelu_new_with_derivative(infinity).derivative == 1.0f);
+  CHECK(std::fabs(transformer::gelu_new_with_derivative(-infinity).derivative) < 1e-26f);
   for (float const value : {not_a_number, -not_a_number}) {
-    CHECK(std::isnan(nanogpt::gelu_new(value)));
-    CHECK(std::isnan(nanogpt::gelu_new_with_derivative(value).derivative));
-    CHECK(std::isnan(nanogpt::gelu_with_derivative(value).derivative));
+    CHECK(std::isnan(transformer::gelu_new(value)));
+    CHECK(std::isnan(transformer::gelu_new_with_derivative(value).derivative));
+    CHECK(std::isnan(transformer::gelu_with_derivative(value).derivative));
   }
   CHECK(std::isnan(m::exp(not_a_number)));
   CHECK(m::exp_to_zero(-infinity) == 0.0f);
   CHECK(std::isnan(m::exp_to_zero(not_a_number)));
   CHECK(std::isnan(m::exp_to_zero(-not_a_number)));
   CHECK(std::isnan(m::exp(-not_a_number)));
-  CHECK(std::isnan(nanogpt::gelu(-not_a_number)));
+  CHECK(std::isnan(transformer::gelu(-not_a_number)));
   CHECK(std::isnan(m::log(not_a_number)));
   CHECK(std::isnan(m::tanh(not_a_number)));
-  CHECK(std::isnan(nanogpt::gelu(not_a_number)));
+  CHECK(std::isnan(transformer::gelu(not_a_number)));
   CHECK_FALSE(m::is_finite(not_a_number));
   CHECK_FALSE(m::is_finite(-infinity));
   CHECK(m::is_finite(std::numeric_limits<float>::max()));

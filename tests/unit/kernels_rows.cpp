@@ -8,13 +8,13 @@
 #include <limits>
 #include <vector>
 
-#include "examples/nanogpt/row_kernels.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/kernels/row_kernels.hpp"
 
 using namespace kernel_test;
 using fsdp::bf16;
-using nanogpt::Compute;
+using transformer::Compute;
 
 namespace {
 
@@ -87,8 +87,8 @@ template <class A, class W>
 NormResult<A, W> norm(Shape s, std::vector<A> const& x, std::vector<W> const& weight, W const* bias) {
   NormResult<A, W> r{std::vector<A>(area(s)), std::vector<Compute<A>>(size(s.rows)),
                      std::vector<Compute<A>>(size(s.rows))};
-  nanogpt::layer_norm_forward(device, stream, x.data(), weight.data(), bias, r.y.data(), r.mean.data(), r.scale.data(),
-                              s.rows, s.columns);
+  transformer::layer_norm_forward(device, stream, x.data(), weight.data(), bias, r.y.data(), r.mean.data(),
+                                  r.scale.data(), s.rows, s.columns);
   return r;
 }
 
@@ -103,10 +103,10 @@ NormGradient<A, G> norm_gradient(Shape s, std::vector<A> const& dy, std::vector<
   auto const forward = norm(s, x, weight, static_cast<W const*>(nullptr));
   NormGradient<A, G> g{std::vector<A>(area(s)), std::vector<G>(size(s.columns), G(0.5f)),
                        std::vector<G>(size(s.columns), G(0.25f))};
-  std::vector<Compute<A>> partials(size(nanogpt::layer_norm_partials(s.rows, s.columns)));
-  nanogpt::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), forward.mean.data(),
-                               forward.scale.data(), add, g.dx.data(), g.weight.data(), g.bias.data(), s.rows,
-                               s.columns, partials.data());
+  std::vector<Compute<A>> partials(size(transformer::layer_norm_partials(s.rows, s.columns)));
+  transformer::layer_norm_backward(device, stream, dy.data(), x.data(), weight.data(), forward.mean.data(),
+                                   forward.scale.data(), add, g.dx.data(), g.weight.data(), g.bias.data(), s.rows,
+                                   s.columns, partials.data());
   return g;
 }
 
@@ -179,8 +179,8 @@ TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]",
     using Formula = decltype(formula);
     auto const x = random_values<TestType>(n, 12, 3.0), dy = random_values<TestType>(n, 13);
     std::vector<TestType> y(x.size()), again(x), dx(dy);
-    nanogpt::gelu_forward<Formula>(device, stream, x.data(), y.data(), n);
-    nanogpt::gelu_backward<Formula>(device, stream, again.data(), dx.data(), n);
+    transformer::gelu_forward<Formula>(device, stream, x.data(), y.data(), n);
+    transformer::gelu_backward<Formula>(device, stream, again.data(), dx.data(), n);
     CHECK((doubles(again) == doubles(y)));  // a bool: the values would take minutes to print
     Doubles exact, slope;
     for (std::size_t i = 0; i < x.size(); ++i) {
@@ -191,8 +191,8 @@ TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]",
     check_close(dx, slope, 4.0, std::is_same_v<TestType, bf16> ? 1e-3 : 32.0);
   };
   for (auto const n : sizes) {
-    check_formula(nanogpt::ExactGelu{}, n);
-    check_formula(nanogpt::TanhGelu{}, n);
+    check_formula(transformer::ExactGelu{}, n);
+    check_formula(transformer::TanhGelu{}, n);
   }
   for (auto const s : shapes) {
     auto const x = random_values<TestType>(s.rows * s.columns, 14), bias = random_values<TestType>(s.columns, 15);
@@ -201,25 +201,25 @@ TEMPLATE_TEST_CASE("gelu, biases and residuals match double", "[kernels][rows]",
     for (std::size_t i = 0; i < x.size(); ++i) {
       double const b = as_double(bias[i % size(s.columns)]);
       sum.push_back(as_double(x[i]) + b);
-      gelu.push_back(nanogpt::gelu(sum.back()));
+      gelu.push_back(transformer::gelu(sum.back()));
       whole.push_back(as_double(residual[i]) + sum.back());
       column[i % size(s.columns)] += as_double(x[i]);
     }
     auto biased = x, kept = x;
     std::vector<TestType> activated(x.size()), out(x.size());
-    nanogpt::bias_add(device, stream, biased.data(), bias.data(), s.rows, s.columns);
-    nanogpt::bias_gelu_forward(device, stream, kept.data(), bias.data(), activated.data(), s.rows, s.columns);
-    nanogpt::bias_residual_forward(device, stream, residual.data(), x.data(), bias.data(), out.data(), s.rows,
-                                   s.columns);
+    transformer::bias_add(device, stream, biased.data(), bias.data(), s.rows, s.columns);
+    transformer::bias_gelu_forward(device, stream, kept.data(), bias.data(), activated.data(), s.rows, s.columns);
+    transformer::bias_residual_forward(device, stream, residual.data(), x.data(), bias.data(), out.data(), s.rows,
+                                       s.columns);
     check_close(biased, sum, 1.1, std::is_same_v<TestType, bf16> ? 1e-3 : 4.0);
     check_close(kept, sum, 1.1, std::is_same_v<TestType, bf16> ? 1e-3 : 4.0);
     check_close(activated, gelu, 2.0, std::is_same_v<TestType, bf16> ? 1e-3 : 32.0);
     check_close(out, whole, 2.2, std::is_same_v<TestType, bf16> ? 1e-3 : 4.0);
-    nanogpt::bias_add(device, stream, biased.data(), static_cast<TestType const*>(nullptr), s.rows, s.columns);
+    transformer::bias_add(device, stream, biased.data(), static_cast<TestType const*>(nullptr), s.rows, s.columns);
     check_close(biased, sum, 1.1, std::is_same_v<TestType, bf16> ? 1e-3 : 4.0);
 
-    std::vector<T> gradient(size(s.columns), T(2)), partials(size(nanogpt::bias_partials(s.rows, s.columns)));
-    nanogpt::bias_backward(device, stream, x.data(), s.rows, s.columns, gradient.data(), partials.data());
+    std::vector<T> gradient(size(s.columns), T(2)), partials(size(transformer::bias_partials(s.rows, s.columns)));
+    transformer::bias_backward(device, stream, x.data(), s.rows, s.columns, gradient.data(), partials.data());
     check_close(gradient, column, 16.0, static_cast<double>(s.rows) + 2.0);
   }
 }
@@ -232,7 +232,7 @@ TEMPLATE_TEST_CASE("causal softmax matches double and hides later keys", "[kerne
       double const scale = 0.125;
       auto const scores = random_values<TestType>(panels * rows * keys, 17, 30.0);
       auto got = scores;
-      nanogpt::causal_softmax(device, stream, got.data(), panels, rows, keys, scale);
+      transformer::causal_softmax(device, stream, got.data(), panels, rows, keys, scale);
       Doubles exact(scores.size(), 0.0);
       for (std::int64_t row = 0; row < panels * rows; ++row) {
         std::int64_t const length = keys - rows + row % rows + 1;
@@ -257,16 +257,17 @@ TEST_CASE("causal softmax's gradient is its slope, and 0 for later keys", "[kern
   auto const up = random_values<double>(panels * rows * keys, 19);
   auto const forward = [&] {
     auto p = scores;
-    nanogpt::causal_softmax(device, stream, p.data(), panels, rows, keys, scale);
+    transformer::causal_softmax(device, stream, p.data(), panels, rows, keys, scale);
     return p;
   };
   auto const p = forward();
   auto gradient = up;
-  nanogpt::causal_softmax_backward(device, stream, p.data(), gradient.data(), panels, rows, keys, scale);
+  transformer::causal_softmax_backward(device, stream, p.data(), gradient.data(), panels, rows, keys, scale);
   check_slope(scores, gradient, [&] { return dot(forward(), up); });
   auto const narrow_p = converted<float>(p);
   auto narrow_gradient = converted<float>(up);
-  nanogpt::causal_softmax_backward(device, stream, narrow_p.data(), narrow_gradient.data(), panels, rows, keys, scale);
+  transformer::causal_softmax_backward(device, stream, narrow_p.data(), narrow_gradient.data(), panels, rows, keys,
+                                       scale);
   check_close(narrow_gradient, gradient, 16.0, 1.0);
 }
 
@@ -284,11 +285,11 @@ TEMPLATE_TEST_CASE("cross-entropy's loss and gradient match double", "[kernels][
     auto gradient = logits;
     std::vector<T> losses(size(rows), T(9)), alone(size(rows), T(9));
     auto untouched = logits;
-    nanogpt::cross_entropy_forward(device, stream, untouched.data(), targets.data(), alone.data(), rows, vocabulary,
-                                   padded);
+    transformer::cross_entropy_forward(device, stream, untouched.data(), targets.data(), alone.data(), rows, vocabulary,
+                                       padded);
     CHECK(doubles(untouched) == doubles(logits));
-    nanogpt::cross_entropy_backward(device, stream, gradient.data(), targets.data(), losses.data(), rows, vocabulary,
-                                    padded, scale);
+    transformer::cross_entropy_backward(device, stream, gradient.data(), targets.data(), losses.data(), rows,
+                                        vocabulary, padded, scale);
     Doubles exact(gradient.size(), 0.0), loss(size(rows), 0.0);
     for (std::int64_t r = 0; r < rows; ++r) {
       if (targets[size(r)] < 0) continue;
@@ -307,7 +308,7 @@ TEMPLATE_TEST_CASE("cross-entropy's loss and gradient match double", "[kernels][
     check_close(gradient, exact, std::is_same_v<TestType, bf16> ? 1.1 : 32.0,
                 std::is_same_v<TestType, bf16> ? 1e-4 : 1.0);
     double total = 1.0;
-    nanogpt::sum(device, stream, losses.data(), rows, 0.25, &total, true);
+    transformer::sum(device, stream, losses.data(), rows, 0.25, &total, true);
     CHECK(total == Approx(1.0 + 0.25 * (loss[0] + loss[1] + loss[3] + loss[4])).epsilon(1e-5));
   }
 }
@@ -318,11 +319,11 @@ TEST_CASE("cross-entropy's gradient is its slope", "[kernels][rows]") {
   auto logits = random_values<double>(rows * padded, 21);
   auto gradient = logits;
   Doubles losses(size(rows));
-  nanogpt::cross_entropy_backward(device, stream, gradient.data(), targets.data(), losses.data(), rows, vocabulary,
-                                  padded, 0.5);
+  transformer::cross_entropy_backward(device, stream, gradient.data(), targets.data(), losses.data(), rows, vocabulary,
+                                      padded, 0.5);
   check_slope(logits, gradient, [&] {
-    nanogpt::cross_entropy_forward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
-                                   padded);
+    transformer::cross_entropy_forward(device, stream, logits.data(), targets.data(), losses.data(), rows, vocabulary,
+                                       padded);
     return 0.5 * (losses[0] + losses[1] + losses[2]);
   });
 }
@@ -335,8 +336,8 @@ TEMPLATE_TEST_CASE("embeddings add rows and gather their gradients in order", "[
   for (std::int64_t i = 0; i < batch * length; ++i) tokens.push_back(static_cast<std::int32_t>(i * i % vocabulary));
   for (std::int64_t const first : {0, 4}) {
     std::vector<TestType> out(size(batch * length * columns));
-    nanogpt::embedding_forward(device, stream, tokens.data(), token_weight.data(), position_weight.data(), out.data(),
-                               batch, length, columns, first);
+    transformer::embedding_forward(device, stream, tokens.data(), token_weight.data(), position_weight.data(),
+                                   out.data(), batch, length, columns, first);
     Doubles exact(out.size());
     for (std::int64_t i = 0; i < batch * length * columns; ++i) {
       std::int64_t const row = i / columns, c = i % columns;
@@ -347,7 +348,8 @@ TEMPLATE_TEST_CASE("embeddings add rows and gather their gradients in order", "[
   }
   auto const dy = random_values<TestType>(batch * length * columns, 24);
   std::vector<float> dt(size(vocabulary * columns), 0.5f), dp(size(length * columns), 0.25f), et(dt), ep(dp);
-  nanogpt::embedding_backward(device, stream, tokens.data(), dy.data(), dt.data(), dp.data(), batch, length, columns);
+  transformer::embedding_backward(device, stream, tokens.data(), dy.data(), dt.data(), dp.data(), batch, length,
+                                  columns);
   for (std::int64_t i = 0; i < batch * length * columns; ++i) {
     std::int64_t const row = i / columns, c = i % columns;
     et[size(tokens[size(row)] * columns + c)] += static_cast<float>(dy[size(i)]);
@@ -358,11 +360,11 @@ TEMPLATE_TEST_CASE("embeddings add rows and gather their gradients in order", "[
 }
 
 TEMPLATE_TEST_CASE("dropout is a function of the index alone", "[kernels][rows]", float, bf16, double) {
-  nanogpt::DropoutMask const mask{.probability = 0.2f, .seed = 5, .step = 9, .site = 3};
+  transformer::DropoutMask const mask{.probability = 0.2f, .seed = 5, .step = 9, .site = 3};
   std::int64_t const n = 50001;
   std::vector<TestType> const ones(size(n), TestType(1.0f));
   std::vector<TestType> whole(ones), part(ones);
-  nanogpt::dropout(device, stream, ones.data(), whole.data(), n, mask, 0);
+  transformer::dropout(device, stream, ones.data(), whole.data(), n, mask, 0);
   std::int64_t kept = 0;
   for (auto const& value : whole) {
     REQUIRE((as_double(value) == 0.0 || as_double(value) == as_double(TestType(1.0f / 0.8f))));
@@ -371,21 +373,21 @@ TEMPLATE_TEST_CASE("dropout is a function of the index alone", "[kernels][rows]"
   double const count = static_cast<double>(n);
   CHECK(std::fabs(static_cast<double>(kept) / count - 0.8) <= 5.0 * std::sqrt(0.16 / count));
 
-  nanogpt::dropout(device, stream, ones.data(), part.data(), 1000, mask, 777);
+  transformer::dropout(device, stream, ones.data(), part.data(), 1000, mask, 777);
   for (std::int64_t i = 0; i < 1000; ++i) REQUIRE(as_double(part[size(i)]) == as_double(whole[size(777 + i)]));
 
   // Panels (2, 3, 20) of an array (2, 10, 50) at rows from 4: the mask is that of the whole array.
-  nanogpt::dropout_panels(device, stream, ones.data(), part.data(), 2, 3, 20, mask, 4 * 50, 10 * 50, 50);
+  transformer::dropout_panels(device, stream, ones.data(), part.data(), 2, 3, 20, mask, 4 * 50, 10 * 50, 50);
   for (std::int64_t i = 0; i < 2 * 3 * 20; ++i) {
     std::int64_t const p = i / 60, r = i / 20 % 3, c = i % 20;
     REQUIRE(as_double(part[size(i)]) == as_double(whole[size(p * 500 + (4 + r) * 50 + c)]));
   }
-  for (auto other : {nanogpt::DropoutMask{0.2f, 6, 9, 3}, nanogpt::DropoutMask{0.2f, 5, 10, 3},
-                     nanogpt::DropoutMask{0.2f, 5, 9, 4}}) {
+  for (auto other : {transformer::DropoutMask{0.2f, 6, 9, 3}, transformer::DropoutMask{0.2f, 5, 10, 3},
+                     transformer::DropoutMask{0.2f, 5, 9, 4}}) {
     auto different = ones;
-    nanogpt::dropout(device, stream, ones.data(), different.data(), n, other, 0);
+    transformer::dropout(device, stream, ones.data(), different.data(), n, other, 0);
     CHECK(doubles(different) != doubles(whole));
   }
-  nanogpt::dropout(device, stream, ones.data(), part.data(), n, nanogpt::DropoutMask{}, 0);
+  transformer::dropout(device, stream, ones.data(), part.data(), n, transformer::DropoutMask{}, 0);
   CHECK(doubles(part) == doubles(ones));
 }

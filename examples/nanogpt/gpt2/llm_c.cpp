@@ -11,7 +11,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/tensor.hpp"
 #include "gpt2/tensor_names.hpp"
-#include "new_file.hpp"
+#include "transformer/data/new_file.hpp"
 
 namespace nanogpt {
 namespace {

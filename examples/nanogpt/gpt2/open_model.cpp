@@ -22,7 +22,7 @@
 #include "run_folder.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
-#include "tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
 #include "whole_checkpoints.hpp"
 
 namespace nanogpt {

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "data.hpp"
 #include "gpt2/weights_source.hpp"
 #include "settings.hpp"
+#include "transformer/data/dataset.hpp"
 
 namespace nanogpt {
 

@@ -10,7 +10,7 @@
 #include "fsdp/error.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 #include "tests/support/byte_pair_files.hpp"
-#include "tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   static auto const pairs = fsdp::testing::BytePairs::random(1, 20, "ab \xe4");
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   auto const json = kind == 0 ? std::string(rest) : kind == 1 ? fsdp::testing::changed(encoder, rest) : encoder;
   auto const lines = kind == 2 ? std::string(rest) : kind == 3 ? fsdp::testing::changed(merges, rest) : merges;
   try {
-    nanogpt::BytePair const tokenizer({json, lines});
+    transformer::BytePair const tokenizer({json, lines});
     for (auto const text : {rest, std::string_view(lines)})
       if (tokenizer.decode(tokenizer.encode(text)) != text) std::abort();
   } catch (fsdp::ConfigError const&) {

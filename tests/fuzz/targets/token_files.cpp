@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <string>
 
-#include "data.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/data/dataset.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   static int const file = ::memfd_create("fuzz", 0);
@@ -23,12 +23,12 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     std::abort();
   try {
     if (data[0] % 3 == 2) {
-      auto const meta = nanogpt::read_meta(path);
+      auto const meta = transformer::read_meta(path);
       if (meta.vocab_size < 1) std::abort();
-      (void)nanogpt::open_tokenizer(meta);
+      (void)transformer::open_tokenizer(meta);
       return 0;
     }
-    nanogpt::TokenFile const tokens(path, data[0] % 3 == 0 ? 2 : 4);
+    transformer::TokenFile const tokens(path, data[0] % 3 == 0 ? 2 : 4);
     if (tokens.size() < 1 || static_cast<std::size_t>(tokens.size()) * 2 > count) std::abort();
     std::int64_t largest = 0;
     for (std::int64_t i = 0; i < tokens.size(); ++i) largest = std::max(largest, tokens.at(i));

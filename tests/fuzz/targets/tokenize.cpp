@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "tests/support/byte_pair_files.hpp"
-#include "tokenizer/byte_pair.hpp"
-#include "tokenizer/merges.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/merges.hpp"
 
 namespace {
 
 using fsdp::testing::BytePairs;
-using nanogpt::BytePair;
-using nanogpt::Merges;
+using transformer::BytePair;
+using transformer::Merges;
 
 void demand(bool holds) {
   if (!holds) std::abort();
@@ -37,12 +37,12 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   static auto const pairs = BytePairs::random(2, 300, "aeinost '\n1!\xc2\xa0\xe4\xb8");
   static BytePair const tokenizer({pairs.encoder_json(), pairs.vocab_bpe()});
   static auto const merges = merges_of(pairs);
-  static nanogpt::WordCache cache;
+  static transformer::WordCache cache;
   std::string_view const text(reinterpret_cast<char const*>(data), size);
 
   auto const ids = tokenizer.encode(text);
   demand(tokenizer.decode(ids) == text);
-  demand(tokenizer.decode(tokenizer.encode(text, nanogpt::Marker::token)) == text);
+  demand(tokenizer.decode(tokenizer.encode(text, transformer::Marker::token)) == text);
   std::vector<std::int64_t> cached;
   tokenizer.append(text, cached, cache);
   demand(cached == ids);

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which sequences a rank trains on and evaluates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transformer/data/dataset.hpp"
+#include "transformer/data/window_order.hpp"
+
+namespace transformer {
+
+/// A rank's part of the run's batches. What all ranks together get in an iteration, or in a batch of an evaluation,
+/// depends on the seed and on the number of sequences, not on how many ranks and micro-steps share them.
+struct BatchSource {
+  Dataset const* dataset = nullptr;  ///< nullptr, for a benchmark without data: random tokens
+  std::int64_t vocab_size = 50304;
+  std::uint64_t seed = 0;       ///< of the run
+  bool random_windows = false;  ///< nanoGPT's way: anywhere in the text, with replacement
+  std::int64_t rank = 0, ranks = 1;
+  std::int64_t batch_size = 1;   ///< B: sequences of a rank's micro-step
+  std::int64_t micro_steps = 1;  ///< of a rank in an iteration
+  std::int64_t block_size = 1;   ///< T: tokens of a sequence
+
+  /// Sequences of an iteration, of all ranks.
+  std::int64_t global_batch() const { return micro_steps * ranks * batch_size; }
+  /// Number, within its iteration, of the first sequence of this rank's micro-step.
+  std::int64_t first_of(std::int64_t micro_step) const { return (micro_step * ranks + rank) * batch_size; }
+
+  /// See [Note: Training windows].
+  /// @param inputs,targets  (B, T), row-major
+  /// @throws fsdp::Error if a sequence has a token outside the vocabulary
+  void training(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
+                std::span<std::int32_t> targets) const {
+    auto const first = iteration * global_batch() + first_of(micro_step);
+    if (dataset == nullptr) return random_tokens(first, inputs, targets);
+    auto const shards = dataset->train.sizes();
+    WindowOrder const order(seed, shards, block_size, global_batch());
+    for (std::int64_t i = 0; i < batch_size; ++i) {
+      auto const number = first + i;
+      if (random_windows) {
+        auto const drawn =
+            draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0, count_starts(shards, block_size));
+        read(dataset->train, start_of_number(shards, block_size, drawn), i, inputs, targets);
+      } else {
+        read(dataset->train, order.at(number), i, inputs, targets);
+      }
+    }
+  }
+
+  /// Sequences of a split, in an order of windows as for training: a mean over many batches hardly depends on the draw.
+  /// @param batch  number of the batch that all ranks draw together
+  /// @param inputs,targets  (B, T), row-major
+  /// @pre there is a data set
+  void evaluation(Split split, std::int64_t batch, std::span<std::int32_t> inputs,
+                  std::span<std::int32_t> targets) const {
+    auto const& tokens = dataset->split(split);
+    auto const draw = split == Split::train ? Draw::train_loss : Draw::val_loss;
+    WindowOrder const order(mix(seed + static_cast<std::uint64_t>(draw)), tokens.sizes(), block_size,
+                            ranks * batch_size);
+    auto const first = (batch * ranks + rank) * batch_size;
+    for (std::int64_t i = 0; i < batch_size; ++i) read(tokens, order.at(first + i), i, inputs, targets);
+  }
+
+ private:
+  /// Reads sequence `i` of a micro-step. @throws fsdp::Error if it has a token outside the vocabulary
+  void read(TokenShards const& tokens, Window const& window, std::int64_t i, std::span<std::int32_t> inputs,
+            std::span<std::int32_t> targets) const {
+    tokens.file(window.shard).read(window.start, vocab_size, row(inputs, i), row(targets, i));
+  }
+  std::span<std::int32_t> row(std::span<std::int32_t> batch, std::int64_t i) const {
+    return batch.subspan(static_cast<std::size_t>(i * block_size), static_cast<std::size_t>(block_size));
+  }
+  void random_tokens(std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+    auto const block = static_cast<std::size_t>(block_size);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      auto const number = static_cast<std::uint64_t>(first) + i / block;
+      auto const token = [&](std::size_t place) {
+        return static_cast<std::int32_t>(draw_offset(seed, Draw::tokens, number, place, vocab_size));
+      };
+      inputs[i] = token(2 * (i % block));
+      targets[i] = token(2 * (i % block) + 1);
+    }
+  }
+};
+
+}  // namespace transformer

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data sets: token files, and what made their tokens.
+#include "transformer/data/dataset.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "fsdp/error.hpp"
+#include "transformer/data/excerpt.hpp"
+#include "transformer/data/window_order.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/characters.hpp"
+
+namespace transformer {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+std::string_view as_text(std::span<std::byte const> bytes) {
+  return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+}
+
+/// Whether `name` is that of a file beside meta.json, which cannot lead out of its folder.
+bool is_plain_name(std::string const& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+}
+
+}  // namespace
+
+Meta read_meta(fs::path const& path) {
+  Meta meta;
+  std::error_code error;
+  if (!fs::exists(path, error)) return meta;
+  MappedFile const file(path);
+  auto const json = Json::parse(as_text(file.bytes()), nullptr, false);
+  auto const wrong = [&](std::string_view what) { fsdp::fail<fsdp::ConfigError>("'{}': {}", path.string(), what); };
+  if (!json.is_object()) wrong("expected a JSON object");
+  if (!json.contains("vocab_size") || !json["vocab_size"].is_number_integer())
+    wrong("expected a whole number 'vocab_size'");
+  meta.vocab_size = json["vocab_size"].get<std::int64_t>();
+  if (meta.vocab_size < 1 || meta.vocab_size > 100'000'000)
+    wrong(fmt::format("vocab_size: expected 1 to 100000000, got {}", meta.vocab_size));
+  Json const dtype = json.value("dtype", Json("uint16"));
+  if (dtype != "uint16" && dtype != "uint32")
+    wrong(fmt::format("dtype: expected \"uint16\" or \"uint32\", got {}", excerpt(dtype.dump())));
+  meta.token_bytes = dtype == "uint16" ? 2 : 4;
+  meta.path = path;
+  if (json.contains("itos")) {
+    auto const& itos = json["itos"];
+    if (!itos.is_array() || static_cast<std::int64_t>(itos.size()) != meta.vocab_size)
+      wrong(fmt::format("expected 'itos' to be an array of {} strings (vocab_size)", meta.vocab_size));
+    std::vector<std::string> symbols;
+    for (auto const& symbol : itos) {
+      if (!symbol.is_string()) wrong("expected strings in 'itos'");
+      symbols.push_back(symbol.get<std::string>());
+    }
+    try {
+      meta.characters = std::make_shared<Characters>(std::move(symbols));
+    } catch (fsdp::ConfigError const& twice) {
+      wrong(twice.what());
+    }
+  }
+  if (!json.contains("tokenizer") || json["tokenizer"] == "char") return meta;
+  if (json["tokenizer"] != "gpt2")
+    wrong(fmt::format("tokenizer: expected \"char\" or \"gpt2\", got {}", excerpt(json["tokenizer"].dump())));
+  for (auto const* const key : {"encoder_json", "vocab_bpe"}) {
+    auto const name = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : std::string();
+    if (!is_plain_name(name)) wrong(fmt::format("{}: expected the name of a file beside meta.json", key));
+    if (!fs::is_regular_file(path.parent_path() / name, error))
+      wrong(fmt::format("{}: '{}' is missing", key, (path.parent_path() / name).string()));
+    meta.tokenizer_files.push_back(name);
+  }
+  return meta;
+}
+
+std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta) {
+  if (meta.tokenizer_files.empty()) return meta.characters;
+  auto const encoder_path = meta.path.parent_path() / meta.tokenizer_files.at(0);
+  auto const merges_path = meta.path.parent_path() / meta.tokenizer_files.at(1);
+  MappedFile const encoder(encoder_path), merges(merges_path);
+  auto const encoder_name = encoder_path.string(), merges_name = merges_path.string();
+  auto const tokenizer = std::make_shared<BytePair>(
+      BytePairFiles{as_text(encoder.bytes()), as_text(merges.bytes()), encoder_name, merges_name});
+  if (tokenizer->size() != meta.vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but '{}' says vocab_size {}", encoder_name, tokenizer->size(),
+                                  meta.path.string(), meta.vocab_size);
+  return tokenizer;
+}
+
+Dataset open_dataset(DataNames const& names) {
+  auto const folder_of_name = fs::path("data") / names.dataset;
+  std::error_code error;
+  if (names.train_data.empty() && !fs::is_directory(folder_of_name, error))
+    fsdp::fail<fsdp::ConfigError>(
+        "data: there is no folder '{}' for dataset '{}'; make it with: nanogpt prepare --dataset={} --data=FILE",
+        folder_of_name.string(), names.dataset, names.dataset);
+  auto const train =
+      find_token_files(names.train_data.empty() ? folder_of_name.string() : names.train_data, Split::train);
+  auto const folder = train.front().parent_path();
+  auto const val = find_token_files(!names.val_data.empty() ? names.val_data
+                                    : folder.empty()        ? "."
+                                                            : folder.string(),
+                                    Split::val);
+  if (fs::exists(folder / half_prepared_name, error))
+    fsdp::fail<fsdp::ConfigError>(
+        "data: '{}' may have files of two data sets, because nanogpt prepare was killed while it replaced them; run "
+        "nanogpt prepare again",
+        folder.empty() ? "." : folder.string());
+  auto meta = read_meta(folder / "meta.json");
+  auto const token_bytes = meta.token_bytes;
+  return {std::move(meta), TokenShards(train, token_bytes), TokenShards(val, token_bytes)};
+}
+
+std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,
+                         std::int64_t choices) {
+  auto const word = mix(mix(mix(mix(seed) ^ static_cast<std::uint64_t>(draw)) ^ batch) ^ sequence);
+  return static_cast<std::int64_t>(word % static_cast<std::uint64_t>(choices));  // bias below choices / 2^64
+}
+
+}  // namespace transformer

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data sets: token files, and what made their tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transformer/data/token_file.hpp"
+#include "transformer/data/token_shards.hpp"
+#include "transformer/tokenizer/tokenizer.hpp"
+
+namespace transformer {
+
+inline constexpr std::int64_t gpt2_tokens = 50257;  ///< of GPT-2's vocabulary
+/// A file of a data set's folder while `prepare` gives the new files their names.
+inline constexpr std::string_view half_prepared_name = ".half-prepared";
+
+/// What meta.json says of a pair of token files.
+struct Meta {
+  std::int64_t vocab_size = 50304;              ///< GPT-2's 50257 rounded up to 128: for token files without meta.json
+  std::size_t token_bytes = 2;                  ///< 2 (uint16) or 4 (uint32)
+  std::filesystem::path path;                   ///< empty without meta.json
+  std::shared_ptr<Tokenizer const> characters;  ///< null unless the tokens are characters
+  std::vector<std::string> tokenizer_files;     ///< encoder.json and vocab.bpe, beside meta.json, of GPT-2's tokens
+};
+
+/// @throws fsdp::ConfigError if the file is there but says nonsense; a missing file gives the defaults
+Meta read_meta(std::filesystem::path const& path);
+
+/// What the tokens were made with; null if meta.json does not say.
+/// @throws fsdp::ConfigError if its files cannot be read, or make another vocabulary than meta.json says
+std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta);
+
+/// A data set: both splits and what meta.json says of them.
+struct Dataset {
+  Meta meta;
+  TokenShards train, val;
+
+  TokenShards const& split(Split which) const { return which == Split::train ? train : val; }
+};
+
+/// Where a data set's token files are.
+struct DataNames {
+  std::string dataset;     ///< the folder data/`dataset`
+  std::string train_data;  ///< instead of it: a file, a pattern or a folder
+  std::string val_data;    ///< the same for validation; empty: the folder of the training files
+};
+
+/// Opens a data set; meta.json is looked for beside the first training file.
+/// @throws fsdp::ConfigError (see Meta and TokenFile)
+Dataset open_dataset(DataNames const& names);
+
+/// What is drawn: each purpose has its own sequence of numbers.
+enum class Draw : std::uint64_t { tokens = 0, train_loss = 1, val_loss = 2, window = 3 };
+
+/// A number in [0, choices), uniform. Counter-based: it depends on the arguments alone, so that a run can be continued
+/// anywhere and evaluations disturb nothing.
+std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,
+                         std::int64_t choices);
+
+}  // namespace transformer

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank finds wrong ends all of them.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace transformer {
+
+/// What a rank found wrong, thrown on every rank.
+struct AgreedError : fsdp::Error {
+  using Error::Error;
+};
+
+/// Runs `check` on this rank. If it throws on any rank, every rank throws AgreedError with the text of the lowest.
+/// @note Collective: yes; blocks.
+template <class C, class Check>
+void agree(C& world, Check&& check) {
+  std::string problem;
+  try {
+    std::forward<Check>(check)();
+  } catch (std::exception const& error) {
+    problem = error.what();
+    if (problem.empty()) problem = "an exception without a message";
+  }
+  for (auto const& text : world.exchange(problem, "problems"))
+    if (!text.empty()) throw AgreedError(text);
+}
+
+}  // namespace transformer

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that are kept between runs.
+#include "transformer/launch/cache_folder.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+
+namespace transformer {
+
+namespace fs = std::filesystem;
+
+std::optional<fs::path> cache_folder() {
+  auto const named = [](char const* variable) -> fs::path {
+    char const* const text = std::getenv(variable);
+    fs::path const path = text == nullptr ? "" : text;
+    return path.is_absolute() ? path : fs::path();  // the specification ignores others
+  };
+  if (auto const cache = named("XDG_CACHE_HOME"); !cache.empty()) return cache / "nanogpt";
+  if (auto const home = named("HOME"); !home.empty()) return home / ".cache" / "nanogpt";
+  return std::nullopt;
+}
+
+nlohmann::json read_answers(fs::path const& file) noexcept {
+  auto const nothing = nlohmann::json::object();
+  try {
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) return nothing;
+    std::ifstream stream(file, std::ios::binary);
+    std::string const text{std::istreambuf_iterator<char>(stream), {}};
+    auto read = nlohmann::json::parse(text, nullptr, false);
+    return read.is_object() ? read : nothing;
+  } catch (...) {
+    return nothing;
+  }
+}
+
+bool write_answers(fs::path const& file, nlohmann::json const& answers) noexcept {
+  static std::atomic<int> count{0};
+  try {
+    std::error_code error;
+    fs::create_directories(file.parent_path(), error);
+    auto const temporary = fs::path(file) += fmt::format(".{}.{}", ::getpid(), count++);
+    std::ofstream stream(temporary, std::ios::binary);
+    stream << answers.dump(1) << '\n';
+    stream.close();
+    if (stream) fs::rename(temporary, file, error);
+    bool const written = stream && !error;
+    if (!written) fs::remove(temporary, error);
+    return written;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace transformer

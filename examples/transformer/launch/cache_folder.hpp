@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that are kept between runs. None of them is needed: what cannot be read or written is as if it were not
+// there.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+namespace transformer {
+
+/// $XDG_CACHE_HOME/nanogpt, or ~/.cache/nanogpt; nothing where neither variable names a folder.
+std::optional<std::filesystem::path> cache_folder();
+
+/// A file's JSON object; an empty object if there is no such file, or it holds anything else.
+nlohmann::json read_answers(std::filesystem::path const& file) noexcept;
+
+/// Replaces a file as a whole, and makes its folder.
+/// @return whether it was written
+bool write_answers(std::filesystem::path const& file, nlohmann::json const& answers) noexcept;
+
+}  // namespace transformer

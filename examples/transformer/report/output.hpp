@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where pages and pictures go.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace transformer::report {
+
+/// Writes a text under a name. A plain file is there whole or keeps what it had; what a link leads to, a pipe or a
+/// device is written in place.
+/// @throws fsdp::ConfigError if it cannot be opened, fsdp::ResourceError if it cannot be written in place
+void write_output(std::filesystem::path const& path, std::string_view text);
+
+}  // namespace transformer::report

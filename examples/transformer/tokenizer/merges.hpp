@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Byte-pair encoding of one word: which pairs of symbols become one, in which order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace transformer {
+
+/// The merges of a byte-pair encoding, ranked. A word is encoded by merging the leftmost of its pairs with the lowest
+/// rank until no pair has one.
+///
+/// A pair's symbols are bytes or made by a merge of lower rank, each by one merge alone (BytePair refuses anything
+/// else), so a merge makes no pair of lower rank than its own: merging one at a time is merging all of a rank before
+/// the next, as OpenAI's encoder does.
+class Merges {
+ public:
+  using Id = std::int32_t;
+  struct Merge {
+    std::int32_t rank = no_rank;
+    Id merged = 0;
+  };
+  static constexpr std::int32_t no_rank = INT32_MAX;
+
+  /// @param count  merges that will be added at most
+  explicit Merges(std::size_t count);
+  /// Adds the merge of the next rank. @pre the pair has none, and there is room
+  void add(Id left, Id right, Id merged);
+  /// @return rank no_rank if the pair is not merged
+  Merge find(Id left, Id right) const;
+
+  /// Merges the symbols of a word, in place. Takes O(n log n) for n symbols.
+  void apply(std::vector<Id>& symbols) const;
+  /// Both ways of apply: the first is quadratic and faster up to some hundred symbols.
+  void apply_to_short(std::vector<Id>& symbols) const;
+  void apply_to_long(std::vector<Id>& symbols) const;
+
+ private:
+  struct Entry {
+    std::uint64_t pair = no_pair;
+    Merge merge;
+  };
+  static constexpr std::uint64_t no_pair = UINT64_MAX;
+  std::size_t place(std::uint64_t pair) const;
+
+  std::vector<Entry> table_;  ///< open addressing, a power of two, at most half full
+  std::int32_t count_ = 0;
+};
+
+}  // namespace transformer

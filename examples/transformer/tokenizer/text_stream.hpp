@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens that come one by one, as text that can be printed at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "transformer/tokenizer/tokenizer.hpp"
+#include "transformer/tokenizer/utf8.hpp"
+
+namespace transformer {
+
+/// Decodes a text token by token. Byte pairs may end inside a character: its first bytes are held back until it is
+/// whole, or cannot become one any more.
+class TextStream {
+ public:
+  /// @param tokenizer  must outlive it
+  explicit TextStream(Tokenizer const& tokenizer) : tokenizer_(tokenizer) {}
+
+  /// What can be printed now that these tokens follow.
+  std::string add(std::span<std::int64_t const> ids) {
+    held_ += tokenizer_.decode(ids);
+    auto const whole = last_whole_character(held_);
+    auto text = held_.substr(0, whole);
+    held_.erase(0, whole);
+    return text;
+  }
+  std::string add(std::int64_t id) { return add({&id, 1}); }
+
+  /// The text ends here: the bytes that are held back, as they are. The next token begins another text.
+  std::string end() { return std::exchange(held_, {}); }
+
+ private:
+  Tokenizer const& tokenizer_;
+  std::string held_;
+};
+
+}  // namespace transformer
