@@ -222,5 +222,5 @@ FSDP_HD inline void as_a(std::uint32_t (&a)[4], float const (&left)[4], float co
 }  // namespace transformer::tile
 
 #if defined(FSDP_CUDA_STANDIN)
-#include <nanogpt_tile_standin.hpp>  // of a test: Tile for what fsdp/cuda/launch.hpp runs kernels on there
+#include <transformer_tile_standin.hpp>  // of a test: Tile for what fsdp/cuda/launch.hpp runs kernels on there
 #endif
