@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "examples/nanogpt/attention.hpp"
-#include "examples/nanogpt/pass.hpp"
+#include "examples/nanogpt/activations.hpp"
 #include "fsdp/kernels/optimizers.hpp"
 #include "report.hpp"
 #include "roof.hpp"
 #include "settings.hpp"
 #include "step.hpp"
+#include "transformer/attention/causal_attention.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 
 namespace bench {
@@ -240,9 +240,10 @@ class Kernels {
     fsdp::MemoryAccount account;
     transformer::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);
-    nanogpt::Context<D, T> const context{device_, &gemm, config, plan, activations.workspace()};
-    nanogpt::CausalAttention<D, T> const layer(context);
-    nanogpt::Pass pass;
+    transformer::AttentionContext<D, T> const context{device_, &gemm, plan.attention(config),
+                                                      activations.workspace().attention};
+    transformer::CausalAttention<D, T> const layer(context);
+    transformer::Pass pass;
     pass.batch = plan.batch;
     pass.length = pass.capacity = plan.sequence;
     auto const& block = activations.block(0);

@@ -13,7 +13,7 @@
 #include "fsdp/host/device.hpp"
 #include "fsdp/memory.hpp"
 #include "gpt_config.hpp"
-#include "transformer/attention/host_attention.hpp"
+#include "transformer/attention/plan.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 #include "transformer/math/gemm.hpp"
 
@@ -55,10 +55,8 @@ struct ActivationPlan {
     if (layer >= sharing()) return layer;
     return slot(layer) > 0 ? first + slot(layer) : 0;
   }
-  /// A thread's room for scores: at least one head's largest panel, at most all heads'.
-  std::int64_t score_elements(GptConfig const& config) const {
-    std::int64_t const largest = std::min(panel, sequence) * sequence;
-    return std::clamp(attention_elements, largest, largest * config.n_head);
+  AttentionPlan attention(GptConfig const& config) const {
+    return {{config.n_head, config.head_size()}, batch, sequence, training, panel, lanes, attention_elements};
   }
   /// Compute<T> elements that row reductions need as scratch.
   std::int64_t partial_elements(GptConfig const& config) const {
@@ -73,44 +71,6 @@ struct ActivationPlan {
     return (rows() + parts - 1) / parts;
   }
 };
-
-/// Whether attention's groups are parts of a task that a stream's threads share: on the host itself, not on a device
-/// that looks on at what one host thread launches there.
-template <class D>
-inline constexpr bool splits_tasks = std::is_same_v<D, fsdp::host::Device>;
-/// Threads of a compute stream.
-template <class D>
-std::int64_t lanes_of(D const& device) {
-  if constexpr (requires { device.threads; }) return device.threads;
-  return 1;
-}
-
-/// Whether attention runs without scores in memory.
-template <class D, class T>
-bool uses_flash_attention(GptConfig const& config) {
-  return has_flash_attention<D, T> && flash_attention_serves(config.head_size());
-}
-/// Attention of whole sequences.
-inline FlashShape flash_shape(GptConfig const& config, ActivationPlan const& plan) {
-  FlashShape shape;
-  shape.batch = plan.batch;
-  shape.heads = config.n_head;
-  shape.length = shape.capacity = plan.sequence;
-  shape.width = config.n_embd;
-  shape.scale = 1 / std::sqrt(static_cast<float>(config.head_size()));
-  return shape;
-}
-
-/// Bytes that each thread of the host has for attention in tiles; 0 where attention goes by panels alone: on other
-/// devices, and where products have matrix units.
-template <class D, class T>
-std::int64_t attention_tile_bytes(GptConfig const& config, ActivationPlan const& plan) {
-  if constexpr (has_host_attention<D, T>) {
-    if (host_attention_serves<T>(config.head_size()) && !Gemm<D>::template has_matrix_units<T>())
-      return host_attention_scratch(plan.sequence, config.head_size(), sizeof(T), plan.training);
-  }
-  return 0;
-}
 
 /// Row statistics of a LayerNorm.
 template <class Real>
@@ -133,25 +93,20 @@ struct BlockActivations {
   NormStatistics<Real> norm_1, norm_2;
 };
 
-/// Scratch that all layers share. Blocks and head never use theirs at the same time, so `wide`, `scores` and
-/// `scores_gradient` lie over `logits`.
+/// Scratch that all layers share. Blocks and head never use theirs at the same time, so `wide` and attention's scores
+/// lie over `logits`.
 template <class T>
 struct Workspace {
   using Real = GemmScalar<T>;
-  T* wide = nullptr;                // (B T, 4C)
-  T* scores = nullptr;              // (lanes, score_elements): (heads, rows, keys) of some heads' panel
-  T* scores_gradient = nullptr;     // (lanes, score_elements)
-  std::byte* tiles = nullptr;       // (lanes, tile_bytes): attention in tiles, instead of the scores
-  T* logits = nullptr;              // (logits rows, padded vocabulary)
-  T* narrow = nullptr;              // (B T, C)
-  T* narrow_2 = nullptr;            // (B T, C): only with dropout
-  float* products = nullptr;        // FlashShape::statistics: flash attention's backward, instead of the scores
-  T* low = nullptr;                 // (B T, lora_rank): rows behind an adapter's A
-  T* low_gradient = nullptr;        // (B T, lora_rank)
-  Real* row_losses = nullptr;       // (B T)
-  Real* partials = nullptr;         // (ActivationPlan::partial_elements): partial sums of row reductions
-  std::int64_t score_elements = 0;  // of a lane
-  std::int64_t tile_bytes = 0;      // of a lane
+  T* wide = nullptr;           // (B T, 4C)
+  T* logits = nullptr;         // (logits rows, padded vocabulary): the head's
+  T* narrow = nullptr;         // (B T, C)
+  T* narrow_2 = nullptr;       // (B T, C): only with dropout
+  T* low = nullptr;            // (B T, lora_rank): rows behind an adapter's A
+  T* low_gradient = nullptr;   // (B T, lora_rank)
+  Real* row_losses = nullptr;  // (B T)
+  Real* partials = nullptr;    // (ActivationPlan::partial_elements): partial sums of row reductions
+  AttentionScratch<T> attention;
 };
 
 /// Activations of a whole model, in memory of device D.
@@ -206,8 +161,8 @@ class Activations {
 
   void lay_out(GptConfig const& config, ActivationPlan const& plan, std::byte* kept_base, std::byte* work_base) {
     std::int64_t const rows = plan.rows(), width = config.n_embd;
-    bool const flash = uses_flash_attention<D, T>(config);
-    std::int64_t const statistics = flash && plan.training ? flash_shape(config, plan).statistics() : 0;
+    auto const attention = plan.attention(config);
+    std::int64_t const statistics = flash_statistics<D, T>(attention);
     Cursor kept{kept_base}, work{work_base};
     auto const layers = static_cast<std::size_t>(config.n_layer);
 
@@ -248,16 +203,17 @@ class Activations {
     if (plan.lora_rank > 0 && plan.training) shared_.low_gradient = work.template take<T>(rows * plan.lora_rank);
     shared_.row_losses = work.template take<Real>(rows);
     shared_.partials = work.template take<Real>(plan.partial_elements(config));
-    if (statistics > 0) shared_.products = work.template take<float>(statistics);
+    if (statistics > 0) shared_.attention.products = work.template take<float>(statistics);
 
     Cursor for_head = work;
-    std::int64_t const scores = shared_.score_elements = flash ? 0 : plan.score_elements(config);
+    auto& own = shared_.attention;
+    std::int64_t const scores = own.score_elements = score_elements<D, T>(attention);
     shared_.wide = work.template take<T>(rows * 4 * width);
     Cursor for_tiles = work;
-    shared_.tile_bytes = attention_tile_bytes<D, T>(config, plan);
-    shared_.tiles = for_tiles.template take<std::byte>(plan.lanes * shared_.tile_bytes);
-    shared_.scores = work.template take<T>(plan.lanes * scores);
-    if (plan.training) shared_.scores_gradient = work.template take<T>(plan.lanes * scores);
+    own.tile_bytes = attention_tile_bytes<D, T>(attention);
+    own.tiles = for_tiles.template take<std::byte>(plan.lanes * own.tile_bytes);
+    own.scores = work.template take<T>(plan.lanes * scores);
+    if (plan.training) own.scores_gradient = work.template take<T>(plan.lanes * scores);
     shared_.logits = for_head.template take<T>(plan.logits_rows(config) * config.padded_vocab());
     work_bytes_ = std::max({work.used, for_head.used, for_tiles.used});
   }

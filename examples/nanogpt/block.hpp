@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <string_view>
 
-#include "attention.hpp"
+#include "context.hpp"
 #include "fsdp/layout.hpp"
-#include "pass.hpp"
+#include "transformer/attention/causal_attention.hpp"
 #include "transformer/kernels/row_kernels.hpp"
+#include "transformer/layers/pass.hpp"
 #include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
@@ -46,7 +47,8 @@ class Block {
     Adapter<E> qkv, mix, up, down;
   };
 
-  Block(Context<D, T> const& context, std::int64_t layer) : context_(&context), attention_(context), layer_(layer) {}
+  Block(Context<D, T> const& context, std::int64_t layer)
+      : context_(&context), attention_(context.attention), layer_(layer) {}
 
   template <class E, class Visit>
   void describe(Params<E>& p, Visit&& tensor) const {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "context.hpp"
 #include "fsdp/layout.hpp"
-#include "pass.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 
 namespace nanogpt {

@@ -10,6 +10,7 @@
 
 #include "activations.hpp"
 #include "block.hpp"
+#include "context.hpp"
 #include "embedding.hpp"
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine_options.hpp"
@@ -18,7 +19,6 @@
 #include "fsdp/staging.hpp"
 #include "gpt_config.hpp"
 #include "head.hpp"
-#include "pass.hpp"
 #include "transformer/data/token_feed.hpp"
 #include "transformer/tuning/tuning.hpp"
 
@@ -68,7 +68,13 @@ class Gpt {
         options_(options),
         gemm_(engine.device()),
         activations_(engine.device(), engine.account(), config, plan_),
-        context_{engine.device(), &gemm_, config, plan_, activations_.workspace(), options.tuning},
+        context_{engine.device(),
+                 &gemm_,
+                 config,
+                 plan_,
+                 activations_.workspace(),
+                 options.tuning,
+                 {engine.device(), &gemm_, plan_.attention(config), activations_.workspace().attention}},
         feed_(engine.device(), engine.account(), batch * length),
         scalars_(context_.device, engine.account(), fsdp::MemoryTag::scalars, 2 * sizeof(double)),
         sampled_(context_.device, engine.account(), fsdp::MemoryTag::workspace,

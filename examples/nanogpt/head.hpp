@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "context.hpp"
 #include "fsdp/layout.hpp"
-#include "pass.hpp"
 #include "transformer/kernels/row_kernels.hpp"
 #include "transformer/math/gemm.hpp"
 

@@ -2,10 +2,10 @@
 // All layers of the model, and how they are compiled once.
 #pragma once
 
-#include "attention.hpp"
 #include "block.hpp"
 #include "embedding.hpp"
 #include "head.hpp"
+#include "transformer/attention/causal_attention.hpp"
 
 /// [Note: Layers are compiled once]
 /// What a layer computes does not depend on the strategy, but its kernels take most of a minute to compile. So the

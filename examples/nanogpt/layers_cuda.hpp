@@ -6,15 +6,20 @@
 #include "layers.hpp"
 #include "transformer/math/gemm_cuda.hpp"
 
+namespace transformer {
+
+extern template class CausalAttention<fsdp::cuda::Device, float>;
+extern template class CausalAttention<fsdp::cuda::Device, fsdp::bf16>;
+
+}  // namespace transformer
+
 namespace nanogpt {
 
 extern template class Embedding<fsdp::cuda::Device, float>;
-extern template class CausalAttention<fsdp::cuda::Device, float>;
 extern template class Block<fsdp::cuda::Device, float>;
 extern template class Head<fsdp::cuda::Device, float>;
 
 extern template class Embedding<fsdp::cuda::Device, fsdp::bf16>;
-extern template class CausalAttention<fsdp::cuda::Device, fsdp::bf16>;
 extern template class Block<fsdp::cuda::Device, fsdp::bf16>;
 extern template class Head<fsdp::cuda::Device, fsdp::bf16>;
 

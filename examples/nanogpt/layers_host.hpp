@@ -6,15 +6,22 @@
 #include "layers.hpp"
 #include "transformer/math/gemm_host.hpp"
 
+namespace transformer {
+
+extern template class CausalAttention<fsdp::host::Device, float>;
+#if TRANSFORMER_HAVE_ONEDNN
+extern template class CausalAttention<fsdp::host::Device, fsdp::bf16>;
+#endif
+
+}  // namespace transformer
+
 namespace nanogpt {
 
 extern template class Embedding<fsdp::host::Device, float>;
-extern template class CausalAttention<fsdp::host::Device, float>;
 extern template class Block<fsdp::host::Device, float>;
 extern template class Head<fsdp::host::Device, float>;
 #if TRANSFORMER_HAVE_ONEDNN
 extern template class Embedding<fsdp::host::Device, fsdp::bf16>;
-extern template class CausalAttention<fsdp::host::Device, fsdp::bf16>;
 extern template class Block<fsdp::host::Device, fsdp::bf16>;
 extern template class Head<fsdp::host::Device, fsdp::bf16>;
 #endif

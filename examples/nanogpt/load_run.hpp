@@ -8,12 +8,13 @@
 #include <filesystem>
 #include <string>
 
-#include "agreement.hpp"
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/error.hpp"
 #include "preparation.hpp"
 #include "run_state.hpp"
-#include "settings.hpp"
+#include "transformer/launch/refusals.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 #include "whole_checkpoints.hpp"
 
 namespace nanogpt {

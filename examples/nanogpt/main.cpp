@@ -17,9 +17,12 @@
 
 #include "commands.hpp"
 #include "fsdp/error.hpp"
-#include "help.hpp"
-#include "launch.hpp"
-#include "settings.hpp"
+#include "transformer/launch/environment.hpp"
+#include "transformer/launch/process.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/commands.hpp"
+#include "transformer/run/help.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 namespace {

@@ -15,24 +15,25 @@
 #include <utility>
 #include <vector>
 
-#include "agreement.hpp"
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/open_model.hpp"
 #include "gpt_config.hpp"
-#include "job.hpp"
-#include "run_data.hpp"
 #include "run_folder.hpp"
 #include "run_settings.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
-#include "settings.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/data/token_checks.hpp"
+#include "transformer/launch/job.hpp"
+#include "transformer/launch/refusals.hpp"
 #include "transformer/math/peak.hpp"
 #include "transformer/report/log_lines.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/data_mark.hpp"
+#include "transformer/run/table.hpp"
 #include "whole_checkpoints.hpp"
 
 namespace nanogpt {

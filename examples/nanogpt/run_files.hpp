@@ -19,15 +19,16 @@
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/error.hpp"
-#include "launcher.hpp"
 #include "preparation.hpp"
 #include "run_folder.hpp"
 #include "run_state.hpp"
 #include "saved_model.hpp"
-#include "settings.hpp"
+#include "transformer/launch/process.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/report/progress.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {

@@ -15,13 +15,15 @@
 #include "fsdp/memory.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
-#include "job.hpp"
 #include "preparation.hpp"
-#include "settings.hpp"
+#include "transformer/launch/job.hpp"
 #include "transformer/launch/machine.hpp"
+#include "transformer/launch/process.hpp"
 #include "transformer/math/blas.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

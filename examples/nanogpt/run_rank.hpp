@@ -13,23 +13,23 @@
 #include <thread>
 #include <utility>
 
-#include "agreement.hpp"
-#include "bench.hpp"
 #include "commands.hpp"
 #include "fsdp/fsdp.hpp"
-#include "job.hpp"
 #include "load_run.hpp"
-#include "pieces.hpp"
 #include "preparation.hpp"
 #include "run_header.hpp"
 #include "sample_rank.hpp"
 #include "trainer.hpp"
 #include "training_loop.hpp"
 #include "training_samples.hpp"
+#include "transformer/launch/job.hpp"
+#include "transformer/launch/refusals.hpp"
 #include "transformer/math/blas.hpp"
 #include "transformer/math/peak.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
+#include "transformer/run/bench.hpp"
+#include "transformer/run/pieces.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {
@@ -111,8 +111,9 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   std::fflush(stdout);
 }
 
+/// As run_rank.
 template <class P, fsdp::Communicator C>
-int run_rank(C world, Job const& job) {
+int run_gpt(C world, Job const& job) {
   if (job.command == Command::sample) return sample_rank<P>(std::move(world), job);
   Preparation ready;
   std::optional<JsonLog> log, trace;
@@ -160,3 +161,12 @@ int run_rank(C world, Job const& job) {
 }
 
 }  // namespace nanogpt
+
+namespace transformer {
+
+template <class P, fsdp::Communicator C>
+int run_rank(C world, Job const& job) {
+  return nanogpt::run_gpt<P>(std::move(world), job);
+}
+
+}  // namespace transformer

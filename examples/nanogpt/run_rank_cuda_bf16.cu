@@ -5,8 +5,8 @@
 #include "run_rank.hpp"
 #include "transformer/launch/world.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 template int run_rank<fsdp::Bf16>(World<fsdp::cuda::Device>, Job const&);
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -4,8 +4,8 @@
 #include "run_rank.hpp"
 #include "transformer/launch/world.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 template int run_rank<fsdp::Bf16>(World<fsdp::host::Device>, Job const&);
 
-}  // namespace nanogpt
+}  // namespace transformer

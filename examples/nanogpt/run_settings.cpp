@@ -2,6 +2,8 @@
 // A run that is resumed goes on with its own settings where none are given.
 #include "run_settings.hpp"
 
+#include "transformer/launch/job.hpp"
+
 #include <fmt/format.h>
 
 #include <exception>
@@ -72,3 +74,8 @@ std::optional<RunState> adopt_found_run(Settings& settings, Command command) {
 }
 
 }  // namespace nanogpt
+
+std::string transformer::take_settings_of_run(Settings& settings, Command command) {
+  auto const run = nanogpt::adopt_found_run(settings, command);
+  return run ? run->dtype : std::string();
+}

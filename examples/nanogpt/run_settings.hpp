@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "run_state.hpp"
-#include "settings.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

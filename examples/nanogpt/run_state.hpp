@@ -10,9 +10,10 @@
 
 #include "gpt2/weights_source.hpp"
 #include "gpt_config.hpp"
-#include "run_data.hpp"
 #include "saved_model.hpp"
-#include "settings.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/data_mark.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

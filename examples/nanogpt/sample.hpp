@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "gpt2/open_model.hpp"
-#include "settings.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 #include "transformer/tokenizer/text_stream.hpp"
 #include "transformer/tokenizer/tokenizer.hpp"
 

@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "agreement.hpp"
 #include "commands.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "gpt.hpp"
-#include "job.hpp"
 #include "sample.hpp"
 #include "trainer.hpp"
+#include "transformer/launch/job.hpp"
+#include "transformer/launch/refusals.hpp"
 #include "transformer/sampling/continuation.hpp"
 #include "transformer/sampling/next_token.hpp"
 #include "weights_file.hpp"

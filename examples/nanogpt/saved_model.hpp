@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include "gpt_config.hpp"
-#include "settings.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

@@ -20,9 +20,10 @@
 #include "fsdp/offload.hpp"
 #include "gpt.hpp"
 #include "gpt_config.hpp"
-#include "settings.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

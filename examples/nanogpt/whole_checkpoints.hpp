@@ -8,7 +8,8 @@
 #include <string_view>
 
 #include "run_state.hpp"
-#include "settings.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

@@ -14,10 +14,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "examples/nanogpt/attention.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/attention/causal_attention.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace {
@@ -230,24 +230,23 @@ TEST_CASE("attention goes in tiles where there is room for them, not for a few r
   Device const device;
   auto stream = device.make_stream("compute");
   transformer::Gemm<Device> gemm(device);
-  nanogpt::Context<Device, float> context{device, &gemm, {}, {}, {}};
-  context.config.n_head = 2;
-  context.config.n_embd = 64;
+  transformer::AttentionContext<Device, float> context{device, &gemm, {}, {}};
+  context.plan.shape = {2, 32};
   context.plan.panel = 8;
   std::vector<float> scores(2 * 8 * 40), scores_gradient(scores.size());
-  context.workspace.scores = scores.data();
-  context.workspace.scores_gradient = scores_gradient.data();
-  context.workspace.score_elements = static_cast<std::int64_t>(scores.size());
+  context.scratch.scores = scores.data();
+  context.scratch.scores_gradient = scores_gradient.data();
+  context.scratch.score_elements = static_cast<std::int64_t>(scores.size());
   std::int64_t const bytes = transformer::host_attention_scratch(40, 32, sizeof(float), true);
   auto const went_in_tiles = [&](std::int64_t length, std::int64_t room, float dropout) {
     auto const memory = scratch(bytes);
-    context.workspace.tiles = memory.get();
-    context.workspace.tile_bytes = room;
-    nanogpt::Pass pass;
+    context.scratch.tiles = memory.get();
+    context.scratch.tile_bytes = room;
+    transformer::Pass pass;
     pass.length = pass.capacity = length;
     auto const qkv = kernel_test::random_values<float>(length * 3 * 64, 5);
     std::vector<float> mixed(static_cast<std::size_t>(length) * 64);
-    nanogpt::CausalAttention<Device, float> const attention(context);
+    transformer::CausalAttention<Device, float> const attention(context);
     attention.forward(stream, pass, {dropout, 1, 2, 3}, qkv.data(), mixed.data(), nullptr);
     device.synchronize(stream);
     return !std::isnan(*reinterpret_cast<float const*>(memory.get()));  // packed keys come first

@@ -42,7 +42,8 @@ compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" 
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(settings.cpp transformer/data/{dataset,token_file,token_shards,excerpt,new_file}.cpp
+sources=(rows.cpp transformer/run/{table,choices,checks,common_rows}.cpp
+  transformer/data/{dataset,token_file,token_shards,excerpt,new_file}.cpp
   transformer/tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a

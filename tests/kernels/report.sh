@@ -34,12 +34,12 @@ cat >"$library" <<'EOF'
 #include "layers_cuda.hpp"
 #include "run_rank.hpp"
 #include "transformer/launch/world.hpp"
-namespace nanogpt {
+namespace transformer {
 using Gpu = fsdp::cuda::Device;
 template int run_rank<fsdp::Fp32>(World<Gpu>, Job const&);
 template int run_rank<fsdp::Bf16>(World<Gpu>, Job const&);
 template World<Gpu> World<Gpu>::of(fsdp::local::Communicator<Gpu>);
-}  // namespace nanogpt
+}  // namespace transformer
 EOF
 layers=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu)
 for architecture in "${architectures[@]}"; do

@@ -27,10 +27,11 @@
 #include "gpt2/tensor_names.hpp"
 #include "gpt2/weights_folder.hpp"
 #include "run_state.hpp"
-#include "settings.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt's launcher, without MPI and GPUs: who started a process, how its ranks come about, which GPU it takes.
 // skip-sanitizers
-#include "launch.cpp"  // NOLINT: tests what the program is made of
+#include "transformer/launch/environment.cpp"  // NOLINT: tests what the program is made of
 
 #include <fmt/format.h>
 
@@ -15,14 +15,14 @@
 #include <utility>
 #include <vector>
 
-#include "agreement.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/in_child.hpp"
 #include "tests/support/messages.hpp"
+#include "transformer/launch/refusals.hpp"
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::has;
 using fsdp::testing::what;
 
@@ -106,7 +106,10 @@ TEST_CASE("variables that are malformed, half there or contradict each other are
        {Variables{{"RANK", "2"}, {"WORLD_SIZE", "4"}}, Variables{{"RANK", "1"}, {"WORLD_SIZE", "8"}}})
     CHECK(has(what([&] { read_launch(open_mpi + other); }), "but mpirun says rank 1 of 4; unset RANK and WORLD_SIZE"));
   CHECK(read_launch(pmix + torchrun).several());
-  CHECK(has(what([] { read_launch(pmix + Variables{{"RANK", "2"}, {"WORLD_SIZE", "4"}}); }), "rank 1 of an unknown number"));
+  CHECK(has(what([] {
+              read_launch(pmix + Variables{{"RANK", "2"}, {"WORLD_SIZE", "4"}});
+            }),
+            "rank 1 of an unknown number"));
 }
 
 TEST_CASE("on the host processes are MPI's, or there is one") {

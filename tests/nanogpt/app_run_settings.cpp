@@ -17,13 +17,14 @@
 #include <vector>
 
 #include "fsdp/checkpoint/manifest.hpp"
-#include "run_data.hpp"
 #include "run_state.hpp"
-#include "settings.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/data_mark.hpp"
+#include "transformer/run/table.hpp"
 
 namespace {
 

@@ -2,10 +2,14 @@
 // nanogpt's settings: defaults, values, config files, and the figures that follow from them.
 // links: transformer_data
 // skip-sanitizers
-#include "settings.cpp"  // NOLINT: tests what the program is made of
+#include "transformer/run/table.cpp"  // NOLINT: tests what the program is made of
 
-#include "help.cpp"                        // NOLINT
-#include "transformer/report/metrics.cpp"  // NOLINT
+#include "rows.cpp"                         // NOLINT
+#include "transformer/report/metrics.cpp"   // NOLINT
+#include "transformer/run/checks.cpp"       // NOLINT
+#include "transformer/run/choices.cpp"      // NOLINT
+#include "transformer/run/common_rows.cpp"  // NOLINT
+#include "transformer/run/help.cpp"         // NOLINT
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,17 +19,17 @@
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 
-namespace nanogpt {
+namespace transformer {
 std::vector<ConfigFile> const& shipped_configs() {
   static std::vector<ConfigFile> const files{
       {"tiny", "n_layer = 3 # three\nout_dir = 'my out'  # quoted\nbias=True\n\n# end"}};
   return files;
 }
-}  // namespace nanogpt
+}  // namespace transformer
 
 namespace {
 
-using namespace nanogpt;
+using namespace transformer;
 using fsdp::testing::has;
 using fsdp::testing::what;
 
@@ -75,9 +79,9 @@ TEST_CASE("defaults are nanoGPT's") {
     INFO(name);
     auto const* setting = find_setting(name);
     REQUIRE(setting != nullptr);
-    CHECK(setting->text_of(nanogpt::defaults(Command::train)) == text);
+    CHECK(setting->text_of(transformer::defaults(Command::train)) == text);
   }
-  CHECK(nanogpt::defaults(Command::sample).init_from == "resume");
+  CHECK(transformer::defaults(Command::sample).init_from == "resume");
 }
 
 TEST_CASE("threads are a number, or auto") {
@@ -245,7 +249,7 @@ TEST_CASE("settings that do not fit together are refused") {
             "divisor of the 4 ranks, got 3"));
   CHECK(problem([](Settings& s) { s.strategy = "hybrid_shard", s.shard_group = 2; }, 4) == "nothing was thrown");
   CHECK(has(problem([](Settings& s) { s.shard_group = 2; }, 4), "'shard_group'"));
-  Settings sampled = nanogpt::defaults(Command::sample);
+  Settings sampled = transformer::defaults(Command::sample);
   CHECK(what([&] { check_together(sampled, Command::sample, 3); }) == "nothing was thrown");
   sampled.strategy = "hybrid_shard";
   sampled.shard_group = 2;
@@ -496,22 +500,22 @@ TEST_CASE("numbers with commas") {
 }
 
 TEST_CASE("the nearest name, and none where nothing is near") {
-  using nanogpt::Command;
-  CHECK(nanogpt::nearest_setting("learning_rat", Command::train) == "learning_rate");
-  CHECK(nanogpt::nearest_setting("lerning_rate", Command::train) == "learning_rate");
-  CHECK(nanogpt::nearest_setting("btach_size", Command::train) == "batch_size");
-  CHECK(nanogpt::nearest_setting("beta3", Command::train).starts_with("beta"));
-  CHECK(nanogpt::nearest_setting("top_k", Command::sample) == "top_k");
-  CHECK(nanogpt::nearest_setting("top_k", Command::train).empty());  // it is not one of train's
-  CHECK(nanogpt::nearest_setting("xyzzy", Command::train).empty());
+  using transformer::Command;
+  CHECK(transformer::nearest_setting("learning_rat", Command::train) == "learning_rate");
+  CHECK(transformer::nearest_setting("lerning_rate", Command::train) == "learning_rate");
+  CHECK(transformer::nearest_setting("btach_size", Command::train) == "batch_size");
+  CHECK(transformer::nearest_setting("beta3", Command::train).starts_with("beta"));
+  CHECK(transformer::nearest_setting("top_k", Command::sample) == "top_k");
+  CHECK(transformer::nearest_setting("top_k", Command::train).empty());  // it is not one of train's
+  CHECK(transformer::nearest_setting("xyzzy", Command::train).empty());
 }
 
 TEST_CASE("layers whose activations are computed again") {
-  nanogpt::Settings settings;
+  transformer::Settings settings;
   settings.n_layer = 5;
   auto const layers = [&](char const* text) {
     settings.activation_checkpointing = text;
-    return nanogpt::checkpointed_layers(settings);
+    return transformer::checkpointed_layers(settings);
   };
   CHECK(layers("false") == 0);
   CHECK(layers("True") == 5);
@@ -523,12 +527,12 @@ TEST_CASE("layers whose activations are computed again") {
 }
 
 TEST_CASE("layers that are computed again together") {
-  nanogpt::Settings settings;
+  transformer::Settings settings;
   settings.n_layer = 12;
   auto const segment = [&](std::int64_t layers, char const* checkpointed, std::int64_t unit_layers = 1) {
     settings.recompute_segment = layers;
     settings.activation_checkpointing = checkpointed;
-    return nanogpt::segment_layers(settings, unit_layers);
+    return transformer::segment_layers(settings, unit_layers);
   };
   CHECK(segment(1, "false") == 1);
   CHECK(segment(1, "true", 0) == 1);
@@ -547,24 +551,24 @@ TEST_CASE("layers that are computed again together") {
       has(what([&] { segment(3, "true", 2); }),
           "setting 'recompute_segment': a segment has whole units: expected 1 or a multiple of their 2 layers, got 3"));
   segment(3, "true");
-  CHECK(nanogpt::notes_on(settings, 2, false).empty());
+  CHECK(transformer::notes_on(settings, 2, false).empty());
   segment(12, "true");
-  REQUIRE(nanogpt::notes_on(settings, 2, false).size() == 1);
-  CHECK(has(nanogpt::notes_on(settings, 2, false)[0], "nothing is computed again"));
+  REQUIRE(transformer::notes_on(settings, 2, false).size() == 1);
+  CHECK(has(transformer::notes_on(settings, 2, false)[0], "nothing is computed again"));
 }
 
 TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting knows whether it was given") {
-  nanogpt::Settings settings;
-  CHECK(nanogpt::notes_on(settings, 2, false).empty());
-  nanogpt::apply_config_text(settings, "compile = False\nbackend = 'gloo'\nwandb_log = True\nwandb_project = 'x'\n",
-                             "file");
-  nanogpt::Settings buckets;
-  nanogpt::apply_config_text(buckets, "bucket_mb = 4\n", "file");
-  REQUIRE(nanogpt::notes_on(buckets, 2, false).size() == 1);
-  CHECK(has(nanogpt::notes_on(buckets, 2, false)[0], "'bucket_mb' has no effect: only no_shard has buckets"));
+  transformer::Settings settings;
+  CHECK(transformer::notes_on(settings, 2, false).empty());
+  transformer::apply_config_text(settings, "compile = False\nbackend = 'gloo'\nwandb_log = True\nwandb_project = 'x'\n",
+                                 "file");
+  transformer::Settings buckets;
+  transformer::apply_config_text(buckets, "bucket_mb = 4\n", "file");
+  REQUIRE(transformer::notes_on(buckets, 2, false).size() == 1);
+  CHECK(has(transformer::notes_on(buckets, 2, false)[0], "'bucket_mb' has no effect: only no_shard has buckets"));
   buckets.strategy = "no_shard";
-  CHECK(nanogpt::notes_on(buckets, 2, false).empty());
-  auto const notes = nanogpt::notes_on(settings, 2, false);
+  CHECK(transformer::notes_on(buckets, 2, false).empty());
+  auto const notes = transformer::notes_on(settings, 2, false);
   REQUIRE(notes.size() == 3);
   CHECK(has(notes[0], "'compile'"));
   CHECK(has(notes[2], "nothing is sent anywhere"));
@@ -574,11 +578,11 @@ TEST_CASE("what nanoGPT has and fsdp needs not is taken with a note; a setting k
 
 TEST_CASE("settings that change nothing, or not what they say, get a note") {
   auto const note = [](std::string_view name, std::string_view value, std::int64_t ranks, bool shares_gpus = false) {
-    nanogpt::Settings settings;
+    transformer::Settings settings;
     set(settings, "strategy", "hybrid_shard");
     settings.shard_group = 2;
     set(settings, name, value);
-    auto const notes = nanogpt::notes_on(settings, ranks, shares_gpus);
+    auto const notes = transformer::notes_on(settings, ranks, shares_gpus);
     CHECK(notes.size() <= 1);
     return notes.empty() ? std::string() : notes.front();
   };
@@ -594,10 +598,10 @@ TEST_CASE("settings that change nothing, or not what they say, get a note") {
 
 TEST_CASE("how long ranks wait comes from FSDP_TIMEOUT, unless a setting says it") {
   auto const timeout = [](char const* variable, std::string_view given = "", Command command = Command::train) {
-    nanogpt::Settings settings;
+    transformer::Settings settings;
     if (!given.empty()) set(settings, "collective_timeout", given);
     REQUIRE(::setenv("FSDP_TIMEOUT", variable, 1) == 0);
-    nanogpt::apply_environment(settings, command);
+    transformer::apply_environment(settings, command);
     REQUIRE(::unsetenv("FSDP_TIMEOUT") == 0);
     return settings.collective_timeout;
   };

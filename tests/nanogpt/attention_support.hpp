@@ -8,9 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention.hpp"
 #include "fsdp/host/device.hpp"
+#include "fsdp/memory.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/attention/causal_attention.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace model_test {
@@ -21,23 +22,18 @@ using Doubles = std::vector<double>;
 /// A case of attention: bf16 rows, and the gradient of the result.
 struct AttentionCase {
   std::int64_t heads = 2, size = 64;
-  nanogpt::Pass pass;
+  transformer::Pass pass;
   transformer::DropoutMask mask;
   std::vector<bf16> qkv, up;
 
-  nanogpt::GptConfig config() const {
-    nanogpt::GptConfig c;
-    c.n_head = heads;
-    c.n_embd = heads * size;
-    c.block_size = pass.capacity;
-    return c;
-  }
-  std::int64_t statistics() const {
-    nanogpt::ActivationPlan plan;
+  transformer::AttentionPlan plan() const {
+    transformer::AttentionPlan plan;
+    plan.shape = {heads, size};
     plan.batch = pass.batch;
     plan.sequence = pass.capacity;
-    return nanogpt::flash_shape(config(), plan).statistics();
+    return plan;
   }
+  std::int64_t statistics() const { return transformer::flash_shape(plan()).statistics(); }
 };
 
 inline AttentionCase attention_case(std::int64_t heads, std::int64_t size, std::int64_t batch, std::int64_t length,
@@ -71,15 +67,15 @@ inline Attention by_panels(AttentionCase const& c) {
   fsdp::host::Device const device;
   auto stream = device.make_stream("compute");
   transformer::Gemm<fsdp::host::Device> gemm(device);
-  nanogpt::Context<fsdp::host::Device, double> context{device, &gemm, c.config(), {}, {}};
+  transformer::AttentionContext<fsdp::host::Device, double> context{device, &gemm, c.plan(), {}};
   context.plan.panel = 16;
   Doubles scores(static_cast<std::size_t>(16 * c.pass.capacity * c.heads)), scores_gradient(scores.size());
-  context.workspace.scores = scores.data();
-  context.workspace.scores_gradient = scores_gradient.data();
-  context.workspace.score_elements = static_cast<std::int64_t>(scores.size());
+  context.scratch.scores = scores.data();
+  context.scratch.scores_gradient = scores_gradient.data();
+  context.scratch.score_elements = static_cast<std::int64_t>(scores.size());
   auto const qkv = wide(c.qkv), up = wide(c.up);
   Attention a{Doubles(up.size()), Doubles(qkv.size())};
-  nanogpt::CausalAttention<fsdp::host::Device, double> const attention(context);
+  transformer::CausalAttention<fsdp::host::Device, double> const attention(context);
   attention.forward(stream, c.pass, c.mask, qkv.data(), a.mixed.data(), nullptr);
   if (c.pass.position == 0)
     attention.backward(stream, c.pass, c.mask, qkv.data(), nullptr, nullptr, up.data(), a.gradient.data());
@@ -90,9 +86,7 @@ inline Attention by_panels(AttentionCase const& c) {
 /// By the kernels of a device that has flash attention.
 template <class D>
 Attention by_flash(D const& device, typename D::Stream& stream, transformer::Gemm<D>& gemm, AttentionCase const& c) {
-  nanogpt::Context<D, bf16> context{device, &gemm, c.config(), {}, {}};
-  context.plan.batch = c.pass.batch;
-  context.plan.sequence = c.pass.capacity;
+  transformer::AttentionContext<D, bf16> context{device, &gemm, c.plan(), {}};
   fsdp::MemoryAccount account;
   auto const room = [&](std::size_t bytes) {
     return fsdp::AccountedMemory<D const>(device, account, fsdp::MemoryTag::workspace, bytes);
@@ -104,8 +98,8 @@ Attention by_flash(D const& device, typename D::Stream& stream, transformer::Gem
   device.copy_async(stream, qkv.data(), c.qkv.data(), bytes(c.qkv));
   device.copy_async(stream, up.data(), c.up.data(), bytes(c.up));
   device.zero_async(stream, gradient.data(), bytes(c.qkv));
-  context.workspace.products = products.template as<float>();
-  nanogpt::CausalAttention<D, bf16> const attention(context);
+  context.scratch.products = products.template as<float>();
+  transformer::CausalAttention<D, bf16> const attention(context);
   attention.forward(stream, c.pass, c.mask, qkv.template as<bf16>(), mixed.template as<bf16>(),
                     log_sums.template as<float>());
   if (c.pass.position == 0) {

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/model_support.hpp"
+#include "transformer/attention/causal_attention.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace {
@@ -55,23 +55,22 @@ struct Fixture {
   Device device;
   Device::Stream stream = device.make_stream("compute");
   transformer::Gemm<Device> gemm{device};
-  nanogpt::Context<Device, double> context{device, &gemm, {}, {}, {}};
+  transformer::AttentionContext<Device, double> context{device, &gemm, {}, {}};
   Vector scores, gradient;
 
   Fixture(std::int64_t heads, std::int64_t size, std::int64_t panel, std::int64_t elements) {
-    context.config.n_head = heads;
-    context.config.n_embd = heads * size;
+    context.plan.shape = {heads, size};
     context.plan.panel = panel;
     scores.assign(static_cast<std::size_t>(elements), std::nan(""));
     gradient = scores;
-    context.workspace.scores = scores.data();
-    context.workspace.scores_gradient = gradient.data();
-    context.workspace.score_elements = elements;
+    context.scratch.scores = scores.data();
+    context.scratch.scores_gradient = gradient.data();
+    context.scratch.score_elements = elements;
   }
 };
 
-nanogpt::Pass whole(std::int64_t batch, std::int64_t length) {
-  nanogpt::Pass pass;
+transformer::Pass whole(std::int64_t batch, std::int64_t length) {
+  transformer::Pass pass;
   pass.batch = batch;
   pass.length = pass.capacity = length;
   return pass;
@@ -99,7 +98,7 @@ TEST_CASE("attention equals its definition for any panel size", "[nanogpt][model
         Fixture f(heads, size, panel, groups * std::min(panel, length) * length);
         auto const qkv = random_vector<double>(batch * length * 3 * heads * size, 11);
         Vector mixed(static_cast<std::size_t>(batch * length * heads * size), std::nan(""));
-        nanogpt::CausalAttention<Device, double> const attention(f.context);
+        transformer::CausalAttention<Device, double> const attention(f.context);
         attention.forward(f.stream, whole(batch, length), {}, qkv.data(), mixed.data(), nullptr);
         f.device.synchronize(f.stream);
         // Sums of at most 12 products of values up to 1: errors of a few units of 2^-53.
@@ -118,7 +117,7 @@ TEST_CASE("attention's backward is the derivative of its definition", "[nanogpt]
       auto qkv = random_vector<double>(batch * length * 3 * heads * size, 13);
       auto const weight = random_vector<double>(batch * length * heads * size, 17);
       Vector gradient(qkv.size(), std::nan(""));
-      nanogpt::CausalAttention<Device, double> const attention(f.context);
+      transformer::CausalAttention<Device, double> const attention(f.context);
       attention.backward(f.stream, whole(batch, length), {}, qkv.data(), nullptr, nullptr, weight.data(),
                          gradient.data());
       f.device.synchronize(f.stream);
@@ -142,7 +141,7 @@ TEST_CASE("attention's dropout does not depend on how the work is cut", "[nanogp
     Fixture f(heads, size, panel, groups * std::min(panel, length) * length);
     Vector mixed(weight.size());
     gradient.assign(qkv.size(), 0);
-    nanogpt::CausalAttention<Device, double> const attention(f.context);
+    transformer::CausalAttention<Device, double> const attention(f.context);
     auto const pass = whole(batch, length);
     attention.forward(f.stream, pass, mask, qkv.data(), mixed.data(), nullptr);
     attention.backward(f.stream, pass, mask, qkv.data(), nullptr, nullptr, weight.data(), gradient.data());
@@ -161,11 +160,11 @@ TEST_CASE("attention of appended rows equals attention of the whole", "[nanogpt]
   auto const qkv = random_vector<double>(length * 3 * width, 19);
   auto const expected = naive_attention(qkv, 1, length, heads, size);
   Fixture f(heads, size, 4, 4 * length);
-  nanogpt::CausalAttention<Device, double> const attention(f.context);
+  transformer::CausalAttention<Device, double> const attention(f.context);
   Vector mixed(expected.size());
   std::int64_t position = 0;
   for (std::int64_t const count : {5, 1, 1, 3}) {
-    nanogpt::Pass pass;
+    transformer::Pass pass;
     pass.length = count;
     pass.position = position;
     pass.capacity = length;

@@ -9,8 +9,9 @@
 #include <string_view>
 
 #include "gpt2/weights_source.hpp"
-#include "settings.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
 namespace nanogpt {
 

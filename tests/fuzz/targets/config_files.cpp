@@ -8,25 +8,26 @@
 #include <string_view>
 #include <vector>
 
-#include "config_files.hpp"
 #include "fsdp/error.hpp"
-#include "settings.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/config_files.hpp"
+#include "transformer/run/table.hpp"
 
-namespace nanogpt {
+namespace transformer {
 std::vector<ConfigFile> const& shipped_configs() {
   static std::vector<ConfigFile> const none;
   return none;
 }
-}  // namespace nanogpt
+}  // namespace transformer
 
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
-  using namespace nanogpt;
+  using namespace transformer;
   if (size == 0) return 0;
   std::string_view const rest(reinterpret_cast<char const*>(data) + 1, size - 1);
   auto const& settings = all_settings();
   auto const choice = data[0] % (settings.size() + 1);
-  auto const text = choice == settings.size() ? std::string(rest)
-                                              : std::string(settings[choice].name) + " = " + std::string(rest);
+  auto const text =
+      choice == settings.size() ? std::string(rest) : std::string(settings[choice].name) + " = " + std::string(rest);
   Settings read;
   try {
     apply_config_text(read, text, "fuzz");

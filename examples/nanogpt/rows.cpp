@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt's settings, in the order of --help within each group.
+#include <vector>
+
+#include "transformer/run/common_rows.hpp"
+
+namespace transformer {
+namespace {
+
+using namespace in;
+using S = Settings;
+
+std::vector<Setting> nanogpt_settings() {
+  SettingsTable t;
+  add_run(t);
+  t.heading = "Folders and start";
+  t.text(
+      "init_from", &S::init_from, train | sample,
+      "initial weights. scratch: random; resume: the run in out_dir (train keeps each of its settings that is not "
+      "given here); auto: resume if out_dir has a checkpoint, else scratch; gpt2, gpt2-medium, gpt2-large, gpt2-xl; a "
+      "folder with safetensors and config.json; a model file of llm.c; auto:WEIGHTS: resume if out_dir has a "
+      "checkpoint, else these weights. sample takes neither scratch nor auto");
+  add_start(t);
+  t.optional_text("model_dir", &S::model_dir, train | sample,
+                  "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
+  add_data(t);
+  t.choice("tokenizer", &S::tokenizer, prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
+  t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting,
+                  "file of GPT-2's tokens: encoder.json, or HuggingFace's vocab.json");
+  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting,
+                  "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
+  add_batches(t);
+  t.heading = "Model";
+  t.count("n_layer", &S::n_layer, training, "transformer blocks", 1, 10'000);
+  t.count("n_head", &S::n_head, training, "attention heads of a block", 1, 10'000);
+  t.count("n_embd", &S::n_embd, training, "width of the model", 1, 1'000'000);
+  t.fraction("dropout", &S::dropout, training | of_run, "probability of dropping an activation");
+  t.flag("bias", &S::bias, training, "biases in linear layers and norms");
+  add_optimizer(t);
+  add_ranks(t);
+  add_sharding(t);
+  t.heading = "Fine-tuning";
+  t.count("lora_rank", &S::lora_rank, training | of_run,
+          "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
+          65536);
+  t.positive("lora_alpha", &S::lora_alpha, training | of_run,
+             "an adapter's product is multiplied by lora_alpha / lora_rank");
+  t.count("train_layers", &S::train_layers, training | of_run,
+          "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
+  t.heading = "Settings of nanoGPT (accepted, without effect)";
+  t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
+  t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
+  t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
+  t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
+  t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
+  add_logs(t);
+  add_samples(t);
+  t.heading = "Export";
+  t.choice("format", &S::format, exporting,
+           "format of the export: huggingface, llm.c, or nanogpt (a folder as training writes it)",
+           {"huggingface", "llm.c", "nanogpt"});
+  add_measurement(t);
+  add_files(t);
+  return t.rows;
+}
+
+}  // namespace
+
+std::vector<Setting> const& all_settings() {
+  static std::vector<Setting> const table = nanogpt_settings();
+  return table;
+}
+
+}  // namespace transformer

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pass that the layers of a model are in.
+#pragma once
+
+#include <cstdint>
+
+#include "transformer/kernels/dropout.hpp"
+
+namespace transformer {
+
+/// One micro-step as layers see it.
+struct Pass {
+  std::int64_t batch = 1;     ///< B: sequences
+  std::int64_t length = 1;    ///< n: rows per sequence that this pass computes
+  std::int64_t position = 0;  ///< position of the first of them; the keys of earlier ones are there already
+  std::int64_t capacity = 1;  ///< rows between two sequences in qkv; at least position + length
+  std::int64_t sequence = 0;  ///< number of the first sequence, as masks count them
+  DropoutMask mask{};         ///< equal in forward and backward of a micro-step; probability 0 outside training
+
+  std::int64_t rows() const { return batch * length; }
+  /// Number of the first row, as masks count them.
+  std::int64_t first_row() const { return sequence * length; }
+  /// The mask of one place: layer -1 is the embedding; places of a layer are 0 to 3.
+  DropoutMask mask_at(std::int64_t layer, std::uint32_t place) const {
+    DropoutMask at = mask;
+    at.site = static_cast<std::uint32_t>(layer + 1) * 4 + place;
+    return at;
+  }
+};
+
+}  // namespace transformer

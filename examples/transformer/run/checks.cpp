@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which settings go together.
+#include "transformer/run/choices.hpp"
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "fsdp/error.hpp"
+
+namespace transformer {
+namespace {
+
+/// Where a value that does not fit these ranks comes from, unless this start has given it. For messages.
+std::string whose(Settings const& s, std::string_view name) {
+  if (!s.is_of_run(name)) return {};
+  return fmt::format(", as in the run in '{}'; set another value with --{}=N", s.out_dir, name);
+}
+
+void check_strategy(Settings const& s, std::int64_t ranks) {
+  if (s.strategy == "hybrid_shard") {
+    if (s.shard_group == 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'shard_group': on one machine, strategy hybrid_shard needs a number of ranks per shard group "
+          "(--shard_group=N), got none");
+    if (ranks % s.shard_group != 0)
+      fsdp::fail<fsdp::ConfigError>("setting 'shard_group': expected a divisor of the {} ranks, got {}{}", ranks,
+                                    s.shard_group, whose(s, "shard_group"));
+  } else if (s.shard_group != 0) {
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'shard_group': only strategy hybrid_shard has shard groups, got shard_group {} with strategy {}",
+        s.shard_group, s.strategy);
+  }
+}
+
+}  // namespace
+
+void check_together(Settings const& s, Command command, std::int64_t ranks) {
+  if (command == Command::prepare) {
+    if (s.data.empty())
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'data': expected the text to prepare (--data=FILE, or --data=- for standard input), got nothing");
+    if (!s.val_data.empty() && s.was_given("val_fraction") && s.val_fraction != 0)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_fraction': with --val_data, all of --data is used for training: expected 0 or no val_fraction, "
+          "got {}",
+          s.val_fraction);
+    if (s.data == "-" && s.val_data == "-")
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'val_data': --data reads standard input already: expected a file, got '-'");
+    bool const gpt2 = s.tokenizer == "gpt2";
+    for (auto const& [name, file] :
+         {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {
+      if (gpt2 && file->empty())
+        fsdp::fail<fsdp::ConfigError>(
+            "setting '{}': tokenizer gpt2 needs this file (GPT-2's encoder.json and vocab.bpe, or HuggingFace's "
+            "vocab.json and merges.txt), got nothing",
+            name);
+      if (!gpt2 && !file->empty())
+        fsdp::fail<fsdp::ConfigError>(
+            "setting '{}': only --tokenizer=gpt2 reads this file, got '{}' with --tokenizer={}", name, *file,
+            s.tokenizer);
+    }
+    return;
+  }
+  if (command == Command::report) return;
+  if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
+    fsdp::fail<fsdp::ConfigError>(
+        "setting '{}': expected both files of the tokenizer, encoder_json and vocab_bpe, got only one",
+        s.encoder_json.empty() ? "encoder_json" : "vocab_bpe");
+  if (command == Command::sample) {
+    if (s.init_from == "scratch" || is_auto(s))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'init_from': expected resume (the model in out_dir) or weights to sample from, got '{}'",
+          s.init_from);
+    if (!s.checkpoint.empty() && s.init_from != "resume")
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'checkpoint': only a run in out_dir has checkpoints (init_from resume), got '{}' with init_from {}",
+          s.checkpoint, s.init_from);
+    check_strategy(s, ranks);
+    return;
+  }
+  if (command == Command::export_) {
+    if (s.to.empty())
+      fsdp::fail<fsdp::ConfigError>("setting 'to': expected the folder to write to (--to=DIR), got nothing");
+    if (s.dtype == "float16" || s.dtype == "fastest")
+      fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32 or bfloat16 for an export, got {}", s.dtype);
+    return;
+  }
+  if (s.init_from != "scratch" && command == Command::bench)
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': bench supports only scratch, got '{}'", s.init_from);
+  if (!s.checkpoint.empty() && s.init_from != "resume")
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'checkpoint': only init_from=resume takes a checkpoint, got '{}' with init_from={}", s.checkpoint,
+        s.init_from);
+  if (auto const start = first_start(s);
+      s.init_from != "auto" && is_auto(s) &&
+      (start.empty() || start == "scratch" || start == "resume" || start.starts_with("auto")))
+    fsdp::fail<fsdp::ConfigError>("setting 'init_from': expected weights after 'auto:', got '{}'", s.init_from);
+  if (s.overwrite && may_resume(s))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
+        "run: expected only one of the two",
+        s.init_from);
+  if (s.gradient_accumulation_steps % ranks != 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
+        "{}{}",
+        ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
+  static_cast<void>(offloaded(s, s.dtype != "float32"));
+  static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));
+  auto const kept = resharding(s).ranks;
+  if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
+      kept > 0 && group > 0 && (kept >= group || group % kept != 0))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'reshard_after_forward': expected true, false, or a smaller divisor of the {} ranks that share a "
+        "unit, got {}{}",
+        group, kept, whose(s, "reshard_after_forward"));
+  if (s.was_given("min_params") && s.wrap != "size")
+    fsdp::fail<fsdp::ConfigError>("setting 'min_params': only --wrap=size uses min_params, got {} with --wrap={}",
+                                  s.min_params, s.wrap);
+  if (s.lora_rank > 0 && s.train_layers > 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "settings 'lora_rank' and 'train_layers': expected at most one of the two, got {}{} and {}{}", s.lora_rank,
+        whose(s, "lora_rank"), s.train_layers, whose(s, "train_layers"));
+  if (s.train_layers > s.n_layer)
+    fsdp::fail<fsdp::ConfigError>("setting 'train_layers': expected at most n_layer = {}, got {}", s.n_layer,
+                                  s.train_layers);
+  if (s.was_given("lora_alpha") && s.lora_rank == 0)
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --lora_rank too");
+  if (s.n_embd % s.n_head != 0)
+    fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
+  check_strategy(s, ranks);
+}
+
+}  // namespace transformer

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What settings mean together: layers that are computed again, units, sharding, and what trains.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/step/step_input.hpp"
+#include "transformer/run/learning_rate.hpp"
+#include "transformer/run/settings.hpp"
+#include "transformer/tuning/tuning.hpp"
+
+namespace transformer {
+
+/// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
+std::int64_t checkpointed_layers(Settings const& settings);
+/// @param has_masters  parameters are narrower than fp32
+/// @throws fsdp::ConfigError if `offload` names something else, or masters that there are not
+fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
+/// recompute_segment: so many of those are computed again together, from the input of the first.
+/// @param unit_layers  see layers_in_unit
+/// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
+std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
+/// learning_rate, min_lr, warmup_iters, lr_decay_iters and decay_lr.
+inline LearningRate learning_rate(Settings const& settings) {
+  return {settings.learning_rate, settings.min_lr, settings.warmup_iters, settings.lr_decay_iters, settings.decay_lr};
+}
+/// lora_rank, lora_alpha and train_layers: what trains.
+Tuning tuning_of(Settings const& settings);
+/// reshard_after_forward: what becomes of a unit when its forward has ended.
+struct Resharding {
+  bool drops = true;       ///< false: it stays until after backward
+  std::int64_t ranks = 0;  ///< above 0: it stays sharded over so many ranks
+};
+/// @throws fsdp::ConfigError if the setting says nothing, or does not go with the strategy
+Resharding resharding(Settings const& settings);
+/// Neighbouring layers that share a unit, as wrap and min_params say; 0: all, with embeddings and head.
+/// @param layer_parameters  parameters of a layer
+std::int64_t layers_in_unit(Settings const& settings, std::int64_t layer_parameters);
+/// reduce_dtype: what ranks sum gradients in.
+inline std::string_view summed_in(Settings const& settings) {
+  return settings.reduce_dtype.empty() ? "float32" : std::string_view(settings.reduce_dtype);
+}
+/// What of the settings that were given nothing will be done with, or not what their names say, as lines to be printed.
+/// @param ranks        in the world
+/// @param shares_gpus  there are fewer GPUs than processes
+std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, bool shares_gpus);
+
+/// Checks what needs more than one setting at a time.
+/// @param ranks  ranks in the world
+/// @throws fsdp::ConfigError naming the settings
+void check_together(Settings const& settings, Command command, std::int64_t ranks);
+
+}  // namespace transformer

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt prepare: texts become token files and a vocabulary.
+#include "transformer/data/prepare.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+
+#include "transformer/data/new_file.hpp"
+#include "transformer/launch/cores.hpp"
+#include "transformer/report/metrics.hpp"
+#include "transformer/report/progress.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/commands.hpp"
+
+namespace transformer {
+namespace {
+
+constexpr std::uint64_t megabyte = 1'000'000;
+
+int threads_of(Settings const& settings) {
+  if (settings.threads > 0) return static_cast<int>(settings.threads);
+  return std::min(part_of_cores({allowed_cores()}, 0, processor_quota()), 256);
+}
+
+}  // namespace
+
+int run_prepare(Settings const& settings) {
+  check_together(settings, Command::prepare, 1);
+  PrepareOptions options;
+  options.data = settings.data;
+  options.folder = std::filesystem::path("data") / settings.dataset;
+  options.encoder_json = settings.encoder_json;
+  options.vocab_bpe = settings.vocab_bpe;
+  options.val_data = settings.val_data;
+  options.val_fraction = settings.val_data.empty() ? settings.val_fraction : 0;
+  options.threads = threads_of(settings);
+  remove_on_signals();
+  std::optional<Progress> bar;
+  options.progress = [&](std::uint64_t done, std::uint64_t total) {
+    if (!bar) bar.emplace(true, static_cast<std::int64_t>(total / megabyte));
+    bar->advance(static_cast<std::int64_t>(done / megabyte), " MB");
+  };
+  auto const prepared = prepare_data(options);
+  bar.reset();
+  if (prepared.documents > 0) fmt::print("documents: {}\n", with_commas(prepared.documents));
+  fmt::print("length of dataset in characters: {}\n", with_commas(prepared.characters));
+  fmt::print("vocab size: {}\n", with_commas(prepared.vocab_size));
+  fmt::print("train has {} tokens\n", with_commas(prepared.train_tokens));
+  if (prepared.has_val) fmt::print("val has {} tokens\n", with_commas(prepared.val_tokens));
+  if (prepared.ignored > 0)
+    fmt::print("note: {} file{} in the folder {} neither .txt nor .jsonl, and {} left out: '{}'{}\n",
+               with_commas(prepared.ignored), prepared.ignored == 1 ? "" : "s", prepared.ignored == 1 ? "is" : "are",
+               prepared.ignored == 1 ? "is" : "are", prepared.first_ignored.string(),
+               prepared.ignored == 1 ? "" : " is the first");
+  fmt::print("wrote train.bin{} and meta.json to {}\n", prepared.has_val ? ", val.bin" : "", options.folder.string());
+  if (!prepared.has_val)
+    fmt::print("note: there is no val.bin: train needs --val_data=FILE, token files for its evaluations\n");
+  return 0;
+}
+
+}  // namespace transformer

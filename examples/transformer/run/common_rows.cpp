@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transformer/run/common_rows.hpp"
+
+namespace transformer {
+
+using namespace in;
+using S = Settings;
+
+void add_run(SettingsTable& t) {
+  t.heading = "Folders and start";
+  t.text("out_dir", &S::out_dir, train | sample | exporting, "folder of the run: checkpoints, model, log");
+  t.heading = "Evaluation and logging";
+  t.count("eval_interval", &S::eval_interval, train | of_run, "iterations between evaluations");
+  t.count("log_interval", &S::log_interval, train | of_run, "iterations between log lines");
+  t.count("eval_iters", &S::eval_iters, train | of_run, "batches of an evaluation, for each of the two splits");
+  t.flag("eval_only", &S::eval_only, train, "stop after the first evaluation");
+  t.heading = "Checkpoints";
+  t.flag("always_save_checkpoint", &S::always_save_checkpoint, train | of_run,
+         "save at every evaluation, not only at a better one");
+  t.count("checkpoint_interval", &S::checkpoint_interval, train | of_run,
+          "iterations between checkpoints; 0: eval_interval", 0);
+  t.count("keep_last", &S::keep_last, train | of_run, "number of checkpoints to keep, besides the best one", 1,
+          1'000'000);
+  t.flag("async_checkpoint", &S::async_checkpoint, train | of_run,
+         "write checkpoints in the background, from a copy in host memory");
+}
+
+void add_start(SettingsTable& t) {
+  t.optional_text(
+      "checkpoint", &S::checkpoint, train | sample | exporting,
+      "a checkpoint: best, latest, or its folder. train: continue from it (with init_from=resume; default: latest); "
+      "sample, export: use its weights instead of out_dir's model.safetensors");
+  t.flag(
+      "overwrite", &S::overwrite, train | exporting,
+      "train: start a new run in an out_dir that holds one already: its first whole checkpoint replaces the old run; "
+      "export: replace the model in the folder --to");
+  t.rows.back().may_stand_alone = true;
+}
+
+void add_data(SettingsTable& t) {
+  t.heading = "Data and batches";
+  t.text("dataset", &S::dataset, train | bench | prepare | of_run, "folder in data/ with train.bin and val.bin");
+  t.optional_text(
+      "train_data", &S::train_data, training | of_run,
+      "token files for training instead of the data set's: a file, a pattern such as 'web_train_*.bin', or a "
+      "folder");
+  t.rows.back().part_of = "dataset";
+  t.optional_text("val_data", &S::val_data, training | prepare | of_run,
+                  "token files for evaluations: a file, a pattern or a folder (default: beside the training files). "
+                  "prepare: separate text or documents for validation, in the forms of --data");
+  t.rows.back().part_of = "dataset";
+  t.text(
+      "data", &S::data, prepare,
+      "text file to prepare, or documents: a .jsonl file, or a folder with .txt and .jsonl files. -: standard input");
+}
+
+void add_batches(SettingsTable& t) {
+  t.fraction("val_fraction", &S::val_fraction, prepare,
+             "fraction of a text's characters, or of the documents, that goes to val.bin. 0: no val.bin is written");
+  t.choice("sampling", &S::sampling, training | of_run,
+           "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
+           {"epoch", "random"});
+  t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training | of_run,
+          "micro-steps of an iteration, in total over all ranks", 1, 1'000'000);
+  t.count("batch_size", &S::batch_size, training | of_run, "sequences of a micro-step on one rank", 1, 1'000'000);
+  t.count("block_size", &S::block_size, training, "tokens of a sequence", 1, 1'000'000);
+}
+
+void add_optimizer(SettingsTable& t) {
+  t.heading = "Optimizer";
+  t.positive("learning_rate", &S::learning_rate, train | of_run, "highest learning rate");
+  t.count("max_iters", &S::max_iters, train | of_run, "iterations to train");
+  t.non_negative("weight_decay", &S::weight_decay, train | of_run,
+                 "AdamW's decay, of tensors with two or more dimensions");
+  t.fraction("beta1", &S::beta1, train | of_run, "AdamW's decay of the first moment");
+  t.fraction("beta2", &S::beta2, train | of_run, "AdamW's decay of the second moment");
+  t.non_negative("grad_clip", &S::grad_clip, train | of_run,
+                 "largest gradient norm; 0: no clipping, and the norm is not measured");
+  t.flag("decay_lr", &S::decay_lr, train | of_run,
+         "decay the learning rate by a cosine schedule after warm-up; false: keep it constant");
+  t.count("warmup_iters", &S::warmup_iters, train | of_run, "iterations of linear warm-up", 0);
+  t.count("lr_decay_iters", &S::lr_decay_iters, train | of_run, "iteration at which the learning rate reaches min_lr");
+  t.non_negative("min_lr", &S::min_lr, train | of_run, "lowest learning rate");
+}
+
+void add_ranks(SettingsTable& t) {
+  t.heading = "Ranks and devices";
+  t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
+           {"cpu", "cuda"});
+  t.choice("dtype", &S::dtype, computing | exporting,
+           "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
+           "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
+           "type that was faster when measured. export: type of the file (float32)",
+           {"float32", "bfloat16", "fastest"});
+  t.rows.back().refused_choice = "float16";
+  t.flag("measure_dtype", &S::measure_dtype, computing,
+         "with dtype=fastest: measure again instead of using the rates that an earlier run stored");
+  t.count("seed", &S::seed, computing | of_run, "seed of initial weights, batches, dropout and samples", 0,
+          1'000'000'000'000'000);
+  t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
+  t.count("threads", &S::threads, computing | prepare,
+          "threads of each rank on the host, or of prepare; auto or 0: the cores available to this process, divided by "
+          "the machine's ranks",
+          0, 256);
+  t.rows.back().word_for_zero = "auto";
+  t.choice("comm", &S::comm, computing,
+           "communicator between ranks: mpi for processes on the host, nccl for processes with GPUs, local for "
+           "threads; auto: by device and launcher",
+           {"auto", "nccl", "local", "mpi"});
+  t.flag("share_gpu", &S::share_gpu, computing, "allow several processes per GPU; slow, for trials");
+  t.positive("collective_timeout", &S::collective_timeout, computing,
+             "seconds that a rank waits for other ranks (default: FSDP_TIMEOUT if it is set)");
+}
+
+void add_sharding(SettingsTable& t) {
+  t.heading = "Sharding";
+  t.choice("strategy", &S::strategy, computing | of_run, "what is sharded",
+           {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
+  t.count("shard_group", &S::shard_group, computing | of_run,
+          "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
+  t.rows.back().part_of = "strategy";
+  t.optional_text("reshard_after_forward", &S::reshard_after_forward, training | of_run,
+                  "after forward, true frees a unit's gathered parameters, false keeps them (as shard_grad_op), and a "
+                  "number keeps them sharded over this many ranks (default: as the strategy says)");
+  t.rows.back().part_of = "strategy";
+  t.choice("wrap", &S::wrap, training | of_run,
+           "which parameters form a unit, which is gathered as a whole: block (a transformer block), size "
+           "(neighbouring blocks with at least min_params), or model (everything)",
+           {"block", "size", "model"});
+  t.count("min_params", &S::min_params, training | of_run, "wrap=size: minimum number of parameters per unit", 1,
+          1'000'000'000'000);
+  t.count("prefetch", &S::prefetch, computing | of_run, "number of units that are gathered ahead of their computation",
+          0, 1000);
+  t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
+  t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,
+         "compute activations again in backward instead of keeping them: false, true, or a number of layers");
+  t.count("recompute_segment", &S::recompute_segment, training | of_run,
+          "activation_checkpointing: number of consecutive layers that are computed again together, from the input of "
+          "the first",
+          1, 100000);
+  t.rows.back().part_of = "activation_checkpointing";
+  t.choice("reduce_dtype", &S::reduce_dtype, training | of_run,
+           "element type in which ranks sum gradients (default: float32 for every dtype)", {"float32", "bfloat16"});
+  t.text("offload", &S::offload, training | of_run,
+         "what lies in host memory instead of the device's: none, or some of moments, masters (with "
+         "dtype=bfloat16) and gradients, separated by commas");
+  t.flag("cpu_offload", &S::cpu_offload, training | of_run, "offload=moments, and masters with dtype=bfloat16");
+  t.rows.back().listed = false;
+}
+
+void add_logs(SettingsTable& t) {
+  t.heading = "Evaluation and logging";
+  t.count(
+      "sample_interval", &S::sample_interval, train | of_run,
+      "iterations between text samples from the model, which go to the output, the log and the report; 0: no samples",
+      0);
+  t.count("sample_tokens", &S::sample_tokens, train | of_run, "tokens of such a sample", 1, 1'000'000);
+  t.optional_text("log_json", &S::log_json, train, "output file: one JSON object per printed line");
+  t.optional_text("trace", &S::trace, train, "output file: a Chrome trace of some steps, of all ranks");
+  t.count("trace_steps", &S::trace_steps, train, "number of traced steps, after two warm-up steps", 1, 10'000);
+}
+
+void add_samples(SettingsTable& t) {
+  t.heading = "Samples";
+  t.text("start", &S::start, sample, "the text to continue, or FILE:path");
+  t.count("num_samples", &S::num_samples, sample, "samples to draw", 1, 1'000'000);
+  t.count("max_new_tokens", &S::max_new_tokens, sample, "tokens of a sample", 1, 1'000'000);
+  t.non_negative("temperature", &S::temperature, sample, "below 1: less random; 0: always the most likely token");
+  t.count("top_k", &S::top_k, sample, "draw from the k most likely tokens");
+  auto& top_p =
+      t.add("top_p", &S::top_p, sample, "draw from the most likely tokens with this total probability; 1: all");
+  top_p.low = 0;
+  top_p.low_excluded = true;
+  top_p.high = 1;
+  t.flag("stop_at_end", &S::stop_at_end, sample, "end a sample at <|endoftext|>");
+}
+
+void add_measurement(SettingsTable& t) {
+  t.heading = "Measurement";
+  t.count("burn_in", &S::burn_in, bench, "warm-up steps", 0, 1'000'000);
+  t.count("timed", &S::timed, bench, "timed steps", 1, 1'000'000);
+  t.flag("pieces", &S::pieces, bench,
+         "read a number of steps from each line of standard input, run them, and print a line of JSON (see "
+         "benchmarks/peers)");
+  t.optional_text("json", &S::json, bench, "output file: the results as one JSON object");
+}
+
+void add_files(SettingsTable& t) {
+  t.heading = "Files";
+  t.optional_text("to", &S::to, exporting | report,
+                  "export: output folder; report: output file (default: report.html in the first folder)");
+  t.optional_text("svg", &S::svg, report,
+                  "output file: a picture of losses, and of a step if there is a trace, for a README");
+  t.optional_text("csv", &S::csv, report, "output file: losses, norms and speeds as comma-separated values");
+  t.flag("watch", &S::watch, report, "rewrite the page whenever the log grows, until Ctrl-C");
+  t.rows.back().may_stand_alone = true;
+}
+
+}  // namespace transformer
