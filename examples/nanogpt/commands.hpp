@@ -7,7 +7,7 @@
 
 namespace nanogpt {
 
-using namespace transformer;
+using namespace transformer;  // the rooms that it is built of
 
 /// Returns the exit code of the process. Problems that the user can mend are fsdp::Error.
 int run_export(Settings const& settings);

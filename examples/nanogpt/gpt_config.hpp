@@ -10,7 +10,7 @@
 
 namespace nanogpt {
 
-using namespace transformer;
+using namespace transformer;  // the rooms that it is built of
 
 /// Parameters of a group of tensors.
 struct ParameterCount {
