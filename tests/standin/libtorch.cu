@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sharded modules of torch over the CUDA device train as plain torch does. Gathers and reductions run on streams of the
 // stand-in. Torch computes on the host, in the stand-in's memory, so the device completes the engine's work on the
-// compute stream before a call returns, and the stand-in does not protect its memory from threads of ranks. needs:
-// LibTorch skip-tsan skip-asan
+// compute stream before a call returns, and the stand-in does not protect its memory from threads of ranks.
+//
+// needs: LibTorch
+// skip-tsan
+// skip-asan
 #include <string_view>
 #include <utility>
 
