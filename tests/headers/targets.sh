@@ -18,7 +18,7 @@ warnings=(-Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wpedantic -Werr
 failed=0
 for target in x86-64 x86-64-v3 x86-64-v4; do
   for source in "${sources[@]}"; do
-    "$CXX" -std=c++20 -O3 "${warnings[@]}" -march=$target -S -o /dev/null -I include -I . -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
+    "$CXX" -std=c++20 -O3 "${warnings[@]}" -march=$target -S -o /dev/null -I include -I . -I examples -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
       { echo "FAILED $source for $target"; failed=1; }
   done
 done
