@@ -19,10 +19,10 @@
 #include "gpt2/llm_c.hpp"
 #include "gpt2/open_model.hpp"
 #include "gpt2/tensor_names.hpp"
-#include "run_folder.hpp"
 #include "saved_model.hpp"
 #include "transformer/data/new_file.hpp"
 #include "transformer/report/metrics.hpp"
+#include "transformer/training/folder.hpp"
 #include "weights_file.hpp"
 
 namespace nanogpt {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_json.hpp"
 
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -39,11 +38,6 @@ GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what
   expect_possible(config, std::string(what));
   config.validate();
   return config;
-}
-
-nlohmann::ordered_json number_json(double value) {
-  if (std::isfinite(value)) return value;
-  return nullptr;
 }
 
 }  // namespace nanogpt

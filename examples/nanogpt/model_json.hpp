@@ -26,7 +26,4 @@ nlohmann::ordered_json model_json(GptConfig const& config);
 /// @throws fsdp::ConfigError if a field is missing or wrong, or there is no such model
 GptConfig model_from(nlohmann::ordered_json const& object, std::string_view what);
 
-/// As JSON, which knows neither infinities nor NaN: null.
-nlohmann::ordered_json number_json(double value);
-
 }  // namespace nanogpt

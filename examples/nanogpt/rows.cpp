@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "transformer/run/common_rows.hpp"
+#include "transformer/run/help.hpp"
 
 namespace transformer {
 namespace {
@@ -65,6 +66,16 @@ std::vector<Setting> nanogpt_settings() {
 }
 
 }  // namespace
+
+ProgramText const& program_text() {
+  static constexpr ProgramText text{
+      "nanogpt trains GPT models, fully sharded over processes or threads. Its settings are nanoGPT's.",
+      "  nanogpt prepare --dataset=shakespeare_char --data=tinyshakespeare.txt\n"
+      "  mpirun -n 2 nanogpt train train_shakespeare_char_cpu --gradient_accumulation_steps=2 --out_dir=out\n"
+      "  nanogpt sample --out_dir=out\n"
+      "  nanogpt report out\n"};
+  return text;
+}
 
 std::vector<Setting> const& all_settings() {
   static std::vector<Setting> const table = nanogpt_settings();

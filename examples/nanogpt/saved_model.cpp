@@ -33,57 +33,6 @@ struct AsJson {
 
 }  // namespace
 
-void prepare_out_dir(fs::path const& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error)
-    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' cannot be made: {}", folder.string(), error.message());
-  auto const probe = folder / fmt::format(".probe.{}", ::getpid());
-  errno = 0;
-  std::ofstream stream(probe);
-  int why = errno;
-  fs::remove(probe, error);  // a process that is killed from here on leaves no file
-  stream << "probe\n" << std::flush;
-  bool const written = stream.good();
-  if (why == 0) why = errno;
-  if (!written)
-    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
-                                  std::generic_category().message(why));
-}
-
-void save_vocabulary(fs::path const& folder, Meta const& meta) {
-  if (meta.path.empty()) {
-    fs::remove(folder / meta_name);  // of a run on other data
-    return;
-  }
-  auto const copy = [&](fs::path const& from, fs::path const& name) {
-    MappedFile const file(from);
-    fsdp::checkpoint::replace_text_file(folder / name,
-                                        {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
-  };
-  for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
-  copy(meta.path, meta_name);
-}
-
-Meta read_vocabulary(fs::path const& path, GptConfig const& config, fs::path const& model) {
-  auto meta = read_meta(path);
-  if (meta.vocab_size > config.vocab_size)
-    fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, but the model in '{}' has a vocabulary of {}",
-                                  path.string(), meta.vocab_size, model.string(), config.vocab_size);
-  return meta;
-}
-
-std::string vocabulary_checksum(Meta const& meta) {
-  auto const tokenizer = open_tokenizer(meta);
-  if (tokenizer == nullptr) return {};
-  std::string tokens;
-  for (std::int64_t id = 0; id < tokenizer->size(); ++id) {
-    auto const token = tokenizer->decode(std::span(&id, 1));
-    tokens += fmt::format("{} ", token.size()) + token;
-  }
-  return fsdp::checkpoint::checksum_text(fsdp::checkpoint::checksum_of(tokens));
-}
-
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const* settings, Meta const& meta) {
   auto arguments = model_json(config);
@@ -125,7 +74,7 @@ SavedModel open_saved_model(fs::path const& folder) {
     auto const vocabulary = folder / json["meta"].get<std::string>();
     if (!fs::is_regular_file(vocabulary, error))
       fsdp::fail<fsdp::ConfigError>("'{}': the vocabulary '{}' is missing", path.string(), vocabulary.string());
-    model.meta = read_vocabulary(vocabulary, model.config, path);
+    model.meta = read_vocabulary(vocabulary, model.config.vocab_size, path);
   }
   return model;
 }

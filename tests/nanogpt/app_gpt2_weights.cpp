@@ -26,7 +26,7 @@
 #include "gpt2/open_model.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "gpt2/weights_folder.hpp"
-#include "run_state.hpp"
+#include "start.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"

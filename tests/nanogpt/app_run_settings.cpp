@@ -2,7 +2,7 @@
 // A run that is resumed: its settings are taken where none are given, and other data are noticed.
 // skip-tsan
 // links: nanogpt_models
-#include "run_settings.hpp"
+#include "transformer/training/settings_of_run.hpp"
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/manifest.hpp"
-#include "run_state.hpp"
+#include "start.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -25,6 +25,7 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/data_mark.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/training/state.hpp"
 
 namespace {
 
@@ -55,7 +56,7 @@ RunState read_back(Json const& extra) {
 }
 RunState new_run() {
   RunState run;
-  run.model = {.n_layer = 1, .n_head = 1, .n_embd = 8, .block_size = 8};
+  run.model = model_text({.n_layer = 1, .n_head = 1, .n_embd = 8, .block_size = 8});
   return run;
 }
 RunState run_with(Settings const& settings) { return read_back(run_state_json(new_run(), settings)); }

@@ -9,9 +9,9 @@
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
 #include "gpt2/tensor_names.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 #include "transformer/tuning/merged_weights.hpp"
 #include "transformer/tuning/tuning.hpp"
-#include "whole_checkpoints.hpp"
 
 namespace nanogpt {
 

@@ -19,11 +19,12 @@
 #include "gpt2/llm_c.hpp"
 #include "gpt2/tensor_names.hpp"
 #include "gpt2/weights_folder.hpp"
-#include "run_folder.hpp"
-#include "run_state.hpp"
 #include "saved_model.hpp"
+#include "start.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
-#include "whole_checkpoints.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/training/state.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
 namespace nanogpt {
 namespace {
@@ -106,8 +107,6 @@ std::string_view as_text(MappedFile const& file) {
 
 }  // namespace
 
-bool names_weights(std::string_view start) { return start != "scratch" && start != "resume"; }
-
 OpenedModel open_pretrained(Settings const& settings) {
   auto const name = first_start(settings);
   if (std::find(published.begin(), published.end(), name) != published.end())
@@ -142,7 +141,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
   OpenedModel model;
   try {
     run = read_run(folder);
-    model = {std::make_shared<CheckpointWeights>(folder, run.model, lora_scale_of(run)),
+    model = {std::make_shared<CheckpointWeights>(folder, model_config(run), lora_scale_of(run)),
              {},
              find_tokenizer(beside),
              run.iteration};
@@ -150,7 +149,7 @@ OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
     fail_with_others(folder, error.what());
   }
   if (auto const path = beside / meta_name; is_file(path)) {
-    model.meta = read_vocabulary(path, run.model, folder);
+    model.meta = read_vocabulary(path, model.config().vocab_size, folder);
     if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)
       fsdp::fail<fsdp::ConfigError>(
           "'{}' has another vocabulary than the model in '{}' was trained with; restore the file that this run wrote",

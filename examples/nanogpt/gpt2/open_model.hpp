@@ -29,10 +29,10 @@ struct OpenedModel {
   Meta meta;                   ///< of a model of ours: what its data were
   TokenizerFiles tokenizer;    ///< beside the weights
   std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
-};
 
-/// Whether a start names weights; otherwise it says what to do: scratch or resume.
-bool names_weights(std::string_view start);
+  GptConfig const& config() const { return weights->config(); }
+  std::filesystem::path const& path() const { return weights->path(); }
+};
 
 /// The model that first_start(settings) names: gpt2, gpt2-medium, gpt2-large or gpt2-xl, in model_dir or HuggingFace's
 /// cache; a folder with config.json and safetensors files; llm.c's file.

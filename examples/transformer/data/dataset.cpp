@@ -10,6 +10,7 @@
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
 #include "transformer/data/window_order.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
 #include "transformer/tokenizer/characters.hpp"
 
@@ -95,8 +96,8 @@ Dataset open_dataset(DataNames const& names) {
   std::error_code error;
   if (names.train_data.empty() && !fs::is_directory(folder_of_name, error))
     fsdp::fail<fsdp::ConfigError>(
-        "data: there is no folder '{}' for dataset '{}'; make it with: nanogpt prepare --dataset={} --data=FILE",
-        folder_of_name.string(), names.dataset, names.dataset);
+        "data: there is no folder '{}' for dataset '{}'; make it with: {} prepare --dataset={} --data=FILE",
+        folder_of_name.string(), names.dataset, program_name, names.dataset);
   auto const train =
       find_token_files(names.train_data.empty() ? folder_of_name.string() : names.train_data, Split::train);
   auto const folder = train.front().parent_path();
@@ -106,9 +107,9 @@ Dataset open_dataset(DataNames const& names) {
                                     Split::val);
   if (fs::exists(folder / half_prepared_name, error))
     fsdp::fail<fsdp::ConfigError>(
-        "data: '{}' may have files of two data sets, because nanogpt prepare was killed while it replaced them; run "
-        "nanogpt prepare again",
-        folder.empty() ? "." : folder.string());
+        "data: '{}' may have files of two data sets, because {} prepare was killed while it replaced them; run "
+        "{} prepare again",
+        folder.empty() ? "." : folder.string(), program_name, program_name);
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;
   return {std::move(meta), TokenShards(train, token_bytes), TokenShards(val, token_bytes)};

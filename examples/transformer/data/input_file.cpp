@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files that nanogpt prepare reads.
+// The files that `prepare` reads.
 #include "transformer/data/input_file.hpp"
 
 #include <fcntl.h>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -49,13 +50,13 @@ std::string with_ending(std::string const& name, std::string_view ending) {
 [[noreturn]] void refuse_compressed(std::string const& name, Format const& format, bool is_file) {
   if (!is_file)
     fsdp::fail<fsdp::ConfigError>(
-        "data: {} is compressed by {}, expected text: decompress it with {}, as in ... | {} | nanogpt prepare --data=- "
+        "data: {} is compressed by {}, expected text: decompress it with {}, as in ... | {} | {} prepare --data=- "
         "...",
-        name, format.name, format.program, format.program);
+        name, format.name, format.program, format.program, program_name);
   fsdp::fail<fsdp::ConfigError>(
-      "data: '{}' is compressed by {}, expected text: decompress it with {}, as in {} '{}' | nanogpt prepare --data=- "
+      "data: '{}' is compressed by {}, expected text: decompress it with {}, as in {} '{}' | {} prepare --data=- "
       "...",
-      name, format.name, format.program, format.program, name);
+      name, format.name, format.program, format.program, name, program_name);
 }
 
 [[noreturn]] void refuse_parquet(std::string const& name) {
@@ -87,7 +88,7 @@ StreamCopy::StreamCopy(fs::path const& stream, fs::path const& folder) {
   if (source < 0) cannot(name, "opened");
   file_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file_ < 0) {  // a file system without such files
-    auto pattern = (folder / ".nanogpt_input_XXXXXX").string();
+    auto pattern = (folder / fmt::format(".{}_input_XXXXXX", program_name)).string();
     file_ = ::mkostemp(pattern.data(), O_CLOEXEC);
     if (file_ >= 0) ::unlink(pattern.c_str());
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files that nanogpt prepare reads: pipes too, and none of a format that it would take for text.
+// The files that `prepare` reads: pipes too, and none of a format that it would take for text.
 #pragma once
 
 #include <filesystem>

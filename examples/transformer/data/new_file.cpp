@@ -44,7 +44,7 @@ void remove_and_end(int signal) {
 
 }  // namespace
 
-extern "C" void nanogpt_remove_on_signal(int signal) {
+extern "C" void transformer_remove_on_signal(int signal) {
   if (signals_wait.load()) {
     waiting_signal.store(signal);
     return;
@@ -73,7 +73,7 @@ void RemovedOnSignal::keep() {
 void remove_on_signals() {
   struct sigaction action {};
   sigemptyset(&action.sa_mask);
-  action.sa_handler = nanogpt_remove_on_signal;
+  action.sa_handler = transformer_remove_on_signal;
   for (int const signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);

@@ -2,6 +2,8 @@
 // Every token of a data set is compared with the vocabulary once.
 #include "transformer/data/token_checks.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -9,6 +11,7 @@
 #include <system_error>
 
 #include "transformer/launch/cache_folder.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -24,7 +27,8 @@ struct Place {
 
 /// Beside the file, and in the cache folder.
 std::vector<Place> places_of(fs::path const& file) {
-  std::vector<Place> places{{file.parent_path() / ".nanogpt_tokens.json", file.filename().string()}};
+  std::vector<Place> places{
+      {file.parent_path() / fmt::format(".{}_tokens.json", program_name), file.filename().string()}};
   std::error_code error;
   auto const whole = fs::absolute(file, error).lexically_normal();
   if (auto const cache = cache_folder(); cache && !error) places.push_back({*cache / "tokens.json", whole.string()});

@@ -16,6 +16,7 @@
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -71,9 +72,9 @@ TokenFile::TokenFile(fs::path const& path, std::size_t token_bytes) : path_(path
   std::error_code error;
   if (!fs::exists(path, error))
     fsdp::fail<fsdp::ConfigError>(
-        "data: '{}' is missing; write it with: nanogpt prepare --dataset=NAME --data=FILE, or name another file by "
+        "data: '{}' is missing; write it with: {} prepare --dataset=NAME --data=FILE, or name another file by "
         "--train_data or --val_data",
-        path.string());
+        path.string(), program_name);
   file_ = MappedFile(path);
   if (file_.bytes().empty()) fsdp::fail<fsdp::ConfigError>("data: '{}' is empty", path.string());
   read_header();

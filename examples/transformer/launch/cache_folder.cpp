@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers that are kept between runs.
 #include "transformer/launch/cache_folder.hpp"
+#include "transformer/launch/program.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -23,8 +24,8 @@ std::optional<fs::path> cache_folder() {
     fs::path const path = text == nullptr ? "" : text;
     return path.is_absolute() ? path : fs::path();  // the specification ignores others
   };
-  if (auto const cache = named("XDG_CACHE_HOME"); !cache.empty()) return cache / "nanogpt";
-  if (auto const home = named("HOME"); !home.empty()) return home / ".cache" / "nanogpt";
+  if (auto const cache = named("XDG_CACHE_HOME"); !cache.empty()) return cache / program_name;
+  if (auto const home = named("HOME"); !home.empty()) return home / ".cache" / program_name;
   return std::nullopt;
 }
 

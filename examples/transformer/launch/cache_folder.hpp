@@ -9,7 +9,8 @@
 
 namespace transformer {
 
-/// $XDG_CACHE_HOME/nanogpt, or ~/.cache/nanogpt; nothing where neither variable names a folder.
+/// $XDG_CACHE_HOME/nanogpt, or ~/.cache/nanogpt, with the program's name; nothing where neither variable names a
+/// folder.
 std::optional<std::filesystem::path> cache_folder();
 
 /// A file's JSON object; an empty object if there is no such file, or it holds anything else.

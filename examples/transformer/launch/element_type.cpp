@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/math/product_rates.hpp"
 #if TRANSFORMER_HAVE_ONEDNN
 #include <cblas.h>
@@ -125,8 +126,9 @@ void choose_dtype(Job& job, std::string const& saved) {
   auto const& asked = job.settings.dtype;
   if (asked == "float16")
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'dtype': float16 needs loss scaling, which nanogpt does not have yet: expected bfloat16 or float32, "
-        "got float16");
+        "setting 'dtype': float16 needs loss scaling, which {} does not have yet: expected bfloat16 or float32, "
+        "got float16",
+        program_name);
   std::string const otherwise = host ? "float32" : "bfloat16";
   bool const free = asked.empty() || asked == "fastest";
   job.dtype = !free            ? asked

@@ -17,6 +17,7 @@
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
 #include "transformer/launch/exit.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -303,7 +304,7 @@ void expect_own_gpus(std::vector<ChosenGpu> const& gpus, std::vector<int> const&
 
 std::string nccl_host(std::vector<std::string> const& gpus, int rank) {
   if (std::count(gpus.begin(), gpus.end(), gpus[static_cast<std::size_t>(rank)]) == 1) return {};
-  return fmt::format("nanogpt-rank-{}", rank);
+  return fmt::format("{}-rank-{}", program_name, rank);
 }
 
 void end_on_uncaught_exceptions(int rank) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 
@@ -21,9 +22,9 @@ struct CommandLine {
   char** argv;
 };
 
-/// Prints "nanogpt: error: ..." to stderr in one piece.
+/// Prints "nanogpt: error: ...", with the program's name, to stderr in one piece.
 inline void report_error(std::string const& text) {
-  auto const line = fmt::format("nanogpt: error: {}\n", text);
+  auto const line = fmt::format("{}: error: {}\n", program_name, text);
   std::fflush(stdout);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

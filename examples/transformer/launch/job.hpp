@@ -24,8 +24,7 @@ struct Job {
   bool says_refusals = false;  ///< rank 0 is elsewhere, and what it prints may be too: see refuse()
 };
 
-/// Before the ranks know each other: takes the settings of the run that `command` is to resume. Each program defines
-/// it.
+/// Before the ranks know each other: takes the settings of the run that `command` is to resume.
 /// @return the type that the run computes in; empty if there is no run, or if it cannot be read
 std::string take_settings_of_run(Settings& settings, Command command);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt train, bench and sample: chooses the device and how ranks come about, and starts them; signals and cores of
+// train, bench and sample: chooses the device and how ranks come about, and starts them; signals and cores of
 // the process.
 #include "transformer/launch/process.hpp"
 
@@ -46,23 +46,35 @@
 #include "transformer/launch/gpu_ranks.hpp"
 #endif
 #if TRANSFORMER_HAVE_ONEDNN
+#include "transformer/launch/program.hpp"
 #include "transformer/math/bf16_products.hpp"
 #endif
 
 namespace transformer {
 namespace {
 
-/// Writes "nanogpt: SIGTERM at iteration 12: stopping". For signal handlers.
+/// A line on stderr that begins with the program's name. For signal handlers.
+class SignalLine {
+ public:
+  SignalLine() { put(program_name); }
+  void put(std::string_view words) {
+    for (char const letter : words)
+      if (length_ < text_.size()) text_[length_++] = letter;
+  }
+  bool write() const { return ::write(STDERR_FILENO, text_.data(), length_) >= 0; }
+
+ private:
+  std::array<char, 128> text_{};
+  std::size_t length_ = 0;
+};
+
+/// Writes "nanogpt: SIGTERM at iteration 12: stopping", with the program's name. For signal handlers.
 /// @param what  follows, as "stopping"
 /// @return false: nobody can read it
 bool say_signal(char const* signal, char const* what) {
-  std::array<char, 128> text{};
-  std::size_t length = 0;
-  auto const put = [&](char const* words) {
-    for (; *words != '\0' && length < text.size(); ++words) text[length++] = *words;
-  };
-  put("nanogpt: ");
-  put(signal);
+  SignalLine line;
+  line.put(": ");
+  line.put(signal);
   if (auto iteration = current_iteration.load(std::memory_order_relaxed); iteration >= 0) {
     std::array<char, 24> digits{};
     auto at = digits.size() - 1;
@@ -70,13 +82,13 @@ bool say_signal(char const* signal, char const* what) {
       digits[--at] = static_cast<char>('0' + iteration % 10);
       iteration /= 10;
     } while (iteration != 0);
-    put(" at iteration ");
-    put(digits.data() + at);
+    line.put(" at iteration ");
+    line.put(digits.data() + at);
   }
-  put(": ");
-  put(what);
-  put("\n");
-  return ::write(STDERR_FILENO, text.data(), length) >= 0;
+  line.put(": ");
+  line.put(what);
+  line.put("\n");
+  return line.write();
 }
 
 /// Says that the run is asked to stop, and lets every wait of the library say where it stands and end the process. For
@@ -122,9 +134,9 @@ extern "C" void on_request_to_stop(int signal, siginfo_t* info, void*) {
 
 /// A page of a mapped file is no longer there: another program has cut it while it was read.
 extern "C" void on_sigbus(int) {
-  static constexpr std::string_view text =
-      "nanogpt: error: a file of tokens or weights has become shorter while it was read (SIGBUS)\n";
-  static_cast<void>(::write(STDERR_FILENO, text.data(), text.size()) < 0);
+  SignalLine line;
+  line.put(": error: a file of tokens or weights has become shorter while it was read (SIGBUS)\n");
+  static_cast<void>(line.write());
   std::_Exit(EXIT_FAILURE);
 }
 
@@ -258,9 +270,10 @@ std::string version_text() {
 #else
   std::string const compiler = "g++ " __VERSION__;
 #endif
-  std::string text = fmt::format("nanogpt of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", TRANSFORMER_VERSION,
-                                 compiler, openblas_get_config(), openblas_get_corename());
-  text += fmt::format("fp32 on cpu: {}\n", has_fp32_products() ? "nanogpt's AVX-512 kernels" : "BLAS");
+  std::string text = fmt::format("{} of fsdp {}\ncompiler: {}\nBLAS: {} ({} kernels)\n", program_name,
+                                 TRANSFORMER_VERSION, compiler, openblas_get_config(), openblas_get_corename());
+  text += fmt::format("fp32 on cpu: {}\n",
+                      has_fp32_products() ? fmt::format("{}'s AVX-512 kernels", program_name) : std::string("BLAS"));
 #if TRANSFORMER_HAVE_ONEDNN
   text += fmt::format("bf16 on cpu: {} (oneDNN {})\n",
                       bf16_units().empty() ? "not supported by this processor" : bf16_units(), onednn_version());

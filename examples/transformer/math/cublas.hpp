@@ -35,9 +35,9 @@ using UniqueCublas = fsdp::cuda::UniqueHandle<CublasTraits<cublasHandle_t, cubla
 }  // namespace transformer
 
 /// Throws fsdp::VendorError with the call's text and cuBLAS's words unless `call` returns CUBLAS_STATUS_SUCCESS.
-#define TRANSFORMER_CUBLAS_CHECK(call)                                                             \
-  do {                                                                                             \
-    ::cublasStatus_t const nanogpt_cublas_status = (call);                                         \
-    if (nanogpt_cublas_status != ::CUBLAS_STATUS_SUCCESS)                                          \
-      ::transformer::detail::throw_cublas_error(nanogpt_cublas_status, #call, __FILE__, __LINE__); \
+#define TRANSFORMER_CUBLAS_CHECK(call)                                                                 \
+  do {                                                                                                 \
+    ::cublasStatus_t const transformer_cublas_status = (call);                                         \
+    if (transformer_cublas_status != ::CUBLAS_STATUS_SUCCESS)                                          \
+      ::transformer::detail::throw_cublas_error(transformer_cublas_status, #call, __FILE__, __LINE__); \
   } while (false)

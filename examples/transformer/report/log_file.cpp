@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -42,9 +43,9 @@ void LogFile::write(std::string_view object) noexcept {
   if (file_ < 0) return;
   try {
     if (append(fmt::format("{}{}\n", torn_ ? "\n" : "", object)) || std::exchange(warned_, true)) return;
-    auto const text = fmt::format(
-        "nanogpt: warning: '{}' cannot be written: {}; training goes on, but lines are missing in this file\n", name_,
-        std::generic_category().message(errno));
+    auto const text =
+        fmt::format("{}: warning: '{}' cannot be written: {}; training goes on, but lines are missing in this file\n",
+                    program_name, name_, std::generic_category().message(errno));
     std::fwrite(text.data(), 1, text.size(), stderr);
   } catch (std::exception const&) {  // no memory for a line: it is missing too
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OUT/log.jsonl: what a run was and how it went, a JSON object per line. `nanogpt report` draws it.
+// OUT/log.jsonl: what a run was and how it went, a JSON object per line. `report` draws it.
 #pragma once
 
 #include <array>

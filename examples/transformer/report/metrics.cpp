@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 
 namespace transformer {
 namespace {
@@ -75,7 +76,7 @@ bool JsonLog::write(std::string_view object) noexcept {
   if (std::exchange(warned_, true)) return false;
   try {
     auto const text =
-        fmt::format("nanogpt: warning: {}; training goes on, but lines are missing in this file\n", failure());
+        fmt::format("{}: warning: {}; training goes on, but lines are missing in this file\n", program_name, failure());
     std::fwrite(text.data(), 1, text.size(), stderr);
   } catch (std::exception const&) {  // no memory for a warning
   }

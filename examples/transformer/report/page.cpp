@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "transformer/launch/program.hpp"
 #include "transformer/report/chart.hpp"
 #include "transformer/report/curves.hpp"
 #include "transformer/report/escape.hpp"
@@ -178,7 +179,7 @@ std::string page(std::vector<Material> const& materials, int reload_seconds) {
   for (auto const* run : runs)
     text += environment_section(*run, single ? std::string() : fmt::format(" of {}", shortened(run->name, 60)));
   text += fmt::format(
-      "<footer>Written by nanogpt report from {}{}.</footer>\n<script>{}</script>\n</body>\n</html>\n",
+      "<footer>Written by {} report from {}{}.</footer>\n<script>{}</script>\n</body>\n</html>\n", program_name,
       single ? "the run's log.jsonl" : "the runs' log.jsonl",
       reload_seconds > 0 ? fmt::format("; loaded again every {} s while it is watched", reload_seconds) : std::string(),
       page_script());

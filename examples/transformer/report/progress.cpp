@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <system_error>
 
+#include "transformer/launch/program.hpp"
 #include "transformer/report/terminal.hpp"
 
 namespace transformer {
@@ -84,8 +85,8 @@ void Progress::put(std::string_view text) {
   if ((std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) || warned_) return;
   warned_ = true;
   auto const warning =
-      fmt::format("nanogpt: warning: standard output cannot be written: {}; some lines of the output are missing\n",
-                  std::generic_category().message(errno));
+      fmt::format("{}: warning: standard output cannot be written: {}; some lines of the output are missing\n",
+                  program_name, std::generic_category().message(errno));
   std::fwrite(warning.data(), 1, warning.size(), stderr);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt bench: time of a training step, utilisation, memory, and what of communication is not hidden.
+// `bench`: time of a training step, utilisation, memory, and what of communication is not hidden.
 #pragma once
 
 #include <fmt/format.h>

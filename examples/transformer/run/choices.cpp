@@ -24,6 +24,8 @@ bool is_auto(Settings const& settings) {
 
 bool may_resume(Settings const& settings) { return settings.init_from == "resume" || is_auto(settings); }
 
+bool names_weights(std::string_view start) { return start != "scratch" && start != "resume"; }
+
 std::string first_start(Settings const& settings) {
   if (settings.init_from == "auto") return "scratch";
   return is_auto(settings) ? settings.init_from.substr(auto_or.size()) : settings.init_from;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt prepare: texts become token files and a vocabulary.
+// `prepare`: texts become token files and a vocabulary.
 #include "transformer/data/prepare.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt report: a page of one run or several, from the logs that `train` leaves.
+// `report`: a page of one run or several, from the logs that `train` leaves.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "transformer/data/new_file.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/report/csv.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/log_reader.hpp"
@@ -119,7 +120,7 @@ int watch(Settings const& settings) {
 
 int run_report(Settings const& settings) {
   if (settings.runs.empty())
-    fsdp::fail<fsdp::ConfigError>("nanogpt report: expected the out_dir of a run, or several, got nothing");
+    fsdp::fail<fsdp::ConfigError>("{} report: expected the out_dir of a run, or several, got nothing", program_name);
   if (settings.watch) return watch(settings);
   remove_on_signals();
   write_report(settings, 0, true);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/run/config_files.hpp"
 
 namespace transformer {
@@ -76,25 +77,22 @@ std::span<CommandText const> command_texts() {
 }
 
 std::string general_help() {
-  std::string text =
-      "nanogpt trains GPT models, fully sharded over processes or threads. Its settings are nanoGPT's.\n\n"
-      "Usage: nanogpt COMMAND ...\n\n";
+  std::string text = fmt::format("{}\n\nUsage: {} COMMAND ...\n\n", program_text().summary, program_name);
   for (auto const& command : command_texts())
     text += fmt::format("  {:8} {:35}{}\n", command.name, command.arguments, command.what);
-  return text +
-         "\nA first run:\n"
-         "  nanogpt prepare --dataset=shakespeare_char --data=tinyshakespeare.txt\n"
-         "  mpirun -n 2 nanogpt train train_shakespeare_char_cpu --gradient_accumulation_steps=2 --out_dir=out\n"
-         "  nanogpt sample --out_dir=out\n"
-         "  nanogpt report out\n\n"
-         "nanogpt COMMAND --help   the command's settings, with their defaults\n"
-         "nanogpt --version        compiler, BLAS, MPI, CUDA and NCCL\n";
+  return text + fmt::format(
+                    "\nA first run:\n{}\n"
+                    "{} COMMAND --help   the command's settings, with their defaults\n"
+                    "{} --version        compiler, BLAS, MPI, CUDA and NCCL\n",
+                    program_text().first_run, program_name, program_name);
 }
 
 std::string help_of(CommandText const& text) {
-  auto help = fmt::format("nanogpt {}: {}\n\nUsage: nanogpt {} {}\n", text.name, text.what, text.name, text.arguments);
+  auto help = fmt::format("{} {}: {}\n\nUsage: {} {} {}\n", program_name, text.name, text.what, program_name, text.name,
+                          text.arguments);
   bool const configs = text.command != Command::report && text.command != Command::prepare;
-  if (text.command == Command::report) help += "\n" + wrapped("  FOLDER", "out_dir of a run of nanogpt train");
+  if (text.command == Command::report)
+    help += "\n" + wrapped("  FOLDER", fmt::format("out_dir of a run of {} train", program_name));
   if (configs) {
     std::vector<std::string_view> names;
     for (auto const& file : shipped_configs()) names.push_back(file.name);

@@ -22,9 +22,17 @@ struct CommandText {
 /// All of them, in the order of the work.
 std::span<CommandText const> command_texts();
 
-/// What `nanogpt --help` prints, and `nanogpt` alone.
+/// The beginning of the general help: one sentence on the program, and the commands of a first run. Each program
+/// defines it.
+struct ProgramText {
+  std::string_view summary;
+  std::string_view first_run;  ///< lines, each indented by two spaces
+};
+ProgramText const& program_text();
+
+/// Printed by --help, and by the program without arguments.
 std::string general_help();
-/// What `nanogpt COMMAND --help` prints: its settings in groups, with their defaults.
+/// Printed by COMMAND --help: the command's settings in groups, with their defaults.
 std::string help_of(CommandText const& text);
 
 }  // namespace transformer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt bench --pieces: steps when they are asked for, so that two trainers can take turns on the same cores.
+// `bench --pieces`: steps when they are asked for, so that two trainers can take turns on the same cores.
 #pragma once
 
 #include <fmt/format.h>

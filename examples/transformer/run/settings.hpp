@@ -134,6 +134,8 @@ bool may_resume(Settings const& settings);
 bool is_auto(Settings const& settings);
 /// What training starts from if it resumes no run: scratch, or what names weights. With resume: "resume".
 std::string first_start(Settings const& settings);
+/// Whether a start names weights: it is neither scratch nor resume.
+bool names_weights(std::string_view start);
 
 /// The defaults of a subcommand: those of Settings, but `sample` resumes.
 Settings defaults(Command command);

@@ -16,6 +16,7 @@
 
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/run/config_files.hpp"
 #include "transformer/run/read_number.hpp"
 
@@ -222,8 +223,9 @@ void apply_config_text(Settings& settings, std::string_view text, std::string_vi
     auto const* setting = find_setting(name);
     if (setting == nullptr) {
       auto const nearest = nearest_setting(name, Command::train);
-      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see nanogpt train --help)", where, excerpt(name),
-                                    nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest));
+      fsdp::fail<fsdp::ConfigError>("{}: there is no setting '{}'{} (see {} train --help)", where, excerpt(name),
+                                    nearest.empty() ? std::string() : fmt::format("; is '{}' meant?", nearest),
+                                    program_name);
     }
     auto const value = line.substr(equals + 1);
     assign(settings, *setting, name == "wandb_run_name" ? std::string(trim(value)) : line_value(value, where), where);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt train --trace=FILE: a few steps of training as a trace of all ranks, and as a table.
+// `train --trace=FILE`: a few steps of training as a trace of all ranks, and as a table.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run_state.hpp"
+#include "transformer/training/state.hpp"
 
-#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -9,29 +9,13 @@
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
-#include "model_json.hpp"
+#include "transformer/launch/program.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
 
-namespace nanogpt {
-namespace {
+namespace transformer {
 
 using fsdp::checkpoint::Json;
-
-/// @param from  where the model comes from, for the message
-void adopt_shape(Settings& settings, GptConfig const& model, std::string_view from) {
-  auto const adopt = [&](std::string_view name, auto& setting, auto const& saved) {
-    if (settings.was_given(name) && setting != saved)
-      fsdp::fail<fsdp::ConfigError>("setting '{}': {} contradicts the model of {}, which has {}; leave the setting out",
-                                    name, setting, from, saved);
-    setting = saved;
-  };
-  adopt("n_layer", settings.n_layer, model.n_layer);
-  adopt("n_head", settings.n_head, model.n_head);
-  adopt("n_embd", settings.n_embd, model.n_embd);
-  adopt("block_size", settings.block_size, model.block_size);
-  adopt("bias", settings.bias, model.bias);
-}
-
-}  // namespace
 
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings) {
   Json config;
@@ -39,7 +23,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
   for (auto const& setting : all_settings())
     if (setting.exists_in(Command::train))
       config[std::string(setting.name)] = setting.text_of(settings.was_chosen(setting.name) ? usual : settings);
-  Json json{{"program", "nanogpt"},
+  Json json{{"program", program_name},
             {"iteration", run.iteration},
             {"evaluated", run.evaluated},
             {"train_loss", number_json(run.train_loss)},
@@ -49,7 +33,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
             {"data_vocab_size", run.data_vocab_size},
             {"vocabulary_xxh64", run.vocabulary},
             {"start", run.start},
-            {"model", model_json(run.model)},
+            {"model", Json::parse(run.model)},
             {"settings", config}};
   if (run.data.train.tokens > 0) json["data"] = run_data_json(run.data);
   return json;
@@ -64,7 +48,7 @@ RunState read_run(std::filesystem::path const& checkpoint) {
   auto const what = fsdp::formatted("'{}'", path.string());
   auto const manifest = ckpt::parse_manifest(ckpt::read_text_file(path), what);
   ckpt::Fields const fields(manifest.extra, what);
-  if (fields.text("program") != "nanogpt") fields.wrong("program", "\"nanogpt\"");
+  if (fields.text("program") != program_name) fields.wrong("program", fsdp::formatted("\"{}\"", program_name));
   run.iteration = fields.whole("iteration", 0, most);
   run.evaluated = fields.whole("evaluated", -1, most);
   run.train_loss = fields.number("train_loss");
@@ -75,7 +59,7 @@ RunState read_run(std::filesystem::path const& checkpoint) {
     fields.wrong("dtype", "\"float32\" or \"bfloat16\"");
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   if (fields.has("start")) run.start = fields.text("start");
-  run.model = model_from(fields.object("model"), what);
+  run.model = checked_model(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known
   if (fields.has("data")) run.data = run_data_from(fields.object("data"), what);
   if (fields.has("settings"))
@@ -92,14 +76,9 @@ float lora_scale_of(RunState const& run) {
   return tuning_of(settings).lora_scale;
 }
 
-void adopt_model(Settings& settings, RunState const& run) {
-  adopt_shape(settings, run.model, fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
+nlohmann::ordered_json number_json(double value) {
+  if (std::isfinite(value)) return value;
+  return nullptr;
 }
 
-void adopt_model(Settings& settings, WeightsSource const& weights) {
-  auto model = weights.config();
-  if (settings.was_given("block_size")) model.block_size = std::min(model.block_size, settings.block_size);
-  adopt_shape(settings, model, fsdp::formatted("the weights '{}'", weights.path().string()));
-}
-
-}  // namespace nanogpt
+}  // namespace transformer

@@ -18,12 +18,6 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/open_model.hpp"
-#include "gpt_config.hpp"
-#include "run_folder.hpp"
-#include "run_settings.hpp"
-#include "run_state.hpp"
-#include "saved_model.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/data/token_checks.hpp"
@@ -34,61 +28,54 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/data_mark.hpp"
 #include "transformer/run/table.hpp"
-#include "whole_checkpoints.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/training/settings_of_run.hpp"
+#include "transformer/training/state.hpp"
+#include "transformer/training/vocabulary.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
-namespace nanogpt {
-
-/// The model that the settings describe. @throws fsdp::ConfigError if there is none
-inline GptConfig model_config(Settings const& settings, std::int64_t vocab_size) {
-  GptConfig config;
-  config.n_layer = settings.n_layer;
-  config.n_head = settings.n_head;
-  config.n_embd = settings.n_embd;
-  config.block_size = settings.block_size;
-  config.vocab_size = vocab_size;
-  config.dropout = static_cast<float>(settings.dropout);
-  config.bias = settings.bias;
-  config.validate();
-  return config;
-}
+namespace transformer {
 
 /// What the ranks have agreed on before anything is trained.
+/// @tparam Program  see [Note: What a program is]
+template <class Program>
 struct Preparation {
   Settings settings;  ///< the job's, and those of a run that is resumed
   std::optional<Dataset> dataset;
-  GptConfig config;
+  typename Program::Config config;
   std::optional<RunState> resumed;
-  std::optional<OpenedModel> pretrained;             ///< the weights that training begins with
-  std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
-  RunData data;                                      ///< tells the data's tokens apart from others
-  std::vector<std::string> lines;                    ///< to print when training starts
-  std::shared_ptr<fsdp::checkpoint::FileLock> lock;  ///< rank 0's, of out_dir, while it trains there
+  std::optional<typename Program::Opened> pretrained;  ///< the weights that training begins with
+  std::string vocabulary;                              ///< checksum of what the data's tokens are; empty: not known
+  RunData data;                                        ///< tells the data's tokens apart from others
+  std::vector<std::string> lines;                      ///< to print when training starts
+  std::shared_ptr<fsdp::checkpoint::FileLock> lock;    ///< rank 0's, of out_dir, while it trains there
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
 
-/// Gives the run the vocabulary and the GELU of a model that it begins with: its data may have fewer tokens.
+/// Compares the vocabulary of the data with that of the model that training begins with: the data may have fewer
+/// tokens.
+/// @param vocab_size  the model's
 /// @throws fsdp::ConfigError if they have more, or others than those that a resumed run has been trained on
-inline void adopt_vocabulary(Preparation& ready, GptConfig const& model, std::filesystem::path const& from) {
+template <class Program>
+void expect_vocabulary(Preparation<Program> const& ready, std::int64_t vocab_size, std::filesystem::path const& from) {
   auto const& meta = ready.dataset->meta;
   auto const of_data = meta.path.empty() ? gpt2_tokens : meta.vocab_size;
-  bool const other =
-      ready.resumed && !meta.path.empty() &&
-      of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : model.vocab_size);
-  if (of_data > model.vocab_size || other)
+  bool const other = ready.resumed && !meta.path.empty() &&
+                     of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : vocab_size);
+  if (of_data > vocab_size || other)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'dataset': '{}' has a vocabulary of {} tokens, but the model in '{}' has a vocabulary of {}",
-        ready.settings.dataset, of_data, from.string(), model.vocab_size);
+        ready.settings.dataset, of_data, from.string(), vocab_size);
   if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
       ready.vocabulary != ready.resumed->vocabulary)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'dataset': '{}' has another vocabulary than the data with which the run in '{}' was trained",
         ready.settings.dataset, from.string());
-  ready.config.vocab_size = model.vocab_size;
-  ready.config.activation = model.activation;
 }
 
 /// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
-inline void expect_usable(Preparation const& ready) {
+template <class Program>
+void expect_usable(Preparation<Program> const& ready) {
   auto const& settings = ready.settings;
   std::filesystem::path const folder(settings.out_dir);
   auto const continues = [&](std::filesystem::path const& checkpoint) {
@@ -117,7 +104,8 @@ inline void expect_usable(Preparation const& ready) {
 
 /// Holds out_dir for this run. Rank 0.
 /// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
-inline void take_out_dir(Preparation& ready) {
+template <class Program>
+void take_out_dir(Preparation<Program>& ready) {
   if (ready.lock) return;
   auto const path = std::filesystem::path(ready.settings.out_dir) / ".train.lock";
   std::error_code error;
@@ -130,8 +118,8 @@ inline void take_out_dir(Preparation& ready) {
 /// Checks the data's tokens; rank 0 says how far that is, every few seconds, where it takes longer.
 /// @throws AgreedError on every rank if one lies outside the vocabulary
 /// @note Collective: yes; blocks.
-template <class C>
-void check_data(C& world, Preparation const& ready) {
+template <class C, class Program>
+void check_data(C& world, Preparation<Program> const& ready) {
   using Clock = std::chrono::steady_clock;
   auto next = Clock::now() + std::chrono::seconds(2);
   auto const say = [&](std::uint64_t done, std::uint64_t total) {
@@ -148,9 +136,9 @@ void check_data(C& world, Preparation const& ready) {
 
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
 /// @tparam T  what the run computes in
-template <class T, class C>
-Preparation prepare(C& world, Job const& job) {
-  Preparation ready;
+template <class Program, class T, class C>
+Preparation<Program> prepare(C& world, Job const& job) {
+  Preparation<Program> ready;
   auto& settings = ready.settings;
   settings = job.settings;
   bool const training = job.command == Command::train;
@@ -170,7 +158,7 @@ Preparation prepare(C& world, Job const& job) {
               "note: the last start in '{}' began a new run and saved no checkpoint; this one continues the run before "
               "it, in '{}'",
               settings.out_dir, ready.resumed->checkpoint.string()));
-        adopt_model(settings, *ready.resumed);
+        Program::adopt(settings, *ready.resumed);
         if (auto const old = replaced_run_in(settings.out_dir); !old.empty())
           ready.lines.push_back(
               fmt::format("note: '{}' has the run that this one has replaced; remove it if it is not needed any more",
@@ -178,8 +166,8 @@ Preparation prepare(C& world, Job const& job) {
       }
     }
     if (training && !ready.resumed && names_weights(first_start(settings))) {
-      ready.pretrained = open_pretrained(settings);
-      adopt_model(settings, *ready.pretrained->weights);
+      ready.pretrained = Program::open(settings);
+      Program::adopt(settings, *ready.pretrained);
     }
     check_together(settings, job.command, world.size());
     if (training && !ready.resumed && !ready.pretrained && (settings.lora_rank > 0 || settings.train_layers > 0))
@@ -193,19 +181,24 @@ Preparation prepare(C& world, Job const& job) {
     if (training || !settings.train_data.empty() ||
         std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
-    ready.config = model_config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
+    ready.config = Program::config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
     if (training) {
       ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
       ready.data = mark_of(*ready.dataset);
     }
     if (ready.resumed) {
       auto const& run = *ready.resumed;
-      adopt_vocabulary(ready, run.model, run.checkpoint);
+      auto const model = Program::config(run);
+      expect_vocabulary(ready, model.vocab_size, run.checkpoint);
+      Program::begin_with(ready.config, model);
       for (auto& line : compare_data(settings, run.data, ready.data, run.checkpoint.string()))
         ready.lines.push_back(std::move(line));
     }
-    if (ready.pretrained)
-      adopt_vocabulary(ready, ready.pretrained->weights->config(), ready.pretrained->weights->path());
+    if (ready.pretrained) {
+      auto const& model = ready.pretrained->config();
+      expect_vocabulary(ready, model.vocab_size, ready.pretrained->path());
+      Program::begin_with(ready.config, model);
+    }
     if (!ready.dataset) return;
     for (auto const split : {Split::train, Split::val}) {
       for (auto const& tokens : ready.dataset->split(split).files()) {
@@ -227,7 +220,7 @@ Preparation prepare(C& world, Job const& job) {
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {
     auto const from = ready.resumed      ? ready.resumed->checkpoint.string()
-                      : ready.pretrained ? "weights " + fingerprint(*ready.pretrained->weights)
+                      : ready.pretrained ? "weights " + Program::fingerprint(*ready.pretrained)
                                          : "no checkpoint";
     fsdp::detail::expect_equal_texts(world, from, "where training starts");
   });
@@ -235,7 +228,8 @@ Preparation prepare(C& world, Job const& job) {
   return ready;
 }
 
-inline BatchSource batch_source(Settings const& settings, Preparation const& ready, int rank, int ranks) {
+template <class Program>
+BatchSource batch_source(Settings const& settings, Preparation<Program> const& ready, int rank, int ranks) {
   BatchSource source;
   source.dataset = ready.dataset ? &*ready.dataset : nullptr;
   source.vocab_size = ready.config.vocab_size;
@@ -249,4 +243,4 @@ inline BatchSource batch_source(Settings const& settings, Preparation const& rea
   return source;
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run that is resumed goes on with its own settings where none are given.
-#include "run_settings.hpp"
-
-#include "transformer/launch/job.hpp"
+#include "transformer/training/settings_of_run.hpp"
 
 #include <fmt/format.h>
 
@@ -11,9 +9,13 @@
 
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
-#include "whole_checkpoints.hpp"
+#include "transformer/launch/job.hpp"
+#include "transformer/launch/program.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
-namespace nanogpt {
+namespace transformer {
 namespace {
 
 std::string shown(std::string const& value) { return value.empty() ? "none" : value; }
@@ -56,8 +58,8 @@ std::vector<std::string> adopt_settings(Settings& settings, RunState const& run)
   }
   if (!taken.empty()) lines.push_back(fmt::format("settings of the run: {}", fmt::join(taken, ", ")));
   if (!unknown.empty())
-    lines.push_back(fmt::format("note: this nanogpt does not have these settings of the run, and ignores them: {}",
-                                fmt::join(unknown, ", ")));
+    lines.push_back(fmt::format("note: this {} does not have these settings of the run, and ignores them: {}",
+                                program_name, fmt::join(unknown, ", ")));
   settings = std::move(adopted);
   return lines;
 }
@@ -73,9 +75,9 @@ std::optional<RunState> adopt_found_run(Settings& settings, Command command) {
   }
 }
 
-}  // namespace nanogpt
-
-std::string transformer::take_settings_of_run(Settings& settings, Command command) {
-  auto const run = nanogpt::adopt_found_run(settings, command);
+std::string take_settings_of_run(Settings& settings, Command command) {
+  auto const run = adopt_found_run(settings, command);
   return run ? run->dtype : std::string();
 }
+
+}  // namespace transformer

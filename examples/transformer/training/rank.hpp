@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definition of run_rank: preparation, then the training loop or the benchmark; or samples.
+// One rank of a program: preparation, then the training loop or the benchmark; or samples.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,16 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "commands.hpp"
 #include "fsdp/fsdp.hpp"
-#include "load_run.hpp"
-#include "preparation.hpp"
-#include "run_header.hpp"
-#include "sample_rank.hpp"
-#include "trainer.hpp"
-#include "training_loop.hpp"
-#include "training_samples.hpp"
 #include "transformer/launch/job.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/math/blas.hpp"
 #include "transformer/math/peak.hpp"
@@ -30,13 +23,19 @@
 #include "transformer/report/metrics.hpp"
 #include "transformer/run/bench.hpp"
 #include "transformer/run/pieces.hpp"
-#include "weights_file.hpp"
+#include "transformer/sampling/sampler.hpp"
+#include "transformer/training/header.hpp"
+#include "transformer/training/load.hpp"
+#include "transformer/training/loop.hpp"
+#include "transformer/training/preparation.hpp"
+#include "transformer/training/samples.hpp"
+#include "transformer/training/trainer.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// Prints what the run is, on rank 0.
 template <class T>
-void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) {
+void introduce(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, int ranks) {
   auto const& s = job.settings;
   for (auto const& name : s.given) fmt::print("overriding: {} = {}\n", name, find_setting(name)->text_of(s));
   for (auto const& line : ready.lines) fmt::print("{}\n", line);
@@ -53,7 +52,8 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (job.device == "cpu") {
     auto const blas = blas_info();
     bool const wide = job.dtype == "float32";
-    auto const own = blas.own_products ? ", most products by AVX-512 kernels of nanogpt's own" : "";
+    auto const own =
+        blas.own_products ? fmt::format(", most products by AVX-512 kernels of {}'s own", program_name) : std::string();
     fmt::print("{}, {} thread{} a rank; {} peak measured: {:.1f} GFLOP/s a rank (mfu is relative to it)\n",
                wide ? fmt::format("OpenBLAS core {}{}", blas.core, own) : "products by oneDNN", job.threads,
                job.threads == 1 ? "" : "s", host_products<typename T::Element>, ready.peak.flops / ranks / 1e9);
@@ -65,13 +65,9 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (job.device != "cpu")
     fmt::print("mfu is relative to the {}: {:.1f} TFLOP/s for all ranks\n", ready.peak.source, ready.peak.flops / 1e12);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
-  if (ready.pretrained) {
-    auto const& weights = *ready.pretrained->weights;
-    fmt::print("initializing from '{}': n_layer {}, n_head {}, n_embd {}, vocab_size {}, {} of {} positions, {}\n",
-               weights.path().string(), ready.config.n_layer, ready.config.n_head, ready.config.n_embd,
-               ready.config.vocab_size, ready.config.block_size, weights.config().block_size,
-               name(ready.config.activation));
-  }
+  if (ready.pretrained)
+    fmt::print("initializing from '{}': {}\n", ready.pretrained->path().string(),
+               T::Program::described(ready.config, *ready.pretrained));
   for (auto const split : {Split::train, Split::val}) {
     if (!ready.dataset ||
         (ready.dataset->split(split).files().size() == 1 && s.train_data.empty() && s.val_data.empty()))
@@ -88,7 +84,9 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   if (ready.dataset && !ready.dataset->meta.path.empty())
     fmt::print("found vocab_size = {} (inside {})\n", ready.dataset->meta.vocab_size,
                ready.dataset->meta.path.string());
-  ParameterCount decayed, others;  // of tensors that train
+  struct {
+    std::int64_t tensors = 0, elements = 0;
+  } decayed, others;  // of tensors that train
   std::int64_t all = 0;
   auto const shards = trainer.engine().shards();
   for (std::size_t u = 0; u < shards.size(); ++u) {
@@ -100,7 +98,8 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
       group.elements += tensor.numel;
     }
   }
-  fmt::print("number of parameters: {:.2f}M\n", static_cast<double>(ready.config.parameters_without_positions()) / 1e6);
+  fmt::print("number of parameters: {:.2f}M\n",
+             static_cast<double>(T::Program::counted_parameters(ready.config)) / 1e6);
   auto const trained = decayed.elements + others.elements;
   if (trained < all)
     fmt::print("fine-tuning: {} of {} parameters train ({:.2f} %)\n", with_commas(trained), with_commas(all),
@@ -111,16 +110,33 @@ void introduce(T& trainer, Job const& job, Preparation const& ready, int ranks) 
   std::fflush(stdout);
 }
 
-/// As run_rank.
-template <class P, fsdp::Communicator C>
-int run_gpt(C world, Job const& job) {
-  if (job.command == Command::sample) return sample_rank<P>(std::move(world), job);
-  Preparation ready;
+/// [Note: What a program is]
+/// A program gives the rooms a class Program of static members; nanogpt::Program is the first. It has
+///   Config                        shape of a model: vocab_size, flop_per_token(tuning)
+///   Opened                        a model whose weights have been found: config(), path()
+///   Model<Engine>                 the model on an engine: see Trainer and continue_text for what they call
+///   config(settings, vocab_size)  the model that training begins with; config(run): that of a run
+///   begin_with(config, other)     takes from another model what settings do not say
+///   model_text(config)            RunState::model; numbers(config): the same for the log, as names and numbers
+///   options<Device>(settings, config), options_for_sampling<Device>()     options of the model
+///   longest_text(settings, config, text)                                  positions that `sample` needs
+///   open(settings), adopt(settings, run or opened), fingerprint(opened)   the model that init_from names
+///   tokenizer(opened, settings), sample_request(settings, ranks)          of that model
+///   described(config, opened), counted_parameters(config)                 for what training prints first
+///   load_weights(engine, opened), save_model(...), save_tokenizer(...)    files
+/// and defines all_settings(), shipped_configs(), program_text(), checked_model() and is_own_config().
+
+/// Runs one rank of a program to its end: see run_rank.
+/// @tparam Program  see [Note: What a program is]
+template <class Program, class P, fsdp::Communicator C>
+int run_rank_of(C world, Job const& job) {
+  if (job.command == Command::sample) return sample_rank<Program, P>(std::move(world), job);
+  Preparation<Program> ready;
   std::optional<JsonLog> log, trace;
   std::optional<LogFile> run_log;
   bool const first = world.rank() == 0;
   try {
-    ready = prepare<typename P::Param>(world, job);
+    ready = prepare<Program, typename P::Param>(world, job);
     agree(world, [&] {
       bool const training = job.command == Command::train;
       log.emplace(training ? "log_json" : "json", !first     ? std::string()
@@ -141,8 +157,8 @@ int run_gpt(C world, Job const& job) {
   resolved.settings = ready.settings;
   auto const source = batch_source(resolved.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world));
-  Trainer<C, P> trainer(mesh, resolved.settings, ready.config, source);
-  if (ready.pretrained) load_weights(trainer.engine(), *ready.pretrained->weights);
+  Trainer<Program, C, P> trainer(mesh, resolved.settings, ready.config, source);
+  if (ready.pretrained) Program::load_weights(trainer.engine(), *ready.pretrained);
   if (first) introduce(trainer, resolved, ready, ranks);
   if (job.command == Command::bench && resolved.settings.pieces) return run_pieces(trainer, resolved, ranks);
   if (job.command == Command::bench) {
@@ -158,15 +174,6 @@ int run_gpt(C world, Job const& job) {
     return TrainingLoop(trainer, resolved, ready, *log, *run_log, *trace).run();
   }
   return 0;
-}
-
-}  // namespace nanogpt
-
-namespace transformer {
-
-template <class P, fsdp::Communicator C>
-int run_rank(C world, Job const& job) {
-  return nanogpt::run_gpt<P>(std::move(world), job);
 }
 
 }  // namespace transformer

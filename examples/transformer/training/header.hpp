@@ -11,11 +11,9 @@
 #include <thread>
 #include <utility>
 
-#include "commands.hpp"
 #include "fsdp/memory.hpp"
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
-#include "preparation.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/launch/process.hpp"
@@ -24,8 +22,9 @@
 #include "transformer/report/metrics.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/training/preparation.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// Machines that the ranks run on. @note Collective: yes; blocks.
 template <class C>
@@ -36,7 +35,7 @@ std::size_t count_hosts(C& world) {
 
 /// @param hosts  as count_hosts counts them
 template <class T>
-RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::size_t hosts) {
+RunHeader run_header(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, std::size_t hosts) {
   auto& engine = trainer.engine();
   RunHeader header;
   header.iteration = ready.resumed ? ready.resumed->iteration : 0;
@@ -50,10 +49,7 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
     header.settings.push_back({setting.name, text, earlier || job.settings.was_given(setting.name)});
   }
   header.ranks = engine.world_size();
-  auto const& model = ready.config;
-  header.model = {{"n_layer", model.n_layer},       {"n_head", model.n_head},
-                  {"n_embd", model.n_embd},         {"block_size", model.block_size},
-                  {"vocab_size", model.vocab_size}, {"parameters", model.parameters()}};
+  header.model = T::Program::numbers(ready.config);
   header.program = fsdp::to_text(engine.program());
   auto const plan = fsdp::memory_plan(engine.program(), engine.plan_input());
   header.plan = {{fsdp::MemoryTag::parameters, plan.parameters}, {fsdp::MemoryTag::gradients, plan.gradients},
@@ -82,4 +78,4 @@ RunHeader run_header(T& trainer, Job const& job, Preparation const& ready, std::
   return header;
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

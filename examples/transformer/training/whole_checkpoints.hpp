@@ -7,11 +7,10 @@
 #include <string>
 #include <string_view>
 
-#include "run_state.hpp"
-#include "transformer/run/choices.hpp"
-#include "transformer/run/table.hpp"
+#include "transformer/run/settings.hpp"
+#include "transformer/training/state.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// Reads a whole checkpoint and compares all checksums. @return what is wrong; empty if it is whole
 std::string fault_of(std::filesystem::path const& checkpoint);
@@ -31,9 +30,6 @@ std::string other_checkpoints(std::filesystem::path const& out_dir, std::string_
 /// @throws fsdp::ConfigError with the checkpoints beside it that are whole
 [[noreturn]] void fail_with_others(std::filesystem::path const& checkpoint, std::string_view why);
 
-/// Whether two runs have models of the same shape.
-bool same_model(GptConfig const& a, GptConfig const& b);
-
 /// The folder that the setting 'checkpoint' names: best, latest, a folder of out_dir, or any folder.
 /// @throws fsdp::ConfigError if it is none of these
 std::filesystem::path named_checkpoint(std::filesystem::path const& out_dir, std::string const& name);
@@ -49,4 +45,4 @@ struct ChosenRun {
 /// @throws fsdp::ConfigError if a checkpoint is there but cannot be taken
 ChosenRun choose_run(Settings const& settings, bool explains);
 
-}  // namespace nanogpt
+}  // namespace transformer

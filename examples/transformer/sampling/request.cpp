@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sample.hpp"
+#include "transformer/sampling/request.hpp"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 
 #include "fsdp/error.hpp"
 
-namespace nanogpt {
+namespace transformer {
 namespace {
 
 std::string start_text(std::string const& start) {
@@ -42,26 +42,12 @@ std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string c
 
 }  // namespace
 
-SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks) {
-  check_together(settings, Command::sample, ranks);
-  SampleRequest request;
-  if (settings.init_from == "resume") {
-    auto opened = open_run(settings);
-    request.model = std::move(opened.model);
-    request.note = std::move(opened.note);
-  } else {
-    request.model = open_pretrained(settings);
-  }
-  request.tokenizer = open_tokenizer(request.model, settings);
-  if (request.tokenizer == nullptr)
-    fsdp::fail<fsdp::ConfigError>(
-        "'{}' has weights but no vocabulary (vocab.json and merges.txt, or a meta.json with 'itos' or 'tokenizer'), so "
-        "no text can be printed; name GPT-2's files with --encoder_json=FILE and --vocab_bpe=FILE",
-        request.model.weights->path().string());
-  if (settings.stop_at_end && !request.tokenizer->end_of_text())
+SampleText read_sample_text(Settings const& settings, std::shared_ptr<Tokenizer const> tokenizer) {
+  if (settings.stop_at_end && !tokenizer->end_of_text())
     fsdp::fail<fsdp::ConfigError>("setting 'stop_at_end': the vocabulary has no {} to stop at", end_of_text_marker);
-  request.start = start_tokens(*request.tokenizer, settings.start);
-  return request;
+  SampleText text{std::move(tokenizer), {}};
+  text.start = start_tokens(*text.tokenizer, settings.start);
+  return text;
 }
 
 void SamplePrinter::end_sample() {
@@ -79,4 +65,4 @@ void SamplePrinter::write(std::string_view text) {
   closed_ = true;
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

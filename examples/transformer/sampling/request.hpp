@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nanogpt sample, as far as it needs no engine: what is to be continued, by which model, and the printing of it.
+// `sample` without an engine: the text to continue, and the printing of samples.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,30 @@
 #include <string_view>
 #include <vector>
 
-#include "gpt2/open_model.hpp"
-#include "transformer/run/choices.hpp"
-#include "transformer/run/table.hpp"
+#include "transformer/run/settings.hpp"
 #include "transformer/tokenizer/text_stream.hpp"
 #include "transformer/tokenizer/tokenizer.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
-/// What every rank knows before it begins.
-struct SampleRequest {
-  OpenedModel model;
-  std::string note;  ///< what the user should know of the model; empty: nothing
+/// The text to continue.
+struct SampleText {
   std::shared_ptr<Tokenizer const> tokenizer;
-  std::vector<std::int32_t> start;  ///< the text to continue; not empty
+  std::vector<std::int32_t> start;  ///< not empty
 };
 
-/// Reads the settings of `sample` and the files that they name.
-/// @param ranks  ranks in the world
-/// @throws fsdp::ConfigError saying what is missing or wrong
-SampleRequest read_sample_request(Settings const& settings, std::int64_t ranks);
+/// Everything that the ranks of `sample` read before they begin.
+/// @tparam Opened  a model whose weights have been found
+template <class Opened>
+struct SampleRequest {
+  Opened model;
+  std::string note;  ///< about the choice of the model, for the user; may be empty
+  SampleText text;
+};
+
+/// Reads the settings `start` and `stop_at_end`. The end-of-text marker in `start` is a token if the vocabulary has it.
+/// @throws fsdp::ConfigError naming the setting and what is wrong
+SampleText read_sample_text(Settings const& settings, std::shared_ptr<Tokenizer const> tokenizer);
 
 /// Prints samples to standard output while they grow: each token when it is known, a line of dashes after each sample.
 class SamplePrinter {
@@ -48,4 +52,4 @@ class SamplePrinter {
   bool closed_ = false;
 };
 
-}  // namespace nanogpt
+}  // namespace transformer

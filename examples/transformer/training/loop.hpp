@@ -23,12 +23,9 @@
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/host/backoff.hpp"
-#include "preparation.hpp"
-#include "run_files.hpp"
-#include "run_state.hpp"
-#include "training_samples.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/process.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/launch/stop_vote.hpp"
 #include "transformer/math/peak.hpp"
 #include "transformer/report/jump_watch.hpp"
@@ -38,15 +35,20 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/run/trace_window.hpp"
+#include "transformer/training/files.hpp"
+#include "transformer/training/preparation.hpp"
+#include "transformer/training/samples.hpp"
+#include "transformer/training/state.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
-/// nanoGPT's loop: steps, evaluations, checkpoints, log lines.
+/// Steps, evaluations, checkpoints, log lines.
 /// @tparam T  Trainer
 template <class T>
 class TrainingLoop {
  public:
-  TrainingLoop(T& trainer, Job const& job, Preparation const& ready, JsonLog& log, LogFile& run_log, JsonLog& trace)
+  TrainingLoop(T& trainer, Job const& job, Preparation<typename T::Program> const& ready, JsonLog& log,
+               LogFile& run_log, JsonLog& trace)
       : trainer_(trainer),
         settings_(job.settings),
         ready_(ready),
@@ -62,7 +64,7 @@ class TrainingLoop {
         trace_(trainer, settings_, trace, ready.resumed ? ready.resumed->iteration : 0),
         samples_(trainer, settings_, ready),
         files_(trainer, settings_, ready, run_, progress_, log, run_log) {
-    run_.model = ready.config;
+    run_.model = T::Program::model_text(ready.config);
     if (ready.dataset && !ready.dataset->meta.path.empty()) run_.data_vocab_size = ready.dataset->meta.vocab_size;
     if (!first_rank_) return;
     trainer_.watch([this](bool training, std::int64_t done, std::int64_t of) {
@@ -289,7 +291,7 @@ class TrainingLoop {
   /// Goes on from the checkpoint that has been loaded.
   void resume() {
     run_ = *ready_.resumed;
-    run_.model = ready_.config;
+    run_.model = T::Program::model_text(ready_.config);
     files_.resume();
     progress_.say(fmt::format("resuming from {} at iteration {}", run_.checkpoint.string(), run_.iteration));
   }
@@ -329,13 +331,13 @@ class TrainingLoop {
     auto const text = fmt::format("asked to stop: saved in {} before iteration {}; continue with --init_from=resume",
                                   settings_.out_dir, trained_);
     progress_.say(text);
-    if (launcher_ends_run && first_rank_) fmt::print(stderr, "nanogpt: {}\n", text);
+    if (launcher_ends_run && first_rank_) fmt::print(stderr, "{}: {}\n", program_name, text);
     return stop_after(trained_, "asked to stop", saved_and_stopped);
   }
 
   T& trainer_;
   Settings const& settings_;
-  Preparation const& ready_;
+  Preparation<typename T::Program> const& ready_;
   std::string dtype_;  ///< that is computed in
   bool first_rank_;
   double tokens_;
@@ -358,4 +360,4 @@ class TrainingLoop {
   std::int64_t trained_ = 0;  ///< optimizer steps of the run, once this process has done one
 };
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "run_state.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/training/state.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// Takes settings from a run: those of the table with `of_run` that neither a config file nor the command line has set,
 /// nor the program for these ranks.
@@ -24,4 +24,4 @@ std::vector<std::string> adopt_settings(Settings& settings, RunState const& run)
 /// @return nullopt if there is none, or if it cannot be read; prepare() then reports the error on all ranks together
 std::optional<RunState> adopt_found_run(Settings& settings, Command command);
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "whole_checkpoints.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
 #include <algorithm>
 #include <exception>
 #include <system_error>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,9 +12,9 @@
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
-#include "run_folder.hpp"
+#include "transformer/training/folder.hpp"
 
-namespace nanogpt {
+namespace transformer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -98,14 +97,6 @@ void fail_with_others(fs::path const& checkpoint, std::string_view why) {
                                 other_checkpoints(ckpt::folder_of(folder), folder.filename().string(), ""));
 }
 
-bool same_model(GptConfig const& a, GptConfig const& b) {
-  auto const shape = [](GptConfig const& model) {
-    return std::tuple(model.n_layer, model.n_head, model.n_embd, model.block_size, model.vocab_size, model.bias,
-                      model.activation);
-  };
-  return shape(a) == shape(b);
-}
-
 fs::path named_checkpoint(fs::path const& out_dir, std::string const& name) {
   fs::path folder = name;
   std::error_code error;
@@ -164,4 +155,4 @@ ChosenRun choose_run(Settings const& settings, bool explains) {
   refuse_all(out_dir, faults);
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

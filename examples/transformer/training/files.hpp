@@ -13,25 +13,23 @@
 #include <thread>
 #include <utility>
 
-#include "commands.hpp"
 #include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/background_saver.hpp"
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/error.hpp"
-#include "preparation.hpp"
-#include "run_folder.hpp"
-#include "run_state.hpp"
-#include "saved_model.hpp"
 #include "transformer/launch/process.hpp"
 #include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/report/progress.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
-#include "weights_file.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/training/preparation.hpp"
+#include "transformer/training/state.hpp"
+#include "transformer/training/vocabulary.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// Attempts after a save that has failed: after one log line, then after 2, 4, 8 ... of them. Each attempt may fill the
 /// disk first, so they become rare.
@@ -61,8 +59,8 @@ template <class T>
 class RunFiles {
  public:
   /// @param run  the loop's. A failed save takes run.best_val_loss back: the next better one becomes the best
-  RunFiles(T& trainer, Settings const& settings, Preparation const& ready, RunState& run, Progress& progress,
-           JsonLog& log, LogFile& run_log)
+  RunFiles(T& trainer, Settings const& settings, Preparation<typename T::Program> const& ready, RunState& run,
+           Progress& progress, JsonLog& log, LogFile& run_log)
       : trainer_(trainer),
         settings_(settings),
         ready_(ready),
@@ -212,14 +210,7 @@ class RunFiles {
       take_folder();
       std::filesystem::path const folder(settings_.out_dir);
       progress_.say(fmt::format("saving weights to {}", (folder / weights_name).string()));
-      save_weights(trainer_.engine(), folder / weights_name, trainer_.tuning());
-      if (trainer_.tuning().adapts())
-        save_weights(trainer_.engine(), folder / adapters_name, trainer_.tuning(), Weights::adapters);
-      fsdp::checkpoint::agreed(trainer_.engine().world(), "config.json", [&] {
-        ModelState const state{iteration, run_.train_loss, run_.val_loss, run_.best_val_loss};
-        if (first_rank_) save_model_config(folder, ready_.config, state, &settings_, ready_.dataset->meta);
-        return "";
-      });
+      T::Program::save_model(trainer_.engine(), folder, settings_, ready_, run_);
     });
     lost_weights_ = written ? std::string() : last_failure_;
     if (!written) return false;
@@ -280,11 +271,8 @@ class RunFiles {
     fsdp::checkpoint::agreed(trainer_.engine().world(), "out_dir", [&] {
       if (!first_rank_) return "";
       if (settings_.overwrite) set_run_aside(settings_.out_dir);
-      auto const& meta = ready_.dataset->meta;
-      save_vocabulary(settings_.out_dir, meta);
-      // Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
-      if (meta.path.empty() && ready_.pretrained && !ready_.pretrained->tokenizer.none())
-        copy_tokenizer(ready_.pretrained->tokenizer, settings_.out_dir);
+      save_vocabulary(settings_.out_dir, ready_.dataset->meta);
+      T::Program::save_tokenizer(settings_.out_dir, ready_);
       return "";
     });
     folder_taken_ = true;
@@ -292,7 +280,7 @@ class RunFiles {
 
   T& trainer_;
   Settings const& settings_;
-  Preparation const& ready_;
+  Preparation<typename T::Program> const& ready_;
   RunState& run_;
   Progress& progress_;
   JsonLog& log_;
@@ -314,4 +302,4 @@ class RunFiles {
   fsdp::BackgroundSaver<typename T::Engine> saver_;
 };
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -16,19 +16,17 @@
 #include <utility>
 #include <vector>
 
-#include "commands.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/backoff.hpp"
-#include "gpt.hpp"
-#include "sample.hpp"
-#include "trainer.hpp"
 #include "transformer/launch/job.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/sampling/continuation.hpp"
 #include "transformer/sampling/next_token.hpp"
-#include "weights_file.hpp"
+#include "transformer/sampling/request.hpp"
+#include "transformer/training/trainer.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// [Note: Samples of several ranks]
 /// Rank 0 draws and prints, and tells the others each token; they hold parts of the parameters, and compute the same
@@ -37,10 +35,11 @@ namespace nanogpt {
 /// any strategy, so have these passes, and so the text.
 ///
 /// @tparam E  engine of the ranks, which holds the model's weights
-template <class E>
+/// @tparam M  model on that engine
+template <class E, class M>
 class Sampler {
  public:
-  Sampler(E& engine, Gpt<E>& model, SampleRequest const& request, Settings const& settings)
+  Sampler(E& engine, M& model, SampleText const& request, Settings const& settings)
       : engine_(engine),
         model_(model),
         request_(request),
@@ -87,50 +86,51 @@ class Sampler {
   }
 
   E& engine_;
-  Gpt<E>& model_;
-  SampleRequest const& request_;
+  M& model_;
+  SampleText const& request_;
   Settings const& settings_;
   std::mt19937_64 random_;  // rank 0's
   SamplePrinter printer_;
   bool stopped_ = false;
 };
 
-/// As run_rank, for Command::sample.
-template <class P, fsdp::Communicator C>
+/// Runs one rank of `sample` to its end: see run_rank.
+/// @tparam Program  see [Note: What a program is]
+template <class Program, class P, fsdp::Communicator C>
 int sample_rank(C world, Job const& job) {
   auto const& settings = job.settings;
   int const rank = world.rank();
-  SampleRequest request;
+  SampleRequest<typename Program::Opened> request;
   try {
-    agree(world, [&] { request = read_sample_request(settings, world.size()); });
+    agree(world, [&] { request = Program::sample_request(settings, world.size()); });
     agree(world, [&] { expect_same_settings(world, settings); });
     std::string model;
-    agree(world, [&] { model = fingerprint(*request.model.weights); });
+    agree(world, [&] { model = Program::fingerprint(request.model); });
     fsdp::detail::expect_equal_texts(world, model, "the model to sample from");
   } catch (AgreedError const& error) {
     return refuse(rank, job, error.what());
   } catch (fsdp::ConfigError const& error) {  // of expect_equal_texts: every rank's. A lost peer ends the run elsewhere
     return refuse(rank, job, error.what());
   }
-  if (rank == 0 && !request.note.empty()) fmt::print(stderr, "nanogpt: {}\n", request.note);
+  if (rank == 0 && !request.note.empty()) fmt::print(stderr, "{}: {}\n", program_name, request.note);
 
   using Engine = fsdp::Engine<C, P>;
-  auto const& config = request.model.weights->config();
-  GptOptions options = gpt_options<typename C::Device>();
-  options.training = false;
+  using Model = typename Program::template Model<Engine>;
+  auto const& config = request.model.config();
   fsdp::Mesh<C> mesh(std::move(world));
   auto sharding = settings;
   sharding.reshard_after_forward.clear();  // a config file's: no backward follows
   Engine engine(mesh, strategy_of(sharding), engine_options(sharding));
-  Gpt<Engine> model(engine, config, 1, config.block_size, options);
+  Model model(engine, config, 1, Program::longest_text(settings, config, request.text),
+              Program::template options_for_sampling<typename C::Device>());
   engine.seal();
   try {
-    agree(engine.world(), [&] { load_weights(engine, *request.model.weights); });
+    agree(engine.world(), [&] { Program::load_weights(engine, request.model); });
   } catch (AgreedError const& error) {
     return refuse(rank, job, error.what());
   }
-  Sampler<Engine>(engine, model, request, settings).run();
+  Sampler<Engine, Model>(engine, model, request.text, settings).run();
   return EXIT_SUCCESS;
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -17,22 +17,22 @@
 #include <vector>
 
 #include "fsdp/error.hpp"
-#include "gpt2/open_model.hpp"
-#include "preparation.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/sampling/continuation.hpp"
 #include "transformer/sampling/next_token.hpp"
 #include "transformer/tokenizer/tokenizer.hpp"
+#include "transformer/training/preparation.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// The tokenizer of the data, or of the weights that training begins with.
 /// @throws fsdp::ConfigError if there is none
-inline std::shared_ptr<Tokenizer const> tokenizer_of(Preparation const& ready) {
+template <class Program>
+std::shared_ptr<Tokenizer const> tokenizer_of(Preparation<Program> const& ready) {
   auto found = open_tokenizer(ready.dataset->meta);
-  if (found == nullptr && ready.pretrained) found = open_tokenizer(*ready.pretrained, ready.settings);
+  if (found == nullptr && ready.pretrained) found = Program::tokenizer(*ready.pretrained, ready.settings);
   if (found == nullptr)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'sample_interval': the data set '{}' has no vocabulary (a meta.json with 'itos' or 'tokenizer'), so "
@@ -56,7 +56,7 @@ inline std::int32_t first_token(Tokenizer const& tokenizer) {
 template <class T>
 class TrainingSamples {
  public:
-  TrainingSamples(T& trainer, Settings const& settings, Preparation const& ready)
+  TrainingSamples(T& trainer, Settings const& settings, Preparation<typename T::Program> const& ready)
       : trainer_(trainer), settings_(settings), draws_(trainer.engine().rank() == 0) {
     if (settings.sample_interval > 0 && draws_) tokenizer_ = tokenizer_of(ready);
   }
@@ -77,7 +77,7 @@ class TrainingSamples {
       std::int64_t token = 0;
       if (draws_) {
         auto const known = std::min(logits.size(), static_cast<std::size_t>(tokenizer_->size()));
-        token = draw_token(std::span(logits).first(known), {0.8, 200, 1.0}, random);  // as `nanogpt sample`
+        token = draw_token(std::span(logits).first(known), {0.8, 200, 1.0}, random);  // the defaults of `sample`
       }
       written.push_back(told_by_first(token));
       watch(static_cast<std::int64_t>(written.size()));
@@ -117,4 +117,4 @@ class TrainingSamples {
   std::shared_ptr<Tokenizer const> tokenizer_;  ///< rank 0's
 };
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -18,14 +18,12 @@
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
 #include "fsdp/offload.hpp"
-#include "gpt.hpp"
-#include "gpt_config.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// The strategy that the settings name.
 /// @pre check_together() has accepted them
@@ -63,12 +61,16 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   return options;
 }
 
+/// @tparam Program  see [Note: What a program is]
 /// @tparam C  communicator
 /// @tparam P  precision: fp32, or narrow parameters and activations with fp32 reduction and fp32 master weights
-template <fsdp::Communicator C, class P = fsdp::Fp32>
+template <class Program_, fsdp::Communicator C, class P = fsdp::Fp32>
 class Trainer {
  public:
+  using Program = Program_;
+  using Config = typename Program::Config;
   using Engine = fsdp::Engine<C, P>;
+  using Model = typename Program::template Model<Engine>;
   using Device = typename C::Device;
   using Element = typename P::Param;
   /// Whether steps may be under way on the device while the host prepares the next: not on the host, where both share
@@ -78,14 +80,15 @@ class Trainer {
   static constexpr bool counts_waits = requires(Engine & engine) { engine.compute().blocked_ns(fsdp::WaitSite::none); };
 
   /// @note Collective: yes: the engine is sealed here.
-  Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, GptConfig const& config, BatchSource const& source)
+  Trainer(fsdp::Mesh<C>& mesh, Settings const& settings, Config const& config, BatchSource const& source)
       : settings_(settings),
         config_(config),
         source_(source),
         inputs_(static_cast<std::size_t>(settings.batch_size * settings.block_size)),
         targets_(inputs_.size()),
         engine_(mesh, strategy_of(settings), engine_options(settings)),
-        model_(engine_, config_, settings.batch_size, settings.block_size, options_of(settings, config_)),
+        model_(engine_, config_, settings.batch_size, settings.block_size,
+               Program::template options<Device>(settings, config_)),
         adamw_(offloading(engine_, settings), adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
@@ -146,9 +149,9 @@ class Trainer {
   }
 
   Engine& engine() { return engine_; }
-  Gpt<Engine>& model() { return model_; }
+  Model& model() { return model_; }
   fsdp::AdamW<Engine>& optimizer() { return adamw_; }
-  GptConfig const& config() const { return config_; }
+  Config const& config() const { return config_; }
   Tuning tuning() const { return tuning_of(settings_); }
 
   /// Nanoseconds that compute has waited for communication so far. Where the device counts them.
@@ -169,25 +172,16 @@ class Trainer {
       fsdp::offload(engine, {.moments = choice.moments, .masters = choice.masters, .gradients = choice.gradients});
     return engine;
   }
-  static GptOptions options_of(Settings const& settings, GptConfig const& config) {
-    GptOptions options = gpt_options<Device>();
-    options.seed = static_cast<std::uint64_t>(settings.seed);
-    options.recompute = checkpointed_layers(settings);
-    options.unit_layers = layers_in_unit(settings, config.layer_parameters());
-    options.segment = segment_layers(settings, options.unit_layers);
-    options.tuning = tuning_of(settings);
-    return options;
-  }
 
   Settings settings_;
-  GptConfig config_;
+  Config config_;
   BatchSource source_;
   std::vector<std::int32_t> inputs_, targets_;
   Engine engine_;
-  Gpt<Engine> model_;
+  Model model_;
   fsdp::AdamW<Engine> adamw_;
   double gradient_norm_ = -1;
   Watcher watcher_;
 };
 
-}  // namespace nanogpt
+}  // namespace transformer

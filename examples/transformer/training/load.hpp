@@ -10,14 +10,14 @@
 
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/error.hpp"
-#include "preparation.hpp"
-#include "run_state.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
-#include "whole_checkpoints.hpp"
+#include "transformer/training/preparation.hpp"
+#include "transformer/training/state.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
 /// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
 inline std::string other_tuning(Settings const& settings, RunState const& run) {
@@ -40,7 +40,7 @@ inline std::string other_tuning(Settings const& settings, RunState const& run) {
 /// @throws AgreedError on every rank if nothing can be loaded, naming the checkpoints that are whole
 /// @note Collective: yes.
 template <class T>
-void load_run(T& trainer, Preparation& ready) {
+void load_run(T& trainer, Preparation<typename T::Program>& ready) {
   auto& world = trainer.engine().world();
   std::filesystem::path const out_dir(ready.settings.out_dir);
   bool const first = world.rank() == 0;
@@ -70,7 +70,7 @@ void load_run(T& trainer, Preparation& ready) {
     name = world.exchange(name, "another checkpoint").front();
     agree(world, [&] {
       auto run = read_run(out_dir / name);
-      if (!same_model(run.model, ready.resumed->model))
+      if (run.model != ready.resumed->model)
         fsdp::fail<fsdp::ConfigError>("{}. The newest whole checkpoint, '{}', belongs to another model", why,
                                       run.checkpoint.string());
       ready.resumed = run;
@@ -81,4 +81,4 @@ void load_run(T& trainer, Preparation& ready) {
   }
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

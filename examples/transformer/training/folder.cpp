@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The folder of a run: whether a run may write there, which run it holds, and how a new one replaces it.
-#include "run_folder.hpp"
+#include "transformer/training/folder.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <fstream>
 #include <system_error>
 #include <vector>
 
@@ -10,12 +15,10 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/config_json.hpp"
-#include "gpt2/open_model.hpp"
-#include "saved_model.hpp"
+#include "transformer/launch/program.hpp"
 #include "transformer/report/log_lines.hpp"
 
-namespace nanogpt {
+namespace transformer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,12 +32,12 @@ bool is_there(fs::path const& path) {
   return fs::exists(path, error);
 }
 
-/// Whether a run of nanogpt has written the folder, or an export in nanogpt's own format.
-bool is_of_nanogpt(fs::path const& folder) {
+/// Whether this program wrote the folder: a run, or an export in the program's own format.
+bool is_own(fs::path const& folder) {
   if (is_there(folder / log_file_name) || !ckpt::CheckpointList(folder).checkpoints.empty()) return true;
   try {
     auto const config = folder / "config.json";
-    return is_there(config) && kind_of_config(config) == ConfigKind::nanogpt;
+    return is_there(config) && is_own_config(config);
   } catch (fsdp::ConfigError const&) {  // nobody's
     return false;
   }
@@ -55,6 +58,24 @@ bool is_set_aside(fs::path const& folder) {
 }
 
 }  // namespace
+
+void prepare_out_dir(fs::path const& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' cannot be made: {}", folder.string(), error.message());
+  auto const probe = folder / fmt::format(".probe.{}", ::getpid());
+  errno = 0;
+  std::ofstream stream(probe);
+  int why = errno;
+  fs::remove(probe, error);  // a process that is killed from here on leaves no file
+  stream << "probe\n" << std::flush;
+  bool const written = stream.good();
+  if (why == 0) why = errno;
+  if (!written)
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
+                                  std::generic_category().message(why));
+}
 
 void expect_folder(fs::path const& folder, std::string_view setting) {
   std::error_code error;
@@ -85,13 +106,13 @@ void expect_folder_for_models(fs::path const& folder, std::string_view setting) 
 
 void expect_folder_for_runs(fs::path const& out_dir) {
   expect_folder_for_models(out_dir, "out_dir");
-  if (!is_there(out_dir) || is_of_nanogpt(out_dir)) return;
+  if (!is_there(out_dir) || is_own(out_dir)) return;
   for (auto const name : files_of_a_model)
     if (is_there(out_dir / name))
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'out_dir': '{}' has a file {} that nanogpt train has not written, and a run might replace it; "
+          "setting 'out_dir': '{}' has a file {} that {} train has not written, and a run might replace it; "
           "choose another folder",
-          out_dir.string(), name);
+          out_dir.string(), name, program_name);
 }
 
 std::optional<RunState> find_run(fs::path const& out_dir) {
@@ -120,7 +141,8 @@ std::string run_in(fs::path const& out_dir) {
 void expect_replaceable(fs::path const& out_dir) {
   auto const folder = out_dir / replaced_name;
   if (is_there(folder) && !is_set_aside(folder))
-    fsdp::fail<fsdp::ConfigError>("setting 'overwrite': '{}' is not of nanogpt; give it another name", folder.string());
+    fsdp::fail<fsdp::ConfigError>("setting 'overwrite': '{}' is not of {}; give it another name", folder.string(),
+                                  program_name);
   if (is_there(folder) && !ckpt::CheckpointList(out_dir).checkpoints.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting 'overwrite': '{}' still has the run that an interrupted start with --overwrite was to replace; move "
@@ -167,4 +189,4 @@ std::string note_on_replaced_run(fs::path const& out_dir) {
       folder.string(), out_dir.string());
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

@@ -8,15 +8,28 @@
 #include <string>
 #include <string_view>
 
-#include "run_state.hpp"
+#include "transformer/training/state.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
-/// What the folder of a model may have: one that nanogpt has trained or exported, or another program.
+inline constexpr std::string_view weights_name = "model.safetensors";
+inline constexpr std::string_view adapters_name = "adapters.safetensors";
+inline constexpr std::string_view meta_name = "meta.json";
+
+/// Names of files in a model's folder, whichever program wrote it.
 inline constexpr std::array<std::string_view, 9> files_of_a_model{
     "config.json",       "model.safetensors", "model.safetensors.index.json",
     "pytorch_model.bin", "model.bin",         "tokenizer.json",
     "vocab.json",        "merges.txt",        "meta.json"};
+
+/// Whether this program wrote the config.json of a folder, in training or as an export in its own format. Each program
+/// defines it.
+/// @throws fsdp::ConfigError if the file is of no known kind
+bool is_own_config(std::filesystem::path const& config);
+
+/// Makes the folder, then writes a file there and removes it, to show that this is possible.
+/// @throws fsdp::ConfigError naming the folder and why
+void prepare_out_dir(std::filesystem::path const& folder);
 
 /// @param setting  that names the folder, for messages
 /// @throws fsdp::ConfigError if it is a file or a checkpoint, or has a run that is half moved: see [Note: Replacing a
@@ -26,12 +39,12 @@ void expect_folder(std::filesystem::path const& folder, std::string_view setting
 /// The same of a folder that models are to be written to; the folder of a data set is refused too.
 void expect_folder_for_models(std::filesystem::path const& folder, std::string_view setting);
 
-/// The same of an out_dir; files that no run of nanogpt has written, and that a run would replace, are refused too.
+/// The same of an out_dir. A folder with a model's files that no run wrote is refused too: a run would replace them.
 void expect_folder_for_runs(std::filesystem::path const& out_dir);
 
 /// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
 /// none
-/// @throws fsdp::ConfigError if it is none of nanogpt's, or damaged, or one of several that nothing names
+/// @throws fsdp::ConfigError if another program wrote it, if it is damaged, or if nothing names one of several
 std::optional<RunState> find_run(std::filesystem::path const& out_dir);
 
 /// The run that a new one in `out_dir` would destroy, in words for messages. @return empty if there is none
@@ -56,4 +69,4 @@ std::filesystem::path replaced_run_in(std::filesystem::path const& out_dir);
 /// For the end of a message that finds no checkpoint in `out_dir`. @return empty if no run was set aside there
 std::string note_on_replaced_run(std::filesystem::path const& out_dir);
 
-}  // namespace nanogpt
+}  // namespace transformer

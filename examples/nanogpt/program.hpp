@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt as a program of the rooms: see [Note: What a program is].
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/agreement.hpp"
+#include "gpt.hpp"
+#include "gpt_config.hpp"
+#include "saved_model.hpp"
+#include "start.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/training/preparation.hpp"
+#include "weights_file.hpp"
+
+namespace nanogpt {
+
+struct Program {
+  using Config = GptConfig;
+  using Opened = OpenedModel;
+  template <class E>
+  using Model = Gpt<E>;
+
+  static GptConfig config(Settings const& settings, std::int64_t vocab_size) {
+    return model_config(settings, vocab_size);
+  }
+  static GptConfig config(RunState const& run) { return model_config(run); }
+  /// The vocabulary and the GELU are the model's that training begins with.
+  static void begin_with(GptConfig& config, GptConfig const& model) {
+    config.vocab_size = model.vocab_size;
+    config.activation = model.activation;
+  }
+  static std::string model_text(GptConfig const& config) { return nanogpt::model_text(config); }
+  static std::vector<std::pair<std::string, std::int64_t>> numbers(GptConfig const& model) {
+    return {{"n_layer", model.n_layer},       {"n_head", model.n_head},         {"n_embd", model.n_embd},
+            {"block_size", model.block_size}, {"vocab_size", model.vocab_size}, {"parameters", model.parameters()}};
+  }
+  static std::int64_t counted_parameters(GptConfig const& config) { return config.parameters_without_positions(); }
+
+  template <class Device>
+  static GptOptions options(Settings const& settings, GptConfig const& config) {
+    GptOptions options = gpt_options<Device>();
+    options.seed = static_cast<std::uint64_t>(settings.seed);
+    options.recompute = checkpointed_layers(settings);
+    options.unit_layers = layers_in_unit(settings, config.layer_parameters());
+    options.segment = segment_layers(settings, options.unit_layers);
+    options.tuning = tuning_of(settings);
+    return options;
+  }
+  template <class Device>
+  static GptOptions options_for_sampling() {
+    GptOptions options = gpt_options<Device>();
+    options.training = false;
+    return options;
+  }
+  static std::int64_t longest_text(Settings const&, GptConfig const& config, SampleText const&) {
+    return config.block_size;
+  }
+
+  static OpenedModel open(Settings const& settings) { return open_pretrained(settings); }
+  static void adopt(Settings& settings, RunState const& run) { adopt_model(settings, run); }
+  static void adopt(Settings& settings, OpenedModel const& model) { adopt_model(settings, *model.weights); }
+  static std::string fingerprint(OpenedModel const& model) { return nanogpt::fingerprint(*model.weights); }
+  static std::shared_ptr<Tokenizer const> tokenizer(OpenedModel const& model, Settings const& settings) {
+    return open_tokenizer(model, settings);
+  }
+  static SampleRequest<OpenedModel> sample_request(Settings const& settings, std::int64_t ranks) {
+    return read_sample_request(settings, ranks);
+  }
+  static std::string described(GptConfig const& config, OpenedModel const& from) {
+    return fmt::format("n_layer {}, n_head {}, n_embd {}, vocab_size {}, {} of {} positions, {}", config.n_layer,
+                       config.n_head, config.n_embd, config.vocab_size, config.block_size, from.config().block_size,
+                       name(config.activation));
+  }
+
+  template <class E>
+  static void load_weights(E& engine, OpenedModel const& model) {
+    nanogpt::load_weights(engine, *model.weights);
+  }
+  template <class E>
+  static void save_model(E& engine, std::filesystem::path const& folder, Settings const& settings,
+                         Preparation<Program> const& ready, RunState const& run) {
+    auto const tuning = tuning_of(settings);
+    save_weights(engine, folder / weights_name, tuning);
+    if (tuning.adapts()) save_weights(engine, folder / adapters_name, tuning, Weights::adapters);
+    fsdp::checkpoint::agreed(engine.world(), "config.json", [&] {
+      ModelState const state{run.iteration, run.train_loss, run.val_loss, run.best_val_loss};
+      if (engine.rank() == 0) save_model_config(folder, ready.config, state, &settings, ready.dataset->meta);
+      return "";
+    });
+  }
+  /// Token files without a vocabulary are GPT-2's: the model keeps the tokenizer that it came with.
+  static void save_tokenizer(std::filesystem::path const& folder, Preparation<Program> const& ready) {
+    if (ready.dataset->meta.path.empty() && ready.pretrained && !ready.pretrained->tokenizer.none())
+      copy_tokenizer(ready.pretrained->tokenizer, folder);
+  }
+};
+
+}  // namespace nanogpt

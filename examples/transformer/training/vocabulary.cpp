@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transformer/training/vocabulary.hpp"
+
+#include <fmt/format.h>
+
+#include <span>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/error.hpp"
+#include "transformer/training/folder.hpp"
+
+namespace transformer {
+
+namespace fs = std::filesystem;
+
+void save_vocabulary(fs::path const& folder, Meta const& meta) {
+  if (meta.path.empty()) {
+    fs::remove(folder / meta_name);  // of a run on other data
+    return;
+  }
+  auto const copy = [&](fs::path const& from, fs::path const& name) {
+    MappedFile const file(from);
+    fsdp::checkpoint::replace_text_file(folder / name,
+                                        {reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()});
+  };
+  for (auto const& name : meta.tokenizer_files) copy(meta.path.parent_path() / name, name);
+  copy(meta.path, meta_name);
+}
+
+Meta read_vocabulary(fs::path const& path, std::int64_t vocab_size, fs::path const& model) {
+  auto meta = read_meta(path);
+  if (meta.vocab_size > vocab_size)
+    fsdp::fail<fsdp::ConfigError>("'{}' has a vocabulary of {}, but the model in '{}' has a vocabulary of {}",
+                                  path.string(), meta.vocab_size, model.string(), vocab_size);
+  return meta;
+}
+
+std::string vocabulary_checksum(Meta const& meta) {
+  auto const tokenizer = open_tokenizer(meta);
+  if (tokenizer == nullptr) return {};
+  std::string tokens;
+  for (std::int64_t id = 0; id < tokenizer->size(); ++id) {
+    auto const token = tokenizer->decode(std::span(&id, 1));
+    tokens += fmt::format("{} ", token.size()) + token;
+  }
+  return fsdp::checkpoint::checksum_text(fsdp::checkpoint::checksum_of(tokens));
+}
+
+}  // namespace transformer
