@@ -32,7 +32,7 @@ cat >"$library" <<'EOF'
 #include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
-#include "run_rank.hpp"
+#include "rank.hpp"
 #include "transformer/launch/world.hpp"
 namespace transformer {
 using Gpu = fsdp::cuda::Device;

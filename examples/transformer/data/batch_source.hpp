@@ -2,9 +2,11 @@
 // Which sequences a rank trains on and evaluates.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "transformer/data/dataset.hpp"
 #include "transformer/data/window_order.hpp"
@@ -28,13 +30,19 @@ struct BatchSource {
   /// Number, within its iteration, of the first sequence of this rank's micro-step.
   std::int64_t first_of(std::int64_t micro_step) const { return (micro_step * ranks + rank) * batch_size; }
 
-  /// See [Note: Training windows].
-  /// @param inputs,targets  (B, T), row-major
+  /// See [Note: Training windows] and [Note: Documents as rows].
+  /// @param inputs,targets  (B, T), row-major; targets of -1 have no loss
   /// @throws fsdp::Error if a sequence has a token outside the vocabulary
   void training(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
                 std::span<std::int32_t> targets) const {
     auto const first = iteration * global_batch() + first_of(micro_step);
     if (dataset == nullptr) return random_tokens(first, inputs, targets);
+    if (auto const* rows = dataset->rows(Split::train)) {
+      auto const sizes = order_sizes(*rows);
+      auto const order = training_rows(sizes);
+      for (std::int64_t i = 0; i < batch_size; ++i) read_row(Split::train, order.at(first + i), i, inputs, targets);
+      return;
+    }
     auto const shards = dataset->train.sizes();
     WindowOrder const order(seed, shards, block_size, global_batch());
     for (std::int64_t i = 0; i < batch_size; ++i) {
@@ -48,6 +56,14 @@ struct BatchSource {
       }
     }
   }
+  /// Factor of a micro-step's mean over its (B, T) places, padding included: the mean over ranks of the sums over
+  /// micro-steps is then the loss of the iteration.
+  double training_weight(std::int64_t iteration) const {
+    auto const* rows = dataset == nullptr ? nullptr : dataset->rows(Split::train);
+    if (rows == nullptr) return 1.0 / static_cast<double>(micro_steps);
+    auto const sizes = order_sizes(*rows);
+    return weight_of(*rows, training_rows(sizes), iteration * global_batch(), global_batch());
+  }
 
   /// Sequences of a split, in an order of windows as for training: a mean over many batches hardly depends on the draw.
   /// @param batch  number of the batch that all ranks draw together
@@ -55,19 +71,67 @@ struct BatchSource {
   /// @pre there is a data set
   void evaluation(Split split, std::int64_t batch, std::span<std::int32_t> inputs,
                   std::span<std::int32_t> targets) const {
-    auto const& tokens = dataset->split(split);
-    auto const draw = split == Split::train ? Draw::train_loss : Draw::val_loss;
-    WindowOrder const order(mix(seed + static_cast<std::uint64_t>(draw)), tokens.sizes(), block_size,
-                            ranks * batch_size);
     auto const first = (batch * ranks + rank) * batch_size;
+    if (auto const* rows = dataset->rows(split)) {
+      auto const sizes = order_sizes(*rows);
+      auto const order = evaluation_rows(split, sizes);
+      for (std::int64_t i = 0; i < batch_size; ++i) read_row(split, order.at(first + i), i, inputs, targets);
+      return;
+    }
+    auto const& tokens = dataset->split(split);
+    WindowOrder const order(evaluation_seed(split), tokens.sizes(), block_size, ranks * batch_size);
     for (std::int64_t i = 0; i < batch_size; ++i) read(tokens, order.at(first + i), i, inputs, targets);
+  }
+  /// The same for the batches [first_batch, first_batch + batches) of an evaluation: the factor of each batch's mean.
+  /// The mean over batches and ranks is then the loss of the evaluation.
+  double evaluation_weight(Split split, std::int64_t first_batch, std::int64_t batches) const {
+    auto const* rows = dataset->rows(split);
+    if (rows == nullptr) return 1.0;
+    auto const sizes = order_sizes(*rows);
+    auto const together = ranks * batch_size;
+    return weight_of(*rows, evaluation_rows(split, sizes), first_batch * together, batches * together) *
+           static_cast<double>(batches);
   }
 
  private:
+  /// Rows are visited as windows of one token are: of a text with one token more than there are rows.
+  static std::vector<std::int64_t> order_sizes(RowIndex const& rows) {
+    std::vector<std::int64_t> sizes(rows.sizes().begin(), rows.sizes().end());
+    for (auto& size : sizes) ++size;
+    return sizes;
+  }
+  WindowOrder training_rows(std::span<std::int64_t const> sizes) const { return {seed, sizes, 1, global_batch()}; }
+  WindowOrder evaluation_rows(Split split, std::span<std::int64_t const> sizes) const {
+    return {evaluation_seed(split), sizes, 1, ranks * batch_size};
+  }
+  std::uint64_t evaluation_seed(Split split) const {
+    return mix(seed + static_cast<std::uint64_t>(split == Split::train ? Draw::train_loss : Draw::val_loss));
+  }
+  /// B T ranks / targets of so many sequences.
+  double weight_of(RowIndex const& rows, WindowOrder const& order, std::int64_t first, std::int64_t count) const {
+    std::int64_t targets = 0;
+    for (auto number = first; number < first + count; ++number) {
+      auto const [shard, row] = order.at(number);
+      targets += rows.targets(shard, row, block_size);
+    }
+    return static_cast<double>(batch_size * block_size * ranks) / static_cast<double>(targets);
+  }
+
   /// Reads sequence `i` of a micro-step. @throws fsdp::Error if it has a token outside the vocabulary
   void read(TokenShards const& tokens, Window const& window, std::int64_t i, std::span<std::int32_t> inputs,
             std::span<std::int32_t> targets) const {
     tokens.file(window.shard).read(window.start, vocab_size, row(inputs, i), row(targets, i));
+  }
+  void read_row(Split split, Window const& place, std::int64_t i, std::span<std::int32_t> inputs,
+                std::span<std::int32_t> targets) const {
+    auto const& rows = *dataset->rows(split);
+    auto const count = static_cast<std::size_t>(rows.targets(place.shard, place.start, block_size));
+    auto const in = row(inputs, i), out = row(targets, i);
+    dataset->split(split)
+        .file(place.shard)
+        .read(rows.at(place.shard, place.start).begin, vocab_size, in.first(count), out.first(count));
+    std::fill(in.begin() + static_cast<std::ptrdiff_t>(count), in.end(), 0);
+    std::fill(out.begin() + static_cast<std::ptrdiff_t>(count), out.end(), -1);
   }
   std::span<std::int32_t> row(std::span<std::int32_t> batch, std::int64_t i) const {
     return batch.subspan(static_cast<std::size_t>(i * block_size), static_cast<std::size_t>(block_size));

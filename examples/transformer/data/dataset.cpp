@@ -49,6 +49,8 @@ Meta read_meta(fs::path const& path) {
     wrong(fmt::format("dtype: expected \"uint16\" or \"uint32\", got {}", excerpt(dtype.dump())));
   meta.token_bytes = dtype == "uint16" ? 2 : 4;
   meta.path = path;
+  if (json.contains("rows") && !json["rows"].is_boolean()) wrong("rows: expected true or false");
+  meta.has_rows = json.value("rows", false);
   if (json.contains("itos")) {
     auto const& itos = json["itos"];
     if (!itos.is_array() || static_cast<std::int64_t>(itos.size()) != meta.vocab_size)
@@ -112,7 +114,12 @@ Dataset open_dataset(DataNames const& names) {
         folder.empty() ? "." : folder.string(), program_name, program_name);
   auto meta = read_meta(folder / "meta.json");
   auto const token_bytes = meta.token_bytes;
-  return {std::move(meta), TokenShards(train, token_bytes), TokenShards(val, token_bytes)};
+  Dataset dataset{std::move(meta), TokenShards(train, token_bytes), TokenShards(val, token_bytes)};
+  if (dataset.meta.has_rows) {
+    dataset.train_rows.emplace(dataset.train);
+    dataset.val_rows.emplace(dataset.val);
+  }
+  return dataset;
 }
 
 std::int64_t draw_offset(std::uint64_t seed, Draw draw, std::uint64_t batch, std::uint64_t sequence,

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "transformer/data/row_index.hpp"
 #include "transformer/data/token_file.hpp"
 #include "transformer/data/token_shards.hpp"
 #include "transformer/tokenizer/tokenizer.hpp"
@@ -26,7 +28,8 @@ struct Meta {
   std::size_t token_bytes = 2;                  ///< 2 (uint16) or 4 (uint32)
   std::filesystem::path path;                   ///< empty without meta.json
   std::shared_ptr<Tokenizer const> characters;  ///< null unless the tokens are characters
-  std::vector<std::string> tokenizer_files;     ///< encoder.json and vocab.bpe, beside meta.json, of GPT-2's tokens
+  std::vector<std::string> tokenizer_files;     ///< beside meta.json: of GPT-2's tokens, encoder.json and vocab.bpe
+  bool has_rows = false;                        ///< documents are rows: see [Note: Documents as rows]
 };
 
 /// @throws fsdp::ConfigError if the file is there but says nonsense; a missing file gives the defaults
@@ -41,7 +44,14 @@ struct Dataset {
   Meta meta;
   TokenShards train, val;
 
+  std::optional<RowIndex> train_rows{}, val_rows{};  ///< if meta.has_rows
+
   TokenShards const& split(Split which) const { return which == Split::train ? train : val; }
+  /// Null if the split is one text.
+  RowIndex const* rows(Split which) const {
+    auto const& rows = which == Split::train ? train_rows : val_rows;
+    return rows ? &*rows : nullptr;
+  }
 };
 
 /// Where a data set's token files are.

@@ -20,8 +20,10 @@ using fsdp::checkpoint::Json;
 
 constexpr std::size_t block = 64 << 10;  // bytes
 
-TokensMark mark_of(TokenShards const& shards) {
+/// @param rows  of the shards; null: they have none
+TokensMark mark_of(TokenShards const& shards, RowIndex const* rows) {
   std::string parts;
+  std::size_t shard = 0;
   for (auto const& file : shards.files()) {
     auto const bytes = file.tokens();
     parts += fmt::format("{} tokens of {} bytes:", file.size(), file.token_bytes());
@@ -35,6 +37,9 @@ TokensMark mark_of(TokenShards const& shards) {
       add(bytes.size() / 2, block);
       add(bytes.size() - block, block);
     }
+    if (rows != nullptr)
+      parts += fmt::format(" rows {:016x}", fsdp::checkpoint::checksum_of(rows->bytes(shard)));
+    ++shard;
     parts += '\n';
   }
   return {shards.size(), static_cast<std::int64_t>(shards.files().size()),
@@ -58,7 +63,9 @@ std::string in_words(TokensMark const& mark) {
 
 }  // namespace
 
-RunData mark_of(Dataset const& dataset) { return {mark_of(dataset.train), mark_of(dataset.val)}; }
+RunData mark_of(Dataset const& dataset) {
+  return {mark_of(dataset.train, dataset.rows(Split::train)), mark_of(dataset.val, dataset.rows(Split::val))};
+}
 
 Json run_data_json(RunData const& data) { return {{"train", mark_json(data.train)}, {"val", mark_json(data.val)}}; }
 

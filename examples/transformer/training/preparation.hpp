@@ -201,6 +201,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
     }
     if (!ready.dataset) return;
     for (auto const split : {Split::train, Split::val}) {
+      if (ready.dataset->rows(split) != nullptr) continue;
       for (auto const& tokens : ready.dataset->split(split).files()) {
         if (tokens.size() <= settings.block_size)
           fsdp::fail<fsdp::ConfigError>(

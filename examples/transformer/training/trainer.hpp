@@ -104,12 +104,13 @@ class Trainer {
   /// @note Collective: yes.
   std::optional<double> step(std::int64_t iteration, double learning_rate, bool want_loss) {
     auto const micro_steps = source_.micro_steps;
+    auto const weight = source_.training_weight(iteration);
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
       auto const waits = engine_.no_sync(!engine_.strategy().shards && micro + 1 < micro_steps);
       source_.training(iteration, micro, inputs_, targets_);
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
-      model_.forward_backward(inputs_.data(), targets_.data(), 1.0 / static_cast<double>(micro_steps));
+      model_.forward_backward(inputs_.data(), targets_.data(), weight);
       if (watcher_ && micro + 1 < micro_steps) watcher_(true, micro + 1, micro_steps);
     }
     fsdp::GradNorm<Engine> norm;
@@ -135,9 +136,11 @@ class Trainer {
   std::optional<std::array<double, 2>> evaluate(std::int64_t iteration, Stops&& stops) {
     std::vector<double> losses;
     for (auto const split : {Split::train, Split::val}) {
+      auto const first = iteration * settings_.eval_iters;
+      auto const weight = source_.evaluation_weight(split, first, settings_.eval_iters);
       for (std::int64_t k = 0; k < settings_.eval_iters; ++k) {
-        source_.evaluation(split, iteration * settings_.eval_iters + k, inputs_, targets_);
-        model_.evaluate(inputs_.data(), targets_.data());
+        source_.evaluation(split, first + k, inputs_, targets_);
+        model_.evaluate(inputs_.data(), targets_.data(), weight);
         if (watcher_)
           watcher_(false, k + 1 + (split == Split::val ? settings_.eval_iters : 0), 2 * settings_.eval_iters);
         if (stops()) return std::nullopt;
