@@ -2,6 +2,7 @@
 // A transformer block: x + attention(norm(x)), then x + mlp(norm(x)). Its matrices may have adapters.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string_view>
@@ -10,13 +11,11 @@
 #include "fsdp/layout.hpp"
 #include "transformer/attention/causal_attention.hpp"
 #include "transformer/kernels/row_kernels.hpp"
+#include "transformer/layers/adapters.hpp"
 #include "transformer/layers/pass.hpp"
 #include "transformer/math/gemm.hpp"
 
 namespace nanogpt {
-
-/// Parts of a layer's forward.
-enum class Forward : unsigned char { all, without_output };
 
 /// One layer. T: element type of activations and parameters.
 template <class D, class T>
@@ -25,12 +24,8 @@ class Block {
   using Stream = typename D::Stream;
   using Gradient = fsdp::Gradient<Compute<T>>;
   static constexpr bool sets_gradients = true, skips_gradients = true;
-
-  /// See Tuning; without elements if there are none.
-  template <class E>
-  struct Adapter {
-    fsdp::Tensor<E, 2> a, b;  // (rank, in), (out, rank)
-  };
+  static constexpr std::array<std::string_view, 4> linear_layers{"attn.c_attn", "attn.c_proj", "mlp.c_fc",
+                                                                 "mlp.c_proj"};
 
   template <class E>
   struct Params {
@@ -73,18 +68,11 @@ class Block {
     if (bias) tensor("mlp.c_fc.bias", p.up_bias, {4 * width}, zeros);
     tensor("mlp.c_proj.weight", p.down_weight, {width, 4 * width}, residual);
     if (bias) tensor("mlp.c_proj.bias", p.down_bias, {width}, zeros);
-    if (!context_->tuning.adapts()) return;
-    auto const adapter = [&](Adapter<E>& of, std::int64_t out, std::int64_t in, std::string_view a,
-                             std::string_view b) {
-      auto const bound = 1.0f / std::sqrt(static_cast<float>(in));
-      auto const rank = context_->tuning.lora_rank;
-      tensor(a, of.a, {rank, in}, fsdp::TensorOptions{.init = fsdp::init::uniform(-bound, bound)});
-      tensor(b, of.b, {out, rank}, fsdp::TensorOptions{.init = fsdp::init::zeros});
-    };
-    adapter(p.qkv, 3 * width, width, "attn.c_attn.lora_A.weight", "attn.c_attn.lora_B.weight");
-    adapter(p.mix, width, width, "attn.c_proj.lora_A.weight", "attn.c_proj.lora_B.weight");
-    adapter(p.up, 4 * width, width, "mlp.c_fc.lora_A.weight", "mlp.c_fc.lora_B.weight");
-    adapter(p.down, width, 4 * width, "mlp.c_proj.lora_A.weight", "mlp.c_proj.lora_B.weight");
+    auto const& tuning = context_->tuning;
+    describe_adapter(tuning, p.qkv, linear_layers[0], 3 * width, width, tensor);
+    describe_adapter(tuning, p.mix, linear_layers[1], width, width, tensor);
+    describe_adapter(tuning, p.up, linear_layers[2], 4 * width, width, tensor);
+    describe_adapter(tuning, p.down, linear_layers[3], width, 4 * width, tensor);
   }
 
   /// a.output = block of a.input, for the rows of `pass`; fills the rest of `a`.
@@ -112,10 +100,10 @@ class Block {
     layer_norm_forward(device, stream, static_cast<T const*>(a.input), w.norm_1_weight.data, w.norm_1_bias.data,
                        work.narrow, a.norm_1.mean, a.norm_1.scale, rows, width);
     linear_with_bias(stream, rows, width, 3 * width, work.narrow, w.qkv_weight.data, w.qkv_bias.data, qkv);
-    adapt(stream, rows, w.qkv, work.narrow, qkv);
+    context_->adapters.forward(stream, rows, w.qkv, work.narrow, qkv, 3 * width);
     attention_.forward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums);
     linear(gemm, stream, rows, width, width, a.mixed, w.mix_weight.data, work.narrow, width);
-    adapt(stream, rows, w.mix, a.mixed, work.narrow);
+    context_->adapters.forward(stream, rows, w.mix, a.mixed, work.narrow, width);
     if (pass.mask.probability > 0.0f) {
       add_residual(stream, pass, mix_mask, a.input, w.mix_bias.data, a.middle);
       layer_norm_forward(device, stream, static_cast<T const*>(a.middle), w.norm_2_weight.data, w.norm_2_bias.data,
@@ -126,44 +114,7 @@ class Block {
                                   a.norm_2.mean, a.norm_2.scale, rows, width);
     }
     linear(gemm, stream, rows, width, 4 * width, work.narrow, w.up_weight.data, a.hidden, 4 * width);
-    adapt(stream, rows, w.up, work.narrow, a.hidden);
-  }
-
-  /// y (rows, out) += lora_scale * B A x, of x (rows, in).
-  void adapt(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T const* x, T* y) const {
-    if (!context_->tuning.adapts()) return;
-    auto const rank = w.a.extents[0], in = w.a.extents[1], out = w.b.extents[0];
-    T* const low = context_->workspace.low;
-    linear(*context_->gemm, stream, rows, in, rank, x, w.a.data, low, rank);
-    context_->gemm->run(stream, Op::none, Op::transpose, rows, out, rank, context_->tuning.lora_scale,
-                        static_cast<T const*>(low), rank, w.b.data, rank, 1, y, out);
-  }
-  /// Begins an adapter's backward: the workspace's low_gradient = that of A x, of dy (rows, out).
-  void adapt_low_gradient(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T const* dy) const {
-    if (!context_->tuning.adapts()) return;
-    auto const rank = w.a.extents[0], out = w.b.extents[0];
-    context_->gemm->run(stream, Op::none, Op::none, rows, rank, out, context_->tuning.lora_scale, dy, out, w.b.data,
-                        rank, 0, context_->workspace.low_gradient, rank);
-  }
-  /// dx (rows, in) += the adapter's part of the input's gradient.
-  void adapt_input_gradient(Stream& stream, std::int64_t rows, Adapter<T const> const& w, T* dx) const {
-    if (!context_->tuning.adapts()) return;
-    auto const rank = w.a.extents[0], in = w.a.extents[1];
-    context_->gemm->run(stream, Op::none, Op::none, rows, in, rank, 1,
-                        static_cast<T const*>(context_->workspace.low_gradient), rank, w.a.data, in, 1, dx, in);
-  }
-  /// g += the gradients of A and B, of x (rows, in) and dy (rows, out).
-  void adapt_weight_gradients(Stream& stream, std::int64_t rows, Adapter<T const> const& w, Adapter<Gradient> const& g,
-                              T const* x, T const* dy) const {
-    if (!context_->tuning.adapts() || !g.a.wanted()) return;
-    auto const rank = w.a.extents[0], in = w.a.extents[1], out = w.b.extents[0];
-    auto const& work = context_->workspace;
-    auto& gemm = *context_->gemm;
-    linear_weight_gradient(gemm, stream, rows, in, rank, x, static_cast<T const*>(work.low_gradient), rank, g.a.data,
-                           g.a.fresh);
-    linear(gemm, stream, rows, in, rank, x, w.a.data, work.low, rank);
-    gemm.run(stream, Op::transpose, Op::none, out, rank, rows, context_->tuning.lora_scale, dy, out,
-             static_cast<T const*>(work.low), rank, g.b.fresh ? 0 : 1, g.b.data, rank);
+    context_->adapters.forward(stream, rows, w.up, work.narrow, a.hidden, 4 * width);
   }
 
   /// y (rows, out) = x (rows, in) W^T + bias; in one product where the device's Gemm adds biases.
@@ -227,10 +178,10 @@ class Block {
                          in);
     linear_weight_gradient(gemm, stream, rows, in, out, work.narrow, work.wide, out, weight_gradient.data,
                            weight_gradient.fresh);
-    adapt_low_gradient(stream, rows, adapter, work.wide);
-    adapt_weight_gradients(stream, rows, adapter, adapter_gradient, work.narrow, work.wide);
+    context_->adapters.low_gradient(stream, rows, adapter, work.wide, out);
+    context_->adapters.weight_gradients(stream, rows, adapter, adapter_gradient, work.narrow, work.wide, out);
     linear_input_gradient(gemm, stream, rows, in, out, work.wide, out, weight.data, work.narrow);
-    adapt_input_gradient(stream, rows, adapter, work.narrow);
+    context_->adapters.input_gradient(stream, rows, adapter, work.narrow);
     layer_norm_backward(device, stream, static_cast<T const*>(work.narrow), x, norm_weight.data, norm.mean, norm.scale,
                         static_cast<T const*>(gradient), gradient, norm_weight_gradient.data, norm_bias_gradient.data,
                         rows, in, work.partials, norm_weight_gradient.fresh);
@@ -254,7 +205,7 @@ void Block<D, T>::forward(Stream& stream, Params<T const> const& w, Pass const& 
                                          4 * width);
   });
   linear(*context_->gemm, stream, rows, 4 * width, width, work.wide, w.down_weight.data, work.narrow, width);
-  adapt(stream, rows, w.down, work.wide, work.narrow);
+  context_->adapters.forward(stream, rows, w.down, work.wide, work.narrow, width);
   add_residual(stream, pass, mlp_mask, a.middle, w.down_bias.data, a.output);
 }
 
@@ -272,13 +223,13 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   T const* const down = dropped(stream, pass, mlp_mask, gradient);
   bias_backward(device, stream, down, rows, width, g.down_bias.data, work.partials, g.down_bias.fresh);
   linear_input_gradient(gemm, stream, rows, 4 * width, width, down, width, w.down_weight.data, work.wide);
-  adapt_low_gradient(stream, rows, w.down, down);
-  adapt_input_gradient(stream, rows, w.down, work.wide);
+  context_->adapters.low_gradient(stream, rows, w.down, down, width);
+  context_->adapters.input_gradient(stream, rows, w.down, work.wide);
   with_formula(
       [&](auto formula) { gelu_backward<decltype(formula)>(device, stream, a.hidden, work.wide, rows * 4 * width); });
   linear_weight_gradient(gemm, stream, rows, 4 * width, width, a.hidden, down, width, g.down_weight.data,
                          g.down_weight.fresh);
-  adapt_weight_gradients(stream, rows, w.down, g.down, a.hidden, down);
+  context_->adapters.weight_gradients(stream, rows, w.down, g.down, a.hidden, down, width);
   linear_backward(stream, rows, width, 4 * width, a.middle, a.norm_2, w.norm_2_weight, w.norm_2_bias, w.up_weight,
                   g.norm_2_weight, g.norm_2_bias, g.up_weight, g.up_bias, w.up, g.up, gradient);
 
@@ -287,9 +238,9 @@ void Block<D, T>::backward(Stream& stream, Params<T const> const& w, Params<Grad
   bias_backward(device, stream, mix, rows, width, g.mix_bias.data, work.partials, g.mix_bias.fresh);
   linear_weight_gradient(gemm, stream, rows, width, width, a.mixed, mix, width, g.mix_weight.data, g.mix_weight.fresh);
   linear_input_gradient(gemm, stream, rows, width, width, mix, width, w.mix_weight.data, work.narrow);
-  adapt_low_gradient(stream, rows, w.mix, mix);
-  adapt_input_gradient(stream, rows, w.mix, work.narrow);
-  adapt_weight_gradients(stream, rows, w.mix, g.mix, a.mixed, mix);
+  context_->adapters.low_gradient(stream, rows, w.mix, mix, width);
+  context_->adapters.input_gradient(stream, rows, w.mix, work.narrow);
+  context_->adapters.weight_gradients(stream, rows, w.mix, g.mix, a.mixed, mix, width);
   attention_.backward(stream, pass, pass.mask_at(layer_, attention_mask), a.qkv, a.mixed, a.log_sums, work.narrow,
                       work.wide);
   linear_backward(stream, rows, width, 3 * width, a.input, a.norm_1, w.norm_1_weight, w.norm_1_bias, w.qkv_weight,

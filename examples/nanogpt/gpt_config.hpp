@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fsdp/error.hpp"
+#include "transformer/layers/shape.hpp"
 #include "transformer/tuning/tuning.hpp"
 
 namespace nanogpt {
@@ -45,10 +46,10 @@ struct GptConfig {
   Activation activation = Activation::gelu;
 
   std::int64_t head_size() const { return n_embd / n_head; }
+  AttentionShape attention() const { return {n_head, head_size()}; }
 
-  /// Row length of the logits: the vocabulary rounded up to 128. Weights keep exactly vocab_size rows; the columns
-  /// from vocab_size on hold nothing and take no part in the softmax.
-  std::int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+  /// Row length of the logits.
+  std::int64_t padded_vocab() const { return padded_vocabulary(vocab_size); }
 
   /// Tensors of two dimensions: they decay. wte counts once although the head uses it too.
   ParameterCount decayed() const {
@@ -77,7 +78,7 @@ struct GptConfig {
   /// blocks that backward comes to, 2 for each that trains, and attention of these blocks. Adapters are left out.
   double flop_per_token(Tuning const& tuning) const {
     if (tuning.trains_embeddings()) return flop_per_token();
-    auto const layers = tuning.adapts() ? n_layer : tuning.last_layers;
+    auto const layers = n_layer - tuning.layers_below(n_layer);
     auto const passed = vocab_size * n_embd + layers * layer_parameters();
     auto const trained = tuning.adapts() ? 0 : layers * layer_parameters();
     auto const attention = n_head * head_size() * block_size * (4 * n_layer + 8 * layers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of causal attention, the room that it has, and the kernels that a device has for it.
+// The room that causal attention has, and the kernels that a device has for it.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,10 @@
 #include "fsdp/host/device.hpp"
 #include "transformer/attention/flash_attention.hpp"
 #include "transformer/attention/host_attention.hpp"
+#include "transformer/attention/shape.hpp"
 #include "transformer/math/gemm.hpp"
 
 namespace transformer {
-
-struct AttentionShape {
-  std::int64_t heads = 1;
-  std::int64_t size = 64;  ///< Q: of a head
-
-  /// A: of queries, of keys, of values, and of the result.
-  std::int64_t width() const { return heads * size; }
-};
 
 /// What attention has room for, and how large its pieces are.
 struct AttentionPlan {

@@ -8,6 +8,9 @@
 
 namespace transformer {
 
+/// Parts of a layer's forward: everything, or what backward needs of a layer whose output is known.
+enum class Forward : unsigned char { all, without_output };
+
 /// One micro-step as layers see it.
 struct Pass {
   std::int64_t batch = 1;     ///< B: sequences
