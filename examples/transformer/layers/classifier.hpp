@@ -21,10 +21,11 @@ namespace transformer {
 /// How a pass through the head ends: nothing more (training), a loss (evaluation), or logits (sampling).
 struct Normalise {};
 
-/// *loss += mean cross-entropy of the pass. A negative target counts as a row without loss.
+/// *loss += weight * mean cross-entropy of the pass. A negative target counts as a row without loss.
 struct Evaluate {
   std::int32_t const* targets;  // (B n)
   double* loss;                 // device memory
+  double weight = 1.0;
 };
 
 /// logits (V) of the pass's last row.
@@ -55,7 +56,7 @@ struct Classifier {
 
   std::int64_t padded() const { return padded_vocabulary(vocabulary); }
 
-  /// *to.loss += mean cross-entropy of the pass.
+  /// *to.loss += to.weight * mean cross-entropy of the pass.
   /// @param normal  (B n, C)
   /// @param weight  (V, C)
   void evaluate(Stream& stream, Pass const& pass, T const* normal, T const* weight, Evaluate const& to) const;
@@ -63,7 +64,7 @@ struct Classifier {
   /// logits (V) of one row.
   void sample(Stream& stream, T const* normal, T const* weight, T* logits) const;
 
-  /// *to.loss += loss_weight * mean cross-entropy; g += its gradient times gradient_scale;
+  /// *to.loss += loss_weight * mean cross-entropy, whatever to.weight; g += its gradient times gradient_scale;
   /// normal (B n, C) becomes that of itself, times gradient_scale.
   void backward(Stream& stream, Pass const& pass, T* normal, T const* weight, fsdp::Tensor<Gradient, 2> const& g,
                 Evaluate const& to, double loss_weight, double gradient_scale) const;
@@ -91,7 +92,7 @@ void Classifier<D, T>::evaluate(Stream& stream, Pass const& pass, T const* norma
     cross_entropy_forward(device, stream, scratch.logits, to.targets + first, scratch.losses + first, count, vocabulary,
                           padded());
   });
-  add_loss(stream, pass, 1.0, to.loss);
+  add_loss(stream, pass, to.weight, to.loss);
 }
 
 template <class D, class T>

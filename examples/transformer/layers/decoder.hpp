@@ -101,8 +101,8 @@ class Decoder {
     forward(pass, ids, Normalise{});
 
     T* const gradient = activations_.gradient();
-    head_.backward(pass, activations_.final_rows(), activations_.final_norm(), Evaluate{ids.targets, train_loss()},
-                   loss_weight, gradient_scale, gradient);
+    head_.backward(pass, activations_.final_rows(), activations_.final_norm(),
+                   Evaluate{ids.targets, train_loss(), loss_weight}, loss_weight, gradient_scale, gradient);
     for (auto layer = shape_.layers; layer-- > 0;) {
       if (plan_.segment > 1 && plan_.recomputes(layer) && layer == plan_.last_of_segment(layer)) recompute(pass, layer);
       block(layer).backward(pass, activations_.block(static_cast<std::size_t>(layer)), gradient);
@@ -128,14 +128,15 @@ class Decoder {
   /// @note Stream: only enqueues.
   void discard_loss() { context_.device.zero_async(engine_.compute(), train_loss(), sizeof(double)); }
 
-  /// Adds the mean cross-entropy of a batch, without dropout, to what read_evaluation() gives. Ends a decoded text.
+  /// Adds weight * mean cross-entropy of a batch, without dropout, to what read_evaluation() gives. Ends a decoded
+  /// text.
   /// @param tokens, targets  (B, T), in host memory
   /// @note Stream: only enqueues.
-  void evaluate(std::int32_t const* tokens, std::int32_t const* targets) {
+  void evaluate(std::int32_t const* tokens, std::int32_t const* targets, double weight = 1.0) {
     auto const scope = engine_.evaluation();
     Pass const pass = whole_pass();
     auto const ids = upload(tokens, targets, pass);
-    forward(pass, ids, Evaluate{ids.targets, evaluation_loss()});
+    forward(pass, ids, Evaluate{ids.targets, evaluation_loss(), weight});
     feed_.release(engine_.compute());
     ++evaluations_;
   }

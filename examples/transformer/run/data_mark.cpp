@@ -37,8 +37,7 @@ TokensMark mark_of(TokenShards const& shards, RowIndex const* rows) {
       add(bytes.size() / 2, block);
       add(bytes.size() - block, block);
     }
-    if (rows != nullptr)
-      parts += fmt::format(" rows {:016x}", fsdp::checkpoint::checksum_of(rows->bytes(shard)));
+    if (rows != nullptr) parts += fmt::format(" rows {:016x}", fsdp::checkpoint::checksum_of(rows->bytes(shard)));
     ++shard;
     parts += '\n';
   }
