@@ -185,7 +185,9 @@ Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit con
     bool const by_section = kind == Section::Kind::text || split == nullptr;
     auto const which = by_section ? piece.section->split : split->of(piece.first_document + document);
     auto& ids = ids_of[static_cast<std::size_t>(which)];
-    tokenizer.append(text, ids, cache);
+    bool const begins = kind == Section::Kind::lines || piece.offset == piece.section->first;
+    if (begins) tokenizer.append(text, ids, cache);
+    if (!begins) tokenizer.append_rest(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
     if (kind != Section::Kind::lines && !piece.ends_document) return;
     ids.push_back(*tokenizer.end_of_text());

@@ -1,52 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPT-2's byte-pair encoding, read from the files that OpenAI published.
+// Byte-pair encoding over bytes, and the two files that OpenAI published of GPT-2's.
 #include "transformer/tokenizer/byte_pair.hpp"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <utility>
 
 #include "fsdp/error.hpp"
 #include "transformer/data/excerpt.hpp"
+#include "transformer/tokenizer/byte_alphabet.hpp"
 #include "transformer/tokenizer/utf8.hpp"
-#include "transformer/tokenizer/words.hpp"
 
 namespace transformer {
 namespace {
 
 using Ids = std::unordered_map<std::string, Merges::Id>;
-
-/// The character that stands for each byte in both files: itself where it prints and is no blank, else, in order, those
-/// from U+0100 on.
-std::array<char32_t, 256> byte_alphabet() {
-  std::array<char32_t, 256> alphabet{};
-  char32_t next = 0x100;
-  for (char32_t byte = 0; byte < 256; ++byte) {
-    bool const prints = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    alphabet[byte] = prints ? byte : next++;
-  }
-  return alphabet;
-}
-
-/// The bytes that a token of encoder.json stands for.
-std::string bytes_of(std::string const& token, std::string_view file) {
-  static auto const bytes = [] {
-    std::unordered_map<char32_t, char> map;
-    for (std::size_t byte = 0; auto const character : byte_alphabet())
-      map.emplace(character, static_cast<char>(static_cast<unsigned char>(byte++)));
-    return map;
-  }();
-  std::string text;
-  for (auto const character : decode_utf8(token, file)) {
-    auto const found = bytes.find(character);
-    if (found == bytes.end())
-      fsdp::fail<fsdp::ConfigError>("'{}': token '{}': U+{:04X} does not represent a byte", file, excerpt(token),
-                                    static_cast<std::uint32_t>(character));
-    text += found->second;
-  }
-  return text;
-}
 
 Ids read_ids(std::string_view text, std::string_view file) {
   auto const json = nlohmann::json::parse(text, nullptr, false);
@@ -120,28 +89,43 @@ class MergeReader {
   std::int64_t line_ = 0;
 };
 
-}  // namespace
-
-BytePair::BytePair(BytePairFiles const& files) : merges_(0) {
+BytePairParts read_byte_pair_files(BytePairFiles const& files) {
+  BytePairParts parts;
   auto const ids = read_ids(files.encoder_json, files.encoder_name);
-  tokens_.resize(ids.size());
-  for (auto const& [token, id] : ids) tokens_[static_cast<std::size_t>(id)] = bytes_of(token, files.encoder_name);
+  parts.tokens.resize(ids.size());
+  auto const name = fsdp::formatted("'{}'", files.encoder_name);
+  for (auto const& [token, id] : ids) parts.tokens[static_cast<std::size_t>(id)] = bytes_of_token(token, name);
   for (std::size_t byte = 0; auto const character : byte_alphabet()) {
     auto const found = ids.find(encode_utf8(character));
     if (found == ids.end())
       fsdp::fail<fsdp::ConfigError>("'{}': expected a token '{}' for the byte 0x{:02x}, got none", files.encoder_name,
                                     encode_utf8(character), byte);
-    byte_ids_.push_back(found->second);
-    ++byte;
+    parts.byte_ids[byte++] = found->second;
   }
-  merges_ = MergeReader(ids, files.merges_name).read(files.vocab_bpe);
-  if (auto const marker = ids.find(std::string(end_of_text_marker)); marker != ids.end()) end_of_text_ = marker->second;
+  parts.merges = MergeReader(ids, files.merges_name).read(files.vocab_bpe);
+  if (auto const marker = ids.find(std::string(end_of_text_marker)); marker != ids.end()) {
+    parts.end_of_text = marker->second;
+    parts.special_tokens = {{marker->first, marker->second}};
+  }
+  return parts;
+}
+
+}  // namespace
+
+BytePair::BytePair(BytePairFiles const& files) : BytePair(read_byte_pair_files(files)) {}
+
+BytePair::BytePair(BytePairParts parts) : parts_(std::move(parts)) {
+  if (!parts_.whole_words) return;
+  for (std::size_t id = 0; id < parts_.tokens.size(); ++id)
+    words_.emplace(parts_.tokens[id], static_cast<Merges::Id>(id));
+  for (auto const& special : parts_.special_tokens) words_.erase(special.marker);
 }
 
 void BytePair::append(std::string_view text, std::vector<std::int64_t>& ids, WordCache& cache) const {
   std::vector<Merges::Id> symbols;
+  WordScanner words(text, parts_.pattern);
   for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {
-    end = end_of_word(text, begin);
+    end = words.end_of_word(begin);
     auto const word = text.substr(begin, end - begin);
     auto* const slot = cache.slot(word);
     if (slot != nullptr && slot->holds(word)) {
@@ -149,8 +133,12 @@ void BytePair::append(std::string_view text, std::vector<std::int64_t>& ids, Wor
       continue;
     }
     symbols.clear();
-    for (char const byte : word) symbols.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
-    merges_.apply(symbols);
+    if (auto const whole = words_.find(word); whole != words_.end()) {
+      symbols.push_back(whole->second);
+    } else {
+      for (char const byte : word) symbols.push_back(parts_.byte_ids[static_cast<unsigned char>(byte)]);
+      parts_.merges.apply(symbols);
+    }
     ids.insert(ids.end(), symbols.begin(), symbols.end());
     if (slot != nullptr) slot->put(word, symbols);
   }
@@ -158,10 +146,10 @@ void BytePair::append(std::string_view text, std::vector<std::int64_t>& ids, Wor
 
 std::string BytePair::decode(std::span<std::int64_t const> ids) const {
   std::string text;
-  for (auto const id : ids) text += tokens_[checked(id)];
+  for (auto const id : ids) text += parts_.tokens[checked(id)];
   return text;
 }
 
-std::size_t BytePair::last_cut(std::string_view text) const { return last_sure_cut(text); }
+std::size_t BytePair::last_cut(std::string_view text) const { return last_sure_cut(text, parts_.pattern); }
 
 }  // namespace transformer

@@ -28,8 +28,8 @@ std::size_t Merges::place(std::uint64_t pair) const {
   return at;
 }
 
-void Merges::add(Id left, Id right, Id merged) {
-  table_[place(pair_of(left, right))] = {pair_of(left, right), {count_++, merged}};
+void Merges::add(Id left, Id right, Merge merge) {
+  table_[place(pair_of(left, right))] = {pair_of(left, right), merge};
 }
 
 Merges::Merge Merges::find(Id left, Id right) const { return table_[place(pair_of(left, right))].merge; }

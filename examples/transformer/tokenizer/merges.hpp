@@ -9,11 +9,11 @@
 namespace transformer {
 
 /// The merges of a byte-pair encoding, ranked. A word is encoded by merging the leftmost of its pairs with the lowest
-/// rank until no pair has one.
+/// rank until no pair has one. HuggingFace's tokenizers and SentencePiece merge in this order, one pair at a time.
 ///
-/// A pair's symbols are bytes or made by a merge of lower rank, each by one merge alone (BytePair refuses anything
-/// else), so a merge makes no pair of lower rank than its own: merging one at a time is merging all of a rank before
-/// the next, as OpenAI's encoder does.
+/// OpenAI's encoder merges all pairs of a rank before it looks for the next rank. Both orders give the same symbols if
+/// a pair's symbols are bytes or results of lower ranks, each of one merge alone (BytePairFiles with anything else are
+/// refused): then no merge makes a pair of lower rank than its own.
 class Merges {
  public:
   using Id = std::int32_t;
@@ -26,7 +26,9 @@ class Merges {
   /// @param count  merges that will be added at most
   explicit Merges(std::size_t count);
   /// Adds the merge of the next rank. @pre the pair has none, and there is room
-  void add(Id left, Id right, Id merged);
+  void add(Id left, Id right, Id merged) { add(left, right, {count_++, merged}); }
+  /// Adds a merge of any rank. Pairs with one result may share a rank. @pre as above
+  void add(Id left, Id right, Merge merge);
   /// @return rank no_rank if the pair is not merged
   Merge find(Id left, Id right) const;
 

@@ -6,14 +6,15 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transformer/tokenizer/tokenizer.hpp"
 #include "transformer/tokenizer/utf8.hpp"
 
 namespace transformer {
 
-/// Decodes a text token by token. Byte pairs may end inside a character: its first bytes are held back until it is
-/// whole, or cannot become one any more.
+/// Decodes a text token by token. Tokens may end inside a character: its first bytes are held back until it is whole,
+/// or cannot become one any more.
 class TextStream {
  public:
   /// @param tokenizer  must outlive it
@@ -21,7 +22,13 @@ class TextStream {
 
   /// What can be printed now that these tokens follow.
   std::string add(std::span<std::int64_t const> ids) {
-    held_ += tokenizer_.decode(ids);
+    if (begun_) {
+      held_ += tokenizer_.decode_rest(ids);
+    } else {
+      first_ids_.insert(first_ids_.end(), ids.begin(), ids.end());
+      held_ = tokenizer_.decode(first_ids_);
+      begun_ = !held_.empty();
+    }
     auto const whole = last_whole_character(held_);
     auto text = held_.substr(0, whole);
     held_.erase(0, whole);
@@ -30,10 +37,16 @@ class TextStream {
   std::string add(std::int64_t id) { return add({&id, 1}); }
 
   /// The text ends here: the bytes that are held back, as they are. The next token begins another text.
-  std::string end() { return std::exchange(held_, {}); }
+  std::string end() {
+    begun_ = false;
+    first_ids_.clear();
+    return std::exchange(held_, {});
+  }
 
  private:
   Tokenizer const& tokenizer_;
+  std::vector<std::int64_t> first_ids_;  ///< of the tokens without a text that begin it
+  bool begun_ = false;                   ///< a token had a text
   std::string held_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPT-2's pre-tokenizer: the words of a text, within which byte pairs are merged.
+// Pre-tokenizers: the words of a text, within which byte pairs are merged.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,37 @@ CharClass char_class(char32_t code);
 /// @pre begin < text.size()
 std::size_t end_of_word(std::string_view text, std::size_t begin);
 
+/// The same for Llama 3's words (tokenizer.py of meta-llama/llama3):
+///     (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+///     ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+std::size_t end_of_llama3_word(std::string_view text, std::size_t begin);
+
+/// How a text is cut into words.
+enum class WordPattern : unsigned char {
+  gpt2,
+  gpt2_digits,  ///< each \p{N} is a word of its own, and what stands between them has the words of GPT-2
+  llama3
+};
+
+/// The words of a text, in turn.
+class WordScanner {
+ public:
+  WordScanner(std::string_view text, WordPattern pattern) : text_(text), pattern_(pattern) {}
+  /// Where the word ends that begins at `begin`. @pre begin < text.size(), and the word before ended there
+  std::size_t end_of_word(std::size_t begin);
+
+ private:
+  std::string_view text_;
+  WordPattern pattern_;
+  std::size_t next_number_ = 0;  ///< gpt2_digits: the first number at the last word or behind it
+};
+
 /// Whether a word surely ends at `position`, whatever stands before the character in front of it and after the one
 /// behind: the words of the text are then those of its two parts. See [Note: Sure cuts].
 /// @pre position < text.size(), and the character there is whole
-bool is_sure_cut(std::string_view text, std::size_t position);
+bool is_sure_cut(std::string_view text, std::size_t position, WordPattern pattern = WordPattern::gpt2);
 
 /// The last sure cut in a text that goes on beyond its end; 0 if there is none.
-std::size_t last_sure_cut(std::string_view text);
+std::size_t last_sure_cut(std::string_view text, WordPattern pattern = WordPattern::gpt2);
 
 }  // namespace transformer

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tokenizer in the folder of a model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "transformer/tokenizer/tokenizer.hpp"
+
+namespace transformer {
+
+/// Whether open_tokenizer_folder finds a file there.
+bool has_tokenizer(std::filesystem::path const& folder);
+
+/// Opens tokenizer.json, or tokenizer.model if there is none: the first may have tokens that were added later.
+/// tokenizer_config.json, if there is one, names the tokens that begin and end texts (bos_token, eos_token) and says
+/// whether the first of them is added (add_bos_token).
+/// @param vocab_size  the model's; the tokenizer may have fewer tokens
+/// @throws fsdp::ConfigError naming the file if there is no tokenizer, or none that can be used with the model
+std::unique_ptr<Tokenizer> open_tokenizer_folder(std::filesystem::path const& folder, std::int64_t vocab_size);
+
+}  // namespace transformer

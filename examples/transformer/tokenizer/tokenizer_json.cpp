@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads HuggingFace's tokenizer.json.
+#include "transformer/tokenizer/tokenizer_json.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transformer/tokenizer/byte_alphabet.hpp"
+#include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/tokenizer/json_field.hpp"
+#include "transformer/tokenizer/sentence_piece.hpp"
+#include "transformer/tokenizer/utf8.hpp"
+
+namespace transformer {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view llama3_pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+/// The steps of a normalizer, pre-tokenizer, decoder or post-processor, of which a Sequence has several.
+std::vector<JsonField> steps_of(JsonField const& field, std::string const& name_in_sequence) {
+  if (field.none()) return {};
+  if (field.type() != "Sequence") return {field};
+  field.expect_fields({"type", name_in_sequence});
+  return field[name_in_sequence].elements();
+}
+
+/// The tokens of a tokenizer.json.
+class TokenList {
+ public:
+  TokenList(JsonField const& vocab, JsonField const& added, std::string_view what) : what_(what) {
+    if (!vocab.value().is_object() || vocab.value().empty()) vocab.wrong("an object of tokens and their ids");
+    for (auto const& item : vocab.value().items()) ids_.emplace(item.key(), 0);
+    std::size_t others = 0;
+    auto const elements = added.none() ? std::vector<JsonField>{} : added.elements();
+    for (auto const& token : elements)
+      if (!ids_.contains(token["content"].text())) ++others;
+    texts_.resize(ids_.size() + others);
+    taken_.resize(texts_.size());
+    for (auto const& item : vocab.value().items()) {
+      auto const id = new_id(vocab[item.key()]);
+      ids_[item.key()] = id;
+      texts_[index(id)] = item.key();
+    }
+    for (auto const& token : elements) add_special(token);
+  }
+
+  /// By id: a token as the file has it.
+  std::vector<std::string> const& texts() const { return texts_; }
+  std::vector<SpecialToken> const& special() const { return special_; }
+  bool is_special(std::int64_t id) const {
+    return std::any_of(special_.begin(), special_.end(), [&](SpecialToken const& token) { return token.id == id; });
+  }
+  std::optional<std::int64_t> special(std::string_view marker) const {
+    for (auto const& token : special_)
+      if (token.marker == marker) return token.id;
+    return std::nullopt;
+  }
+  /// The id of a token of the vocabulary.
+  std::optional<Merges::Id> find(std::string const& text) const {
+    auto const found = ids_.find(text);
+    return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  }
+  std::string_view what() const { return what_; }
+
+ private:
+  static std::size_t index(std::int64_t id) { return static_cast<std::size_t>(id); }
+
+  Merges::Id new_id(JsonField const& field) {
+    auto const& value = field.value();
+    auto const id = value.is_number_integer() ? value.get<std::int64_t>() : -1;
+    if (id < 0 || id >= std::ssize(texts_) || taken_[index(id)])
+      field.wrong(fsdp::formatted("an id from 0 to {} that no other token has", texts_.size() - 1));
+    taken_[index(id)] = true;
+    return static_cast<Merges::Id>(id);
+  }
+  void add_special(JsonField const& token) {
+    auto const& content = token["content"].text();
+    if (content.empty()) token["content"].wrong("a text");
+    token["special"].expect_flag(true, false);
+    for (auto const* const name : {"single_word", "lstrip", "rstrip"}) token[name].expect_flag(false, false);
+    auto id = std::int64_t{0};
+    if (auto const found = find(content)) {
+      if (!token["id"].is(*found)) token["id"].wrong(fsdp::formatted("{}, as in model.vocab", *found));
+      id = *found;
+    } else {
+      id = new_id(token["id"]);
+      texts_[index(id)] = content;
+    }
+    if (special(content)) token["content"].wrong("a token that does not occur twice");
+    special_.push_back({content, id});
+  }
+
+  std::string_view what_;
+  std::unordered_map<std::string, Merges::Id> ids_;  ///< of model.vocab
+  std::vector<std::string> texts_;
+  std::vector<bool> taken_;
+  std::vector<SpecialToken> special_;
+};
+
+/// Reads model.merges, whose elements are "left right" or ["left", "right"].
+std::vector<std::array<Merges::Id, 3>> read_merges(JsonField const& field, TokenList const& tokens) {
+  std::vector<std::array<Merges::Id, 3>> merges;
+  if (!field.value().is_array()) field.wrong("an array of pairs of tokens");
+  for (auto const& element : field.value()) {
+    auto const wrong = [&](std::string_view expected) {
+      JsonField(element, tokens.what(), fsdp::formatted("model.merges[{}]", merges.size())).wrong(expected);
+    };
+    std::string left, right;
+    if (element.is_string()) {
+      auto const& text = element.get_ref<std::string const&>();
+      auto const blank = text.find(' ');
+      if (blank == std::string::npos || text.find(' ', blank + 1) != std::string::npos)
+        wrong("two tokens with a blank between them");
+      left = text.substr(0, blank);
+      right = text.substr(blank + 1);
+    } else if (element.is_array() && element.size() == 2 && element[0].is_string() && element[1].is_string()) {
+      left = element[0].get<std::string>();
+      right = element[1].get<std::string>();
+    } else {
+      wrong("two tokens");
+    }
+    auto const left_id = tokens.find(left), right_id = tokens.find(right), merged = tokens.find(left + right);
+    if (!left_id || !right_id || !merged || left.empty() || right.empty())
+      wrong("two tokens of model.vocab that are a third one together");
+    merges.push_back({*left_id, *right_id, *merged});
+  }
+  return merges;
+}
+
+class TokenizerJsonReader {
+ public:
+  TokenizerJsonReader(Json const& json, std::string_view what, TextEnds const& ends)
+      : file_(json, what), model_(file_["model"]), ends_(ends), what_(what) {}
+
+  std::unique_ptr<Tokenizer> read() {
+    file_.expect_fields({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                         "post_processor", "decoder", "model"});
+    file_["truncation"].expect(nullptr);
+    file_["padding"].expect(nullptr);
+    if (model_.type() != "BPE") model_["type"].wrong("\"BPE\"");
+    model_.expect_fields({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                          "byte_fallback", "ignore_merges", "vocab", "merges"});
+    model_["dropout"].expect(nullptr);
+    for (auto const* const name : {"continuing_subword_prefix", "end_of_word_suffix"})
+      if (!model_[name].is("")) model_[name].expect(nullptr);
+    TokenList const tokens(model_["vocab"], file_["added_tokens"], what_);
+    read_post_processor();
+    if (model_["byte_fallback"].flag(false)) return read_pieces(tokens);
+    return read_byte_pairs(tokens);
+  }
+
+ private:
+  /// Finds the token that the file puts before a text.
+  void read_post_processor() {
+    for (auto const& step : steps_of(file_["post_processor"], "processors")) {
+      auto const& type = step.type();
+      if (type == "ByteLevel") continue;  // of offsets alone
+      if (type != "TemplateProcessing") step["type"].wrong("\"TemplateProcessing\" or \"ByteLevel\"");
+      auto const single = step["single"].elements();
+      if (!single.empty() && !single[0]["SpecialToken"].none())
+        template_begin_ = single[0]["SpecialToken"]["id"].text();
+    }
+  }
+  std::optional<std::int64_t> begin_of_text(TokenList const& tokens) const {
+    if (!ends_.adds_begin.value_or(template_begin_.has_value())) return std::nullopt;
+    auto const marker = ends_.begin ? ends_.begin : template_begin_;
+    return marker ? named(tokens, *marker) : std::nullopt;
+  }
+  std::optional<std::int64_t> end_of_text(TokenList const& tokens) const {
+    if (ends_.end) return named(tokens, *ends_.end);
+    for (auto const marker : {std::string_view("</s>"), end_of_text_marker, std::string_view("<|end_of_text|>")})
+      if (auto const id = tokens.special(marker)) return id;
+    return std::nullopt;
+  }
+  std::optional<std::int64_t> named(TokenList const& tokens, std::string const& marker) const {
+    auto const id = tokens.special(marker);
+    if (!id) file_["added_tokens"].wrong(fsdp::formatted("a special token '{}'", excerpt(marker)));
+    return id;
+  }
+
+  // Over characters.
+
+  std::unique_ptr<Tokenizer> read_pieces(TokenList const& tokens) {
+    model_["ignore_merges"].expect_flag(false, false);
+    SentencePieceModel model;
+    model.byte_fallback = true;
+    read_blanks(model);
+    auto const& unknown = model_["unk_token"];
+    for (auto const& text : tokens.texts()) {
+      if (text.empty()) model_["vocab"].wrong("tokens with a text");
+      auto const kind = byte_of_piece(text) ? PieceKind::byte : PieceKind::normal;
+      model.pieces.push_back({text, 0, unknown.is(text) ? PieceKind::unknown : kind});
+    }
+    for (auto const& [marker, id] : tokens.special()) {
+      if (count_characters(marker) < 2) file_["added_tokens"].wrong("special tokens of two characters or more");
+      auto& kind = model.pieces[static_cast<std::size_t>(id)].kind;
+      if (kind == PieceKind::normal) kind = PieceKind::control;
+    }
+    static_cast<void>(byte_pieces(model.pieces, what_));
+    model.merges = read_merges(model_["merges"], tokens);
+    expect_unique(*model.merges);
+    for (auto const& pair : *model.merges)
+      for (auto const id : pair)
+        if (model.pieces[static_cast<std::size_t>(id)].kind == PieceKind::byte)
+          model_["merges"].wrong("no merges of tokens of bytes");
+    model.special_tokens = tokens.special();
+    model.begin_of_text = begin_of_text(tokens);
+    model.end_of_text = end_of_text(tokens);
+    return std::make_unique<SentencePiece>(std::move(model));
+  }
+
+  void read_blanks(SentencePieceModel& model) {
+    std::string const blank(blank_symbol);
+    Json const replaced{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}};
+    model.blank_before = BlankBefore::never;
+    bool replaces = false;
+    for (auto const& step : steps_of(file_["normalizer"], "normalizers")) {
+      if (step.is({{"type", "Prepend"}, {"prepend", blank}}) && !replaces)
+        model.blank_before = BlankBefore::always;
+      else if (step.is(replaced))
+        replaces = true;
+      else
+        step.wrong("Prepend or Replace of a blank by U+2581");
+    }
+    auto const words = file_["pre_tokenizer"];
+    if (words.none() == !replaces) words.wrong(replaces ? "null behind a normalizer of blanks" : "\"Metaspace\"");
+    if (!words.none()) read_metaspace(words, model);
+
+    Json const back{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}};
+    auto const steps = steps_of(file_["decoder"], "decoders");
+    std::vector<Json> const expected{back,
+                                     {{"type", "ByteFallback"}},
+                                     {{"type", "Fuse"}},
+                                     {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}};
+    if (steps.size() < 3 || steps.size() > 4)
+      file_["decoder"].wrong("a Sequence of Replace, ByteFallback, Fuse and perhaps Strip");
+    for (std::size_t i = 0; i < steps.size(); ++i) steps[i].expect(expected[i]);
+    model.drops_first_blank = steps.size() == 4;
+  }
+
+  static void read_metaspace(JsonField const& words, SentencePieceModel& model) {
+    if (words.type() != "Metaspace") words["type"].wrong("\"Metaspace\"");
+    words.expect_fields({"type", "replacement", "prepend_scheme", "split", "add_prefix_space"});
+    words["replacement"].expect(std::string(blank_symbol));
+    auto const scheme = words["prepend_scheme"];
+    if (!scheme.is("always") && !scheme.is("first") && !scheme.is("never"))
+      scheme.wrong("\"always\", \"first\" or \"never\"");
+    if (!scheme.is("never")) model.blank_before = BlankBefore::unless_there;
+    if (!words["add_prefix_space"].none()) words["add_prefix_space"].expect(!scheme.is("never"));
+    model.blank_behind_markers = scheme.is("always");
+    model.splits_before_blanks = words["split"].flag(true);
+  }
+
+  // Over bytes.
+
+  std::unique_ptr<Tokenizer> read_byte_pairs(TokenList const& tokens) {
+    BytePairParts parts;
+    file_["normalizer"].expect(nullptr);
+    parts.pattern = read_pattern();
+    if (file_["decoder"].type() != "ByteLevel") file_["decoder"].wrong("\"ByteLevel\"");
+    for (std::size_t byte = 0; auto const character : byte_alphabet()) {
+      auto const id = tokens.find(encode_utf8(character));
+      if (!id) model_["vocab"].wrong(fsdp::formatted("a token for each byte, but 0x{:02x} has none", byte));
+      parts.byte_ids[byte++] = *id;
+    }
+    for (std::size_t id = 0; id < tokens.texts().size(); ++id) parts.tokens.push_back(tokens.texts()[id]);
+    std::vector<bool> special(parts.tokens.size());
+    for (auto const& token : tokens.special()) special[static_cast<std::size_t>(token.id)] = true;
+    for (std::size_t id = 0; id < parts.tokens.size(); ++id)
+      if (!special[id]) parts.tokens[id] = bytes_of_token(parts.tokens[id], what_);
+    auto const merges = read_merges(model_["merges"], tokens);
+    expect_unique(merges);
+    parts.merges = Merges(merges.size());
+    for (auto const& [left, right, merged] : merges) parts.merges.add(left, right, merged);
+    parts.whole_words = model_["ignore_merges"].flag(false);
+    parts.special_tokens = tokens.special();
+    parts.begin_of_text = begin_of_text(tokens);
+    parts.end_of_text = end_of_text(tokens);
+    return std::make_unique<BytePair>(std::move(parts));
+  }
+
+  WordPattern read_pattern() const {
+    auto const steps = steps_of(file_["pre_tokenizer"], "pretokenizers");
+    if (steps.empty() || steps.size() > 2 || steps.back().type() != "ByteLevel")
+      file_["pre_tokenizer"].wrong("ByteLevel, or Digits or Split and ByteLevel");
+    auto const& bytes = steps.back();
+    bytes.expect_fields({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    bytes["add_prefix_space"].expect_flag(false, true);
+    auto const& first = steps.front();
+    bool const splits = steps.size() == 2 && first.type() == "Split";
+    bytes["use_regex"].expect_flag(!splits, true);
+    if (steps.size() == 1) return WordPattern::gpt2;
+    if (splits) {
+      first.expect({{"type", "Split"},
+                    {"pattern", {{"Regex", std::string(llama3_pattern)}}},
+                    {"behavior", "Isolated"},
+                    {"invert", false}});
+      return WordPattern::llama3;
+    }
+    first.expect({{"type", "Digits"}, {"individual_digits", true}});
+    return WordPattern::gpt2_digits;
+  }
+
+  void expect_unique(std::vector<std::array<Merges::Id, 3>> const& merges) const {
+    Merges seen(merges.size());
+    for (std::size_t i = 0; i < merges.size(); ++i) {
+      auto const [left, right, merged] = merges[i];
+      if (seen.find(left, right).rank != Merges::no_rank)
+        JsonField(model_["merges"].value()[i], what_, fsdp::formatted("model.merges[{}]", i))
+            .wrong("a pair that does not occur twice");
+      seen.add(left, right, merged);
+    }
+  }
+
+  JsonField file_, model_;
+  TextEnds const& ends_;
+  std::string_view what_;
+  std::optional<std::string> template_begin_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, std::string_view what, TextEnds const& ends) {
+  auto const json = parse_json_object(text, what);
+  return TokenizerJsonReader(json, what, ends).read();
+}
+
+}  // namespace transformer
