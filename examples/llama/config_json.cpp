@@ -112,8 +112,7 @@ LlamaConfig parse_huggingface_config(std::string_view text, std::string_view wha
   if (is_mistral) static_cast<void>(fields.at("num_key_value_heads"));  // transformers would take 8
   config.num_key_value_heads = choices.count("num_key_value_heads", config.num_attention_heads);
   if (!choices.has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
-    fields.wrong("num_attention_heads",
-                 fsdp::formatted("a divisor of hidden_size {}, for there is no head_dim", config.hidden_size));
+    fields.wrong("num_attention_heads", fsdp::formatted("a divisor of hidden_size {}", config.hidden_size));
   config.head_dim = choices.count("head_dim", config.hidden_size / config.num_attention_heads);
   config.vocab_size = choices.count("vocab_size");
   config.max_position_embeddings = choices.count("max_position_embeddings");

@@ -78,6 +78,9 @@ struct LlamaConfig {
       if (extent.value < 1 || extent.value > extent.most)
         fsdp::fail<fsdp::ConfigError>("{}: '{}': expected a whole number from 1 to {}, got {}", what, extent.name,
                                       extent.most, extent.value);
+    if (hidden_size % num_attention_heads != 0)  // transformers 5 asks for it even where there is a head_dim
+      fsdp::fail<fsdp::ConfigError>("{}: 'num_attention_heads': expected a divisor of hidden_size {}, got {}", what,
+                                    hidden_size, num_attention_heads);
     if (num_attention_heads % num_key_value_heads != 0)
       fsdp::fail<fsdp::ConfigError>("{}: 'num_key_value_heads': expected a divisor of num_attention_heads {}, got {}",
                                     what, num_attention_heads, num_key_value_heads);

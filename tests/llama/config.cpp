@@ -165,8 +165,10 @@ TEST_CASE("what would be computed otherwise is refused, with its field", "[llama
       {{{"partial_rotary_factor", 0.5}},
        "'partial_rotary_factor': expected 1.0, the only value that is supported, got 0.5"},
       {{{"num_key_value_heads", 5}}, "'num_key_value_heads': expected a divisor of num_attention_heads 32, got 5"},
-      {{{"num_attention_heads", 30}},
-       "'num_attention_heads': expected a divisor of hidden_size 4096, for there is no head_dim, got 30"},
+      {{{"num_attention_heads", 30}}, "'num_attention_heads': expected a divisor of hidden_size 4096, got 30"},
+      {{{"num_attention_heads", 5000}}, "'num_attention_heads': expected a divisor of hidden_size 4096, got 5000"},
+      {{{"num_attention_heads", 30}, {"num_key_value_heads", 10}, {"head_dim", 64}},
+       "'num_attention_heads': expected a divisor of hidden_size 4096, got 30"},
       {{{"head_dim", 33}}, "'head_dim': expected an even number, got 33"},
       {{{"head_dim", 2000}}, "'head_dim': expected a whole number from 1 to 1000, got 2000"},
       {{{"hidden_size", 0}}, "'hidden_size': expected a whole number from 1 to 1000000000, got 0"},
@@ -211,7 +213,7 @@ TEST_CASE("what would be computed otherwise is refused, with its field", "[llama
 }
 
 TEST_CASE("what is written is read again, every field", "[llama][config]") {
-  LlamaConfig config{96, 172, 3, 9, 3, 10, 515, 77, 1e-6, 12345.0, {}, true};
+  LlamaConfig config{96, 172, 3, 12, 3, 10, 515, 77, 1e-6, 12345.0, {}, true};
   for (auto const& scaling : {transformer::RopeScaling{},
                               {.kind = Kind::linear, .factor = 2.5},
                               transformer::RopeScaling{Kind::llama3, 32.0, 1.5, 4.5, 4096}}) {
