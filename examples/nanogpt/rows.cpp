@@ -40,7 +40,7 @@ std::vector<Setting> nanogpt_settings() {
   add_optimizer(t);
   add_ranks(t);
   add_sharding(t);
-  t.heading = "Fine-tuning";
+  t.heading = tuning_heading;
   t.count("lora_rank", &S::lora_rank, training | of_run,
           "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
           65536);
@@ -50,7 +50,7 @@ std::vector<Setting> nanogpt_settings() {
           "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
   t.heading = "Settings of nanoGPT (accepted, without effect)";
   t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
-  t.text("backend", &S::backend, training, "nanoGPT's; use --comm");
+  t.text("backend", &S::backend, train | bench, "nanoGPT's; use --comm");
   t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
   t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
   t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
@@ -66,6 +66,8 @@ std::vector<Setting> nanogpt_settings() {
 }
 
 }  // namespace
+
+void set_defaults(Settings&) {}
 
 ProgramText const& program_text() {
   static constexpr ProgramText text{

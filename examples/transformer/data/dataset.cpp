@@ -13,6 +13,7 @@
 #include "transformer/launch/program.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
 #include "transformer/tokenizer/characters.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 
 namespace transformer {
 namespace {
@@ -67,20 +68,30 @@ Meta read_meta(fs::path const& path) {
     }
   }
   if (!json.contains("tokenizer") || json["tokenizer"] == "char") return meta;
-  if (json["tokenizer"] != "gpt2")
-    wrong(fmt::format("tokenizer: expected \"char\" or \"gpt2\", got {}", excerpt(json["tokenizer"].dump())));
-  for (auto const* const key : {"encoder_json", "vocab_bpe"}) {
-    auto const name = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : std::string();
+  auto const add_file = [&](std::string_view key, Json const& value) {
+    auto const name = value.is_string() ? value.get<std::string>() : std::string();
     if (!is_plain_name(name)) wrong(fmt::format("{}: expected the name of a file beside meta.json", key));
     if (!fs::is_regular_file(path.parent_path() / name, error))
       wrong(fmt::format("{}: '{}' is missing", key, (path.parent_path() / name).string()));
     meta.tokenizer_files.push_back(name);
+  };
+  meta.tokenizer_of_model = json["tokenizer"] == "model";
+  if (!meta.tokenizer_of_model && json["tokenizer"] != "gpt2")
+    wrong(
+        fmt::format("tokenizer: expected \"char\", \"gpt2\" or \"model\", got {}", excerpt(json["tokenizer"].dump())));
+  if (meta.tokenizer_of_model) {
+    Json const files = json.value("tokenizer_files", Json());
+    if (!files.is_array() || files.empty()) wrong("tokenizer_files: expected names of files beside meta.json");
+    for (auto const& file : files) add_file("tokenizer_files", file);
+  } else {
+    for (auto const* const key : {"encoder_json", "vocab_bpe"}) add_file(key, json.value(key, Json()));
   }
   return meta;
 }
 
 std::shared_ptr<Tokenizer const> open_tokenizer(Meta const& meta) {
   if (meta.tokenizer_files.empty()) return meta.characters;
+  if (meta.tokenizer_of_model) return open_tokenizer_folder(meta.path.parent_path(), meta.vocab_size);
   auto const encoder_path = meta.path.parent_path() / meta.tokenizer_files.at(0);
   auto const merges_path = meta.path.parent_path() / meta.tokenizer_files.at(1);
   MappedFile const encoder(encoder_path), merges(merges_path);

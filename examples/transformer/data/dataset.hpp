@@ -29,6 +29,7 @@ struct Meta {
   std::filesystem::path path;                   ///< empty without meta.json
   std::shared_ptr<Tokenizer const> characters;  ///< null unless the tokens are characters
   std::vector<std::string> tokenizer_files;     ///< beside meta.json: of GPT-2's tokens, encoder.json and vocab.bpe
+  bool tokenizer_of_model = false;              ///< they are those of a model's folder: see open_tokenizer_folder
   bool has_rows = false;                        ///< documents are rows: see [Note: Documents as rows]
 };
 

@@ -2,6 +2,8 @@
 // From texts to token files.
 #include "transformer/data/prepare.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -159,10 +161,11 @@ void split_text(std::vector<Section>& sections, std::int64_t characters, std::si
 struct Tokens {
   std::string bytes;  ///< as they stand in the file
   std::int64_t count = 0;
+  std::vector<std::int64_t> row_ends{};  ///< tokens before the end of each row
 };
 struct Encoded {
   std::array<Tokens, 2> tokens;  ///< by Split
-  std::int64_t characters = 0, documents = 0;
+  std::int64_t characters = 0, documents = 0, empty = 0;
 };
 
 template <class Id>
@@ -172,29 +175,50 @@ Tokens pack(std::vector<std::int64_t> const& ids) {
     auto const id = static_cast<Id>(ids[i]);
     std::memcpy(bytes.data() + i * sizeof(Id), &id, sizeof(Id));
   }
-  return {std::move(bytes), std::ssize(ids)};
+  return {std::move(bytes), std::ssize(ids), {}};
 }
 
-/// @param split  null: the sections say what is for validation
-Encoded encode(Piece const& piece, Tokenizer const& tokenizer, DocumentSplit const* split, std::size_t token_bytes,
-               WordCache& cache) {
+/// How pieces are encoded.
+struct Encoding {
+  Tokenizer const& tokenizer;
+  DocumentSplit const* split;  ///< null: the sections say what is for validation
+  std::size_t token_bytes;
+  bool rows, ends_rows;
+};
+
+Encoded encode(Piece const& piece, Encoding const& how, WordCache& cache) {
+  auto const& tokenizer = how.tokenizer;
   Encoded encoded;
-  std::array<std::vector<std::int64_t>, 2> ids_of;  // by Split
+  std::array<std::vector<std::int64_t>, 2> ids_of, ends_of;  // by Split
   auto const kind = piece.section->kind;
   each_text(piece, [&](std::string_view text, std::int64_t document) {
-    bool const by_section = kind == Section::Kind::text || split == nullptr;
-    auto const which = by_section ? piece.section->split : split->of(piece.first_document + document);
-    auto& ids = ids_of[static_cast<std::size_t>(which)];
+    bool const by_section = kind == Section::Kind::text || how.split == nullptr;
+    auto const which =
+        static_cast<std::size_t>(by_section ? piece.section->split : how.split->of(piece.first_document + document));
+    auto& ids = ids_of[which];
+    auto const first = ids.size();
     bool const begins = kind == Section::Kind::lines || piece.offset == piece.section->first;
+    auto const begin = tokenizer.begin_of_text();
+    bool const begins_row = how.rows && begins && begin;
+    if (begins_row) ids.push_back(*begin);
+    auto const before = ids.size();
     if (begins) tokenizer.append(text, ids, cache);
     if (!begins) tokenizer.append_rest(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
     if (kind != Section::Kind::lines && !piece.ends_document) return;
-    ids.push_back(*tokenizer.end_of_text());
+    if (how.rows && begins && ids.size() == before) {
+      ids.resize(first);
+      ++encoded.empty;
+      return;
+    }
+    if (!how.rows || how.ends_rows) ids.push_back(*tokenizer.end_of_text());
+    if (how.rows) ends_of[which].push_back(std::ssize(ids));
     ++encoded.documents;
   });
-  for (std::size_t i = 0; i < ids_of.size(); ++i)
-    encoded.tokens[i] = token_bytes == 2 ? pack<std::uint16_t>(ids_of[i]) : pack<std::uint32_t>(ids_of[i]);
+  for (std::size_t i = 0; i < ids_of.size(); ++i) {
+    encoded.tokens[i] = how.token_bytes == 2 ? pack<std::uint16_t>(ids_of[i]) : pack<std::uint32_t>(ids_of[i]);
+    encoded.tokens[i].row_ends = std::move(ends_of[i]);
+  }
   return encoded;
 }
 
@@ -209,14 +233,15 @@ class Preparer {
       : options_(options),
         whole_(!options.val_data.empty() || options.val_fraction == 0),
         has_val_(!options.val_data.empty() || options.val_fraction > 0),
-        characters_(options.encoder_json.empty()) {
+        characters_(options.encoder_json.empty() && options.tokenizer == nullptr) {
     std::error_code error;
     new_folder_ = fs::create_directories(options.folder, error);
     if (error)
       fsdp::fail<fsdp::ConfigError>("data: folder '{}' cannot be made: {}", options.folder.string(), error.message());
     if (new_folder_) removed_folder_.emplace(options.folder);
     lock_.emplace(options.folder, "another prepare is writing there: wait for it, or choose another --dataset");
-    for (auto const* const name : {"train.bin", "val.bin", "meta.json", "encoder.json", "vocab.bpe"}) {
+    for (auto const* const name :
+         {"train.bin", "val.bin", "train.rows", "val.rows", "meta.json", "encoder.json", "vocab.bpe"}) {
       auto const left = options.folder / (std::string(name) + ".tmp");  // by a process that was killed
       if (fs::is_regular_file(left, error)) fs::remove(left, error);
     }
@@ -240,11 +265,17 @@ class Preparer {
     cuts_ = !documents_ && !whole_;
     // Without a cut, GPT-2's tokens are read once: nothing must be known of all of them first.
     rounds_.emplace(options_, bytes_of(sections_) * (characters_ || cuts_ ? 2 : 1));
-    if (!characters_) read_byte_pairs();
+    if (options_.tokenizer != nullptr)
+      take_tokenizer();
+    else if (!characters_)
+      read_byte_pairs();
     if (characters_ || cuts_) look();
-    if (documents_ && !tokenizer_->end_of_text())
-      fsdp::fail<fsdp::ConfigError>("'{}': expected a token '{}' to end documents with, got none",
-                                    options_.encoder_json.string(), end_of_text_marker);
+    bool const ends = documents_ && (!prepared_.has_rows || options_.ends_rows);
+    if (ends && !tokenizer_->end_of_text())
+      fsdp::fail<fsdp::ConfigError>(
+          "'{}': expected a token '{}' to end documents with, got none",
+          options_.tokenizer_files.empty() ? options_.encoder_json.string() : options_.tokenizer_files.front().string(),
+          end_of_text_marker);
     prepared_.vocab_size = tokenizer_->size();
     prepared_.has_val = has_val_;
     token_bytes_ = prepared_.vocab_size <= 65535 ? 2 : 4;
@@ -255,6 +286,9 @@ class Preparer {
     files_.emplace_back(options_.folder / "meta.json").write(meta_.dump(1) + "\n");
     std::vector<fs::path> others;
     if (!has_val_) others.push_back(options_.folder / "val.bin");  // of other data
+    for (auto const split : {Split::train, Split::val})
+      if (!prepared_.has_rows || (split == Split::val && !has_val_))
+        others.push_back(options_.folder / fmt::format("{}.rows", name(split)));
     NewFile::commit_all(files_, others, options_.folder / half_prepared_name);
     return prepared_;
   }
@@ -302,6 +336,18 @@ class Preparer {
     files_.emplace_back(options_.folder / "vocab.bpe").write(text_of(merges));
   }
 
+  void take_tokenizer() {
+    prepared_.has_rows = documents_;
+    tokenizer_ = options_.tokenizer;
+    meta_ = {{"tokenizer", "model"}, {"tokenizer_files", Json::array()}, {"rows", documents_}};
+    for (auto const& path : options_.tokenizer_files) {
+      auto const name = path.filename().string();
+      meta_["tokenizer_files"].push_back(name);
+      MappedFile const file(path);
+      files_.emplace_back(options_.folder / name).write(text_of(file));
+    }
+  }
+
   /// The first of two passes: which characters there are, and where a text is to be cut.
   void look() {
     auto const seen = survey(sections_, options_, characters_, *rounds_);
@@ -320,17 +366,23 @@ class Preparer {
   void write_tokens() {
     std::array<NewFile*, 2> const files{&files_.emplace_back(options_.folder / "train.bin"),
                                         has_val_ ? &files_.emplace_back(options_.folder / "val.bin") : nullptr};
+    std::array<NewFile*, 2> rows{};
+    if (prepared_.has_rows) rows[0] = &files_.emplace_back(options_.folder / "train.rows");
+    if (prepared_.has_rows && has_val_) rows[1] = &files_.emplace_back(options_.folder / "val.rows");
     std::array<std::int64_t*, 2> const counts{&prepared_.train_tokens, &prepared_.val_tokens};
     DocumentSplit const split(options_.val_fraction);
     std::vector<WordCache> caches(static_cast<std::size_t>(options_.threads));
-    auto const work = [&](Piece const& piece, std::size_t thread) {
-      return encode(piece, *tokenizer_, whole_ ? nullptr : &split, token_bytes_, caches[thread]);
-    };
+    Encoding const how{*tokenizer_, whole_ ? nullptr : &split, token_bytes_, prepared_.has_rows, options_.ends_rows};
+    auto const work = [&](Piece const& piece, std::size_t thread) { return encode(piece, how, caches[thread]); };
     auto const take = [&](Encoded const& encoded) {
       prepared_.characters += encoded.characters;
       prepared_.documents += encoded.documents;
+      prepared_.empty += encoded.empty;
       for (std::size_t i = 0; i < files.size(); ++i) {
         if (files[i] != nullptr) files[i]->write(encoded.tokens[i].bytes);
+        std::string ends;
+        for (auto const end : encoded.tokens[i].row_ends) append_row_end(ends, *counts[i] + end);
+        if (rows[i] != nullptr) rows[i]->write(ends);
         *counts[i] += encoded.tokens[i].count;
       }
     };

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <vector>
+
+#include "transformer/tokenizer/tokenizer.hpp"
 
 namespace transformer {
 
@@ -13,8 +17,13 @@ namespace transformer {
 struct PrepareOptions {
   std::filesystem::path data;    ///< a text, a .jsonl file, a folder of .txt and .jsonl files, or a pipe ("-": stdin)
   std::filesystem::path folder;  ///< where train.bin, val.bin and meta.json go
-  /// GPT-2's files; both empty: the tokens are characters
+  /// GPT-2's files; both empty: the tokens are characters, or those of `tokenizer`
   std::filesystem::path encoder_json{}, vocab_bpe{};
+  /// The tokenizer of a model's folder: see open_tokenizer_folder. Null: none. Documents become rows: see [Note:
+  /// Documents as rows].
+  std::shared_ptr<Tokenizer const> tokenizer{};
+  std::vector<std::filesystem::path> tokenizer_files{};  ///< its files, which are copied
+  bool ends_rows = false;                                ///< the end-of-text token ends each row
   std::filesystem::path val_data{};  ///< what is for validation, in the ways of `data`; empty: a part of `data`
   double val_fraction = 0.1;  ///< that part: of a text's characters, its end; of documents. 0: there is no val.bin
   int threads = 1;
@@ -27,6 +36,8 @@ struct PrepareOptions {
 struct PreparedData {
   std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
   std::int64_t documents = 0;  ///< 0: one text
+  std::int64_t empty = 0;      ///< further documents without text, which became no rows
+  bool has_rows = false;       ///< the documents are rows
   bool has_val = true;         ///< val.bin was written
   std::int64_t ignored = 0;    ///< files of folders that are neither .txt nor .jsonl
   std::filesystem::path first_ignored;
@@ -37,6 +48,8 @@ struct PreparedData {
 /// processes cannot write to one folder; a data set that a killed process has half replaced is not opened. uint16 ids,
 /// uint32 for a vocabulary above 65,535. A text is cut once, after floor((1 - val_fraction) n) of its n characters, as
 /// nanoGPT does; each document goes to one of both files whole (see DocumentSplit), and the end-of-text id after it.
+/// With `tokenizer` each document is a row instead: the token that begins texts, if the tokenizer has one, and the
+/// document's tokens; train.rows and val.rows say where rows end.
 /// The tokens do not depend on threads and piece_bytes; memory is in proportion to both, and to the longest word of a
 /// text or the longest line of a .jsonl file if these are longer than a piece.
 /// @throws fsdp::ConfigError if there is no text, characters are to be tokens and a text is not UTF-8, a line is no

@@ -48,6 +48,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     if (s.data == "-" && s.val_data == "-")
       fsdp::fail<fsdp::ConfigError>(
           "setting 'val_data': --data reads standard input already: expected a file, got '-'");
+    if (find_setting("model") != nullptr && s.model.empty())
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'model': expected the folder of the model whose tokenizer makes the tokens (--model=FOLDER), got "
+          "nothing");
     bool const gpt2 = s.tokenizer == "gpt2";
     for (auto const& [name, file] :
          {std::pair("encoder_json", &s.encoder_json), std::pair("vocab_bpe", &s.vocab_bpe)}) {
@@ -63,7 +67,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     }
     return;
   }
-  if (command == Command::report) return;
+  auto const* const model = find_setting("model");
+  if (model != nullptr && model->exists_in(command) && command != Command::sample && s.model.empty() && !may_resume(s))
+    fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
+  if (command == Command::report || command == Command::plan) return;
   if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting '{}': expected both files of the tokenizer, encoder_json and vocab_bpe, got only one",
@@ -87,7 +94,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
       fsdp::fail<fsdp::ConfigError>("setting 'dtype': expected float32 or bfloat16 for an export, got {}", s.dtype);
     return;
   }
-  if (s.init_from != "scratch" && command == Command::bench)
+  if (s.init_from != "scratch" && s.model.empty() && command == Command::bench)
     fsdp::fail<fsdp::ConfigError>("setting 'init_from': bench supports only scratch, got '{}'", s.init_from);
   if (!s.checkpoint.empty() && s.init_from != "resume")
     fsdp::fail<fsdp::ConfigError>(
@@ -127,7 +134,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     fsdp::fail<fsdp::ConfigError>("setting 'train_layers': expected at most n_layer = {}, got {}", s.n_layer,
                                   s.train_layers);
   if (s.was_given("lora_alpha") && s.lora_rank == 0)
-    fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --lora_rank too");
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_alpha': only adapters use it; expected --{} too",
+                                  name_of(&Settings::lora_rank));
   if (s.n_embd % s.n_head != 0)
     fsdp::fail<fsdp::ConfigError>("setting 'n_embd': expected a multiple of n_head = {}, got {}", s.n_head, s.n_embd);
   check_strategy(s, ranks);

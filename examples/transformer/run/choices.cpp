@@ -10,11 +10,24 @@
 
 #include "fsdp/error.hpp"
 #include "transformer/run/read_number.hpp"
+#include "transformer/run/table.hpp"
 
 namespace transformer {
 namespace {
 
 constexpr std::string_view auto_or = "auto:";  // weights follow
+
+/// The parts of a text between commas.
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (bool more = true; more;) {
+    auto const comma = text.find(',');
+    words.emplace_back(text.substr(0, comma));
+    more = comma != std::string_view::npos;
+    if (more) text.remove_prefix(comma + 1);
+  }
+  return words;
+}
 
 }  // namespace
 
@@ -27,12 +40,15 @@ bool may_resume(Settings const& settings) { return settings.init_from == "resume
 bool names_weights(std::string_view start) { return start != "scratch" && start != "resume"; }
 
 std::string first_start(Settings const& settings) {
+  if (settings.init_from == "resume") return settings.init_from;
+  if (!settings.model.empty()) return settings.model;
   if (settings.init_from == "auto") return "scratch";
   return is_auto(settings) ? settings.init_from.substr(auto_or.size()) : settings.init_from;
 }
 
 Settings defaults(Command command) {
   Settings settings;
+  set_defaults(settings);
   if (command == Command::sample) settings.init_from = "resume";
   return settings;
 }
@@ -43,6 +59,8 @@ Tuning tuning_of(Settings const& settings) {
   if (tuning.adapts())
     tuning.lora_scale = static_cast<float>(settings.lora_alpha / static_cast<double>(tuning.lora_rank));
   tuning.last_layers = settings.train_layers;
+  tuning.frozen_layers = settings.freeze_layers;
+  if (settings.lora_targets != "all") tuning.lora_targets = words_of(settings.lora_targets);
   return tuning;
 }
 
@@ -53,10 +71,11 @@ std::int64_t checkpointed_layers(Settings const& settings) {
   std::int64_t layers{};
   if (!read_number(text, layers) || layers < 0)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'activation_checkpointing': expected true, false or a number of layers, got '{}'", text);
+        "setting '{}': expected true, false or a number of layers, got '{}'",
+        name_of(&Settings::activation_checkpointing), text);
   if (layers > settings.n_layer)
-    fsdp::fail<fsdp::ConfigError>("setting 'activation_checkpointing': expected at most the {} layers, got {}",
-                                  settings.n_layer, layers);
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected at most the {} layers, got {}",
+                                  name_of(&Settings::activation_checkpointing), settings.n_layer, layers);
   return layers;
 }
 
@@ -64,12 +83,7 @@ fsdp::Offloaded offloaded(Settings const& settings, bool has_masters) {
   fsdp::Offloaded parsed;
   if (settings.cpu_offload) parsed = {.moments = true, .masters = has_masters};
   if (settings.offload == "none") return parsed;
-  std::string_view rest = settings.offload;
-  for (bool more = true; more;) {
-    auto const comma = rest.find(',');
-    auto const word = rest.substr(0, comma);
-    more = comma != std::string_view::npos;
-    if (more) rest.remove_prefix(comma + 1);
+  for (auto const& word : words_of(settings.offload)) {
     if (word == "moments")
       parsed.moments = true;
     else if (word == "masters")
@@ -93,12 +107,12 @@ std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers) 
   if (segment == 1) return 1;
   if (layers == 0)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'recompute_segment': only layers that are computed again form segments; expected "
-        "--activation_checkpointing too");
+        "setting 'recompute_segment': only layers that are computed again form segments; expected --{} too",
+        name_of(&Settings::activation_checkpointing));
   if (segment > layers)
     fsdp::fail<fsdp::ConfigError>(
-        "setting 'recompute_segment': expected at most the {} layers of activation_checkpointing, got {}", layers,
-        segment);
+        "setting 'recompute_segment': expected at most the {} layers of {}, got {}", layers,
+        name_of(&Settings::activation_checkpointing), segment);
   if (unit_layers == 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'recompute_segment': --wrap=model has all layers in one unit: expected 1, got {}", segment);
@@ -145,9 +159,9 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
     notes.emplace_back("note: 'reduce_dtype' has no effect with one rank, which has no gradients of others to sum");
   if (auto const segment = settings.recompute_segment; segment > 1 && segment == checkpointed_layers(settings))
     notes.push_back(fmt::format(
-        "note: the last segment is not computed again, and one segment of all {} layers of 'activation_checkpointing' "
-        "is the last: nothing is computed again",
-        segment));
+        "note: the last segment is not computed again, and one segment of all {} layers of '{}' is the last: nothing is "
+        "computed again",
+        segment, name_of(&Settings::activation_checkpointing)));
   if (settings.share_gpu && !shares_gpus)
     notes.emplace_back("note: 'share_gpu' has no effect: no machine has more processes than GPUs");
   if (settings.strategy == "hybrid_shard" && settings.shard_group == 1)

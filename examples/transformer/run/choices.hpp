@@ -23,11 +23,16 @@ fsdp::Offloaded offloaded(Settings const& settings, bool has_masters);
 /// @param unit_layers  see layers_in_unit
 /// @throws fsdp::ConfigError if there are no such layers, or fewer, or if segments would cut units
 std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers);
-/// learning_rate, min_lr, warmup_iters, lr_decay_iters and decay_lr.
+/// learning_rate, min_lr, warmup_iters, lr_decay_iters (0: max_iters), decay_lr and lr_schedule.
 inline LearningRate learning_rate(Settings const& settings) {
-  return {settings.learning_rate, settings.min_lr, settings.warmup_iters, settings.lr_decay_iters, settings.decay_lr};
+  return {.highest = settings.learning_rate,
+          .lowest = settings.min_lr,
+          .warmup = settings.warmup_iters,
+          .end = settings.lr_decay_iters > 0 ? settings.lr_decay_iters : settings.max_iters,
+          .decays = settings.decay_lr,
+          .linear = settings.lr_schedule == "linear"};
 }
-/// lora_rank, lora_alpha and train_layers: what trains.
+/// lora_rank, lora_alpha, lora_targets, train_layers and freeze_layers: what trains.
 Tuning tuning_of(Settings const& settings);
 /// reshard_after_forward: what becomes of a unit when its forward has ended.
 struct Resharding {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "transformer/data/new_file.hpp"
@@ -15,6 +16,7 @@
 #include "transformer/report/progress.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/commands.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 
 namespace transformer {
 namespace {
@@ -35,6 +37,11 @@ int run_prepare(Settings const& settings) {
   options.folder = std::filesystem::path("data") / settings.dataset;
   options.encoder_json = settings.encoder_json;
   options.vocab_bpe = settings.vocab_bpe;
+  if (!settings.model.empty()) {
+    options.tokenizer = open_tokenizer_folder(settings.model, std::numeric_limits<std::int64_t>::max());
+    options.tokenizer_files = tokenizer_files(settings.model);
+    options.ends_rows = settings.add_eos;
+  }
   options.val_data = settings.val_data;
   options.val_fraction = settings.val_data.empty() ? settings.val_fraction : 0;
   options.threads = threads_of(settings);
@@ -56,7 +63,11 @@ int run_prepare(Settings const& settings) {
                with_commas(prepared.ignored), prepared.ignored == 1 ? "" : "s", prepared.ignored == 1 ? "is" : "are",
                prepared.ignored == 1 ? "is" : "are", prepared.first_ignored.string(),
                prepared.ignored == 1 ? "" : " is the first");
-  fmt::print("wrote train.bin{} and meta.json to {}\n", prepared.has_val ? ", val.bin" : "", options.folder.string());
+  if (prepared.empty > 0)
+    fmt::print("note: {} document{} no text, and {} left out\n", with_commas(prepared.empty),
+               prepared.empty == 1 ? " has" : "s have", prepared.empty == 1 ? "is" : "are");
+  fmt::print("wrote train.bin{}{} and meta.json to {}\n", prepared.has_val ? ", val.bin" : "",
+             prepared.has_rows ? ", their files of rows" : "", options.folder.string());
   if (!prepared.has_val)
     fmt::print("note: there is no val.bin: train needs --val_data=FILE, token files for its evaluations\n");
   return 0;

@@ -41,11 +41,11 @@ void add_data(SettingsTable& t) {
   t.heading = "Data and batches";
   t.text("dataset", &S::dataset, train | bench | prepare | of_run, "folder in data/ with train.bin and val.bin");
   t.optional_text(
-      "train_data", &S::train_data, training | of_run,
+      "train_data", &S::train_data, train | bench | of_run,
       "token files for training instead of the data set's: a file, a pattern such as 'web_train_*.bin', or a "
       "folder");
   t.rows.back().part_of = "dataset";
-  t.optional_text("val_data", &S::val_data, training | prepare | of_run,
+  t.optional_text("val_data", &S::val_data, train | bench | prepare | of_run,
                   "token files for evaluations: a file, a pattern or a folder (default: beside the training files). "
                   "prepare: separate text or documents for validation, in the forms of --data");
   t.rows.back().part_of = "dataset";
@@ -57,7 +57,7 @@ void add_data(SettingsTable& t) {
 void add_batches(SettingsTable& t) {
   t.fraction("val_fraction", &S::val_fraction, prepare,
              "fraction of a text's characters, or of the documents, that goes to val.bin. 0: no val.bin is written");
-  t.choice("sampling", &S::sampling, training | of_run,
+  t.choice("sampling", &S::sampling, train | bench | of_run,
            "how sequences are drawn: epoch uses each block of the text once per epoch; random draws as nanoGPT does",
            {"epoch", "random"});
   t.count("gradient_accumulation_steps", &S::gradient_accumulation_steps, training | of_run,
@@ -85,9 +85,9 @@ void add_optimizer(SettingsTable& t) {
 
 void add_ranks(SettingsTable& t) {
   t.heading = "Ranks and devices";
-  t.choice("device", &S::device, computing, "where to compute (default: cuda if there is one, else cpu)",
+  t.choice("device", &S::device, computing | plan, "where to compute (default: cuda if there is one, else cpu)",
            {"cpu", "cuda"});
-  t.choice("dtype", &S::dtype, computing | exporting,
+  t.choice("dtype", &S::dtype, computing | exporting | plan,
            "element type of the computation. Default: the type of the resumed run, else bfloat16 on cuda and float32 "
            "on cpu. Processors without bf16 instructions compute in float32. fastest: bfloat16 on cuda; on cpu the "
            "type that was faster when measured. export: type of the file (float32)",
@@ -97,7 +97,7 @@ void add_ranks(SettingsTable& t) {
          "with dtype=fastest: measure again instead of using the rates that an earlier run stored");
   t.count("seed", &S::seed, computing | of_run, "seed of initial weights, batches, dropout and samples", 0,
           1'000'000'000'000'000);
-  t.count("ranks", &S::ranks, computing, "number of ranks as threads of this process (without mpirun)", 1, 64);
+  t.count("ranks", &S::ranks, computing | plan, "number of ranks as threads of this process (without mpirun)", 1, 64);
   t.count("threads", &S::threads, computing | prepare,
           "threads of each rank on the host, or of prepare; auto or 0: the cores available to this process, divided by "
           "the machine's ranks",
@@ -114,9 +114,9 @@ void add_ranks(SettingsTable& t) {
 
 void add_sharding(SettingsTable& t) {
   t.heading = "Sharding";
-  t.choice("strategy", &S::strategy, computing | of_run, "what is sharded",
+  t.choice("strategy", &S::strategy, computing | plan | of_run, "what is sharded",
            {"full_shard", "shard_grad_op", "hybrid_shard", "no_shard", "ddp"});
-  t.count("shard_group", &S::shard_group, computing | of_run,
+  t.count("shard_group", &S::shard_group, computing | plan | of_run,
           "ranks per shard group of hybrid_shard (default on several machines: the ranks of one machine)");
   t.rows.back().part_of = "strategy";
   t.optional_text("reshard_after_forward", &S::reshard_after_forward, training | of_run,
@@ -129,7 +129,7 @@ void add_sharding(SettingsTable& t) {
            {"block", "size", "model"});
   t.count("min_params", &S::min_params, training | of_run, "wrap=size: minimum number of parameters per unit", 1,
           1'000'000'000'000);
-  t.count("prefetch", &S::prefetch, computing | of_run, "number of units that are gathered ahead of their computation",
+  t.count("prefetch", &S::prefetch, computing | plan | of_run, "number of units that are gathered ahead of their computation",
           0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,

@@ -20,7 +20,8 @@ inline constexpr unsigned bench = static_cast<unsigned>(Command::bench);
 inline constexpr unsigned prepare = static_cast<unsigned>(Command::prepare);
 inline constexpr unsigned exporting = static_cast<unsigned>(Command::export_);
 inline constexpr unsigned report = static_cast<unsigned>(Command::report);
-inline constexpr unsigned training = train | bench;
+inline constexpr unsigned plan = static_cast<unsigned>(Command::plan);
+inline constexpr unsigned training = train | bench | plan;
 inline constexpr unsigned computing = train | sample | bench;
 /// Beside the commands: resuming takes the setting from the run unless it is given. Others belong to the machine or to
 /// this start, or the checkpoint itself says them: the model's shape and the element type.

@@ -11,7 +11,7 @@
 namespace transformer {
 
 /// The subcommands; a setting says in which of them it exists.
-enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16, report = 32 };
+enum class Command : unsigned { train = 1, sample = 2, bench = 4, prepare = 8, export_ = 16, report = 32, plan = 64 };
 
 /// The settings of all trainers, with their defaults. A trainer's table says which of them it has, and under what name.
 struct Settings {
@@ -28,6 +28,7 @@ struct Settings {
   std::string init_from = "scratch";
   bool overwrite = false;
   std::string model_dir = "models";
+  std::string model;  ///< the folder of a model; empty: init_from says what training begins with
   std::string log_json;
   std::int64_t sample_interval = 0;  ///< 0: no samples
   std::int64_t sample_tokens = 200;
@@ -41,6 +42,7 @@ struct Settings {
   std::string tokenizer = "char";
   std::string encoder_json, vocab_bpe;  ///< empty: none
   double val_fraction = 0.1;
+  bool add_eos = false;  ///< prepare: the end-of-text token ends each row
   std::string sampling = "epoch";
   std::int64_t gradient_accumulation_steps = 40;
   std::int64_t batch_size = 12;
@@ -62,6 +64,7 @@ struct Settings {
   std::int64_t warmup_iters = 2000;
   std::int64_t lr_decay_iters = 600000;
   double min_lr = 6e-5;
+  std::string lr_schedule = "cosine";  ///< after warm-up; without effect if decay_lr is false
   // system
   std::string device;  ///< empty: cuda if it was built and a GPU is there, else cpu
   std::string dtype;   ///< empty: the device's default
@@ -88,7 +91,9 @@ struct Settings {
   // fine-tuning
   std::int64_t lora_rank = 0;  ///< 0: no adapters
   double lora_alpha = 16.0;
-  std::int64_t train_layers = 0;  ///< 0: everything trains
+  std::string lora_targets = "all";  ///< linear layers with adapters, separated by commas
+  std::int64_t train_layers = 0;     ///< 0: everything trains
+  std::int64_t freeze_layers = 0;    ///< lowest blocks that do not train, nor the embedding; 0: everything trains
   // nanoGPT's that mean nothing here
   bool compile = true;
   std::string backend = "nccl";
@@ -109,6 +114,7 @@ struct Settings {
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;
   bool pieces = false;
+  std::string batch_sizes;  ///< empty: batch_size alone
   std::string json;
   // report
   std::vector<std::string> runs;  ///< folders; not a setting of its own
@@ -132,12 +138,15 @@ struct Settings {
 bool may_resume(Settings const& settings);
 /// init_from is auto or auto:WEIGHTS: training that finds no checkpoint in out_dir starts without one.
 bool is_auto(Settings const& settings);
-/// What training starts from if it resumes no run: scratch, or what names weights. With resume: "resume".
+/// Initial weights if training resumes no run: scratch, or a name of weights: the setting `model` if it is there. With
+/// resume: "resume".
 std::string first_start(Settings const& settings);
 /// Whether a start names weights: it is neither scratch nor resume.
 bool names_weights(std::string_view start);
 
-/// The defaults of a subcommand: those of Settings, but `sample` resumes.
+/// The defaults of a subcommand: those of the program, but `sample` resumes.
 Settings defaults(Command command);
+/// The defaults of a program's settings where they differ from Settings'. Each program defines it.
+void set_defaults(Settings& settings);
 
 }  // namespace transformer

@@ -183,6 +183,11 @@ Setting const* find_setting(std::string_view name) {
   return nullptr;
 }
 
+std::string_view name_of(Setting::Member member) {
+  auto const& table = all_settings();
+  return std::find_if(table.begin(), table.end(), [&](auto const& setting) { return setting.member == member; })->name;
+}
+
 std::string_view nearest_setting(std::string_view name, Command command) {
   std::string_view nearest;
   if (name.size() > 100) return nearest;  // a file of another kind, given as settings

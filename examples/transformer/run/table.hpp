@@ -43,10 +43,15 @@ struct Setting {
   void copy(Settings const& from, Settings& to) const;
 };
 
+/// Heading of the settings that say which tensors train.
+inline constexpr std::string_view tuning_heading = "Fine-tuning";
+
 /// The program's table, in the order of --help within each group. Each program defines it.
 std::vector<Setting> const& all_settings();
 /// @return nullptr if there is no setting of that name
 Setting const* find_setting(std::string_view name);
+/// The name of the setting that has this member. @pre the program has one
+std::string_view name_of(Setting::Member member);
 /// The setting whose name is most like `name`, for messages. @return "" if none is like it
 std::string_view nearest_setting(std::string_view name, Command command);
 /// Reads `text` into the setting. @param origin where the text comes from, for the message

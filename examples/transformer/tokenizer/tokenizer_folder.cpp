@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -63,6 +64,14 @@ std::unique_ptr<Tokenizer> open_model(fs::path const& path, TextEnds const& ends
 
 bool has_tokenizer(fs::path const& folder) {
   return is_regular(folder / "tokenizer.json") || is_regular(folder / "tokenizer.model");
+}
+
+std::vector<fs::path> tokenizer_files(fs::path const& folder) {
+  std::vector<fs::path> files;
+  for (auto const* const name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"})
+    if (is_regular(folder / name) && (files.empty() || name != std::string_view("tokenizer.model")))
+      files.push_back(folder / name);
+  return files;
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer_folder(fs::path const& folder, std::int64_t vocab_size) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 #include "transformer/tokenizer/tokenizer.hpp"
 
@@ -12,6 +13,9 @@ namespace transformer {
 
 /// Whether open_tokenizer_folder finds a file there.
 bool has_tokenizer(std::filesystem::path const& folder);
+
+/// The files that open_tokenizer_folder reads there.
+std::vector<std::filesystem::path> tokenizer_files(std::filesystem::path const& folder);
 
 /// Opens tokenizer.json, or tokenizer.model if there is none: the first may have tokens that were added later.
 /// tokenizer_config.json, if there is one, names the tokens that begin and end texts (bos_token, eos_token) and says

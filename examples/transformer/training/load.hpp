@@ -22,9 +22,11 @@ namespace transformer {
 /// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
 inline std::string other_tuning(Settings const& settings, RunState const& run) {
   std::string text;
-  for (std::string const name : {"lora_rank", "lora_alpha", "train_layers"}) {
+  for (auto const& setting : all_settings()) {
+    if (setting.group != tuning_heading) continue;
+    std::string const name(setting.name);
     auto const saved = run.settings.find(name);
-    auto const now = find_setting(name)->text_of(settings);
+    auto const now = setting.text_of(settings);
     if (saved == run.settings.end() || saved->second == now) continue;
     text += fmt::format("{}--{}={} instead of {}", text.empty() ? "" : ", ", name, now, saved->second);
   }

@@ -70,9 +70,11 @@ RunState read_run(std::filesystem::path const& checkpoint) {
 
 float lora_scale_of(RunState const& run) {
   Settings settings;
-  for (std::string const name : {"lora_rank", "lora_alpha"})
+  for (Setting::Member const member : {Setting::Member(&Settings::lora_rank), Setting::Member(&Settings::lora_alpha)}) {
+    std::string const name(name_of(member));
     if (auto const found = run.settings.find(name); found != run.settings.end())
       assign(settings, *find_setting(name), found->second, run.checkpoint.string());
+  }
   return tuning_of(settings).lora_scale;
 }
 

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// llama's settings, in the order of --help within each group.
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "transformer/run/common_rows.hpp"
+#include "transformer/run/help.hpp"
+
+namespace transformer {
+namespace {
+
+using namespace in;
+using S = Settings;
+
+/// Gives a common row the name that HuggingFace's Trainer has for it.
+void rename(SettingsTable& t, std::string_view from, std::string_view to) {
+  for (auto& row : t.rows) {
+    if (row.name == from) row.name = to;
+    if (row.part_of == from) row.part_of = to;
+  }
+}
+Setting& row(SettingsTable& t, std::string_view name) {
+  return *std::find_if(t.rows.begin(), t.rows.end(), [&](Setting const& each) { return each.name == name; });
+}
+
+std::vector<Setting> llama_settings() {
+  SettingsTable t;
+  add_run(t);
+  t.heading = "Folders and start";
+  t.optional_text("model", &S::model, train | sample | bench | plan | prepare | of_run,
+                  "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
+                  "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir");
+  t.choice("init_from", &S::init_from, train,
+           "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
+           "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",
+           {"model", "resume", "auto"});
+  add_start(t);
+  add_data(t);
+  t.flag("add_eos", &S::add_eos, prepare, "end each document with the end-of-text token");
+  add_batches(t);
+  add_optimizer(t);
+  t.choice("lr_schedule", &S::lr_schedule, train | of_run, "decay of the learning rate after warm-up",
+           {"linear", "cosine"});
+  add_ranks(t);
+  add_sharding(t);
+  t.heading = tuning_heading;
+  t.count("freeze_layers", &S::freeze_layers, training | of_run,
+          "freeze the token embedding and this many lowest layers; 0: train everything", 0, 10'000);
+  t.count("lora_r", &S::lora_rank, training | of_run,
+          "rank of adapters (LoRA); everything else is frozen; 0: no adapters", 0, 65536);
+  t.positive("lora_alpha", &S::lora_alpha, training | of_run,
+             "an adapter's product is multiplied by lora_alpha / lora_r");
+  t.text("lora_targets", &S::lora_targets, training | of_run,
+         "linear layers with adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+         "down_proj; or all");
+  add_logs(t);
+  add_samples(t);
+  add_measurement(t);
+  t.heading = "Measurement";
+  t.optional_text("batch_sizes", &S::batch_sizes, bench | plan,
+                  "values of batch_size, separated by commas: a line for each. bench ends where memory does");
+  add_files(t);
+
+  rename(t, "activation_checkpointing", "gradient_checkpointing");
+  auto& checkpointing = row(t, "gradient_checkpointing");
+  checkpointing.may_stand_alone = true;
+  checkpointing.help =
+      "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
+      "plan also take both: a line for false and one for true";
+  row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
+  auto& end = row(t, "lr_decay_iters");
+  end.help = "iteration at which the learning rate reaches min_lr; 0: max_iters";
+  end.low = 0;
+  return t.rows;
+}
+
+}  // namespace
+
+void set_defaults(Settings& settings) {
+  settings.init_from = "model";
+  settings.dataset = "texts";
+  settings.gradient_accumulation_steps = 1;
+  settings.batch_size = 4;
+  settings.block_size = 512;
+  settings.learning_rate = 2e-5;
+  settings.min_lr = 0;
+  settings.warmup_iters = 0;
+  settings.lr_decay_iters = 0;
+  settings.lr_schedule = "linear";
+  settings.max_iters = 1000;
+  settings.eval_interval = 100;
+  settings.eval_iters = 10;
+  settings.weight_decay = 0;
+  settings.beta2 = 0.999;
+  settings.temperature = 0.8;
+  settings.max_new_tokens = 200;
+  settings.num_samples = 1;
+  settings.start = "";
+}
+
+ProgramText const& program_text() {
+  static constexpr ProgramText text{
+      "llama fine-tunes Llama models, fully sharded over processes or threads, from HuggingFace's folders.",
+      "  llama prepare --model=MODEL --dataset=chess --data=games.jsonl\n"
+      "  llama plan --model=MODEL --ranks=2\n"
+      "  mpirun -n 2 llama train --model=MODEL --dataset=chess --gradient_accumulation_steps=2 --out_dir=out\n"
+      "  llama sample --out_dir=out --start=\"1. e4\"\n"
+      "  llama export --out_dir=out --to=tuned\n"};
+  return text;
+}
+
+std::vector<Setting> const& all_settings() {
+  static std::vector<Setting> const table = llama_settings();
+  return table;
+}
+
+}  // namespace transformer
