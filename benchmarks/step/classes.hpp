@@ -12,7 +12,7 @@ enum class KernelClass : unsigned char {
   matrix_products,
   attention,
   layer_norm,  ///< with biases, residuals, and the column sums that are their gradients
-  gelu,
+  gelu,        ///< and SwiGLU
   classifier,
   embedding,
   optimizer,
@@ -51,15 +51,19 @@ constexpr KernelClass class_of(std::string_view kernel) {
       {"Attention", attention},
       {"transformer::flash::", attention},
       {"Softmax", attention},
+      {"Rope", attention},
       {"DropoutRows", attention},  // of probabilities
       {"Gelu", gelu},
+      {"Swiglu", gelu},
       {"CrossEntropy", classifier},
       {"Classifier", classifier},
       {"transformer::detail::Sum", classifier},  // of losses
       {"Embedding", embedding},
+      {"TokenForward", embedding},
       {"TokenBackward", embedding},
       {"PositionBackward", embedding},
       {"LayerNorm", layer_norm},
+      {"RmsNorm", layer_norm},
       {"Residual", layer_norm},
       {"Dropout", layer_norm},  // before the residual addition
       {"BiasAdd", layer_norm},

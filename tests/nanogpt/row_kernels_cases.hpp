@@ -15,7 +15,10 @@
 #include "fsdp/memory.hpp"
 #include "tests/catch.hpp"
 #include "tests/unit/kernels_support.hpp"
+#include "transformer/kernels/rms_norm.hpp"
+#include "transformer/kernels/rope.hpp"
 #include "transformer/kernels/row_kernels.hpp"
+#include "transformer/kernels/swiglu.hpp"
 
 namespace model_test {
 
@@ -169,6 +172,66 @@ std::vector<Doubles> gelu(B& b, std::int64_t rows, std::int64_t columns) {
   return all;
 }
 
+/// y and scale, with and without a residual addition before it; the gradients of a norm that trains, added to others,
+/// and of one that is frozen.
+template <class B>
+std::vector<Doubles> rms_norm(B& b, std::int64_t rows, std::int64_t columns) {
+  using A = typename B::Element;
+  using Real = typename B::Real;
+  auto const n = rows * columns;
+  A const *x = b.put(values(n, 1)), *residual = b.put(values(n, 2)), *weight = b.put(values(columns, 3)),
+          *dy = b.put(values(n, 5)), *add = b.put(values(n, 7));
+  A *y = b.blank(n), *sum = b.blank(n), *of_sum = b.blank(n), *dx = b.blank(n), *frozen = b.blank(n);
+  Real *scale = b.template blank<Real>(rows), *scale_of_sum = b.template blank<Real>(rows);
+  Real *partials = b.template blank<Real>(transformer::rms_norm_partials(rows, columns)),
+       *dw = b.template blank<Real>(columns, 0.5), *fresh = b.template blank<Real>(columns, std::nan(""));
+  auto& stream = b.stream();
+  transformer::rms_norm_forward(b.device(), stream, x, weight, y, scale, rows, columns, 1e-5);
+  transformer::residual_rms_norm_forward(b.device(), stream, residual, x, sum, weight, of_sum, scale_of_sum, rows,
+                                         columns, 1e-5);
+  transformer::rms_norm_backward(b.device(), stream, dy, x, weight, scale, add, dx, dw, rows, columns, partials);
+  transformer::rms_norm_backward(b.device(), stream, dy, x, weight, scale, static_cast<A const*>(nullptr), dx, fresh,
+                                 rows, columns, partials, true);
+  std::vector<Doubles> all;
+  for (auto const* const result : {y, sum, of_sum, dx}) all.push_back(b.get(result, n));
+  transformer::rms_norm_backward(b.device(), stream, dy, x, weight, scale, add, dx, dw, rows, columns, partials);
+  transformer::rms_norm_backward(b.device(), stream, dy, x, weight, scale, add, frozen, static_cast<Real*>(nullptr),
+                                 rows, columns, static_cast<Real*>(nullptr));
+  for (auto const* const result : {dx, frozen}) all.push_back(b.get(result, n));
+  for (auto const* const result : {dw, fresh}) all.push_back(b.get(result, columns));
+  for (auto const* const result : {scale, scale_of_sum}) all.push_back(b.get(result, rows));
+  return all;
+}
+
+/// What attention gets of grouped heads in the middle of a cache, and the gradient of what was projected.
+template <class B>
+std::vector<Doubles> rope(B& b, transformer::GroupedHeads const& heads, transformer::Pass pass) {
+  auto const packed_rows = pass.batch * pass.capacity, width = 3 * heads.width();
+  auto const* const projected = b.put(values(pass.rows() * heads.projected(), 16));
+  auto const table = transformer::rope_table({}, 10000.0, heads.size, pass.position + pass.length);
+  auto const* const angles = b.template put<float>(Doubles(table.begin(), table.end()));
+  auto* const packed = b.blank(packed_rows * width, 0.25);
+  transformer::rope_forward(b.device(), b.stream(), heads, pass, projected, angles, packed);
+  std::vector<Doubles> all{b.get(packed, packed_rows * width)};
+  pass.position = 0;
+  pass.capacity = pass.length;
+  auto const* const up = b.put(values(pass.rows() * width, 17));
+  auto* const gradient = b.blank(pass.rows() * heads.projected());
+  transformer::rope_backward(b.device(), b.stream(), heads, pass, up, angles, gradient);
+  all.push_back(b.get(gradient, pass.rows() * heads.projected()));
+  return all;
+}
+
+/// The result, its gradient, and the result again.
+template <class B>
+std::vector<Doubles> swiglu(B& b, std::int64_t rows, std::int64_t columns) {
+  auto const n = rows * columns;
+  auto *both = b.put(values(2 * n, 18)), *gradient = b.put(values(n, 19)), *y = b.blank(n);
+  transformer::swiglu_forward(b.device(), b.stream(), both, y, rows, columns);
+  transformer::swiglu_backward(b.device(), b.stream(), both, gradient, rows, columns);
+  return {b.get(y, n), b.get(both, 2 * n), b.get(gradient, n)};
+}
+
 /// The gradients of both embeddings.
 template <class B>
 std::vector<Doubles> embedding_gradient(B& b, std::int64_t rows, std::int64_t columns) {
@@ -221,6 +284,13 @@ void check_row_kernels(D const& device) {
     check([&](auto& b) { return layer_norm_gradient(b, rows, columns); }, rows, columns);
     check([&](auto& b) { return gelu(b, rows, columns); }, rows, columns);
     check([&](auto& b) { return embedding_gradient(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return rms_norm(b, rows, columns); }, rows, columns);
+    check([&](auto& b) { return swiglu(b, rows, columns); }, rows, columns);
+  }
+  for (auto const& heads : {transformer::GroupedHeads{1, 1, 2}, {6, 2, 10}, {9, 3, 64}, {8, 1, 16}, {4, 4, 128}}) {
+    for (transformer::Pass const& pass : {transformer::Pass{.batch = 2, .length = 37, .position = 5, .capacity = 50},
+                                          {.batch = 1, .length = 1, .position = 7, .capacity = 8}})
+      check([&](auto& b) { return rope(b, heads, pass); }, heads.projected(), pass.rows());
   }
   for (std::int64_t const vocabulary : {65, 1000, 50257})
     check([&](auto& b) { return cross_entropy(b, 5, vocabulary); }, 5, vocabulary);

@@ -27,6 +27,16 @@ struct EmbeddingForward {
   }
 };
 
+struct TokenForward {
+  template <class Block, class A, class W, class Index>
+  FSDP_HD void operator()(Block const& block, std::int64_t row, Index const* tokens, W const* token_weight, A* out,
+                          std::int64_t columns) const {
+    block.each(
+        columns, out + row * columns, [](Compute<W> token) { return token; },
+        token_weight + static_cast<std::int64_t>(tokens[row]) * columns);
+  }
+};
+
 /// Adds rows to the gradients of their tokens, those of one token in row order. Several blocks each take the tokens of
 /// one remainder; a single lane takes all at once.
 struct TokenBackward {
@@ -83,6 +93,21 @@ void embedding_backward(D const& device, typename D::Stream& stream, Index const
   device.launch(stream, detail::token_parts, detail::TokenBackward{}, tokens, dy, token_gradient, batch * length,
                 columns);
   device.launch(stream, length, detail::PositionBackward{}, dy, position_gradient, batch, length, columns);
+}
+
+/// out (rows, columns) = token_weight[token]: the embedding of a model without a position table.
+template <fsdp::Device D, class A, class W, class Index>
+void token_embedding_forward(D const& device, typename D::Stream& stream, Index const* tokens, W const* token_weight,
+                             A* out, std::int64_t rows, std::int64_t columns) {
+  if (rows > 0) device.launch(stream, rows, detail::TokenForward{}, tokens, token_weight, out, columns);
+}
+
+/// token_gradient[token] += dy (rows, columns), in row order.
+template <fsdp::Device D, class A, class G, class Index>
+void token_embedding_backward(D const& device, typename D::Stream& stream, Index const* tokens, A const* dy,
+                              G* token_gradient, std::int64_t rows, std::int64_t columns) {
+  if (rows == 0) return;
+  device.launch(stream, detail::token_parts, detail::TokenBackward{}, tokens, dy, token_gradient, rows, columns);
 }
 
 }  // namespace transformer
