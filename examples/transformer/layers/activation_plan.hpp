@@ -78,6 +78,9 @@ inline ActivationPlan plan_activations(DecoderShape const& shape, std::int64_t b
     fsdp::fail<fsdp::ConfigError>("model: expected attention panels of at least one row, got {}", options.panel);
   if (tuning.frozen_layers < 0 || tuning.frozen_layers > shape.layers)
     fsdp::fail<fsdp::ConfigError>("model: expected 0 to {} frozen layers, got {}", shape.layers, tuning.frozen_layers);
+  if (tuning.adapts() && (tuning.frozen_layers > 0 || tuning.last_layers > 0))
+    fsdp::fail<fsdp::ConfigError>(
+        "model: expected adapters or layers that do not train, got adapters of rank {} and both", tuning.lora_rank);
   ActivationPlan plan;
   plan.batch = batch;
   plan.sequence = length;
