@@ -175,8 +175,8 @@ TEST_CASE("what checksums cannot find: nonsense that was written so") {
   };
   std::string const first = "rank-00000-of-00002.safetensors.json";
   std::vector<Case> const cases{
-      {"checkpoint.json", "\"version\": 1", "\"version\": 3",
-       "was written by a newer fsdp (format 3; this one reads 1 and 2)"},
+      {"checkpoint.json", "\"version\": 1", "\"version\": 4",
+       "was written by a newer fsdp (format 4; this one reads 1 to 3)"},
       {"checkpoint.json", "\"version\": 1", "\"version\": 2", "'optimizers' is missing"},
       {"checkpoint.json", "\"fsdp sharded checkpoint\"", "\"something\"", "'format'"},
       {"checkpoint.json", "\"step\": 2", "\"step\": 18446744073709551615", "'step'"},

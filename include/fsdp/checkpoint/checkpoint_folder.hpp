@@ -30,6 +30,9 @@ struct SaveOptions {
   std::int64_t step = -1;                       ///< in the name, "step-N"; -1: the steps that the optimizer has taken
   std::vector<std::string> pointers{"latest"};  ///< files of the folder that name the checkpoint from now on
   int keep_last = 2;  ///< checkpoints that stay, this one too; besides those that a pointer names. 0: all
+  /// Parameters of frozen tensors are not written. Whoever loads the checkpoint loads them first, from the same place
+  /// as before the save.
+  bool without_frozen = false;
 };
 
 namespace checkpoint {

@@ -134,11 +134,19 @@ void for_each_own_segment(E& engine, RunState<E> const& state, Act&& act) {
           act(array, u, segment, tensor);
 }
 
+/// The checkpoint has no parameters of the tensor. @throws ConfigError if it trains
+inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_view what) {
+  if (!frozen)
+    fail<ConfigError>("{} was saved without the parameters of tensor '{}', which was frozen; freeze it", what,
+                      tensor.name);
+}
+
 }  // namespace checkpoint
 
 /// Continues from a checkpoint: parameters, the optimizer's state and its count of steps are what they were when it was
 /// saved, bit by bit where they are kept in the types that they were saved in, else rounded to nearest even. Gradients
-/// are forgotten. Each rank reads, and checks, the blocks that its shards lie in.
+/// are forgotten. A checkpoint that was saved without frozen parameters leaves those of the engine as they are. Each
+/// rank reads, and checks, the blocks that its shards lie in.
 /// @param checkpoint  the folder of one: what save() returned
 /// @throws ConfigError on every rank if anything is missing, damaged, or not this model's or optimizer's: engine and
 /// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten.
@@ -168,7 +176,8 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
     expect_same_tensors(manifest, tensor_list(engine), what);
     found = find_state(manifest, state, entries, what);
     reader.emplace(checkpoint, std::move(manifest));
-    for_each_own_segment(engine, state, [&](auto array, auto, Segment const& segment, TensorInfo const& tensor) {
+    for_each_own_segment(engine, state, [&](auto array, auto u, Segment const& segment, TensorInfo const& tensor) {
+      if (!reader->has(found.arrays[array], tensor.name)) return expect_frozen(shards[u].frozen, tensor, what);
       reader->read(found.arrays[array], tensor.name, segment.first, segment.count, [](auto...) {});
     });
     return "";
@@ -179,6 +188,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   engine.discard_gradients();
   agreed(world, "loading", [&] {
     for_each_own_segment(engine, state, [&](auto array, auto u, Segment const& segment, TensorInfo const& tensor) {
+      if (!reader->has(found.arrays[array], tensor.name)) return;
       values.resize(static_cast<std::size_t>(segment.count));
       reader->read(found.arrays[array], tensor.name, segment.first, values);
       auto* const to = state.at(array, u, segment);

@@ -88,7 +88,8 @@ struct Manifest {
   std::string strategy;                                      ///< of the engine that saved, for people
   std::vector<TensorInfo> tensors;                           ///< names and shapes, in declared order
   std::vector<ArrayEntry> arrays;                            ///< the parameters first
-  std::vector<std::string> frozen;                           ///< names of tensors that have parameters only
+  std::vector<std::string> frozen;                           ///< names of tensors without optimizer state
+  bool without_frozen = false;                               ///< the parameters of these are not there either
   std::map<std::string, DType> types;                        ///< by tensor: of parameters, where it is not the array's
   std::vector<StateEntry> parts;                             ///< the optimizer, or several
   std::int64_t steps_taken = 0;                              ///< by the first
@@ -166,7 +167,7 @@ inline RankFile parse_rank_file(std::string_view text, std::string_view what) {
 }
 
 /// Format 1: one optimizer, or none, with state for every tensor that is not frozen. Format 2 lists several, and the
-/// tensors of each.
+/// tensors of each. Format 3: as format 2, without the parameters of frozen tensors.
 inline bool has_one_optimizer(Manifest const& manifest) {
   return manifest.parts.empty() ||
          (manifest.parts.size() == 1 &&
@@ -174,10 +175,14 @@ inline bool has_one_optimizer(Manifest const& manifest) {
 }
 
 inline std::string to_json_text(Manifest const& manifest) {
-  bool const several = !has_one_optimizer(manifest);
-  Json json{
-      {"format", "fsdp sharded checkpoint"}, {"version", several ? 2 : 1},        {"step", manifest.step},
-      {"save_number", manifest.save_number}, {"world_size", manifest.world_size}, {"strategy", manifest.strategy}};
+  bool const several = manifest.without_frozen || !has_one_optimizer(manifest);
+  int const version = manifest.without_frozen ? 3 : several ? 2 : 1;
+  Json json{{"format", "fsdp sharded checkpoint"},
+            {"version", version},
+            {"step", manifest.step},
+            {"save_number", manifest.save_number},
+            {"world_size", manifest.world_size},
+            {"strategy", manifest.strategy}};
   auto tensors = Json::array(), arrays = Json::array(), files = Json::array();
   for (auto const& tensor : manifest.tensors) {
     tensors.push_back({{"name", tensor.name}, {"shape", tensor.shape}});
@@ -242,8 +247,8 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
   Fields const fields(json, what);
   if (fields.text("format") != "fsdp sharded checkpoint") fields.wrong("format", "\"fsdp sharded checkpoint\"");
   auto const version = fields.whole("version", 1, 1'000'000);
-  if (version > 2)
-    fail<ConfigError>("{} was written by a newer fsdp (format {}; this one reads 1 and 2)", what, version);
+  if (version > 3)
+    fail<ConfigError>("{} was written by a newer fsdp (format {}; this one reads 1 to 3)", what, version);
   auto const checksum = fields.checksum("xxh64");
   json.erase("xxh64");
   if (checksum_of(json.dump(-1, ' ', false, Json::error_handler_t::replace)) != checksum)
@@ -283,6 +288,7 @@ inline Manifest parse_manifest(std::string_view text, std::string_view what) {
       manifest.frozen.push_back(item.get<std::string>());
     }
   }
+  manifest.without_frozen = version == 3;
   parse_parts(manifest, fields, version == 1, what);
   for (auto const& item : fields.array("files")) {
     Fields const each(item, what);

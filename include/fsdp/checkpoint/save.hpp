@@ -48,6 +48,7 @@ class Save {
     manifest_.tensors = tensor_list(engine);
     manifest_.arrays = state_.arrays();
     manifest_.frozen = frozen_tensors(engine);
+    manifest_.without_frozen = options.without_frozen && !manifest_.frozen.empty();
     manifest_.types = parameter_types(engine);
     std::string parts;
     for (auto const& part : manifest_.parts)
@@ -55,11 +56,12 @@ class Save {
     manifest_.extra = std::move(extra);
     fsdp::detail::expect_equal_texts<OrderError>(
         engine.world(),
-        formatted("step {} to '{}', {}, keeping {}, named by {}, after {}", manifest_.step, folder.string(),
-                  parts.empty() ? "no optimizer (0 steps)" : parts, options.keep_last, listed(options.pointers),
-                  engine.shards().history().text()),
+        formatted("step {} to '{}', {}{}, keeping {}, named by {}, after {}", manifest_.step, folder.string(),
+                  parts.empty() ? "no optimizer (0 steps)" : parts,
+                  manifest_.without_frozen ? " without frozen parameters" : "", options.keep_last,
+                  listed(options.pointers), engine.shards().history().text()),
         "what is saved");
-    own_ = own_slices(engine, state_);
+    own_ = own_slices(engine, state_, manifest_.without_frozen);
     partial_ = agreed(engine.world(), "a checkpoint's folder", [&] {
       expect_writable(manifest_.extra, "extra");
       expect_nameable(manifest_.tensors, manifest_.arrays);

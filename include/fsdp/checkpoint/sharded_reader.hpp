@@ -44,12 +44,13 @@ class ShardedReader {
   }
 
   Manifest const& manifest() const { return manifest_; }
-  /// Optimizers keep nothing for tensors that were frozen, or that another optimizer owned.
+  /// Optimizers keep nothing for tensors that were frozen, or that another optimizer owned; of format 3, frozen tensors
+  /// have no parameters either.
   bool has(std::string_view array, std::string_view tensor) const {
-    if (array == parameters_array) return true;
     auto const lists = [](std::vector<std::string> const& names, std::string_view name) {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
+    if (array == parameters_array) return !manifest_.without_frozen || !lists(manifest_.frozen, tensor);
     for (auto const& part : manifest_.parts)
       if (lists(part.arrays, array)) return lists(part.tensors, tensor);
     return false;

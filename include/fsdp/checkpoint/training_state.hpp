@@ -215,14 +215,16 @@ struct OwnSlices {
 
 /// What this rank writes: of every unit its slice of the world's, so that each element is written once, whatever is
 /// sharded or replicated.
+/// @param without_frozen  see SaveOptions
 /// @pre the engine is sealed
 template <class E>
-OwnSlices own_slices(E& engine, RunState<E> const& state) {
+OwnSlices own_slices(E& engine, RunState<E> const& state, bool without_frozen) {
   OwnSlices own;
   auto const shards = engine.shards();
   for (std::size_t array = 0; array < state.arrays().size(); ++array) {
     for (std::size_t u = 0; u < shards.size(); ++u) {
       auto const& unit = shards[u];
+      if (without_frozen && unit.frozen) continue;
       auto const dtype = array == 0 ? unit.types().master : state.arrays()[array].dtype;
       auto const slice = unit.norm_slice();
       auto const begin = unit.shard().begin + slice.begin;
