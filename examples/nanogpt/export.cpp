@@ -46,7 +46,7 @@ void transpose(std::vector<float> const& from, std::vector<float>& to, std::int6
 /// Writes model.safetensors, a tensor at a time.
 /// @param huggingface  Conv1D's orientation, and biases whether the model has them or not; else as ours
 /// @param before_name  called when all tensors are written, before the file has its name
-void write_safetensors(fs::path const& path, WeightsSource const& weights, bool huggingface, bool bf16,
+void write_safetensors(fs::path const& path, GptWeights const& weights, bool huggingface, bool bf16,
                        std::function<void()> const& before_name) {
   auto config = weights.config();
   bool const has_biases = config.bias;
@@ -55,7 +55,7 @@ void write_safetensors(fs::path const& path, WeightsSource const& weights, bool 
   std::vector<fsdp::TensorInfo> infos(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     infos[i].name = tensors[i].name;
-    infos[i].shape = huggingface ? tensors[i].conv1d_shape() : tensors[i].shape;
+    infos[i].shape = huggingface ? tensors[i].stored_shape() : tensors[i].shape;
   }
   RemovedOnSignal const removed(path.string() + ".tmp");
   WeightsWriter file(path, infos, bf16);

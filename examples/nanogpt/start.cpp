@@ -55,7 +55,7 @@ void adopt_model(Settings& settings, RunState const& run) {
   adopt_shape(settings, model_config(run), fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
 }
 
-void adopt_model(Settings& settings, WeightsSource const& weights) {
+void adopt_model(Settings& settings, GptWeights const& weights) {
   auto model = weights.config();
   if (settings.was_given("block_size")) model.block_size = std::min(model.block_size, settings.block_size);
   adopt_shape(settings, model, fsdp::formatted("the weights '{}'", weights.path().string()));

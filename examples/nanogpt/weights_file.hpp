@@ -13,34 +13,14 @@
 #include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/full_state.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/weights_source.hpp"
 #include "transformer/tuning/merged_weights.hpp"
 #include "transformer/tuning/tuning.hpp"
-
-namespace fsdp::checkpoint {
-class SafetensorsWriter;
-}  // namespace fsdp::checkpoint
+#include "transformer/weights/weights_source.hpp"
+#include "transformer/weights/weights_writer.hpp"
 
 namespace nanogpt {
 
-/// The file that a model's weights are written to. It is compiled apart from the engines, for what writes
-/// JSON takes long.
-class WeightsWriter {
- public:
-  /// @param tensors  names and shapes of what will be written
-  /// @param bf16     round to nearest even; else fp32
-  WeightsWriter(std::filesystem::path const& path, std::vector<fsdp::TensorInfo> const& tensors, bool bf16 = false);
-  WeightsWriter(WeightsWriter const&) = delete;
-  WeightsWriter& operator=(WeightsWriter const&) = delete;
-  ~WeightsWriter();
-  void write(fsdp::TensorInfo const& tensor, std::span<float const> values);
-  /// All tensors are written: the file gets its name.
-  void finish();
-
- private:
-  std::unique_ptr<fsdp::checkpoint::SafetensorsWriter> file_;
-  bool bf16_;
-};
+using namespace transformer;
 
 /// Which tensors of a model a file gets.
 enum class Weights {

@@ -92,7 +92,7 @@ std::vector<Planned> plan(GptConfig const& config, Style const& style, DType typ
     if (tensor.name == token_table && style.head) list.push_back({{"lm_head.weight", type, tensor.shape}, values});
     if (tensor.name == token_table && !style.table) continue;
     auto const name = style.prefix ? tensor.name : tensor.name.substr(std::string("transformer.").size());
-    list.push_back({{name, type, tensor.conv1d_shape()}, values});
+    list.push_back({{name, type, tensor.stored_shape()}, values});
   }
   if (style.buffers) {
     list.push_back({{"transformer.h.0.attn.bias", type, {1, 1, 2, 2}}, {1, 0, 1, 1}});
@@ -144,7 +144,7 @@ Settings from(fs::path const& path) {
 
 /// Reads every tensor in `parts` ranges, as so many ranks would, and compares all elements.
 template <class T = float>
-void check_all(WeightsSource const& weights, std::int64_t parts) {
+void check_all(GptWeights const& weights, std::int64_t parts) {
   for (auto const& tensor : gpt_tensors(weights.config())) {
     std::int64_t wrong = 0;
     for (std::int64_t part = 0; part < parts; ++part) {

@@ -16,7 +16,7 @@
 namespace nanogpt {
 
 CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, GptConfig const& config, float lora_scale)
-    : WeightsSource(folder, config), lora_scale_(lora_scale) {
+    : GptWeights(folder, config), lora_scale_(lora_scale) {
   namespace ckpt = fsdp::checkpoint;
   auto const file = folder / ckpt::manifest_name;
   auto const what = fsdp::formatted("'{}'", file.string());

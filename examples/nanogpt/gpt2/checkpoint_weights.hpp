@@ -18,7 +18,7 @@ namespace nanogpt {
 
 /// Reads slices as they are asked for, a block of a MiB at a time, and checks their checksums. Adapters are merged into
 /// their matrices. Used by one thread.
-class CheckpointWeights final : public WeightsSource {
+class CheckpointWeights final : public GptWeights {
  public:
   /// @param config      the run's model
   /// @param lora_scale  see Tuning

@@ -19,7 +19,7 @@ namespace nanogpt {
 /// 256 int32: magic 20240326, version (3: fp32, 5: bf16), positions, vocabulary, layers, heads, width, padded
 /// vocabulary; the rest is 0. Then wte (with the padding's rows), wpe, and 12 tensors of a layer, each for all layers
 /// one after the other; the last norm. Linear weights are (out, in), as ours. All have biases; GELU is by tanh.
-class LlmcFile final : public WeightsSource {
+class LlmcFile final : public GptWeights {
  public:
   /// Reads the header and compares it with the file's length.
   /// @throws fsdp::ConfigError saying what is wrong
@@ -52,7 +52,7 @@ bool is_llm_c(std::filesystem::path const& path);
 /// @param before_name  called when all is written, before the file has its name
 /// @throws fsdp::ConfigError if it cannot be written
 void write_llm_c(
-    std::filesystem::path const& path, WeightsSource const& weights, bool bf16,
+    std::filesystem::path const& path, GptWeights const& weights, bool bf16,
     std::function<void()> const& before_name = [] {});
 
 }  // namespace nanogpt

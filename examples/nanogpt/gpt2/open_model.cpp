@@ -98,7 +98,7 @@ OpenedModel open_folder(fs::path const& folder) {
                                   config_name);
   if (kind_of_config(folder / config_name) == ConfigKind::nanogpt) return open_saved(folder);
   auto const config = read_huggingface_config(folder / config_name);
-  return {std::make_shared<WeightsFolder>(folder, config, Orientation::in_out), {}, find_tokenizer(folder), 0};
+  return {std::make_shared<GptFolder>(folder, config, Orientation::in_out), {}, find_tokenizer(folder), 0};
 }
 
 std::string_view as_text(MappedFile const& file) {
@@ -125,7 +125,7 @@ OpenedModel open_saved(fs::path const& folder) {
   auto const saved = open_saved_model(folder);
   auto config = saved.config;
   config.dropout = 0;
-  return {std::make_shared<WeightsFolder>(folder, config, Orientation::out_in), saved.meta, find_tokenizer(folder),
+  return {std::make_shared<GptFolder>(folder, config, Orientation::out_in), saved.meta, find_tokenizer(folder),
           saved.state.iteration};
 }
 
@@ -205,7 +205,7 @@ void copy_tokenizer(TokenizerFiles const& files, fs::path const& folder) {
   }
 }
 
-std::string fingerprint(WeightsSource const& weights) {
+std::string fingerprint(GptWeights const& weights) {
   auto const& config = weights.config();
   std::string text = fsdp::formatted("{} {} {} {} {}", config.n_layer, config.n_head, config.n_embd, config.block_size,
                                      config.vocab_size);

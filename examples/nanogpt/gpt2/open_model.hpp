@@ -25,7 +25,7 @@ struct TokenizerFiles {
 
 /// A model whose weights have been found and checked, but not read.
 struct OpenedModel {
-  std::shared_ptr<WeightsSource const> weights;
+  std::shared_ptr<GptWeights const> weights;
   Meta meta;                   ///< of a model of ours: what its data were
   TokenizerFiles tokenizer;    ///< beside the weights
   std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
@@ -64,6 +64,6 @@ void copy_tokenizer(TokenizerFiles const& files, std::filesystem::path const& fo
 
 /// The same for weights that are the same, and most likely for no others: of the shape, and of some values of every
 /// tensor. Ranks compare it, for each reads files of its own machine.
-std::string fingerprint(WeightsSource const& weights);
+std::string fingerprint(GptWeights const& weights);
 
 }  // namespace nanogpt

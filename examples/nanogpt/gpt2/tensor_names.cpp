@@ -25,18 +25,6 @@ std::string_view behind_layer(std::string_view name) {
 
 }  // namespace
 
-std::int64_t GptTensor::numel() const {
-  std::int64_t product = 1;
-  for (auto const extent : shape) product *= extent;
-  return product;
-}
-
-std::vector<std::int64_t> GptTensor::conv1d_shape() const {
-  return transposed ? std::vector<std::int64_t>(shape.rbegin(), shape.rend()) : shape;
-}
-
-bool GptTensor::is_bias() const { return std::string_view(name).ends_with(".bias"); }
-
 std::vector<GptTensor> gpt_tensors(GptConfig const& config) {
   auto const width = config.n_embd;
   std::vector<GptTensor> list;
@@ -60,6 +48,15 @@ std::vector<GptTensor> gpt_tensors(GptConfig const& config) {
     linear(at + "mlp.c_proj", width, 4 * width);
   }
   norm(std::string(prefix) + "ln_f");
+  return list;
+}
+
+TensorList gpt_tensor_list(GptConfig const& config, Orientation orientation) {
+  TensorList list{gpt_tensors(config), {}, our_name};
+  if (orientation == Orientation::out_in)
+    for (auto& tensor : list.tensors) tensor.transposed = false;
+  list.tied = {{"lm_head.weight", std::string(token_table),
+                "nanogpt supports tied embeddings only; this model has a separate lm_head"}};
   return list;
 }
 

@@ -8,19 +8,17 @@
 #include <vector>
 
 #include "gpt_config.hpp"
+#include "transformer/weights/tensor_list.hpp"
 
 namespace nanogpt {
 
-/// A tensor as the model has it.
-struct GptTensor {
-  std::string name;  ///< "transformer.h.0.attn.c_attn.weight": HuggingFace's GPT2LMHeadModel has the same
-  std::vector<std::int64_t> shape;  ///< ours
-  bool transposed = false;          ///< HuggingFace has it as (in, out), in a Conv1D; we as (out, in)
+/// By HuggingFace's names, of GPT2LMHeadModel: "transformer.h.0.attn.c_attn.weight". Transposed: a Conv1D's.
+using GptTensor = WeightTensor;
 
-  std::int64_t numel() const;
-  /// The extents that HuggingFace's has.
-  std::vector<std::int64_t> conv1d_shape() const;
-  bool is_bias() const;
+/// How a file has the weights of linear layers.
+enum class Orientation {
+  out_in,  ///< ours
+  in_out   ///< HuggingFace's Conv1D
 };
 
 inline constexpr std::string_view token_table = "transformer.wte.weight";     // (V, C)
@@ -28,6 +26,9 @@ inline constexpr std::string_view position_table = "transformer.wpe.weight";  //
 
 /// Every tensor of such a model: the tables, layer by layer, the last norm.
 std::vector<GptTensor> gpt_tensors(GptConfig const& config);
+
+/// What a folder with such a model has. The head's matrix may be there too, or in place of wte: they are tied.
+TensorList gpt_tensor_list(GptConfig const& config, Orientation orientation);
 
 /// Our name for one that HuggingFace's files have, with or without "transformer."; "" for a buffer, which is a mask and
 /// no weight. An unknown name is given back as it is.

@@ -82,7 +82,7 @@ Meta read_meta(fs::path const& path) {
   if (meta.tokenizer_of_model) {
     Json const files = json.value("tokenizer_files", Json());
     if (!files.is_array() || files.empty()) wrong("tokenizer_files: expected names of files beside meta.json");
-    for (auto const& file : files) add_file("tokenizer_files", file);
+    for (auto const& name : files) add_file("tokenizer_files", name);
   } else {
     for (auto const* const key : {"encoder_json", "vocab_bpe"}) add_file(key, json.value(key, Json()));
   }

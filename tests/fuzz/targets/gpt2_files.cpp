@@ -14,13 +14,14 @@
 
 #include "fsdp/checkpoint/safetensors_header.hpp"
 #include "fsdp/error.hpp"
+#include "gpt2/weights_folder.hpp"
 #include "tests/fuzz/targets/changed.hpp"
 // One compile unit: what reads JSON takes long to compile.
 #include "gpt2/config_json.cpp"
 #include "gpt2/llm_c.cpp"
 #include "gpt2/tensor_names.cpp"
-#include "gpt2/weights_folder.cpp"
 #include "model_json.cpp"
+#include "transformer/weights/weights_folder.cpp"
 
 namespace {
 
@@ -41,7 +42,7 @@ std::string good_tensors() {
   std::vector<fsdp::checkpoint::TensorEntry> entries;
   std::size_t bytes = 0;
   for (auto const& tensor : gpt_tensors(small())) {
-    entries.push_back({tensor.name, fsdp::DType::f32, tensor.conv1d_shape()});
+    entries.push_back({tensor.name, fsdp::DType::f32, tensor.stored_shape()});
     bytes += static_cast<std::size_t>(tensor.numel()) * sizeof(float);
   }
   return fsdp::checkpoint::safetensors_header(entries, {}, "x") + std::string(bytes, 'x');
@@ -58,7 +59,7 @@ struct Folder {
   }
 };
 
-void read_all(WeightsSource const& weights) {
+void read_all(GptWeights const& weights) {
   std::vector<float> values;
   for (auto const& tensor : gpt_tensors(weights.config())) {
     values.resize(static_cast<std::size_t>(tensor.numel()));
@@ -76,7 +77,7 @@ void read_config(std::string const& text) {
   auto const config = parse_huggingface_config(text, "it");
   expect(config.n_layer > 0 && config.n_embd % config.n_head == 0 && config.parameters() > 0 && config.bias);
 }
-void read_folder(Folder const& folder) { read_all(WeightsFolder(folder.path, small(), Orientation::in_out)); }
+void read_folder(Folder const& folder) { read_all(GptFolder(folder.path, small(), Orientation::in_out)); }
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpt2/weights_folder.hpp"
+#include "transformer/weights/weights_folder.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/error.hpp"
 
-namespace nanogpt {
+namespace transformer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,22 +19,32 @@ using fsdp::DType;
 
 constexpr std::string_view file_name = "model.safetensors";
 constexpr std::string_view index_name = "model.safetensors.index.json";
-constexpr std::string_view head_name = "lm_head.weight";
+constexpr std::string_view pickle_names[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
 constexpr std::int64_t longest_index = 1 << 26;  // bytes
 
 bool is_weight_type(DType type) { return type == DType::f32 || type == DType::bf16 || type == DType::f16; }
 
+/// What a message adds where there are weights that are not read; "" where there are none.
+std::string hint_on_pickles(fs::path const& folder) {
+  std::error_code error;
+  for (auto const name : pickle_names)
+    if (fs::exists(folder / name, error))
+      return fsdp::formatted(
+          " ({} is a pickle and is not read; write safetensors with save_pretrained(..., safe_serialization=True))",
+          name);
+  return {};
+}
+
 }  // namespace
 
-WeightsFolder::WeightsFolder(fs::path const& folder, GptConfig const& config, Orientation orientation)
-    : WeightsSource(folder, config) {
-  open_files();
-  check_tensors(orientation);
+WeightsFolder::WeightsFolder(fs::path const& folder, TensorList const& list) : WeightsSource(folder) {
+  open_files(list);
+  check_tensors(list);
 }
 
 WeightsFolder::~WeightsFolder() = default;
 
-void WeightsFolder::open_files() {
+void WeightsFolder::open_files(TensorList const& list) {
   std::error_code error;
   std::map<std::string, std::string> index;
   if (fs::exists(path() / file_name, error)) {
@@ -45,13 +55,10 @@ void WeightsFolder::open_files() {
       if (std::find(names_.begin(), names_.end(), file) == names_.end()) names_.push_back(file);
   } else {
     fsdp::fail<fsdp::ConfigError>("'{}' has no weights: expected {} or {}{}", path().string(), file_name, index_name,
-                                  fs::exists(path() / "pytorch_model.bin", error)
-                                      ? " (pytorch_model.bin is a pickle and is not read; write safetensors with "
-                                        "save_pretrained(..., safe_serialization=True))"
-                                      : "");
+                                  hint_on_pickles(path()));
   }
   for (auto const& name : names_) files_.push_back(std::make_unique<File>(path() / name));
-  find_tensors(index);
+  find_tensors(list, index);
 }
 
 /// Which file has which tensor, by their names.
@@ -71,7 +78,7 @@ std::map<std::string, std::string> WeightsFolder::read_index(fs::path const& pat
   return index;
 }
 
-void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index) {
+void WeightsFolder::find_tensors(TensorList const& list, std::map<std::string, std::string> const& index) {
   auto const where = [&](std::size_t file) { return (path() / names_[file]).string(); };
   auto listed = index;  // what is left has not been found
   for (std::size_t file = 0; file < files_.size(); ++file) {
@@ -83,7 +90,7 @@ void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index
                                         index_name);
         listed.erase(found);
       }
-      return our_name(theirs);
+      return list.our_name(theirs);
     };
     for (auto const& other : files_[file]->other_types())
       if (!note(other.first).empty())
@@ -102,58 +109,68 @@ void WeightsFolder::find_tensors(std::map<std::string, std::string> const& index
                                   (path() / listed.begin()->second).string(), listed.begin()->first, index_name);
 }
 
-void WeightsFolder::check_tensors(Orientation orientation) {
-  // Without wte the head's matrix is it: they are tied.
-  auto const head = places_.find(head_name);
-  bool const both = head != places_.end() && places_.contains(token_table);
-  if (head != places_.end() && !both) places_.emplace(token_table, head->second);
-  for (auto& tensor : gpt_tensors(config())) {
+void WeightsFolder::check_tensors(TensorList const& list) {
+  std::vector<std::pair<TiedName const*, Place>> both;
+  for (auto const& tied : list.tied) {
+    auto const other = places_.find(tied.name);
+    if (other == places_.end()) continue;
+    auto const place = other->second;
+    places_.erase(other);
+    if (!places_.try_emplace(tied.tensor, place).second) both.emplace_back(&tied, place);
+  }
+  for (auto const& tensor : list.tensors) {
     auto const found = places_.find(tensor.name);
     if (found == places_.end())
       fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}' is missing",
                                     (names_.size() == 1 ? path() / names_[0] : path()).string(), tensor.name);
-    if (orientation == Orientation::out_in) tensor.transposed = false;
     auto const& place = found->second;
     auto const& entry = files_[place.file]->entry(place.name);
     auto const file = (path() / names_[place.file]).string();
-    if (entry.shape != tensor.conv1d_shape())
+    if (entry.shape != tensor.stored_shape())
       fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}': expected shape ({}) by config.json, got ({})", file, place.name,
-                                    fsdp::listed(tensor.conv1d_shape()), fsdp::listed(entry.shape));
+                                    fsdp::listed(tensor.stored_shape()), fsdp::listed(entry.shape));
     if (!is_weight_type(entry.dtype))
       fsdp::fail<fsdp::ConfigError>("'{}': tensor '{}': expected dtype F32, BF16 or F16, got {}", file, place.name,
                                     fsdp::checkpoint::detail::format_name(entry.dtype));
-    auto name = tensor.name;
-    tensors_.emplace(std::move(name), Stored{std::move(tensor), place});
+    tensors_.emplace(tensor.name, Stored{tensor, place});
   }
   for (auto const& [name, place] : places_)
-    if (!tensors_.contains(name) && name != head_name)
+    if (!tensors_.contains(name))
       fsdp::fail<fsdp::ConfigError>("'{}' has a tensor '{}' that the model of config.json does not have",
                                     (path() / names_[place.file]).string(), place.name);
-  if (both) expect_tied(head->second);
+  for (auto const& [tied, place] : both) expect_equal(*tied, place);
   places_.clear();
 }
 
-void WeightsFolder::expect_tied(Place const& head) const {
-  auto const& table = tensors_.find(token_table)->second;
-  auto const& shape = table.tensor.shape;
-  auto const count = table.tensor.numel();
+void WeightsFolder::expect_equal(TiedName const& tied, Place const& other) const {
+  auto const& [tensor, place] = find(tied.tensor);
+  auto const shape = tensor.stored_shape();
+  auto const count = tensor.numel();
   constexpr std::int64_t most = 1 << 16;
-  std::vector<float> one(static_cast<std::size_t>(std::min(count, most))), other(one.size());
+  std::vector<float> one(static_cast<std::size_t>(std::min(count, most))), another(one.size());
   for (std::int64_t first = 0; first < count; first += most) {
     auto const size = static_cast<std::size_t>(std::min(most, count - first));
-    files_[table.place.file]->read(table.place.name, shape, first, std::span(one).first(size));
-    files_[head.file]->read(head.name, shape, first, std::span(other).first(size));
-    if (std::memcmp(one.data(), other.data(), size * sizeof(float)) != 0)
-      fsdp::fail<fsdp::ConfigError>(
-          "'{}': '{}' differs from '{}': nanogpt supports tied embeddings only; this model has a separate lm_head",
-          path().string(), head.name, table.place.name);
+    files_[place.file]->read(place.name, shape, first, std::span(one).first(size));
+    files_[other.file]->read(other.name, shape, first, std::span(another).first(size));
+    if (std::memcmp(one.data(), another.data(), size * sizeof(float)) != 0)
+      fsdp::fail<fsdp::ConfigError>("'{}': '{}' differs from '{}': {}", path().string(), other.name, place.name,
+                                    tied.reason);
   }
 }
 
-void WeightsFolder::read(std::string_view name, std::int64_t first, std::span<float> out) const {
+WeightsFolder::Stored const& WeightsFolder::find(std::string_view name) const {
   auto const found = tensors_.find(name);
   FSDP_EXPECTS(found != tensors_.end(), "'{}': there is no tensor '{}'", path().string(), name);
-  auto const& stored = found->second;
+  return found->second;
+}
+
+fsdp::DType WeightsFolder::dtype(std::string_view name) const {
+  auto const& place = find(name).place;
+  return files_[place.file]->entry(place.name).dtype;
+}
+
+void WeightsFolder::read(std::string_view name, std::int64_t first, std::span<float> out) const {
+  auto const& stored = find(name);
   if (stored.tensor.transposed) return read_transposed(stored, first, out);
   files_[stored.place.file]->read(stored.place.name, stored.tensor.shape, first, out);
 }
@@ -162,7 +179,7 @@ void WeightsFolder::read_transposed(Stored const& stored, std::int64_t first, st
   if (out.empty()) return;
   constexpr std::int64_t band = 64, widest = 1024;
   auto const& file = *files_[stored.place.file];
-  auto const shape = stored.tensor.conv1d_shape();
+  auto const shape = stored.tensor.stored_shape();
   auto const in = shape[0], rows = shape[1];  // of ours: `rows` of `in` elements
   auto const end = first + static_cast<std::int64_t>(out.size());
   FSDP_EXPECTS(first >= 0 && end <= in * rows, "'{}': elements {} to {} are read of tensor '{}', which has {}",
@@ -187,4 +204,4 @@ void WeightsFolder::read_transposed(Stored const& stored, std::int64_t first, st
   }
 }
 
-}  // namespace nanogpt
+}  // namespace transformer
