@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// HuggingFace's config.json of a Llama.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "llama/llama_config.hpp"
+
+namespace llama {
+
+/// The model that a config.json describes, its rotary embeddings by rope_theta and rope_scaling, or by rope_parameters
+/// as transformers 5 writes them. A model_type of mistral is taken too, if its sliding_window is null: it then computes
+/// what a Llama does, and is written as one.
+/// @param what  the text is, for messages: "'path'"
+/// @throws fsdp::ConfigError naming the first field with which the model would compute what we do not
+LlamaConfig parse_huggingface_config(std::string_view text, std::string_view what);
+LlamaConfig read_huggingface_config(std::filesystem::path const& path);
+
+/// What transformers loads as a LlamaForCausalLM; 4 and 5 read the same rope_theta and rope_scaling.
+/// @param begin_of_text, end_of_text  the tokenizer's, if it has them
+/// @param dtype  of the weights beside it: "float32", "bfloat16"
+std::string huggingface_config_text(LlamaConfig const& config, std::optional<std::int64_t> begin_of_text,
+                                    std::optional<std::int64_t> end_of_text, std::string_view dtype);
+
+}  // namespace llama
