@@ -240,7 +240,7 @@ class Kernels {
     fsdp::MemoryAccount account;
     transformer::Gemm<D> gemm(device_);
     nanogpt::Activations<D, T> const activations(device_, account, config, plan);
-    transformer::AttentionContext<D, T> const context{device_, &gemm, plan.attention(config),
+    transformer::AttentionContext<D, T> const context{device_, &gemm, plan.attention(config.attention()),
                                                       activations.workspace().attention};
     transformer::CausalAttention<D, T> const layer(context);
     transformer::Pass pass;

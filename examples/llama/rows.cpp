@@ -28,9 +28,10 @@ std::vector<Setting> llama_settings() {
   SettingsTable t;
   add_run(t);
   t.heading = "Folders and start";
-  t.optional_text("model", &S::model, train | sample | bench | plan | prepare | of_run,
-                  "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
-                  "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir");
+  t.optional_text(
+      "model", &S::model, train | sample | bench | plan | prepare | of_run,
+      "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
+      "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir");
   t.choice("init_from", &S::init_from, train,
            "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
            "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",

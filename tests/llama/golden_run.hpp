@@ -18,9 +18,9 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/fsdp.hpp"
 #include "fsdp/host/device.hpp"
-#include "layers_host.hpp"
-#include "llama.hpp"
-#include "llama_config.hpp"
+#include "llama/layers_host.hpp"
+#include "llama/llama.hpp"
+#include "llama/llama_config.hpp"
 #include "tests/golden/formulas.hpp"
 
 namespace llama_golden {

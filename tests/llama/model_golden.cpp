@@ -147,6 +147,22 @@ TEST_CASE("a Llama trains as in transformers where layers are recomputed or shar
   }
 }
 
+TEST_CASE("recomputed layers of a Llama change no bit, in fp32 and bf16", "[llama][segments]") {
+  for (auto const& tuning : {transformer::Tuning{}, adapters(), frozen(1)}) {
+    Run run{.shape = "llama3", .ranks = 2, .tuning = tuning, .steps = 3};
+    auto const kept = llama_golden::train(run);
+    auto const narrow = llama_golden::train<fsdp::Bf16>(run);
+    CHECK(narrow.losses != kept.losses);
+    run.recompute = 2;
+    for (std::int64_t const segment : {1, 2}) {
+      CAPTURE(tuning.lora_rank, tuning.frozen_layers, segment);
+      run.segment = segment;
+      CHECK((llama_golden::train(run) == kept));
+      CHECK((llama_golden::train<fsdp::Bf16>(run) == narrow));
+    }
+  }
+}
+
 TEST_CASE("adapters of a Llama train as in peft", "[llama][golden]") {
   for (std::string_view const shape : {"grouped", "llama3"}) {
     for (int const ranks : {1, 2, 4})

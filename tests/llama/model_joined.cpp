@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers with one input: one product or several.
+//
+// links: llama_layers_host
 // skip-tsan
 #include <algorithm>
 #include <cmath>

@@ -129,6 +129,28 @@ TEST_CASE("fine-tuning has the bits of a run whose optimizer leaves the frozen t
       }
 }
 
+TEST_CASE("the lowest layers frozen are the others trained, and all targets named are all", "[nanogpt][model]") {
+  auto const pretrained = train({.ranks = 2}).weights;
+  transformer::Tuning frozen;
+  frozen.frozen_layers = 1;
+  CHECK(train({.ranks = 2, .tuning = frozen}, pretrained).weights ==
+        train({.ranks = 2, .tuning = last(2)}, pretrained).weights);
+  auto named = adapters(8);
+  named.lora_targets = {"c_attn", "c_proj", "mlp.c_fc"};
+  auto const all = train({.ranks = 2, .tuning = adapters(8)}, pretrained, 1).weights;
+  CHECK(train({.ranks = 2, .tuning = named}, pretrained, 1).weights == all);
+  named.lora_targets = {"attn.c_attn", "c_fc"};
+  std::size_t adapted = 0;
+  for (auto const& [name, values] : train({.ranks = 2, .tuning = named}, pretrained, 1).weights) {
+    if (!transformer::is_adapter(name)) continue;
+    CHECK((name.find("c_attn") != name.npos || name.find("c_fc") != name.npos));
+    ++adapted;
+  }
+  CHECK(adapted == 3 * 2 * 2);
+  named.lora_targets = {"q_proj"};
+  CHECK_THROWS_AS(train({.tuning = named}), fsdp::ConfigError);
+}
+
 TEST_CASE("gather memory of a model with adapters is that of base and adapters", "[nanogpt][model]") {
   auto const whole = train({.ranks = 2}, {}, 1), adapted = train({.ranks = 2, .tuning = adapters(8)}, {}, 1);
   std::int64_t adapter = 0;  // bytes of a block's

@@ -70,9 +70,8 @@ std::int64_t checkpointed_layers(Settings const& settings) {
   if (text == "true" || text == "True") return settings.n_layer;
   std::int64_t layers{};
   if (!read_number(text, layers) || layers < 0)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting '{}': expected true, false or a number of layers, got '{}'",
-        name_of(&Settings::activation_checkpointing), text);
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected true, false or a number of layers, got '{}'",
+                                  name_of(&Settings::activation_checkpointing), text);
   if (layers > settings.n_layer)
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected at most the {} layers, got {}",
                                   name_of(&Settings::activation_checkpointing), settings.n_layer, layers);
@@ -110,9 +109,8 @@ std::int64_t segment_layers(Settings const& settings, std::int64_t unit_layers) 
         "setting 'recompute_segment': only layers that are computed again form segments; expected --{} too",
         name_of(&Settings::activation_checkpointing));
   if (segment > layers)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'recompute_segment': expected at most the {} layers of {}, got {}", layers,
-        name_of(&Settings::activation_checkpointing), segment);
+    fsdp::fail<fsdp::ConfigError>("setting 'recompute_segment': expected at most the {} layers of {}, got {}", layers,
+                                  name_of(&Settings::activation_checkpointing), segment);
   if (unit_layers == 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'recompute_segment': --wrap=model has all layers in one unit: expected 1, got {}", segment);
@@ -158,10 +156,11 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
   if (settings.was_given("reduce_dtype") && ranks == 1)
     notes.emplace_back("note: 'reduce_dtype' has no effect with one rank, which has no gradients of others to sum");
   if (auto const segment = settings.recompute_segment; segment > 1 && segment == checkpointed_layers(settings))
-    notes.push_back(fmt::format(
-        "note: the last segment is not computed again, and one segment of all {} layers of '{}' is the last: nothing is "
-        "computed again",
-        segment, name_of(&Settings::activation_checkpointing)));
+    notes.push_back(
+        fmt::format("note: the last segment is not computed again, and one segment of all {} layers of '{}' is the "
+                    "last: nothing is "
+                    "computed again",
+                    segment, name_of(&Settings::activation_checkpointing)));
   if (settings.share_gpu && !shares_gpus)
     notes.emplace_back("note: 'share_gpu' has no effect: no machine has more processes than GPUs");
   if (settings.strategy == "hybrid_shard" && settings.shard_group == 1)

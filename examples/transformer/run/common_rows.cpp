@@ -129,8 +129,8 @@ void add_sharding(SettingsTable& t) {
            {"block", "size", "model"});
   t.count("min_params", &S::min_params, training | of_run, "wrap=size: minimum number of parameters per unit", 1,
           1'000'000'000'000);
-  t.count("prefetch", &S::prefetch, computing | plan | of_run, "number of units that are gathered ahead of their computation",
-          0, 1000);
+  t.count("prefetch", &S::prefetch, computing | plan | of_run,
+          "number of units that are gathered ahead of their computation", 0, 1000);
   t.positive("bucket_mb", &S::bucket_mb, training | of_run, "size of no_shard's gradient buckets in MiB");
   t.text("activation_checkpointing", &S::activation_checkpointing, training | of_run,
          "compute activations again in backward instead of keeping them: false, true, or a number of layers");
