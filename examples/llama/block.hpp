@@ -10,6 +10,7 @@
 
 #include "context.hpp"
 #include "fsdp/layout.hpp"
+#include "llama/linear_layers.hpp"
 #include "transformer/attention/causal_attention.hpp"
 #include "transformer/kernels/activation.hpp"
 #include "transformer/kernels/rms_norm.hpp"
@@ -32,9 +33,7 @@ class Block {
   static constexpr bool sets_gradients = true, skips_gradients = true;
 
   enum Linear : std::size_t { q, k, v, o, gate, up, down };
-  static constexpr std::array<std::string_view, 7> linear_layers{
-      "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-      "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+  static constexpr auto linear_layers = llama::linear_layers;
 
   /// C: hidden size, F: intermediate size, A = H Q: width of the queries, and K Q that of the keys.
   template <class E>

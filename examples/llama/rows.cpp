@@ -58,9 +58,6 @@ std::vector<Setting> llama_settings() {
   add_logs(t);
   add_samples(t);
   add_measurement(t);
-  t.heading = "Measurement";
-  t.optional_text("batch_sizes", &S::batch_sizes, bench | plan,
-                  "values of batch_size, separated by commas: a line for each. bench ends where memory does");
   add_files(t);
 
   rename(t, "activation_checkpointing", "gradient_checkpointing");
@@ -70,6 +67,8 @@ std::vector<Setting> llama_settings() {
       "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
       "plan also take both: a line for false and one for true";
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
+  row(t, "start").may_be_empty = true;
+  row(t, "stop_at_end").help = "end a sample at the token that ends texts";
   auto& end = row(t, "lr_decay_iters");
   end.help = "iteration at which the learning rate reaches min_lr; 0: max_iters";
   end.low = 0;
@@ -97,7 +96,8 @@ void set_defaults(Settings& settings) {
   settings.temperature = 0.8;
   settings.max_new_tokens = 200;
   settings.num_samples = 1;
-  settings.start = "";
+  settings.start.clear();
+  settings.stop_at_end = true;
 }
 
 ProgramText const& program_text() {

@@ -9,7 +9,8 @@ namespace nanogpt {
 
 using namespace transformer;  // the rooms that it is built of
 
-/// Returns the exit code of the process. Problems that the user can mend are fsdp::Error.
+/// Each returns the exit code of the process. Problems that the user can mend are fsdp::Error.
 int run_export(Settings const& settings);
+int run_plan(Settings const& settings);
 
 }  // namespace nanogpt

@@ -23,7 +23,7 @@
 #include "transformer/data/new_file.hpp"
 #include "transformer/report/metrics.hpp"
 #include "transformer/training/folder.hpp"
-#include "weights_file.hpp"
+#include "transformer/weights/weights_writer.hpp"
 
 namespace nanogpt {
 namespace {

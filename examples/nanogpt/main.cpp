@@ -3,4 +3,6 @@
 #include "commands.hpp"
 #include "transformer/run/command_line.hpp"
 
-int main(int argc, char** argv) { return transformer::run_command_line(argc, argv, nanogpt::run_export); }
+int main(int argc, char** argv) {
+  return transformer::run_command_line(argc, argv, {nanogpt::run_export, nanogpt::run_plan});
+}

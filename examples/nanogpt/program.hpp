@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,7 @@
 #include "start.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/training/preparation.hpp"
-#include "weights_file.hpp"
+#include "transformer/weights/engine_weights.hpp"
 
 namespace nanogpt {
 
@@ -28,21 +30,22 @@ struct Program {
   template <class E>
   using Model = Gpt<E>;
 
-  static GptConfig config(Settings const& settings, std::int64_t vocab_size) {
-    return model_config(settings, vocab_size);
+  /// The vocabulary and the GELU are those of the model that training begins with.
+  static GptConfig config(Settings const& settings, std::int64_t vocab_size, std::optional<GptConfig> const& model) {
+    auto config = model_config(settings, vocab_size);
+    if (model) config.vocab_size = model->vocab_size, config.activation = model->activation;
+    return config;
   }
   static GptConfig config(RunState const& run) { return model_config(run); }
-  /// The vocabulary and the GELU are the model's that training begins with.
-  static void begin_with(GptConfig& config, GptConfig const& model) {
-    config.vocab_size = model.vocab_size;
-    config.activation = model.activation;
-  }
   static std::string model_text(GptConfig const& config) { return nanogpt::model_text(config); }
   static std::vector<std::pair<std::string, std::int64_t>> numbers(GptConfig const& model) {
     return {{"n_layer", model.n_layer},       {"n_head", model.n_head},         {"n_embd", model.n_embd},
             {"block_size", model.block_size}, {"vocab_size", model.vocab_size}, {"parameters", model.parameters()}};
   }
   static std::int64_t counted_parameters(GptConfig const& config) { return config.parameters_without_positions(); }
+  static double flop_per_token(GptConfig const& config, Settings const& settings) {
+    return config.flop_per_token(tuning_of(settings));
+  }
 
   template <class Device>
   static GptOptions options(Settings const& settings, GptConfig const& config) {
@@ -65,6 +68,12 @@ struct Program {
   }
 
   static OpenedModel open(Settings const& settings) { return open_pretrained(settings); }
+  /// A run's checkpoints have all of its weights.
+  static std::optional<OpenedModel> open_base(Settings const&, RunState const&) { return std::nullopt; }
+  static bool leaves_frozen_weights(Settings const&) { return false; }
+  static void expect_data(Preparation<Program> const&) {}
+  static std::string_view saved_name(Settings const&) { return weights_name; }
+  static void adopt(Settings&) {}
   static void adopt(Settings& settings, RunState const& run) { adopt_model(settings, run); }
   static void adopt(Settings& settings, OpenedModel const& model) { adopt_model(settings, *model.weights); }
   static std::string fingerprint(OpenedModel const& model) { return nanogpt::fingerprint(*model.weights); }
@@ -82,14 +91,14 @@ struct Program {
 
   template <class E>
   static void load_weights(E& engine, OpenedModel const& model) {
-    nanogpt::load_weights(engine, *model.weights);
+    transformer::load_weights(engine, *model.weights);
   }
   template <class E>
   static void save_model(E& engine, std::filesystem::path const& folder, Settings const& settings,
                          Preparation<Program> const& ready, RunState const& run) {
     auto const tuning = tuning_of(settings);
-    save_weights(engine, folder / weights_name, tuning);
-    if (tuning.adapts()) save_weights(engine, folder / adapters_name, tuning, Weights::adapters);
+    save_weights(engine, {folder / weights_name}, tuning);
+    if (tuning.adapts()) save_weights(engine, {folder / adapters_name}, tuning, {.which = Weights::adapters});
     fsdp::checkpoint::agreed(engine.world(), "config.json", [&] {
       ModelState const state{run.iteration, run.train_loss, run.val_loss, run.best_val_loss};
       if (engine.rank() == 0) save_model_config(folder, ready.config, state, &settings, ready.dataset->meta);

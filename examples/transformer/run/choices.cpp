@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::string_view auto_or = "auto:";  // weights follow
 
-/// The parts of a text between commas.
+}  // namespace
+
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
   for (bool more = true; more;) {
@@ -28,8 +29,6 @@ std::vector<std::string> words_of(std::string_view text) {
   }
   return words;
 }
-
-}  // namespace
 
 bool is_auto(Settings const& settings) {
   return settings.init_from == "auto" || settings.init_from.starts_with(auto_or);

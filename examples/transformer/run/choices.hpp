@@ -14,6 +14,8 @@
 
 namespace transformer {
 
+/// The parts of a text between commas.
+std::vector<std::string> words_of(std::string_view text);
 /// Layers whose activations backward computes again: n_layer, 0, or as many as the setting says.
 std::int64_t checkpointed_layers(Settings const& settings);
 /// @param has_masters  parameters are narrower than fp32

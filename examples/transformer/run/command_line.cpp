@@ -142,7 +142,7 @@ int with_output(int code) {
 
 }  // namespace
 
-int run_command_line(int argc, char** argv, int (*run_export)(Settings const&)) {
+int run_command_line(int argc, char** argv, OwnCommands const& own) {
   std::optional<Settings> settings;
   Command command{};
   int code = guarded([&] {
@@ -156,7 +156,8 @@ int run_command_line(int argc, char** argv, int (*run_export)(Settings const&)) 
   };
   switch (command) {
     case Command::prepare: return alone(run_prepare);
-    case Command::export_: return alone(run_export);
+    case Command::export_: return alone(own.run_export);
+    case Command::plan: return alone(own.run_plan);
     case Command::report: return alone(run_report);
     case Command::sample: return run_on_ranks(*settings, command, {argc, argv});  // looks at its output itself
     case Command::train:

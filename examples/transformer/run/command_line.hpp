@@ -6,9 +6,14 @@
 
 namespace transformer {
 
+/// The program's own commands. Each returns the exit code of the process.
+struct OwnCommands {
+  int (*run_export)(Settings const&);
+  int (*run_plan)(Settings const&);
+};
+
 /// Reads the command line and runs the command that it names.
-/// @param run_export  the program's `export`
 /// @return the exit code of the process
-int run_command_line(int argc, char** argv, int (*run_export)(Settings const&));
+int run_command_line(int argc, char** argv, OwnCommands const& own);
 
 }  // namespace transformer

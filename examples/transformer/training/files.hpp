@@ -95,6 +95,7 @@ class RunFiles {
       fsdp::SaveOptions options;
       options.step = run_.iteration;
       options.keep_last = static_cast<int>(settings_.keep_last);
+      options.without_frozen = !ready_.base.empty();
       if (best) options.pointers.emplace_back("best");
       auto const run = run_state_json(run_, settings_);
       if (background) return saver_.save(trainer_.optimizer(), settings_.out_dir, run, options);
@@ -164,7 +165,7 @@ class RunFiles {
       report_error(fmt::format(
           "{} has the weights before iteration {}; to continue from them without the optimizer's state, give "
           "--init_from={} and another out_dir",
-          (folder / weights_name).string(), exported_, settings_.out_dir));
+          (folder / T::Program::saved_name(settings_)).string(), exported_, settings_.out_dir));
   }
 
  private:
@@ -209,7 +210,7 @@ class RunFiles {
     bool const written = attempt("weights", iteration, [&] {
       take_folder();
       std::filesystem::path const folder(settings_.out_dir);
-      progress_.say(fmt::format("saving weights to {}", (folder / weights_name).string()));
+      progress_.say(fmt::format("saving weights to {}", (folder / T::Program::saved_name(settings_)).string()));
       T::Program::save_model(trainer_.engine(), folder, settings_, ready_, run_);
     });
     lost_weights_ = written ? std::string() : last_failure_;

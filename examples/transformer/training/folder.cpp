@@ -44,9 +44,26 @@ bool is_own(fs::path const& folder) {
 }
 
 /// What a run has in its folder, beside its log and its checkpoints.
-constexpr std::array<std::string_view, 10> names_of_a_run{"latest",       "best",     weights_name, adapters_name,
-                                                          "config.json",  meta_name,  "vocab.json", "merges.txt",
-                                                          "encoder.json", "vocab.bpe"};
+constexpr std::array<std::string_view, 16> names_of_a_run{"latest",
+                                                          "best",
+                                                          weights_name,
+                                                          adapters_name,
+                                                          "config.json",
+                                                          meta_name,
+                                                          "vocab.json",
+                                                          "merges.txt",
+                                                          "encoder.json",
+                                                          "vocab.bpe",
+                                                          "model.safetensors.index.json",
+                                                          "adapter_model.safetensors",
+                                                          "adapter_config.json",
+                                                          "tokenizer.json",
+                                                          "tokenizer.model",
+                                                          "tokenizer_config.json"};
+constexpr std::array<std::string_view, 3> names_of_weights{weights_name, "model.safetensors.index.json",
+                                                           "adapter_model.safetensors"};
+/// Weights in several files: model-00001-of-00003.safetensors.
+bool is_part_of_weights(std::string_view name) { return name.starts_with("model-") && name.ends_with(".safetensors"); }
 
 /// Whether the folder has what set_run_aside() has moved there.
 bool is_set_aside(fs::path const& folder) {
@@ -135,7 +152,9 @@ std::string run_in(fs::path const& out_dir) {
   if (!checkpoints.empty())
     return fsdp::formatted("{} checkpoint{}, the newest {}", checkpoints.size(), checkpoints.size() == 1 ? "" : "s",
                            checkpoints.back().text());
-  return is_there(out_dir / weights_name) ? std::string(weights_name) : std::string();
+  for (auto const name : names_of_weights)
+    if (is_there(out_dir / name)) return std::string(name);
+  return {};
 }
 
 void expect_replaceable(fs::path const& out_dir) {
@@ -158,6 +177,8 @@ void set_run_aside(fs::path const& out_dir) {
   std::error_code error;
   for (auto const name : names_of_a_run)
     if (fs::is_regular_file(out_dir / name, error)) names.emplace_back(name);
+  for (auto const& entry : fs::directory_iterator(out_dir, error))
+    if (is_part_of_weights(entry.path().filename().string())) names.push_back(entry.path().filename().string());
   for (auto const& checkpoint : ckpt::CheckpointList(out_dir).checkpoints) names.push_back(checkpoint.text());
   auto const partial = out_dir / partial_name;
   if (names.empty()) return;

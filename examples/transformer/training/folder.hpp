@@ -17,10 +17,17 @@ inline constexpr std::string_view adapters_name = "adapters.safetensors";
 inline constexpr std::string_view meta_name = "meta.json";
 
 /// Names of files in a model's folder, whichever program wrote it.
-inline constexpr std::array<std::string_view, 9> files_of_a_model{
-    "config.json",       "model.safetensors", "model.safetensors.index.json",
-    "pytorch_model.bin", "model.bin",         "tokenizer.json",
-    "vocab.json",        "merges.txt",        "meta.json"};
+inline constexpr std::array<std::string_view, 11> files_of_a_model{"config.json",
+                                                                   "model.safetensors",
+                                                                   "model.safetensors.index.json",
+                                                                   "pytorch_model.bin",
+                                                                   "model.bin",
+                                                                   "tokenizer.json",
+                                                                   "vocab.json",
+                                                                   "merges.txt",
+                                                                   "meta.json",
+                                                                   "adapter_model.safetensors",
+                                                                   "adapter_config.json"};
 
 /// Whether this program wrote the config.json of a folder, in training or as an export in its own format. Each program
 /// defines it.

@@ -57,7 +57,7 @@ class TrainingLoop {
         tokens_(
             static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
         peak_(ready.peak),
-        meter_(tokens_ * ready.config.flop_per_token(trainer.tuning()), peak_.flops),
+        meter_(tokens_ * T::Program::flop_per_token(ready.config, settings_), peak_.flops),
         progress_(first_rank_, settings_.max_iters),
         log_(log),
         run_log_(run_log),
@@ -96,6 +96,7 @@ class TrainingLoop {
     if (ready_.resumed) resume();
     run_.vocabulary = ready_.vocabulary;
     run_.data = ready_.data;
+    run_.base = ready_.base;
     run_.dtype = dtype_;
     run_.start = run_id();
     auto const first = run_.iteration;

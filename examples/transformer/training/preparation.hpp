@@ -45,6 +45,7 @@ struct Preparation {
   typename Program::Config config;
   std::optional<RunState> resumed;
   std::optional<typename Program::Opened> pretrained;  ///< the weights that training begins with
+  std::string base;                                    ///< RunState::base
   std::string vocabulary;                              ///< checksum of what the data's tokens are; empty: not known
   RunData data;                                        ///< tells the data's tokens apart from others
   std::vector<std::string> lines;                      ///< to print when training starts
@@ -159,6 +160,8 @@ Preparation<Program> prepare(C& world, Job const& job) {
               "it, in '{}'",
               settings.out_dir, ready.resumed->checkpoint.string()));
         Program::adopt(settings, *ready.resumed);
+        ready.base = ready.resumed->base;
+        if (!ready.base.empty()) ready.pretrained = Program::open_base(settings, *ready.resumed);
         if (auto const old = replaced_run_in(settings.out_dir); !old.empty())
           ready.lines.push_back(
               fmt::format("note: '{}' has the run that this one has replaced; remove it if it is not needed any more",
@@ -168,7 +171,9 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (training && !ready.resumed && names_weights(first_start(settings))) {
       ready.pretrained = Program::open(settings);
       Program::adopt(settings, *ready.pretrained);
+      if (Program::leaves_frozen_weights(settings)) ready.base = Program::fingerprint(*ready.pretrained);
     }
+    if (!training) Program::adopt(settings);
     check_together(settings, job.command, world.size());
     if (training && !ready.resumed && !ready.pretrained && (settings.lora_rank > 0 || settings.train_layers > 0))
       fsdp::fail<fsdp::ConfigError>(
@@ -181,25 +186,23 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (training || !settings.train_data.empty() ||
         std::filesystem::is_directory(std::filesystem::path("data") / settings.dataset, ignored))
       ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
-    ready.config = Program::config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size);
+    std::optional<typename Program::Config> model;  // with which training begins
+    if (ready.resumed) model = Program::config(*ready.resumed);
+    if (!model && ready.pretrained) model = ready.pretrained->config();
+    ready.config = Program::config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size, model);
     if (training) {
       ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
       ready.data = mark_of(*ready.dataset);
     }
     if (ready.resumed) {
       auto const& run = *ready.resumed;
-      auto const model = Program::config(run);
-      expect_vocabulary(ready, model.vocab_size, run.checkpoint);
-      Program::begin_with(ready.config, model);
+      expect_vocabulary(ready, model->vocab_size, run.checkpoint);
       for (auto& line : compare_data(settings, run.data, ready.data, run.checkpoint.string()))
         ready.lines.push_back(std::move(line));
     }
-    if (ready.pretrained) {
-      auto const& model = ready.pretrained->config();
-      expect_vocabulary(ready, model.vocab_size, ready.pretrained->path());
-      Program::begin_with(ready.config, model);
-    }
+    if (ready.pretrained) expect_vocabulary(ready, model->vocab_size, ready.pretrained->path());
     if (!ready.dataset) return;
+    Program::expect_data(ready);
     for (auto const split : {Split::train, Split::val}) {
       if (ready.dataset->rows(split) != nullptr) continue;
       for (auto const& tokens : ready.dataset->split(split).files()) {

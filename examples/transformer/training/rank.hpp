@@ -112,18 +112,22 @@ void introduce(T& trainer, Job const& job, Preparation<typename T::Program> cons
 
 /// [Note: What a program is]
 /// A program gives the rooms a class Program of static members; nanogpt::Program is the first. It has
-///   Config                        shape of a model: vocab_size, flop_per_token(tuning)
+///   Config                        shape of a model: vocab_size
 ///   Opened                        a model whose weights have been found: config(), path()
 ///   Model<Engine>                 the model on an engine: see Trainer and continue_text for what they call
-///   config(settings, vocab_size)  the model that training begins with; config(run): that of a run
-///   begin_with(config, other)     takes from another model what settings do not say
+///   config(settings, vocab_size, model)   the model to train; `model`: that of a run or of weights, if there is one
+///   config(run)                   the model of a run
 ///   model_text(config)            RunState::model; numbers(config): the same for the log, as names and numbers
 ///   options<Device>(settings, config), options_for_sampling<Device>()     options of the model
 ///   longest_text(settings, config, text)                                  positions that `sample` needs
-///   open(settings), adopt(settings, run or opened), fingerprint(opened)   the model that init_from names
+///   open(settings), fingerprint(opened)   the model that init_from names
+///   adopt(settings[, run or opened])      takes the model's shape into the settings
+///   leaves_frozen_weights(settings)   checkpoints do not have the parameters of frozen tensors
+///   open_base(settings, run)          the weights that a run's frozen tensors have, if its checkpoints do not
+///   expect_data(prepared)             throws if the data do not fit the model
 ///   tokenizer(opened, settings), sample_request(settings, ranks)          of that model
-///   described(config, opened), counted_parameters(config)                 for what training prints first
-///   load_weights(engine, opened), save_model(...), save_tokenizer(...)    files
+///   described(config, opened), counted_parameters(config), flop_per_token(config, settings)   for texts
+///   load_weights(engine, opened), save_model(...), saved_name(settings), save_tokenizer(...)  files
 /// and defines all_settings(), shipped_configs(), program_text(), checked_model() and is_own_config().
 
 /// Runs one rank of a program to its end: see run_rank.

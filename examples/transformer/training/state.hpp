@@ -25,7 +25,8 @@ struct RunState {
   double best_val_loss = 1e9;
   std::string dtype;                            ///< type of the computation: "float32" or "bfloat16"; empty: not known
   std::int64_t data_vocab_size = 0;             ///< of the data, at most the model's; 0: their meta.json did not say
-  std::string vocabulary;                       ///< checksum of the tokens of the vocabulary; empty: not known
+  std::string base;  ///< fingerprint of the weights of frozen tensors; empty: the checkpoint has them
+  std::string vocabulary;  ///< checksum of the tokens of the vocabulary; empty: not known
   std::string start;                            ///< id, in the log, of the start that saved the state; empty: not known
   RunData data;                                 ///< the tokens that the model was trained on
   std::map<std::string, std::string> settings;  ///< by name, as texts; empty: not known

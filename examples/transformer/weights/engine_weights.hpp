@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fsdp/checkpoint/agreement.hpp"
@@ -18,43 +18,46 @@
 #include "transformer/weights/weights_source.hpp"
 #include "transformer/weights/weights_writer.hpp"
 
-namespace nanogpt {
+namespace transformer {
 
-using namespace transformer;
-
-/// Which tensors of a model a file gets.
+/// The tensors of a model that a file gets.
 enum class Weights {
-  merged,   ///< those of a GPT without adapters: adapters are added to the matrices that they belong to
+  merged,   ///< those of a model without adapters: adapters are added to the matrices that they belong to
   adapters  ///< adapters alone
 };
 
-/// Writes the engine's weights to `path`; rank 0 writes, at most one unit, and its adapters, are in its memory at a
-/// time.
-/// @throws fsdp::ResourceError on every rank if the file cannot be written
+/// How weights are written.
+struct SavedAs {
+  Weights which = Weights::merged;
+  bool bf16 = false;                                         ///< otherwise fp32
+  std::function<std::string(std::string_view name)> name{};  ///< a tensor's name in the file; empty: its own
+};
+
+/// Writes the engine's weights; rank 0 writes, and holds at most one unit and its adapters in memory at a time.
+/// @throws fsdp::ResourceError on every rank if a file cannot be written
 /// @note Collective: yes.
 template <class E>
-void save_weights(E& engine, std::filesystem::path const& path, Tuning const& tuning, Weights which = Weights::merged) {
+void save_weights(E& engine, WeightsPlace const& place, Tuning const& tuning, SavedAs const& as = {}) {
   std::optional<WeightsWriter> writer;
   MergedWeights merged(tuning.lora_scale);
   std::string problem;
-  auto tensors = fsdp::tensor_list(engine);
-  std::erase_if(
-      tensors, [&](fsdp::TensorInfo const& tensor) { return is_adapter(tensor.name) != (which == Weights::adapters); });
+  bool const adapters = as.which == Weights::adapters;
+  auto const name_of = [&](fsdp::TensorInfo const& tensor) { return as.name ? as.name(tensor.name) : tensor.name; };
+  std::vector<WeightsWriter::Tensor> tensors;
+  for (auto const& tensor : fsdp::tensor_list(engine))
+    if (is_adapter(tensor.name) == adapters)
+      tensors.push_back({name_of(tensor), tensor.shape, as.bf16 ? fsdp::DType::bf16 : fsdp::DType::f32});
   fsdp::checkpoint::agreed(engine.world(), "the weights' file", [&] {
-    if (engine.rank() == 0) writer.emplace(path, tensors);
+    if (engine.rank() == 0) writer.emplace(place, tensors);
     return "";
   });
   // A file that fails does not end the collectives that other ranks take part in.
   fsdp::export_full(engine, [&](fsdp::TensorInfo const& tensor, std::span<float const> values) {
     try {
       if (!writer) return;
-      if (which == Weights::adapters) {
-        if (is_adapter(tensor.name)) writer->write(tensor, values);
-      } else if (is_adapter(tensor.name)) {
-        merged.keep(tensor, values);
-      } else {
-        writer->write(tensor, merged.merge(tensor.name, values));
-      }
+      if (is_adapter(tensor.name) && !adapters) return merged.keep(tensor, values);
+      if (is_adapter(tensor.name) == adapters)
+        writer->write(name_of(tensor), adapters ? values : merged.merge(tensor.name, values));
     } catch (fsdp::ResourceError const& error) {
       problem = error.what();
       writer.reset();
@@ -79,4 +82,4 @@ void load_weights(E& engine, WeightsSource const& weights) {
   });
 }
 
-}  // namespace nanogpt
+}  // namespace transformer

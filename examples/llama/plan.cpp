@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// llama plan.
+#include "llama/commands.hpp"
+#include "llama/program.hpp"
+#include "transformer/training/plan.hpp"
+
+namespace llama {
+
+int run_plan(Settings const& settings) {
+  auto adopted = settings;
+  check_together(settings, Command::plan, settings.ranks);
+  Program::adopt(adopted);
+  return print_plan<Program>(std::move(adopted), read_config(settings));
+}
+
+}  // namespace llama

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "llama/start.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/checkpoint_folder.hpp"
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/error.hpp"
+#include "llama/adapter_files.hpp"
+#include "llama/checkpoint_weights.hpp"
+#include "llama/config_json.hpp"
+#include "llama/linear_layers.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/run/table.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
+
+namespace llama {
+namespace {
+
+namespace fs = std::filesystem;
+namespace ckpt = fsdp::checkpoint;
+
+bool is_file(fs::path const& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+OpenedLlama open_model_folder(fs::path const& folder) {
+  if (!is_adapter_folder(folder) || is_file(folder / "config.json")) return {open_folder(folder), folder, 0};
+  auto const base_path = read_adapter_config(folder).base;
+  std::shared_ptr<LlamaWeights const> base = open_folder(base_path);
+  auto adapters = read_adapters(folder, base->config());
+  auto tokenizer = has_tokenizer(folder) ? folder : base_path;
+  return {std::make_shared<AdaptedWeights>(folder, std::move(base), std::move(adapters)), std::move(tokenizer), 0};
+}
+
+std::string model_setting(RunState const& run) {
+  auto const found = run.settings.find("model");
+  return found == run.settings.end() ? std::string() : found->second;
+}
+
+/// @param folder  the model to begin with
+OpenedLlama open_base_in(fs::path const& folder, RunState const& run) {
+  auto base = open_model_folder(folder);
+  if (auto const found = fingerprint(base); found != run.base)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'model': the run in '{}' was trained on other weights than those in '{}'; name the folder of its "
+        "model with --model=FOLDER",
+        run.checkpoint.string(), folder.string());
+  return base;
+}
+
+OpenedLlama open_checkpoint(fs::path const& out_dir, std::string const& name, Settings const& settings) {
+  auto const folder = named_checkpoint(out_dir, name);
+  auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
+  auto const run = read_run(folder);
+  std::shared_ptr<LlamaWeights const> base;
+  auto const model = settings.model.empty() ? model_setting(run) : settings.model;
+  if (!run.base.empty()) base = open_base_in(model, run).weights;
+  return {std::make_shared<CheckpointWeights>(folder, model_config(run), base, lora_scale_of(run)),
+          has_tokenizer(beside) ? beside : fs::path(model), run.iteration};
+}
+
+void expect_at_most(std::string_view setting, std::int64_t value, std::string_view what, std::int64_t most) {
+  if (value > most)
+    fsdp::fail<fsdp::ConfigError>("setting '{}': expected at most {} {}, got {}", setting, what, most, value);
+}
+
+}  // namespace
+
+LlamaConfig read_config(Settings const& settings) {
+  return read_huggingface_config(fs::path(settings.model) / "config.json");
+}
+
+OpenedLlama open_model(Settings const& settings) { return open_model_folder(settings.model); }
+
+OpenedLlama open_base(Settings const& settings, RunState const& run) {
+  return open_base_in(settings.model.empty() ? model_setting(run) : settings.model, run);
+}
+
+OpenedLlama open_run(Settings const& settings, std::string& note) {
+  fs::path const out_dir(settings.out_dir);
+  expect_folder(out_dir, "out_dir");
+  if (!settings.checkpoint.empty()) return open_checkpoint(out_dir, settings.checkpoint, settings);
+  bool const whole = is_file(out_dir / "config.json") || is_file(out_dir / adapter_config_name);
+  std::error_code error;
+  if (whole || !fs::exists(out_dir / "latest", error)) {
+    if (!whole)
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'out_dir': '{}' has no trained model: neither config.json nor {} is there; train one with: llama "
+          "train --out_dir={}",
+          out_dir.string(), adapter_config_name, out_dir.string());
+    return open_model_folder(out_dir);
+  }
+  auto model = open_checkpoint(out_dir, "latest", settings);
+  note = fsdp::formatted("'{}' has no weights yet; using the latest checkpoint, '{}'", out_dir.string(),
+                         model.path().string());
+  return model;
+}
+
+std::string fingerprint(OpenedLlama const& model) {
+  std::string text = model_text(model.config());
+  std::vector<float> values;
+  for (auto const& tensor : llama_tensors(model.config())) {
+    values.resize(static_cast<std::size_t>(std::min<std::int64_t>(64, tensor.numel())));
+    model.weights->read(tensor.name, tensor.numel() / 2 - static_cast<std::int64_t>(values.size() / 2), values);
+    text.append(reinterpret_cast<char const*>(values.data()), values.size() * sizeof(float));
+  }
+  return ckpt::checksum_text(ckpt::checksum_of(text));
+}
+
+std::shared_ptr<Tokenizer const> open_tokenizer(OpenedLlama const& model) {
+  return open_tokenizer_folder(model.tokenizer, model.config().vocab_size);
+}
+
+std::string model_text(LlamaConfig const& config) {
+  return nlohmann::ordered_json::parse(huggingface_config_text(config, std::nullopt, std::nullopt, "float32")).dump();
+}
+
+LlamaConfig model_config(RunState const& run) {
+  return parse_huggingface_config(run.model, fsdp::formatted("'{}'", run.checkpoint.string()));
+}
+
+void adopt_model(Settings& settings, LlamaConfig const& config) {
+  settings.n_layer = config.num_hidden_layers;
+  settings.n_head = config.num_attention_heads;
+  settings.n_embd = config.hidden_size;
+  expect_at_most("block_size", settings.block_size, "max_position_embeddings", config.max_position_embeddings);
+  expect_at_most("freeze_layers", settings.freeze_layers, "num_hidden_layers", config.num_hidden_layers);
+  if (settings.freeze_layers > 0 && settings.lora_rank > 0)
+    fsdp::fail<fsdp::ConfigError>(
+        "settings 'freeze_layers' and 'lora_r': adapters freeze everything else; expected at most one of the two, got "
+        "{} and {}",
+        settings.freeze_layers, settings.lora_rank);
+  if (settings.was_given("lora_targets") && settings.lora_rank == 0)
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': only adapters use it; expected --lora_r too");
+  auto const tuning = tuning_of(settings);
+  if (!tuning.adapts()) return;
+  try {
+    expect_targets(tuning, linear_layers);
+  } catch (fsdp::ConfigError const& error) {
+    fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': {}", error.what());
+  }
+  for (auto const& tensor : llama_tensors(config)) {
+    auto const layer = std::string_view(tensor.name).substr(0, tensor.name.size() - std::string_view(".weight").size());
+    bool const is_target = std::any_of(linear_layers.begin(), linear_layers.end(),
+                                       [&](auto const& name) { return layer.ends_with(name) && tuning.adapts(name); });
+    if (auto const side = *std::min_element(tensor.shape.begin(), tensor.shape.end());
+        is_target && tuning.lora_rank > side)
+      fsdp::fail<fsdp::ConfigError>("setting 'lora_r': expected at most {}, the smaller side of '{}', got {}", side,
+                                    tensor.name, tuning.lora_rank);
+  }
+}
+
+SampleRequest<OpenedLlama> read_sample_request(Settings const& settings, std::int64_t ranks) {
+  check_together(settings, Command::sample, ranks);
+  SampleRequest<OpenedLlama> request;
+  bool const of_run = settings.model.empty() || settings.was_given("out_dir") || !settings.checkpoint.empty();
+  request.model = of_run ? open_run(settings, request.note) : open_model(settings);
+  request.text = read_sample_text(settings, open_tokenizer(request.model));
+  auto const positions = request.model.config().max_position_embeddings;
+  if (auto const tokens = static_cast<std::int64_t>(request.text.start.size()); tokens > positions)
+    fsdp::fail<fsdp::ConfigError>("setting 'start': expected at most {} tokens (max_position_embeddings), got {}",
+                                  positions, tokens);
+  return request;
+}
+
+}  // namespace llama
+
+// What the rooms ask of each program.
+namespace transformer {
+
+std::string checked_model(nlohmann::ordered_json const& model, std::string_view what) {
+  return llama::model_text(llama::parse_huggingface_config(model.dump(), what));
+}
+
+/// A folder with config.json alone may be anyone's: a run of ours has its log too.
+bool is_own_config(std::filesystem::path const&) { return false; }
+
+}  // namespace transformer

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// nanogpt plan.
+#include "commands.hpp"
+#include "program.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/training/plan.hpp"
+
+namespace nanogpt {
+
+int run_plan(Settings const& settings) {
+  check_together(settings, Command::plan, settings.ranks);
+  return print_plan<Program>(settings, model_config(settings, Meta{}.vocab_size));
+}
+
+}  // namespace nanogpt
