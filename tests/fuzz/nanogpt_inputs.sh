@@ -44,7 +44,7 @@ together() { # together NAME FILE...: one source of them all
 }
 sources=(rows.cpp transformer/run/{table,choices,checks,common_rows}.cpp
   transformer/data/{dataset,token_file,token_shards,excerpt,new_file}.cpp
-  transformer/tokenizer/{byte_pair,characters,merges,tokenizer,utf8,words}.cpp)
+  transformer/tokenizer/{byte_alphabet,byte_pair,characters,merges,sentence_piece,sentence_piece_model,tokenizer,tokenizer_json,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
 if compile inputs 2>inputs.log; then
@@ -57,7 +57,7 @@ else # two of them have one name
     ar rcs inputs.a "$(basename "$file" .cpp).o"
   done
 fi
-all=(token_files byte_pair_files tokenize checkpoint_files config_files gpt2_files)
+all=(token_files byte_pair_files tokenizer_files tokenize checkpoint_files config_files gpt2_files)
 for target in "${all[@]}"; do
   printf '#define LLVMFuzzerTestOneInput fuzz_%s\n#include "tests/fuzz/targets/%s.cpp"\n#undef LLVMFuzzerTestOneInput\n' "$target" "$target"
 done >targets.cpp

@@ -2,6 +2,7 @@
 // Fields of a large JSON file that anybody may have written. Messages name a field by its path: model.vocab.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>

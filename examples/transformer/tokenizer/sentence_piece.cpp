@@ -3,6 +3,7 @@
 #include "transformer/tokenizer/sentence_piece.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 

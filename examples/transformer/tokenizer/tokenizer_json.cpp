@@ -2,7 +2,6 @@
 // Reads HuggingFace's tokenizer.json.
 #include "transformer/tokenizer/tokenizer_json.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <unordered_map>
@@ -54,9 +53,6 @@ class TokenList {
   /// By id: a token as the file has it.
   std::vector<std::string> const& texts() const { return texts_; }
   std::vector<SpecialToken> const& special() const { return special_; }
-  bool is_special(std::int64_t id) const {
-    return std::any_of(special_.begin(), special_.end(), [&](SpecialToken const& token) { return token.id == id; });
-  }
   std::optional<std::int64_t> special(std::string_view marker) const {
     for (auto const& token : special_)
       if (token.marker == marker) return token.id;
@@ -270,11 +266,10 @@ class TokenizerJsonReader {
       if (!id) model_["vocab"].wrong(fsdp::formatted("a token for each byte, but 0x{:02x} has none", byte));
       parts.byte_ids[byte++] = *id;
     }
-    for (std::size_t id = 0; id < tokens.texts().size(); ++id) parts.tokens.push_back(tokens.texts()[id]);
-    std::vector<bool> special(parts.tokens.size());
+    std::vector<bool> special(tokens.texts().size());
     for (auto const& token : tokens.special()) special[static_cast<std::size_t>(token.id)] = true;
-    for (std::size_t id = 0; id < parts.tokens.size(); ++id)
-      if (!special[id]) parts.tokens[id] = bytes_of_token(parts.tokens[id], what_);
+    for (auto const& text : tokens.texts())
+      parts.tokens.push_back(special[parts.tokens.size()] ? text : bytes_of_token(text, what_));
     auto const merges = read_merges(model_["merges"], tokens);
     expect_unique(merges);
     parts.merges = Merges(merges.size());
