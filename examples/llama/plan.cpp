@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // llama plan.
+#include "transformer/training/plan.hpp"
 #include "llama/commands.hpp"
 #include "llama/program.hpp"
-#include "transformer/training/plan.hpp"
 
 namespace llama {
 

@@ -58,6 +58,12 @@ std::vector<Setting> llama_settings() {
   add_logs(t);
   add_samples(t);
   add_measurement(t);
+  t.heading = "Export";
+  t.choice("format", &S::format, exporting,
+           "format of the export: huggingface (the whole model; adapters are merged), or peft (adapters alone)",
+           {"huggingface", "peft"});
+  t.positive("max_shard_gb", &S::max_shard_gb, exporting,
+             "largest file of weights, in GB (10^9 bytes): a larger model becomes several files with an index");
   add_files(t);
 
   rename(t, "activation_checkpointing", "gradient_checkpointing");

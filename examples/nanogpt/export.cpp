@@ -99,21 +99,8 @@ int run_export(Settings const& settings) {
   auto const& weights = *model.weights;
   auto const& config = weights.config();
   fs::path const to(settings.to);
+  expect_folder_for_export(settings);
   std::error_code error;
-  if (fs::equivalent(to, settings.out_dir, error))
-    fsdp::fail<fsdp::ConfigError>("setting 'to': expected a folder other than out_dir, got '{}'", settings.out_dir);
-  for (auto const* const name : {"latest", "log.jsonl"})
-    if (fs::exists(to / name, error))
-      fsdp::fail<fsdp::ConfigError>(
-          "setting 'to': '{}' is the out_dir of a run, whose model would be overwritten; name another folder",
-          to.string());
-  expect_folder_for_models(to, "to");
-  for (auto const name : files_of_a_model)
-    if (!settings.overwrite && fs::exists(to / name, error))
-      fsdp::fail<fsdp::ConfigError>(
-          "setting 'to': '{}' has a file {} already; name another folder, or give --overwrite to replace the model "
-          "there",
-          to.string(), name);
   auto const tokenizer = open_tokenizer(model, settings);  // before anything is written
   auto const files = tokenizer_of(model, settings);
   fsdp::checkpoint::make_folders(to);

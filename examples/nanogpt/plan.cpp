@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // nanogpt plan.
+#include "transformer/training/plan.hpp"
 #include "commands.hpp"
 #include "program.hpp"
 #include "transformer/data/dataset.hpp"
-#include "transformer/training/plan.hpp"
 
 namespace nanogpt {
 

@@ -70,7 +70,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   auto const* const model = find_setting("model");
   if (model != nullptr && model->exists_in(command) && command != Command::sample && s.model.empty() && !may_resume(s))
     fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
-  if (command == Command::report || command == Command::plan) return;
+  if (command == Command::report) return;
+  if (command == Command::plan) return check_strategy(s, ranks);
   if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting '{}': expected both files of the tokenizer, encoder_json and vocab_bpe, got only one",

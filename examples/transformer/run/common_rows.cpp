@@ -182,9 +182,10 @@ void add_measurement(SettingsTable& t) {
   t.flag("pieces", &S::pieces, bench,
          "read a number of steps from each line of standard input, run them, and print a line of JSON (see "
          "benchmarks/peers)");
-  t.optional_text("batch_sizes", &S::batch_sizes, bench | plan,
-                  "values of batch_size, separated by commas: a line for each. bench ends where memory does; plan takes "
-                  "1 to 32 where none is given");
+  t.optional_text(
+      "batch_sizes", &S::batch_sizes, bench | plan,
+      "values of batch_size, separated by commas: a line for each. bench ends where memory does; plan takes "
+      "1 to 32 where none is given");
   t.optional_text("json", &S::json, bench, "output file: the results as one JSON object");
 }
 

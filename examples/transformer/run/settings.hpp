@@ -110,6 +110,7 @@ struct Settings {
   std::string checkpoint;  ///< export too; empty: out_dir's model.safetensors
   // export
   std::string format = "huggingface";
+  double max_shard_gb = 5.0;  ///< of a file of weights, 10^9 bytes
   // bench
   std::int64_t burn_in = 10;
   std::int64_t timed = 20;

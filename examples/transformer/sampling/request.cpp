@@ -33,7 +33,9 @@ std::string start_text(std::string const& start) {
 std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string const& start) {
   auto const text = start_text(start);
   try {
-    auto const ids = tokenizer.encode(text, Marker::token);
+    auto ids = tokenizer.encode(text, Marker::token);
+    if (auto const begin = tokenizer.begin_of_text()) ids.insert(ids.begin(), *begin);
+    if (ids.empty()) fsdp::fail<fsdp::ConfigError>("expected a text that is not empty, got nothing");
     return {ids.begin(), ids.end()};
   } catch (fsdp::ConfigError const& error) {
     fsdp::fail<fsdp::ConfigError>("setting 'start': {}", error.what());

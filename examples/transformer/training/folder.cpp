@@ -132,6 +132,25 @@ void expect_folder_for_runs(fs::path const& out_dir) {
           out_dir.string(), name, program_name);
 }
 
+void expect_folder_for_export(Settings const& settings) {
+  fs::path const to(settings.to);
+  std::error_code error;
+  if (fs::equivalent(to, settings.out_dir, error))
+    fsdp::fail<fsdp::ConfigError>("setting 'to': expected a folder other than out_dir, got '{}'", settings.out_dir);
+  for (auto const* const name : {"latest", "log.jsonl"})
+    if (fs::exists(to / name, error))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'to': '{}' is the out_dir of a run, whose model would be overwritten; name another folder",
+          to.string());
+  expect_folder_for_models(to, "to");
+  for (auto const name : files_of_a_model)
+    if (!settings.overwrite && fs::exists(to / name, error))
+      fsdp::fail<fsdp::ConfigError>(
+          "setting 'to': '{}' has a file {} already; name another folder, or give --overwrite to replace the model "
+          "there",
+          to.string(), name);
+}
+
 std::optional<RunState> find_run(fs::path const& out_dir) {
   auto const pointer = out_dir / "latest";
   if (auto const name = ckpt::read_pointer(pointer)) return read_run(out_dir / *name);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "transformer/run/settings.hpp"
 #include "transformer/training/state.hpp"
 
 namespace transformer {
@@ -48,6 +49,10 @@ void expect_folder_for_models(std::filesystem::path const& folder, std::string_v
 
 /// The same of an out_dir. A folder with a model's files that no run wrote is refused too: a run would replace them.
 void expect_folder_for_runs(std::filesystem::path const& out_dir);
+
+/// Checks `to` before an export: neither a run nor a data set is there, nor, without `overwrite`, a model.
+/// @throws fsdp::ConfigError naming the folder and what is there
+void expect_folder_for_export(Settings const& settings);
 
 /// The run that `out_dir`/latest names; without that file, of the only checkpoint there. @return nullopt if there is
 /// none

@@ -135,7 +135,9 @@ PlannedMemory plan_memory(Settings const& settings, typename Program::Config con
 template <class Program>
 int print_plan(Settings settings, typename Program::Config const& config) {
   bool const gpu = settings.device != "cpu";
-  std::string_view const dtype = !settings.dtype.empty() ? std::string_view(settings.dtype) : gpu ? "bfloat16" : "float32";
+  std::string_view const dtype = !settings.dtype.empty() ? std::string_view(settings.dtype)
+                                 : gpu                   ? "bfloat16"
+                                                         : "float32";
   fmt::print("{} parameters, {} rank{}, strategy {}, {} on {}, AdamW, sequences of {} tokens; GB (10^9 bytes) a rank\n",
              config.parameters(), settings.ranks, settings.ranks == 1 ? "" : "s", settings.strategy, dtype,
              gpu ? "a GPU" : "cpu", settings.block_size);
@@ -152,7 +154,8 @@ int print_plan(Settings settings, typename Program::Config const& config) {
       auto const gb = [](std::int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
       fmt::print("{:>10}  {:>22}  {:>10.3f}  {:>9.3f}  {:>9.3f}  {:>7.3f}  {:>11.3f}  {:>9.3f}  {:>7.3f}\n", batch,
                  recomputation, gb(plan.engine.parameters), gb(plan.engine.gradients), gb(plan.engine.optimizer),
-                 gb(plan.engine.gather + plan.engine.reduce), gb(plan.activations), gb(plan.workspace), gb(plan.total()));
+                 gb(plan.engine.gather + plan.engine.reduce), gb(plan.activations), gb(plan.workspace),
+                 gb(plan.total()));
     }
   }
   std::fflush(stdout);

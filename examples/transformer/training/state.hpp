@@ -23,12 +23,12 @@ struct RunState {
   std::int64_t evaluated = -1;  ///< iteration of the last evaluation
   double train_loss = 0, val_loss = 0;
   double best_val_loss = 1e9;
-  std::string dtype;                            ///< type of the computation: "float32" or "bfloat16"; empty: not known
-  std::int64_t data_vocab_size = 0;             ///< of the data, at most the model's; 0: their meta.json did not say
-  std::string base;  ///< fingerprint of the weights of frozen tensors; empty: the checkpoint has them
-  std::string vocabulary;  ///< checksum of the tokens of the vocabulary; empty: not known
-  std::string start;                            ///< id, in the log, of the start that saved the state; empty: not known
-  RunData data;                                 ///< the tokens that the model was trained on
+  std::string dtype;                 ///< type of the computation: "float32" or "bfloat16"; empty: not known
+  std::int64_t data_vocab_size = 0;  ///< of the data, at most the model's; 0: their meta.json did not say
+  std::string base;                  ///< fingerprint of the weights of frozen tensors; empty: the checkpoint has them
+  std::string vocabulary;            ///< checksum of the tokens of the vocabulary; empty: not known
+  std::string start;                 ///< id, in the log, of the start that saved the state; empty: not known
+  RunData data;                      ///< the tokens that the model was trained on
   std::map<std::string, std::string> settings;  ///< by name, as texts; empty: not known
   std::filesystem::path checkpoint;             ///< its folder
 };

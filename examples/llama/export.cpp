@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// llama export: a trained model as HuggingFace's transformers loads it, or its adapters as peft does.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/error.hpp"
+#include "llama/adapter_files.hpp"
+#include "llama/commands.hpp"
+#include "llama/config_json.hpp"
+#include "llama/start.hpp"
+#include "transformer/data/new_file.hpp"
+#include "transformer/report/metrics.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/weights/weights_writer.hpp"
+
+namespace llama {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Writes the weights, adapters merged, a tensor at a time.
+void write_weights(WeightsPlace const& place, LlamaWeights const& weights, bool bf16) {
+  std::vector<WeightsWriter::Tensor> tensors;
+  auto const list = llama_tensors(weights.config());
+  for (auto const& tensor : list)
+    tensors.push_back({tensor.name, tensor.shape, bf16 ? fsdp::DType::bf16 : fsdp::DType::f32});
+  WeightsWriter writer(place, tensors);
+  std::vector<float> values;
+  for (auto const& tensor : list) {
+    values.resize(static_cast<std::size_t>(tensor.numel()));
+    weights.read(tensor.name, 0, values);
+    writer.write(tensor.name, values);
+  }
+  writer.finish();
+}
+
+}  // namespace
+
+int run_export(Settings const& settings) {
+  check_together(settings, Command::export_, 1);
+  fs::path const to(settings.to), out_dir(settings.out_dir);
+  expect_folder_for_export(settings);
+  bool const peft = settings.format == "peft";
+  std::string note;
+  auto const model = open_run(settings, note);
+  if (!note.empty()) fmt::print("{}\n", note);
+  if (peft && (!is_adapter_folder(out_dir) || !settings.checkpoint.empty()))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'format': expected huggingface, for '{}' has no adapters (a file {}); got peft", model.path().string(),
+        adapter_config_name);
+  auto const tokenizer = has_tokenizer(model.tokenizer) ? open_tokenizer(model) : nullptr;
+  fsdp::checkpoint::make_folders(to);
+  remove_on_signals();
+  std::error_code error;
+  for (auto const name : files_of_a_model) fs::remove(to / name, error);
+  auto const copy = [&](fs::path const& from) {
+    fsdp::checkpoint::replace_text_file(to / from.filename(), fsdp::checkpoint::read_text_file(from));
+  };
+  bool const bf16 = settings.dtype == "bfloat16";
+  auto const& config = model.config();
+  for (auto const& file : tokenizer_files(model.tokenizer)) copy(file);
+  if (peft) {
+    fs::copy_file(out_dir / adapter_weights_name, to / adapter_weights_name, fs::copy_options::overwrite_existing);
+    copy(out_dir / adapter_config_name);
+    fmt::print("wrote the adapters of '{}' to '{}'\n", out_dir.string(), (to / adapter_weights_name).string());
+    return 0;
+  }
+  write_weights({to / weights_name, static_cast<std::int64_t>(settings.max_shard_gb * 1e9)}, *model.weights, bf16);
+  auto const id = [&](std::optional<std::int64_t> (Tokenizer::*token)() const) {
+    return tokenizer == nullptr ? std::nullopt : ((*tokenizer).*token)();
+  };
+  fsdp::checkpoint::replace_text_file(
+      to / "config.json", huggingface_config_text(config, id(&Tokenizer::begin_of_text), id(&Tokenizer::end_of_text),
+                                                  bf16 ? "bfloat16" : "float32"));
+  fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), model.path().string(),
+             to.string());
+  return 0;
+}
+
+}  // namespace llama
