@@ -221,6 +221,26 @@ TEST_CASE("bf16 values are written with their bits", "[llama][weights]") {
   CHECK(wide[4] == 0x1p-133f);
 }
 
+TEST_CASE("bf16 values that were read as fp32 are written with their bits", "[llama][weights]") {
+  Folder const folder;
+  std::vector<float> values;
+  std::vector<std::uint16_t> bits;
+  for (std::uint32_t each = 0; each <= 0xffff; ++each) {
+    bf16 narrow;
+    narrow.bits = static_cast<std::uint16_t>(each);
+    if (each % 0x8000 > 0x7f80) continue;  // NaN
+    bits.push_back(narrow.bits);
+    values.push_back(static_cast<float>(narrow));
+  }
+  auto const count = static_cast<std::int64_t>(values.size());
+  WeightsWriter writer({folder.path / "model.safetensors"}, {{"all", {count}, DType::bf16}});
+  writer.write("all", values);
+  writer.finish();
+  auto const bytes = bytes_of(folder.path / "model.safetensors");
+  REQUIRE(bytes.size() > 2 * bits.size());
+  CHECK(std::memcmp(bytes.data() + bytes.size() - 2 * bits.size(), bits.data(), 2 * bits.size()) == 0);
+}
+
 TEST_CASE("files get their names when all is written, and what readers would take instead is gone",
           "[llama][weights]") {
   Folder const folder;

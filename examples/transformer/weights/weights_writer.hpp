@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/layout.hpp"
@@ -25,6 +26,8 @@ struct WeightsPlace {
   /// Bytes of tensors in a file. If there are more, the files are model-00001-of-0000N.safetensors and so on, and
   /// model.safetensors.index.json says which has what, as HuggingFace's do. A larger tensor has a file of its own.
   std::int64_t largest = INT64_MAX;
+
+  WeightsPlace(std::filesystem::path file, std::int64_t most = INT64_MAX) : path(std::move(file)), largest(most) {}
 };
 
 /// What weights are written to, in the order of the tensors. It is compiled apart from the engines, for what writes
