@@ -3,6 +3,7 @@
 #include "transformer/training/plan.hpp"
 #include "llama/commands.hpp"
 #include "llama/program.hpp"
+#include "transformer/training/planned_bytes.hpp"
 
 namespace llama {
 
@@ -14,3 +15,7 @@ int run_plan(Settings const& settings) {
 }
 
 }  // namespace llama
+
+std::int64_t transformer::planned_bytes(Settings const& settings) {
+  return plan_memory<llama::Program>(settings, llama::read_config(settings)).total();
+}

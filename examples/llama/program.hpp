@@ -22,6 +22,7 @@
 #include "llama/llama.hpp"
 #include "llama/start.hpp"
 #include "transformer/run/choices.hpp"
+#include "transformer/tokenizer/tokenizer_folder.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/weights/engine_weights.hpp"
 

@@ -4,6 +4,7 @@
 #include "commands.hpp"
 #include "program.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/training/planned_bytes.hpp"
 
 namespace nanogpt {
 
@@ -13,3 +14,7 @@ int run_plan(Settings const& settings) {
 }
 
 }  // namespace nanogpt
+
+std::int64_t transformer::planned_bytes(Settings const& settings) {
+  return plan_memory<nanogpt::Program>(settings, nanogpt::model_config(settings, Meta{}.vocab_size)).total();
+}

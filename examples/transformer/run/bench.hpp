@@ -49,7 +49,7 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   if (engine.rank() != 0) return;
 
   double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
-  double const flop = tokens * trainer.config().flop_per_token(trainer.tuning());
+  double const flop = tokens * T::Program::flop_per_token(trainer.config(), s);
   double const mfu = flop / seconds / peak.flops;
   fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
   fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));

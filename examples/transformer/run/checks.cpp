@@ -116,7 +116,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "{}{}",
         ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
   static_cast<void>(offloaded(s, s.dtype != "float32"));
-  static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));
+  if (command != Command::bench || s.activation_checkpointing != "both")
+    static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));
   auto const kept = resharding(s).ranks;
   if (auto const group = s.strategy == "hybrid_shard" ? s.shard_group : ranks;
       kept > 0 && group > 0 && (kept >= group || group % kept != 0))

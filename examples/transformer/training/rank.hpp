@@ -24,6 +24,7 @@
 #include "transformer/run/bench.hpp"
 #include "transformer/run/pieces.hpp"
 #include "transformer/sampling/sampler.hpp"
+#include "transformer/training/bench_variants.hpp"
 #include "transformer/training/header.hpp"
 #include "transformer/training/load.hpp"
 #include "transformer/training/loop.hpp"
@@ -128,7 +129,8 @@ void introduce(T& trainer, Job const& job, Preparation<typename T::Program> cons
 ///   tokenizer(opened, settings), sample_request(settings, ranks)          of that model
 ///   described(config, opened), counted_parameters(config), flop_per_token(config, settings)   for texts
 ///   load_weights(engine, opened), save_model(...), saved_name(settings), save_tokenizer(...)  files
-/// and defines all_settings(), shipped_configs(), program_text(), checked_model() and is_own_config().
+/// and defines all_settings(), set_defaults(), shipped_configs(), program_text(), checked_model(), is_own_config() and
+/// planned_bytes().
 
 /// Runs one rank of a program to its end: see run_rank.
 /// @tparam Program  see [Note: What a program is]
@@ -161,6 +163,8 @@ int run_rank_of(C world, Job const& job) {
   resolved.settings = ready.settings;
   auto const source = batch_source(resolved.settings, ready, world.rank(), ranks);
   fsdp::Mesh<C> mesh(std::move(world));
+  if (job.command == Command::bench && has_variants(resolved.settings))
+    return bench_variants<Program, P>(mesh, resolved, ready, *log);
   Trainer<Program, C, P> trainer(mesh, resolved.settings, ready.config, source);
   if (ready.pretrained) Program::load_weights(trainer.engine(), *ready.pretrained);
   if (first) introduce(trainer, resolved, ready, ranks);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full weights between an engine and files: transformer's, where nanogpt's sources look for them.
+// Full weights between an engine and files, unit by unit.
 #pragma once
 
-<<<<<<<< HEAD:examples/transformer/weights/engine_weights.hpp
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -84,7 +83,3 @@ void load_weights(E& engine, WeightsSource const& weights) {
 }
 
 }  // namespace transformer
-========
-#include "gpt_config.hpp"
-#include "transformer/weights/engine_weights.hpp"  // IWYU pragma: export
->>>>>>>> kern:examples/nanogpt/weights_file.hpp
