@@ -93,6 +93,14 @@ TEST_CASE("a text of a tokenizer.json has the same ids in two parts") {
   }
 }
 
+TEST_CASE("Metaspace that splits keeps pieces from going across blanks") {
+  std::string const blank(blank_symbol);
+  std::vector<std::string> const pieces{blank, "e", "e" + blank, "e" + blank + "e", blank + "e"};
+  auto const ids = [&](bool split) { return open(piece_json(pieces, "never", split))->encode("e e"); };
+  CHECK(ids(false) == Ids{259 + 3});
+  CHECK(ids(true) == Ids{259 + 1, 259 + 4});
+}
+
 TEST_CASE("tokenizer.json and tokenizer.model of one vocabulary agree") {
   TemporaryFolder const folder;
   auto const path = folder.file("tokenizer.model", PieceFile{.rows = fsdp::testing::piece_rows(llama_pieces)}.bytes());

@@ -54,6 +54,11 @@ TEST_CASE("words around every character are those of the regular expressions") {
   CHECK(sum_of_every_character(WordPattern::gpt2_digits) == fsdp::testing::digits_word_sum);
 }
 
+TEST_CASE("three numbers at most are a word of Llama 3, and one of SmolLM") {
+  CHECK(ends_of_words("1234567 a12", WordPattern::llama3) == std::vector<std::size_t>{3, 6, 7, 9, 11});
+  CHECK(ends_of_words("123 a12", WordPattern::gpt2_digits) == std::vector<std::size_t>{1, 2, 3, 5, 6, 7});
+}
+
 TEST_CASE("words of a text that is cut at a sure place are those of the whole, for each pattern") {
   std::vector<std::string> const alphabet{"'",        "s",
                                           "R",        "e",
