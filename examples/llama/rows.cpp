@@ -73,6 +73,7 @@ std::vector<Setting> llama_settings() {
       "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
       "plan also take both: a line for false and one for true";
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
+  row(t, "block_size").of_run = true;
   row(t, "start").may_be_empty = true;
   row(t, "stop_at_end").help = "end a sample at the token that ends texts";
   auto& end = row(t, "lr_decay_iters");
