@@ -21,7 +21,6 @@
 #include "tests/support/gradient_units.hpp"
 #include "tests/support/messages.hpp"
 #include "tests/support/rank_checks.hpp"
-#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {
