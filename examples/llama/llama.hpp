@@ -38,29 +38,13 @@ struct LlamaLayers {
 
   static DecoderShape shape(LlamaConfig const& config) {
     return {.layers = config.num_hidden_layers,
+            .width = config.hidden_size,
             .vocabulary = config.vocab_size,
             .positions = config.max_position_embeddings,
             .positions_field = "max_position_embeddings",
             .dropout = 0.0f,
             .attention = attention_of(config),
             .tied = config.tie_word_embeddings};
-  }
-
-  template <class D, class T>
-  static Context<D, T> context(D const& device, Gemm<D>* gemm, LlamaConfig const& config, ActivationPlan const& plan,
-                               Activations<D, T> const& activations, Tuning const& tuning) {
-    expect_targets(tuning, Block<D, T>::linear_layers);
-    auto const& work = activations.workspace();
-    auto const padded = config.padded_vocab();
-    return {.device = device,
-            .gemm = gemm,
-            .config = config,
-            .plan = plan,
-            .workspace = work,
-            .tuning = tuning,
-            .attention = {device, gemm, plan.attention(attention_of(config)), work.attention},
-            .adapters = {gemm, tuning.lora_scale, work.adapters},
-            .classifier = {device, gemm, config.hidden_size, config.vocab_size, plan.logits_rows(padded), work.head}};
   }
 };
 

@@ -41,29 +41,13 @@ struct GptLayers {
 
   static DecoderShape shape(GptConfig const& config) {
     return {.layers = config.n_layer,
+            .width = config.n_embd,
             .vocabulary = config.vocab_size,
             .positions = config.block_size,
             .positions_field = "block_size",
             .dropout = config.dropout,
             .attention = config.attention(),
             .tied = true};
-  }
-
-  template <class D, class T>
-  static Context<D, T> context(D const& device, Gemm<D>* gemm, GptConfig const& config, ActivationPlan const& plan,
-                               Activations<D, T> const& activations, Tuning const& tuning) {
-    expect_targets(tuning, Block<D, T>::linear_layers);
-    auto const& work = activations.workspace();
-    return {.device = device,
-            .gemm = gemm,
-            .config = config,
-            .plan = plan,
-            .workspace = work,
-            .tuning = tuning,
-            .attention = {device, gemm, plan.attention(config.attention()), work.attention},
-            .adapters = {gemm, tuning.lora_scale, work.adapters},
-            .classifier = {device, gemm, config.n_embd, config.vocab_size, plan.logits_rows(config.padded_vocab()),
-                           work.head}};
   }
 };
 

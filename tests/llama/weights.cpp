@@ -291,9 +291,15 @@ TEST_CASE("folders that are not whole are refused by name", "[llama][weights]") 
     fs::remove(part);
     CHECK(has(opening(folder), "'" + part.string() + "': cannot be opened: "));
   }
-  SECTION("a tensor that the index lists is missing in its file") {
+  SECTION("a tensor that the index lists is missing in its file, or lies in a file that the index does not name") {
     Folder const folder;
     write(folder, config, all, few);
+    auto index = Json::parse(bytes_of(folder.path / "model.safetensors.index.json"));
+    index["weight_map"]["model.layers.2.mlp.up_proj.weight"] = "model-00003-of-00003.safetensors";
+    folder.file("model.safetensors.index.json", index.dump());
+    CHECK(opening(folder) == "'" + in(folder, "model-00003-of-00003.safetensors") +
+                                 "': tensor 'model.layers.2.mlp.up_proj.weight' is missing, though "
+                                 "model.safetensors.index.json lists it");
     auto const first = in(folder, "model-00001-of-00003.safetensors");
     fs::copy_file(in(folder, "model-00002-of-00003.safetensors"), first, fs::copy_options::overwrite_existing);
     CHECK(has(opening(folder), "'" + first + "' has a tensor "));

@@ -33,11 +33,10 @@ namespace transformer {
 /// @tparam M  a model's layers and their names:
 /// @code
 ///   using Config = ...;                          // config.validate() throws fsdp::ConfigError
-///   template <class D, class T> using Embedding, Block, Head, Context, Activations;
+///   template <class D, class T> using Embedding, Block, Head, Activations;
+///   template <class D, class T> using Context;   // a LayerContext
 ///   static DecoderShape shape(Config const&);
 ///   static constexpr std::string_view embedding, blocks, head;  // prefixes of tensor names; a block's: "blocks.3"
-///   static Context<D, T> context(D const&, Gemm<D>*, Config const&, ActivationPlan const&,
-///                                Activations<D, T> const&, Tuning const&);
 /// @endcode
 /// @note Collective: every member function that computes is called by all ranks, with data of their own.
 template <class E, class M>
@@ -52,12 +51,12 @@ class Decoder {
   /// @throws fsdp::ConfigError if the shape is impossible or `length` exceeds its positions
   Decoder(E& engine, Config const& config, std::int64_t batch, std::int64_t length, DecoderOptions options = {})
       : engine_(engine),
-        shape_(checked_shape(config)),
+        shape_(checked_shape(config, options.tuning)),
         plan_(plan_activations(shape_, batch, length, options, lanes_of(engine.device()))),
         options_(std::move(options)),
         gemm_(engine.device()),
         activations_(engine.device(), engine.account(), config, plan_),
-        context_(M::template context<Device, T>(engine.device(), &gemm_, config, plan_, activations_, options_.tuning)),
+        context_(engine.device(), &gemm_, config, shape_, plan_, activations_.workspace(), options_.tuning),
         feed_(engine.device(), engine.account(), batch * length),
         scalars_(context_.device, engine.account(), fsdp::MemoryTag::scalars, 2 * sizeof(double)),
         sampled_(context_.device, engine.account(), fsdp::MemoryTag::workspace,
@@ -200,8 +199,9 @@ class Decoder {
   typename M::template Activations<Device, T> const& activations() const { return activations_; }
 
  private:
-  static DecoderShape checked_shape(Config const& config) {
+  static DecoderShape checked_shape(Config const& config, Tuning const& tuning) {
     config.validate();
+    expect_targets(tuning, Block::linear_layers);
     return M::shape(config);
   }
   /// Some modules share the unit "root".

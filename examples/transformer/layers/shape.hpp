@@ -12,6 +12,7 @@ namespace transformer {
 /// The shape of a decoder-only transformer.
 struct DecoderShape {
   std::int64_t layers = 1;
+  std::int64_t width = 1;            ///< C: of the residual stream
   std::int64_t vocabulary = 1;       ///< V
   std::int64_t positions = 1;        ///< longest sequence
   std::string_view positions_field;  ///< the config's field that says so, for messages
