@@ -113,12 +113,7 @@ struct Program {
           "prepare --model=FOLDER --dataset={} --data=FILE",
           ready.settings.dataset);
     if (!ready.pretrained || !has_tokenizer(ready.pretrained->tokenizer)) return;
-    Meta of_model;
-    of_model.path = ready.pretrained->tokenizer / "tokenizer";
-    of_model.tokenizer_of_model = true;
-    of_model.tokenizer_files = {"tokenizer"};
-    of_model.vocab_size = ready.pretrained->config().vocab_size;
-    if (vocabulary_checksum(of_model) != ready.vocabulary)
+    if (vocabulary_checksum(*open_tokenizer(*ready.pretrained)) != ready.vocabulary)
       fsdp::fail<fsdp::ConfigError>(
           "setting 'dataset': '{}' was prepared with another tokenizer than that in '{}'; run llama prepare again with "
           "--model={}",

@@ -155,6 +155,7 @@ TEST_CASE("rows do not depend on threads and pieces") {
 TEST_CASE("the rows of an iteration and their weight do not depend on how ranks and micro-steps share them") {
   auto const made = prepared(texts(37, 23), texts(9, 23));
   std::int64_t const block = 16;
+  bool const random = GENERATE(false, true);
   for (std::int64_t const iteration : {0, 1, 4, 11}) {
     std::vector<Row> expected;
     double expected_weight = 0;
@@ -168,6 +169,7 @@ TEST_CASE("the rows of an iteration and their weight do not depend on how ranks 
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
           auto source = source_of(made->dataset(), ranks, micro_steps, batch, block);
           source.rank = rank;
+          source.random_windows = random;
           std::vector<std::int32_t> inputs(static_cast<std::size_t>(batch * block)), targets(inputs.size());
           source.training(iteration, micro, inputs, targets);
           double mean = 0;

@@ -40,7 +40,8 @@ struct BatchSource {
     if (auto const* rows = dataset->rows(Split::train)) {
       auto const sizes = order_sizes(*rows);
       auto const order = training_rows(sizes);
-      for (std::int64_t i = 0; i < batch_size; ++i) read_row(Split::train, order.at(first + i), i, inputs, targets);
+      for (std::int64_t i = 0; i < batch_size; ++i)
+        read_row(Split::train, training_row(*rows, order, first + i), i, inputs, targets);
       return;
     }
     auto const shards = dataset->train.sizes();
@@ -62,7 +63,9 @@ struct BatchSource {
     auto const* rows = dataset == nullptr ? nullptr : dataset->rows(Split::train);
     if (rows == nullptr) return 1.0 / static_cast<double>(micro_steps);
     auto const sizes = order_sizes(*rows);
-    return weight_of(*rows, training_rows(sizes), iteration * global_batch(), global_batch());
+    auto const order = training_rows(sizes);
+    return weight_of(*rows, iteration * global_batch(), global_batch(),
+                     [&](std::int64_t number) { return training_row(*rows, order, number); });
   }
 
   /// Sequences of a split, in an order of windows as for training: a mean over many batches hardly depends on the draw.
@@ -89,7 +92,9 @@ struct BatchSource {
     if (rows == nullptr) return 1.0;
     auto const sizes = order_sizes(*rows);
     auto const together = ranks * batch_size;
-    return weight_of(*rows, evaluation_rows(split, sizes), first_batch * together, batches * together) *
+    auto const order = evaluation_rows(split, sizes);
+    return weight_of(*rows, first_batch * together, batches * together,
+                     [&](std::int64_t number) { return order.at(number); }) *
            static_cast<double>(batches);
   }
 
@@ -107,11 +112,20 @@ struct BatchSource {
   std::uint64_t evaluation_seed(Split split) const {
     return mix(seed + static_cast<std::uint64_t>(split == Split::train ? Draw::train_loss : Draw::val_loss));
   }
+  Window training_row(RowIndex const& rows, WindowOrder const& order, std::int64_t number) const {
+    if (!random_windows) return order.at(number);
+    auto row = draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0, rows.size());
+    std::size_t shard = 0;
+    for (; row >= rows.sizes()[shard]; ++shard) row -= rows.sizes()[shard];
+    return {shard, row};
+  }
   /// B T ranks / targets of so many sequences.
-  double weight_of(RowIndex const& rows, WindowOrder const& order, std::int64_t first, std::int64_t count) const {
+  /// @param place  Window(number of a sequence): its row
+  template <class Place>
+  double weight_of(RowIndex const& rows, std::int64_t first, std::int64_t count, Place const& place) const {
     std::int64_t targets = 0;
     for (auto number = first; number < first + count; ++number) {
-      auto const [shard, row] = order.at(number);
+      auto const [shard, row] = place(number);
       targets += rows.targets(shard, row, block_size);
     }
     return static_cast<double>(batch_size * block_size * ranks) / static_cast<double>(targets);

@@ -163,9 +163,10 @@ class RunFiles {
       report_error(fmt::format("{} has the run that this one was to replace", old.string()));
     if (newest.empty() && exported_ >= 0)
       report_error(fmt::format(
-          "{} has the weights before iteration {}; to continue from them without the optimizer's state, give "
-          "--init_from={} and another out_dir",
-          (folder / T::Program::saved_name(settings_)).string(), exported_, settings_.out_dir));
+          "{} has the weights before iteration {}; to continue from them without the optimizer's state, give --{}={} "
+          "and "
+          "another out_dir",
+          (folder / T::Program::saved_name(settings_)).string(), exported_, setting_of_weights(), settings_.out_dir));
   }
 
  private:

@@ -33,8 +33,8 @@ inline std::string other_tuning(Settings const& settings, RunState const& run) {
   if (text.empty()) return {};
   return fmt::format(
       ". This start has {}; leave that out to continue the run, or begin another one from its weights, "
-      "with --init_from={} and another out_dir",
-      text, settings.out_dir);
+      "with --{}={} and another out_dir",
+      text, setting_of_weights(), settings.out_dir);
 }
 
 /// Loads `ready.resumed` into the engine and the optimizer. If that is damaged, init_from=auto takes the newest whole

@@ -66,7 +66,7 @@ void introduce(T& trainer, Job const& job, Preparation<typename T::Program> cons
   if (job.device != "cpu")
     fmt::print("mfu is relative to the {}: {:.1f} TFLOP/s for all ranks\n", ready.peak.source, ready.peak.flops / 1e12);
   if (!ready.dataset) fmt::print("there is no data/{}: the batches are random tokens\n", s.dataset);
-  if (ready.pretrained)
+  if (ready.pretrained && !ready.resumed)
     fmt::print("initializing from '{}': {}\n", ready.pretrained->path().string(),
                T::Program::described(ready.config, *ready.pretrained));
   for (auto const split : {Split::train, Split::val}) {
@@ -78,6 +78,12 @@ void introduce(T& trainer, Job const& job, Preparation<typename T::Program> cons
                files.size() == 1 ? fmt::format("'{}'", files[0].path().string())
                                  : fmt::format("{} files, '{}' to '{}'", files.size(), files.front().path().string(),
                                                files.back().path().string()));
+  }
+  if (auto const* const rows = ready.dataset ? ready.dataset->rows(Split::train) : nullptr) {
+    fmt::print("train documents: {}, a row each\n", with_commas(rows->size()));
+    if (auto const cut = rows->count_cut(s.block_size); cut > 0)
+      fmt::print("note: {} of them {} more than {} tokens (block_size) and {} cut\n", with_commas(cut),
+                 cut == 1 ? "has" : "have", s.block_size, cut == 1 ? "is" : "are");
   }
   if (ready.dataset && ready.dataset->meta.path.empty())
     fmt::print("no meta.json: vocabulary of {} ({})\n", ready.config.vocab_size,

@@ -36,15 +36,18 @@ Meta read_vocabulary(fs::path const& path, std::int64_t vocab_size, fs::path con
   return meta;
 }
 
-std::string vocabulary_checksum(Meta const& meta) {
-  auto const tokenizer = open_tokenizer(meta);
-  if (tokenizer == nullptr) return {};
+std::string vocabulary_checksum(Tokenizer const& tokenizer) {
   std::string tokens;
-  for (std::int64_t id = 0; id < tokenizer->size(); ++id) {
-    auto const token = tokenizer->decode(std::span(&id, 1));
+  for (std::int64_t id = 0; id < tokenizer.size(); ++id) {
+    auto const token = tokenizer.decode(std::span(&id, 1));
     tokens += fmt::format("{} ", token.size()) + token;
   }
   return fsdp::checkpoint::checksum_text(fsdp::checkpoint::checksum_of(tokens));
+}
+
+std::string vocabulary_checksum(Meta const& meta) {
+  auto const tokenizer = open_tokenizer(meta);
+  return tokenizer == nullptr ? std::string() : vocabulary_checksum(*tokenizer);
 }
 
 }  // namespace transformer

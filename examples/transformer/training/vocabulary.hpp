@@ -20,7 +20,9 @@ void save_vocabulary(std::filesystem::path const& folder, Meta const& meta);
 /// @throws fsdp::ConfigError if the file is damaged, or has a larger vocabulary than the model
 Meta read_vocabulary(std::filesystem::path const& path, std::int64_t vocab_size, std::filesystem::path const& model);
 
-/// A checksum of the tokens of a vocabulary. Empty if meta.json names no tokenizer.
+/// A checksum of the tokens of a vocabulary.
+std::string vocabulary_checksum(Tokenizer const& tokenizer);
+/// The same of the tokenizer that meta.json names. Empty if it names none.
 /// @throws fsdp::ConfigError if the tokenizer's files cannot be read
 std::string vocabulary_checksum(Meta const& meta);
 
