@@ -72,6 +72,9 @@ std::vector<Setting> llama_settings() {
   checkpointing.help =
       "compute activations again in backward instead of keeping them: false, true, or a number of layers. bench and "
       "plan also take both: a line for false and one for true";
+  row(t, "recompute_segment").help =
+      "gradient_checkpointing: number of consecutive layers that are computed again together, from the input of the "
+      "first";
   row(t, "decay_lr").help = "decay the learning rate after warm-up, as lr_schedule says; false: keep it constant";
   row(t, "block_size").of_run = true;
   row(t, "start").may_be_empty = true;

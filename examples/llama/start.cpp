@@ -32,9 +32,30 @@ bool is_file(fs::path const& path) {
   return fs::is_regular_file(path, error);
 }
 
-OpenedLlama open_model_folder(fs::path const& folder) {
-  if (!is_adapter_folder(folder) || is_file(folder / "config.json")) return {open_folder(folder), folder, 0};
-  auto const base_path = read_adapter_config(folder).base;
+bool is_adapters_alone(fs::path const& folder) { return is_adapter_folder(folder) && !is_file(folder / "config.json"); }
+
+/// @param what  names the folder, for the message
+/// @throws fsdp::ConfigError unless the folder has a config.json
+void expect_model_folder(fs::path const& folder, std::string_view what,
+                         std::string_view expected = "the folder of a model") {
+  if (is_file(folder / "config.json")) return;
+  std::error_code error;
+  fsdp::fail<fsdp::ConfigError>("{}: expected {}, got '{}', which {}", what, expected, folder.string(),
+                                fs::is_directory(folder, error) ? "has no config.json" : "is no folder");
+}
+
+/// The model that adapters belong to. @throws fsdp::ConfigError if it is not there
+fs::path base_of_adapters(fs::path const& folder) {
+  auto base = read_adapter_config(folder).base;
+  expect_model_folder(base,
+                      fsdp::formatted("'{}': 'base_model_name_or_path'", (folder / adapter_config_name).string()));
+  return base;
+}
+
+/// @param base  the model of adapters, unless their folder names it; may be empty
+OpenedLlama open_model_folder(fs::path const& folder, fs::path const& base_folder = {}) {
+  if (!is_adapters_alone(folder)) return {open_folder(folder), folder, 0};
+  auto const base_path = base_folder.empty() ? base_of_adapters(folder) : base_folder;
   std::shared_ptr<LlamaWeights const> base = open_folder(base_path);
   auto adapters = read_adapters(folder, base->config());
   auto tokenizer = has_tokenizer(folder) ? folder : base_path;
@@ -48,6 +69,10 @@ std::string model_setting(RunState const& run) {
 
 /// @param folder  the model to begin with
 OpenedLlama open_base_in(fs::path const& folder, RunState const& run) {
+  if (!is_adapters_alone(folder))
+    expect_model_folder(folder, "setting 'model'",
+                        fsdp::formatted("the folder of the model that the run in '{}' began with (--model=FOLDER)",
+                                        run.checkpoint.string()));
   auto base = open_model_folder(folder);
   if (auto const found = fingerprint(base); found != run.base)
     fsdp::fail<fsdp::ConfigError>(
@@ -68,6 +93,15 @@ OpenedLlama open_checkpoint(fs::path const& out_dir, std::string const& name, Se
           has_tokenizer(beside) ? beside : fs::path(model), run.iteration};
 }
 
+/// @throws fsdp::ConfigError unless the setting names a model, or adapters
+fs::path model_folder(Settings const& settings) {
+  fs::path const folder(settings.model);
+  if (folder.empty())
+    fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
+  if (!is_adapters_alone(folder)) expect_model_folder(folder, "setting 'model'");
+  return folder;
+}
+
 void expect_at_most(std::string_view setting, std::int64_t value, std::string_view what, std::int64_t most) {
   if (value > most)
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected at most {} {}, got {}", setting, what, most, value);
@@ -76,10 +110,12 @@ void expect_at_most(std::string_view setting, std::int64_t value, std::string_vi
 }  // namespace
 
 LlamaConfig read_config(Settings const& settings) {
-  return read_huggingface_config(fs::path(settings.model) / "config.json");
+  auto folder = model_folder(settings);
+  if (is_adapters_alone(folder)) folder = base_of_adapters(folder);
+  return read_huggingface_config(folder / "config.json");
 }
 
-OpenedLlama open_model(Settings const& settings) { return open_model_folder(settings.model); }
+OpenedLlama open_model(Settings const& settings) { return open_model_folder(model_folder(settings)); }
 
 OpenedLlama open_base(Settings const& settings, RunState const& run) {
   return open_base_in(settings.model.empty() ? model_setting(run) : settings.model, run);
@@ -95,9 +131,9 @@ OpenedLlama open_run(Settings const& settings, std::string& note) {
     if (!whole)
       fsdp::fail<fsdp::ConfigError>(
           "setting 'out_dir': '{}' has no trained model: neither config.json nor {} is there; train one with: llama "
-          "train --out_dir={}",
+          "train --out_dir={}, or name a model with --model=FOLDER",
           out_dir.string(), adapter_config_name, out_dir.string());
-    return open_model_folder(out_dir);
+    return open_model_folder(out_dir, settings.model);
   }
   auto model = open_checkpoint(out_dir, "latest", settings);
   note = fsdp::formatted("'{}' has no weights yet; using the latest checkpoint, '{}'", out_dir.string(),
@@ -143,11 +179,7 @@ void adopt_model(Settings& settings, LlamaConfig const& config) {
     fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': only adapters use it; expected --lora_r too");
   auto const tuning = tuning_of(settings);
   if (!tuning.adapts()) return;
-  try {
-    expect_targets(tuning, linear_layers);
-  } catch (fsdp::ConfigError const& error) {
-    fsdp::fail<fsdp::ConfigError>("setting 'lora_targets': {}", error.what());
-  }
+  expect_targets(tuning, linear_layers, "setting 'lora_targets'");
   for (auto const& tensor : llama_tensors(config)) {
     auto const layer = std::string_view(tensor.name).substr(0, tensor.name.size() - std::string_view(".weight").size());
     bool const is_target = std::any_of(linear_layers.begin(), linear_layers.end(),

@@ -310,12 +310,14 @@ class Preparer {
   /// @throws fsdp::ConfigError if one of the files would be without a token
   void expect_tokens() const {
     bool const drawn = documents_ && !whole_;
+    if (drawn && prepared_.documents == 0)
+      fsdp::fail<fsdp::ConfigError>("data: '{}' has no documents with text", shown_name(options_.data));
     if (drawn && prepared_.val_tokens == 0)
       fsdp::fail<fsdp::ConfigError>(
           "setting 'val_fraction': with {}, none of the {} documents is for validation; expected a larger fraction "
           "or more documents",
           options_.val_fraction, prepared_.documents);
-    if (drawn && prepared_.documents > 0 && prepared_.train_tokens == 0)
+    if (drawn && prepared_.train_tokens == 0)
       fsdp::fail<fsdp::ConfigError>(
           "setting 'val_fraction': with {}, all {} documents are for validation; expected a smaller fraction "
           "or more documents",

@@ -60,7 +60,6 @@ struct RopePlace {
 
 /// One row.
 struct RopeForward {
-  static constexpr int blocks_per_multiprocessor = 4;  // left alone, ptxas takes 32 registers and spills
   template <class Block, class A>
   FSDP_HD void operator()(Block const& block, std::int64_t row, A const* projected, float const* table, A* packed,
                           RopeArgs args) const {

@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <optional>
+#include <system_error>
 
+#include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/json.hpp"
 #include "transformer/data/new_file.hpp"
 #include "transformer/launch/cores.hpp"
 #include "transformer/report/metrics.hpp"
@@ -21,11 +25,23 @@
 namespace transformer {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr std::uint64_t megabyte = 1'000'000;
 
 int threads_of(Settings const& settings) {
   if (settings.threads > 0) return static_cast<int>(settings.threads);
   return std::min(part_of_cores({allowed_cores()}, 0, processor_quota()), 256);
+}
+
+/// The vocabulary of a model, as its config.json has it; without that, no limit.
+std::int64_t vocab_size_of(fs::path const& model) {
+  auto const path = model / "config.json";
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return std::numeric_limits<std::int64_t>::max();
+  auto const what = fmt::format("'{}'", path.string());
+  auto const json = fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(path), what);
+  return fsdp::checkpoint::Fields(json, what).whole("vocab_size", 1, 1'000'000'000);
 }
 
 }  // namespace
@@ -34,11 +50,11 @@ int run_prepare(Settings const& settings) {
   check_together(settings, Command::prepare, 1);
   PrepareOptions options;
   options.data = settings.data;
-  options.folder = std::filesystem::path("data") / settings.dataset;
+  options.folder = fs::path("data") / settings.dataset;
   options.encoder_json = settings.encoder_json;
   options.vocab_bpe = settings.vocab_bpe;
   if (!settings.model.empty()) {
-    options.tokenizer = open_tokenizer_folder(settings.model, std::numeric_limits<std::int64_t>::max());
+    options.tokenizer = open_tokenizer_folder(settings.model, vocab_size_of(settings.model));
     options.tokenizer_files = tokenizer_files(settings.model);
     options.ends_rows = settings.add_eos;
   }

@@ -19,8 +19,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view llama3_pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view llama3_pattern = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
+                                            R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 /// The steps of a normalizer, pre-tokenizer, decoder or post-processor, of which a Sequence has several.
 std::vector<JsonField> steps_of(JsonField const& field, std::string const& name_in_sequence) {

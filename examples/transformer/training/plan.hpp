@@ -134,6 +134,8 @@ PlannedMemory plan_memory(Settings const& settings, typename Program::Config con
 /// @return the exit code
 template <class Program>
 int print_plan(Settings settings, typename Program::Config const& config) {
+  if (!settings.was_given(name_of(&Settings::activation_checkpointing))) settings.activation_checkpointing = "both";
+  auto const variants = variants_of(settings, {1, 2, 4, 8, 16, 32});
   bool const gpu = settings.device != "cpu";
   std::string_view const dtype = !settings.dtype.empty() ? std::string_view(settings.dtype)
                                  : gpu                   ? "bfloat16"
@@ -144,8 +146,6 @@ int print_plan(Settings settings, typename Program::Config const& config) {
   fmt::print("{:>10}  {:>22}  {:>10}  {:>9}  {:>9}  {:>7}  {:>11}  {:>9}  {:>7}\n", "batch_size",
              name_of(&Settings::activation_checkpointing), "parameters", "gradients", "optimizer", "buffers",
              "activations", "workspace", "total");
-  if (!settings.was_given(name_of(&Settings::activation_checkpointing))) settings.activation_checkpointing = "both";
-  auto const variants = variants_of(settings, {1, 2, 4, 8, 16, 32});
   for (auto const& recomputation : variants.recomputation) {
     for (auto const batch : variants.batch_sizes) {
       settings.activation_checkpointing = recomputation;

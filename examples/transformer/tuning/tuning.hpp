@@ -48,15 +48,17 @@ struct Tuning {
 };
 
 /// @param layers  names of all linear layers of a block
+/// @param what  begins the message
 /// @throws fsdp::ConfigError if a target names none of them
-inline void expect_targets(Tuning const& tuning, std::span<std::string_view const> layers) {
+inline void expect_targets(Tuning const& tuning, std::span<std::string_view const> layers,
+                           std::string_view what = "adapters") {
   for (auto const& target : tuning.lora_targets) {
     bool const known =
         std::any_of(layers.begin(), layers.end(), [&](auto const& layer) { return Tuning::names(target, layer); });
     if (known && !target.empty()) continue;
     std::string all;
     for (auto const& layer : layers) all += (all.empty() ? "" : ", ") + std::string(layer);
-    fsdp::fail<fsdp::ConfigError>("adapters: expected targets among {}, got '{}'", all, target);
+    fsdp::fail<fsdp::ConfigError>("{}: expected names among {}, got '{}'", what, all, target);
   }
 }
 

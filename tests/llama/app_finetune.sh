@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# llama fine-tunes a folder of HuggingFace's: all of it, without the lowest layers, or adapters. Losses are those of one rank
+# under every strategy, with recomputation, however a batch is divided; a run that is resumed ends in the same weights. What it
+# writes can be sampled, exported and trained again.
+# programs: llama llama_write_folder
+# skip-sanitizers
+#
+#   app_finetune.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+llama=$1/examples/llama/llama
+enter "$llama"
+export OPENBLAS_NUM_THREADS=1
+for seed in 1 2; do "$1/tests/llama_write_folder" random model$seed $seed || fail "write_folder"; done
+for i in $(seq 80); do echo "{\"text\": \"$(seq -s ' ' $((i % 7)) $((i % 7 + i * 5 % 13)))\"}"; done >documents.jsonl
+"$llama" prepare --model=model1 --dataset=d --data=documents.jsonl --val_fraction=0.2 >output 2>&1 || fail "prepare"
+
+common=(--model=model1 --dataset=d --block_size=32 --learning_rate=1e-2 --eval_interval=10 --eval_iters=1 --threads=1)
+quarters=(--batch_size=2 --gradient_accumulation_steps=4)  # of a batch of 8
+# train RUN SETTING...: a line for each loss
+train() {
+  local run=$1
+  shift
+  timeout 60 "$llama" train "${common[@]}" --out_dir="$run" --log_json="$run.json" "$@" >output 2>&1 || { fail "train $*"; return; }
+  grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/, time.*//' >"$run.losses"
+  check "$*: no losses" test -s "$run.losses"
+}
+same() { check "$1 and $2 have other losses" diff "$1.losses" "$2.losses"; }
+# tensor FOLDER NAME: its bytes
+tensor() {
+  local file=$1/model.safetensors size range
+  size=$(od -An -tu8 -N8 "$file")
+  range=$(head -c $((8 + size)) "$file" | grep -aoE "\"${2//./\\.}\":\{[^}]*\}" | grep -oE '\[[0-9]+,[0-9]+\]\}$' | tr -d '[]}')
+  tail -c +$((9 + size + ${range%,*})) "$file" | head -c $((${range#*,} - ${range%,*}))
+}
+differ() { ! cmp -s "$1" "$2"; }
+
+# --- the same losses ---------------------------------------------------------------------------------------------------------
+lora=(--lora_r=4 --lora_alpha=8)
+declare -A tuning=([full]=--freeze_layers=0 [frozen]=--freeze_layers=1 [lora]="${lora[*]}")
+for kind in full frozen lora; do
+  read -ra settings <<<"${tuning[$kind]}"
+  settings+=("${quarters[@]}" --max_iters=6 --eval_interval=3)
+  train $kind "${settings[@]}" --ranks=4
+  for other in --strategy=shard_grad_op '--strategy=no_shard --gradient_checkpointing' '--strategy=hybrid_shard --shard_group=2' \
+    '--gradient_checkpointing=true --recompute_segment=2'; do
+    read -ra words <<<"$other"
+    train $kind-other "${settings[@]}" --ranks=4 "${words[@]}" --overwrite
+    same $kind $kind-other
+  done
+  check "$kind: learns nothing" awk '/^iter/ { last = $NF; if (first == "") first = last } END { exit !(last < first - 0.1) }' $kind.losses
+done
+check "all of a model and parts of it train alike" differ full.losses frozen.losses
+# Rows have unlike lengths: each counts by its tokens.
+train whole --batch_size=8 --max_iters=6
+train halves --batch_size=4 --gradient_accumulation_steps=2 --max_iters=6
+train ranks --batch_size=4 --gradient_accumulation_steps=2 --max_iters=6 --ranks=2
+for parts in halves ranks; do  # evaluations draw other rows
+  check "$parts of a batch have other losses" diff <(grep ^iter whole.losses) <(grep ^iter $parts.losses)
+done
+
+# --- what is written -----------------------------------------------------------------------------------------------------------
+for name in model.embed_tokens model.layers.0.mlp.down_proj model.layers.0.input_layernorm model.layers.0.self_attn.k_proj; do
+  check "$name is frozen" cmp <(tensor model1 $name.weight) <(tensor frozen $name.weight)
+  check "$name trains" differ <(tensor model1 $name.weight) <(tensor full $name.weight)
+done
+for name in model.layers.1.mlp.down_proj model.layers.1.input_layernorm model.norm lm_head; do
+  check "$name trains" differ <(tensor model1 $name.weight) <(tensor frozen $name.weight)
+done
+bytes() { cat "$1"/step-*/*.safetensors | wc -c; }
+check "a checkpoint of adapters is small" test $((4 * $(bytes lora))) -lt "$(bytes full)"
+check "a checkpoint without frozen layers is smaller" test "$(bytes frozen)" -lt $(($(bytes full) * 3 / 4))
+check "adapters have no weights beside them" test ! -e lora/model.safetensors -a ! -e lora/config.json
+check "the adapters' file is small" test $((4 * $(stat -c %s lora/adapter_model.safetensors))) -lt "$(stat -c %s model1/model.safetensors)"
+
+# --- resuming ------------------------------------------------------------------------------------------------------------------
+numbers() { grep -h '"kind":"iter"' "$@" | grep -oE '"loss":[^,}]*' | cut -d: -f2; }
+near() { # near RUN LOSSES: the run's 20 losses, within 1e-6
+  check "$1: other losses" awk 'NR == FNR { expected[FNR] = $1; next }
+    { d = ($1 - expected[FNR]) / expected[FNR]; if (d > 1e-6 || d < -1e-6) other = 1 }
+    END { exit other || NR != 40 }' "$2" <(numbers "$1.json")
+}
+for kind in full lora; do
+  read -ra settings <<<"${tuning[$kind]}"
+  settings+=("${quarters[@]}" --lr_decay_iters=19)
+  train $kind-20 "${settings[@]}" --max_iters=19 --ranks=2
+  numbers $kind-20.json >$kind-20.numbers
+  weights=$([[ $kind == lora ]] && echo adapter_model.safetensors || echo model.safetensors)
+  train $kind-part "${settings[@]}" --max_iters=9 --ranks=2
+  mv $kind-part.json first.json
+  for ranks in 1 4; do
+    cp -r $kind-part $kind-on-$ranks
+    train $kind-on-$ranks --init_from=resume --max_iters=19 --ranks=$ranks
+    cat first.json $kind-on-$ranks.json >both && mv both $kind-on-$ranks.json
+    near $kind-on-$ranks $kind-20.numbers
+  done
+  train $kind-part --init_from=resume --max_iters=19 --ranks=2
+  check "$kind: resumes from the checkpoint" grep -q "^resuming from $kind-part/step-10 at iteration 10$" output
+  check "$kind: other weights after resuming" cmp $kind-20/$weights $kind-part/$weights
+done
+for ranks in 1 4; do
+  train full-of-$ranks "${quarters[@]}" --max_iters=19 --ranks=$ranks
+  near full-of-$ranks full-20.numbers
+done
+ends_in_error "$llama" train "${common[@]}" --out_dir=lora-part --init_from=resume --model=model2 --max_iters=29 --ranks=2
+check "adapters of another model" grep -q "the run in 'lora-part/step-20' was trained on other weights than those in 'model2'" output
+mv model1 moved
+ends_in_error "$llama" train "${common[@]}" --out_dir=lora-part --init_from=resume --max_iters=29
+check "no model to resume with" grep -q "setting 'model': expected the folder of the model that the run in 'lora-part/step-20' began with" output
+ends_in_error "$llama" sample --out_dir=lora-part
+check "no model to sample from" grep -q "'lora-part/adapter_config.json': 'base_model_name_or_path': expected the folder of a model, got 'model1'" output
+
+# --- texts -----------------------------------------------------------------------------------------------------------------------
+text() { timeout 60 "$llama" sample --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
+text --out_dir=lora-20 --model=moved >lora.moved
+mv moved model1
+text --model=model1 >untrained
+export_to() { timeout 60 "$llama" export --out_dir="$1" --to="$2" "${@:3}" >output 2>&1 || fail "export $*"; }
+for kind in full lora; do
+  text --out_dir=$kind-20 >$kind.text
+  check "$kind: training changes the text" differ untrained $kind.text
+  check "$kind: the checkpoint's text" cmp $kind.text <(text --out_dir=$kind-20 --checkpoint=latest)
+  check "$kind: the text on 2 ranks" cmp $kind.text <(text --out_dir=$kind-20 --ranks=2)
+  export_to $kind-20 $kind-export
+  check "$kind: the export's text" cmp $kind.text <(text --model=$kind-export)
+  export_to $kind-20 $kind-latest --checkpoint=latest
+  check "$kind: the checkpoint's weights" cmp $kind-export/model.safetensors $kind-latest/model.safetensors
+  export_to $kind-20 $kind-files --max_shard_gb=0.00004
+  check "$kind: several files" test -e $kind-files/model-00002-of-00004.safetensors -a -e $kind-files/model.safetensors.index.json -a \
+    ! -e $kind-files/model.safetensors
+  check "$kind: the text of several files" cmp $kind.text <(text --model=$kind-files)
+done
+check "the model of adapters may lie elsewhere" cmp lora.text lora.moved
+export_to lora-20 peft --format=peft
+check "the adapters are exported as they are" cmp lora-20/adapter_model.safetensors peft/adapter_model.safetensors
+check "the adapters' text" cmp lora.text <(text --model=peft)
+for from in peft lora-export; do train on-$from "${quarters[@]}" --model=$from --max_iters=3; done
+same on-peft on-lora-export
+check "begins with the adapters" differ on-peft.losses <(head -n "$(wc -l <on-peft.losses)" full-20.losses)
+check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama" plan --model=peft --block_size=32)
+
+# --- types -----------------------------------------------------------------------------------------------------------------------
+export_to full-20 narrow --dtype=bfloat16
+check "bfloat16 takes half" test $((2 * $(stat -c %s narrow/model.safetensors))) -lt $(($(stat -c %s full-20/model.safetensors) + 4000))
+export_to narrow narrow-again --dtype=bfloat16
+check "bfloat16 is kept" cmp narrow/model.safetensors narrow-again/model.safetensors
+export_to narrow wide
+check "the text of bfloat16" cmp <(text --model=narrow) <(text --model=wide)
+export_to wide narrow-from-wide --dtype=bfloat16
+check "float32 keeps bfloat16" cmp narrow/model.safetensors narrow-from-wide/model.safetensors
+
+ends_in_error "$llama" sample --model=model1 --start="$(seq -s ' ' 100)"
+check "a text beyond the positions" grep -q "setting 'start': expected at most 128 tokens (max_position_embeddings), got 29[0-9]" output
+
+echo "$checks checks, $failures failures"
+exit $((failures > 0))
