@@ -53,7 +53,11 @@ int run_export(Settings const& settings) {
   std::string note;
   auto const model = open_run(settings, note);
   if (!note.empty()) fmt::print("{}\n", note);
-  if (peft && (!is_adapter_folder(out_dir) || !settings.checkpoint.empty()))
+  if (peft && !settings.checkpoint.empty())
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'checkpoint': --format=peft exports the adapters in out_dir; expected no checkpoint, got '{}'",
+        settings.checkpoint);
+  if (peft && !is_adapter_folder(out_dir))
     fsdp::fail<fsdp::ConfigError>(
         "setting 'format': expected huggingface, for '{}' has no adapters (a file {}); got peft", model.path().string(),
         adapter_config_name);

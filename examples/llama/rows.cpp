@@ -39,6 +39,7 @@ std::vector<Setting> llama_settings() {
   add_start(t);
   add_data(t);
   t.flag("add_eos", &S::add_eos, prepare, "end each document with the end-of-text token");
+  t.rows.back().may_stand_alone = true;
   add_batches(t);
   add_optimizer(t);
   t.choice("lr_schedule", &S::lr_schedule, train | of_run, "decay of the learning rate after warm-up",
