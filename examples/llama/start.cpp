@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -118,6 +119,13 @@ LlamaConfig read_config(Settings const& settings) {
 OpenedLlama open_model(Settings const& settings) { return open_model_folder(model_folder(settings)); }
 
 OpenedLlama open_base(Settings const& settings, RunState const& run) {
+  // The next checkpoint would be without a layer that is frozen only now, whose trained values would be lost.
+  auto const saved = run.settings.find("freeze_layers");
+  if (auto const now = std::to_string(settings.freeze_layers); saved != run.settings.end() && saved->second != now)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'freeze_layers': expected {}, as the run in '{}' has it, whose checkpoints are without the frozen "
+        "layers; got {}. To freeze others, begin a new run with --model={} and another out_dir",
+        saved->second, run.checkpoint.string(), now, settings.out_dir);
   return open_base_in(settings.model.empty() ? model_setting(run) : settings.model, run);
 }
 

@@ -36,7 +36,7 @@ LlamaConfig read_config(Settings const& settings);
 /// @throws fsdp::ConfigError
 OpenedLlama open_run(Settings const& settings, std::string& note);
 /// The weights of the frozen tensors of a run that is resumed.
-/// @throws fsdp::ConfigError if they are not those that the run began with
+/// @throws fsdp::ConfigError if they are not those that the run began with, or the settings freeze other layers
 OpenedLlama open_base(Settings const& settings, RunState const& run);
 
 /// Equal for equal weights, and most likely for no others: a checksum of the shape and of some values of each tensor.

@@ -107,6 +107,10 @@ for ranks in 1 4; do
 done
 ends_in_error "$llama" train "${common[@]}" --out_dir=lora-part --init_from=resume --model=model2 --max_iters=29 --ranks=2
 check "adapters of another model" grep -q "the run in 'lora-part/step-20' was trained on other weights than those in 'model2'" output
+for layers in 0 2; do  # layer 1 has been trained, and its values would be lost
+  ends_in_error "$llama" train "${common[@]}" --out_dir=frozen --init_from=resume --max_iters=29 --freeze_layers=$layers --ranks=4
+  check "freezes $layers layers" grep -q "setting 'freeze_layers': expected 1, as the run in 'frozen/step-7' has it, .*; got $layers" output
+done
 mv model1 moved
 ends_in_error "$llama" train "${common[@]}" --out_dir=lora-part --init_from=resume --max_iters=29
 check "no model to resume with" grep -q "setting 'model': expected the folder of the model that the run in 'lora-part/step-20' began with" output

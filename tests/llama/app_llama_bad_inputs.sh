@@ -8,6 +8,7 @@
 set -uo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../support/mpirun.sh"
 
 llama=$1/examples/llama/llama
 enter "$llama"
@@ -185,6 +186,23 @@ adapter "config.json': 'base_model_name_or_path': expected the folder of a model
 adapter "config.json': 'use_dora': expected false, got true" 's/"r": 4/"r": 4, "use_dora": true/'
 adapter "config.json': 'peft_type': expected \"LORA\", got \"LOHA\"" 's/"LORA"/"LOHA"/'
 adapter "model.safetensors': tensor '*.lora_A.weight': expected shape (5, 32), got (4, 32)*" 's/"r": 4/"r": 5/'
+
+# --- processes: one of them says what is wrong --------------------------------------------------------------------------------
+if command -v mpirun >/dev/null && [[ $(ldd "$llama") == *libmpi* ]]; then
+  together() { # together MESSAGE ARGUMENT...
+    checks=$((checks + 1))
+    timeout 60 mpirun -n 2 "$llama" "${@:2}" >output 2>&1
+    local code=$?
+    if ((code != 2)); then fail "exit code $code: ${*:2}"; fi
+    check "${*:2}" test "$(grep '^llama: error:' output)" = "llama: error: $1"
+  }
+  together "setting 'model': expected the folder of a model (--model=FOLDER), got nothing" train "${small[@]}" --gradient_accumulation_steps=2
+  together "setting 'batch_sizes': expected whole numbers from 1 to 1000000, separated by commas, got '0'" \
+    bench --model=model --block_size=16 --gradient_accumulation_steps=2 --batch_sizes=0
+  together "'short/model.safetensors': 0 bytes are too few for a safetensors file: it is truncated" sample --model=short --start=1
+else
+  echo "note: without mpirun, or a program without MPI"
+fi
 
 echo "$checks checks, $failures failures"
 exit $((failures > 0))

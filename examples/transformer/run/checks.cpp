@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "fsdp/error.hpp"
+#include "transformer/run/table.hpp"
+#include "transformer/run/variants.hpp"
 
 namespace transformer {
 namespace {
@@ -71,6 +73,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (model != nullptr && model->exists_in(command) && command != Command::sample && s.model.empty() && !may_resume(s))
     fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
   if (command == Command::report) return;
+  if (command == Command::bench || command == Command::plan) static_cast<void>(variants_of(s, {}));
   if (command == Command::plan) return check_strategy(s, ranks);
   if ((command == Command::sample || command == Command::export_) && s.encoder_json.empty() != s.vocab_bpe.empty())
     fsdp::fail<fsdp::ConfigError>(
