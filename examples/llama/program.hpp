@@ -113,7 +113,10 @@ struct Program {
           "prepare --model=FOLDER --dataset={} --data=FILE",
           ready.settings.dataset);
     if (!ready.pretrained || !has_tokenizer(ready.pretrained->tokenizer)) return;
-    if (vocabulary_checksum(*open_tokenizer(*ready.pretrained)) != ready.vocabulary)
+    auto const of_model = open_tokenizer(*ready.pretrained);
+    auto const of_data = transformer::open_tokenizer(meta);
+    if (vocabulary_checksum(*of_model) != ready.vocabulary || of_model->begin_of_text() != of_data->begin_of_text() ||
+        of_model->end_of_text() != of_data->end_of_text())
       fsdp::fail<fsdp::ConfigError>(
           "setting 'dataset': '{}' was prepared with another tokenizer than that in '{}'; run llama prepare again with "
           "--model={}",

@@ -114,10 +114,15 @@ broken few && sed -i 's/"vocab_size": 264/"vocab_size": 259/' few/config.json
 prepares few "'few/tokenizer.model': expected at most 259 tokens, the model's vocab_size, got 260"
 broken torn && head -c 4000 model/tokenizer.model >torn/tokenizer.model
 prepares torn "'torn/tokenizer.model', *; the file is cut, damaged, or of another kind"
-# Another piece than a blank.
-broken other && sed -i 's/\xe2\x96\x81/\xe2\x96\x82/' other/tokenizer.model
-"$llama" prepare --model=other --dataset=e --data=documents.jsonl --val_fraction=0.3 >output 2>&1 || fail "prepare"
-trains "setting 'dataset': 'e' was prepared with another tokenizer than that in 'model'; run llama prepare again with --model=model" --dataset=e
+# Another piece than a blank, other special tokens, and texts that begin without one.
+broken other-piece && sed -i 's/\xe2\x96\x81/\xe2\x96\x82/' other-piece/tokenizer.model
+broken other-begin && sed -i 's/<s>/<S>/' other-begin/tokenizer.model
+broken no-begin && echo '{"add_bos_token": false}' >no-begin/tokenizer_config.json
+for other in other-piece other-begin no-begin; do
+  "$llama" prepare --model=$other --dataset=$other --data=documents.jsonl --val_fraction=0.3 >output 2>&1 || fail "prepare"
+  trains "setting 'dataset': '$other' was prepared with another tokenizer than that in 'model'; run llama prepare again with --model=model" \
+    --dataset=$other
+done
 
 # --- documents ------------------------------------------------------------------------------------------------------------------
 # documents TEXT MESSAGE [SETTING...]
@@ -169,6 +174,8 @@ trains "setting 'out_dir': 'model' has a file config.json that llama train has n
   --out_dir=model
 trains "setting 'out_dir': 'data/d' is the folder of a data set (*" --out_dir=data/d
 refused "setting 'format': expected huggingface, for 'whole' has no adapters (a file adapter_config.json); got peft" export --out_dir=whole --to=x --format=peft
+refused "setting 'checkpoint': --format=peft exports the adapters in out_dir; expected no checkpoint, got 'latest'" \
+  export --out_dir=lora --to=x --format=peft --checkpoint=latest
 refused "setting 'to': 'model' has a file config.json already; *" export --out_dir=whole --to=model
 refused "setting 'to': expected a folder other than out_dir, got 'whole'" export --out_dir=whole --to=whole
 refused "setting 'model': the run in 'lora/step-2' was trained on other weights than those in 'whole'; *--model=FOLDER" \
