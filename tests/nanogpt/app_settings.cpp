@@ -10,6 +10,7 @@
 #include "transformer/run/choices.cpp"      // NOLINT
 #include "transformer/run/common_rows.cpp"  // NOLINT
 #include "transformer/run/help.cpp"         // NOLINT
+#include "transformer/run/variants.cpp"     // NOLINT
 
 #include <fmt/format.h>
 #include <unistd.h>
