@@ -18,7 +18,7 @@ for seed in 1 2; do "$1/tests/llama_write_folder" random model$seed $seed || fai
 for i in $(seq 80); do echo "{\"text\": \"$(seq -s ' ' $((i % 7)) $((i % 7 + i * 5 % 13)))\"}"; done >documents.jsonl
 "$llama" prepare --model=model1 --dataset=d --data=documents.jsonl --val_fraction=0.2 >output 2>&1 || fail "prepare"
 
-common=(--model=model1 --dataset=d --block_size=32 --learning_rate=1e-2 --eval_interval=10 --eval_iters=1 --threads=1)
+common=(--model=model1 --dataset=d --block_size=32 --learning_rate=1e-2 --eval_interval=10 --eval_iters=1 --threads=1 --device=cpu)
 quarters=(--batch_size=2 --gradient_accumulation_steps=4)  # of a batch of 8
 # train RUN SETTING...: a line for each loss
 train() {
@@ -118,7 +118,7 @@ ends_in_error "$llama" sample --out_dir=lora-part
 check "no model to sample from" grep -q "'lora-part/adapter_config.json': 'base_model_name_or_path': expected the folder of a model, got 'model1'" output
 
 # --- texts -----------------------------------------------------------------------------------------------------------------------
-text() { timeout 60 "$llama" sample --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
+text() { timeout 60 "$llama" sample --device=cpu --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
 text --out_dir=lora-20 --model=moved >lora.moved
 mv moved model1
 text --model=model1 >untrained

@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS=1 LC_ALL=C
 "$1/tests/llama_write_folder" random model || fail "write_folder"
 for i in $(seq 20); do echo "{\"text\": \"$(seq -s ' ' $((i % 7)) $((i % 7 + 5)))\"}"; done >documents.jsonl
 "$llama" prepare --model=model --dataset=d --data=documents.jsonl --val_fraction=0.3 >output 2>&1 || fail "prepare"
-small=(--dataset=d --block_size=16 --batch_size=1 --max_iters=1 --eval_interval=1 --eval_iters=1 --threads=1)
+small=(--dataset=d --block_size=16 --batch_size=1 --max_iters=1 --eval_interval=1 --eval_iters=1 --threads=1 --device=cpu)
 
 # refused MESSAGE ARGUMENT...: the line that llama prints is its name and the message (a pattern of bash)
 refused() {

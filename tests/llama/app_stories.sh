@@ -24,7 +24,7 @@ export OPENBLAS_NUM_THREADS=1
 # llama2.c's README has this text.
 story="Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high."
 for ranks in 1 2 3; do
-  timeout 60 "$llama" sample --model=model --start="Once upon a time" --temperature=0 --max_new_tokens=64 --ranks=$ranks >output 2>errors ||
+  timeout 60 "$llama" sample --device=cpu --model=model --start="Once upon a time" --temperature=0 --max_new_tokens=64 --ranks=$ranks >output 2>errors ||
     fail "sample"
   check "another story on $ranks ranks" grep -qxF "$story" output
 done
@@ -68,7 +68,7 @@ fi
 losses=$(sed -nE 's/^step [0-9]+: train loss ([0-9.]+).*/\1/p' output)
 check "games are no stories: $losses" awk 'NR == 1 { exit !($1 > 6) }' <<<"$losses"
 check "learns: $losses" awk 'NR == 2 { found = $1 < 1.5 } END { exit !found }' <<<"$losses"
-timeout 60 "$llama" sample --out_dir=out --start=1. --max_new_tokens=60 --temperature=0 >output 2>errors || fail "sample"
+timeout 60 "$llama" sample --device=cpu --out_dir=out --start=1. --max_new_tokens=60 --temperature=0 >output 2>errors || fail "sample"
 move='[NBRQK]?x?[a-h][1-8]'
 check "writes no moves" grep -qE "^1\. $move $move [0-9]+\. $move( |\$)" output
 
