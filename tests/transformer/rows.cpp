@@ -144,7 +144,7 @@ TEST_CASE("rows end with the end-of-text token if asked") {
 TEST_CASE("rows do not depend on threads and pieces") {
   auto const documents = texts(300, 90);
   auto const one = prepared(documents, {"v"}, false, 1, 1 << 20);
-  for (std::size_t const piece : {7, 100, 5000}) {
+  for (std::size_t const piece : {7u, 100u, 5000u}) {
     auto const other = prepared(documents, {"v"}, false, 3, piece);
     CHECK(
         std::ranges::equal(one->dataset().rows(Split::train)->bytes(0), other->dataset().rows(Split::train)->bytes(0)));
