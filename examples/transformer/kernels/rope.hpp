@@ -65,13 +65,13 @@ struct RopeForward {
                           RopeArgs args) const {
     using T = Compute<A>;
     auto const& h = args.heads;
-    std::int64_t const half = h.size / 2;
+    std::int64_t const pairs = h.size / 2;
     float const* const cosine = table + args.table_row(row) * h.size;
-    float const* const sine = cosine + half;
+    float const* const sine = cosine + pairs;
     for (std::int64_t head = 0; head < h.heads + 2 * h.kv_heads; ++head) {
       RopePlace const place(h, head);
       A const* const low = projected + row * h.projected() + head * h.size;
-      A const* const high = low + half;
+      A const* const high = low + pairs;
       for (std::int64_t copy = 0; copy < place.copies; ++copy) {
         A* const to = packed + args.packed_row(row) * 3 * h.width() + place.first + copy * h.size;
         if (!place.rotated) {
@@ -80,9 +80,9 @@ struct RopeForward {
           continue;
         }
         block.each(
-            half, to, [](T a, T b, float c, float s) { return a * T(c) - b * T(s); }, low, high, cosine, sine);
+            pairs, to, [](T a, T b, float c, float s) { return a * T(c) - b * T(s); }, low, high, cosine, sine);
         block.each(
-            half, to + half, [](T a, T b, float c, float s) { return b * T(c) + a * T(s); }, low, high, cosine, sine);
+            pairs, to + pairs, [](T a, T b, float c, float s) { return b * T(c) + a * T(s); }, low, high, cosine, sine);
       }
     }
   }
@@ -95,9 +95,9 @@ struct RopeBackward {
                           RopeArgs args) const {
     using T = Compute<A>;
     auto const& h = args.heads;
-    std::int64_t const half = h.size / 2, size = h.size;
+    std::int64_t const pairs = h.size / 2, size = h.size;
     float const* const cosine = table + args.table_row(row) * size;
-    float const* const sine = cosine + half;
+    float const* const sine = cosine + pairs;
     for (std::int64_t head = 0; head < h.heads + 2 * h.kv_heads; ++head) {
       RopePlace const place(h, head);
       A const* const from = packed + row * 3 * h.width() + place.first;
@@ -113,10 +113,10 @@ struct RopeBackward {
         continue;
       }
       block.each(
-          half, to, [=](std::int64_t i, float c, float s) { return sum(i) * T(c) + sum(i + half) * T(s); },
+          pairs, to, [=](std::int64_t i, float c, float s) { return sum(i) * T(c) + sum(i + pairs) * T(s); },
           fsdp::Indices{}, cosine, sine);
       block.each(
-          half, to + half, [=](std::int64_t i, float c, float s) { return sum(i + half) * T(c) - sum(i) * T(s); },
+          pairs, to + pairs, [=](std::int64_t i, float c, float s) { return sum(i + pairs) * T(c) - sum(i) * T(s); },
           fsdp::Indices{}, cosine, sine);
     }
   }
@@ -143,10 +143,10 @@ template <int Count>
 struct RopeAngles {
   float cosine[extent(Count)], sine[extent(Count)];
 
-  FSDP_HD RopeAngles(float const* row, std::int64_t half, std::int64_t column) {
+  FSDP_HD RopeAngles(float const* row, std::int64_t pairs, std::int64_t column) {
     FSDP_UNROLL
     for (int first = 0; first < Count; first += 4) {
-      auto const c = load(row + column + first), s = load(row + half + column + first);
+      auto const c = load(row + column + first), s = load(row + pairs + column + first);
       FSDP_UNROLL
       for (int k = 0; k < 4; ++k) {
         cosine[first + k] = c.element[k];
@@ -166,13 +166,13 @@ struct RopeForwardPacks {
     std::int64_t const number = index * threads + block.thread();
     if (number >= units) return;
     auto const& h = args.heads;
-    std::int64_t const half = h.size / 2;
+    std::int64_t const pairs = h.size / 2;
     RopeUnit const unit(h, number, count);
     detail::RopePlace const place(h, unit.head);
     A const* const from = projected + unit.row * h.projected() + unit.head * h.size + unit.column;
-    auto low = load(from), high = load(from + half);
+    auto low = load(from), high = load(from + pairs);
     if (place.rotated) {
-      RopeAngles<count> const at(table + args.table_row(unit.row) * h.size, half, unit.column);
+      RopeAngles<count> const at(table + args.table_row(unit.row) * h.size, pairs, unit.column);
       FSDP_UNROLL
       for (int k = 0; k < count; ++k) {
         float const a = fsdp::widen(low.element[k]), b = fsdp::widen(high.element[k]);
@@ -183,7 +183,7 @@ struct RopeForwardPacks {
     A* to = packed + args.packed_row(unit.row) * 3 * h.width() + place.first + unit.column;
     for (std::int64_t copy = 0; copy < place.copies; ++copy, to += h.size) {
       store(to, low);
-      store(to + half, high);
+      store(to + pairs, high);
     }
   }
 };
@@ -198,13 +198,13 @@ struct RopeBackwardPacks {
     std::int64_t const number = index * threads + block.thread();
     if (number >= units) return;
     auto const& h = args.heads;
-    std::int64_t const half = h.size / 2;
+    std::int64_t const pairs = h.size / 2;
     RopeUnit const unit(h, number, count);
     detail::RopePlace const place(h, unit.head);
     A const* from = packed + unit.row * 3 * h.width() + place.first + unit.column;
     float low[extent(count)] = {}, high[extent(count)] = {};
     for (std::int64_t copy = 0; copy < place.copies; ++copy, from += h.size) {
-      auto const a = load(from), b = load(from + half);
+      auto const a = load(from), b = load(from + pairs);
       FSDP_UNROLL
       for (int k = 0; k < count; ++k) {
         low[k] += fsdp::widen(a.element[k]);
@@ -213,7 +213,7 @@ struct RopeBackwardPacks {
     }
     Pack<A> a, b;
     if (place.rotated) {
-      RopeAngles<count> const at(table + args.table_row(unit.row) * h.size, half, unit.column);
+      RopeAngles<count> const at(table + args.table_row(unit.row) * h.size, pairs, unit.column);
       FSDP_UNROLL
       for (int k = 0; k < count; ++k) {
         a.element[k] = fsdp::narrow<A>(low[k] * at.cosine[k] + high[k] * at.sine[k]);
@@ -228,7 +228,7 @@ struct RopeBackwardPacks {
     }
     A* const to = projected + unit.row * h.projected() + unit.head * h.size + unit.column;
     store(to, a);
-    store(to + half, b);
+    store(to + pairs, b);
   }
 };
 
