@@ -53,14 +53,14 @@ AdapterFolder read_adapter_config(fs::path const& folder) {
   auto const json =
       fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(folder / adapter_config_name), what);
   fsdp::checkpoint::Fields const fields(json, what);
+  auto const is_set = [&](char const* name) { return fields.has(name) && !json[name].is_null(); };
   if (fields.text("peft_type") != "LORA") fields.wrong("peft_type", "\"LORA\"");
   for (auto const* const flag : {"use_dora", "use_rslora", "fan_in_fan_out"})
-    if (fields.has(flag) && fields.flag(flag)) fields.wrong(flag, "false");
-  if (fields.has("bias") && fields.text("bias") != "none") fields.wrong("bias", "\"none\"");
+    if (is_set(flag) && fields.flag(flag)) fields.wrong(flag, "false");
+  if (is_set("bias") && fields.text("bias") != "none") fields.wrong("bias", "\"none\"");
   for (auto const* const pattern : {"rank_pattern", "alpha_pattern"})
-    if (fields.has(pattern) && !fields.object(pattern).empty()) fields.wrong(pattern, "an empty object");
-  if (fields.has("modules_to_save") && !fields.array("modules_to_save").empty())
-    fields.wrong("modules_to_save", "null");
+    if (is_set(pattern) && !fields.object(pattern).empty()) fields.wrong(pattern, "an empty object");
+  if (is_set("modules_to_save") && !fields.array("modules_to_save").empty()) fields.wrong("modules_to_save", "null");
   AdapterFolder read;
   read.rank = fields.whole("r", 1, 65536);
   read.alpha = fields.number("lora_alpha");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/error.hpp"
 #include "llama/adapter_files.hpp"
 #include "llama/commands.hpp"
@@ -43,6 +44,25 @@ void write_weights(WeightsPlace const& place, LlamaWeights const& weights, bool 
   writer.finish();
 }
 
+/// Writes the tensors of a file of adapters. @param dtype  of the new file; empty: as before
+void write_adapters(fs::path const& to, fs::path const& from, std::string const& dtype) {
+  fsdp::checkpoint::SafetensorsFile const file(from);
+  std::vector<WeightsWriter::Tensor> tensors;
+  for (auto const& entry : file.entries())
+    tensors.push_back({entry.name, entry.shape,
+                       dtype.empty()         ? entry.dtype
+                       : dtype == "bfloat16" ? fsdp::DType::bf16
+                                             : fsdp::DType::f32});
+  WeightsWriter writer({to}, tensors);
+  std::vector<float> values;
+  for (auto const& entry : file.entries()) {
+    values.resize(static_cast<std::size_t>(entry.numel()));
+    file.read(entry.name, entry.shape, 0, values);
+    writer.write(entry.name, values);
+  }
+  writer.finish();
+}
+
 }  // namespace
 
 int run_export(Settings const& settings) {
@@ -66,6 +86,8 @@ int run_export(Settings const& settings) {
   remove_on_signals();
   std::error_code error;
   for (auto const name : files_of_a_model) fs::remove(to / name, error);
+  for (auto const& entry : fs::directory_iterator(to, error))
+    if (is_part_of_weights(entry.path().filename().string())) fs::remove(entry.path(), error);
   auto const copy = [&](fs::path const& from) {
     fsdp::checkpoint::replace_text_file(to / from.filename(), fsdp::checkpoint::read_text_file(from));
   };
@@ -73,7 +95,7 @@ int run_export(Settings const& settings) {
   auto const& config = model.config();
   for (auto const& file : tokenizer_files(model.tokenizer)) copy(file);
   if (peft) {
-    fs::copy_file(out_dir / adapter_weights_name, to / adapter_weights_name, fs::copy_options::overwrite_existing);
+    write_adapters(to / adapter_weights_name, out_dir / adapter_weights_name, settings.dtype);
     copy(out_dir / adapter_config_name);
     fmt::print("wrote the adapters of '{}' to '{}'\n", out_dir.string(), (to / adapter_weights_name).string());
     return 0;

@@ -29,9 +29,10 @@ std::vector<Setting> llama_settings() {
   add_run(t);
   t.heading = "Folders and start";
   t.optional_text(
-      "model", &S::model, train | sample | bench | plan | prepare | of_run,
+      "model", &S::model, train | sample | bench | plan | prepare | exporting | of_run,
       "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
-      "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir");
+      "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir. "
+      "sample and export of a run with adapters: its model, if that is now elsewhere");
   t.choice("init_from", &S::init_from, train,
            "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
            "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",

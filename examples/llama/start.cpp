@@ -103,6 +103,17 @@ fs::path model_folder(Settings const& settings) {
   return folder;
 }
 
+/// The weights in a run's out_dir. The model of adapters must be the one that the run began with.
+OpenedLlama open_trained_folder(fs::path const& out_dir, Settings const& settings) {
+  if (!is_adapters_alone(out_dir)) return open_model_folder(out_dir);
+  auto base = settings.model;
+  if (auto const run = find_run(out_dir); run && !run->base.empty()) {
+    if (base.empty()) base = model_setting(*run);
+    static_cast<void>(open_base_in(base, *run));
+  }
+  return open_model_folder(out_dir, base);
+}
+
 void expect_at_most(std::string_view setting, std::int64_t value, std::string_view what, std::int64_t most) {
   if (value > most)
     fsdp::fail<fsdp::ConfigError>("setting '{}': expected at most {} {}, got {}", setting, what, most, value);
@@ -116,7 +127,15 @@ LlamaConfig read_config(Settings const& settings) {
   return read_huggingface_config(folder / "config.json");
 }
 
-OpenedLlama open_model(Settings const& settings) { return open_model_folder(model_folder(settings)); }
+OpenedLlama open_model(Settings const& settings) {
+  auto const folder = model_folder(settings);
+  if (settings.lora_rank > 0 && is_adapters_alone(folder))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'model': '{}' has adapters, and new adapters need a whole model; merge them first: llama export "
+        "--out_dir={} --to=FOLDER",
+        folder.string(), folder.string());
+  return open_model_folder(folder);
+}
 
 OpenedLlama open_base(Settings const& settings, RunState const& run) {
   // The next checkpoint would be without a layer that is frozen only now, whose trained values would be lost.
@@ -141,7 +160,7 @@ OpenedLlama open_run(Settings const& settings, std::string& note) {
           "setting 'out_dir': '{}' has no trained model: neither config.json nor {} is there; train one with: llama "
           "train --out_dir={}, or name a model with --model=FOLDER",
           out_dir.string(), adapter_config_name, out_dir.string());
-    return open_model_folder(out_dir, settings.model);
+    return open_trained_folder(out_dir, settings);
   }
   auto model = open_checkpoint(out_dir, "latest", settings);
   note = fsdp::formatted("'{}' has no weights yet; using the latest checkpoint, '{}'", out_dir.string(),

@@ -115,11 +115,19 @@ mv model1 moved
 ends_in_error "$llama" train "${common[@]}" --out_dir=lora-part --init_from=resume --max_iters=29
 check "no model to resume with" grep -q "setting 'model': expected the folder of the model that the run in 'lora-part/step-20' began with" output
 ends_in_error "$llama" sample --out_dir=lora-part
-check "no model to sample from" grep -q "'lora-part/adapter_config.json': 'base_model_name_or_path': expected the folder of a model, got 'model1'" output
+check "no model to sample from" grep -q "setting 'model': expected the folder of the model that the run in 'lora-part/step-20' began with" output
+cp -r model2 model1
+for command in sample "export --to=wrong"; do
+  # shellcheck disable=SC2086
+  ends_in_error "$llama" $command --out_dir=lora-part
+  check "$command: another model in the folder" grep -q "was trained on other weights than those in 'model1'" output
+done
+rm -r model1
 
 # --- texts -----------------------------------------------------------------------------------------------------------------------
 text() { timeout 60 "$llama" sample --device=cpu --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
 text --out_dir=lora-20 --model=moved >lora.moved
+timeout 60 "$llama" export --out_dir=lora-20 --to=lora-moved --model=moved >output 2>&1 || fail "export of a moved model"
 mv moved model1
 text --model=model1 >untrained
 export_to() { timeout 60 "$llama" export --out_dir="$1" --to="$2" "${@:3}" >output 2>&1 || fail "export $*"; }
@@ -143,6 +151,12 @@ check "the adapters are exported as they are" cmp lora-20/adapter_model.safetens
 check "the adapters' text" cmp lora.text <(text --model=peft)
 for from in peft lora-export; do train on-$from "${quarters[@]}" --model=$from --max_iters=3; done
 same on-peft on-lora-export
+check "the export of a moved model" cmp lora-export/model.safetensors lora-moved/model.safetensors
+# peft writes null for what is not set.
+cp -r peft peft-null && sed -i 's/"bias"/"modules_to_save": null, "rank_pattern": null, "use_dora": null, "bias"/' peft-null/adapter_config.json
+check "fields that are null" cmp lora.text <(text --model=peft-null)
+ends_in_error "$llama" train "${common[@]}" --model=peft --lora_r=2 --out_dir=twice
+check "adapters of adapters" grep -q "setting 'model': 'peft' has adapters, and new adapters need a whole model" output
 check "begins with the adapters" differ on-peft.losses <(head -n "$(wc -l <on-peft.losses)" full-20.losses)
 check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama" plan --model=peft --block_size=32)
 
@@ -150,6 +164,10 @@ check "adapters have their model's memory" grep -q '^32416 parameters' <("$llama
 export_to full-20 narrow --dtype=bfloat16
 check "bfloat16 takes half" test $((2 * $(stat -c %s narrow/model.safetensors))) -lt $(($(stat -c %s full-20/model.safetensors) + 4000))
 export_to narrow narrow-again --dtype=bfloat16
+export_to lora-20 peft-narrow --format=peft --dtype=bfloat16
+check "adapters in bfloat16" test $((2 * $(stat -c %s peft-narrow/adapter_model.safetensors))) -lt $(($(stat -c %s peft/adapter_model.safetensors) + 4000))
+export_to full-20 full-files --overwrite
+check "no part of the old weights stays" test ! -e full-files/model-00002-of-00004.safetensors
 check "bfloat16 is kept" cmp narrow/model.safetensors narrow-again/model.safetensors
 export_to narrow wide
 check "the text of bfloat16" cmp <(text --model=narrow) <(text --model=wide)

@@ -36,7 +36,7 @@ using Folder = fsdp::testing::TemporaryFolder;
 constexpr std::int32_t padding = -1;
 
 /// Tokens are bytes plus 3; 1 begins a text, 2 ends one.
-class Bytes final : public Tokenizer {
+class Bytes : public Tokenizer {
  public:
   std::int64_t size() const override { return 259; }
   std::optional<std::int64_t> end_of_text() const override { return 2; }
@@ -63,7 +63,8 @@ struct Prepared {
 
 /// @param train, val  documents
 std::unique_ptr<Prepared> prepared(std::vector<std::string> const& train, std::vector<std::string> const& val,
-                                   bool ends_rows = false, int threads = 2, std::size_t piece_bytes = 64) {
+                                   bool ends_rows = false, int threads = 2, std::size_t piece_bytes = 64,
+                                   std::shared_ptr<Tokenizer const> tokenizer = std::make_shared<Bytes>()) {
   auto made = std::make_unique<Prepared>();
   auto const lines = [&](std::string const& name, std::vector<std::string> const& texts) {
     std::string all;
@@ -75,7 +76,7 @@ std::unique_ptr<Prepared> prepared(std::vector<std::string> const& train, std::v
   options.val_data = lines("val.jsonl", val);
   options.val_fraction = 0;
   options.folder = made->folder.path / "data";
-  options.tokenizer = std::make_shared<Bytes>();
+  options.tokenizer = std::move(tokenizer);
   options.tokenizer_files = {made->folder.file("tokenizer.model", "a file")};
   options.ends_rows = ends_rows;
   options.threads = threads;
@@ -130,6 +131,18 @@ TEST_CASE("each document is a row: the token that begins texts, its own, padding
   CHECK(rows[id('k')] == Row{{1, id('k'), id('l'), id('m'), id('n')}, {id('k'), id('l'), id('m'), id('n'), id('o')}});
   CHECK(made->dataset().rows(Split::train)->count_cut(5) == 1);
   CHECK(made->dataset().rows(Split::train)->count_cut(10) == 0);
+}
+
+TEST_CASE("documents that have nothing to predict are no rows") {
+  /// Without a token that begins texts.
+  class Plain : public Bytes {
+   public:
+    std::optional<std::int64_t> begin_of_text() const override { return std::nullopt; }
+  };
+  CHECK(prepared({"", "a", "bc"}, {"xy"}, false)->data.empty == 1);
+  CHECK(prepared({"", "a", "bc"}, {"xy"}, true)->data.empty == 1);
+  CHECK(prepared({"", "a", "bc"}, {"xy"}, false, 2, 64, std::make_shared<Plain>())->data.empty == 2);
+  CHECK(prepared({"", "a", "bc"}, {"xy"}, true, 2, 64, std::make_shared<Plain>())->data.empty == 1);
 }
 
 TEST_CASE("rows end with the end-of-text token if asked") {

@@ -206,7 +206,8 @@ Encoded encode(Piece const& piece, Encoding const& how, WordCache& cache) {
     if (!begins) tokenizer.append_rest(text, ids, cache);
     encoded.characters += static_cast<std::int64_t>(count_characters(text));
     if (kind != Section::Kind::lines && !piece.ends_document) return;
-    if (how.rows && begins && ids.size() == before) {
+    bool const no_target = ids.size() == before || ids.size() - first + (how.ends_rows ? 1 : 0) < 2;
+    if (how.rows && begins && no_target) {
       ids.resize(first);
       ++encoded.empty;
       return;

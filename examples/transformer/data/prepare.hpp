@@ -36,7 +36,7 @@ struct PrepareOptions {
 struct PreparedData {
   std::int64_t characters = 0, vocab_size = 0, train_tokens = 0, val_tokens = 0;
   std::int64_t documents = 0;  ///< 0: one text
-  std::int64_t empty = 0;      ///< further documents without text, which became no rows
+  std::int64_t empty = 0;      ///< further documents, without text or of a single token, which became no rows
   bool has_rows = false;       ///< the documents are rows
   bool has_val = true;         ///< val.bin was written
   std::int64_t ignored = 0;    ///< files of folders that are neither .txt nor .jsonl

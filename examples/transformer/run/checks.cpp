@@ -70,7 +70,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     return;
   }
   auto const* const model = find_setting("model");
-  if (model != nullptr && model->exists_in(command) && command != Command::sample && s.model.empty() && !may_resume(s))
+  if (model != nullptr && model->exists_in(command) && command != Command::sample && command != Command::export_ &&
+      s.model.empty() && !may_resume(s))
     fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
   if (command == Command::report) return;
   if (command == Command::bench || command == Command::plan) static_cast<void>(variants_of(s, {}));

@@ -80,7 +80,7 @@ int run_prepare(Settings const& settings) {
                prepared.ignored == 1 ? "is" : "are", prepared.first_ignored.string(),
                prepared.ignored == 1 ? "" : " is the first");
   if (prepared.empty > 0)
-    fmt::print("note: {} document{} no text, and {} left out\n", with_commas(prepared.empty),
+    fmt::print("note: {} document{} no text or a single token, and {} left out\n", with_commas(prepared.empty),
                prepared.empty == 1 ? " has" : "s have", prepared.empty == 1 ? "is" : "are");
   fmt::print("wrote train.bin{}{} and meta.json to {}\n", prepared.has_val ? ", val.bin" : "",
              prepared.has_rows ? ", their files of rows" : "", options.folder.string());

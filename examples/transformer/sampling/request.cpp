@@ -34,7 +34,8 @@ std::vector<std::int32_t> start_tokens(Tokenizer const& tokenizer, std::string c
   auto const text = start_text(start);
   try {
     auto ids = tokenizer.encode(text, Marker::token);
-    if (auto const begin = tokenizer.begin_of_text()) ids.insert(ids.begin(), *begin);
+    if (auto const begin = tokenizer.begin_of_text(); begin && (ids.empty() || ids.front() != *begin))
+      ids.insert(ids.begin(), *begin);
     if (ids.empty()) fsdp::fail<fsdp::ConfigError>("expected a text that is not empty, got nothing");
     return {ids.begin(), ids.end()};
   } catch (fsdp::ConfigError const& error) {

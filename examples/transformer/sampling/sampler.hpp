@@ -53,7 +53,8 @@ class Sampler {
   void run() {
     for (std::int64_t sample = 0; sample < settings_.num_samples && !stopped_; ++sample) {
       if (engine_.rank() == 0)
-        for (auto const id : request_.start) printer_.add(id);
+        for (auto const id : request_.start)
+          if (id != request_.tokenizer->begin_of_text()) printer_.add(id);
       continue_text(model_, request_.start, settings_.max_new_tokens,
                     [&](std::vector<float> const& logits) { return next(logits); });
       if (engine_.rank() == 0) printer_.end_sample();

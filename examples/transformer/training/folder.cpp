@@ -62,8 +62,6 @@ constexpr std::array<std::string_view, 16> names_of_a_run{"latest",
                                                           "tokenizer_config.json"};
 constexpr std::array<std::string_view, 3> names_of_weights{weights_name, "model.safetensors.index.json",
                                                            "adapter_model.safetensors"};
-/// Weights in several files: model-00001-of-00003.safetensors.
-bool is_part_of_weights(std::string_view name) { return name.starts_with("model-") && name.ends_with(".safetensors"); }
 
 /// Whether the folder has what set_run_aside() has moved there.
 bool is_set_aside(fs::path const& folder) {
@@ -75,6 +73,8 @@ bool is_set_aside(fs::path const& folder) {
 }
 
 }  // namespace
+
+bool is_part_of_weights(std::string_view name) { return name.starts_with("model-") && name.ends_with(".safetensors"); }
 
 void prepare_out_dir(fs::path const& folder) {
   std::error_code error;

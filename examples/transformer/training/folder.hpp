@@ -30,6 +30,9 @@ inline constexpr std::array<std::string_view, 11> files_of_a_model{"config.json"
                                                                    "adapter_model.safetensors",
                                                                    "adapter_config.json"};
 
+/// Whether a file is one of several with a model's weights: model-00001-of-00003.safetensors.
+bool is_part_of_weights(std::string_view name);
+
 /// Whether this program wrote the config.json of a folder, in training or as an export in its own format. Each program
 /// defines it.
 /// @throws fsdp::ConfigError if the file is of no known kind
