@@ -42,9 +42,9 @@ compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" 
 together() { # together NAME FILE...: one source of them all
   printf '#include "%s"\n' "${@:2}" >"$1.cpp"
 }
-sources=(rows.cpp transformer/run/{table,choices,checks,common_rows}.cpp
-  transformer/data/{dataset,token_file,token_shards,excerpt,new_file}.cpp
-  transformer/tokenizer/{byte_alphabet,byte_pair,characters,merges,sentence_piece,sentence_piece_model,tokenizer,tokenizer_json,utf8,words}.cpp)
+sources=(rows.cpp transformer/run/{table,choices,checks,common_rows,variants}.cpp
+  transformer/data/{dataset,row_index,token_file,token_shards,excerpt,new_file}.cpp
+  transformer/tokenizer/{byte_alphabet,byte_pair,characters,merges,sentence_piece,sentence_piece_model,tokenizer,tokenizer_folder,tokenizer_json,utf8,words}.cpp)
 together inputs "${sources[@]}"
 rm -f inputs.a
 if compile inputs 2>inputs.log; then
