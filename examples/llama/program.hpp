@@ -65,22 +65,6 @@ struct Program {
     return static_cast<double>(products) + static_cast<double>(attention);
   }
 
-  template <class Device>
-  static LlamaOptions options(Settings const& settings, LlamaConfig const& config) {
-    LlamaOptions options = decoder_options<Device>();
-    options.seed = static_cast<std::uint64_t>(settings.seed);
-    options.recompute = checkpointed_layers(settings);
-    options.unit_layers = layers_in_unit(settings, config.layer_parameters());
-    options.segment = segment_layers(settings, options.unit_layers);
-    options.tuning = tuning_of(settings);
-    return options;
-  }
-  template <class Device>
-  static LlamaOptions options_for_sampling() {
-    LlamaOptions options = decoder_options<Device>();
-    options.training = false;
-    return options;
-  }
   /// The prompt and the new tokens.
   static std::int64_t longest_text(Settings const& settings, LlamaConfig const& config, SampleText const& text) {
     return std::min(config.max_position_embeddings,

@@ -47,22 +47,6 @@ struct Program {
     return config.flop_per_token(tuning_of(settings));
   }
 
-  template <class Device>
-  static GptOptions options(Settings const& settings, GptConfig const& config) {
-    GptOptions options = gpt_options<Device>();
-    options.seed = static_cast<std::uint64_t>(settings.seed);
-    options.recompute = checkpointed_layers(settings);
-    options.unit_layers = layers_in_unit(settings, config.layer_parameters());
-    options.segment = segment_layers(settings, options.unit_layers);
-    options.tuning = tuning_of(settings);
-    return options;
-  }
-  template <class Device>
-  static GptOptions options_for_sampling() {
-    GptOptions options = gpt_options<Device>();
-    options.training = false;
-    return options;
-  }
   static std::int64_t longest_text(Settings const&, GptConfig const& config, SampleText const&) {
     return config.block_size;
   }

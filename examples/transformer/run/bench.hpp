@@ -20,13 +20,16 @@
 
 namespace transformer {
 
-/// @param peak  of all ranks together; the host's is measured once more after the steps
-/// @throws fsdp::ResourceError on rank 0 if the log cannot be written
-/// @note Collective: yes.
+/// Means over the ranks of timed steps.
+struct TimedSteps {
+  double seconds = 0;  ///< of a step
+  double exposed = 0;  ///< seconds of a step in which compute waited for communication
+  double loss = 0;     ///< of the last step
+};
+/// Makes burn_in steps, then `timed` steps, which it times. @note Collective: yes.
 template <class T>
-void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
+TimedSteps time_steps(T& trainer, Settings const& s) {
   using Clock = std::chrono::steady_clock;
-  auto const& s = job.settings;
   auto& engine = trainer.engine();
   auto const steps = static_cast<double>(s.timed);
   for (std::int64_t i = 0; i < s.burn_in; ++i) trainer.step(i, s.learning_rate, i + 1 == s.burn_in);
@@ -38,12 +41,28 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
     loss = trainer.step(s.burn_in + i, s.learning_rate, i + 1 == s.timed).value_or(loss);
   double const mine = std::chrono::duration<double>(Clock::now() - begin).count() / steps;
   double const exposed_mine = static_cast<double>(trainer.blocked_ns() - blocked_before) / steps / 1e9;
-
   auto const mean = engine.mean_over_ranks({mine, exposed_mine, loss});
-  double const seconds = mean[0], exposed = mean[1];
-  std::int64_t largest_pss = 0;
-  for (auto const& text : engine.world().exchange(std::to_string(pss_bytes()), "memory"))
-    largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
+  return {mean[0], mean[1], mean[2]};
+}
+
+/// The largest PSS (proportional set size) of a rank, in bytes. @note Collective: yes; blocks.
+template <class C>
+std::int64_t largest_pss_bytes(C& world) {
+  std::int64_t largest = 0;
+  for (auto const& text : world.exchange(std::to_string(pss_bytes()), "memory"))
+    largest = std::max<std::int64_t>(largest, std::atoll(text.c_str()));
+  return largest;
+}
+
+/// @param peak  of all ranks together; the host's is measured once more after the steps
+/// @throws fsdp::ResourceError on rank 0 if the log cannot be written
+/// @note Collective: yes.
+template <class T>
+void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
+  auto const& s = job.settings;
+  auto& engine = trainer.engine();
+  auto const [seconds, exposed, loss] = time_steps(trainer, s);
+  auto const largest_pss = largest_pss_bytes(engine.world());
   if constexpr (measures_peak_again<std::remove_reference_t<decltype(engine.world())>>)
     raise(peak, engine.world(), highest_host_rate<typename T::Element>(engine.world().device()));
   if (engine.rank() != 0) return;
@@ -77,14 +96,14 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
     device_bytes = std::to_string(used);
   }
   fmt::print("largest PSS (proportional set size) of a rank: {} bytes\n", with_commas(largest_pss));
-  fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(mean[2]));
+  fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(loss));
   std::fflush(stdout);
   log.write_or_fail(fmt::format(
       R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
       R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
       R"("mem_bytes":{{{}"total":{}}}}})",
       engine.strategy().name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
-      T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes, mean[2], by_tag,
+      T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes, loss, by_tag,
       total));
 }
 

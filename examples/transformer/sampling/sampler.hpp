@@ -122,8 +122,9 @@ int sample_rank(C world, Job const& job) {
   auto sharding = settings;
   sharding.reshard_after_forward.clear();  // a config file's: no backward follows
   Engine engine(mesh, strategy_of(sharding), engine_options(sharding));
-  Model model(engine, config, 1, Program::longest_text(settings, config, request.text),
-              Program::template options_for_sampling<typename C::Device>());
+  auto options = decoder_options<typename C::Device>();
+  options.training = false;
+  Model model(engine, config, 1, Program::longest_text(settings, config, request.text), options);
   engine.seal();
   try {
     agree(engine.world(), [&] { Program::load_weights(engine, request.model); });

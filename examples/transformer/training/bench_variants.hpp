@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +17,7 @@
 #include "transformer/launch/job.hpp"
 #include "transformer/launch/machine.hpp"
 #include "transformer/report/metrics.hpp"
+#include "transformer/run/bench.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/run/variants.hpp"
 #include "transformer/training/planned_bytes.hpp"
@@ -49,7 +49,6 @@ std::int64_t available_bytes(C& world) {
 /// @note Collective: yes.
 template <class Program, class P, fsdp::Communicator C>
 int bench_variants(fsdp::Mesh<C>& mesh, Job const& job, Preparation<Program> const& ready, JsonLog& log) {
-  using Clock = std::chrono::steady_clock;
   auto& world = mesh.world();
   bool const first = world.rank() == 0;
   auto const setting = name_of(&Settings::activation_checkpointing);
@@ -84,18 +83,8 @@ int bench_variants(fsdp::Mesh<C>& mesh, Job const& job, Preparation<Program> con
       auto const source = batch_source(settings, ready, world.rank(), world.size());
       Trainer<Program, C, P> trainer(mesh, settings, ready.config, source);
       auto& engine = trainer.engine();
-      for (std::int64_t i = 0; i < settings.burn_in; ++i)
-        trainer.step(i, settings.learning_rate, i + 1 == settings.burn_in);
-      static_cast<void>(engine.mean_over_ranks({0.0}));  // all ranks begin together
-      auto const begin = Clock::now();
-      for (std::int64_t i = 0; i < settings.timed; ++i)
-        trainer.step(settings.burn_in + i, settings.learning_rate, i + 1 == settings.timed);
-      double const mine =
-          std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(settings.timed);
-      double const seconds = engine.mean_over_ranks({mine})[0];
-      std::int64_t largest_pss = 0;
-      for (auto const& text : world.exchange(std::to_string(pss_bytes()), "memory"))
-        largest_pss = std::max<std::int64_t>(largest_pss, std::atoll(text.c_str()));
+      double const seconds = time_steps(trainer, settings).seconds;
+      auto const largest_pss = largest_pss_bytes(world);
       auto const tokens = static_cast<double>(settings.gradient_accumulation_steps * batch * settings.block_size);
       auto const bytes = engine.account().reserved_total();
       say(fmt::format("{:>10}  {:>22}  {:>10.4f}  {:>10}  {:>14.3f}  {:>14.3f}", batch, recomputation, seconds,

@@ -105,7 +105,7 @@ PlannedMemory plan_memory(Settings const& settings, typename Program::Config con
   fsdp::Mesh<World> mesh(World(static_cast<int>(settings.ranks), device));
   Engine engine(mesh, strategy_of(settings), engine_options(settings));
   typename Program::template Model<Engine> const model(engine, config, settings.batch_size, settings.block_size,
-                                                       Program::template options<Device>(settings, config));
+                                                       decoder_options<Device>(settings, config.layer_parameters()));
   auto input = engine.plan_input();
   auto const choice = offloaded(settings, !std::is_same_v<typename P::Master, typename P::Param>);
   input.offload = {choice.moments, choice.masters, choice.gradients};

@@ -119,13 +119,12 @@ void introduce(T& trainer, Job const& job, Preparation<typename T::Program> cons
 
 /// [Note: What a program is]
 /// A program gives the rooms a class Program of static members; nanogpt::Program is the first. It has
-///   Config                        shape of a model: vocab_size
+///   Config                        shape of a model: vocab_size, layer_parameters()
 ///   Opened                        a model whose weights have been found: config(), path()
 ///   Model<Engine>                 the model on an engine: see Trainer and continue_text for what they call
 ///   config(settings, vocab_size, model)   the model to train; `model`: that of a run or of weights, if there is one
 ///   config(run)                   the model of a run
 ///   model_text(config)            RunState::model; numbers(config): the same for the log, as names and numbers
-///   options<Device>(settings, config), options_for_sampling<Device>()     options of the model
 ///   longest_text(settings, config, text)                                  positions that `sample` needs
 ///   open(settings), fingerprint(opened)   the model that init_from names
 ///   adopt(settings[, run or opened])      takes the model's shape into the settings

@@ -20,6 +20,7 @@
 #include "fsdp/offload.hpp"
 #include "transformer/data/batch_source.hpp"
 #include "transformer/data/dataset.hpp"
+#include "transformer/layers/options.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 
@@ -61,6 +62,18 @@ inline fsdp::AdamWOptions adamw_options(Settings const& settings) {
   return options;
 }
 
+/// Options of a decoder that is trained. @param layer_parameters  parameters of a layer
+template <class Device>
+DecoderOptions decoder_options(Settings const& settings, std::int64_t layer_parameters) {
+  auto options = decoder_options<Device>();
+  options.seed = static_cast<std::uint64_t>(settings.seed);
+  options.recompute = checkpointed_layers(settings);
+  options.unit_layers = layers_in_unit(settings, layer_parameters);
+  options.segment = segment_layers(settings, options.unit_layers);
+  options.tuning = tuning_of(settings);
+  return options;
+}
+
 /// @tparam Program  see [Note: What a program is]
 /// @tparam C  communicator
 /// @tparam P  precision: fp32, or narrow parameters and activations with fp32 reduction and fp32 master weights
@@ -88,7 +101,7 @@ class Trainer {
         targets_(inputs_.size()),
         engine_(mesh, strategy_of(settings), engine_options(settings)),
         model_(engine_, config_, settings.batch_size, settings.block_size,
-               Program::template options<Device>(settings, config_)),
+               decoder_options<Device>(settings, config_.layer_parameters())),
         adamw_(offloading(engine_, settings), adamw_options(settings)) {}
   Trainer(Trainer const&) = delete;
   Trainer& operator=(Trainer const&) = delete;
