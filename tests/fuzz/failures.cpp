@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -167,10 +168,16 @@ std::string run_scenario(std::uint64_t seed) {
   return text;
 }
 
-/// Threads of this process; sanitizers have one of their own.
-std::size_t threads() {
+/// Threads of this process; sanitizers have one of their own. A thread that was joined is listed until the kernel has
+/// put it away: more than `usual` threads are counted again, for some seconds.
+std::size_t threads(std::size_t usual) {
   std::size_t count = 0;
-  for ([[maybe_unused]] auto const& entry : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+  for (int attempt = 0; attempt < 5000; ++attempt) {
+    count = 0;
+    for ([[maybe_unused]] auto const& entry : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+    if (count <= usual) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return count;
 }
 
@@ -199,7 +206,7 @@ std::string memory_growth() {
 
 int main(int argc, char** argv) {
   fsdp::testing::Seeds seeds{.count = 500};
-  std::int64_t deadline = 60;
+  std::int64_t deadline = 3600;  // a machine may stop for minutes; `each_seed` ends what does not go on
   bool memory = false;
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
@@ -221,12 +228,10 @@ int main(int argc, char** argv) {
     }
   }
   fsdp::host::set_wait_deadline(std::chrono::seconds{deadline});
-  seeds.limit_s = static_cast<unsigned>(2 * deadline);
   auto const run = [](std::uint64_t seed) {
-    static std::size_t usual = 0;  // after the first run of a child
+    static std::size_t const usual = fuzz::threads(std::numeric_limits<std::size_t>::max());
     auto text = fuzz::run_scenario(seed);
-    auto const threads = fuzz::threads();
-    if (usual == 0) usual = threads;
+    auto const threads = fuzz::threads(usual);
     if (text.empty() && threads > usual) text = fmt::format("{} threads, {} before", threads, usual);
     return text;
   };

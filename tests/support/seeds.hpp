@@ -5,17 +5,21 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 
 #include "fsdp/error.hpp"
 
@@ -26,6 +30,26 @@ struct Seeds {
   std::uint64_t per_child = 50;
   unsigned limit_s = 120;  ///< for one seed; then its process is ended
 };
+
+namespace detail {
+
+/// Waits for a child. Ends it where `progress()` returns the same value for `limit_s` seconds of this process's own
+/// counting: while a virtual machine is stopped its clocks go on, and neither child nor parent runs.
+/// @return the child's status as waitpid() gives it
+template <class Progress>
+int wait_for(pid_t child, unsigned limit_s, Progress const& progress) {
+  constexpr unsigned ticks_per_s = 200;
+  auto last = progress();
+  for (unsigned ticks = 0;; ++ticks) {
+    int status = 0;
+    if (::waitpid(child, &status, WNOHANG) == child) return status;
+    if (auto const now = progress(); now != last) last = now, ticks = 0;
+    if (ticks == limit_s * ticks_per_s) ::kill(child, SIGALRM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000 / ticks_per_s));
+  }
+}
+
+}  // namespace detail
 
 /// Calls `run(seed)` for all seeds, and `tell(seed, text)` where it returns a text, throws, or ends its process. What a
 /// seed writes to stderr is kept for that case.
@@ -58,23 +82,21 @@ std::uint64_t each_seed(Seeds seeds, Run const& run, Tell const& tell) {
     auto const child = ::fork();
     if (child < 0) fail<ResourceError>("cannot start a child process");
     if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::fcntl(::fileno(log), F_SETFL, O_APPEND);
       ::dup2(::fileno(log), STDERR_FILENO);
       for (; shared->next < last; ++shared->next) {
         auto const seed = shared->next.load();
         if (::ftruncate(STDERR_FILENO, 0) != 0) std::abort();
-        ::alarm(seeds.limit_s);
         try {
           if (std::string const text = run(seed); !text.empty()) report(seed, text);
         } catch (std::exception const& error) {
           report(seed, error.what());
         }
       }
-      ::alarm(0);
       std::exit(0);
     }
-    int status = 0;
-    ::waitpid(child, &status, 0);
+    int const status = detail::wait_for(child, seeds.limit_s, [&] { return shared->next.load(); });
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
     report(shared->next,
            fmt::format("the process was ended by {} {}:\n{}", WIFSIGNALED(status) ? "signal" : "exit code",
