@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "llama/adapter_files.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/json.hpp"
@@ -72,11 +74,11 @@ AdapterFolder read_adapter_config(fs::path const& folder) {
   return read;
 }
 
-Adapters read_adapters(fs::path const& folder, LlamaConfig const& config) {
+HostAdapters read_adapters(fs::path const& folder, LlamaConfig const& config) {
   auto const described = read_adapter_config(folder);
   auto const path = folder / adapter_weights_name;
   fsdp::checkpoint::SafetensorsFile const file(path);
-  Adapters adapters;
+  HostAdapters adapters;
   adapters.scale = static_cast<float>(described.alpha / static_cast<double>(described.rank));
   auto const what = fsdp::formatted("'{}'", path.string());
   auto const matrices = llama_tensors(config);
@@ -102,12 +104,6 @@ Adapters read_adapters(fs::path const& folder, LlamaConfig const& config) {
     if (!adapter.is_whole())
       fsdp::fail<fsdp::ConfigError>("{}: the adapter of '{}' has only one of lora_A and lora_B", what, name);
   return adapters;
-}
-
-void AdaptedWeights::read(std::string_view name, std::int64_t first, std::span<float> out) const {
-  base_->read(name, first, out);
-  if (auto const found = adapters_.of.find(std::string(name)); found != adapters_.of.end())
-    found->second.add_to(out, first, adapters_.scale);
 }
 
 }  // namespace llama

@@ -4,11 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
-#include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "llama/weights.hpp"
 #include "transformer/run/settings.hpp"
@@ -25,12 +22,6 @@ std::string peft_name(std::string_view tensor);
 /// adapter_config.json of adapters for the model in `base`.
 std::string adapter_config_text(Settings const& settings, std::filesystem::path const& base);
 
-/// Adapters of a Llama, in host memory.
-struct Adapters {
-  std::map<std::string, HostAdapter> of{};  ///< by name of the matrix, "model.layers.0.mlp.up_proj.weight"
-  float scale = 1.0f;                       ///< see Tuning
-};
-
 /// A folder with adapters.
 struct AdapterFolder {
   std::filesystem::path base;  ///< the folder of their model, as adapter_config.json names it
@@ -42,19 +33,6 @@ bool is_adapter_folder(std::filesystem::path const& folder);
 /// @throws ConfigError naming the field that is missing, or for which we have nothing
 AdapterFolder read_adapter_config(std::filesystem::path const& folder);
 /// Reads the adapters. @throws ConfigError if one does not fit a matrix of the model
-Adapters read_adapters(std::filesystem::path const& folder, LlamaConfig const& config);
-
-/// The weights of a model with adapters merged into them.
-class AdaptedWeights final : public LlamaWeights {
- public:
-  AdaptedWeights(std::filesystem::path path, std::shared_ptr<LlamaWeights const> base, Adapters adapters)
-      : LlamaWeights(std::move(path), base->config()), base_(std::move(base)), adapters_(std::move(adapters)) {}
-
-  void read(std::string_view name, std::int64_t first, std::span<float> out) const override;
-
- private:
-  std::shared_ptr<LlamaWeights const> base_;
-  Adapters adapters_;
-};
+HostAdapters read_adapters(std::filesystem::path const& folder, LlamaConfig const& config);
 
 }  // namespace llama

@@ -29,16 +29,16 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Writes the weights, adapters merged, a tensor at a time.
-void write_weights(WeightsPlace const& place, LlamaWeights const& weights, bool bf16) {
+void write_weights(WeightsPlace const& place, OpenedLlama const& model, bool bf16) {
   std::vector<WeightsWriter::Tensor> tensors;
-  auto const list = llama_tensors(weights.config());
+  auto const list = llama_tensors(model.config);
   for (auto const& tensor : list)
     tensors.push_back({tensor.name, tensor.shape, bf16 ? fsdp::DType::bf16 : fsdp::DType::f32});
   WeightsWriter writer(place, tensors);
   std::vector<float> values;
   for (auto const& tensor : list) {
     values.resize(static_cast<std::size_t>(tensor.numel()));
-    weights.read(tensor.name, 0, values);
+    model.weights->read(tensor.name, 0, values);
     writer.write(tensor.name, values);
   }
   writer.finish();
@@ -92,7 +92,7 @@ int run_export(Settings const& settings) {
     fsdp::checkpoint::replace_text_file(to / from.filename(), fsdp::checkpoint::read_text_file(from));
   };
   bool const bf16 = settings.dtype == "bfloat16";
-  auto const& config = model.config();
+  auto const& config = model.config;
   for (auto const& file : tokenizer_files(model.tokenizer)) copy(file);
   if (peft) {
     write_adapters(to / adapter_weights_name, out_dir / adapter_weights_name, settings.dtype);
@@ -100,7 +100,7 @@ int run_export(Settings const& settings) {
     fmt::print("wrote the adapters of '{}' to '{}'\n", out_dir.string(), (to / adapter_weights_name).string());
     return 0;
   }
-  write_weights({to / weights_name, static_cast<std::int64_t>(settings.max_shard_gb * 1e9)}, *model.weights, bf16);
+  write_weights({to / weights_name, static_cast<std::int64_t>(settings.max_shard_gb * 1e9)}, model, bf16);
   auto const id = [&](std::optional<std::int64_t> (Tokenizer::*token)() const) {
     return tokenizer == nullptr ? std::nullopt : ((*tokenizer).*token)();
   };

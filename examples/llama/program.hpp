@@ -80,7 +80,7 @@ struct Program {
   }
   static void adopt(Settings& settings) { adopt_model(settings, read_config(settings)); }
   static void adopt(Settings& settings, RunState const& run) { adopt_model(settings, model_config(run)); }
-  static void adopt(Settings& settings, OpenedLlama const& model) { adopt_model(settings, model.config()); }
+  static void adopt(Settings& settings, OpenedLlama const& model) { adopt_model(settings, model.config); }
   static std::string fingerprint(OpenedLlama const& model) { return llama::fingerprint(model); }
   static std::shared_ptr<Tokenizer const> tokenizer(OpenedLlama const& model, Settings const&) {
     return open_tokenizer(model);
@@ -89,18 +89,19 @@ struct Program {
     return read_sample_request(settings, ranks);
   }
   /// The data's tokens must be those of the model's tokenizer.
-  static void expect_data(Preparation<Program> const& ready) {
+  static void expect_data(Preparation<Program>& ready) {
     auto const& meta = ready.dataset->meta;
-    if (meta.path.empty())
+    ready.tokenizer = transformer::open_tokenizer(meta);
+    if (ready.tokenizer == nullptr)
       fsdp::fail<fsdp::ConfigError>(
-          "setting 'dataset': the data have no meta.json, so their vocabulary is not known; write them with: llama "
-          "prepare --model=FOLDER --dataset={} --data=FILE",
+          "setting 'dataset': the data have no meta.json that names a tokenizer, so their vocabulary is not known; "
+          "write them with: llama prepare --model=FOLDER --dataset={} --data=FILE",
           ready.settings.dataset);
     if (!ready.pretrained || !has_tokenizer(ready.pretrained->tokenizer)) return;
     auto const of_model = open_tokenizer(*ready.pretrained);
-    auto const of_data = transformer::open_tokenizer(meta);
-    if (vocabulary_checksum(*of_model) != ready.vocabulary || of_model->begin_of_text() != of_data->begin_of_text() ||
-        of_model->end_of_text() != of_data->end_of_text())
+    if (vocabulary_checksum(*of_model) != ready.vocabulary ||
+        of_model->begin_of_text() != ready.tokenizer->begin_of_text() ||
+        of_model->end_of_text() != ready.tokenizer->end_of_text())
       fsdp::fail<fsdp::ConfigError>(
           "setting 'dataset': '{}' was prepared with another tokenizer than that in '{}'; run llama prepare again with "
           "--model={}",
@@ -135,10 +136,9 @@ struct Program {
         fsdp::checkpoint::replace_text_file(folder / adapter_config_name,
                                             adapter_config_text(settings, ready.settings.model));
       } else {
-        auto const tokenizer = transformer::open_tokenizer(ready.dataset->meta);
-        fsdp::checkpoint::replace_text_file(
-            folder / "config.json", huggingface_config_text(ready.config, tokenizer->begin_of_text(),
-                                                            tokenizer->end_of_text(), bf16 ? "bfloat16" : "float32"));
+        auto const text = huggingface_config_text(ready.config, ready.tokenizer->begin_of_text(),
+                                                  ready.tokenizer->end_of_text(), bf16 ? "bfloat16" : "float32");
+        fsdp::checkpoint::replace_text_file(folder / "config.json", text);
       }
       return "";
     });

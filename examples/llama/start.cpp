@@ -10,15 +10,14 @@
 
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/error.hpp"
 #include "llama/adapter_files.hpp"
-#include "llama/checkpoint_weights.hpp"
 #include "llama/config_json.hpp"
 #include "llama/linear_layers.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/tokenizer/tokenizer_folder.hpp"
+#include "transformer/training/checkpoint_weights.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
 
@@ -55,12 +54,12 @@ fs::path base_of_adapters(fs::path const& folder) {
 
 /// @param base  the model of adapters, unless their folder names it; may be empty
 OpenedLlama open_model_folder(fs::path const& folder, fs::path const& base_folder = {}) {
-  if (!is_adapters_alone(folder)) return {open_folder(folder), folder, 0};
-  auto const base_path = base_folder.empty() ? base_of_adapters(folder) : base_folder;
-  std::shared_ptr<LlamaWeights const> base = open_folder(base_path);
-  auto adapters = read_adapters(folder, base->config());
-  auto tokenizer = has_tokenizer(folder) ? folder : base_path;
-  return {std::make_shared<AdaptedWeights>(folder, std::move(base), std::move(adapters)), std::move(tokenizer), 0};
+  if (!is_adapters_alone(folder)) return open_folder(folder);
+  auto model = open_folder(base_folder.empty() ? base_of_adapters(folder) : base_folder);
+  model.weights =
+      std::make_shared<AdaptedWeights>(folder, std::move(model.weights), read_adapters(folder, model.config));
+  if (has_tokenizer(folder)) model.tokenizer = folder;
+  return model;
 }
 
 std::string model_setting(RunState const& run) {
@@ -84,14 +83,18 @@ OpenedLlama open_base_in(fs::path const& folder, RunState const& run) {
 }
 
 OpenedLlama open_checkpoint(fs::path const& out_dir, std::string const& name, Settings const& settings) {
-  auto const folder = named_checkpoint(out_dir, name);
+  auto const folder = with_others(out_dir / name, [&] { return named_checkpoint(out_dir, name); });
   auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
-  auto const run = read_run(folder);
-  std::shared_ptr<LlamaWeights const> base;
+  auto const run = with_others(folder, [&] { return read_run(folder); });
   auto const model = settings.model.empty() ? model_setting(run) : settings.model;
+  std::shared_ptr<WeightsSource const> base;
   if (!run.base.empty()) base = open_base_in(model, run).weights;
-  return {std::make_shared<CheckpointWeights>(folder, model_config(run), base, lora_scale_of(run)),
-          has_tokenizer(beside) ? beside : fs::path(model), run.iteration};
+  return with_others(folder, [&] {
+    auto const config = model_config(run);
+    auto weights =
+        std::make_shared<CheckpointWeights>(folder, llama_tensors(config), std::move(base), lora_scale_of(run));
+    return OpenedLlama{config, std::move(weights), has_tokenizer(beside) ? beside : fs::path(model), run.iteration};
+  });
 }
 
 /// @throws fsdp::ConfigError unless the setting names a model, or adapters
@@ -169,18 +172,11 @@ OpenedLlama open_run(Settings const& settings, std::string& note) {
 }
 
 std::string fingerprint(OpenedLlama const& model) {
-  std::string text = model_text(model.config());
-  std::vector<float> values;
-  for (auto const& tensor : llama_tensors(model.config())) {
-    values.resize(static_cast<std::size_t>(std::min<std::int64_t>(64, tensor.numel())));
-    model.weights->read(tensor.name, tensor.numel() / 2 - static_cast<std::int64_t>(values.size() / 2), values);
-    text.append(reinterpret_cast<char const*>(values.data()), values.size() * sizeof(float));
-  }
-  return ckpt::checksum_text(ckpt::checksum_of(text));
+  return fingerprint(model_text(model.config), llama_tensors(model.config), *model.weights);
 }
 
 std::shared_ptr<Tokenizer const> open_tokenizer(OpenedLlama const& model) {
-  return open_tokenizer_folder(model.tokenizer, model.config().vocab_size);
+  return open_tokenizer_folder(model.tokenizer, model.config.vocab_size);
 }
 
 std::string model_text(LlamaConfig const& config) {
@@ -224,7 +220,7 @@ SampleRequest<OpenedLlama> read_sample_request(Settings const& settings, std::in
   bool const of_run = settings.model.empty() || settings.was_given("out_dir") || !settings.checkpoint.empty();
   request.model = of_run ? open_run(settings, request.note) : open_model(settings);
   request.text = read_sample_text(settings, open_tokenizer(request.model));
-  auto const positions = request.model.config().max_position_embeddings;
+  auto const positions = request.model.config.max_position_embeddings;
   if (auto const tokens = static_cast<std::int64_t>(request.text.start.size()); tokens > positions)
     fsdp::fail<fsdp::ConfigError>("setting 'start': expected at most {} tokens (max_position_embeddings), got {}",
                                   positions, tokens);

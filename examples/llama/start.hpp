@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,16 +14,6 @@
 #include "transformer/training/state.hpp"
 
 namespace llama {
-
-/// A model whose weights have been found and checked, but not read.
-struct OpenedLlama {
-  std::shared_ptr<LlamaWeights const> weights;
-  std::filesystem::path tokenizer;  ///< the folder of its tokenizer
-  std::int64_t iteration = 0;       ///< of a run of ours: steps that it was trained
-
-  LlamaConfig const& config() const { return weights->config(); }
-  std::filesystem::path const& path() const { return weights->path(); }
-};
 
 /// The folder in the setting `model`: a model, or adapters that name their model.
 /// @throws fsdp::ConfigError saying what is missing or wrong

@@ -6,6 +6,7 @@
 
 #include "fsdp/error.hpp"
 #include "llama/config_json.hpp"
+#include "transformer/weights/weights_folder.hpp"
 
 namespace llama {
 namespace {
@@ -48,12 +49,13 @@ TensorList llama_tensor_list(LlamaConfig const& config) {
   return list;
 }
 
-std::shared_ptr<LlamaFolder const> open_folder(std::filesystem::path const& folder) {
-  auto const config = folder / "config.json";
+OpenedLlama open_folder(std::filesystem::path const& folder) {
+  auto const path = folder / "config.json";
   std::error_code error;
-  if (!std::filesystem::is_regular_file(config, error))
+  if (!std::filesystem::is_regular_file(path, error))
     fsdp::fail<fsdp::ConfigError>("'{}' has no config.json, which describes the model", folder.string());
-  return std::make_shared<LlamaFolder>(folder, read_huggingface_config(config));
+  auto const config = read_huggingface_config(path);
+  return {config, std::make_shared<WeightsFolder>(folder, llama_tensor_list(config)), folder, 0};
 }
 
 }  // namespace llama

@@ -5,15 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
+#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "fsdp/tensor.hpp"
 #include "llama/llama_config.hpp"
 #include "transformer/weights/tensor_list.hpp"
-#include "transformer/weights/weights_folder.hpp"
 #include "transformer/weights/weights_source.hpp"
 
 namespace llama {
@@ -29,38 +26,18 @@ std::vector<WeightTensor> llama_tensors(LlamaConfig const& config);
 /// rotary embeddings, which old files have, are ignored.
 TensorList llama_tensor_list(LlamaConfig const& config);
 
-/// A Llama's weights, and the model that they are of.
-class LlamaWeights : public WeightsSource {
- public:
-  LlamaConfig const& config() const { return config_; }
+/// A model whose weights have been found and checked, but not read.
+struct OpenedLlama {
+  LlamaConfig config;
+  std::shared_ptr<WeightsSource const> weights;
+  std::filesystem::path tokenizer;  ///< the folder of its tokenizer
+  std::int64_t iteration = 0;       ///< of a run of ours: steps that it was trained
 
- protected:
-  LlamaWeights(std::filesystem::path path, LlamaConfig const& config)
-      : WeightsSource(std::move(path)), config_(config) {}
-
- private:
-  LlamaConfig config_;
-};
-
-/// A folder with the tensors of llama_tensor_list.
-class LlamaFolder final : public LlamaWeights {
- public:
-  /// @throws fsdp::ConfigError as WeightsFolder
-  LlamaFolder(std::filesystem::path const& folder, LlamaConfig const& config)
-      : LlamaWeights(folder, config), files_(folder, llama_tensor_list(config)) {}
-
-  void read(std::string_view name, std::int64_t first, std::span<float> out) const override {
-    files_.read(name, first, out);
-  }
-  /// Type of the elements in the file: f32, bf16 or f16.
-  fsdp::DType dtype(std::string_view name) const { return files_.dtype(name); }
-
- private:
-  WeightsFolder files_;
+  std::filesystem::path const& path() const { return weights->path(); }
 };
 
 /// The model in a folder with config.json and safetensors files: found and checked, but not read.
 /// @throws fsdp::ConfigError saying what is missing, wrong, or not supported
-std::shared_ptr<LlamaFolder const> open_folder(std::filesystem::path const& folder);
+OpenedLlama open_folder(std::filesystem::path const& folder);
 
 }  // namespace llama

@@ -46,9 +46,9 @@ void transpose(std::vector<float> const& from, std::vector<float>& to, std::int6
 /// Writes model.safetensors, a tensor at a time.
 /// @param huggingface  Conv1D's orientation, and biases whether the model has them or not; else as ours
 /// @param before_name  called when all tensors are written, before the file has its name
-void write_safetensors(fs::path const& path, GptWeights const& weights, bool huggingface, bool bf16,
+void write_safetensors(fs::path const& path, OpenedModel const& model, bool huggingface, bool bf16,
                        std::function<void()> const& before_name) {
-  auto config = weights.config();
+  auto config = model.config;
   bool const has_biases = config.bias;
   config.bias = has_biases || huggingface;
   auto const tensors = gpt_tensors(config);
@@ -63,7 +63,7 @@ void write_safetensors(fs::path const& path, GptWeights const& weights, bool hug
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto const& tensor = tensors[i];
     values.assign(static_cast<std::size_t>(tensor.numel()), 0.0f);
-    if (has_biases || !tensor.is_bias()) weights.read(tensor.name, 0, values);
+    if (has_biases || !tensor.is_bias()) model.weights->read(tensor.name, 0, values);
     bool const turn = huggingface && tensor.transposed;
     if (turn) transpose(values, turned, tensor.shape[0], tensor.shape[1]);
     file.write(infos[i], turn ? turned : values);
@@ -96,8 +96,7 @@ int run_export(Settings const& settings) {
   check_together(settings, Command::export_, 1);
   auto const [model, note] = open_run(settings);
   if (!note.empty()) fmt::print("{}\n", note);
-  auto const& weights = *model.weights;
-  auto const& config = weights.config();
+  auto const& config = model.config;
   fs::path const to(settings.to);
   expect_folder_for_export(settings);
   std::error_code error;
@@ -118,9 +117,9 @@ int run_export(Settings const& settings) {
   auto written = to / weights_name;
   if (settings.format == "llm.c") {
     written = to / "model.bin";
-    write_llm_c(written, weights, bf16, replace);
+    write_llm_c(written, config, *model.weights, bf16, replace);
   } else {
-    write_safetensors(written, weights, settings.format == "huggingface", bf16, replace);
+    write_safetensors(written, model, settings.format == "huggingface", bf16, replace);
   }
   if (settings.format == "nanogpt") {
     save_model_config(to, config, {model.iteration, unknown, unknown, unknown}, nullptr, model.meta);
@@ -138,7 +137,7 @@ int run_export(Settings const& settings) {
   std::erase_if(removed, [&](std::string const& name) { return fs::exists(to / name, error); });
   if (!removed.empty())
     fmt::print("removed from '{}', with the model that was there: {}\n", to.string(), fsdp::listed(removed));
-  fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), weights.path().string(),
+  fmt::print("wrote {} parameters of '{}' to '{}'\n", with_commas(config.parameters()), model.path().string(),
              written.string());
   return 0;
 }

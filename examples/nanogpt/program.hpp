@@ -55,12 +55,12 @@ struct Program {
   /// A run's checkpoints have all of its weights.
   static std::optional<OpenedModel> open_base(Settings const&, RunState const&) { return std::nullopt; }
   static bool leaves_frozen_weights(Settings const&) { return false; }
-  static void expect_data(Preparation<Program> const&) {}
+  static void expect_data(Preparation<Program>&) {}
   static std::string_view saved_name(Settings const&) { return weights_name; }
   static void adopt(Settings&) {}
   static void adopt(Settings& settings, RunState const& run) { adopt_model(settings, run); }
-  static void adopt(Settings& settings, OpenedModel const& model) { adopt_model(settings, *model.weights); }
-  static std::string fingerprint(OpenedModel const& model) { return nanogpt::fingerprint(*model.weights); }
+  static void adopt(Settings& settings, OpenedModel const& model) { adopt_model(settings, model); }
+  static std::string fingerprint(OpenedModel const& model) { return nanogpt::fingerprint(model); }
   static std::shared_ptr<Tokenizer const> tokenizer(OpenedModel const& model, Settings const& settings) {
     return open_tokenizer(model, settings);
   }
@@ -69,7 +69,7 @@ struct Program {
   }
   static std::string described(GptConfig const& config, OpenedModel const& from) {
     return fmt::format("n_layer {}, n_head {}, n_embd {}, vocab_size {}, {} of {} positions, {}", config.n_layer,
-                       config.n_head, config.n_embd, config.vocab_size, config.block_size, from.config().block_size,
+                       config.n_head, config.n_embd, config.vocab_size, config.block_size, from.config.block_size,
                        name(config.activation));
   }
 

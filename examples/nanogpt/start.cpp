@@ -55,10 +55,10 @@ void adopt_model(Settings& settings, RunState const& run) {
   adopt_shape(settings, model_config(run), fsdp::formatted("the checkpoint '{}'", run.checkpoint.string()));
 }
 
-void adopt_model(Settings& settings, GptWeights const& weights) {
-  auto model = weights.config();
+void adopt_model(Settings& settings, OpenedModel const& opened) {
+  auto model = opened.config;
   if (settings.was_given("block_size")) model.block_size = std::min(model.block_size, settings.block_size);
-  adopt_shape(settings, model, fsdp::formatted("the weights '{}'", weights.path().string()));
+  adopt_shape(settings, model, fsdp::formatted("the weights '{}'", opened.path().string()));
 }
 
 SampleRequest<OpenedModel> read_sample_request(Settings const& settings, std::int64_t ranks) {

@@ -27,7 +27,7 @@ void adopt_model(Settings& settings, RunState const& run);
 /// Takes it from weights. A block that the settings ask for may be shorter than the weights': it then has the first of
 /// their positions.
 /// @throws fsdp::ConfigError if the command line or a config file has asked for another model
-void adopt_model(Settings& settings, GptWeights const& weights);
+void adopt_model(Settings& settings, OpenedModel const& opened);
 
 /// Reads the settings of `sample` and the files that they name.
 /// @param ranks  ranks in the world

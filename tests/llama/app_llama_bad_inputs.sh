@@ -139,6 +139,11 @@ documents '{"text": ""}\n' " has no documents" --val_fraction=0
 refused "data: 'bad.jsonl' has no documents" prepare --model=model --dataset=x --data=documents.jsonl --val_data=bad.jsonl
 check "a failed prepare leaves no data" test ! -e data/x
 trains "data: there is no folder 'data/x' for dataset 'x'*" --dataset=x
+# Tokens of a vocabulary that is not known.
+cp -r data/d data/numbers && echo '{"vocab_size": 260, "rows": true}' >data/numbers/meta.json
+broken mute && rm mute/tokenizer.model
+unnamed="the data have no meta.json that names a tokenizer, so their vocabulary is not known; write them with: llama prepare --model=FOLDER"
+for model in model mute; do trains "setting 'dataset': $unnamed --dataset=numbers --data=FILE" --dataset=numbers --model=$model; done
 
 # --- settings -------------------------------------------------------------------------------------------------------------------
 trains "setting 'block_size': expected at most max_position_embeddings 128, got 129" --block_size=129

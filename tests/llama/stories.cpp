@@ -95,13 +95,13 @@ TEST_CASE("stories260K writes the documented story from its file and from a fold
   std::ofstream(folder.path / "tokenizer.model", std::ios::binary) << model.tokenizer;
 
   auto const opened = llama::open_folder(folder.path);
-  auto const tokenizer = transformer::open_tokenizer_folder(folder.path, opened->config().vocab_size);
-  CHECK(opened->config() == model.config);
+  auto const tokenizer = transformer::open_tokenizer_folder(folder.path, opened.config.vocab_size);
+  CHECK(opened.config == model.config);
   for (int const ranks : {1, 2, 3}) {
     for (bool const at_once : {true, false}) {
       INFO(ranks << " ranks, " << (at_once ? "the prompt at once" : "token by token"));
-      CHECK(story(opened->config(), *tokenizer, ranks, at_once, [&](Engine& engine) {
-              transformer::load_weights(engine, *opened);
+      CHECK(story(opened.config, *tokenizer, ranks, at_once, [&](Engine& engine) {
+              transformer::load_weights(engine, *opened.weights);
             }).starts_with(documented));
       CHECK(story(model.config, *tokenizer, ranks, at_once, [&](Engine& engine) {
               fsdp::import_shard(engine, [&](fsdp::TensorInfo const& tensor, std::int64_t at, std::span<float> out) {

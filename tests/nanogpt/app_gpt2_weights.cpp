@@ -25,7 +25,6 @@
 #include "gpt2/llm_c.hpp"
 #include "gpt2/open_model.hpp"
 #include "gpt2/tensor_names.hpp"
-#include "gpt2/weights_folder.hpp"
 #include "start.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/messages.hpp"
@@ -144,8 +143,8 @@ Settings from(fs::path const& path) {
 
 /// Reads every tensor in `parts` ranges, as so many ranks would, and compares all elements.
 template <class T = float>
-void check_all(GptWeights const& weights, std::int64_t parts) {
-  for (auto const& tensor : gpt_tensors(weights.config())) {
+void check_all(GptConfig const& config, WeightsSource const& weights, std::int64_t parts) {
+  for (auto const& tensor : gpt_tensors(config)) {
     std::int64_t wrong = 0;
     for (std::int64_t part = 0; part < parts; ++part) {
       auto const begin = tensor.numel() * part / parts, end = tensor.numel() * (part + 1) / parts;
@@ -157,6 +156,10 @@ void check_all(GptWeights const& weights, std::int64_t parts) {
     INFO(tensor.name << " in " << parts << " parts");
     CHECK(wrong == 0);
   }
+}
+template <class T = float>
+void check_all(OpenedModel const& model, std::int64_t parts) {
+  check_all<T>(model.config, *model.weights, parts);
 }
 
 using Words = std::array<std::int32_t, 256>;
@@ -244,22 +247,22 @@ TEST_CASE("every element of HuggingFace's files is read where the model has it")
     Folder const folder;
     write_folder(folder, tiny(), style);
     auto const model = open_pretrained(from(folder.path));
-    CHECK(model.weights->config().bias);
-    CHECK(model.weights->config().activation == Activation::gelu_new);
-    for (auto const parts : {1, 3, 1000}) check_all(*model.weights, parts);
+    CHECK(model.config.bias);
+    CHECK(model.config.activation == Activation::gelu_new);
+    for (auto const parts : {1, 3, 1000}) check_all(model, parts);
   }
   Folder const halves, brains;
   write_folder<fp16>(halves, tiny());
-  check_all<fp16>(*open_pretrained(from(halves.path)).weights, 3);
+  check_all<fp16>(open_pretrained(from(halves.path)), 3);
   write_folder<bf16>(brains, tiny());
-  check_all<bf16>(*open_pretrained(from(brains.path)).weights, 3);
+  check_all<bf16>(open_pretrained(from(brains.path)), 3);
 }
 
 TEST_CASE("matrices larger than a block are read in bands") {
   GptConfig config{1, 2, 272, 6, 10, 0.0f, true};  // 1088 rows of 272
   Folder const folder;
   write_folder(folder, config);
-  for (auto const parts : {1, 3, 1000}) check_all(*open_pretrained(from(folder.path)).weights, parts);
+  for (auto const parts : {1, 3, 1000}) check_all(open_pretrained(from(folder.path)), parts);
 }
 
 TEST_CASE("masks of any type are no weights") {
@@ -273,7 +276,7 @@ TEST_CASE("masks of any type are no weights") {
     auto changed = bytes;
     changed.replace(changed.find(mask), mask.size(), other);
     folder.file("model.safetensors", changed);
-    check_all(*open_pretrained(from(folder.path)).weights, 1);
+    check_all(open_pretrained(from(folder.path)), 1);
   }
   // But no weight may have one.
   std::string const weight = R"("dtype":"F32","shape":[12])";
@@ -411,13 +414,13 @@ TEST_CASE("llm.c's files are read and written, in both precisions") {
   CHECK(fp32.config().activation == Activation::gelu_new);
   CHECK(fp32.config().bias);
   for (auto const parts : {1, 3, 50}) {
-    check_all(fp32, parts);
-    check_all<bf16>(brain, parts);
+    check_all(fp32.config(), fp32, parts);
+    check_all<bf16>(brain.config(), brain, parts);
   }
   CHECK(is_llm_c(folder.path / "bf16.bin"));
   CHECK_FALSE(is_llm_c(folder.path));
-  write_llm_c(folder.path / "a", fp32, false);
-  write_llm_c(folder.path / "b", fp32, true);
+  write_llm_c(folder.path / "a", fp32.config(), fp32, false);
+  write_llm_c(folder.path / "b", fp32.config(), fp32, true);
   CHECK(contents(folder.path / "a") == contents(folder.path / "fp32.bin"));
   CHECK(contents(folder.path / "b") == contents(folder.path / "bf16.bin"));
 }
@@ -453,14 +456,14 @@ TEST_CASE("settings follow the weights; a shorter block takes their first positi
   write_folder(folder, tiny());
   auto const model = open_pretrained(from(folder.path));
   Settings settings;
-  adopt_model(settings, *model.weights);
+  adopt_model(settings, model);
   CHECK(settings.n_layer == 2);
   CHECK(settings.block_size == 6);
   CHECK(settings.bias);
   auto const with = [&](char const* name, char const* text) {
     Settings asked;
     assign(asked, *find_setting(name), text, "test");
-    adopt_model(asked, *model.weights);
+    adopt_model(asked, model);
     return asked;
   };
   CHECK(with("block_size", "5").block_size == 5);
@@ -505,7 +508,7 @@ TEST_CASE("ranks that read other weights notice") {
   Folder const one, other;
   write_folder(one, tiny());
   write_folder(other, tiny(), {}, [](auto& all) { all.back().values[2] += 1; });
-  auto const print = [](Folder const& folder) { return fingerprint(*open_pretrained(from(folder.path)).weights); };
+  auto const print = [](Folder const& folder) { return fingerprint(open_pretrained(from(folder.path))); };
   CHECK(print(one) == print(one));
   CHECK(print(one) != print(other));
 }

@@ -97,7 +97,7 @@ LlmcFile::Header LlmcFile::read_header(fs::path const& path) {
 LlmcFile::LlmcFile(fs::path const& path) : LlmcFile(path, read_header(path)) {}
 
 LlmcFile::LlmcFile(fs::path const& path, Header const& header)
-    : GptWeights(path, header.config), file_(path), element_bytes_(header.element_bytes) {
+    : WeightsSource(path), config_(header.config), file_(path), element_bytes_(header.element_bytes) {
   std::int64_t first = 0;
   for (auto const& tensor : in_file_order(config())) {
     places_.emplace(tensor.name, Place{first, tensor.numel()});
@@ -125,8 +125,8 @@ void LlmcFile::read(std::string_view name, std::int64_t first, std::span<float> 
   }
 }
 
-void write_llm_c(fs::path const& path, GptWeights const& weights, bool bf16, std::function<void()> const& before_name) {
-  auto const& config = weights.config();
+void write_llm_c(fs::path const& path, GptConfig const& config, WeightsSource const& weights, bool bf16,
+                 std::function<void()> const& before_name) {
   auto const padded = (config.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
   Words words{};
   std::int64_t const head[] = {magic,

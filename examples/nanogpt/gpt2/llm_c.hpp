@@ -11,7 +11,8 @@
 #include <string_view>
 
 #include "fsdp/checkpoint/files.hpp"
-#include "gpt2/weights_source.hpp"
+#include "gpt_config.hpp"
+#include "transformer/weights/weights_source.hpp"
 
 namespace nanogpt {
 
@@ -19,12 +20,13 @@ namespace nanogpt {
 /// 256 int32: magic 20240326, version (3: fp32, 5: bf16), positions, vocabulary, layers, heads, width, padded
 /// vocabulary; the rest is 0. Then wte (with the padding's rows), wpe, and 12 tensors of a layer, each for all layers
 /// one after the other; the last norm. Linear weights are (out, in), as ours. All have biases; GELU is by tanh.
-class LlmcFile final : public GptWeights {
+class LlmcFile final : public WeightsSource {
  public:
   /// Reads the header and compares it with the file's length.
   /// @throws fsdp::ConfigError saying what is wrong
   explicit LlmcFile(std::filesystem::path const& path);
 
+  GptConfig const& config() const { return config_; }
   void read(std::string_view name, std::int64_t first, std::span<float> out) const override;
 
  private:
@@ -39,6 +41,7 @@ class LlmcFile final : public GptWeights {
   static Header read_header(std::filesystem::path const& path);
   LlmcFile(std::filesystem::path const& path, Header const& header);
 
+  GptConfig config_;
   fsdp::checkpoint::InputFile file_;
   std::int64_t element_bytes_;
   std::map<std::string, Place, std::less<>> places_;  ///< by our name
@@ -52,7 +55,7 @@ bool is_llm_c(std::filesystem::path const& path);
 /// @param before_name  called when all is written, before the file has its name
 /// @throws fsdp::ConfigError if it cannot be written
 void write_llm_c(
-    std::filesystem::path const& path, GptWeights const& weights, bool bf16,
+    std::filesystem::path const& path, GptConfig const& config, WeightsSource const& weights, bool bf16,
     std::function<void()> const& before_name = [] {});
 
 }  // namespace nanogpt

@@ -11,20 +11,19 @@
 
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/files.hpp"
-#include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/checkpoint_weights.hpp"
 #include "gpt2/config_json.hpp"
 #include "gpt2/llm_c.hpp"
 #include "gpt2/tensor_names.hpp"
-#include "gpt2/weights_folder.hpp"
 #include "saved_model.hpp"
 #include "start.hpp"
 #include "transformer/tokenizer/byte_pair.hpp"
+#include "transformer/training/checkpoint_weights.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/state.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
+#include "transformer/weights/weights_folder.hpp"
 
 namespace nanogpt {
 namespace {
@@ -92,13 +91,18 @@ TokenizerFiles find_tokenizer(fs::path const& folder) {
   return {};
 }
 
+OpenedModel open_weights(fs::path const& folder, GptConfig const& config, Orientation orientation) {
+  auto weights = std::make_shared<WeightsFolder>(folder, gpt_tensor_list(config, orientation));
+  return {config, std::move(weights), {}, find_tokenizer(folder), 0};
+}
+
 OpenedModel open_folder(fs::path const& folder) {
   if (!is_file(folder / config_name))
     fsdp::fail<fsdp::ConfigError>("setting 'init_from': '{}' has no {}, which describes the model", folder.string(),
                                   config_name);
   if (kind_of_config(folder / config_name) == ConfigKind::nanogpt) return open_saved(folder);
   auto const config = read_huggingface_config(folder / config_name);
-  return {std::make_shared<GptFolder>(folder, config, Orientation::in_out), {}, find_tokenizer(folder), 0};
+  return open_weights(folder, config, Orientation::in_out);
 }
 
 std::string_view as_text(MappedFile const& file) {
@@ -113,7 +117,10 @@ OpenedModel open_pretrained(Settings const& settings) {
     return open_folder(find_published(name, settings));
   std::error_code error;
   if (fs::is_directory(name, error)) return open_folder(name);
-  if (is_llm_c(name)) return {std::make_shared<LlmcFile>(name), {}, find_tokenizer(ckpt::folder_of(name)), 0};
+  if (is_llm_c(name)) {
+    auto file = std::make_shared<LlmcFile>(name);
+    return {file->config(), std::move(file), {}, find_tokenizer(ckpt::folder_of(name)), 0};
+  }
   fsdp::fail<fsdp::ConfigError>(
       "setting 'init_from': expected scratch, resume, auto, {}, a folder with weights, or llm.c's model file (or "
       "auto:WEIGHTS); got "
@@ -125,31 +132,24 @@ OpenedModel open_saved(fs::path const& folder) {
   auto const saved = open_saved_model(folder);
   auto config = saved.config;
   config.dropout = 0;
-  return {std::make_shared<GptFolder>(folder, config, Orientation::out_in), saved.meta, find_tokenizer(folder),
-          saved.state.iteration};
+  auto model = open_weights(folder, config, Orientation::out_in);
+  model.meta = saved.meta;
+  model.iteration = saved.state.iteration;
+  return model;
 }
 
 OpenedModel open_checkpoint(fs::path const& out_dir, std::string const& name) {
-  fs::path folder;
-  try {
-    folder = named_checkpoint(out_dir, name);
-  } catch (fsdp::ConfigError const& error) {
-    fail_with_others(out_dir / name, error.what());
-  }
+  auto const folder = with_others(out_dir / name, [&] { return named_checkpoint(out_dir, name); });
   auto const beside = fs::absolute(folder / "..").lexically_normal();  // the run's out_dir
   RunState run;
-  OpenedModel model;
-  try {
+  auto model = with_others(folder, [&] {
     run = read_run(folder);
-    model = {std::make_shared<CheckpointWeights>(folder, model_config(run), lora_scale_of(run)),
-             {},
-             find_tokenizer(beside),
-             run.iteration};
-  } catch (fsdp::ConfigError const& error) {
-    fail_with_others(folder, error.what());
-  }
+    auto const config = model_config(run);
+    auto weights = std::make_shared<CheckpointWeights>(folder, gpt_tensors(config), nullptr, lora_scale_of(run));
+    return OpenedModel{config, std::move(weights), {}, find_tokenizer(beside), run.iteration};
+  });
   if (auto const path = beside / meta_name; is_file(path)) {
-    model.meta = read_vocabulary(path, model.config().vocab_size, folder);
+    model.meta = read_vocabulary(path, model.config.vocab_size, folder);
     if (auto const found = vocabulary_checksum(model.meta); !run.vocabulary.empty() && found != run.vocabulary)
       fsdp::fail<fsdp::ConfigError>(
           "'{}' has another vocabulary than the model in '{}' was trained with; restore the file that this run wrote",
@@ -190,10 +190,9 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
   auto const encoder_name = files.encoder_json.string(), merges_name = files.vocab_bpe.string();
   auto tokenizer =
       std::make_shared<BytePair>(BytePairFiles{as_text(encoder), as_text(merges), encoder_name, merges_name});
-  if (tokenizer->size() > model.weights->config().vocab_size)
+  if (tokenizer->size() > model.config.vocab_size)
     fsdp::fail<fsdp::ConfigError>("'{}' has {} tokens, but the model in '{}' has a vocabulary of {}", encoder_name,
-                                  tokenizer->size(), model.weights->path().string(),
-                                  model.weights->config().vocab_size);
+                                  tokenizer->size(), model.weights->path().string(), model.config.vocab_size);
   return tokenizer;
 }
 
@@ -205,17 +204,11 @@ void copy_tokenizer(TokenizerFiles const& files, fs::path const& folder) {
   }
 }
 
-std::string fingerprint(GptWeights const& weights) {
-  auto const& config = weights.config();
-  std::string text = fsdp::formatted("{} {} {} {} {}", config.n_layer, config.n_head, config.n_embd, config.block_size,
-                                     config.vocab_size);
-  std::vector<float> values;
-  for (auto const& tensor : gpt_tensors(config)) {
-    values.resize(static_cast<std::size_t>(std::min<std::int64_t>(64, tensor.numel())));
-    weights.read(tensor.name, tensor.numel() / 2 - static_cast<std::int64_t>(values.size() / 2), values);
-    text.append(reinterpret_cast<char const*>(values.data()), values.size() * sizeof(float));
-  }
-  return ckpt::checksum_text(ckpt::checksum_of(text));
+std::string fingerprint(OpenedModel const& model) {
+  auto const& config = model.config;
+  return fingerprint(fsdp::formatted("{} {} {} {} {}", config.n_layer, config.n_head, config.n_embd, config.block_size,
+                                     config.vocab_size),
+                     gpt_tensors(config), *model.weights);
 }
 
 }  // namespace nanogpt

@@ -8,10 +8,11 @@
 #include <string>
 #include <string_view>
 
-#include "gpt2/weights_source.hpp"
+#include "gpt_config.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/weights/weights_source.hpp"
 
 namespace nanogpt {
 
@@ -25,12 +26,12 @@ struct TokenizerFiles {
 
 /// A model whose weights have been found and checked, but not read.
 struct OpenedModel {
-  std::shared_ptr<GptWeights const> weights;
+  GptConfig config;  ///< as it is stored; its dropout is 0
+  std::shared_ptr<WeightsSource const> weights;
   Meta meta;                   ///< of a model of ours: what its data were
   TokenizerFiles tokenizer;    ///< beside the weights
   std::int64_t iteration = 0;  ///< of a model of ours: steps that it was trained
 
-  GptConfig const& config() const { return weights->config(); }
   std::filesystem::path const& path() const { return weights->path(); }
 };
 
@@ -62,8 +63,7 @@ std::shared_ptr<Tokenizer const> open_tokenizer(OpenedModel const& model, Settin
 /// Copies the files into a folder, under HuggingFace's names. @throws fsdp::Error if they cannot be read or written
 void copy_tokenizer(TokenizerFiles const& files, std::filesystem::path const& folder);
 
-/// The same for weights that are the same, and most likely for no others: of the shape, and of some values of every
-/// tensor. Ranks compare it, for each reads files of its own machine.
-std::string fingerprint(GptWeights const& weights);
+/// See transformer::fingerprint.
+std::string fingerprint(OpenedModel const& model);
 
 }  // namespace nanogpt

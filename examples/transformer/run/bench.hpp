@@ -2,15 +2,15 @@
 // `bench`: time of a training step, utilisation, memory, and what of communication is not hidden.
 #pragma once
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fsdp/memory.hpp"
@@ -54,6 +54,26 @@ std::int64_t largest_pss_bytes(C& world) {
   return largest;
 }
 
+/// What `bench` has measured.
+struct BenchResult {
+  int ranks = 1;
+  std::string_view strategy;
+  TimedSteps steps;
+  bool counts_waits = false;  ///< steps.exposed is known
+  double flop = 0;            ///< of a step, all ranks together
+  Peak peak;                  ///< of all ranks together
+  /// Bytes of rank 0. Everything is allocated by the end of the first step: what is in use at the end is the peak.
+  std::vector<std::pair<std::string_view, std::int64_t>> memory;
+  std::int64_t memory_total = 0;
+  std::int64_t largest_pss = 0;
+  struct DeviceMemory {
+    std::int64_t used = 0, total = 0;  ///< bytes, of all processes
+  };
+  std::optional<DeviceMemory> device_memory;
+};
+/// Prints the result, and writes it as a JSON object. @throws fsdp::ResourceError if the log cannot be written
+void print_bench(BenchResult const& result, Job const& job, JsonLog& log);
+
 /// @param peak  of all ranks together; the host's is measured once more after the steps
 /// @throws fsdp::ResourceError on rank 0 if the log cannot be written
 /// @note Collective: yes.
@@ -61,50 +81,28 @@ template <class T>
 void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
   auto const& s = job.settings;
   auto& engine = trainer.engine();
-  auto const [seconds, exposed, loss] = time_steps(trainer, s);
-  auto const largest_pss = largest_pss_bytes(engine.world());
+  BenchResult result;
+  result.ranks = ranks;
+  result.strategy = engine.strategy().name;
+  result.steps = time_steps(trainer, s);
+  result.counts_waits = T::counts_waits;
+  result.largest_pss = largest_pss_bytes(engine.world());
   if constexpr (measures_peak_again<std::remove_reference_t<decltype(engine.world())>>)
     raise(peak, engine.world(), highest_host_rate<typename T::Element>(engine.world().device()));
   if (engine.rank() != 0) return;
-
-  double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
-  double const flop = tokens * T::Program::flop_per_token(trainer.config(), s);
-  double const mfu = flop / seconds / peak.flops;
-  fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
-  fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
-  fmt::print("{:.2f} of {:.2f} GFLOP/s per rank ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
-             peak.flops / ranks / 1e9, peak.source, mfu * 100);
-  if constexpr (T::counts_waits)
-    fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
-  fmt::print("memory of rank 0 as counted by fsdp, in bytes:\n");
-  std::string by_tag;
-  for (std::size_t tag = 0; tag < static_cast<std::size_t>(fsdp::MemoryTag::count_); ++tag) {
-    auto const name = fsdp::memory_tag_names[tag];
-    auto const bytes = engine.account().reserved(static_cast<fsdp::MemoryTag>(tag));
-    fmt::print("  {:<12} {:>16}\n", name, with_commas(bytes));
-    by_tag += fmt::format("\"{}\":{},", name, bytes);
-  }
-  auto const total = engine.account().reserved_total();
-  fmt::print("  {:<12} {:>16}\n", "total", with_commas(total));
-  // Everything is allocated by the end of the first step: what is in use now is the peak.
-  std::string device_bytes = "null";
+  result.peak = std::move(peak);
+  result.flop = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size) *
+                T::Program::flop_per_token(trainer.config(), s);
+  for (std::size_t tag = 0; tag < static_cast<std::size_t>(fsdp::MemoryTag::count_); ++tag)
+    result.memory.emplace_back(fsdp::memory_tag_names[tag],
+                               engine.account().reserved(static_cast<fsdp::MemoryTag>(tag)));
+  result.memory_total = engine.account().reserved_total();
   if constexpr (requires { engine.device().memory(); }) {
     auto const memory = engine.device().memory();
-    auto const used = static_cast<std::int64_t>(memory.total - memory.free);
-    fmt::print("device memory in use by all processes: {} of {} bytes\n", with_commas(used),
-               with_commas(static_cast<std::int64_t>(memory.total)));
-    device_bytes = std::to_string(used);
+    result.device_memory = {static_cast<std::int64_t>(memory.total - memory.free),
+                            static_cast<std::int64_t>(memory.total)};
   }
-  fmt::print("largest PSS (proportional set size) of a rank: {} bytes\n", with_commas(largest_pss));
-  fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(loss));
-  std::fflush(stdout);
-  log.write_or_fail(fmt::format(
-      R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
-      R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
-      R"("mem_bytes":{{{}"total":{}}}}})",
-      engine.strategy().name, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
-      T::counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", largest_pss, device_bytes, loss, by_tag,
-      total));
+  print_bench(result, job, log);
 }
 
 }  // namespace transformer

@@ -117,7 +117,7 @@ int sample_rank(C world, Job const& job) {
 
   using Engine = fsdp::Engine<C, P>;
   using Model = typename Program::template Model<Engine>;
-  auto const& config = request.model.config();
+  auto const& config = request.model.config;
   fsdp::Mesh<C> mesh(std::move(world));
   auto sharding = settings;
   sharding.reshard_after_forward.clear();  // a config file's: no backward follows

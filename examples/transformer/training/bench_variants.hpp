@@ -6,9 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -44,6 +42,19 @@ std::int64_t available_bytes(C& world) {
   }
 }
 
+/// Prints the names of the columns.
+void print_variants_head();
+/// Prints the line of a run for which memory does not suffice.
+/// @param fits  for each rank the bytes that it needs and has, or nothing if they suffice
+void print_too_large(Settings const& settings, std::vector<std::string> const& fits);
+/// What one run has taken.
+struct VariantResult {
+  double seconds = 0;  ///< of a step
+  std::int64_t bytes = 0, largest_pss = 0;
+};
+/// Prints the line of a run, and writes it as a JSON object. @throws fsdp::ResourceError if the log cannot be written
+void print_variant(Settings const& settings, VariantResult const& result, JsonLog& log);
+
 /// Prints a line for each run, and writes a JSON object. A batch size that does not fit ends the larger ones.
 /// @return the exit code
 /// @note Collective: yes.
@@ -51,15 +62,8 @@ template <class Program, class P, fsdp::Communicator C>
 int bench_variants(fsdp::Mesh<C>& mesh, Job const& job, Preparation<Program> const& ready, JsonLog& log) {
   auto& world = mesh.world();
   bool const first = world.rank() == 0;
-  auto const setting = name_of(&Settings::activation_checkpointing);
   auto const variants = variants_of(job.settings, {job.settings.batch_size});
-  auto const say = [&](std::string const& line) {
-    if (!first) return;
-    fmt::print("{}\n", line);
-    std::fflush(stdout);
-  };
-  say(fmt::format("{:>10}  {:>22}  {:>10}  {:>10}  {:>14}  {:>14}", "batch_size", setting, "s a step", "tokens/s",
-                  "GB by fsdp", "GB by process"));
+  if (first) print_variants_head();
   for (auto const& recomputation : variants.recomputation) {
     auto sizes = variants.batch_sizes;
     std::sort(sizes.begin(), sizes.end());
@@ -73,28 +77,16 @@ int bench_variants(fsdp::Mesh<C>& mesh, Job const& job, Preparation<Program> con
       settings.threads = job.threads;
       auto const needs = planned_bytes(settings), has = available_bytes(world);
       auto const fits = world.exchange(needs <= has ? "" : fmt::format("{} {}", needs, has), "memory");
-      if (auto const small = std::find_if(fits.begin(), fits.end(), [](auto const& text) { return !text.empty(); });
-          small != fits.end()) {
-        say(fmt::format("{:>10}  {:>22}  does not fit: rank {} needs {:.3f} GB, and has {:.3f} GB", batch,
-                        recomputation, small - fits.begin(), std::strtod(small->c_str(), nullptr) / 1e9,
-                        std::strtod(small->c_str() + small->find(' '), nullptr) / 1e9));
+      if (std::any_of(fits.begin(), fits.end(), [](auto const& text) { return !text.empty(); })) {
+        if (first) print_too_large(settings, fits);
         break;
       }
       auto const source = batch_source(settings, ready, world.rank(), world.size());
       Trainer<Program, C, P> trainer(mesh, settings, ready.config, source);
       auto& engine = trainer.engine();
-      double const seconds = time_steps(trainer, settings).seconds;
+      auto const seconds = time_steps(trainer, settings).seconds;
       auto const largest_pss = largest_pss_bytes(world);
-      auto const tokens = static_cast<double>(settings.gradient_accumulation_steps * batch * settings.block_size);
-      auto const bytes = engine.account().reserved_total();
-      say(fmt::format("{:>10}  {:>22}  {:>10.4f}  {:>10}  {:>14.3f}  {:>14.3f}", batch, recomputation, seconds,
-                      with_commas(std::llround(tokens / seconds)), static_cast<double>(bytes) / 1e9,
-                      static_cast<double>(largest_pss) / 1e9));
-      log.write_or_fail(fmt::format(
-          R"({{"batch_size":{},"{}":"{}","ranks":{},"device":"{}","dtype":"{}","time_s":{:.17g},"tokens_per_s":{:.17g},)"
-          R"("bytes":{},"pss_bytes_max":{}}})",
-          batch, setting, recomputation, world.size(), job.device, job.dtype, seconds, tokens / seconds, bytes,
-          largest_pss));
+      if (first) print_variant(settings, {seconds, engine.account().reserved_total(), largest_pss}, log);
     }
   }
   return EXIT_SUCCESS;

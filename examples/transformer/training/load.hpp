@@ -11,31 +11,12 @@
 #include "fsdp/checkpoint/load.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/refusals.hpp"
-#include "transformer/run/choices.hpp"
-#include "transformer/run/table.hpp"
 #include "transformer/training/preparation.hpp"
+#include "transformer/training/settings_of_run.hpp"
 #include "transformer/training/state.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
 
 namespace transformer {
-
-/// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
-inline std::string other_tuning(Settings const& settings, RunState const& run) {
-  std::string text;
-  for (auto const& setting : all_settings()) {
-    if (setting.group != tuning_heading) continue;
-    std::string const name(setting.name);
-    auto const saved = run.settings.find(name);
-    auto const now = setting.text_of(settings);
-    if (saved == run.settings.end() || saved->second == now) continue;
-    text += fmt::format("{}--{}={} instead of {}", text.empty() ? "" : ", ", name, now, saved->second);
-  }
-  if (text.empty()) return {};
-  return fmt::format(
-      ". This start has {}; leave that out to continue the run, or begin another one from its weights, "
-      "with --{}={} and another out_dir",
-      text, setting_of_weights(), settings.out_dir);
-}
 
 /// Loads `ready.resumed` into the engine and the optimizer. If that is damaged, init_from=auto takes the newest whole
 /// checkpoint of out_dir instead, and `ready.resumed` becomes that. Other checkpoints are read only then, by rank 0.

@@ -28,7 +28,9 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/data_mark.hpp"
 #include "transformer/run/table.hpp"
+#include "transformer/tokenizer/tokenizer.hpp"
 #include "transformer/training/folder.hpp"
+#include "transformer/training/prepared.hpp"
 #include "transformer/training/settings_of_run.hpp"
 #include "transformer/training/state.hpp"
 #include "transformer/training/vocabulary.hpp"
@@ -39,82 +41,10 @@ namespace transformer {
 /// What the ranks have agreed on before anything is trained.
 /// @tparam Program  see [Note: What a program is]
 template <class Program>
-struct Preparation {
-  Settings settings;  ///< the job's, and those of a run that is resumed
-  std::optional<Dataset> dataset;
+struct Preparation : Prepared {
   typename Program::Config config;
-  std::optional<RunState> resumed;
   std::optional<typename Program::Opened> pretrained;  ///< the weights that training begins with
-  std::string base;                                    ///< RunState::base
-  std::string vocabulary;                              ///< checksum of what the data's tokens are; empty: not known
-  RunData data;                                        ///< tells the data's tokens apart from others
-  std::vector<std::string> lines;                      ///< to print when training starts
-  std::shared_ptr<fsdp::checkpoint::FileLock> lock;    ///< rank 0's, of out_dir, while it trains there
-  Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
-
-/// Compares the vocabulary of the data with that of the model that training begins with: the data may have fewer
-/// tokens.
-/// @param vocab_size  the model's
-/// @throws fsdp::ConfigError if they have more, or others than those that a resumed run has been trained on
-template <class Program>
-void expect_vocabulary(Preparation<Program> const& ready, std::int64_t vocab_size, std::filesystem::path const& from) {
-  auto const& meta = ready.dataset->meta;
-  auto const of_data = meta.path.empty() ? gpt2_tokens : meta.vocab_size;
-  bool const other = ready.resumed && !meta.path.empty() &&
-                     of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : vocab_size);
-  if (of_data > vocab_size || other)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'dataset': '{}' has a vocabulary of {} tokens, but the model in '{}' has a vocabulary of {}",
-        ready.settings.dataset, of_data, from.string(), vocab_size);
-  if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
-      ready.vocabulary != ready.resumed->vocabulary)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'dataset': '{}' has another vocabulary than the data with which the run in '{}' was trained",
-        ready.settings.dataset, from.string());
-}
-
-/// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
-template <class Program>
-void expect_usable(Preparation<Program> const& ready) {
-  auto const& settings = ready.settings;
-  std::filesystem::path const folder(settings.out_dir);
-  auto const continues = [&](std::filesystem::path const& checkpoint) {
-    auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
-    std::error_code error;
-    return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
-  };
-  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
-  if (goes_on) return;
-  expect_folder_for_runs(folder);
-  if (settings.overwrite) return expect_replaceable(folder);
-  if (auto const note = note_on_replaced_run(folder); !ready.resumed && !note.empty())
-    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' has no checkpoint{}", settings.out_dir, note);
-  auto const other = run_in(folder);
-  if (other.empty()) return;
-  if (ready.resumed)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'out_dir': '{}' holds a run already ({}), and '{}' is a checkpoint of another one; choose another "
-        "out_dir",
-        settings.out_dir, other, ready.resumed->checkpoint.string());
-  fsdp::fail<fsdp::ConfigError>(
-      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
-      "one; or choose another out_dir",
-      settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
-}
-
-/// Holds out_dir for this run. Rank 0.
-/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
-template <class Program>
-void take_out_dir(Preparation<Program>& ready) {
-  if (ready.lock) return;
-  auto const path = std::filesystem::path(ready.settings.out_dir) / ".train.lock";
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) expect_usable(ready);  // a folder that is refused gets no lock
-  ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
-      path, "another run is training in the folder: wait for it, or take another out_dir");
-  expect_usable(ready);  // nobody changes it from here on
-}
 
 /// Checks the data's tokens; rank 0 says how far that is, every few seconds, where it takes longer.
 /// @throws AgreedError on every rank if one lies outside the vocabulary
@@ -188,7 +118,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
       ready.dataset.emplace(open_dataset({settings.dataset, settings.train_data, settings.val_data}));
     std::optional<typename Program::Config> model;  // with which training begins
     if (ready.resumed) model = Program::config(*ready.resumed);
-    if (!model && ready.pretrained) model = ready.pretrained->config();
+    if (!model && ready.pretrained) model = ready.pretrained->config;
     ready.config = Program::config(settings, ready.dataset ? ready.dataset->meta.vocab_size : Meta{}.vocab_size, model);
     if (training) {
       ready.vocabulary = vocabulary_checksum(ready.dataset->meta);
@@ -203,16 +133,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (ready.pretrained) expect_vocabulary(ready, model->vocab_size, ready.pretrained->path());
     if (!ready.dataset) return;
     Program::expect_data(ready);
-    for (auto const split : {Split::train, Split::val}) {
-      if (ready.dataset->rows(split) != nullptr) continue;
-      for (auto const& tokens : ready.dataset->split(split).files()) {
-        if (tokens.size() <= settings.block_size)
-          fsdp::fail<fsdp::ConfigError>(
-              "setting 'block_size': {} is too long for '{}': expected a file with {} or more tokens, got {}; use a "
-              "smaller block_size, or check whether the file is truncated",
-              settings.block_size, tokens.path().string(), settings.block_size + 1, tokens.size());
-      }
-    }
+    expect_long_files(ready);
   });
   // Not before all ranks have opened their files: agree() has told them so.
   check_data(world, ready);

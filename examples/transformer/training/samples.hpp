@@ -31,7 +31,7 @@ namespace transformer {
 /// @throws fsdp::ConfigError if there is none
 template <class Program>
 std::shared_ptr<Tokenizer const> tokenizer_of(Preparation<Program> const& ready) {
-  auto found = open_tokenizer(ready.dataset->meta);
+  auto found = ready.tokenizer != nullptr ? ready.tokenizer : open_tokenizer(ready.dataset->meta);
   if (found == nullptr && ready.pretrained) found = Program::tokenizer(*ready.pretrained, ready.settings);
   if (found == nullptr)
     fsdp::fail<fsdp::ConfigError>(

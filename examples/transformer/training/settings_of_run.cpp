@@ -80,4 +80,21 @@ std::string take_settings_of_run(Settings& settings, Command command) {
   return run ? run->dtype : std::string();
 }
 
+std::string other_tuning(Settings const& settings, RunState const& run) {
+  std::string text;
+  for (auto const& setting : all_settings()) {
+    if (setting.group != tuning_heading) continue;
+    std::string const name(setting.name);
+    auto const saved = run.settings.find(name);
+    auto const now = setting.text_of(settings);
+    if (saved == run.settings.end() || saved->second == now) continue;
+    text += fmt::format("{}--{}={} instead of {}", text.empty() ? "" : ", ", name, now, saved->second);
+  }
+  if (text.empty()) return {};
+  return fmt::format(
+      ". This start has {}; leave that out to continue the run, or begin another one from its weights, "
+      "with --{}={} and another out_dir",
+      text, setting_of_weights(), settings.out_dir);
+}
+
 }  // namespace transformer

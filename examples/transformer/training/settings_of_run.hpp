@@ -24,4 +24,7 @@ std::vector<std::string> adopt_settings(Settings& settings, RunState const& run)
 /// @return nullopt if there is none, or if it cannot be read; prepare() then reports the error on all ranks together
 std::optional<RunState> adopt_found_run(Settings& settings, Command command);
 
+/// What a run and this start train otherwise, for the end of a message; "": nothing, or it is not known.
+std::string other_tuning(Settings const& settings, RunState const& run);
+
 }  // namespace transformer

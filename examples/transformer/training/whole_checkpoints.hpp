@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "fsdp/error.hpp"
 #include "transformer/run/settings.hpp"
 #include "transformer/training/state.hpp"
 
@@ -29,6 +30,16 @@ std::string other_checkpoints(std::filesystem::path const& out_dir, std::string_
 /// @param why  a checkpoint cannot be read, for `sample` and `export`
 /// @throws fsdp::ConfigError with the checkpoints beside it that are whole
 [[noreturn]] void fail_with_others(std::filesystem::path const& checkpoint, std::string_view why);
+
+/// Reads something of a checkpoint for `sample` and `export`. @throws fsdp::ConfigError as fail_with_others
+template <class Read>
+auto with_others(std::filesystem::path const& checkpoint, Read const& read) {
+  try {
+    return read();
+  } catch (fsdp::ConfigError const& error) {
+    fail_with_others(checkpoint, error.what());
+  }
+}
 
 /// The folder that the setting 'checkpoint' names: best, latest, a folder of out_dir, or any folder.
 /// @throws fsdp::ConfigError if it is none of these

@@ -164,11 +164,6 @@ WeightsFolder::Stored const& WeightsFolder::find(std::string_view name) const {
   return found->second;
 }
 
-fsdp::DType WeightsFolder::dtype(std::string_view name) const {
-  auto const& place = find(name).place;
-  return files_[place.file]->entry(place.name).dtype;
-}
-
 void WeightsFolder::read(std::string_view name, std::int64_t first, std::span<float> out) const {
   auto const& stored = find(name);
   if (stored.tensor.transposed) return read_transposed(stored, first, out);

@@ -36,9 +36,6 @@ class WeightsFolder final : public WeightsSource {
   /// with runs shorter than a page (1024 fp32) it touches every page of the tensor, which ranks of a machine share.
   void read(std::string_view name, std::int64_t first, std::span<float> out) const override;
 
-  /// Type of the elements in the file: f32, bf16 or f16. @pre the model has the tensor
-  fsdp::DType dtype(std::string_view name) const;
-
  private:
   using File = fsdp::checkpoint::SafetensorsFile;
   struct Place {

@@ -5,8 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "transformer/weights/tensor_list.hpp"
 
 namespace transformer {
 
@@ -35,5 +39,10 @@ class WeightsSource {
  private:
   std::filesystem::path path_;
 };
+
+/// Equal for equal weights, and most likely for no others: a checksum of the model's shape, and of some values in the
+/// middle of each tensor. Ranks compare it, for each reads the files of its own machine.
+/// @param shape  a text that models of the same shape have in common
+std::string fingerprint(std::string shape, std::vector<WeightTensor> const& tensors, WeightsSource const& weights);
 
 }  // namespace transformer

@@ -14,8 +14,8 @@
 
 #include "fsdp/checkpoint/safetensors_header.hpp"
 #include "fsdp/error.hpp"
-#include "gpt2/weights_folder.hpp"
 #include "tests/fuzz/targets/changed.hpp"
+#include "transformer/weights/weights_folder.hpp"
 // One compile unit: what reads JSON takes long to compile.
 #include "gpt2/config_json.cpp"
 #include "gpt2/llm_c.cpp"
@@ -59,9 +59,9 @@ struct Folder {
   }
 };
 
-void read_all(GptWeights const& weights) {
+void read_all(GptConfig const& config, WeightsSource const& weights) {
   std::vector<float> values;
-  for (auto const& tensor : gpt_tensors(weights.config())) {
+  for (auto const& tensor : gpt_tensors(config)) {
     values.resize(static_cast<std::size_t>(tensor.numel()));
     weights.read(tensor.name, 0, values);
     weights.read(tensor.name, tensor.numel() / 2, std::span(values).first(1));
@@ -71,13 +71,15 @@ void read_all(GptWeights const& weights) {
 void read_llm_c(Folder const& folder, std::string const& bytes) {
   LlmcFile const file(folder.file("x.bin", bytes));
   expect(static_cast<std::size_t>(file.config().parameters()) * 2 + 1024 <= bytes.size());
-  read_all(file);
+  read_all(file.config(), file);
 }
 void read_config(std::string const& text) {
   auto const config = parse_huggingface_config(text, "it");
   expect(config.n_layer > 0 && config.n_embd % config.n_head == 0 && config.parameters() > 0 && config.bias);
 }
-void read_folder(Folder const& folder) { read_all(GptFolder(folder.path, small(), Orientation::in_out)); }
+void read_folder(Folder const& folder) {
+  read_all(small(), WeightsFolder(folder.path, gpt_tensor_list(small(), Orientation::in_out)));
+}
 
 }  // namespace
 

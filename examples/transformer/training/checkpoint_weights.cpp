@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "llama/checkpoint_weights.hpp"
+#include "transformer/training/checkpoint_weights.hpp"
 
 #include <algorithm>
 #include <string>
@@ -10,22 +10,23 @@
 #include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
+#include "transformer/tuning/tuning.hpp"
 
-namespace llama {
+namespace transformer {
 
 namespace ckpt = fsdp::checkpoint;
 
-CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, LlamaConfig const& config,
-                                     std::shared_ptr<LlamaWeights const> base, float lora_scale)
-    : LlamaWeights(folder, config), base_(std::move(base)) {
+CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, std::vector<WeightTensor> const& tensors,
+                                     std::shared_ptr<WeightsSource const> base, float lora_scale)
+    : WeightsSource(folder), base_(std::move(base)), adapters_{{}, lora_scale} {
   auto const file = folder / ckpt::manifest_name;
   auto const what = fsdp::formatted("'{}'", file.string());
   reader_ = std::make_unique<ckpt::ShardedReader>(folder, ckpt::parse_manifest(ckpt::read_text_file(file), what));
-  auto const& tensors = reader_->manifest().tensors;
-  for (auto const& tensor : llama_tensors(config)) {
+  auto const& stored = reader_->manifest().tensors;
+  for (auto const& tensor : tensors) {
     auto const found =
-        std::find_if(tensors.begin(), tensors.end(), [&](auto const& each) { return each.name == tensor.name; });
-    if (found == tensors.end()) fsdp::fail<fsdp::ConfigError>("{}: tensor '{}' is missing", what, tensor.name);
+        std::find_if(stored.begin(), stored.end(), [&](auto const& each) { return each.name == tensor.name; });
+    if (found == stored.end()) fsdp::fail<fsdp::ConfigError>("{}: tensor '{}' is missing", what, tensor.name);
     if (found->shape != tensor.shape)
       fsdp::fail<fsdp::ConfigError>("{}: tensor '{}': expected shape ({}), got ({})", what, tensor.name,
                                     fsdp::listed(tensor.shape), fsdp::listed(found->shape));
@@ -33,8 +34,7 @@ CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, LlamaC
       fsdp::fail<fsdp::ConfigError>("{}: tensor '{}' was frozen, and its values are not in the checkpoint", what,
                                     tensor.name);
   }
-  adapters_.scale = lora_scale;
-  for (auto const& tensor : tensors) {
+  for (auto const& tensor : stored) {
     if (!is_adapter(tensor.name)) continue;
     auto& values = adapters_.of[adapted_weight(tensor.name)].values_of(tensor);
     values.resize(static_cast<std::size_t>(tensor.numel));
@@ -54,8 +54,7 @@ void CheckpointWeights::read(std::string_view name, std::int64_t first, std::spa
       fail_with_others(path(), error.what());
     }
   }
-  if (auto const found = adapters_.of.find(std::string(name)); found != adapters_.of.end())
-    found->second.add_to(out, first, adapters_.scale);
+  adapters_.add_to(name, first, out);
 }
 
-}  // namespace llama
+}  // namespace transformer

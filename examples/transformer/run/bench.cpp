@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transformer/run/bench.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+
+namespace transformer {
+
+void print_bench(BenchResult const& result, Job const& job, JsonLog& log) {
+  auto const& s = job.settings;
+  auto const& [seconds, exposed, loss] = result.steps;
+  auto const& peak = result.peak;
+  int const ranks = result.ranks;
+  double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
+  double const flop = result.flop;
+  double const mfu = flop / seconds / peak.flops;
+  fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
+  fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
+  fmt::print("{:.2f} of {:.2f} GFLOP/s per rank ({}): {:.2f}%\n", flop / seconds / ranks / 1e9,
+             peak.flops / ranks / 1e9, peak.source, mfu * 100);
+  if (result.counts_waits)
+    fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
+  fmt::print("memory of rank 0 as counted by fsdp, in bytes:\n");
+  std::string by_tag;
+  for (auto const& [name, bytes] : result.memory) {
+    fmt::print("  {:<12} {:>16}\n", name, with_commas(bytes));
+    by_tag += fmt::format("\"{}\":{},", name, bytes);
+  }
+  fmt::print("  {:<12} {:>16}\n", "total", with_commas(result.memory_total));
+  if (auto const& memory = result.device_memory)
+    fmt::print("device memory in use by all processes: {} of {} bytes\n", with_commas(memory->used),
+               with_commas(memory->total));
+  fmt::print("largest PSS (proportional set size) of a rank: {} bytes\n", with_commas(result.largest_pss));
+  fmt::print("loss after {} iterations: {}\n", s.burn_in + s.timed, loss_text(loss));
+  std::fflush(stdout);
+  log.write_or_fail(fmt::format(
+      R"({{"strategy":"{}","device":"{}","dtype":"{}","ranks":{},"time_ms":{:.17g},"tokens_per_s":{:.17g},"mfu":{:.17g},)"
+      R"("peak_flops_per_rank":{:.17g},"exposed_ms":{},"pss_bytes_max":{},"device_bytes":{},"loss":{:.17g},)"
+      R"("mem_bytes":{{{}"total":{}}}}})",
+      result.strategy, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
+      result.counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", result.largest_pss,
+      result.device_memory ? std::to_string(result.device_memory->used) : "null", loss, by_tag, result.memory_total));
+}
+
+}  // namespace transformer

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transformer/training/prepared.hpp"
+
+#include <system_error>
+
+#include "fsdp/error.hpp"
+#include "transformer/run/choices.hpp"
+#include "transformer/training/folder.hpp"
+#include "transformer/training/vocabulary.hpp"
+
+namespace transformer {
+
+void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::filesystem::path const& from) {
+  auto const& meta = ready.dataset->meta;
+  auto const of_data = meta.path.empty() ? gpt2_tokens : meta.vocab_size;
+  bool const other = ready.resumed && !meta.path.empty() &&
+                     of_data != (ready.resumed->data_vocab_size > 0 ? ready.resumed->data_vocab_size : vocab_size);
+  if (of_data > vocab_size || other)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'dataset': '{}' has a vocabulary of {} tokens, but the model in '{}' has a vocabulary of {}",
+        ready.settings.dataset, of_data, from.string(), vocab_size);
+  if (ready.resumed && !ready.vocabulary.empty() && !ready.resumed->vocabulary.empty() &&
+      ready.vocabulary != ready.resumed->vocabulary)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'dataset': '{}' has another vocabulary than the data with which the run in '{}' was trained",
+        ready.settings.dataset, from.string());
+}
+
+void expect_long_files(Prepared const& ready) {
+  for (auto const split : {Split::train, Split::val}) {
+    if (ready.dataset->rows(split) != nullptr) continue;
+    for (auto const& tokens : ready.dataset->split(split).files()) {
+      if (tokens.size() <= ready.settings.block_size)
+        fsdp::fail<fsdp::ConfigError>(
+            "setting 'block_size': {} is too long for '{}': expected a file with {} or more tokens, got {}; use a "
+            "smaller block_size, or check whether the file is truncated",
+            ready.settings.block_size, tokens.path().string(), ready.settings.block_size + 1, tokens.size());
+    }
+  }
+}
+
+void expect_usable(Prepared const& ready) {
+  auto const& settings = ready.settings;
+  std::filesystem::path const folder(settings.out_dir);
+  auto const continues = [&](std::filesystem::path const& checkpoint) {
+    auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
+    std::error_code error;
+    return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
+  };
+  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
+  if (goes_on) return;
+  expect_folder_for_runs(folder);
+  if (settings.overwrite) return expect_replaceable(folder);
+  if (auto const note = note_on_replaced_run(folder); !ready.resumed && !note.empty())
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' has no checkpoint{}", settings.out_dir, note);
+  auto const other = run_in(folder);
+  if (other.empty()) return;
+  if (ready.resumed)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'out_dir': '{}' holds a run already ({}), and '{}' is a checkpoint of another one; choose another "
+        "out_dir",
+        settings.out_dir, other, ready.resumed->checkpoint.string());
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
+      "one; or choose another out_dir",
+      settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
+}
+
+void take_out_dir(Prepared& ready) {
+  if (ready.lock) return;
+  auto const path = std::filesystem::path(ready.settings.out_dir) / ".train.lock";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) expect_usable(ready);  // a folder that is refused gets no lock
+  ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
+      path, "another run is training in the folder: wait for it, or take another out_dir");
+  expect_usable(ready);  // nobody changes it from here on
+}
+
+}  // namespace transformer

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run needs before anything is trained, whatever its model is.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/checkpoint/files.hpp"
+#include "transformer/data/dataset.hpp"
+#include "transformer/math/peak.hpp"
+#include "transformer/run/data_mark.hpp"
+#include "transformer/run/table.hpp"
+#include "transformer/tokenizer/tokenizer.hpp"
+#include "transformer/training/state.hpp"
+
+namespace transformer {
+
+/// What the ranks have agreed on, apart from the model.
+struct Prepared {
+  Settings settings;  ///< the job's, and those of a run that is resumed
+  std::optional<Dataset> dataset;
+  std::optional<RunState> resumed;
+  std::string base;                                  ///< RunState::base
+  std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
+  std::shared_ptr<Tokenizer const> tokenizer;        ///< the data's; null: nobody has opened it
+  RunData data;                                      ///< tells the data's tokens apart from others
+  std::vector<std::string> lines;                    ///< to print when training starts
+  std::shared_ptr<fsdp::checkpoint::FileLock> lock;  ///< rank 0's, of out_dir, while it trains there
+  Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
+};
+
+/// Compares the vocabulary of the data with that of the model that training begins with: the data may have fewer
+/// tokens.
+/// @param vocab_size  the model's
+/// @throws fsdp::ConfigError if they have more, or others than those that a resumed run has been trained on
+void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::filesystem::path const& from);
+
+/// @throws fsdp::ConfigError if a file of the data is shorter than a row
+void expect_long_files(Prepared const& ready);
+
+/// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
+void expect_usable(Prepared const& ready);
+
+/// Holds out_dir for this run. Rank 0.
+/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
+void take_out_dir(Prepared& ready);
+
+}  // namespace transformer
