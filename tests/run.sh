@@ -69,7 +69,7 @@ if ((all)); then
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
     level=-O3
-    if [[ ! -e /dev/nvidiactl ]]; then level=-O0; fi  # without a GPU nothing runs: the host's part need not be optimised
+    if [[ ! -e /dev/nvidiactl ]]; then level=-O1; fi  # without a GPU nothing runs: the host's part need not be optimised
     build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}" "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$level -g1"
     say "preset cuda: test (without a GPU, tests that need one are skipped)"
     run_tests cuda
