@@ -155,7 +155,7 @@ TEST_CASE("recorded: no two accesses to a byte are unordered, for all pairs of w
 TEST_CASE("recorded: without any wait that follows from accesses, some are unordered") {
   std::vector<int> needed(static_cast<std::size_t>(fsdp::WaitSite::count_), 0);
   CHECK(unneeded(fsdp::testing::all_pairs(engine_table::axes), needed) == "");
-  CHECK(unneeded(engine_table::rows_at_random(12, 19), needed) == "");
+  CHECK(unneeded(engine_table::rows_at_random(60, 19), needed) == "");
   // Few engines need a wait for a wire (replicas of shards, whose gradients are rounded), or for a kept slice.
   CHECK(unneeded({{2, 0, 3, 1, 0, 0, 0, 0, 3, 0, 0, 0, 0},
                   {2, 0, 3, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0},
@@ -170,7 +170,7 @@ TEST_CASE("recorded: without any wait that follows from accesses, some are unord
 }
 
 TEST_CASE("recorded: no two accesses to a byte are unordered, in engines at random") {
-  check(engine_table::rows_at_random(30, 4));
+  check(engine_table::rows_at_random(100, 4));
 }
 
 TEST_CASE("recorded: nor in many more", "[.][recorded]") { check(engine_table::rows_at_random(5000, 5)); }
