@@ -9,6 +9,37 @@
 #include "transformer/training/vocabulary.hpp"
 
 namespace transformer {
+namespace {
+
+/// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
+void expect_usable(Prepared const& ready) {
+  auto const& settings = ready.settings;
+  std::filesystem::path const folder(settings.out_dir);
+  auto const continues = [&](std::filesystem::path const& checkpoint) {
+    auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
+    std::error_code error;
+    return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
+  };
+  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
+  if (goes_on) return;
+  expect_folder_for_runs(folder);
+  if (settings.overwrite) return expect_replaceable(folder);
+  if (auto const note = note_on_replaced_run(folder); !ready.resumed && !note.empty())
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' has no checkpoint{}", settings.out_dir, note);
+  auto const other = run_in(folder);
+  if (other.empty()) return;
+  if (ready.resumed)
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'out_dir': '{}' holds a run already ({}), and '{}' is a checkpoint of another one; choose another "
+        "out_dir",
+        settings.out_dir, other, ready.resumed->checkpoint.string());
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
+      "one; or choose another out_dir",
+      settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
+}
+
+}  // namespace
 
 void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::filesystem::path const& from) {
   auto const& meta = ready.dataset->meta;
@@ -37,33 +68,6 @@ void expect_long_files(Prepared const& ready) {
             ready.settings.block_size, tokens.path().string(), ready.settings.block_size + 1, tokens.size());
     }
   }
-}
-
-void expect_usable(Prepared const& ready) {
-  auto const& settings = ready.settings;
-  std::filesystem::path const folder(settings.out_dir);
-  auto const continues = [&](std::filesystem::path const& checkpoint) {
-    auto const path = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
-    std::error_code error;
-    return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
-  };
-  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
-  if (goes_on) return;
-  expect_folder_for_runs(folder);
-  if (settings.overwrite) return expect_replaceable(folder);
-  if (auto const note = note_on_replaced_run(folder); !ready.resumed && !note.empty())
-    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': '{}' has no checkpoint{}", settings.out_dir, note);
-  auto const other = run_in(folder);
-  if (other.empty()) return;
-  if (ready.resumed)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'out_dir': '{}' holds a run already ({}), and '{}' is a checkpoint of another one; choose another "
-        "out_dir",
-        settings.out_dir, other, ready.resumed->checkpoint.string());
-  fsdp::fail<fsdp::ConfigError>(
-      "setting 'out_dir': '{}' holds a run already ({}): {}--overwrite starts a new run there, which replaces the old "
-      "one; or choose another out_dir",
-      settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
 }
 
 void take_out_dir(Prepared& ready) {

@@ -42,11 +42,9 @@ void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::file
 /// @throws fsdp::ConfigError if a file of the data is shorter than a row
 void expect_long_files(Prepared const& ready);
 
-/// @throws fsdp::ConfigError if out_dir holds another run, which this one would destroy, or files of something else
-void expect_usable(Prepared const& ready);
-
 /// Holds out_dir for this run. Rank 0.
-/// @throws fsdp::ResourceError if another run is training there; fsdp::ConfigError as expect_usable()
+/// @throws fsdp::ResourceError if another run is training there
+/// @throws fsdp::ConfigError if it holds another run, which this one would destroy, or files of something else
 void take_out_dir(Prepared& ready);
 
 }  // namespace transformer

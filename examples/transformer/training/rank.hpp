@@ -61,7 +61,7 @@ Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T:
 /// [Note: What a program is]
 /// A program gives the rooms a class Program of static members; nanogpt::Program is the first. It has
 ///   Config                        shape of a model: vocab_size, layer_parameters()
-///   Opened                        a model whose weights have been found: config(), path()
+///   Opened                        a model whose weights have been found: config, path()
 ///   Model<Engine>                 the model on an engine: see Trainer and continue_text for what they call
 ///   config(settings, vocab_size, model)   the model to train; `model`: that of a run or of weights, if there is one
 ///   config(run)                   the model of a run
