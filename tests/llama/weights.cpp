@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/safetensors.hpp"
+#include "fsdp/checkpoint/safetensors_file.hpp"
 #include "fsdp/tensor.hpp"
 #include "llama/config_json.hpp"
 #include "llama/weights.hpp"
@@ -135,6 +136,11 @@ TEST_CASE("every element of a folder is read, in one file or several, of every t
         auto const model = llama::open_folder(folder.path);
         CHECK(model.config == tiny(tied));
         for (std::int64_t const parts : {1, 3}) check_all(model, parts, dtype);
+        for (auto const& file : fs::directory_iterator(folder.path)) {
+          if (file.path().extension() != ".safetensors") continue;
+          fsdp::checkpoint::SafetensorsFile const stored(file.path());
+          for (auto const& entry : stored.entries()) CHECK(entry.dtype == dtype);
+        }
       }
     }
   }

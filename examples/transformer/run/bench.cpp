@@ -4,7 +4,12 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <string>
+
+#include "fsdp/memory.hpp"
 
 namespace transformer {
 
@@ -13,8 +18,8 @@ void print_bench(BenchResult const& result, Job const& job, JsonLog& log) {
   auto const& [seconds, exposed, loss] = result.steps;
   auto const& peak = result.peak;
   int const ranks = result.ranks;
-  double const tokens = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size);
-  double const flop = result.flop;
+  auto const tokens = static_cast<double>(s.tokens_per_step());
+  double const flop = tokens * result.flop_per_token;
   double const mfu = flop / seconds / peak.flops;
   fmt::print("time per iteration: {:.4f}ms, MFU: {:.2f}%\n", seconds * 1e3, mfu * 100);
   fmt::print("tokens/s: {}\n", with_commas(std::llround(tokens / seconds)));
@@ -24,11 +29,15 @@ void print_bench(BenchResult const& result, Job const& job, JsonLog& log) {
     fmt::print("exposed communication: {:.4f}ms an iteration, {:.2f}%\n", exposed * 1e3, exposed / seconds * 100);
   fmt::print("memory of rank 0 as counted by fsdp, in bytes:\n");
   std::string by_tag;
-  for (auto const& [name, bytes] : result.memory) {
+  std::int64_t total = 0;
+  for (std::size_t tag = 0; tag < result.memory.reserved.size(); ++tag) {
+    auto const name = fsdp::memory_tag_names[tag];
+    auto const bytes = result.memory.reserved[tag];
+    total += bytes;
     fmt::print("  {:<12} {:>16}\n", name, with_commas(bytes));
     by_tag += fmt::format("\"{}\":{},", name, bytes);
   }
-  fmt::print("  {:<12} {:>16}\n", "total", with_commas(result.memory_total));
+  fmt::print("  {:<12} {:>16}\n", "total", with_commas(total));
   if (auto const& memory = result.device_memory)
     fmt::print("device memory in use by all processes: {} of {} bytes\n", with_commas(memory->used),
                with_commas(memory->total));
@@ -41,7 +50,7 @@ void print_bench(BenchResult const& result, Job const& job, JsonLog& log) {
       R"("mem_bytes":{{{}"total":{}}}}})",
       result.strategy, job.device, job.dtype, ranks, seconds * 1e3, tokens / seconds, mfu, peak.flops / ranks,
       result.counts_waits ? fmt::format("{:.17g}", exposed * 1e3) : "null", result.largest_pss,
-      result.device_memory ? std::to_string(result.device_memory->used) : "null", loss, by_tag, result.memory_total));
+      result.device_memory ? std::to_string(result.device_memory->used) : "null", loss, by_tag, total));
 }
 
 }  // namespace transformer

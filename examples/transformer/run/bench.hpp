@@ -11,11 +11,10 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "fsdp/memory.hpp"
 #include "transformer/launch/job.hpp"
 #include "transformer/math/peak.hpp"
+#include "transformer/report/log_lines.hpp"
 #include "transformer/report/metrics.hpp"
 
 namespace transformer {
@@ -60,12 +59,11 @@ struct BenchResult {
   std::string_view strategy;
   TimedSteps steps;
   bool counts_waits = false;  ///< steps.exposed is known
-  double flop = 0;            ///< of a step, all ranks together
-  Peak peak;                  ///< of all ranks together
-  /// Bytes of rank 0. Everything is allocated by the end of the first step: what is in use at the end is the peak.
-  std::vector<std::pair<std::string_view, std::int64_t>> memory;
-  std::int64_t memory_total = 0;
+  double flop_per_token = 0;
+  Peak peak;          ///< of all ranks together
+  RankMemory memory;  ///< of rank 0
   std::int64_t largest_pss = 0;
+  /// Everything is allocated by the end of the first step: what is in use at the end is the peak.
   struct DeviceMemory {
     std::int64_t used = 0, total = 0;  ///< bytes, of all processes
   };
@@ -91,12 +89,8 @@ void bench(T& trainer, Job const& job, Peak peak, int ranks, JsonLog& log) {
     raise(peak, engine.world(), highest_host_rate<typename T::Element>(engine.world().device()));
   if (engine.rank() != 0) return;
   result.peak = std::move(peak);
-  result.flop = static_cast<double>(s.gradient_accumulation_steps * s.batch_size * s.block_size) *
-                T::Program::flop_per_token(trainer.config(), s);
-  for (std::size_t tag = 0; tag < static_cast<std::size_t>(fsdp::MemoryTag::count_); ++tag)
-    result.memory.emplace_back(fsdp::memory_tag_names[tag],
-                               engine.account().reserved(static_cast<fsdp::MemoryTag>(tag)));
-  result.memory_total = engine.account().reserved_total();
+  result.flop_per_token = T::Program::flop_per_token(trainer.config(), s);
+  result.memory = rank_memory(engine.account());
   if constexpr (requires { engine.device().memory(); }) {
     auto const memory = engine.device().memory();
     result.device_memory = {static_cast<std::int64_t>(memory.total - memory.free),

@@ -83,8 +83,7 @@ int run_pieces(T& trainer, Job const& job, int ranks) {
   auto const blas = job.device == "cpu" ? fmt::format("\"{}\"", blas_info().core) : std::string("null");
   say(fmt::format(
       R"({{"kind":"ready","ranks":{},"parameters":{},"tokens_per_step":{},"strategy":"{}","dtype":"{}","threads":{},"blas_core":{}}})",
-      ranks, parameters, s.gradient_accumulation_steps * s.batch_size * s.block_size, engine.strategy().name, job.dtype,
-      job.threads, blas));
+      ranks, parameters, s.tokens_per_step(), engine.strategy().name, job.dtype, job.threads, blas));
   while (true) {
     auto const line = speaks ? wait_for_line() : std::nullopt;
     auto const order = engine.world().exchange(line ? "piece " + *line : "end", "the next piece").front();

@@ -125,6 +125,8 @@ struct Settings {
   std::vector<std::string> given;   ///< settings that a config file or the command line has set
   std::vector<std::string> of_run;  ///< settings that were not given and come from the run that is resumed
   std::vector<std::string> chosen;  ///< settings that the program has chosen for these ranks, because nothing set them
+  /// Of all ranks together.
+  std::int64_t tokens_per_step() const { return gradient_accumulation_steps * batch_size * block_size; }
   bool was_given(std::string_view name) const { return contains(given, name); }
   bool is_of_run(std::string_view name) const { return contains(of_run, name); }
   bool was_chosen(std::string_view name) const { return contains(chosen, name); }

@@ -36,8 +36,7 @@ void print_too_large(Settings const& settings, std::vector<std::string> const& f
 
 void print_variant(Settings const& settings, VariantResult const& result, JsonLog& log) {
   auto const [seconds, bytes, largest_pss] = result;
-  auto const tokens =
-      static_cast<double>(settings.gradient_accumulation_steps * settings.batch_size * settings.block_size);
+  auto const tokens = static_cast<double>(settings.tokens_per_step());
   fmt::print("{:>10}  {:>22}  {:>10.4f}  {:>10}  {:>14.3f}  {:>14.3f}\n", settings.batch_size, settings.*recomputation,
              seconds, with_commas(std::llround(tokens / seconds)), gigabytes(bytes), gigabytes(largest_pss));
   std::fflush(stdout);

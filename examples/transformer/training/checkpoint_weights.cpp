@@ -45,15 +45,10 @@ CheckpointWeights::CheckpointWeights(std::filesystem::path const& folder, std::v
 CheckpointWeights::~CheckpointWeights() = default;
 
 void CheckpointWeights::read(std::string_view name, std::int64_t first, std::span<float> out) const {
-  if (!reader_->has(ckpt::parameters_array, name)) {
+  if (reader_->has(ckpt::parameters_array, name))
+    with_others(path(), [&] { reader_->read(ckpt::parameters_array, name, first, out); });
+  else
     base_->read(name, first, out);
-  } else {
-    try {
-      reader_->read(ckpt::parameters_array, name, first, out);
-    } catch (fsdp::ConfigError const& error) {
-      fail_with_others(path(), error.what());
-    }
-  }
   adapters_.add_to(name, first, out);
 }
 

@@ -19,8 +19,7 @@ void introduce(Introduction const& about, Job const& job, Prepared const& ready)
   for (auto const& name : s.given) fmt::print("overriding: {} = {}\n", name, find_setting(name)->text_of(s));
   for (auto const& line : ready.lines) fmt::print("{}\n", line);
   for (auto const& note : notes_on(s, ranks, job.shares_gpus)) fmt::print("{}\n", note);
-  fmt::print("tokens per iteration will be: {}\n",
-             with_commas(s.gradient_accumulation_steps * s.batch_size * s.block_size));
+  fmt::print("tokens per iteration will be: {}\n", with_commas(s.tokens_per_step()));
   fmt::print("{}, strategy {}, device {}, dtype {}", job.world_kind, about.strategy, job.device, job.dtype);
   if (ranks > 1) fmt::print(", gradients summed in {}", summed_in(s));
   fmt::print("\n");

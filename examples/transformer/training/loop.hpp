@@ -54,8 +54,7 @@ class TrainingLoop {
         ready_(ready),
         dtype_(job.dtype),
         first_rank_(trainer.engine().rank() == 0),
-        tokens_(
-            static_cast<double>(settings_.gradient_accumulation_steps * settings_.batch_size * settings_.block_size)),
+        tokens_(static_cast<double>(settings_.tokens_per_step())),
         peak_(ready.peak),
         meter_(tokens_ * T::Program::flop_per_token(ready.config, settings_), peak_.flops),
         progress_(first_rank_, settings_.max_iters),

@@ -8,14 +8,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "fsdp/checkpoint/files.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/batch_source.hpp"
@@ -28,7 +26,6 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/run/data_mark.hpp"
 #include "transformer/run/table.hpp"
-#include "transformer/tokenizer/tokenizer.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/prepared.hpp"
 #include "transformer/training/settings_of_run.hpp"

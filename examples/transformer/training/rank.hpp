@@ -71,10 +71,10 @@ Introduction introduction_of(T& trainer, Job const& job, Preparation<typename T:
 ///   adopt(settings[, run or opened])      takes the model's shape into the settings
 ///   leaves_frozen_weights(settings)   checkpoints do not have the parameters of frozen tensors
 ///   open_base(settings, run)          the weights that a run's frozen tensors have, if its checkpoints do not
-///   expect_data(prepared)             opens the data's tokenizer where it needs it; throws if they do not fit the
-///   model tokenizer(opened, settings), sample_request(settings, ranks)          of that model described(config,
-///   opened), counted_parameters(config), flop_per_token(config, settings)   for texts load_weights(engine, opened),
-///   save_model(...), saved_name(settings), save_tokenizer(...)  files
+///   expect_data(prepared)             throws if the data do not fit the model; may open their tokenizer
+///   tokenizer(opened, settings), sample_request(settings, ranks)          of that model
+///   described(config, opened), counted_parameters(config), flop_per_token(config, settings)   for texts
+///   load_weights(engine, opened), save_model(...), saved_name(settings), save_tokenizer(...)  files
 /// and defines all_settings(), set_defaults(), shipped_configs(), program_text(), checked_model(), is_own_config() and
 /// planned_bytes().
 
