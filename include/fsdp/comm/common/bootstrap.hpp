@@ -4,16 +4,21 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <random>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/door.hpp"
 #include "fsdp/comm/common/environment.hpp"
+#include "fsdp/comm/common/secret.hpp"
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/comm/common/text.hpp"
 #include "fsdp/error.hpp"
@@ -22,18 +27,26 @@ namespace fsdp::bootstrap {
 
 /// A group of processes that exchange texts: every rank holds one connection to the group's rank 0.
 ///
-/// Each group uses one file descriptor per rank on its rank 0 (`ulimit -n`). The network is trusted: connections are
-/// neither encrypted nor authenticated, and are only checked to belong to this group.
+/// Each group uses one file descriptor per rank on its rank 0 (`ulimit -n`). With a secret (see Secret::read) ranks
+/// prove who they are when they connect, see [Note: The door]; what they say then is neither encrypted nor signed.
 class TcpGroup {
  public:
   /// Rank 0 listens on `place.port`; the others connect to it, and try again until the timeout.
   /// @throws PeerError if a rank does not arrive; ConfigError if ranks disagree about the group or the port is taken
   /// @note Collective: yes.
-  explicit TcpGroup(Environment const& place, std::chrono::milliseconds timeout = default_timeout())
-      : rank_(place.rank), size_(place.size), timeout_(timeout) {
+  explicit TcpGroup(Environment const& place, std::chrono::milliseconds timeout = default_timeout(),
+                    Secret secret = Secret::read())
+      : TcpGroup(place.rank, place.size, timeout, std::move(secret)) {
     if (size_ == 1) return;
     Door const door{place.address, place.port, formatted(" (MASTER_ADDR, {})", place.port_name)};
     if (rank_ == 0) {
+      if (!secret_.is_known() && !is_loopback(door.host))
+        std::fputs(
+            formatted("fsdp: rank 0 of {} listens on port {} without a secret: whoever reaches it can be a rank; "
+                      "set FSDP_SECRET_FILE on all ranks\n",
+                      size_, door.port)
+                .c_str(),
+            stderr);
       gather_peers(listen_at(door), door, 0);
     } else {
       join(door, 0);
@@ -77,11 +90,11 @@ class TcpGroup {
     std::vector<std::pair<int, int>> members;  // key, rank
     for (int rank = 0; rank < size_; ++rank) {
       auto const wish = words(wishes[static_cast<std::size_t>(rank)]);
-      if (std::stoi(wish[0]) == color) members.emplace_back(std::stoi(wish[1]), rank);
+      if (number<int>(wish[0], rank) == color) members.emplace_back(number<int>(wish[1], rank), rank);
     }
     std::sort(members.begin(), members.end());
     auto const me = std::find(members.begin(), members.end(), std::pair(key, rank_));
-    TcpGroup group(static_cast<int>(me - members.begin()), static_cast<int>(members.size()), timeout_);
+    TcpGroup group(static_cast<int>(me - members.begin()), static_cast<int>(members.size()), timeout_, secret_);
     bool const hosts = group.size_ > 1 && group.rank_ == 0;
     // Who reaches rank 0 by the loopback is on rank 0's machine, and others reach it where they reach rank 0.
     std::string const host = is_loopback(own_host) ? words(wishes[0])[2] : own_host;
@@ -92,8 +105,9 @@ class TcpGroup {
     if (hosts) {
       group.gather_peers(listener, {host, listener.local_port(), ""}, token);
     } else {
-      auto const door = words(doors[static_cast<std::size_t>(members.front().second)]);
-      group.join({door[2], std::stoi(door[0]), ""}, std::stoull(door[1]));
+      int const first = members.front().second;
+      auto const door = words(doors[static_cast<std::size_t>(first)]);
+      group.join({door[2], number<int>(door[0], first), ""}, number<std::uint64_t>(door[1], first));
     }
     return group;
   }
@@ -105,16 +119,6 @@ class TcpGroup {
     int port;
     std::string variables;  ///< that say so, for messages
   };
-  /// First message of a rank, and the answer of rank 0.
-  struct Hello {
-    char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '2'};
-    std::uint64_t token = 0;
-    std::int32_t rank = 0;
-    std::int32_t size = 0;
-    bool same_kind(Hello const& other) const {
-      return std::equal(magic, magic + sizeof(magic), other.magic) && token == other.token;
-    }
-  };
   struct Header {
     std::uint64_t sequence = 0;
     std::uint64_t bytes = 0;
@@ -125,7 +129,19 @@ class TcpGroup {
   static constexpr std::uint64_t failure = ~std::uint64_t{0};
   static constexpr std::uint64_t disagreement = failure - 1;
 
-  TcpGroup(int rank, int size, std::chrono::milliseconds timeout) : rank_(rank), size_(size), timeout_(timeout) {}
+  TcpGroup(int rank, int size, std::chrono::milliseconds timeout, Secret secret)
+      : rank_(rank), size_(size), timeout_(timeout), secret_(std::move(secret)) {}
+
+  /// @param rank  who has sent it
+  template <class T>
+  static T number(std::string const& text, int rank) {
+    T value{};
+    auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc{} || end != text.data() + text.size())
+      fail<PeerError>("rank {} sent '{}', expected a whole number: do all ranks run the same version of this program?",
+                      rank, text);
+    return value;
+  }
 
   /// Three words separated by single spaces.
   static std::array<std::string, 3> words(std::string const& text) {
@@ -148,14 +164,6 @@ class TcpGroup {
   static std::string rank_name(int rank) { return formatted("rank {}", rank); }
   Socket& peer(int rank) { return peers_[static_cast<std::size_t>(rank - 1)]; }
 
-  Hello hello(std::uint64_t token) const {
-    Hello mine;
-    mine.token = token;
-    mine.rank = rank_;
-    mine.size = size_;
-    return mine;
-  }
-
   Socket listen_at(Door const& door) const {
     try {
       return listen_on(door.host, door.port);
@@ -168,76 +176,41 @@ class TcpGroup {
   /// Rank 0: waits for every other rank, then tells all of them that the group stands, or why it does not.
   void gather_peers(Socket const& listener, Door const& door, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
-    peers_.resize(static_cast<std::size_t>(size_ - 1));
-    std::string verdict;
-    for (int arrived = 1; arrived < size_ && verdict.empty();) {
-      Socket socket = accept_from(listener, deadline);
-      if (!socket) {
-        std::string missing;
-        for (int rank = 1; rank < size_; ++rank)
-          if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
-        auto const text =
-            formatted("rank 0 of {}: these ranks did not connect within {} s: {}; expected them at {} port {}{}", size_,
-                      std::chrono::duration<double>(timeout_).count(), missing, door.host, door.port, door.variables);
-        tell_failure(failure, text);
-        fail<PeerError>("{}", text);
-      }
-      Hello const mine = hello(token);
-      Hello theirs;
+    if (auto const needed = static_cast<std::size_t>(size_) + 64, limit = detail::open_files_limit(); limit < needed)
+      fail<ConfigError>(
+          "rank 0 of {} holds a connection to every rank: expected a limit of at least {} open files (ulimit -n), got "
+          "{}",
+          size_, needed, limit);
+    Doorkeeper keeper(listener, token, size_, secret_);
+    bool const complete = keeper.gather(deadline);
+    for (int rank = 1; rank < size_; ++rank) peers_.push_back(keeper.take(rank));
+    if (!complete && keeper.verdict().empty()) {
+      std::string missing;
+      for (int rank = 1; rank < size_; ++rank)
+        if (!peer(rank)) missing += formatted("{}{}", missing.empty() ? "" : ", ", rank);
+      auto const text =
+          formatted("rank 0 of {}: these ranks did not connect within {} s: {}; expected them at {} port {}{}{}", size_,
+                    std::chrono::duration<double>(timeout_).count(), missing, door.host, door.port, door.variables,
+                    keeper.strangers());
+      tell_failure(failure, text);
+      fail<PeerError>("{}", text);
+    }
+    if (auto const odd = keeper.take_odd()) {
       try {
-        socket.receive(&theirs, sizeof(theirs), std::min(deadline, Clock::now() + std::chrono::seconds(5)),
-                       "a stranger");
-        if (!theirs.same_kind(mine)) continue;
-        socket.send(&mine, sizeof(mine), deadline, "a peer");
-      } catch (PeerError const&) {
-        continue;  // not one of ours, or gone again
-      }
-      if (theirs.size != size_ || theirs.rank < 1 || theirs.rank >= size_) {
-        verdict = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_, theirs.rank,
-                            theirs.size);
-      } else if (peer(theirs.rank)) {
-        verdict = formatted("two processes say that they are rank {} of {}, at {} and at {}: expected every RANK once",
-                            theirs.rank, size_, peer(theirs.rank).remote_address(), socket.remote_address());
-      } else {
-        peer(theirs.rank) = std::move(socket);
-        ++arrived;
-        continue;
-      }
-      try {
-        tell(socket, 0, verdict, deadline, "a peer");
+        tell(odd, 0, keeper.verdict(), deadline, "a peer");
       } catch (PeerError const&) {  // it has gone; the verdict stands
       }
     }
     for (int rank = 1; rank < size_; ++rank)
-      if (peer(rank)) tell(peer(rank), 0, verdict, deadline, rank_name(rank));
-    if (!verdict.empty()) fail<ConfigError>("rank 0 of {}: {}", size_, verdict);
-  }
-
-  /// Connects to rank 0, which says at once who it is: what accepts and stays silent is somebody else.
-  /// @throws PeerError at the deadline, or if somebody else answers
-  Socket reach_first(Door const& door, std::uint64_t token, Clock::time_point deadline) const {
-    auto const since = Clock::now();
-    auto const who = formatted("{} port {}", door.host, door.port);
-    try {
-      Socket socket = connect_to(door.host, door.port, deadline);
-      Hello const mine = hello(token);
-      Hello theirs;
-      socket.send(&mine, sizeof(mine), deadline, who);
-      socket.receive(&theirs, sizeof(theirs), deadline, who);
-      if (!theirs.same_kind(mine) || theirs.rank != 0)
-        fail<PeerError>("the process at {} does not belong to this run", who);
-      return socket;
-    } catch (PeerError const& error) {
-      fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has connected once; waited {:.1f} s",
-                      error.what(), door.variables, std::chrono::duration<double>(Clock::now() - since).count());
-    }
+      if (peer(rank)) tell(peer(rank), 0, keeper.verdict(), deadline, rank_name(rank));
+    if (!keeper.verdict().empty()) fail<ConfigError>("rank 0 of {}: {}", size_, keeper.verdict());
   }
 
   void join(Door const& door, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
     std::string verdict;
     try {
-      peers_.push_back(reach_first(door, token, deadline));
+      peers_.push_back(knock(door.host, door.port, door.variables, token, {rank_, size_}, secret_, deadline));
       // Rank 0 says when everyone has come, or who has not at its own deadline; it may have begun later.
       verdict = hear(peers_.front(), 0, deadline + timeout_, "rank 0");
     } catch (PeerError const& error) {
@@ -312,8 +285,7 @@ class TcpGroup {
     if ((header.sequence != sequence && header.sequence < disagreement) || header.bytes > most_bytes)
       fail<PeerError>("{} is at exchange {}, expected {}: all ranks must make the same calls in the same order", who,
                       header.sequence, sequence);
-    std::string text(header.bytes, '\0');
-    socket.receive(text.data(), text.size(), deadline, who);
+    auto text = socket.receive_text(header.bytes, deadline, who);
     if (header.sequence == failure) fail<PeerError>("{}", text);
     if (header.sequence == disagreement) fail<OrderError>("{}", text);
     if (what != nullptr && !(header.what == *what))
@@ -325,6 +297,7 @@ class TcpGroup {
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
+  Secret secret_;
   std::vector<Socket> peers_;  // rank 0: of rank i + 1; others: of rank 0
   std::uint64_t sequence_ = 0;
 };

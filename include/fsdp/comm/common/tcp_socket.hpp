@@ -147,6 +147,25 @@ class Socket {
     }
   }
 
+  /// Whether the other side has closed the connection, or it is lost, and nothing is left to receive.
+  bool is_closed() const {
+    char next{};
+    auto const peeked = ::recv(descriptor_, &next, 1, MSG_PEEK | MSG_DONTWAIT);
+    return peeked == 0 || (peeked < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  }
+  /// Receives a text of so many bytes. Memory grows with what arrives.
+  std::string receive_text(std::uint64_t bytes, Clock::time_point deadline, std::string_view peer) const {
+    constexpr std::uint64_t most_at_once = std::uint64_t{1} << 20;
+    std::string text;
+    while (text.size() < bytes) {
+      auto const before = text.size();
+      text.resize(before + static_cast<std::size_t>(
+                               std::min(bytes - before, std::max(most_at_once, std::uint64_t{before} / 2))));
+      receive(text.data() + before, text.size() - before, deadline, peer);
+    }
+    return text;
+  }
+
   /// The numeric address of this end, as peers in the same network reach it.
   std::string local_address() const {
     auto text = address_by(::getsockname);
