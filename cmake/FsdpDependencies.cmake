@@ -60,6 +60,14 @@ if(FSDP_NCCL STREQUAL ON AND NOT FSDP_HAVE_NCCL)
   message(FATAL_ERROR "FSDP_NCCL is ON, but NCCL 2.19 or newer was not found, or CUDA is off (set NCCL_ROOT)")
 endif()
 
+# Ranks over NCCL meet over TCP, and prove a secret to each other.
+if(FSDP_HAVE_NCCL)
+  find_package(OpenSSL QUIET GLOBAL)
+  if(NOT TARGET OpenSSL::Crypto)
+    fsdp_missing(fsdp::nccl "OpenSSL's libcrypto" libssl-dev)
+  endif()
+endif()
+
 if(NOT FSDP_LIBTORCH STREQUAL OFF)
   find_package(LibTorch 1.13 QUIET GLOBAL)
   set(FSDP_HAVE_LIBTORCH ${LibTorch_FOUND})

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bootstrap of ranks over TCP: ranks are threads here, connected through the loopback.
+// links: OpenSSL::Crypto
 #include <fmt/format.h>
 #include <unistd.h>
 

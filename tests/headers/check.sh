@@ -19,6 +19,8 @@ IFS=: read -ra folders <<<"${FSDP_LIBTORCH_INCLUDES:-}"
 for folder in "${folders[@]}"; do torch+=(-isystem "$folder"); done
 
 needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$1"; }
+needs_openssl() { grep -qE '#include (<openssl/|"fsdp/comm/common/(secret|door|bootstrap))' "$include/$1"; }
+has_openssl() { "$compiler" -E -x c++ - <<<"#include <openssl/hmac.h>" >/dev/null 2>&1; }
 needs_torch() { [[ $1 == fsdp/libtorch* ]]; }
 
 # How this compiler sees a header: `alone`, `together` with others, or (nothing) not at all.
@@ -35,6 +37,7 @@ group() {
       if [[ $kind == nvcc ]]; then echo alone; fi
       return ;;
   esac
+  if needs_openssl "$header" && ! has_openssl; then return 0; fi
   if needs_mpi "$header"; then
     [[ $FSDP_HAVE_MPI == ON && $kind != nvcc ]] || return 0
   fi

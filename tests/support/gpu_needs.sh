@@ -16,6 +16,7 @@ libcli11-dev|has CLI/CLI.hpp|nanogpt, and the benchmarks step, kernels and atten
 nlohmann-json3-dev|has nlohmann/json.hpp|nanogpt, and the benchmarks step, kernels and attention
 libxxhash-dev|has xxhash.h|nanogpt
 libnccl-dev|nccl|tests *_nccl (NVIDIA's; 2.19 or newer, or NCCL_ROOT says where)
+libssl-dev|has openssl/hmac.h|tests *_nccl, and every test program together
 openmpi-bin|runs mpirun|nanogpt under mpirun
 libopenmpi-dev|runs mpicxx|nanogpt under mpirun
 cuda-sanitizer|runs compute-sanitizer|memcheck, racecheck, synccheck (NVIDIA's; part of cuda-toolkit)
