@@ -204,7 +204,10 @@ TEST_CASE("two hundred strangers, before, between and after the ranks, neither e
   for (int rank = 1; rank < ranks; ++rank) {
     auto& relay = *relays.emplace_back(std::make_unique<Relay>(port));
     group.start(rank, body(rank, relay.port()));
-    relay.wait_for_answer(answers);  // it is in
+    relay.wait_for_answer(answers);  // it is in, and who came before it has been accepted
+    std::size_t waiting = 0;
+    for (auto const& stranger : visits.back()) waiting += !stranger.socket.is_closed();
+    CHECK(waiting <= 4 * ranks + 64);
     if (rank + 1 < ranks) visits.push_back(strangers(port, 200, relay.hello()));
   }
   group.join();
@@ -213,6 +216,47 @@ TEST_CASE("two hundred strangers, before, between and after the ranks, neither e
   for (auto const& visit : visits)
     for (auto const& stranger : visit) heard += stranger.heard(true);
   CHECK(heard == 0);
+  CHECK(peak_memory() - memory <= (16 << 20));
+}
+
+TEST_CASE("a hello that another run has said is answered, and takes no rank's place", "[tcp]") {
+  int const port = free_port();
+  Ranks group;
+  group.start(0, [&] { TcpGroup(place(0, port), patience, ours); });
+  Stranger const replay{connect_to("127.0.0.1", port, soon())};
+  auto const hello = hello_of({1, ranks}, ours);
+  replay.socket.send(hello.data(), hello.size(), soon(), "rank 0");
+  fsdp::bootstrap::detail::Challenge challenge;
+  replay.socket.receive(&challenge, sizeof(challenge), soon(), "rank 0");
+  fsdp::bootstrap::detail::Proof proof;
+  proof.signature.fill(1);
+  replay.socket.send(&proof, sizeof(proof), soon(), "rank 0");
+  CHECK(replay.heard(true) == 0);
+  for (int rank = 1; rank < ranks; ++rank)
+    group.start(rank, [&, rank] { TcpGroup(place(rank, port), patience, ours); });
+  group.join();
+  for (int rank = 0; rank < ranks; ++rank) CHECK(group.thrown(rank) == "");
+}
+
+TEST_CASE("memory grows with what a rank sends, not with what it announces", "[tcp]") {
+  auto const memory = peak_memory();
+  int const port = free_port();
+  Ranks group;
+  group.start(0, [&] { TcpGroup(place(0, port, 2), patience, ours).exchange("", "texts"); });
+  group.start(1, [&] {
+    Socket const first = knock("127.0.0.1", port, "", 0, {1, 2}, ours, soon());
+    struct {
+      std::uint64_t sequence = 0, bytes = 0;
+      fsdp::comm::Text what;
+    } header;
+    first.receive(&header, sizeof(header), soon(), "rank 0");  // the group stands
+    header = {1, std::uint64_t{1} << 32, fsdp::comm::Text("texts")};
+    first.send(&header, sizeof(header), soon(), "rank 0");
+    first.send("a beginning", 11, soon(), "rank 0");
+  });
+  group.join();
+  CHECK(group.thrown(0).find("rank 1 closed the connection") != std::string::npos);
+  CHECK(group.thrown(1) == "");
   CHECK(peak_memory() - memory <= (16 << 20));
 }
 
@@ -231,7 +275,15 @@ TEST_CASE("a false rank 0 is left, and the true one found in its place", "[tcp]"
     if (caller == 0)
       false_first.send("HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n12345678", 72, soon(),
                        "a rank");
-    if (caller == 1) false_first.send(&challenge, sizeof(challenge), soon(), "a rank");
+    if (caller == 1) {  // what the true one would send, but for the secret
+      struct {
+        fsdp::bootstrap::detail::Challenge challenge;
+        char welcome = fsdp::bootstrap::detail::welcome, verdict[80] = {};
+      } const said{challenge};
+      false_first.send(&said, sizeof(challenge) + 81, soon(), "a rank");
+      char byte{};
+      CHECK_THROWS_AS(false_first.receive(&byte, 1, soon(), "a rank"), fsdp::PeerError);  // no proof
+    }
   }
   listener.reset();
   group.start(0, [&] { TcpGroup(place(0, port), patience, ours); });
