@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes what nanogpt and checkpoints read, by libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer: the targets in
-# tests/fuzz/targets. What a target finds is kept, and its path is printed.
+# Fuzzes the readers of nanogpt, of checkpoints and of the bootstrap over TCP, by libFuzzer under AddressSanitizer and
+# UndefinedBehaviorSanitizer: the targets in
+# tests/fuzz/targets. An input that fails is kept, and its path is printed.
 # skip-sanitizers
 # timeout: 900
 #
@@ -58,6 +59,12 @@ else # two of them have one name
   done
 fi
 all=(token_files byte_pair_files tokenizer_files tokenize checkpoint_files config_files gpt2_files)
+crypto=()
+if echo '#include <openssl/hmac.h>' | "$clang" -x c++ -fsyntax-only - 2>/dev/null; then
+  all=(door "${all[@]}") crypto=(-lcrypto)
+else
+  echo "note: the bootstrap is left out: there are no headers of OpenSSL (libssl-dev)"
+fi
 for target in "${all[@]}"; do
   printf '#define LLVMFuzzerTestOneInput fuzz_%s\n#include "tests/fuzz/targets/%s.cpp"\n#undef LLVMFuzzerTestOneInput\n' "$target" "$target"
 done >targets.cpp
@@ -72,7 +79,7 @@ sed -i '/gpt2_files/,$d' targets.cpp
 } >>targets.cpp
 compile targets
 compile gpt2_files
-"$clang" "${flags[@]}" -fsanitize=fuzzer targets.o gpt2_files.o inputs.a ${link:+"$link"} -o fuzz
+"$clang" "${flags[@]}" -fsanitize=fuzzer targets.o gpt2_files.o inputs.a ${link:+"$link"} "${crypto[@]}" -o fuzz
 targets=("${@:3}")
 if ((${#targets[@]} == 0)); then targets=("${all[@]}"); fi
 for target in "${targets[@]}"; do

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace transformer {
@@ -26,8 +27,8 @@ void agree(C& world, Check&& check) {
     problem = error.what();
     if (problem.empty()) problem = "an exception without a message";
   }
-  for (auto const& text : world.exchange(problem, "problems"))
-    if (!text.empty()) throw AgreedError(text);
+  auto const text = fsdp::comm::consult(world, problem, "problems", fsdp::comm::first_text);
+  if (!text.empty()) throw AgreedError(text);
 }
 
 }  // namespace transformer

@@ -2,23 +2,35 @@
 // Steps that all ranks take, or none: what one rank cannot do, every rank reports.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::checkpoint {
 
-/// Runs `act()` on this rank, which returns a text for all ranks. If it throws on any rank, every rank throws the same
+/// Answers with the error of the lowest rank that has one ("R" or "C", and a text), else with rank 0's text.
+inline std::string error_or_first(std::vector<std::string> const& texts) {
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank][0] == '=') continue;
+    auto const where = texts.size() == 1 ? std::string() : formatted("rank {}: ", rank);
+    return texts[rank].substr(0, 1) + where + texts[rank].substr(1);
+  }
+  return texts[0];
+}
+
+/// Runs `act()` on this rank, which returns a text. If it throws on any rank, every rank throws the same
 /// error: that of the lowest rank, a ResourceError where that was one, else a ConfigError.
 /// @param what  it is, in a word or two, the same on every rank
-/// @return all ranks' texts
+/// @return rank 0's text
 /// @note Collective: yes; blocks the calling thread.
 template <class C, class Act>
-std::vector<std::string> agreed(C& world, std::string_view what, Act&& act) {
+std::string agreed(C& world, std::string_view what, Act&& act) {
   std::string mine;
   try {
     mine = "=" + std::string(std::forward<Act>(act)());
@@ -27,15 +39,12 @@ std::vector<std::string> agreed(C& world, std::string_view what, Act&& act) {
   } catch (std::exception const& error) {
     mine = std::string("C") + error.what();
   }
-  auto texts = world.exchange(mine, what);
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    auto const& text = texts[rank];
-    auto const where = texts.size() == 1 ? std::string() : formatted("rank {}: ", rank);
-    if (text[0] == 'R') fail<ResourceError>("{}{}", where, text.substr(1));
-    if (text[0] == 'C') fail<ConfigError>("{}{}", where, text.substr(1));
-  }
-  for (auto& text : texts) text.erase(0, 1);
-  return texts;
+  auto answer = comm::consult(world, mine, what, error_or_first);
+  auto const kind = answer[0];
+  answer.erase(0, 1);
+  if (kind == 'R') fail<ResourceError>("{}", answer);
+  if (kind == 'C') fail<ConfigError>("{}", answer);
+  return answer;
 }
 
 }  // namespace fsdp::checkpoint

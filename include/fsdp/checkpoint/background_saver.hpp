@@ -137,7 +137,7 @@ class BackgroundSaver {
     return checkpoint::agreed(world, "a checkpoint's end", [&] {
       if (!failure_.empty()) throw ResourceError(std::exchange(failure_, {}));
       return folder_;
-    })[0];
+    });
   }
 
   /// Removes what a failed save has written, unless another one has begun.

@@ -208,6 +208,7 @@ void import_shard(E& engine, Read&& read) {
   checkpoint::WrittenValues written(shards.size());
   checkpoint::ReadParts parts;
   std::vector<float> values;
+  std::size_t first_tensor = 0;  // of the unit
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     auto const writing = shards.write(unit);
@@ -216,7 +217,7 @@ void import_shard(E& engine, Read&& read) {
       auto const& tensor = unit.layout().tensors()[part.tensor];
       if constexpr (std::is_same_v<decltype(read(tensor, part.first, std::span<float>(values))), bool>) {
         bool const is_read = read(tensor, part.first, std::span<float>(values));
-        parts.add(tensor.name, is_read);
+        parts.add(first_tensor + part.tensor, is_read);
         if (!is_read) continue;
       } else {
         read(tensor, part.first, std::span<float>(values));
@@ -224,6 +225,7 @@ void import_shard(E& engine, Read&& read) {
       written.add(u, values);
       unit.with_shard([&](auto* shard) { detail::put_values(engine, shard + part.offset, values); });
     }
+    first_tensor += unit.layout().tensors().size();
   }
   if constexpr (std::is_same_v<decltype(read(std::declval<TensorInfo const&>(), 0, std::span<float>())), bool>)
     parts.expect_whole_tensors(engine);

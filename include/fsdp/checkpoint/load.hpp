@@ -166,7 +166,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   auto const path = checkpoint / manifest_name;
   fsdp::detail::expect_equal_texts(world, formatted("the checkpoint '{}'", checkpoint.string()), "which checkpoint");
   auto const text =
-      agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); })[0];
+      agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); });
   std::optional<ShardedReader> reader;
   std::vector<float> values;
   FoundState found;
@@ -225,7 +225,7 @@ std::optional<LoadedCheckpoint> load_latest(E& engine, O& optimizer, std::filesy
   auto& world = engine.world();
   auto const name = checkpoint::agreed(world, "which checkpoint", [&] {
     return world.rank() == 0 ? checkpoint::read_pointer(folder / pointer).value_or("") : std::string();
-  })[0];
+  });
   if (name.empty()) return std::nullopt;
   return load(engine, optimizer, folder / name);
 }

@@ -70,7 +70,7 @@ class Save {
       make_folders(folder);
       lock_ = std::make_unique<FileLock>(folder / ".lock");
       return reading_for_a_save([&] { return begin_checkpoint(folder, manifest_.step); });
-    })[0];
+    });
   }
 
   /// Bytes that this rank writes, without the header.
@@ -178,7 +178,7 @@ std::filesystem::path save(E& engine, O& optimizer, std::filesystem::path const&
       });
       return "";
     });
-    return agreed(world, "a checkpoint's end", [&] { return now.commit(); })[0];
+    return agreed(world, "a checkpoint's end", [&] { return now.commit(); });
   } catch (...) {
     if (now.is_first()) discard_checkpoint(folder, now.partial());
     throw;

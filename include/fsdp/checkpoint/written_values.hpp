@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/algorithm.hpp"
+#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::checkpoint {
@@ -39,23 +40,24 @@ class WrittenValues {
   /// Ranks that keep the same part of a unit have written the same.
   /// @param what  the values are, for the message
   /// @throws ConfigError on every rank if they have not, naming the first unit and two ranks
-  /// @note Collective: yes, one exchange of 16 characters a unit.
+  /// @note Collective: yes; rank 0 receives 16 characters a unit of every rank.
   template <class E>
   [[gnu::cold]] void expect_equal_replicas(E& engine, std::string_view what) const {
     std::string mine;
     for (auto const hash : hashes_) mine += formatted("{:016x}", hash);
-    auto const texts = engine.world().exchange(mine, what);
     auto const shards = engine.shards();
-    for (std::size_t unit = 0; unit < hashes_.size(); ++unit) {
-      for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-        auto const twin = rank % static_cast<std::size_t>(shards[unit].placement().shards);
-        if (texts[rank].compare(unit * digits, digits, texts[twin], unit * digits, digits) == 0) continue;
-        fail<ConfigError>(
-            "rank {}: replicas of unit '{}' differ in {}: rank {} was given other values than rank {}. Give every "
-            "replica the same values",
-            engine.rank(), shards[unit].name(), what, rank, twin);
+    auto const problem = comm::consult(engine.world(), mine, what, [&](std::vector<std::string> const& texts) {
+      for (std::size_t unit = 0; unit < hashes_.size(); ++unit) {
+        for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+          auto const twin = rank % static_cast<std::size_t>(shards[unit].placement().shards);
+          if (texts[rank].compare(unit * digits, digits, texts[twin], unit * digits, digits) == 0) continue;
+          return formatted("replicas of unit '{}' differ in {}: rank {} was given other values than rank {}",
+                           shards[unit].name(), what, rank, twin);
+        }
       }
-    }
+      return std::string();
+    });
+    if (!problem.empty()) fail<ConfigError>("rank {}: {}. Give every replica the same values", engine.rank(), problem);
   }
 
  private:
@@ -66,38 +68,43 @@ class WrittenValues {
 /// Whether this rank was given each part of a tensor that it keeps.
 class ReadParts {
  public:
-  /// The next part of a tensor. @param is_read  false: it stays as it is
-  void add(std::string_view tensor, bool is_read) {
-    parts_ += is_read ? '+' : '-';
-    parts_ += tensor;
-    parts_ += '\n';
+  /// @param tensor   counted over all units
+  /// @param is_read  false: this rank's part stays as it is
+  void add(std::size_t tensor, bool is_read) {
+    if (signs_.size() <= tensor) signs_.resize(tensor + 1, ' ');
+    signs_[tensor] = is_read ? '+' : '-';
   }
 
   /// All ranks that keep parts of a tensor were given them, or none.
   /// @throws ConfigError on every rank if they differ, naming the first tensor and two ranks
-  /// @note Collective: yes.
+  /// @note Collective: yes; rank 0 receives a character a tensor of every rank.
   template <class E>
   [[gnu::cold]] void expect_whole_tensors(E& engine) const {
-    auto const texts = engine.world().exchange(parts_, "imported tensors");
-    for (std::size_t giver = 0; giver < texts.size(); ++giver) {
-      auto const& given = texts[giver];
-      for (std::size_t at = 1; at < given.size();) {
-        auto const end = given.find('\n', at);
-        for (std::size_t other = 0; given[at] == '+' && other < texts.size(); ++other) {
-          auto const tensor = given.substr(at + 1, end - at - 1);
-          if (texts[other].find(formatted("\n-{}\n", tensor)) == std::string::npos) continue;
-          fail<ConfigError>(
-              "rank {}: ranks differ in what they import: tensor '{}' was given on rank {} and left as it is on rank "
-              "{}. Give it on all ranks or on none",
-              engine.rank(), tensor, giver, other);
+    auto const problem = comm::consult(engine.world(), signs_, "imported tensors", [&](auto const& texts) {
+      std::size_t tensor = 0;
+      for (auto& unit : engine.shards()) {
+        for (auto const& info : unit.layout().tensors()) {
+          auto const given = first_with('+', tensor, texts), left = first_with('-', tensor, texts);
+          ++tensor;
+          if (given < texts.size() && left < texts.size())
+            return formatted("tensor '{}' was given on rank {} and left as it is on rank {}", info.name, given, left);
         }
-        at = end + 1;
       }
-    }
+      return std::string();
+    });
+    if (!problem.empty())
+      fail<ConfigError>("rank {}: ranks differ in what they import: {}. Give it on all ranks or on none", engine.rank(),
+                        problem);
   }
 
  private:
-  std::string parts_ = "\n";  ///< a line for each
+  static std::size_t first_with(char sign, std::size_t tensor, std::vector<std::string> const& texts) {
+    std::size_t rank = 0;
+    while (rank < texts.size() && (texts[rank].size() <= tensor || texts[rank][tensor] != sign)) ++rank;
+    return rank;
+  }
+
+  std::string signs_;  ///< of each tensor: '+' given, '-' left, ' ' not here
 };
 
 }  // namespace fsdp::checkpoint

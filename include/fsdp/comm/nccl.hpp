@@ -65,7 +65,7 @@ class Communicator {
     auto state = std::make_unique<State>(device, place.rank, place.size, options);
     state->control.emplace(place, options.timeout);
     state->connect(
-        [&](std::string const& text, std::string_view what) { return state->control->exchange(text, what); });
+        [&](std::string const& id) { return state->control->consult(id, "NCCL identifier", comm::text_of_first); });
     return Communicator(std::move(state));
   }
   /// The ranks of `control`: anything with rank(), size() and exchange(text, what), such as an mpi::Communicator. It
@@ -74,7 +74,8 @@ class Communicator {
   template <class Control>
   static Communicator from(Control& control, cuda::Device device, Options options = {}) {
     auto state = std::make_unique<State>(device, control.rank(), control.size(), options);
-    state->connect([&](std::string const& text, std::string_view what) { return control.exchange(text, what); });
+    state->connect(
+        [&](std::string const& id) { return comm::consult(control, id, "NCCL identifier", comm::text_of_first); });
     return Communicator(std::move(state));
   }
   /// Uses the caller's communicator, which must outlive this one and is not destroyed. Streams of the caller are
@@ -117,7 +118,7 @@ class Communicator {
     if (parent.comm == nullptr) return Communicator(std::make_unique<State>(parent.device, 0, 1, parent.options));
     parent.device.make_current();
     if (parent.watch) parent.watch->drain();  // NCCL wants no collective in flight
-    static_cast<void>(exchange({}, comm::split_of(what)));
+    static_cast<void>(consult({}, comm::split_of(what), comm::no_text));
     auto config = detail::make_config(parent.options);
     ncclComm_t made = nullptr;
     {
@@ -205,6 +206,13 @@ class Communicator {
   std::vector<std::string> exchange(std::string text, std::string_view what) {
     if (size() == 1) return {std::move(text)};
     return state_->exchange(text, what);
+  }
+
+  /// See comm::consult.
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    if (size() == 1) return answer(std::vector<std::string>{text});
+    return state_->consult(text, what, answer);
   }
 
  private:

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp {
@@ -85,7 +86,7 @@ inline std::int64_t clock_offset(std::string_view first, std::string_view other)
   return offset.value();
 }
 
-/// What every rank's host clock lacks to rank 0's. @note Collective: yes; blocks.
+/// The difference of every rank's host clock to rank 0's; on rank 0 alone. @note Collective: yes; blocks.
 template <class C>
 std::vector<std::int64_t> clock_offsets(C& world) {
   constexpr int rounds = 8;
@@ -93,12 +94,14 @@ std::vector<std::int64_t> clock_offsets(C& world) {
   std::string seen;
   for (int round = 0; round < rounds; ++round) {
     auto const before = steady_ns();
-    static_cast<void>(world.exchange(std::string{}, "clocks"));
+    static_cast<void>(comm::consult(world, std::string{}, "clocks", comm::no_text));
     seen += formatted("{} {} ", before, steady_ns());
   }
-  auto const texts = world.exchange(seen, "clocks");
   std::vector<std::int64_t> offsets(ranks, 0);
-  for (std::size_t rank = 1; rank < ranks; ++rank) offsets[rank] = clock_offset(texts[0], texts[rank]);
+  static_cast<void>(comm::consult(world, seen, "clocks", [&](std::vector<std::string> const& texts) {
+    for (std::size_t rank = 1; rank < ranks; ++rank) offsets[rank] = clock_offset(texts[0], texts[rank]);
+    return std::string();
+  }));
   return offsets;
 }
 
@@ -129,10 +132,12 @@ inline std::string json_us(std::int64_t ns) {
 template <class C>
 std::vector<std::vector<TraceSpan>> gather_trace(C& world, std::vector<TraceSpan> const& mine) {
   auto const offsets = detail::clock_offsets(world);
-  auto const texts = world.exchange(detail::pack(mine), "trace");
   std::vector<std::vector<TraceSpan>> ranks;
-  if (world.rank() != 0) return ranks;
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) ranks.push_back(detail::unpack(texts[rank], offsets[rank]));
+  static_cast<void>(comm::consult(world, detail::pack(mine), "trace", [&](std::vector<std::string> const& texts) {
+    if (world.rank() != 0) return std::string();
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) ranks.push_back(detail::unpack(texts[rank], offsets[rank]));
+    return std::string();
+  }));
   return ranks;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +11,10 @@
 #include <random>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/bootstrap_texts.hpp"
 #include "fsdp/comm/common/door.hpp"
 #include "fsdp/comm/common/environment.hpp"
 #include "fsdp/comm/common/secret.hpp"
@@ -63,22 +62,20 @@ class TcpGroup {
   /// @note Collective: yes.
   std::vector<std::string> exchange(std::string const& mine, std::string_view what) {
     if (size_ == 1) return {mine};
-    FSDP_EXPECTS(!peers_.empty(),
-                 "rank {}: an earlier call of this group of {} ranks has failed, so the group cannot be used any more",
-                 rank_, size_);
-    auto const deadline = Clock::now() + timeout_;
-    ++sequence_;
-    try {
-      return rank_ == 0 ? serve(mine, comm::Text(what), deadline) : ask(mine, comm::Text(what), deadline);
-    } catch (OrderError const& error) {
-      if (rank_ == 0) tell_failure(disagreement, error.what());
-      peers_.clear();
-      fail<OrderError>("rank {} of {}: {}", rank_, size_, error.what());
-    } catch (Error const& error) {
-      if (rank_ == 0) tell_failure(failure, error.what());
-      peers_.clear();  // the others learn of it at once, instead of at their deadlines
-      fail<PeerError>("rank {} of {}: exchange {}: {}", rank_, size_, sequence_, error.what());
-    }
+    std::vector<std::string> texts;
+    together([&] {
+      texts = detail::unpacked(size_, ask(mine, what, [](auto const& all) { return Answers{detail::packed(all)}; }));
+    });
+    return texts;
+  }
+
+  /// See comm::consult.
+  template <class Answer>
+  std::string consult(std::string const& mine, std::string_view what, Answer const& answer) {
+    if (size_ == 1) return answer(std::vector<std::string>{mine});
+    std::string told;
+    together([&] { told = ask(mine, what, [&](auto const& texts) { return Answers{answer(texts)}; }); });
+    return told;
   }
 
   /// The ranks of equal color, ordered by key, then by rank.
@@ -86,33 +83,41 @@ class TcpGroup {
   TcpGroup split(int color, int key, std::string_view name) {
     auto const own_host = reachable_address();
     auto const what = comm::split_of(name);
-    auto const wishes = exchange(formatted("{} {} {}", color, key, own_host), what);
-    std::vector<std::pair<int, int>> members;  // key, rank
-    for (int rank = 0; rank < size_; ++rank) {
-      auto const wish = words(wishes[static_cast<std::size_t>(rank)]);
-      if (number<int>(wish[0], rank) == color) members.emplace_back(number<int>(wish[1], rank), rank);
-    }
-    std::sort(members.begin(), members.end());
-    auto const me = std::find(members.begin(), members.end(), std::pair(key, rank_));
-    TcpGroup group(static_cast<int>(me - members.begin()), static_cast<int>(members.size()), timeout_, secret_);
+    std::vector<int> first;  // on rank 0: the rank of this group that is rank 0 of the new one, for each rank
+    std::array<std::string, 3> place{"0", "1", own_host};
+    if (size_ > 1)
+      together([&] {
+        auto const wish = formatted("{} {} {}", color, key, own_host);
+        place = detail::words(ask(wish, what, [&](auto const& wishes) { return detail::places(wishes, first); }));
+      });
+    TcpGroup group(detail::number<int>(place[0], 0), detail::number<int>(place[1], 0), timeout_, secret_);
     bool const hosts = group.size_ > 1 && group.rank_ == 0;
     // Who reaches rank 0 by the loopback is on rank 0's machine, and others reach it where they reach rank 0.
-    std::string const host = is_loopback(own_host) ? words(wishes[0])[2] : own_host;
+    std::string const host = is_loopback(own_host) ? place[2] : own_host;
     Socket const listener = hosts ? listen_on(host, 0) : Socket();
     std::uint64_t const token = hosts ? std::random_device{}() + std::uint64_t{1} : 0;
-    auto const doors = exchange(hosts ? formatted("{} {} {}", listener.local_port(), token, host) : "", what);
+    std::string door;
+    if (size_ > 1)
+      together([&] {
+        auto const own = hosts ? formatted("{} {} {}", listener.local_port(), token, host) : std::string();
+        door = ask(own, what, [&](auto const& doors) {
+          Answers answers;
+          for (auto const rank : first) answers.push_back(doors[static_cast<std::size_t>(rank)]);
+          return answers;
+        });
+      });
     if (group.size_ == 1) return group;
     if (hosts) {
       group.gather_peers(listener, {host, listener.local_port(), ""}, token);
     } else {
-      int const first = members.front().second;
-      auto const door = words(doors[static_cast<std::size_t>(first)]);
-      group.join({door[2], number<int>(door[0], first), ""}, number<std::uint64_t>(door[1], first));
+      auto const at = detail::words(door);
+      group.join({at[2], detail::number<int>(at[0], 0), ""}, detail::number<std::uint64_t>(at[1], 0));
     }
     return group;
   }
 
  private:
+  using Answers = detail::Answers;
   /// Address of a group's rank 0.
   struct Door {
     std::string host;
@@ -132,26 +137,6 @@ class TcpGroup {
   TcpGroup(int rank, int size, std::chrono::milliseconds timeout, Secret secret)
       : rank_(rank), size_(size), timeout_(timeout), secret_(std::move(secret)) {}
 
-  /// @param rank  who has sent it
-  template <class T>
-  static T number(std::string const& text, int rank) {
-    T value{};
-    auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc{} || end != text.data() + text.size())
-      fail<PeerError>("rank {} sent '{}', expected a whole number: do all ranks run the same version of this program?",
-                      rank, text);
-    return value;
-  }
-
-  /// Three words separated by single spaces.
-  static std::array<std::string, 3> words(std::string const& text) {
-    auto const first = text.find(' ');
-    auto const second = first == std::string::npos ? first : text.find(' ', first + 1);
-    if (second == std::string::npos)
-      fail<PeerError>("the ranks' first messages: expected three words, got '{}'; does another program use this port?",
-                      text);
-    return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
-  }
   /// Address at which peers reach this rank, taken from its connections: not the loopback, if there is another.
   std::string reachable_address() const {
     std::string address = "127.0.0.1";
@@ -220,42 +205,47 @@ class TcpGroup {
     if (!verdict.empty()) fail<ConfigError>("rank {} of {}: {}", rank_, size_, verdict);
   }
 
-  std::vector<std::string> serve(std::string const& mine, comm::Text const& what, Clock::time_point deadline) {
+  /// Runs `call` of all ranks. What ends it on this rank ends the group: rank 0 tells the others why.
+  template <class Call>
+  void together(Call const& call) {
+    FSDP_EXPECTS(!peers_.empty(),
+                 "rank {}: an earlier call of this group of {} ranks has failed, so the group cannot be used any more",
+                 rank_, size_);
+    ++sequence_;
+    try {
+      call();
+    } catch (OrderError const& error) {
+      if (rank_ == 0) tell_failure(disagreement, error.what());
+      peers_.clear();
+      fail<OrderError>("rank {} of {}: {}", rank_, size_, error.what());
+    } catch (Error const& error) {
+      if (rank_ == 0) tell_failure(failure, error.what());
+      peers_.clear();  // the others learn of it at once, instead of at their deadlines
+      fail<PeerError>("rank {} of {}: exchange {}: {}", rank_, size_, sequence_, error.what());
+    }
+  }
+
+  /// Sends a text to rank 0. @param answers  called there with all texts  @return the answer for this rank
+  template <class AnswersTo>
+  std::string ask(std::string const& mine, std::string_view name, AnswersTo const& answers) {
+    comm::Text const what(name);
+    auto const deadline = Clock::now() + timeout_;
+    if (rank_ != 0) {
+      tell(peers_.front(), sequence_, mine, deadline, "rank 0", what);
+      // Rank 0 waits for the slowest rank up to its own deadline; this rank lets it report who that is.
+      return hear(peers_.front(), sequence_, deadline + std::chrono::seconds(5), "rank 0");
+    }
     std::vector<std::string> texts(static_cast<std::size_t>(size_));
     texts[0] = mine;
     for (int rank = 1; rank < size_; ++rank)
       texts[static_cast<std::size_t>(rank)] = hear(peer(rank), sequence_, deadline, rank_name(rank), &what);
-    // The answer: every text's length, then the texts.
-    std::string answer;
-    for (auto const& text : texts) {
-      std::uint64_t const bytes = text.size();
-      answer.append(reinterpret_cast<char const*>(&bytes), sizeof(bytes));
-    }
-    for (auto const& text : texts) answer += text;
+    Answers const said = answers(std::as_const(texts));
+    auto const to = [&](int rank) -> std::string const& {
+      return said[said.size() == 1 ? 0 : static_cast<std::size_t>(rank)];
+    };
     for (int rank = 1; rank < size_; ++rank)
-      tell(peer(rank), sequence_, answer, Clock::now() + timeout_, rank_name(rank));
-    return texts;
-  }
-
-  std::vector<std::string> ask(std::string const& mine, comm::Text const& what, Clock::time_point deadline) {
-    tell(peers_.front(), sequence_, mine, deadline, "rank 0", what);
-    // Rank 0 waits for the slowest rank up to its own deadline; this rank lets it report who that is.
-    auto const answer = hear(peers_.front(), sequence_, deadline + std::chrono::seconds(5), "rank 0");
-    std::vector<std::string> texts(static_cast<std::size_t>(size_));
-    std::size_t offset = texts.size() * sizeof(std::uint64_t);
-    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-      std::uint64_t bytes = 0;
-      if (offset > answer.size())
-        fail<PeerError>(
-            "rank 0 sent a malformed answer to an exchange: do all ranks run the same version of this program?");
-      std::copy_n(answer.data() + rank * sizeof(bytes), sizeof(bytes), reinterpret_cast<char*>(&bytes));
-      if (bytes > answer.size() - offset)
-        fail<PeerError>(
-            "rank 0 sent a malformed answer to an exchange: do all ranks run the same version of this program?");
-      texts[rank] = answer.substr(offset, bytes);
-      offset += bytes;
-    }
-    return texts;
+      tell(peer(rank), sequence_, to(rank), Clock::now() + timeout_, rank_name(rank));
+    return to(0);
   }
 
   void tell_failure(std::uint64_t kind, std::string const& reason) {

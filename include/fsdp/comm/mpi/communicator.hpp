@@ -154,6 +154,11 @@ class BasicCommunicator {
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     return state().group->exchange(text, what);
   }
+  /// See comm::consult.
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    return state().group->consult(text, what, answer);
+  }
 
   /// An engine of this rank ends: Environment::expect_equal_ends compares its last steps over ranks. See KeepsEnds.
   void keep_end(int engine, std::string_view history) noexcept {

@@ -46,44 +46,39 @@ class Group : public Peers {
   /// @throws OrderError on every rank if their `what` differ
   std::vector<std::string> exchange(std::string const& text, std::string_view what) {
     if (size_ == 1) return {text};
-    if (has_control_) own().calls.publish(++calls_);
-    auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
-    Awaited awaited{Operation::exchange(what, name_), call.number, 0, calls_};
-    auto const ranks = static_cast<std::size_t>(size_);
-    // MPI may still write to what a failed exchange leaves behind: then it stays.
-    auto buffers = std::make_unique<Buffers>(text, call, what, ranks);
-    try {
-      auto& calls = buffers->calls;
+    return control_call(text, what, [this](Buffers& buffers, Awaited& awaited) {
       MPI_Request request = MPI_REQUEST_NULL;
-      check(MPI_Iallgather(&buffers->own, sizeof(Announcement), MPI_BYTE, calls.data(), sizeof(Announcement), MPI_BYTE,
-                           comm_, &request),
-            "MPI_Iallgather");
-      complete(request, awaited);
-      compare(calls);
-      auto& all = buffers->all;
-      std::int64_t total = 0;
-      for (auto const& theirs : calls) {
-        FSDP_EXPECTS(total + theirs.length <= INT_MAX, "rank {}: exchange of '{}': the texts of all ranks exceed 2 GiB",
-                     own_world_rank(), what);
-        buffers->counts.push_back(static_cast<int>(theirs.length));
-        buffers->offsets.push_back(static_cast<int>(total));
-        total += theirs.length;
-      }
-      all.resize(static_cast<std::size_t>(total));
-      check(MPI_Iallgatherv(buffers->text.data(), static_cast<int>(text.size()), MPI_CHAR, all.data(),
-                            buffers->counts.data(), buffers->offsets.data(), MPI_CHAR, comm_, &request),
+      buffers.make_room();
+      check(MPI_Iallgatherv(buffers.text.data(), static_cast<int>(buffers.text.size()), MPI_CHAR, buffers.all.data(),
+                            buffers.counts.data(), buffers.offsets.data(), MPI_CHAR, comm_, &request),
             "MPI_Iallgatherv");
       complete(request, awaited);
-      std::vector<std::string> texts;
-      for (std::size_t r = 0; r < ranks; ++r)
-        texts.push_back(
-            all.substr(static_cast<std::size_t>(buffers->offsets[r]), static_cast<std::size_t>(buffers->counts[r])));
-      return texts;
-    } catch (...) {
-      family_->calls().stop();
-      static_cast<void>(buffers.release());
-      throw;
-    }
+      return buffers.texts();
+    });
+  }
+
+  /// See comm::consult.
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    if (size_ == 1) return answer(std::vector<std::string>{text});
+    return control_call(text, what, [&](Buffers& buffers, Awaited& awaited) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      if (rank_ == 0) buffers.make_room();
+      check(MPI_Igatherv(buffers.text.data(), static_cast<int>(buffers.text.size()), MPI_CHAR, buffers.all.data(),
+                         buffers.counts.data(), buffers.offsets.data(), MPI_CHAR, 0, comm_, &request),
+            "MPI_Igatherv");
+      complete(request, awaited);
+      if (rank_ == 0) buffers.answer = answer(buffers.texts());
+      buffers.answer_bytes = static_cast<std::int64_t>(buffers.answer.size());
+      check(MPI_Ibcast(&buffers.answer_bytes, sizeof(buffers.answer_bytes), MPI_BYTE, 0, comm_, &request),
+            "MPI_Ibcast");
+      complete(request, awaited);
+      buffers.answer.resize(static_cast<std::size_t>(buffers.answer_bytes));
+      check(MPI_Ibcast(buffers.answer.data(), static_cast<int>(buffers.answer_bytes), MPI_CHAR, 0, comm_, &request),
+            "MPI_Ibcast");
+      complete(request, awaited);
+      return std::move(buffers.answer);
+    });
   }
 
   /// Divides the ranks by color, ordered by key, then by rank.
@@ -135,9 +130,52 @@ class Group : public Peers {
     std::string text;
     Announcement own;
     std::vector<Announcement> calls;
-    std::vector<int> counts, offsets;
+    std::vector<int> counts, offsets;  ///< of texts in `all`
     std::string all;
+    std::string answer;
+    std::int64_t answer_bytes = 0;
+
+    void make_room() { all.resize(static_cast<std::size_t>(offsets.back() + counts.back())); }
+    std::vector<std::string> texts() const {
+      std::vector<std::string> parts;
+      for (std::size_t rank = 0; rank < counts.size(); ++rank)
+        parts.push_back(all.substr(static_cast<std::size_t>(offsets[rank]), static_cast<std::size_t>(counts[rank])));
+      return parts;
+    }
   };
+
+  /// A call of the control plane: ranks announce what they do, and compare that; then `move(buffers, awaited)` moves
+  /// their texts.
+  template <class Move>
+  auto control_call(std::string const& text, std::string_view what, Move const& move) {
+    if (has_control_) own().calls.publish(++calls_);
+    auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
+    Awaited awaited{Operation::exchange(what, name_), call.number, 0, calls_};
+    // MPI may still write to what a failed call leaves behind: then it stays.
+    auto buffers = std::make_unique<Buffers>(text, call, what, static_cast<std::size_t>(size_));
+    try {
+      auto& calls = buffers->calls;
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(MPI_Iallgather(&buffers->own, sizeof(Announcement), MPI_BYTE, calls.data(), sizeof(Announcement), MPI_BYTE,
+                           comm_, &request),
+            "MPI_Iallgather");
+      complete(request, awaited);
+      compare(calls);
+      std::int64_t total = 0;
+      for (auto const& theirs : calls) {
+        FSDP_EXPECTS(total + theirs.length <= INT_MAX, "rank {}: exchange of '{}': the texts of all ranks exceed 2 GiB",
+                     own_world_rank(), what);
+        buffers->counts.push_back(static_cast<int>(theirs.length));
+        buffers->offsets.push_back(static_cast<int>(total));
+        total += theirs.length;
+      }
+      return move(*buffers, awaited);
+    } catch (...) {
+      family_->calls().stop();
+      static_cast<void>(buffers.release());
+      throw;
+    }
+  }
 
   /// Learns who the ranks are, and makes what they share on each node.
   void meet() {

@@ -138,19 +138,18 @@ struct State {
   /// The calling thread blocks in `operation` until the result ends.
   Watch::Phase phase(comm::Operation const& operation) { return {watch.get(), operation}; }
 
-  /// Makes the communicator; `exchange` passes the identifier on. A group of one rank needs none.
-  template <class Exchange>
-  void connect(Exchange const& exchange_texts) {
+  /// Makes the communicator. A group of one rank needs none.
+  /// @param from_first  given a text on rank 0, returns it on every rank
+  template <class FromFirst>
+  void connect(FromFirst const& from_first) {
     detail::check_options(options);
     if (size == 1) return;
     device.make_current();
     ncclUniqueId id{};
     if (rank == 0) FSDP_NCCL_CHECK(nullptr, ncclGetUniqueId(&id));
-    auto const texts =
-        exchange_texts(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(), "NCCL identifier");
-    if (texts.empty() || texts.front().size() != sizeof(id.internal))
-      fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
-    std::memcpy(id.internal, texts.front().data(), sizeof(id.internal));
+    auto const bytes = from_first(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string());
+    if (bytes.size() != sizeof(id.internal)) fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
+    std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
     auto config = detail::make_config(options);
     ncclComm_t made = nullptr;
     {
@@ -184,6 +183,13 @@ struct State {
     for (std::size_t peer = 0; peer < ranks; ++peer)
       texts.push_back(all.substr(peer * longest, static_cast<std::size_t>(calls[peer].bytes)));
     return texts;
+  }
+
+  /// See comm::consult.
+  template <class Answer>
+  std::string consult(std::string const& text, std::string_view what, Answer const& answer) {
+    if (control) return control->consult(text, what, answer);
+    return answer(exchange(text, what));
   }
 
   /// All-gathers `bytes` of host memory from each rank, on a stream of its own, as a part of exchange(text, what).
@@ -234,10 +240,14 @@ struct State {
   /// Makes `memory` a window of this communicator.
   void register_memory(void* memory, std::size_t bytes) {
     if (!symmetric() || memory == nullptr) return;
-    for (auto const& theirs : exchange(std::to_string(bytes), "register memory"))
-      if (theirs != std::to_string(bytes))
-        fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {} bytes here, {} on a peer", rank,
-                          bytes, theirs);
+    auto const other =
+        consult(std::to_string(bytes), "register memory", [](std::vector<std::string> const& texts) -> std::string {
+          for (std::size_t peer = 1; peer < texts.size(); ++peer)
+            if (texts[peer] != texts[0])
+              return formatted("{} bytes on rank 0, {} on rank {}", texts[0], texts[peer], peer);
+          return {};
+        });
+    if (!other.empty()) fail<ConfigError>("rank {}: symmetric memory must be equal on all ranks: {}", rank, other);
 #if NCCL_VERSION_CODE >= 22700
     device.make_current();
     ncclWindow_t window = nullptr;

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions that rank 0 answers for all ranks.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/error.hpp"
+
+namespace fsdp::comm {
+
+/// Gathers a text of every rank on rank 0, and broadcasts its answer. Rank 0 receives every text once, and sends the
+/// answer once to each rank, so its traffic grows linearly with the number of ranks; `exchange` sends every text to
+/// every rank.
+/// @param world   a communicator. One without a `consult` of its own exchanges the texts, and every rank computes the
+///                answer
+/// @param what    the texts are, in a word or two: equal on all ranks
+/// @param answer  called with the texts in the order of ranks; returns a std::string. It depends on nothing else, and
+///                throws nothing: rank 0 may call it for all
+/// @return the answer, on every rank
+/// @throws OrderError on every rank if their `what` differ
+/// @note Collective: yes; blocks.
+template <class C, class Answer>
+std::string consult(C& world, std::string const& mine, std::string_view what, Answer const& answer) {
+  if constexpr (requires { world.consult(mine, what, answer); })
+    return world.consult(mine, what, answer);
+  else
+    return answer(world.exchange(mine, what));
+}
+
+/// Answers with rank 0's text.
+inline std::string text_of_first(std::vector<std::string> const& texts) { return texts.front(); }
+/// Answers with the text of the lowest rank that has one.
+inline std::string first_text(std::vector<std::string> const& texts) {
+  for (auto const& text : texts)
+    if (!text.empty()) return text;
+  return {};
+}
+/// Answers with nothing: all ranks have come.
+inline std::string no_text(std::vector<std::string> const& /*texts*/) { return {}; }
+
+}  // namespace fsdp::comm
