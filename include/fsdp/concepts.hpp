@@ -85,7 +85,8 @@ struct Ticket {
 /// `static constexpr bool completes_in_order = false`.
 ///
 /// split, allocate and exchange are the control plane: they block, and say what they are for (the new communicator's
-/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both.
+/// name, what the texts are), so that ranks which call different ones all get an OrderError that names both. A model may
+/// have `consult(text, what, answer)` too, in which rank 0 answers for all: see comm::consult.
 template <class C>
 concept Communicator =
     std::movable<C> && Device<typename C::Device> &&

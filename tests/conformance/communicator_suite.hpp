@@ -487,6 +487,15 @@ struct CommunicatorSuite {
           expect(texts[static_cast<std::size_t>(peer)] == text(peer), "rank {}: round {}: a wrong text of rank {}",
                  r.rank, round, peer);
         }
+        auto const all = comm::consult(r.comm, text(r.rank), "texts", [](std::vector<std::string> const& told) {
+          std::string joined;
+          for (auto const& one : told) joined += one + ";";
+          return joined;
+        });
+        std::string expected;
+        for (int peer = 0; peer < r.size; ++peer) expected += text(peer) + ";";
+        expect(all == expected, "rank {}: round {}: a wrong answer", r.rank, round);
+        expect(comm::consult(r.comm, text(r.rank), "texts", comm::no_text).empty(), "an answer of nothing");
       }
     });
   }
@@ -691,7 +700,9 @@ struct CommunicatorSuite {
   TEST_CASE(tag ": enqueueing does not wait for device work", "[communicator]") {                                  \
     fsdp::conformance::CommunicatorSuite<Fixture>::enqueue_does_not_wait();                                        \
   }                                                                                                                \
-  TEST_CASE(tag ": exchange", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::exchange(); }     \
+  TEST_CASE(tag ": exchange and consult", "[communicator]") {                                                      \
+    fsdp::conformance::CommunicatorSuite<Fixture>::exchange();                                                     \
+  }                                                                                                                \
   TEST_CASE(tag ": split", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::split(); }           \
   TEST_CASE(tag ": memory", "[communicator]") { fsdp::conformance::CommunicatorSuite<Fixture>::memory(); }         \
   TEST_CASE(tag ": ranks that disagree all get an OrderError", "[communicator]") {                                 \

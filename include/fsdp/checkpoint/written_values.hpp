@@ -82,8 +82,9 @@ class ReadParts {
   [[gnu::cold]] void expect_whole_tensors(E& engine) const {
     auto const problem = comm::consult(engine.world(), signs_, "imported tensors", [&](auto const& texts) {
       std::size_t tensor = 0;
-      for (auto& unit : engine.shards()) {
-        for (auto const& info : unit.layout().tensors()) {
+      auto const shards = engine.shards();
+      for (std::size_t u = 0; u < shards.size(); ++u) {
+        for (auto const& info : shards[u].layout().tensors()) {
           auto const given = first_with('+', tensor, texts), left = first_with('-', tensor, texts);
           ++tensor;
           if (given < texts.size() && left < texts.size())

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -188,10 +189,12 @@ class Doorkeeper {
     if (!secret_.has_signed(detail::signed_text("hello", hello), hello.signature))
       return turn_away(visitor, "it does not have this rank's secret (FSDP_SECRET_FILE)");
     if (hello.group != group_) return turn_away(visitor, "it belongs to another group");
-    if (std::find(nonces_.begin(), nonces_.end(), hello.nonce) != nonces_.end())
-      return turn_away(visitor, "it repeats what a rank has said");
-    nonces_.push_back(hello.nonce);
-    if (nonces_.size() > most_visitors()) nonces_.pop_front();
+    if (!nonces_.insert(hello.nonce).second) return turn_away(visitor, "it repeats what a rank has said");
+    oldest_nonces_.push_back(hello.nonce);
+    if (nonces_.size() > most_visitors()) {
+      nonces_.erase(oldest_nonces_.front());
+      oldest_nonces_.pop_front();
+    }
     visitor.nonce = random_bytes();
     detail::Challenge answer;
     answer.nonce = visitor.nonce;
@@ -240,7 +243,8 @@ class Doorkeeper {
   std::vector<Socket> ranks_;  ///< [0] is not used
   int arrived_ = 0;
   std::deque<Visitor> visitors_;  ///< the oldest first
-  std::deque<Bytes32> nonces_;    ///< of hellos that were believed
+  std::set<Bytes32> nonces_;      ///< of hellos that were believed
+  std::deque<Bytes32> oldest_nonces_;
   std::string verdict_;
   Socket odd_;
   std::int64_t turned_away_ = 0;

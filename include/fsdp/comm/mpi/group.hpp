@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -147,7 +148,8 @@ class Group : public Peers {
   /// A call of the control plane: ranks announce what they do, and compare that; then `move(buffers, awaited)` moves
   /// their texts.
   template <class Move>
-  auto control_call(std::string const& text, std::string_view what, Move const& move) {
+  std::invoke_result_t<Move const&, Buffers&, Awaited&> control_call(std::string const& text, std::string_view what,
+                                                                     Move const& move) {
     if (has_control_) own().calls.publish(++calls_);
     auto const call = family_->calls().enter(log_, comm::CallNote::control(id_, name_, what));
     Awaited awaited{Operation::exchange(what, name_), call.number, 0, calls_};
