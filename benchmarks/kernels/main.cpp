@@ -229,14 +229,17 @@ void bandwidth() {
   report("accumulate", 3.0 * bytes, [&] {
     fsdp::kernels::accumulate(device, stream, static_cast<float const*>(g.data()), p.data(), n, 0.5f, false);
   });
-  double norm = 0.0;
+  std::vector<double> digits(fsdp::kernels::norm_digit_count);
   std::vector<double> partials(static_cast<std::size_t>(fsdp::kernels::norm_partial_count(n)));
-  report("norm_partials and norm_combine", bytes, [&] {
+  report("norm_partials and norm_digits", bytes, [&] {
     fsdp::kernels::norm_partials(device, stream, slope, n, fsdp::NormKind::l2, partials.data());
-    fsdp::kernels::norm_combine(device, stream, static_cast<double const*>(partials.data()),
-                                static_cast<std::int64_t>(partials.size()), fsdp::NormKind::l2, &norm);
+    fsdp::kernels::norm_digits(device, stream, static_cast<double const*>(partials.data()),
+                               static_cast<std::int64_t>(partials.size()), digits.data());
   });
-  std::printf("(norm of the gradient: %.6g)\n", norm);
+  fsdp::ClipScalars clip{};
+  fsdp::kernels::clip_factor(device, stream, static_cast<double const*>(digits.data()), fsdp::kernels::norm_digit_count,
+                             fsdp::NormKind::l2, 1.0f, nullptr, &clip);
+  std::printf("(norm of the gradient: %.6g)\n", clip.norm);
 }
 
 }  // namespace

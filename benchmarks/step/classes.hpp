@@ -75,6 +75,7 @@ constexpr KernelClass class_of(std::string_view kernel) {
       {"BeginStep", optimizer},
       {"NormPartials", optimizer},
       {"NormCombine", optimizer},
+      {"NormDigits", optimizer},
       {"ClipFactor", optimizer},
       {"SumFew", collectives},
       {"SumMany", collectives},

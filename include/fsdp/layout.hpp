@@ -72,6 +72,24 @@ struct TensorInfo {
   Range range() const { return {offset, offset + numel}; }
 };
 
+/// How a unit of so many elements, without padding at its end, is divided among ranks.
+///
+/// [Note: Padding] Shards must be equally long, for collectives; and a norm must be the sum of the same shares under
+/// every strategy. So a unit is cut into slices whose length depends on the unit and the world alone, at most `world`
+/// of them, and a shard is a whole number of slices. What that adds is less than a slice and 64 elements a shard: where
+/// all ranks shard, a slice is a shard.
+struct Division {
+  std::int64_t slice = 0;   ///< elements, a multiple of layout_alignment
+  std::int64_t shard = 0;   ///< elements
+  std::int64_t padded = 0;  ///< elements of the unit: `shards` times `shard`
+
+  constexpr Division() = default;
+  constexpr Division(std::int64_t elements, int world, int shards)
+      : slice(align_up(align_up(elements, world) / world, layout_alignment)),
+        shard(elements == 0 ? 0 : align_up(elements, slice * shards) / shards),
+        padded(shard * shards) {}
+};
+
 /// A tensor's part inside a range of the flat parameter.
 struct Segment {
   std::size_t tensor = 0;   ///< index into FlatLayout::tensors()
@@ -121,10 +139,14 @@ class FlatLayout {
     for (; tensors_.size() > count; tensors_.pop_back()) numel_ -= tensors_.back().numel;
   }
 
-  /// Pads the whole to a multiple of world_size * layout_alignment, so that it divides equally among any group.
-  void seal(int world_size) {
-    auto const end = tensors_.empty() ? 0 : tensors_.back().range().end;
-    padded_ = align_up(end, layout_alignment * world_size);
+  /// Pads the whole, so that it divides among `shards` of `world` ranks. See Division.
+  Division seal(int world, int shards) {
+    auto const division = divided(world, shards);
+    padded_ = division.padded;
+    return division;
+  }
+  Division divided(int world, int shards) const {
+    return {tensors_.empty() ? 0 : tensors_.back().range().end, world, shards};
   }
 
   std::vector<TensorInfo> const& tensors() const { return tensors_; }

@@ -14,9 +14,6 @@ struct Placement {
   int shard = 0, shards = 1;
   int replica = 0, replicas = 1;
 
-  /// The world slice (of `world` equal slices of a unit) that this rank answers for in norms: every slice has exactly
-  /// one such rank, whatever the strategy.
-  int norm_slice() const { return shard * replicas + replica; }
   /// The same rank for what every rank keeps whole.
   Placement replicated() const { return {rank, world, 0, 1, rank, world}; }
 };

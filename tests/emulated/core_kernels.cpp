@@ -119,6 +119,7 @@ TEST_CASE("emulated: norms, the clip factor and the loss scale", "[emulated][nor
     auto const got = everywhere([&](Device const& device, std::size_t skip) {
       View<float> const in(x, skip), bad(broken, skip);
       View<double> partials(std::vector<double>(size(shares)), skip);
+      View<double> digits(std::vector<double>(kernels::norm_digit_count), skip);
       Doubles totals, factors;
       for (auto const* const of : {&in, &bad}) {
         for (auto const kind : {NormKind::l1, NormKind::l2, NormKind::inf}) {
@@ -128,7 +129,12 @@ TEST_CASE("emulated: norms, the clip factor and the loss scale", "[emulated][nor
           fsdp::LossScale state{.scale = 8.0f, .good_steps = 1};
           kernels::norm_partials(device, stream, of->in(), n, kind, partials.out());
           kernels::norm_combine(device, stream, partials.in(), shares, kind, &total);
-          kernels::clip_factor(device, stream, &total, 1, kind, 0.5f, &loss_scale, &clip);
+          kernels::norm_digits(device, stream, partials.in(), shares, digits.out());
+          if (kind == NormKind::inf)
+            kernels::clip_factor(device, stream, &total, 1, kind, 0.5f, &loss_scale, &clip);
+          else
+            kernels::clip_factor(device, stream, digits.in(), kernels::norm_digit_count, kind, 0.5f, &loss_scale,
+                                 &clip);
           kernels::update_scale(device, stream, &clip, 2.0f, 0.5f, 2, &state);
           totals.push_back(total);
           factors.insert(factors.end(), {clip.norm, as_double(clip.factor), as_double(state.scale),

@@ -95,9 +95,13 @@ void accesses_of(Accesses& a, kernels::detail::NormCombine<Kind>, double const* 
   a.read(partials, n);
   a.write(out, 1);
 }
-inline void accesses_of(Accesses& a, kernels::detail::ClipFactor, double const* slices, int count, NormKind, float,
+inline void accesses_of(Accesses& a, kernels::detail::NormDigits, double const* shares, std::int64_t n, double* out) {
+  a.read(shares, n);
+  a.write(out, kernels::norm_digit_count);
+}
+inline void accesses_of(Accesses& a, kernels::detail::ClipFactor, double const* parts, int count, NormKind, float,
                         float const* loss_scale, bool, ClipScalars* out) {
-  a.read(slices, count);
+  a.read(parts, count);
   a.read(loss_scale, 1);
   a.write(out, 1);
 }

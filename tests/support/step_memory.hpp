@@ -223,7 +223,7 @@ class StepMemory {
       case step::Primitive::zero_padding: return unit(place.unit).padding();
       case step::Primitive::norm: {
         auto const& at = unit(place.unit);
-        auto const slice = at.norm_slice();
+        auto const slice = at.slice();
         return {{at.shard().begin + slice.begin, at.shard().begin + slice.end}};
       }
       case step::Primitive::copy:

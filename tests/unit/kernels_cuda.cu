@@ -151,14 +151,16 @@ void norms(A& on, std::int64_t n) {
   auto const count = kernels::norm_partial_count(n);
   for (auto const kind : {NormKind::l1, NormKind::l2, NormKind::inf}) {
     auto* const partials = on.put(count, 0.0);
-    auto* const slices = on.put(3, 0.125);
+    auto* const parts = on.put(kernels::norm_digit_count, 0.125);
     kernels::norm_partials(device, stream, static_cast<float const*>(gradients), n, kind, partials);
     on.take("norm_partials", partials, count);
-    kernels::norm_combine(device, stream, static_cast<double const*>(partials), count, kind, slices + 1);
-    on.take("norm_combine", slices, 3);
+    kernels::norm_combine(device, stream, static_cast<double const*>(partials), count, kind, parts + 1);
+    on.take("norm_combine", parts, 3);
+    if (kind != NormKind::inf) kernels::norm_digits(device, stream, static_cast<double const*>(partials), count, parts);
+    on.take("norm_digits", parts, kernels::norm_digit_count);
     auto* const scale = on.put_structs(std::vector{fsdp::LossScale{8.0f, 1}});
     auto* const clip = on.put_structs(std::vector<fsdp::ClipScalars>(1));
-    kernels::clip_factor(device, stream, static_cast<double const*>(slices), 3, kind, 0.5f,
+    kernels::clip_factor(device, stream, static_cast<double const*>(parts), kernels::norm_digit_count, kind, 0.5f,
                          static_cast<float const*>(&scale->scale), clip);
     kernels::update_scale(device, stream, clip, 2.0f, 0.5f, 2, scale);
     auto const got = on.get_struct(clip);

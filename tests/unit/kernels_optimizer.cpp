@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "fsdp/kernels/norms.hpp"
@@ -51,41 +52,66 @@ TEST_CASE("norm shares are exact to double rounding and lose no NaN", "[kernels]
   }
 }
 
-TEST_CASE("the clip factor combines slices by the pairwise tree", "[kernels][norm]") {
+TEST_CASE("shares of a norm add up exactly, in any order and on any rank", "[kernels][norm]") {
   LoopDevice const device;
   LoopDevice::Stream stream;
-  auto const tree = [](std::vector<double> level) {
-    while (level.size() > 1) {
-      std::vector<double> next;
-      for (std::size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
-      if (level.size() % 2 == 1) next.push_back(level.back());
-      level = next;
-    }
-    return level.empty() ? 0.0 : level[0];
-  };
+  std::mt19937_64 random(10);
   for (int count = 0; count <= 70; ++count) {
-    auto slices = random_values<double>(count, 10);
-    for (auto& slice : slices) slice = std::fabs(slice);
+    // From the square of the smallest fp32 to the largest sum of 16,384 squares.
+    std::vector<double> shares(static_cast<std::size_t>(count));
+    for (auto& share : shares) {
+      auto const exponent =
+          count % 2 == 0 ? static_cast<int>(random() % 567) - 298 : static_cast<int>(random() % 40) - 20;
+      share = std::ldexp(1.0 + std::ldexp(static_cast<double>(random() >> 12), -52), exponent);
+      if (exponent < -246) share = std::ldexp(1.0, exponent);  // a multiple of 2^-298
+    }
+    if (count > 2) shares[1] = 0.0, shares[2] = std::ldexp(1.0, 270) - std::ldexp(1.0, 217);
+    auto const digits_of = [&](std::vector<double> const& some) {
+      std::vector<double> digits(kernels::norm_digit_count, -1.0);
+      kernels::norm_digits(device, stream, some.data(), static_cast<std::int64_t>(some.size()), digits.data());
+      return digits;
+    };
+    auto const whole = digits_of(shares);
+    auto shuffled = shares;
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    auto const cut = shuffled.begin() + static_cast<std::ptrdiff_t>(shuffled.size() / 3);
+    auto const one = digits_of({shuffled.begin(), cut}), other = digits_of({cut, shuffled.end()});
+    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(one[i] + other[i] == whole[i]);
+    if (count == 1) {  // nothing of a share is lost
+      fsdp::ClipScalars out{};
+      kernels::clip_factor(device, stream, whole.data(), 0, NormKind::l1, 1.0f, nullptr, &out);
+      CHECK(out.norm == shares[0]);
+    }
+
+    long double sum = 0;
+    for (auto const share : shares) sum += static_cast<long double>(share);
+    auto const close = [](double value, long double expected) {  // below its two highest digits, nothing rounds visibly
+      return std::fabs(static_cast<long double>(value) - expected) <= 0x1p-51L * expected;
+    };
+    auto const parts = static_cast<int>(whole.size());
     fsdp::ClipScalars out{0.0, 0.0f, 3};
-    kernels::clip_factor(device, stream, slices.data(), count, NormKind::l1, 0.5f, nullptr, &out);
-    CHECK(out.norm == tree(slices));
+    kernels::clip_factor(device, stream, whole.data(), parts, NormKind::l1, 0.5f, nullptr, &out);
+    CHECK(close(out.norm, sum));
     CHECK(out.factor == static_cast<float>(std::fmin(1.0, 0.5 / (out.norm + 1e-6))));
-    kernels::clip_factor(device, stream, slices.data(), count, NormKind::l2, 1e6f, nullptr, &out);
-    CHECK(out.norm == std::sqrt(tree(slices)));
-    CHECK(out.factor == 1.0f);
-    kernels::clip_factor(device, stream, slices.data(), count, NormKind::inf, 1.0f, nullptr, &out);
-    CHECK(out.norm == (count == 0 ? 0.0 : *std::max_element(slices.begin(), slices.end())));
+    auto const l1 = out.norm;
+    kernels::clip_factor(device, stream, whole.data(), parts, NormKind::l2, 1.0f, nullptr, &out);
+    CHECK(out.norm == std::sqrt(l1));
     float const loss_scale = 1024.0f;  // norm and factor are those of unscaled gradients; a power of two: exact
-    kernels::clip_factor(device, stream, slices.data(), count, NormKind::l1, 0.5f, &loss_scale, &out);
-    CHECK(out.norm == tree(slices) / 1024.0);
+    kernels::clip_factor(device, stream, whole.data(), parts, NormKind::l1, 0.5f, &loss_scale, &out);
+    CHECK(out.norm == l1 / 1024.0);
     CHECK(out.factor == static_cast<float>(std::fmin(1.0, 0.5 / (out.norm + 1e-6)) / 1024.0));
+    kernels::clip_factor(device, stream, shares.data(), count, NormKind::inf, 1.0f, nullptr, &out);
+    CHECK(out.norm == (count == 0 ? 0.0 : *std::max_element(shares.begin(), shares.end())));
     if (count == 0) continue;
     for (auto const kind : {NormKind::l1, NormKind::l2, NormKind::inf}) {
-      auto bad = slices;
-      bad[static_cast<std::size_t>(count) / 2] = std::numeric_limits<double>::quiet_NaN();
-      kernels::clip_factor(device, stream, bad.data(), count, kind, 1.0f, nullptr, &out);
-      CHECK(out.factor == -1.0f);
-      CHECK(out.skipped == 3);  // the step counts it
+      for (double const bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+        auto broken = shares;
+        broken[static_cast<std::size_t>(count) / 2] = bad;
+        auto const taken = kind == NormKind::inf ? broken : digits_of(broken);
+        kernels::clip_factor(device, stream, taken.data(), static_cast<int>(taken.size()), kind, 1.0f, nullptr, &out);
+        CHECK(out.factor == -1.0f);
+        CHECK(out.skipped == 3);  // the step counts it
+      }
     }
   }
 }

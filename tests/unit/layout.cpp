@@ -14,7 +14,7 @@
 
 namespace {
 
-fsdp::FlatLayout random_layout(std::mt19937& random, int world) {
+fsdp::FlatLayout random_layout(std::mt19937& random, int world, int shards) {
   fsdp::FlatLayout layout;
   auto const tensors = 1 + random() % 9;
   for (unsigned i = 0; i < tensors; ++i) {
@@ -22,8 +22,15 @@ fsdp::FlatLayout random_layout(std::mt19937& random, int world) {
     for (unsigned axis = 0; axis <= random() % 3; ++axis) shape.push_back(1 + static_cast<std::int64_t>(random() % 40));
     layout.add({"t" + std::to_string(i), shape, 0, 0, true, {}});
   }
-  layout.seal(world);
+  layout.seal(world, shards);
   return layout;
+}
+
+/// A random number that divides `world`.
+int divisor(std::mt19937& random, int world) {
+  int shards = 1 + static_cast<int>(random() % static_cast<unsigned>(world));
+  while (world % shards != 0) --shards;
+  return shards;
 }
 
 }  // namespace
@@ -31,8 +38,8 @@ fsdp::FlatLayout random_layout(std::mt19937& random, int world) {
 TEST_CASE("tensors are aligned, in order, disjoint, and inside the padded length") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 300; ++trial) {
-    int const world = 1 + static_cast<int>(random() % 9);
-    auto const layout = random_layout(random, world);
+    int const world = 1 + static_cast<int>(random() % 9), shards = divisor(random, world);
+    auto const layout = random_layout(random, world, shards);
     std::int64_t end = 0, numel = 0;
     for (auto const& tensor : layout.tensors()) {
       REQUIRE(tensor.offset % fsdp::layout_alignment == 0);
@@ -44,19 +51,53 @@ TEST_CASE("tensors are aligned, in order, disjoint, and inside the padded length
     REQUIRE(layout.numel() == numel);
     REQUIRE(layout.padded() >= end);
     REQUIRE(layout.padded() - end < fsdp::layout_alignment * world);
-    REQUIRE(layout.padded() % (fsdp::layout_alignment * world) == 0);
+    REQUIRE(layout.padded() % (fsdp::layout_alignment * shards) == 0);
   }
+}
+
+TEST_CASE("a unit has the same slices under every strategy, and a shard is a whole number of them") {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 2000; ++trial) {
+    int const world = 1 + static_cast<int>(random() % 48);
+    auto const elements = static_cast<std::int64_t>(random() % (trial % 2 == 0 ? 200 : 200'000));
+    auto const all = fsdp::Division(elements, world, world);
+    REQUIRE(all.slice == all.shard);
+    for (int shards = 1; shards <= world; ++shards) {
+      if (world % shards != 0) continue;
+      auto const division = fsdp::Division(elements, world, shards);
+      REQUIRE(division.slice == all.slice);
+      REQUIRE(division.padded == division.shard * shards);
+      REQUIRE(division.padded >= elements);
+      REQUIRE(division.padded <= all.padded);
+      if (elements == 0) continue;
+      REQUIRE(division.shard % division.slice == 0);
+      REQUIRE(division.slice % fsdp::layout_alignment == 0);
+      REQUIRE(division.shard / division.slice <= world / shards);  // each replica has one, or none
+      REQUIRE(division.padded - elements < division.slice * shards);
+    }
+  }
+}
+
+TEST_CASE("units of many ranks are padded for the ranks that shard them") {
+  constexpr int ranks = 16'384;
+  CHECK(fsdp::Division(65'536, ranks, 8).padded == 65'536);
+  CHECK(fsdp::Division(65'536, ranks, 1).padded == 65'536);
+  CHECK(fsdp::Division(65'536, ranks, ranks).padded == 64 * ranks);  // nothing less divides, in runs of 64
+  constexpr std::int64_t block = 12 * 768 * 768 + 13 * 768;          // of GPT-2
+  CHECK(fsdp::Division(block, ranks, 8).padded - block < 8 * 448);
+  CHECK(fsdp::Division(block, ranks, 1).padded - block < 448);
+  CHECK(fsdp::Division(block, ranks, ranks).padded == 448 * ranks);
 }
 
 TEST_CASE("the segments of all shards are the tensors, each element once") {
   std::mt19937 random(11);
   for (int trial = 0; trial < 300; ++trial) {
-    int const world = 1 + static_cast<int>(random() % 9);
-    auto const layout = random_layout(random, world);
+    int const world = 1 + static_cast<int>(random() % 9), shards = divisor(random, world);
+    auto const layout = random_layout(random, world, shards);
     std::vector<std::vector<int>> covered;
     for (auto const& tensor : layout.tensors()) covered.emplace_back(static_cast<std::size_t>(tensor.numel), 0);
-    for (int rank = 0; rank < world; ++rank) {
-      auto const shard = fsdp::shard_range(layout.padded(), world, rank);
+    for (int rank = 0; rank < shards; ++rank) {
+      auto const shard = fsdp::shard_range(layout.padded(), shards, rank);
       REQUIRE(shard.begin % fsdp::layout_alignment == 0);
       for (auto const& part : layout.segments(shard)) {
         auto const& tensor = layout.tensors()[part.tensor];
@@ -89,7 +130,7 @@ TEST_CASE("a tensor without elements takes no room, and is in no segment") {
   layout.add({"none", {4, 0}, 0, 0, true, {}});
   layout.add({"some", {3}, 0, 0, true, {}});
   layout.add({"none more", {0}, 0, 0, true, {}});
-  layout.seal(1);
+  layout.seal(1, 1);
   CHECK(layout.numel() == 3);
   CHECK(layout.padded() == 64);
   auto const parts = layout.segments({0, 64});

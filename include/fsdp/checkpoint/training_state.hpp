@@ -213,7 +213,7 @@ struct OwnSlices {
   std::vector<SlicePlace> places;  ///< of each slice
 };
 
-/// What this rank writes: of every unit its slice of the world's, so that each element is written once, whatever is
+/// What this rank writes: of every unit its slice (see FlatParam::slice), so that each element is written once, whatever is
 /// sharded or replicated.
 /// @param without_frozen  see SaveOptions
 /// @pre the engine is sealed
@@ -226,7 +226,7 @@ OwnSlices own_slices(E& engine, RunState<E> const& state, bool without_frozen) {
       auto const& unit = shards[u];
       if (without_frozen && unit.frozen) continue;
       auto const dtype = array == 0 ? unit.types().master : state.arrays()[array].dtype;
-      auto const slice = unit.norm_slice();
+      auto const slice = unit.slice();
       auto const begin = unit.shard().begin + slice.begin;
       for (auto segment : unit.layout().segments({begin, begin + slice.size()})) {
         auto const& tensor = unit.layout().tensors()[segment.tensor];

@@ -215,9 +215,7 @@ class Declaration : public DeclaredUnits<P> {
     input.units = std::vector<StepUnit>(units_.size());
     for (std::size_t u = 0; u < units_.size(); ++u) {
       auto const& unit = *units_[u];
-      auto const& tensors = unit.layout().tensors();
-      auto const end = tensors.empty() ? 0 : tensors.back().range().end;
-      auto const padded = align_up(end, layout_alignment * where_.world);
+      auto const padded = unit.layout().divided(where_.world, unit.strategy().shards ? where_.shards : 1).padded;
       auto& described = input.units[u] = {padded,
                                           unit.name(),
                                           unit.strategy().shards,

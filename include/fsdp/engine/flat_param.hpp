@@ -76,11 +76,10 @@ class FlatParam {
   [[gnu::cold]] void seal(Placement const& where) {
     placement_ = strategy_.shards ? where : where.replicated();
     types_ = declared_types();
-    layout_.seal(where.world);
+    auto const division = layout_.seal(where.world, placement_.shards);
     shard_ = shard_range(layout_.padded(), placement_.shards, placement_.shard);
-    // The engine's in every unit: norms add up the same slices of all.
-    auto const slice = shard_range(layout_.padded(), where.world, where.norm_slice());
-    norm_slice_ = {slice.begin - shard_.begin, slice.end - shard_.begin};
+    auto const begin = std::min(placement_.replica * division.slice, division.shard);
+    slice_ = {begin, std::min(begin + division.slice, division.shard)};
     padding_ = layout_.padding();
     begun_ = std::vector<std::size_t>(layout_.tensors().size());
   }
@@ -119,11 +118,13 @@ class FlatParam {
   [[gnu::cold]] std::vector<Segment> kept(Placement const& where) const {
     auto const place = strategy_.shards ? where : where.replicated();
     auto layout = layout_;
-    layout.seal(place.world);
+    layout.seal(place.world, place.shards);
     return layout.segments(shard_range(layout.padded(), place.shards, place.shard));
   }
-  Range shard() const { return shard_; }            ///< this rank's slice, in elements of the flat parameter
-  Range norm_slice() const { return norm_slice_; }  ///< this rank's world slice, in elements of the shard
+  Range shard() const { return shard_; }  ///< this rank's slice, in elements of the flat parameter
+  /// The slice that this rank sums for norms and saves, in elements of the shard: of replicas, each has another one,
+  /// and the last ones may have none. See Division.
+  Range slice() const { return slice_; }
   std::int64_t full_numel() const { return layout_.padded(); }  ///< elements of the full parameters, padding included
   std::int64_t shard_numel() const { return shard_.size(); }
   /// It has no parameters (a ReLU, a dropout): nothing is gathered, reduced or updated for it. @pre sealed
@@ -166,7 +167,7 @@ class FlatParam {
   Placement placement_;
   FlatLayout layout_;
   Range shard_;
-  Range norm_slice_;
+  Range slice_;
   std::vector<Range> padding_;
   std::size_t gradients_ = 0;       ///< buffers of them that backward has got so far
   std::vector<std::size_t> begun_;  ///< by tensor: the last of these in which its sum has begun

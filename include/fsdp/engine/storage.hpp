@@ -21,12 +21,12 @@
 
 namespace fsdp::detail {
 
-/// Sums over the world of W doubles, each rank owning one; and what comes of them. In device memory.
+/// A norm's shares, their sum over the world, and what comes of it. In device memory.
 struct NormState {
-  double* partials = nullptr;  ///< shares of this rank's world slices, unit after unit
-  double* slices = nullptr;    ///< (world)
+  double* partials = nullptr;  ///< shares of this rank's slices, unit after unit
+  double* parts = nullptr;     ///< digits of a sum (kernels::norm_digit_count), or of each rank its largest (world)
   ClipScalars* result = nullptr;
-  Ticket ticket{};                    ///< the last all-reduce of `slices`
+  Ticket ticket{};                    ///< the last all-reduce of `parts`
   float const* loss_scale = nullptr;  ///< what gradients are scaled by; nullptr: nothing
   bool scaler_steps = false;          ///< the optimizer is called by the owner of the scale
 };
@@ -68,16 +68,17 @@ class ShardStorage {
       partial_ = {world, *account_, MemoryTag::gradients, static_cast<std::size_t>(partial_elements) * sizeof(float)};
     if (scratch_bytes > 0) scratch_ = {device_, *account_, MemoryTag::reduce, scratch_bytes};
     if (accumulator_bytes > 0) accumulators_ = {device_, *account_, MemoryTag::reduce, accumulator_bytes};
-    auto const norm_bytes = static_cast<std::size_t>(align_up(world.size() * 8, 256));
+    auto const norm_bytes =
+        static_cast<std::size_t>(align_up(8 * std::max(world.size(), kernels::norm_digit_count), 256));
     scalars_ = {world, *account_, MemoryTag::scalars, norm_bytes + sizeof(ClipScalars)};
     std::int64_t partials = 0;
     for (auto const& unit : units)
-      if (unit->trains()) partials += kernels::norm_partial_count(unit->norm_slice().size());
+      if (unit->trains()) partials += kernels::norm_partial_count(unit->slice().size());
     norm_partials_ = {device_, *account_, MemoryTag::scalars, static_cast<std::size_t>(partials) * sizeof(double)};
     account_->lease(MemoryTag::parameters, parameters);
 
     norm_.partials = norm_partials_.template as<double>();
-    norm_.slices = scalars_.template as<double>();
+    norm_.parts = scalars_.template as<double>();
     norm_.result = reinterpret_cast<ClipScalars*>(scalars_.data() + norm_bytes);
   }
 

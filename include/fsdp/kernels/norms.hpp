@@ -33,7 +33,40 @@ struct LossScale {
 
 namespace kernels {
 
+/// Digits of a norm's sum: see [Note: Exact sums of shares].
+inline constexpr int norm_digit_count = 22;
+
 namespace detail {
+
+/// [Note: Exact sums of shares] A share is a sum of squares or magnitudes of 16,384 fp32: a double that is not
+/// negative, a multiple of 2^-298, and below 2^270. Cut into digits of 26 bits, shares add up without rounding in any
+/// order, within a rank and over ranks, as long as a digit's sum stays below 2^53: that is for 2^27 shares, or 2^41
+/// elements. Only the last step rounds, where the digits become one double. A share that is not finite is not cut: each
+/// of its digits is the share.
+struct Digits {
+  static constexpr int bits = 26, lowest = -298;
+
+  /// Digit `index` of a share.
+  FSDP_HD static double of(double share, int index) {
+    auto const word = fsdp::detail::bit_cast<std::uint64_t>(share);
+    auto const exponent = static_cast<int>(word >> 52 & 0x7ff);
+    if (exponent == 0x7ff) return share;
+    if (exponent == 0) return 0.0;
+    auto const mantissa = (word & ((std::uint64_t{1} << 52) - 1)) | std::uint64_t{1} << 52;
+    int const shift = exponent - 1075 - (lowest + bits * index);
+    if (shift >= bits || shift < -52) return 0.0;
+    auto const moved = shift >= 0 ? mantissa << shift : mantissa >> -shift;
+    return static_cast<double>(moved & ((std::uint64_t{1} << bits) - 1));
+  }
+  FSDP_HD static double total(double const* digits) {
+    double sum = 0.0;
+    for (int index = 0; index < norm_digit_count; ++index) {
+      auto const unit = static_cast<std::uint64_t>(1023 + lowest + bits * index) << 52;
+      sum += digits[index] * fsdp::detail::bit_cast<double>(unit);
+    }
+    return sum;
+  }
+};
 
 /// Bits of a value that is not negative: they order as the values do, and place NaN above infinity.
 template <class Bits, class T>
@@ -80,12 +113,23 @@ struct NormCombine {
   }
 };
 
+struct NormDigits {
+  template <class Block>
+  FSDP_HD void operator()(Block const& block, std::int64_t index, double const* shares, std::int64_t n,
+                          double* out) const {
+    auto const digit = static_cast<int>(index);
+    double const result = block.sum(
+        n, [digit](double share) { return Digits::of(share, digit); }, shares);
+    if (block.thread() == 0) out[digit] = result;
+  }
+};
+
 struct ClipFactor {
   template <class Block>
-  FSDP_HD void operator()(Block const& block, std::int64_t, double const* slices, int count, NormKind kind,
+  FSDP_HD void operator()(Block const& block, std::int64_t, double const* parts, int count, NormKind kind,
                           float max_norm, float const* loss_scale, bool again, ClipScalars* out) const {
     if (block.thread() != 0) return;
-    double const total = combine(slices, count, kind);
+    double const total = kind == NormKind::inf ? largest(parts, count) : Digits::total(parts);
     double scale = loss_scale == nullptr ? 1.0 : static_cast<double>(*loss_scale);
     if (again && out->factor > 0.0f) scale = 1.0 / static_cast<double>(out->factor);
     double const norm = (kind == NormKind::l2 ? math::sqrt(total) : total) / scale;
@@ -98,24 +142,11 @@ struct ClipFactor {
     out->factor = static_cast<float>((factor < 1.0 ? factor : 1.0) / scale);
   }
 
-  /// Pairwise tree: adjacent pairs at each level, an odd one carried up. Level k pairs runs of 2^k slices, so a slice
-  /// is added as soon as its partner is complete: one pending sum for each bit of the index.
-  FSDP_HD static double combine(double const* slices, int count, NormKind kind) {
-    double pending[32];
-    int depth = 0;
-    for (int i = 0; i < count; ++i) {
-      double sum = slices[i];
-      for (int bits = i; (bits & 1) != 0; bits >>= 1) sum = join(pending[--depth], sum, kind);
-      pending[depth++] = sum;
-    }
-    if (depth == 0) return 0.0;
-    double sum = pending[--depth];
-    while (depth > 0) sum = join(pending[--depth], sum, kind);
-    return sum;
-  }
-  FSDP_HD static double join(double left, double right, NormKind kind) {
-    if (kind != NormKind::inf) return left + right;
-    return left > right || left != left ? left : right;
+  FSDP_HD static double largest(double const* parts, int count) {
+    double result = 0.0;
+    for (int i = 0; i < count; ++i)
+      if (!(parts[i] <= result)) result = parts[i] != parts[i] || result == result ? parts[i] : result;
+    return result;
   }
 };
 
@@ -168,16 +199,22 @@ void norm_combine(D const& device, typename D::Stream& stream, double const* par
   }
 }
 
-/// Combines the slices' shares by the pairwise tree and decides the step: out->norm, and out->factor =
-/// min(1, max_norm / (norm + 1e-6)), or -1 when the norm is not finite.
-/// @param slices  count shares of norm_combine, the same kind
+/// Adds up `count` shares of the kind l1 or l2 exactly. @param out  norm_digit_count doubles, to be added to those of
+/// other ranks
+template <Device D>
+void norm_digits(D const& device, typename D::Stream& stream, double const* shares, std::int64_t count, double* out) {
+  device.launch(stream, norm_digit_count, detail::NormDigits{}, shares, count, out);
+}
+
+/// Decides the step: out->norm, and out->factor = min(1, max_norm / (norm + 1e-6)), or -1 when the norm is not finite.
+/// @param parts  of the norm: the sums of norm_digits (l1, l2), or `count` results of norm_combine (inf)
 /// @param loss_scale  what gradients were scaled by: norm and factor are those of unscaled gradients; null: 1
 /// @param again  `out` holds an earlier decision about the same gradients: the norm is that of gradients multiplied by
 /// its factor, and the new factor includes it
 template <Device D>
-void clip_factor(D const& device, typename D::Stream& stream, double const* slices, int count, NormKind kind,
+void clip_factor(D const& device, typename D::Stream& stream, double const* parts, int count, NormKind kind,
                  float max_norm, float const* loss_scale, ClipScalars* out, bool again = false) {
-  device.launch(stream, 1, detail::ClipFactor{}, slices, count, kind, max_norm, loss_scale, again, out);
+  device.launch(stream, 1, detail::ClipFactor{}, parts, count, kind, max_norm, loss_scale, again, out);
 }
 
 /// After a step: a skipped one multiplies the scale by `backoff`, every `interval` steps taken in a row by `growth`

@@ -31,12 +31,11 @@ struct ClipOptions {
 /// `adamw.step(lr, norm)`. While a GradScaler lives, it also takes the loss scale out: the norm that is limited and
 /// reported is that of the unscaled gradients.
 ///
-/// [Note: A norm that does not depend on the layout] Each unit is cut into W world slices whatever the strategy; the
-/// one rank that answers for a slice sums it in double, in runs of 16,384 elements and these in turn, each in a fixed
-/// order; the slices meet in a W-vector that
-/// is zero elsewhere, so its all-reduce is exact; every rank combines the W entries by the same tree. Padding is zero,
-/// shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device memory:
-/// the optimizer kernel reads the factor.
+/// [Note: A norm that does not depend on the layout] Each unit is cut into the same slices whatever the strategy (see
+/// Division), and one rank has each. It sums every 16,384 elements of a slice in double, in a fixed order. These shares
+/// are added without rounding ([Note: Exact sums of shares]), so it does not matter which rank has which. Padding is
+/// zero, shared parameters are stored once, and replicas do not count twice. The norm and the factor stay in device
+/// memory: the optimizer kernel reads the factor.
 ///
 /// Called again before the step, it goes on from what the first call has decided, whose norm it replaces: a call with
 /// infinity then measures what the step will take. What was measured before another backward pass is void. A step that
@@ -47,7 +46,7 @@ struct ClipOptions {
 /// finite and must not be
 /// @note Stream: compute waits until all gradient shards are complete. The calling thread waits only under
 /// NonFinite::raise.
-/// @note Collective: one all-reduce of W doubles.
+/// @note Collective: one all-reduce of kernels::norm_digit_count doubles, or of W for the largest element.
 template <class E>
 [[nodiscard]] GradNorm<E> clip_grad_norm(E& engine, float max_norm, ClipOptions options = {}) {
   FSDP_EXPECTS(max_norm > 0.0f, "rank {}: clip_grad_norm: expected a positive max_norm, got {}", engine.rank(),
@@ -65,35 +64,40 @@ template <class E>
     shards.with_cause(
         [&] { shards.scalar_communicator().wait_for_peers(compute, norm.ticket, WaitSite::norm_peers_read); });
   auto span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "norm", "optimizer");
-  device.zero_async(compute, norm.slices, static_cast<std::size_t>(world) * sizeof(double));
+  auto const parts = options.norm == NormKind::inf ? world : kernels::norm_digit_count;
   std::int64_t partials = 0;
   for (std::size_t u = 0; u < shards.size(); ++u) {
     auto& unit = shards[u];
     if (!shards.has_gradient(unit)) continue;
-    auto const slice = unit.norm_slice();
+    auto const slice = unit.slice();
     kernels::norm_partials(device, compute, static_cast<float const*>(unit.gradient + slice.begin), slice.size(),
                            options.norm, norm.partials + partials);
     partials += kernels::norm_partial_count(slice.size());
   }
-  kernels::norm_combine(device, compute, static_cast<double const*>(norm.partials), partials, options.norm,
-                        norm.slices + engine.placement().norm_slice());
+  if (options.norm == NormKind::inf) {
+    device.zero_async(compute, norm.parts, static_cast<std::size_t>(parts) * sizeof(double));
+    kernels::norm_combine(device, compute, static_cast<double const*>(norm.partials), partials, options.norm,
+                          norm.parts + engine.rank());
+  } else {
+    kernels::norm_digits(device, compute, static_cast<double const*>(norm.partials), partials, norm.parts);
+  }
   span.end();
   if (world > 1) {
     span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "all-reduce", "optimizer",
-                                world * static_cast<std::int64_t>(sizeof(double)));
+                                parts * static_cast<std::int64_t>(sizeof(double)));
     std::array<char, 128> said{};
     auto const history = shards.history().text();
     auto const since =
         formatted_to(said, "{} to {:g}{}{}", name(options.norm), max_norm, history.empty() ? "" : ", ", history);
     norm.ticket = shards.with_cause([&] {
-      return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.slices), norm.slices,
-                                                     static_cast<std::size_t>(world),
+      return shards.scalar_communicator().all_reduce(compute, static_cast<double const*>(norm.parts), norm.parts,
+                                                     static_cast<std::size_t>(parts),
                                                      Label{"gradient norm", "optimizer", since});
     });
     span.end();
   }
   span = shards.trace().begin(compute, StreamKind::compute, "gradient norm", "clip factor", "optimizer");
-  kernels::clip_factor(device, compute, static_cast<double const*>(norm.slices), world, options.norm, max_norm,
+  kernels::clip_factor(device, compute, static_cast<double const*>(norm.parts), parts, options.norm, max_norm,
                        norm.loss_scale, norm.result, shards.gate().measured());
   span.end();
   GradNorm<E> const result(engine, shards.gate().set_measured(max_norm < std::numeric_limits<float>::infinity()));

@@ -79,7 +79,7 @@ class GradScaler {
   /// @param optimizer  of this engine
   /// @throws UsageError as the optimizer's step does
   /// @note Stream: on compute. The calling thread waits for nothing.
-  /// @note Collective: one all-reduce of W doubles, unless a norm is given.
+  /// @note Collective: one all-reduce as clip_grad_norm, unless a norm is given.
   template <class Optimizer>
   requires(!requires { typename Optimizer::LearningRates; }) void step(Optimizer& optimizer, float lr,
                                                                        GradNorm<E> measured = {}) {
