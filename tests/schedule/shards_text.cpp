@@ -23,7 +23,7 @@ TEST_CASE("each unit's padded shard is printed, a line each") {
   });
   CHECK(texts[1] ==
         "unit 'body': hybrid_shard(full_shard) over 2; 300 elements, padded to 512; rank 1: 256 to 512\n"
-        "unit 'head': no_shard over 1; 40 elements, padded to 256; rank 1: 0 to 256\n");
+        "unit 'head': no_shard over 1; 40 elements, padded to 64; rank 1: 0 to 64\n");
   CHECK(texts[2].substr(0, texts[2].find('\n')) ==
         "unit 'body': hybrid_shard(full_shard) over 2; 300 elements, padded to 512; rank 2: 0 to 256");
 }
