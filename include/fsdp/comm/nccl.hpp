@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/bootstrap.hpp"
+#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/nccl/handles.hpp"
 #include "fsdp/comm/nccl/state.hpp"
