@@ -155,7 +155,7 @@ void norms(A& on, std::int64_t n) {
     kernels::norm_partials(device, stream, static_cast<float const*>(gradients), n, kind, partials);
     on.take("norm_partials", partials, count);
     kernels::norm_combine(device, stream, static_cast<double const*>(partials), count, kind, parts + 1);
-    on.take("norm_combine", parts, 3);
+    on.take("norm_combine", parts, kernels::norm_digit_count);
     if (kind != NormKind::inf) kernels::norm_digits(device, stream, static_cast<double const*>(partials), count, parts);
     on.take("norm_digits", parts, kernels::norm_digit_count);
     auto* const scale = on.put_structs(std::vector{fsdp::LossScale{8.0f, 1}});
