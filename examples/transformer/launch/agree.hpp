@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "fsdp/comm/common/consult.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace transformer {

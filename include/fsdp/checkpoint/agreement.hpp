@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/consult.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::checkpoint {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fsdp/algorithm.hpp"
-#include "fsdp/comm/common/consult.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::checkpoint {

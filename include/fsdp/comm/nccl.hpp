@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "fsdp/comm/common/bootstrap.hpp"
-#include "fsdp/comm/common/consult.hpp"
 #include "fsdp/comm/common/operation.hpp"
 #include "fsdp/comm/nccl/handles.hpp"
 #include "fsdp/comm/nccl/state.hpp"
 #include "fsdp/comm/nccl/watch.hpp"
 #include "fsdp/concepts.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "fsdp/error.hpp"
 

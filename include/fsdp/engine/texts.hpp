@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "fsdp/comm/common/consult.hpp"
-#include "fsdp/comm/common/text.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
+#include "fsdp/init.hpp"
 #include "fsdp/layout.hpp"
 
 namespace fsdp::detail {
@@ -55,7 +55,7 @@ namespace fsdp::detail {
 /// @note Collective: yes.
 template <class Failure = ConfigError, class C>
 [[gnu::cold]] void expect_equal_texts(C& world, std::string const& mine, std::string_view what) {
-  auto const digest = formatted("{} {:016x}", mine.size(), comm::hash_of(mine));
+  auto const digest = formatted("{} {:016x}", mine.size(), hash_name(mine));
   auto const rank = comm::consult(world, digest, what, rank_that_differs);
   if (rank.empty()) return;
   bool const concerned = world.rank() == 0 || formatted("{}", world.rank()) == rank;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/common/consult.hpp"
+#include "fsdp/consult.hpp"
 #include "fsdp/trace/trace.hpp"
 
 namespace fsdp {
