@@ -30,8 +30,10 @@ std::string consult(C& world, std::string const& mine, std::string_view what, An
     return answer(world.exchange(mine, what));
 }
 
-/// Answers with rank 0's text.
-inline std::string text_of_first(std::vector<std::string> const& texts) { return texts.front(); }
+/// Answers with rank 0's text; with nothing where there is none.
+inline std::string text_of_first(std::vector<std::string> const& texts) {
+  return texts.empty() ? std::string() : texts.front();
+}
 /// Answers with the text of the lowest rank that has one.
 inline std::string first_text(std::vector<std::string> const& texts) {
   for (auto const& text : texts)

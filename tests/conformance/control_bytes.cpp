@@ -26,6 +26,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/forwarding.hpp"
+#include "tests/support/tcp_place.hpp"
 #include "tests/support/toy_model.hpp"
 
 namespace control_bytes {
@@ -44,19 +45,10 @@ extern "C" ssize_t send(int descriptor, void const* data, std::size_t bytes, int
 
 namespace {
 
-using fsdp::bootstrap::Environment;
 using fsdp::bootstrap::Secret;
 using fsdp::bootstrap::TcpGroup;
-
-Environment place(int rank, int size, int port) {
-  Environment result;
-  result.rank = rank;
-  result.size = size;
-  result.address = "127.0.0.1";
-  result.port = port;
-  return result;
-}
-int free_port() { return fsdp::bootstrap::listen_on("127.0.0.1", 0).local_port(); }
+using fsdp::testing::free_port;
+using fsdp::testing::place;
 
 /// What rank 0 sends while all ranks make a call.
 struct Sent {

@@ -94,8 +94,9 @@ TEST_CASE("a secret that others may read, or that is none, is refused with the r
 TEST_CASE("signatures are HMAC-SHA256", "[secret]") {
   // RFC 4231, test case 7: the key has 131 bytes.
   auto const digest = Secret(std::string(131, '\xaa'))
-                          .sign("This is a test using a larger than block-size key and a larger than block-size data. "
-                                "The key needs to be hashed before being used by the HMAC algorithm.");
+                          .sign(
+                              "This is a test using a larger than block-size key and a larger than block-size data. "
+                              "The key needs to be hashed before being used by the HMAC algorithm.");
   std::string hex;
   for (auto const byte : digest) hex += fsdp::formatted("{:02x}", static_cast<unsigned>(byte));
   CHECK(hex == "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");

@@ -23,23 +23,18 @@
 
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/tcp_place.hpp"
 
 namespace {
 
 using namespace fsdp::bootstrap;
+using fsdp::testing::free_port;
+using fsdp::testing::place;
 
 constexpr auto patience = std::chrono::seconds(120);
 Clock::time_point soon() { return Clock::now() + patience; }
 Secret const ours("a secret of sixteen bytes or more"), theirs("another one, as long as the first");
 constexpr int ranks = 4;
-
-Environment place(int rank, int port, int size = ranks) {
-  Environment result;
-  result.rank = rank;
-  result.size = size;
-  result.port = port;
-  return result;
-}
 
 /// Stands between a rank and rank 0 and passes on what they say, so that the test sees it.
 class Relay {
@@ -181,8 +176,6 @@ class Ranks {
   std::vector<std::thread> threads_;
 };
 
-int free_port() { return listen_on("127.0.0.1", 0).local_port(); }
-
 }  // namespace
 
 TEST_CASE("two hundred strangers, before, between and after the ranks, neither end, name nor delay a group", "[tcp]") {
@@ -191,7 +184,7 @@ TEST_CASE("two hundred strangers, before, between and after the ranks, neither e
   Ranks group;
   auto const body = [&](int rank, int at) {
     return [rank, at] {
-      TcpGroup joined(place(rank, at), patience, ours);
+      TcpGroup joined(place(rank, ranks, at), patience, ours);
       auto const texts = joined.exchange(std::to_string(rank), "ranks");
       if (texts != std::vector<std::string>{"0", "1", "2", "3"}) throw fsdp::Error("other texts");
     };
@@ -222,7 +215,7 @@ TEST_CASE("two hundred strangers, before, between and after the ranks, neither e
 TEST_CASE("a hello that another run has said is answered, and takes no rank's place", "[tcp]") {
   int const port = free_port();
   Ranks group;
-  group.start(0, [&] { TcpGroup(place(0, port), patience, ours); });
+  group.start(0, [&] { TcpGroup(place(0, ranks, port), patience, ours); });
   Stranger const replay{connect_to("127.0.0.1", port, soon())};
   auto const hello = hello_of({1, ranks}, ours);
   replay.socket.send(hello.data(), hello.size(), soon(), "rank 0");
@@ -233,7 +226,7 @@ TEST_CASE("a hello that another run has said is answered, and takes no rank's pl
   replay.socket.send(&proof, sizeof(proof), soon(), "rank 0");
   CHECK(replay.heard(true) == 0);
   for (int rank = 1; rank < ranks; ++rank)
-    group.start(rank, [&, rank] { TcpGroup(place(rank, port), patience, ours); });
+    group.start(rank, [&, rank] { TcpGroup(place(rank, ranks, port), patience, ours); });
   group.join();
   for (int rank = 0; rank < ranks; ++rank) CHECK(group.thrown(rank) == "");
 }
@@ -242,7 +235,7 @@ TEST_CASE("memory grows with what a rank sends, not with what it announces", "[t
   auto const memory = peak_memory();
   int const port = free_port();
   Ranks group;
-  group.start(0, [&] { TcpGroup(place(0, port, 2), patience, ours).exchange("", "texts"); });
+  group.start(0, [&] { TcpGroup(place(0, 2, port), patience, ours).exchange("", "texts"); });
   group.start(1, [&] {
     Socket const first = knock("127.0.0.1", port, "", 0, {1, 2}, ours, soon());
     struct {
@@ -265,7 +258,7 @@ TEST_CASE("a false rank 0 is left, and the true one found in its place", "[tcp]"
   int const port = listener->local_port();
   Ranks group;
   for (int rank = 1; rank < ranks; ++rank)
-    group.start(rank, [&, rank] { TcpGroup(place(rank, port), patience, ours); });
+    group.start(rank, [&, rank] { TcpGroup(place(rank, ranks, port), patience, ours); });
   for (int caller = 0; caller < ranks - 1; ++caller) {  // each in another way
     Socket const false_first = accept_from(*listener, soon());
     fsdp::bootstrap::detail::Hello hello;
@@ -286,7 +279,7 @@ TEST_CASE("a false rank 0 is left, and the true one found in its place", "[tcp]"
     }
   }
   listener.reset();
-  group.start(0, [&] { TcpGroup(place(0, port), patience, ours); });
+  group.start(0, [&] { TcpGroup(place(0, ranks, port), patience, ours); });
   group.join();
   for (int rank = 0; rank < ranks; ++rank) CHECK(group.thrown(rank) == "");
 }
@@ -295,14 +288,14 @@ TEST_CASE("ranks with the secret that disagree are told at once", "[tcp]") {
   int const port = free_port();
   SECTION("about the size") {
     Ranks group;
-    for (int rank : {0, 1}) group.start(rank, [&, rank] { TcpGroup(place(rank, port, 2 + rank), patience, ours); });
+    for (int rank : {0, 1}) group.start(rank, [&, rank] { TcpGroup(place(rank, 2 + rank, port), patience, ours); });
     group.join();
     for (int rank : {0, 1}) CHECK(group.thrown(rank).find("a peer says that it is rank 1 of 3") != std::string::npos);
   }
   SECTION("about who is who") {
     Ranks group;
     for (int rank : {0, 1, 2})
-      group.start(rank, [&, rank] { TcpGroup(place(rank == 0 ? 0 : 1, port, 3), patience, ours); });
+      group.start(rank, [&, rank] { TcpGroup(place(rank == 0 ? 0 : 1, 3, port), patience, ours); });
     group.join();
     for (int rank : {0, 1, 2})
       CHECK(group.thrown(rank).find("two processes say that they are rank 1 of 3, at 127.0.0.1 and at 127.0.0.1") !=
@@ -314,8 +307,8 @@ TEST_CASE("a rank with another secret is a stranger, and both sides say so at th
   int const port = free_port();
   auto const briefly = std::chrono::milliseconds(500);
   Ranks group;
-  group.start(0, [&] { TcpGroup(place(0, port, 2), briefly, ours); });
-  group.start(1, [&] { TcpGroup(place(1, port, 2), briefly, theirs); });
+  group.start(0, [&] { TcpGroup(place(0, 2, port), briefly, ours); });
+  group.start(1, [&] { TcpGroup(place(1, 2, port), briefly, theirs); });
   group.join();
   INFO(group.thrown(0) << "\n" << group.thrown(1));
   CHECK(group.thrown(0).find("it does not have this rank's secret (FSDP_SECRET_FILE)") != std::string::npos);

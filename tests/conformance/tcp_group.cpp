@@ -16,23 +16,14 @@
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/in_child.hpp"
+#include "tests/support/tcp_place.hpp"
 
 using fsdp::bootstrap::Environment;
 using fsdp::bootstrap::TcpGroup;
+using fsdp::testing::free_port;
+using fsdp::testing::place;
 
 namespace {
-
-/// A port that was free a moment ago.
-int free_port() { return fsdp::bootstrap::listen_on("127.0.0.1", 0).local_port(); }
-
-Environment place(int rank, int size, int port) {
-  Environment result;
-  result.rank = rank;
-  result.size = size;
-  result.address = "127.0.0.1";
-  result.port = port;
-  return result;
-}
 
 /// Runs `body(rank)` on one thread per rank; gives what each threw ("" for nothing).
 template <class Body>

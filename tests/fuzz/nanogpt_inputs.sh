@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Fuzzes the readers of nanogpt, of checkpoints and of the bootstrap over TCP, by libFuzzer under AddressSanitizer and
-# UndefinedBehaviorSanitizer: the targets in
-# tests/fuzz/targets. An input that fails is kept, and its path is printed.
+# UndefinedBehaviorSanitizer: the targets in tests/fuzz/targets. An input that fails is kept, and its path is printed.
 # skip-sanitizers
 # timeout: 900
 #

@@ -96,6 +96,10 @@ TEST_CASE("shares of a norm add up exactly, in any order and on any rank", "[ker
     auto const l1 = out.norm;
     kernels::clip_factor(device, stream, whole.data(), parts, NormKind::l2, 1.0f, nullptr, &out);
     CHECK(out.norm == std::sqrt(l1));
+    auto small = random_values<double>(count, 10);
+    for (auto& share : small) share = std::fabs(share);
+    kernels::clip_factor(device, stream, digits_of(small).data(), parts, NormKind::l2, 1e6f, nullptr, &out);
+    CHECK(out.factor == 1.0f);
     float const loss_scale = 1024.0f;  // norm and factor are those of unscaled gradients; a power of two: exact
     kernels::clip_factor(device, stream, whole.data(), parts, NormKind::l1, 0.5f, &loss_scale, &out);
     CHECK(out.norm == l1 / 1024.0);

@@ -213,8 +213,8 @@ struct OwnSlices {
   std::vector<SlicePlace> places;  ///< of each slice
 };
 
-/// What this rank writes: of every unit its slice (see FlatParam::slice), so that each element is written once, whatever is
-/// sharded or replicated.
+/// What this rank writes: of every unit its slice (see FlatParam::slice), so that each element is written once,
+/// whatever is sharded or replicated.
 /// @param without_frozen  see SaveOptions
 /// @pre the engine is sealed
 template <class E>

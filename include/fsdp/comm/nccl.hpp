@@ -65,8 +65,7 @@ class Communicator {
     auto const place = bootstrap::Environment::read();
     auto state = std::make_unique<State>(device, place.rank, place.size, options);
     state->control.emplace(place, options.timeout);
-    state->connect(
-        [&](std::string const& id) { return state->control->consult(id, "NCCL identifier", comm::text_of_first); });
+    state->connect(*state->control);
     return Communicator(std::move(state));
   }
   /// The ranks of `control`: anything with rank(), size() and exchange(text, what), such as an mpi::Communicator. It
@@ -75,8 +74,7 @@ class Communicator {
   template <class Control>
   static Communicator from(Control& control, cuda::Device device, Options options = {}) {
     auto state = std::make_unique<State>(device, control.rank(), control.size(), options);
-    state->connect(
-        [&](std::string const& id) { return comm::consult(control, id, "NCCL identifier", comm::text_of_first); });
+    state->connect(control);
     return Communicator(std::move(state));
   }
   /// Uses the caller's communicator, which must outlive this one and is not destroyed. Streams of the caller are

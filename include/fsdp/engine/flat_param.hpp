@@ -117,9 +117,7 @@ class FlatParam {
   /// sealed unit. @param where  of the engine's units that shard
   [[gnu::cold]] std::vector<Segment> kept(Placement const& where) const {
     auto const place = strategy_.shards ? where : where.replicated();
-    auto layout = layout_;
-    layout.seal(place.world, place.shards);
-    return layout.segments(shard_range(layout.padded(), place.shards, place.shard));
+    return layout_.segments(shard_range(layout_.divided(place.world, place.shards).padded, place.shards, place.shard));
   }
   Range shard() const { return shard_; }  ///< this rank's slice, in elements of the flat parameter
   /// The slice that this rank sums for norms and saves, in elements of the shard: of replicas, each has another one,

@@ -17,7 +17,7 @@ namespace fsdp::detail {
 
 /// A unit's layout, a line per tensor.
 [[gnu::cold]] inline std::string text_of(std::string_view unit, FlatLayout const& layout) {
-  auto lines = formatted("unit '{}' of {} elements\n", unit, layout.numel());
+  auto lines = formatted("unit '{}'\n", unit);
   for (auto const& tensor : layout.tensors())
     lines += formatted("unit '{}': tensor '{}' ({}) at {}, decay {}, init {}\n", unit, tensor.name,
                        listed(tensor.shape), tensor.offset, tensor.decay, to_text(tensor.init));

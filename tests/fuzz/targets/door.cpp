@@ -14,6 +14,7 @@
 #include "fsdp/comm/common/bootstrap.hpp"
 #include "fsdp/error.hpp"
 #include "tests/fuzz/targets/changed.hpp"
+#include "tests/support/tcp_place.hpp"
 
 namespace at_the_door {
 
@@ -26,15 +27,6 @@ std::string bytes_of(T const& value) {
 bootstrap::Clock::time_point in(std::chrono::milliseconds time) { return bootstrap::Clock::now() + time; }
 constexpr auto patience = std::chrono::seconds(10);
 bootstrap::Secret const secret("sixteen bytes or more");
-
-bootstrap::Environment place(int rank, int port) {
-  bootstrap::Environment result;
-  result.rank = rank;
-  result.size = 2;
-  result.address = "127.0.0.1";
-  result.port = port;
-  return result;
-}
 
 /// As a group sends it.
 std::string message(std::uint64_t sequence, std::string const& text, std::string_view what) {
@@ -67,21 +59,26 @@ void visit(std::string const& text, bootstrap::Secret const& key) {
   if (!key.is_known() && !keeper.verdict().empty()) std::abort();     // nothing is proven
 }
 
+/// One rank of two, whose peer says anything.
+void take_part(int rank, int port) {
+  try {
+    bootstrap::TcpGroup group(fsdp::testing::place(rank, 2, port), patience, bootstrap::Secret());
+    if (group.exchange("mine", "texts").size() != 2) std::abort();
+    static_cast<void>(group.split(0, 0, "part"));
+  } catch (fsdp::Error const&) {
+  }
+}
+
 /// Rank 1 of 2, which is let in and says `text` then.
 void rank(std::string const& text) {
-  int const port = bootstrap::listen_on("127.0.0.1", 0).local_port();
+  int const port = fsdp::testing::free_port();
   std::thread other([&] {
     bootstrap::detail::Hello hello;
     hello.claim = {1, 2};
     say(bootstrap::connect_to("127.0.0.1", port, in(patience)),
         bytes_of(hello) + bytes_of(bootstrap::detail::Proof{}) + text);
   });
-  try {
-    bootstrap::TcpGroup group(place(0, port), patience, bootstrap::Secret());
-    if (group.exchange("mine", "texts").size() != 2) std::abort();
-    static_cast<void>(group.split(0, 0, "part"));
-  } catch (fsdp::Error const&) {
-  }
+  take_part(0, port);
   other.join();
 }
 
@@ -92,12 +89,7 @@ void first(std::string const& text) {
     auto const socket = bootstrap::accept_from(listener, in(patience));
     say(socket, bytes_of(bootstrap::detail::Challenge{}) + bootstrap::detail::welcome + text);
   });
-  try {
-    bootstrap::TcpGroup group(place(1, listener.local_port()), patience, bootstrap::Secret());
-    if (group.exchange("mine", "texts").size() != 2) std::abort();
-    static_cast<void>(group.split(0, 0, "part"));
-  } catch (fsdp::Error const&) {
-  }
+  take_part(1, listener.local_port());
   other.join();
 }
 

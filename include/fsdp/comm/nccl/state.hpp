@@ -140,15 +140,16 @@ struct State {
   Watch::Phase phase(comm::Operation const& operation) { return {watch.get(), operation}; }
 
   /// Makes the communicator. A group of one rank needs none.
-  /// @param from_first  given a text on rank 0, returns it on every rank
-  template <class FromFirst>
-  void connect(FromFirst const& from_first) {
+  /// @param ranks  the same ones, over which rank 0 passes the identifier on
+  template <class Control>
+  void connect(Control& ranks) {
     detail::check_options(options);
     if (size == 1) return;
     device.make_current();
     ncclUniqueId id{};
     if (rank == 0) FSDP_NCCL_CHECK(nullptr, ncclGetUniqueId(&id));
-    auto const bytes = from_first(rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string());
+    auto const bytes = comm::consult(ranks, rank == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string(),
+                                     "NCCL identifier", comm::text_of_first);
     if (bytes.size() != sizeof(id.internal)) fail<PeerError>("rank {}: rank 0 sent no NCCL identifier", rank);
     std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
     auto config = detail::make_config(options);

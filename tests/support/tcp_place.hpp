@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of a group over TCP on the loopback.
+#pragma once
+
+#include "fsdp/comm/common/environment.hpp"
+#include "fsdp/comm/common/tcp_socket.hpp"
+
+namespace fsdp::testing {
+
+/// A port that was free a moment ago.
+inline int free_port() { return bootstrap::listen_on("127.0.0.1", 0).local_port(); }
+
+/// What the environment of a rank would say.
+inline bootstrap::Environment place(int rank, int size, int port) {
+  bootstrap::Environment result;
+  result.rank = rank;
+  result.size = size;
+  result.address = "127.0.0.1";
+  result.port = port;
+  return result;
+}
+
+}  // namespace fsdp::testing
