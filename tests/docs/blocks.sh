@@ -54,9 +54,22 @@ for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
 done
 
-# What preludes include is compiled once, but for torch's headers, which need not be there.
-find tests/docs/preludes -name '*.cpp' ! -name libtorch.cpp -exec grep -hE '^ *# *include' {} + | sort -u >"$folder/headers.hpp"
-"$compiler" "${flags[@]}" -x c++-header "$folder/headers.hpp" -o "$folder/headers.hpp.gch" || { echo "the preludes' headers do not compile"; exit 1; }
+# Blocks with preludes are one source, each in a namespace of its own, for most of the time goes into headers. torch's headers
+# need not be there.
+includes() { grep -hE '^ *# *include' "$@" | sort -u; }
+includes $(find tests/docs/preludes -name '*.cpp' ! -name libtorch.cpp) >"$folder/headers.hpp"
+includes tests/docs/preludes/libtorch.cpp >"$folder/torch.hpp"
+declare -A with_prelude=()
+
+compiles() { # compiles WHERE ARGUMENT...: counts it, or says what the compiler says
+  if "$compiler" "${flags[@]}" "${@:2}" >"$folder/log" 2>&1; then
+    compiled=$((compiled + 1))
+  else
+    complain "$1 does not compile:"
+    grep -E 'error|warning' "$folder/log" | head -n 10 || head -n 20 "$folder/log"
+    return 1
+  fi
+}
 
 for ((n = 1; n <= blocks; ++n)); do
   block=$folder/$n.block how=$(<"$folder/$n.how") where=$(<"$folder/$n.where")
@@ -65,48 +78,49 @@ for ((n = 1; n <= blocks; ++n)); do
     ((${#BASH_REMATCH[1]} > 10)) || complain "$where: not compiled, for no reason"
     echo "$where: not compiled: ${BASH_REMATCH[1]}"
     not_compiled=$((not_compiled + 1))
-    continue
   elif [[ $how =~ ^\<!--\ compile:\ prelude=([a-z_0-9]+)\ --\>$ ]]; then
-    name=${BASH_REMATCH[1]}
+    name=${BASH_REMATCH[1]} together=headers
     prelude=tests/docs/preludes/$name.cpp
-    if [[ $name == libtorch && -z ${FSDP_LIBTORCH_INCLUDES:-} ]]; then
-      without_torch=$((without_torch + 1))
-      continue
+    if [[ $name == libtorch ]]; then
+      if [[ -z ${FSDP_LIBTORCH_INCLUDES:-} ]]; then
+        without_torch=$((without_torch + 1))
+        continue
+      fi
+      together=torch
     fi
     [[ -e $prelude ]] || { complain "$where: there is no $prelude"; continue; }
     (($(grep -c '^ *// BLOCK$' "$prelude") == 1)) || { complain "$prelude: needs one line '// BLOCK'"; continue; }
     line=$(grep -n '^ *// BLOCK$' "$prelude" | cut -d: -f1)
     {
+      echo "namespace block_$n {"
       echo "#line 1 \"$prelude\""
-      head -n "$((line - 1))" "$prelude"
+      head -n "$((line - 1))" "$prelude" | sed 's/^ *# *include.*//'
       echo "#line ${where#*:} \"${where%:*}\""
       cat "$block"
       echo "#line $((line + 1)) \"$prelude\""
       tail -n "+$((line + 1))" "$prelude"
-    } >"$source"
+      echo "}"
+    } >>"$folder/$together.cpp"
+    with_prelude[$together]=$((${with_prelude[$together]:-0} + 1))
   elif grep -qE '^ *# *include|^int main\(' "$block"; then
     { echo "#line ${where#*:} \"${where%:*}\"" && cat "$block"; } >"$source"
-  else
-    complain "$where: neither a file of its own nor '<!-- compile: prelude=NAME -->' in the line before"
-    continue
-  fi
-  mode=(-fsyntax-only)
-  if [[ $how == *prelude=libtorch* ]]; then
-    IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
-    for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
-  elif [[ $how == *prelude=* ]]; then
-    mode+=(-include "$folder/headers.hpp")
-  fi
-  if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
-  if "$compiler" "${flags[@]}" "${mode[@]}" "$source" >"$folder/log" 2>&1; then
-    compiled=$((compiled + 1))
-    if [[ ${mode[0]} == -o ]]; then
+    mode=(-fsyntax-only)
+    if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
+    if compiles "$where" "${mode[@]}" "$source" && [[ ${mode[0]} == -o ]]; then
       timeout 120 "$folder/$n" >"$folder/log" 2>&1 || { complain "$where does not end well:"; tail -n 5 "$folder/log"; }
     fi
   else
-    complain "$where does not compile:"
-    grep -E 'error|warning' "$folder/log" | head -n 10 || head -n 20 "$folder/log"
+    complain "$where: neither a file of its own nor '<!-- compile: prelude=NAME -->' in the line before"
   fi
+done
+
+for together in "${!with_prelude[@]}"; do
+  mode=(-fsyntax-only -include "$folder/$together.hpp")
+  if [[ $together == torch ]]; then
+    IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
+    for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
+  fi
+  compiles "one of ${with_prelude[$together]} blocks" "${mode[@]}" "$folder/$together.cpp" && compiled=$((compiled + with_prelude[$together] - 1))
 done
 
 ((not_compiled <= most_not_compiled)) || complain "$not_compiled blocks are not compiled, at most $most_not_compiled may be"

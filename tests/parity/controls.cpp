@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Controls of movement: what is gathered ahead, kept, or left waiting changes no result, with delays at every kernel
 // and collective.
+//
+// skip-asan
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -17,10 +17,9 @@
 #include "fsdp/paths.hpp"
 #include "fsdp/recompute.hpp"
 
-namespace mlp {
+using namespace mlp;
 using Device = fsdp::host::Device;
 using Comm = fsdp::local::Communicator<Device>;
 void train(fsdp::Mesh<Comm>& mesh, Mlp<Device> const& layer, std::int64_t rows, std::int64_t width) {
   // BLOCK
 }
-}  // namespace mlp

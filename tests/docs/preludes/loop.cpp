@@ -10,9 +10,8 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
 
-namespace mlp {
+using namespace mlp;
 using Comm = fsdp::local::Communicator<fsdp::host::Device>;
 void train(Comm comm, int steps, std::int64_t rows, std::int64_t width, std::size_t depth) {
   // BLOCK
 }
-}  // namespace mlp
