@@ -114,11 +114,6 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
         "run: expected only one of the two",
         s.init_from);
-  if (s.gradient_accumulation_steps % ranks != 0)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
-        "{}{}",
-        ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
   static_cast<void>(offloaded(s, s.dtype != "float32"));
   if (command != Command::bench || s.activation_checkpointing != "both")
     static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));
