@@ -7,8 +7,7 @@
 #   start_node n1          starts its slurmd again
 #   end_cluster            kills all of it
 #
-# The daemons stay in the foreground of background jobs, so that each is known by its id. What they start has FSDP_DRILL,
-# which names the folder and the node, in its environment.
+# Daemons and what they start are known by their logs, which they have open.
 
 # missing_slurm: the programs that this machine lacks; nothing if it has all.
 missing_slurm() {
@@ -45,6 +44,7 @@ SlurmdPidFile=$cluster/log/%n.pid
 SlurmctldLogFile=$cluster/log/slurmctld.log
 SlurmdLogFile=$cluster/log/%n.log
 SlurmdTimeout=5
+MessageTimeout=3
 InactiveLimit=0
 KillWait=5
 MinJobAge=600
@@ -86,25 +86,29 @@ three_ports() {
   echo "$first"
 }
 start_daemon() { # start_daemon NAME COMMAND...
-  FSDP_DRILL=$cluster/$1 "${@:2}" > "$cluster/log/$1.output" 2>&1 &
+  "${@:2}" > "$cluster/log/$1.output" 2>&1 < /dev/null &
+  disown
 }
 start_node() { start_daemon "$1" slurmd -D -N "$1"; }
 nodes_are() { # nodes_are STATE OF N0, STATE OF N1
   test "$(sinfo --noheader --Node --format="%N %t" 2> /dev/null | sort | tr '\n' ' ')" = "n0 $1 n1 $2 "
 }
 
-# processes_of NAME: ids of what NAME's daemon has started, and of the daemon.
+# processes_of NAME: ids of NAME's daemon and of all that it has started. Slurm's steps have its log open, and their tasks
+# are their descendants.
 processes_of() {
-  local found
-  for found in $(grep -laz "^FSDP_DRILL=$cluster/$1\$" /proc/[0-9]*/environ 2> /dev/null); do
-    found=${found%/environ}
-    descendants "${found#/proc/}"
+  local id
+  find /proc/[0-9]*/fd -lname "$cluster/log/$1.*" 2> /dev/null | cut -d / -f 3 | sort -un | while read -r id; do
+    descendants "$id"
   done | sort -un
 }
-descendants() {
-  local child
-  echo "$1"
-  for child in $(cat "/proc/$1"/task/*/children 2> /dev/null); do descendants "$child"; done
+descendants() { # descendants ID...
+  local id
+  for id in "$@"; do
+    echo "$id"
+    # shellcheck disable=SC2046  # a list of ids
+    descendants $(cat "/proc/$id"/task/*/children 2> /dev/null)
+  done
 }
 lose_node() {
   local ids
