@@ -115,6 +115,21 @@ if [[ -x $program ]]; then
   check "without a plugin: Open MPI has begun" test "$(grep -ciE 'opal|direct launched' output)" = 0
 fi
 
+# --- retries are bounded, and a job that is cancelled stays so ----------------------------------------------------------------
+name=retries
+printf '#!/bin/sh\nexit 75\n' > fails
+chmod +x fails
+job=$(NANOGPT=$PWD/fails OUT=$name RETRIES=1 sbatch --parsable --output="$name.out" --nodes=2 --ntasks-per-node=2 "$examples/nanogpt/train.sbatch")
+comes "does not give up" is_in FAILED
+check "$name: was not retried" says '^slurm.sh: exit code 75; retry 1 of 1; the job is requeued$'
+check "$name: does not say why" says '^slurm.sh: exit code 75; the job has been retried 1 times in a row \(RETRIES=1\) and ends$'
+if begin cancelled; then
+  scancel "$job"
+  comes "is not cancelled" is_in CANCELLED
+  comes "its nodes are not free" nodes_are idle idle
+  check "$name: is requeued" is_in CANCELLED
+fi
+
 for round in $(seq "$rounds"); do
   node=n$((round % 2))
   # --- a signal ------------------------------------------------------------------------------------------------------------
