@@ -152,8 +152,8 @@ refuses "WORLD_SIZE is not set" env RANK=0 "${train[@]}"
 refuses "WORLD_SIZE='two': expected" bash -c 'named 0 two "$@"' named "${train[@]}"
 timeout 60 bash -c 'named 0 1 "$@"' named "${train[@]}" --out_dir=alone > output 2>&1 || fail "one rank of torchrun: $(tail -n 3 output)"
 grep -q '^one process, ' output || fail "one rank of torchrun is not one process"
-# A step of srun with several tasks, of which MPI knows nothing, and a batch script, which is no task.
-refuses "$([[ -n ${mpirun[*]-} ]] && echo "srun has started 2 processes, but MPI finds 1" || echo "built without MPI")" \
+# A step of srun with several tasks that have no PMI, and a batch script, which is no task.
+refuses "$([[ -n ${mpirun[*]-} ]] && echo "started by srun without MPI: this process is task 0 of 2" || echo "built without MPI")" \
   env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 "${train[@]}"
 timeout 60 env SLURM_PROCID=0 SLURM_NTASKS=2 "${train[@]}" --out_dir=alone > output 2>&1 || fail "a batch script: $(tail -n 3 output)"
 if [[ -n ${mpirun[*]-} ]]; then

@@ -327,6 +327,9 @@ int run_on_ranks(Settings const& settings, Command command, CommandLine line) {
     choose_dtype(job, take_settings_of_run(job.settings, command));
     launch = read_launch(launch_variables());
     kind = choose_world(launch, build, job.device, settings.ranks, settings.comm);
+#if TRANSFORMER_HAVE_MPI
+    if (kind == WorldKind::mpi || kind == WorldKind::nccl_by_mpi) fsdp::mpi::expect_pmi();
+#endif
     fsdp::host::set_wait_deadline(collective_timeout(settings));
     return EXIT_SUCCESS;
   });

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/comm/common/engine_ends.hpp"
+#include "fsdp/comm/common/pmi.hpp"
 #include "fsdp/comm/mpi/failure.hpp"
 #include "fsdp/comm/mpi/header.hpp"
 #include "fsdp/comm/mpi/post.hpp"
@@ -74,6 +75,15 @@ inline Ends& ends() {
 
 }  // namespace detail
 
+/// To be called before MPI is initialised; Environment does.
+/// @throws ConfigError if srun has started this process without an MPI plugin: Open MPI would end it inside MPI_Init.
+/// MPICH may have been built with Slurm's own library, which needs no plugin.
+inline void expect_pmi() {
+#ifdef OPEN_MPI
+  if (auto const text = comm::missing_pmi(); !text.empty()) fail<ConfigError>("{}", text);
+#endif
+}
+
 /// Settings of a communicator and of those split from it.
 struct Options {
   /// Time that a rank waits for its peers before it reports them and ends the run: by default FSDP_TIMEOUT (seconds)
@@ -93,10 +103,11 @@ class Environment {
  public:
   /// Initialises MPI for several threads, groups ranks by node, and takes over SIGTERM (unless the program handles it)
   /// and std::terminate.
-  /// @throws ConfigError if MPI cannot serve several threads or a setting is malformed
+  /// @throws ConfigError if MPI cannot serve several threads, a setting is malformed, or as expect_pmi()
   /// @note Collective: yes, over MPI_COMM_WORLD.
   Environment(int& argc, char**& argv) : unwinding_(std::uncaught_exceptions()) {
     std::set_terminate(detail::end_by_exception);
+    expect_pmi();
     int provided = 0;
     detail::check(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     detail::process().initialized.store(true);
