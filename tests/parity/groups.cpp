@@ -2,7 +2,7 @@
 // Parameter groups, several optimizers in one step, and optimizers that move: against loops in double over whole
 // tensors, for every strategy and 1 to 4 ranks.
 //
-// skip-tsan
+// skip-sanitizers
 #include <algorithm>
 #include <cmath>
 #include <functional>
