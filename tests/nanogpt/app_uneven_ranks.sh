@@ -43,7 +43,7 @@ for ranks in 2 3 4; do
 done
 check "learns nothing" awk '{ last = $2; if (first == "") first = last } END { exit !(last < first - 0.1) }' one5.losses
 says "note: gradient_accumulation_steps 5 is not a multiple of the 4 ranks: each rank makes 2 micro-steps, and in the last one 3 of the ranks have no sequences"
-train 3-of-2 --ranks=3 --gradient_accumulation_steps=2 --max_iters=3
+train 3-of-2 --ranks=3 --gradient_accumulation_steps=2 --max_iters=3 --trace=trace.json
 says "note: gradient_accumulation_steps 2 is not a multiple of the 3 ranks: each rank makes 1 micro-step, and in the last one 1 of the ranks has no sequences"
 train one2 --ranks=1 --gradient_accumulation_steps=2 --max_iters=3
 same one2 3-of-2
