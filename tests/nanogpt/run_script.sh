@@ -154,6 +154,16 @@ run "$work/tools" --data=
 says "--data needs a file"
 RANKS=none run "$work/tools"
 says "RANKS=none"
+RANKS=4 run "$work/tools" --least=5
+says "run.sh: error: --least=5: expected at most the number of ranks, which is 4"
+run "$work/tools" --least=4 --hosts=a:2,b:1
+says "run.sh: error: --least=4: expected at most the number of ranks, which is 3"
+run "$work/tools" --least=0
+says "--least=0: expected a positive number"
+run "$work/tools" --hosts=a:2
+says "--hosts: expected --least=N too, got none"
+run "$work/tools" --least=1 --hosts=a,b
+says "--hosts: expected NAME:RANKS, separated by commas, got 'a,b'"
 
 # What the build needs before CMake can say more is installed: by root, by sudo, or not at all. (No compiler is on these paths.)
 stub packages apt-get <<< '[[ $1 == update ]] || exit 9'
