@@ -36,7 +36,7 @@ if ((RANK == 1)); then
   until [[ -e ready.0 && -e ready.2 ]]; do sleep 0.05; done
   exit 70
 fi
-while :; do sleep 0.05; done
+while [[ -e fails ]]; do sleep 0.05; done
 END
 printf '#!/bin/bash\nexit $((RANK == 0 ? 0 : 85))\n' > some_save
 printf '#!/bin/bash\nfor gpu in 0 1 2; do echo "GPU $gpu: a card"; done\n' > nvidia-smi
@@ -93,7 +93,7 @@ done
 
 rm -f ready.*
 code=0
-timeout 60 env NODE_RANK=0 NODES=1 RANKS_PER_NODE=3 MASTER_ADDR=a RANKS_GRACE=1 "$start_ranks" ./fails > output 2>&1 || code=$?
+timeout -s KILL 60 env NODE_RANK=0 NODES=1 RANKS_PER_NODE=3 MASTER_ADDR=a RANKS_GRACE=1 "$start_ranks" ./fails > output 2>&1 || code=$?
 check "a rank that fails: ended with $code" test $code = 70
 check "does not say that a rank failed" grep -q "a rank has ended with 70; the others of this node are ended" output
 code=0

@@ -37,10 +37,9 @@ number RANKS_GRACE "$grace" 0
 export MASTER_ADDR=${MASTER_ADDR:-${PET_MASTER_ADDR:-}} MASTER_PORT=${MASTER_PORT:-${PET_MASTER_PORT:-29500}}
 [[ -n $MASTER_ADDR || $((nodes * each)) == 1 ]] || die "MASTER_ADDR and PET_MASTER_ADDR are not set: expected the name of the pod with index 0"
 
-ranks=() asked=0
-ask() { if ((${#ranks[@]} > 0)); then kill -USR1 "${ranks[@]}" 2> /dev/null; fi; }
-ask_once() { if ((asked++ == 0)); then ask; fi; }
-trap ask_once USR1 TERM INT
+# A signal is passed on by the loop below, when all ranks are started: once to each.
+ranks=() asked=0 passed_on=0
+trap 'asked=1' USR1 TERM INT
 
 export WORLD_SIZE=$((nodes * each))
 for ((local_rank = 0; local_rank < each; ++local_rank)); do
@@ -51,7 +50,6 @@ for ((local_rank = 0; local_rank < each; ++local_rank)); do
   ) &
   ranks+=($!)
 done
-if ((asked)); then ask; fi # while they were started
 
 # end_others: the second SIGTERM makes a rank say what it waits for, and stop; SIGKILL is for what does not.
 end_others() {
@@ -77,6 +75,10 @@ collect() {
 }
 # `wait -n` would miss ranks that end while others are ended. A signal interrupts the wait for the pause.
 while ((${#ranks[@]} > 0)); do
+  if ((asked && !passed_on)); then
+    passed_on=1
+    kill -USR1 "${ranks[@]}" 2> /dev/null
+  fi
   sleep 0.2 &
   pause=$!
   wait "$pause"
