@@ -91,7 +91,8 @@ class BasicCommunicator {
   /// @note Collective: yes; each rank reads (size() - 1) * count elements of its peers.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
-    return enqueue(stream, comm::Collective::all_gather, send, receive, {count, count, 0}, 0, label);
+    auto const ranks = static_cast<std::size_t>(size());
+    return enqueue(stream, comm::Collective::all_gather, send, receive, {count, count, count * ranks}, 0, label);
   }
 
   /// Sums rank slices: this rank gets the sum over ranks of slice rank() of their `send` (size() * count elements).
