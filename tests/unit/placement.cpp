@@ -45,7 +45,8 @@ std::string sum_of_pieces(Placement const& places) {
 
 std::vector<int> piece_sizes(std::vector<int> const& nodes) {
   std::vector<int> sizes;
-  for (auto const& piece : Placement(nodes, 0).pieces()) sizes.push_back(piece.ranks);
+  Placement const places(nodes, 0);
+  for (auto const& piece : places.pieces()) sizes.push_back(piece.ranks);
   return sizes;
 }
 

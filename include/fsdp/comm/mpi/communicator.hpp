@@ -60,6 +60,8 @@ class BasicCommunicator {
   int rank() const { return state().group->rank(); }
   int size() const { return state().group->size(); }
   D const& device() const { return device_; }
+  /// Ranks with which this one shares memory, ascending; this one too.
+  std::vector<int> const& ranks_on_node() const { return state().group->on_node(); }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank.
   /// @param what the name of the new communicators, for messages: equal on all ranks
