@@ -23,18 +23,16 @@ export OPENBLAS_NUM_THREADS=1
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=64 --block_size=8 --batch_size=1 --gradient_accumulation_steps=8
   --max_iters=4 --warmup_iters=1 --learning_rate=0.01 --eval_interval=100 --eval_iters=1 --threads=1)
 machines_up 3 --delay=5ms --loss=0.1% || fail "machines"
-for precision in "" --dtype=bfloat16 --reduce_dtype=bfloat16; do
-  rm -rf one
-  timeout 60 "$nanogpt" train "${small[@]}" $precision --ranks=4 --out_dir=one >output 2>&1 || fail "one machine $precision"
-  for strategy in full_shard shard_grad_op "hybrid_shard --shard_group=2" no_shard; do
-    # Sums in bf16 are rounded once more by hybrid_shard.
-    [[ -n $precision && $strategy == hybrid* ]] && continue
+for strategy in full_shard shard_grad_op "hybrid_shard --shard_group=2" no_shard; do
+  for precision in "" --dtype=bfloat16 --reduce_dtype=bfloat16; do
+    read -ra settings <<<"--strategy=$strategy $precision"
+    rm -rf one
+    timeout 60 "$nanogpt" train "${small[@]}" "${settings[@]}" --ranks=4 --out_dir=one >output 2>&1 || fail "one machine: ${settings[*]}"
     for ranks in "2 2" "3 1" "1 1 2"; do
       rm -rf several
-      # shellcheck disable=SC2086
-      machines_run "$ranks" timeout 120 mpirun "$nanogpt" train "${small[@]}" $precision --strategy=$strategy \
-        --out_dir=several >output 2>&1 || fail "$strategy $precision on $ranks: ended with $?"
-      check "$strategy $precision on $ranks: other weights" cmp one/model.safetensors several/model.safetensors
+      machines_run "$ranks" timeout 120 mpirun "$nanogpt" train "${small[@]}" "${settings[@]}" --out_dir=several >output 2>&1 ||
+        fail "${settings[*]} on $ranks: ended with $?"
+      check "${settings[*]} on $ranks: other weights" cmp one/model.safetensors several/model.safetensors
     done
   done
 done
