@@ -51,7 +51,7 @@ class Steps {
           [&] {
             std::vector<int> ranks;
             for (auto const rank : missing()) ranks.push_back(group_.world_rank_of(rank));
-            return ranks;
+            return awaited_.meets ? group_.absent(awaited_, std::move(ranks)) : ranks;
           });
     };
   }
