@@ -39,6 +39,15 @@ class Area {
   std::byte* own_;
 };
 
+/// Whether all ranks are processes that share memory. What a machine is called does not tell: its containers and
+/// network namespaces share none.
+template <class C>
+bool share_memory(C const& comm) {
+  if constexpr (requires { comm.ranks_on_node(); })
+    return comm.ranks_on_node().size() == static_cast<std::size_t>(comm.size());
+  return false;
+}
+
 /// Every rank's address of an area as this rank may read it; empty where it cannot.
 ///
 /// Ranks of one process read each other's pointers. mpi::Communicator lays the ranks' blocks of a node side by side,
@@ -53,10 +62,7 @@ std::vector<std::byte*> peers_of(C& comm, Area<C> const& area, std::string_view 
       all.push_back(reinterpret_cast<std::byte*>(std::strtoull(text.c_str(), nullptr, 10)));
     return all;
   }
-  if (kind != "mpi") return {};
-  auto const machines = comm.exchange(machine_id(), "peers");
-  for (auto const& machine : machines)
-    if (machine != machines.front()) return {};
+  if (!share_memory(comm)) return {};
   auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   auto const stride = static_cast<std::ptrdiff_t>((area.bytes() + page - 1) / page * page);
   for (int rank = 0; rank < comm.size(); ++rank) all.push_back(area.data() + (rank - comm.rank()) * stride);

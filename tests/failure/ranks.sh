@@ -74,6 +74,10 @@ for nodes in "" "-x FSDP_RANKS_PER_NODE=1"; do
   expect "ranks pass different counts $nodes" 60 "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
     $nodes -np 3 "$program" count
 done
+# Ranks of another node know who is missing there, though one rank of the node speaks for all.
+expect "a rank never comes, and the first rank of its node does" 60 "rank [0-2]: waiting in all_gather 3 .*; missing ranks: 3; giving up" \
+  -x FSDP_TIMEOUT=3 -x FSDP_RANKS_PER_NODE=2 -np 4 "$program" absent
+if grep -Eq 'missing ranks: ([0-2]|.*,)' "$work/log"; then fail "a rank that waits is said to be missing"; fi
 expect "a rank misses a control call" 60 "rank [01]: waiting in exchange of 'test' on 'world', for [0-9.]+ s, since $date; missing ranks: 2; giving up" \
   -x FSDP_TIMEOUT=2 -np 3 "$program" control
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <fstream>
+#include <random>
 #include <system_error>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/error.hpp"
+#include "transformer/launch/machine.hpp"
 #include "transformer/launch/program.hpp"
 #include "transformer/report/log_lines.hpp"
 
@@ -92,6 +94,28 @@ void prepare_out_dir(fs::path const& folder) {
   if (!written)
     fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
                                   std::generic_category().message(why));
+}
+
+FolderMark::FolderMark(fs::path const& folder)
+    : file_(folder / fmt::format(".mark.{}.{}.{:x}", host_name(), ::getpid(), std::random_device{}())) {
+  errno = 0;
+  if (!(std::ofstream(file_) << "shared\n" << std::flush))
+    fsdp::fail<fsdp::ConfigError>("setting 'out_dir': no file can be written to '{}': {}", folder.string(),
+                                  std::generic_category().message(errno));
+}
+FolderMark::~FolderMark() {
+  std::error_code error;
+  fs::remove(file_, error);
+}
+std::string FolderMark::text() const { return file_.filename().string() + " " + host_name(); }
+
+void expect_mark(fs::path const& out_dir, std::string_view mark, int rank) {
+  auto const name = mark.substr(0, mark.find(' '));
+  if (is_there(out_dir / name)) return;
+  fsdp::fail<fsdp::ConfigError>(
+      "setting 'out_dir': rank {} on {} does not see in '{}' what rank 0 on {} writes there, but every rank saves its "
+      "part of a checkpoint; name a folder that all machines share (NFS, Lustre), by its absolute path",
+      rank, host_name(), fs::absolute(out_dir).string(), mark.substr(name.size() + 1));
 }
 
 void expect_folder(fs::path const& folder, std::string_view setting) {

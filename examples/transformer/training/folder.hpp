@@ -42,6 +42,25 @@ bool is_own_config(std::filesystem::path const& config);
 /// @throws fsdp::ConfigError naming the folder and why
 void prepare_out_dir(std::filesystem::path const& folder);
 
+/// A file in a folder, by which other processes see whether it is the same folder for them. Removed with this.
+class FolderMark {
+ public:
+  /// @throws fsdp::ConfigError if no file can be written there
+  explicit FolderMark(std::filesystem::path const& folder);
+  FolderMark(FolderMark const&) = delete;
+  FolderMark& operator=(FolderMark const&) = delete;
+  ~FolderMark();
+
+  /// The file's name, which no other process chooses, then the host's: for expect_mark().
+  std::string text() const;
+
+ private:
+  std::filesystem::path file_;
+};
+/// @param mark  FolderMark::text() of rank 0
+/// @throws fsdp::ConfigError if the mark is not in this process's `out_dir`: its machine does not share the folder
+void expect_mark(std::filesystem::path const& out_dir, std::string_view mark, int rank);
+
 /// @param setting  that names the folder, for messages
 /// @throws fsdp::ConfigError if it is a file or a checkpoint, or has a run that is half moved: see [Note: Replacing a
 /// run]

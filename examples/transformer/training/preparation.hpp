@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/consult.hpp"
 #include "fsdp/engine/texts.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/data/batch_source.hpp"
@@ -60,6 +61,15 @@ void check_data(C& world, Preparation<Program> const& ready) {
     std::fflush(stdout);
   };
   check_tokens(world, ready.dataset ? &*ready.dataset : nullptr, ready.config.vocab_size, say);
+}
+
+/// @param mark  of rank 0
+/// @throws AgreedError on every rank if one does not see rank 0's mark in the folder
+/// @note Collective: yes; blocks.
+template <class C>
+void expect_shared_out_dir(C& world, std::filesystem::path const& out_dir, std::string const& mark) {
+  auto const first = fsdp::comm::consult(world, mark, "out_dir", fsdp::comm::text_of_first);
+  agree(world, [&] { expect_mark(out_dir, first, world.rank()); });
 }
 
 /// Opens and checks what the run needs. @throws AgreedError on every rank if one of them finds a fault
@@ -134,11 +144,16 @@ Preparation<Program> prepare(C& world, Job const& job) {
   });
   // Not before all ranks have opened their files: agree() has told them so.
   check_data(world, ready);
+  bool const saves = training && !settings.eval_only;
+  std::optional<FolderMark> mark;
   agree(world, [&] {
-    if (!training || settings.eval_only || world.rank() != 0) return;
+    if (!saves || world.rank() != 0) return;
     prepare_out_dir(settings.out_dir);
     take_out_dir(ready);
+    mark.emplace(settings.out_dir);
   });
+  if (saves) expect_shared_out_dir(world, settings.out_dir, mark ? mark->text() : std::string());
+  mark.reset();
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {
     auto const from = ready.resumed      ? ready.resumed->checkpoint.string()

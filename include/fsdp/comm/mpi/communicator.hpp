@@ -60,6 +60,8 @@ class BasicCommunicator {
   int rank() const { return state().group->rank(); }
   int size() const { return state().group->size(); }
   D const& device() const { return device_; }
+  /// Ranks with which this one shares memory, ascending; this one too.
+  std::vector<int> const& ranks_on_node() const { return state().group->on_node(); }
 
   /// Ranks of equal color form a new communicator, ordered by key, then by rank.
   /// @param what the name of the new communicators, for messages: equal on all ranks
@@ -91,7 +93,8 @@ class BasicCommunicator {
   /// @note Collective: yes; each rank reads (size() - 1) * count elements of its peers.
   template <class T>
   Ticket all_gather(Stream& stream, T const* send, T* receive, std::size_t count, Label label) {
-    return enqueue(stream, comm::Collective::all_gather, send, receive, {count, count, 0}, 0, label);
+    auto const ranks = static_cast<std::size_t>(size());
+    return enqueue(stream, comm::Collective::all_gather, send, receive, {count, count, count * ranks}, 0, label);
   }
 
   /// Sums rank slices: this rank gets the sum over ranks of slice rank() of their `send` (size() * count elements).

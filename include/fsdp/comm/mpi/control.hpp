@@ -75,9 +75,10 @@ class ControlBlock {
  public:
   static constexpr std::size_t scratch_per_rank = 256 * 1024;
 
-  /// Half of a rank's scratch: one step's data. Room for 64 bytes per rank of the communicator at least.
+  /// Half of a rank's scratch: one step's data. Room for a header per rank of the communicator at least.
   static std::size_t half_for(int ranks) {
-    return std::max(scratch_per_rank / 2, static_cast<std::size_t>(ranks) * 64);
+    static_assert(sizeof(Header) >= 64 && sizeof(Header) % 8 == 0);
+    return std::max(scratch_per_rank / 2, round_up(static_cast<std::size_t>(ranks) * sizeof(Header), 64));
   }
   static std::size_t bytes_for(int ranks) {
     return note_offset + round_up(sizeof(FailureNote), 64) + 2 * half_for(ranks);

@@ -196,6 +196,9 @@ class Group : public Peers {
       all_have_room = all_have_room && text.ends_with("room");
     }
     for (int r = 0; r < size_; ++r) (node_of(r) == node_of(rank_) ? on_node_ : elsewhere_).push_back(r);
+    std::vector<int> nodes;
+    for (int r = 0; r < size_; ++r) nodes.push_back(node_of(r));
+    placement_ = Placement(nodes, rank_);
     control_ =
         ControlBlock(shared_segment(on_node_, ControlBlock::bytes_for(size_), "control block"), on_node_, rank_, size_);
     auto members = world_ranks_;

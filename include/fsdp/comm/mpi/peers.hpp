@@ -20,6 +20,7 @@
 #include "fsdp/comm/mpi/environment.hpp"
 #include "fsdp/comm/mpi/family.hpp"
 #include "fsdp/comm/mpi/header.hpp"
+#include "fsdp/comm/mpi/placement.hpp"
 #include "fsdp/comm/mpi/wait.hpp"
 #include "fsdp/error.hpp"
 #include "fsdp/failure.hpp"
@@ -35,7 +36,8 @@ struct Awaited {
   std::uint64_t collectives = 0;  ///< collectives of the communicator that each peer must have enqueued
   std::uint64_t controls = 0;     ///< calls of the control plane that each must have made
   Time first_look{}, next_look{};
-  bool told = false;  ///< ranks on other nodes know of it
+  bool told = false;   ///< ranks on other nodes know of it
+  bool meets = false;  ///< for peers that come to it, be they on another node
 };
 
 /// Progress of the ranks of one communicator, as this rank and they know it: through shared memory on the node, by
@@ -51,6 +53,7 @@ class Peers {
   int own_world_rank() const { return family_->world_rank(); }
   std::vector<int> const& on_node() const { return on_node_; }      ///< this rank too
   std::vector<int> const& elsewhere() const { return elsewhere_; }  ///< ranks on other nodes
+  Placement const& placement() const { return placement_; }
   bool is_on_node(int rank) const { return node_of(rank) == node_of(rank_); }
   MPI_Comm comm() const { return comm_; }
   std::string_view name() const { return name_; }
@@ -79,8 +82,25 @@ class Peers {
             look_around(awaited);
             theirs.sleep_below(target);
           },
-          [&] { return behind(counter, target); });
+          [&] { return awaited.meets ? absent(awaited, behind(counter, target)) : behind(counter, target); });
     }
+  }
+  /// World ranks that have not come to a collective, as far as this rank knows: those on other nodes say so when they
+  /// have waited there for a while. @param otherwise  where nothing is known
+  std::vector<int> absent(Awaited const& awaited, std::vector<int> otherwise) {
+    auto ranks = behind(&RankControl::ready, awaited.collectives);
+    if (log_ == nullptr || awaited.number == 0) return otherwise;
+    auto const letters = family_->post().about(family_->id());
+    for (auto const rank : world_ranks_elsewhere()) {
+      bool const waits = std::any_of(letters.begin(), letters.end(), [&](auto const& received) {
+        auto const& [from, letter] = received;
+        return from == rank && letter.kind == Letter::Kind::waits && letter.record.set == log_->id() &&
+               letter.record.number == awaited.number;
+      });
+      if (!waits) ranks.push_back(rank);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    return ranks.empty() ? otherwise : ranks;
   }
   /// @param collective  in which the caller is
   void throw_if_failed(std::uint64_t collective = FailureNote::any) const {
@@ -182,7 +202,10 @@ class Peers {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
     world_ranks_.push_back(family_->world_rank());
-    if (size_ == 1) on_node_.push_back(0);
+    if (size_ == 1) {
+      on_node_.push_back(0);
+      placement_ = Placement({0}, 0);
+    }
     family_->post().open(id_);
   }
   ~Peers() { family_->post().close(id_); }
@@ -217,6 +240,7 @@ class Peers {
   int rank_ = 0;
   int size_ = 1;
   std::vector<int> world_ranks_, on_node_, elsewhere_;
+  Placement placement_;
   ControlBlock control_;
   bool has_control_ = false;
   CallLog* log_ = nullptr;   // of the calls of these ranks; nullptr: they are not followed
