@@ -36,8 +36,12 @@ trap machines_down EXIT
 trap 'exit 130' INT TERM HUP
 machines_up "$count" "${options[@]}" || exit 1
 before=$(machines_bytes)
-if (($# == 0)); then set -- bash; fi
-machines_run "${ranks//,/ }" "$@"
+if (($# == 0)); then
+  machines_run "${ranks//,/ }" bash
+else  # behind, so that a signal to this script ends all of it at once
+  machines_run "${ranks//,/ }" "$@" <&0 &
+  wait $!
+fi
 code=$?
 echo "bytes over the machines' links: $(($(machines_bytes) - before))" >&2
 exit "$code"

@@ -176,6 +176,35 @@ TEST_CASE("the result of an all_reduce out of place is free as soon as it is the
   }
 }
 
+TEST_CASE("what an all_gather has brought from other nodes may be overwritten as soon as it is complete") {
+  auto world = make_world(2);
+  auto stream = world.device().make_stream("gather", fsdp::StreamPriority::high);
+  constexpr std::size_t count = 100000;
+  std::size_t const total = index(world.size()) * count;
+  auto* const memory = static_cast<float*>(world.allocate(total * sizeof(float)));
+  std::vector<float> const own(count, static_cast<float>(world.rank()));
+  float* const slice = memory + index(world.rank()) * count;
+  fsdp::testing::Draws draws(static_cast<std::uint64_t>(5 + world.rank()));
+  std::int64_t wrong = 0;
+  for (int round = 0; round < 40; ++round) {
+    stream.enqueue([&, pause = draws(2) == 0 ? draws(400) : 0] {
+      std::copy(own.begin(), own.end(), slice);
+      std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    });
+    auto const ticket = world.all_gather(stream, static_cast<float const*>(slice), memory, count, label);
+    stream.enqueue([&] {
+      for (std::size_t i = 0; i < total; ++i) wrong += memory[i] != static_cast<float>(i / count);
+      for (std::size_t i = 0; i < total; ++i)  // not this rank's slice, which peers may read
+        if (i / count != index(world.rank())) memory[i] = -1.0f;
+    });
+    world.wait_for_peers(stream, ticket, fsdp::WaitSite::none);
+  }
+  stream.synchronize();
+  CHECK(wrong == 0);
+  world.exchange({}, "done");
+  world.deallocate(memory, total * sizeof(float));
+}
+
 TEST_CASE("all_reduce writes where its results are asked for and nowhere else, in whatever memory they are") {
   for (int const ranks_per_node : {0, 1, 2}) {
     auto world = make_world(ranks_per_node);

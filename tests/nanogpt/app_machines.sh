@@ -47,11 +47,11 @@ check "leaves its mark" test -z "$(find several -name '.mark.*')$(machine_run 0 
 sent() {
   local before
   before=$(machines_bytes)
-  machines_run "$1 $1" timeout 120 mpirun "$nanogpt" train "${small[@]}" --n_embd=128 --n_layer=1 --gradient_accumulation_steps=$((2 * $1)) \
+  machines_run "$1 $1" timeout 120 mpirun "$nanogpt" train "${small[@]}" --n_embd=256 --n_layer=1 --gradient_accumulation_steps=$((2 * $1)) \
     --max_iters="$2" --out_dir="sent-$1-$2" >output 2>&1 || fail "$1 ranks a machine, $2 steps: ended with $?" >&2
   echo $(($(machines_bytes) - before))
 }
-steps=6
+steps=4
 bytes=()
 for ranks in 1 2 4; do
   short=$(sent "$ranks" 1) long=$(sent "$ranks" $((1 + steps)))

@@ -44,7 +44,7 @@ machines_keep() {
 }
 
 machines_up() {
-  local count=$1 option rate= delay=0 loss=0 i
+  local count=$1 option rate='' delay=0 loss=0 i
   for option in "${@:2}"; do
     case $option in
       --rate=*) rate=${option#*=} ;;
