@@ -144,10 +144,10 @@ class Timing {
 
 }  // namespace detail
 
+/// Of costs that are known: measured, for example.
 /// @param program  compiled from `input`
-[[gnu::cold]] inline Forecast forecast(Program const& program, StepInput const& input, Workload const& load,
-                                       Hardware const& hardware) {
-  detail::Timing timing(program, costs_on(hardware, program, input, load));
+[[gnu::cold]] inline Forecast forecast(Program const& program, Workload const& load, Costs const& costs) {
+  detail::Timing timing(program, costs);
   auto const visit = [&](auto const&... what) { timing(what...); };
   step::Run run(program, visit);
   run.prepare();
@@ -165,15 +165,24 @@ class Timing {
   auto busy = computes;
   busy.insert(busy.end(), collectives.begin(), collectives.end());
   Forecast result;
+  result.step = end - begin;
   result.compute = detail::length(computes);
   result.communication = detail::length(collectives);
   result.exposed = detail::length(detail::united(std::move(busy))) - result.compute;
-  result.step = end - begin + hardware.step_overhead;
+  return result;
+}
+/// @param program  compiled from `input`
+[[gnu::cold]] inline Forecast forecast(Program const& program, StepInput const& input, Workload const& load,
+                                       Hardware const& hardware) {
+  auto result = forecast(program, load, costs_on(hardware, program, input, load));
+  result.step += hardware.step_overhead;
   auto const world = input.shards * input.replicas;
   for (int nodes = hardware.nodes(world); nodes > 1; nodes = (nodes + 1) / 2) result.step += hardware.jitter;
   if (load.clips && world > 1) {  // the norm's digits are summed over all ranks before the update
-    auto const sum = std::min(collective_cost(hardware, step::Primitive::all_reduce, {world}, Algorithm::ring).fixed,
-                              collective_cost(hardware, step::Primitive::all_reduce, {world}, Algorithm::tree).fixed);
+    auto const by = [&](Algorithm algorithm) {
+      return collective_cost(hardware, step::Primitive::all_reduce, {world}, algorithm).fixed;
+    };
+    auto const sum = std::min(by(Algorithm::ring), by(Algorithm::tree));
     result.step += sum;
     result.communication += sum;
     result.exposed += sum;

@@ -2,6 +2,7 @@
 // Hardware descriptions as text: lines `name = value`, where # begins a comment.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <system_error>
 
 #include "fsdp/error.hpp"
+#include "fsdp/kernels/math.hpp"
 #include "fsdp/plan/hardware.hpp"
 
 namespace fsdp::plan {
@@ -98,7 +100,7 @@ class HardwareReader {
   double parsed(std::string_view key, std::string_view expected, std::string_view value) const {
     double number{};
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(number))
+    if (error != std::errc{} || end != value.data() + value.size() || !math::is_finite(number))
       refuse(key, expected, value);
     return number;
   }
