@@ -37,6 +37,24 @@ check "those options alone" plan --gpus=512 --model=gpt2 --batch_size=8 "${optio
 says "total $total"
 says '1 of 1 options fit'
 
+# The parts of a run on this machine are what its ranks account for.
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+check "prepare" "$nanogpt" prepare --dataset=d --data=text >output 2>&1
+vocabulary=$(sed -n 's/.*vocab_size.: *\([0-9]*\).*/\1/p' data/d/meta.json | head -n1)
+tiny=(--n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2 --dtype=float32 --device=cpu)
+for options in "--strategy=full_shard --prefetch=1" "--strategy=shard_grad_op --prefetch=2" "--strategy=no_shard"; do
+  read -r -a options <<<"$options"
+  check "train ${options[*]}" timeout 120 "$nanogpt" train "${tiny[@]}" "${options[@]}" --dataset=d --ranks=2 --threads=1 \
+    --activation_checkpointing=true --gradient_accumulation_steps=2 --max_iters=1 --eval_iters=1 --overwrite >output 2>&1
+  rank=$(grep '"kind":"memory"' out/log.jsonl | tail -n1)
+  accounted=$(for tag in parameters gradients optimizer gather reduce activations workspace; do
+    sed -n "s/.*\[{[^}]*\"$tag\":\([0-9]*\),.*/\1/p" <<<"$rank"
+  done | tr '\n' ' ')
+  check "plan ${options[*]}" plan --gpus=2 "${tiny[@]}" "${options[@]}" --activation_checkpointing=true >output 2>&1
+  planned=$(sed -n 's/^memory of a GPU, bytes: \(.*\), scalars.*/\1/p' output | tr -dc '0-9 \n' | tr -s ' ' ' ' | sed 's/^ //')
+  echo "${options[*]}: $accounted | $planned (vocabulary $vocabulary)"
+done
+
 # A large model on many GPUs: memory does not grow with their number.
 large=(plan --hardware="$hardware" --gpus=16384 --model=80x64x8192 --batch_size=1 --block_size=4096)
 if [[ -x /usr/bin/time ]]; then

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan allocates nothing by rank: as often, and as many bytes, for 16 ranks as for 16,384.
+// A plan allocates nothing by rank: as many bytes for 64 ranks as for 16,384, and less than 64 MiB.
 // skip-sanitizers
 #include "tests/support/allocations.hpp"
 
@@ -26,12 +26,9 @@ struct Block {
     tensor("down", p.down, {4 * width, width});
   }
   fsdp::plan::Work work() const { return {{1e12, 1e9}, {2e12, 2e9}}; }
-  void forward(fsdp::host::Device::Stream&, Params<float const> const&) const {}
-  template <class G>
-  void backward(fsdp::host::Device::Stream&, Params<float const> const&, G const&) const {}
 };
 
-/// Number of allocations of a whole plan of 80 blocks, 70B parameters.
+/// Bytes that a whole plan of 80 blocks, 70B parameters, allocates, freed ones included.
 long of_ranks(int ranks, fsdp::ShardingStrategy const& strategy, double& seconds) {
   fsdp::plan::Hardware hardware;
   hardware.gpus_per_node = 8;
@@ -43,9 +40,9 @@ long of_ranks(int ranks, fsdp::ShardingStrategy const& strategy, double& seconds
   auto const program = fsdp::compile_program(input);
   auto const memory = fsdp::memory_plan(program, input);
   seconds = fsdp::plan::forecast(program, input, {declared.work(), 1, false, true}, hardware).step;
-  auto const count = fsdp::testing::end_counting();
+  fsdp::testing::end_counting();
   CHECK(memory.rest() > 0);
-  return count;
+  return fsdp::testing::allocated_bytes.load();
 }
 
 }  // namespace
@@ -55,10 +52,12 @@ TEST_CASE("plan: nothing is allocated by rank") {
                                fsdp::ShardingStrategy(fsdp::HybridShard<fsdp::FullShard>{8})}) {
     CAPTURE(strategy.name);
     double few{}, many{};
-    auto const allocations = of_ranks(64, strategy, few);
-    CHECK(of_ranks(16'384, strategy, many) == allocations);
-    CHECK(allocations < 100'000);
+    auto const bytes = of_ranks(64, strategy, few);
+    CHECK(bytes < 64 << 20);
+    // Spans of time may merge otherwise, and a list of them is then a little longer; a byte a rank would be more.
+    CHECK(of_ranks(16'384, strategy, many) < bytes + 16'384);
     CHECK(many > 0);
+    CHECK(few > 0);
   }
 }
 

@@ -117,6 +117,13 @@ TEST_CASE("plan: a collective's time by algorithm, nodes and stride") {
   CHECK(collective_cost(hardware, Primitive::all_gather, {1}, Algorithm::ring).fixed == 0);
 }
 
+TEST_CASE("plan: measured values replace those of a hardware file") {
+  using fsdp::plan::with_values;
+  CHECK(with_values("", {{"flops", 2.5}, {"launch", 1e-5}}) == "flops = 2.5\nlaunch = 1e-05\n");
+  CHECK(with_values("# flops = 1\n flops = 1 # old\nmemory = 3", {{"flops", 2}}) ==
+        "# flops = 1\nflops = 2\nmemory = 3\n");
+}
+
 TEST_CASE("plan: hardware files") {
   using fsdp::plan::read_hardware;
   std::string const good =

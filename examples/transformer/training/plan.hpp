@@ -117,19 +117,24 @@ PlannedRank plan_rank(Settings const& settings, typename Program::Config const& 
 }
 
 /// The device and type for which `plan` computes: a GPU and bfloat16 where the settings do not say.
-template <class Program>
-PlannedMemory plan_memory(Settings const& settings, typename Program::Config const& config) {
-  bool const gpu = settings.device != "cpu";
-  bool const bf16 = settings.dtype.empty() ? gpu : settings.dtype != "float32";
-  if (gpu) {
-    PlanDevice<true> const device;
-    return bf16 ? plan_rank<Program, fsdp::Bf16>(settings, config, device).memory
-                : plan_rank<Program, fsdp::Fp32>(settings, config, device).memory;
-  }
+inline bool plans_gpu(Settings const& settings) { return settings.device != "cpu"; }
+inline bool plans_bf16(Settings const& settings) {
+  return settings.dtype.empty() ? plans_gpu(settings) : settings.dtype != "float32";
+}
+/// Calls `act(device, bf16)` with that device.
+template <class Act>
+auto on_planned_device(Settings const& settings, Act const& act) {
+  if (plans_gpu(settings)) return act(PlanDevice<true>{}, plans_bf16(settings));
   PlanDevice<false> device;
   device.threads = static_cast<int>(std::max<std::int64_t>(1, settings.threads));
-  return bf16 ? plan_rank<Program, fsdp::Bf16>(settings, config, device).memory
-              : plan_rank<Program, fsdp::Fp32>(settings, config, device).memory;
+  return act(device, plans_bf16(settings));
+}
+template <class Program>
+PlannedMemory plan_memory(Settings const& settings, typename Program::Config const& config) {
+  return on_planned_device(settings, [&](auto const& device, bool bf16) {
+    return bf16 ? plan_rank<Program, fsdp::Bf16>(settings, config, device).memory
+                : plan_rank<Program, fsdp::Fp32>(settings, config, device).memory;
+  });
 }
 
 /// Prints a table. @param config  of the model

@@ -17,10 +17,9 @@
 namespace transformer {
 
 /// @tparam P  precision
-template <class Program, class P>
+template <class Program, class P, class Device>
 PlannedRun plan_run(Settings const& settings, typename Program::Config const& config,
-                    fsdp::plan::Hardware const& hardware) {
-  PlanDevice<true> const device;
+                    fsdp::plan::Hardware const& hardware, Device const& device) {
   auto planned = plan_rank<Program, P>(settings, config, device);
   auto const program = fsdp::compile_program(planned.input);
   fsdp::plan::Workload load;
@@ -35,6 +34,17 @@ PlannedRun plan_run(Settings const& settings, typename Program::Config const& co
   return run;
 }
 
+/// The device and type are those of plan_memory().
+template <class Program>
+PlannedRun plan_run(Settings const& settings, typename Program::Config const& config,
+                    fsdp::plan::Hardware const& hardware) {
+  auto const on = [&](auto const& device, bool bf16) {
+    return bf16 ? plan_run<Program, fsdp::Bf16>(settings, config, hardware, device)
+                : plan_run<Program, fsdp::Fp32>(settings, config, hardware, device);
+  };
+  return on_planned_device(settings, on);
+}
+
 /// Searches and prints. @param settings  ranks: the GPUs
 template <class Program>
 int print_plan_on_hardware(Settings settings, typename Program::Config const& config) {
@@ -42,7 +52,7 @@ int print_plan_on_hardware(Settings settings, typename Program::Config const& co
       fsdp::plan::read_hardware(fsdp::checkpoint::read_text_file(settings.hardware, 1 << 20), settings.hardware);
   expect_plannable(settings, hardware);
   auto const gpus = static_cast<int>(settings.ranks);
-  bool const bf16 = settings.dtype != "float32";
+  bool const bf16 = plans_bf16(settings);
   fmt::print(
       "{} parameters on {} GPUs ({} nodes of {}), {}, AdamW; {} tokens a step: {} sequences of {} tokens in each "
       "micro-step of a GPU\n",
@@ -50,8 +60,7 @@ int print_plan_on_hardware(Settings settings, typename Program::Config const& co
       bf16 ? "bfloat16" : "float32", settings.tokens_per_step(), settings.batch_size, settings.block_size);
   std::vector<PlannedRun> runs;
   for (auto const& next : candidates(settings, hardware, config.parameters()))
-    runs.push_back(bf16 ? plan_run<Program, fsdp::Bf16>(next, config, hardware)
-                        : plan_run<Program, fsdp::Fp32>(next, config, hardware));
+    runs.push_back(plan_run<Program>(next, config, hardware));
   return print_planned_runs(runs, hardware);
 }
 

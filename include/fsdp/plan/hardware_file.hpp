@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "fsdp/error.hpp"
 #include "fsdp/kernels/math.hpp"
@@ -150,6 +151,39 @@ class HardwareReader {
 /// @throws ConfigError with the line, if a value is missing, negative, infinite or unknown, or is given twice
 [[gnu::cold]] inline Hardware read_hardware(std::string_view text, std::string_view label) {
   return detail::HardwareReader(label).read(text);
+}
+
+/// A value of a hardware file, as text.
+struct HardwareValue {
+  std::string_view name;
+  double value;
+};
+
+/// The text of a hardware file with these values: lines that have one of them get the new one, others stay as they are,
+/// and what has no line is appended. For programs that measure a part of a file.
+[[gnu::cold]] inline std::string with_values(std::string_view text, std::vector<HardwareValue> const& values) {
+  std::string result;
+  std::vector<bool> written(values.size());
+  auto const write = [&](std::size_t i) {
+    result += formatted("{} = {}\n", values[i].name, values[i].value);
+    written[i] = true;
+  };
+  while (!text.empty()) {
+    auto const end = std::min(text.find('\n'), text.size());
+    auto const line = text.substr(0, end);
+    auto const key = detail::trimmed(line.substr(0, std::min(line.find('#'), line.find('='))));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    std::size_t of = 0;
+    while (of < values.size() && values[of].name != key) ++of;
+    if (of == values.size() || written[of]) {
+      if (of == values.size()) result.append(line) += '\n';
+    } else {
+      write(of);
+    }
+  }
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (!written[i]) write(i);
+  return result;
 }
 
 }  // namespace fsdp::plan
