@@ -11,6 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+
+#include "benchmarks/plan/hardware.hpp"
 
 namespace bench {
 
@@ -59,6 +62,26 @@ std::string size_text(std::size_t bytes) {
     if (bytes >> shift != 0 && (bytes & ((std::size_t{1} << shift) - 1)) == 0)
       return fmt::format("{} {}", bytes >> shift, unit);
   return fmt::format("{} B", bytes);
+}
+
+/// A line through the smallest and the largest all-gather: bandwidth, and what does not depend on the size.
+void write_hardware(Settings const& settings, int ranks, std::vector<std::pair<double, double>> const& gathers) {
+  if (gathers.size() < 2)
+    throw std::runtime_error(
+        "--hardware needs all_gather in two sizes or more: see --collective, --minbytes, --maxbytes");
+  auto const [smallest, largest] = std::minmax_element(gathers.begin(), gathers.end());
+  auto const per_byte = (largest->second - smallest->second) / (largest->first - smallest->first);
+  if (!(per_byte > 0))
+    throw std::runtime_error("--hardware: the largest all_gather took no longer than the smallest; use larger sizes");
+  auto const bandwidth = (ranks - 1.0) / ranks / per_byte;
+  auto const fixed = std::max(0.0, smallest->second - per_byte * smallest->first);
+  if (settings.between_nodes)
+    return bench::write_hardware(settings.hardware,
+                                 {{"network_bandwidth", bandwidth}, {"network_latency", fixed / (ranks - 1)}});
+  bench::write_hardware(settings.hardware, {{"gpus_per_node", static_cast<double>(ranks)},
+                                            {"node_bandwidth", bandwidth},
+                                            {"node_latency", 0},
+                                            {"launch", fixed}});
 }
 
 }  // namespace
@@ -121,6 +144,7 @@ void Report::add(Row const& row) {
                                  {"redop", reduces ? "sum" : "none"},
                                  {"out_of_place", json_of(row.out_of_place, bytes, factor)},
                                  {"in_place", json_of(row.in_place, bytes, factor)}});
+  if (row.collective == Collective::all_gather) gathers_.push_back({bytes, row.out_of_place.time});
   if (!printing_) return;
   bool const vendor = settings_.comm == "mpi";
   fmt::print(" {:>11} {:>10} {:>8} {:>6}  {}  {}\n", row.bytes, row.count, settings_.type, reduces ? "sum" : "none",
@@ -189,6 +213,7 @@ int Report::finish() {
                !settings_.check ? " (not checked)"
                : wrong_ == 0    ? " OK"
                                 : " FAILED");
+  if (!settings_.hardware.empty()) write_hardware(settings_, ranks_, gathers_);
   if (!settings_.json.empty()) {
     std::ofstream file(settings_.json);
     file << json_->root.dump(2) << '\n';

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "settings.hpp"
@@ -65,6 +66,7 @@ class Report {
   bool printing_;
   std::int64_t wrong_ = 0;
   std::vector<OverlapRow> overlaps_;
+  std::vector<std::pair<double, double>> gathers_;  ///< bytes and seconds of each all-gather
   std::unique_ptr<Json> json_;
 };
 

@@ -186,6 +186,15 @@ int parse(int argc, char** argv, Build const& build, Settings& s) {
          {Mode::table});
   app.add_option("--bind", s.bind, "bind the threads of each rank to one core (0 or 1)")->capture_default_str();
   app.add_option("--json", s.json, "also write the results to this file");
+  scopes.push_back({app.add_option("--hardware", s.hardware,
+                                   "also write bandwidth and launch of all_gather to this file for nanogpt plan: of a "
+                                   "node, whose ranks these are; its other lines stay"),
+                    {Mode::table}});
+  scopes.push_back(
+      {app.add_flag("--between_nodes", s.between_nodes,
+                    "with --hardware: each rank is on a node of its own; write the network's bandwidth and "
+                    "latency of a hop"),
+       {Mode::table}});
 
   bool overlap = false;
   bool sweep = false;

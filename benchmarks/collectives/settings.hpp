@@ -30,6 +30,8 @@ struct Settings {
   bool check = true;
   bool bind = false;  ///< keep each rank's threads on one core
   std::string json;
+  std::string hardware;        ///< file for `nanogpt plan`; empty: none
+  bool between_nodes = false;  ///< each rank is on a node of its own
 
   Mode mode = Mode::table;
   std::size_t units = 8;

@@ -4,12 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "benchmarks/plan/hardware.hpp"
 #include "fsdp/error.hpp"
 
 namespace bench {
@@ -47,6 +49,14 @@ Json json_head(StepSettings const& s, Roof const& roof, std::string const& devic
           {"copy_bytes_per_s", roof.copy_bytes},
           {"gemm_flops_per_s", roof.gemm_flops},
           {"working_set_bytes", roof.working_set}};
+}
+
+void write_hardware(StepSettings const& settings, Roof const& roof) {
+  if (settings.hardware.empty()) return;
+  auto const peak = roof.peak_flops > 0 ? roof.peak_flops : roof.gemm_flops;
+  bench::write_hardware(
+      settings.hardware,
+      {{"flops", peak}, {"efficiency", std::min(1.0, roof.gemm_flops / peak)}, {"memory_bandwidth", roof.copy_bytes}});
 }
 
 void write(StepSettings const& settings, Json const& root) {
@@ -123,6 +133,7 @@ void report_step(StepSettings const& settings, Roof const& roof, StepFigures con
              static_cast<double>(f.peak_bytes) * 1e-9);
   fmt::print("loss: {:.4f}\n", f.loss);
 
+  write_hardware(settings, roof);
   auto root = json_head(settings, roof, f.device);
   root["mode"] = "step";
   root["parameters"] = f.parameters;

@@ -73,6 +73,9 @@ int parse(int argc, char** argv, bool cuda, StepSettings& s) {
         "repetitions of a peak rate's or a single kernel's measurement; the result is their median", 1, 100'000);
   app.add_flag("--kernels", s.kernels, "measure single kernels instead of a step");
   app.add_option("--json", s.json, "also write the figures to this file, one line of JSON");
+  app.add_option(
+      "--hardware", s.hardware,
+      "also write flops, efficiency and memory_bandwidth to this file for nanogpt plan; its other lines stay");
   try {
     app.parse(argc, argv);
     for (auto const& model : models) {

@@ -26,6 +26,7 @@ struct StepSettings {
   std::int64_t repeats = 20;   ///< of a roof's or a single kernel's measurement; the median counts
   bool kernels = false;        ///< single kernels instead of a step
   std::string json;
+  std::string hardware;  ///< file for `nanogpt plan`; empty: none
 
   bool bf16() const { return dtype == "bfloat16"; }
 };

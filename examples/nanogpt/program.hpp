@@ -21,6 +21,7 @@
 #include "transformer/run/choices.hpp"
 #include "transformer/training/preparation.hpp"
 #include "transformer/weights/engine_weights.hpp"
+#include "work.hpp"
 
 namespace nanogpt {
 
@@ -45,6 +46,10 @@ struct Program {
   static std::int64_t counted_parameters(GptConfig const& config) { return config.parameters_without_positions(); }
   static double flop_per_token(GptConfig const& config, Settings const& settings) {
     return config.flop_per_token(tuning_of(settings));
+  }
+  static std::vector<fsdp::plan::Work> work(GptConfig const& config, ActivationPlan const& plan,
+                                            std::size_t element_bytes) {
+    return work_of(config, plan, element_bytes);
   }
 
   static std::int64_t longest_text(Settings const&, GptConfig const& config, SampleText const&) {

@@ -61,6 +61,16 @@ std::vector<Setting> nanogpt_settings() {
            "format of the export: huggingface, llm.c, or nanogpt (a folder as training writes it)",
            {"huggingface", "llm.c", "nanogpt"});
   add_measurement(t);
+  t.heading = "Plan";
+  t.count("gpus", &S::gpus, plan, "number of GPUs of a planned run, one rank each (default: ranks)", 1, 1'000'000);
+  t.optional_text(
+      "hardware", &S::hardware, plan,
+      "file that describes the GPUs, their nodes and network, as examples/nanogpt/hardware/dgx_h100.txt: "
+      "plan searches for the fastest strategy, shard_group, prefetch and activation_checkpointing that fit, "
+      "among those that are not given");
+  t.optional_text("model", &S::model, plan,
+                  "model to plan for: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, or "
+                  "LAYERSxHEADSxWIDTH, such as 80x64x8192 (default: n_layer, n_head and n_embd)");
   add_files(t);
   return t.rows;
 }

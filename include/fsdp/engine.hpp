@@ -11,6 +11,7 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/engine/core.hpp"
+#include "fsdp/engine/registrar.hpp"
 #include "fsdp/engine/scopes.hpp"
 #include "fsdp/engine/shards.hpp"
 #include "fsdp/engine/traces.hpp"
@@ -121,14 +122,8 @@ class Engine : public detail::EngineTraces<Engine<C, P>> {
   [[gnu::cold]] ShardedModule<M, Engine> shard(M user_module, std::string_view prefix, UnitId unit) {
     auto const turn = core_.calls.enter("shard");
     expect_unit(unit, prefix);
-    std::vector<TensorPlace> tensors;
     Attempt attempt(core_.declared);
-    typename M::template Params<detail::Declared> unbound;
-    detail::Registrar<detail::Declaration<P>> registrar{prefix, unit, &core_.declared, &tensors};
-    if constexpr (SetsGradients<M>) registrar.sets = user_module.sets_gradients;
-    if constexpr (SkipsGradients<M>) registrar.skips = user_module.skips_gradients;
-    user_module.describe(unbound, registrar);
-    core_.declared.end_module(unit, tensors);
+    auto tensors = detail::register_module(core_.declared, unit, user_module, prefix);
     attempt.keep();
     return {*this, std::move(user_module), UseId{schedule().declare(unit.index, std::string(prefix)), this},
             std::move(tensors)};

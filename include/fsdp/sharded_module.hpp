@@ -15,6 +15,7 @@
 #include "fsdp/engine/declared_units.hpp"
 #include "fsdp/engine/flat_param.hpp"
 #include "fsdp/engine/moved_pointer.hpp"
+#include "fsdp/engine/registrar.hpp"
 #include "fsdp/engine/user_checks.hpp"
 #include "fsdp/engine_options.hpp"
 #include "fsdp/layout.hpp"
@@ -22,31 +23,6 @@
 namespace fsdp {
 
 namespace detail {
-
-/// Adds what `describe` says to a declaration.
-template <class Declaration>
-struct Registrar {
-  std::string_view prefix;
-  UnitId unit;
-  Declaration* declaration;
-  std::vector<TensorPlace>* tensors;
-  bool sets = false, skips = false;  ///< what the module promises: see Declaration::add_tensor
-
-  template <class T, std::size_t Rank>
-  void operator()(std::string_view tensor, Tensor<T, Rank>&, Extents<Rank> extents,
-                  TensorOptions const& options = {}) const {
-    constexpr bool fp32 = std::is_same_v<T, DeclaredFp32>;
-    static_assert(fp32 || std::is_same_v<T, Declared>,
-                  "fsdp: tensors in a module's Params<T> are fsdp::Tensor<T, Rank>, or fsdp::Tensor<fsdp::in_fp32<T>, "
-                  "Rank> for those that are fp32 in every precision");
-    add(tensor, {extents.begin(), extents.end()}, options, fp32);
-  }
-  [[gnu::cold, gnu::noinline]] void add(std::string_view tensor, std::vector<std::int64_t> shape,
-                                        TensorOptions const& options, bool fp32) const {
-    auto full_name = prefix.empty() ? std::string(tensor) : formatted("{}.{}", prefix, tensor);
-    declaration->add_tensor(unit, {std::move(full_name), std::move(shape), options, skips, sets}, fp32, *tensors);
-  }
-};
 
 /// Addresses of the tensors that a module named when it was registered, one after the other.
 /// @tparam Scope  UseScope

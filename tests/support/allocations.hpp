@@ -12,9 +12,11 @@ namespace fsdp::testing {
 
 inline std::atomic<bool> allocations_count{false};
 inline std::atomic<long> allocations{0};
+inline std::atomic<long> allocated_bytes{0};  ///< of these, whether or not they were freed
 
 inline void begin_counting() {
   allocations.store(0);
+  allocated_bytes.store(0);
   allocations_count.store(true);
 }
 /// @return how many there were since begin_counting()
@@ -24,7 +26,10 @@ inline long end_counting() {
 }
 
 inline void* counted_allocation(std::size_t bytes, std::size_t alignment) noexcept {
-  if (allocations_count.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+  if (allocations_count.load(std::memory_order_relaxed)) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    allocated_bytes.fetch_add(static_cast<long>(bytes), std::memory_order_relaxed);
+  }
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
 

@@ -50,7 +50,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     if (s.data == "-" && s.val_data == "-")
       fsdp::fail<fsdp::ConfigError>(
           "setting 'val_data': --data reads standard input already: expected a file, got '-'");
-    if (find_setting("model") != nullptr && s.model.empty())
+    if (auto const* const model = find_setting("model");
+        model != nullptr && model->exists_in(command) && s.model.empty())
       fsdp::fail<fsdp::ConfigError>(
           "setting 'model': expected the folder of the model whose tokenizer makes the tokens (--model=FOLDER), got "
           "nothing");
@@ -70,8 +71,8 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
     return;
   }
   auto const* const model = find_setting("model");
-  if (model != nullptr && model->exists_in(command) && command != Command::sample && command != Command::export_ &&
-      s.model.empty() && !may_resume(s))
+  if (model != nullptr && model->exists_in(command) && setting_of_weights() == "model" && command != Command::sample &&
+      command != Command::export_ && s.model.empty() && !may_resume(s))
     fsdp::fail<fsdp::ConfigError>("setting 'model': expected the folder of a model (--model=FOLDER), got nothing");
   if (command == Command::report) return;
   if (command == Command::bench || command == Command::plan) static_cast<void>(variants_of(s, {}));

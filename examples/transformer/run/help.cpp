@@ -72,7 +72,7 @@ std::span<CommandText const> command_texts() {
       {Command::sample, "sample", "[CONFIG...] [--SETTING=VALUE...]", "sample text from a trained model"},
       {Command::export_, "export", "--out_dir=FOLDER --to=FOLDER", "export a trained model for other programs"},
       {Command::bench, "bench", "[CONFIG...] [--SETTING=VALUE...]", "measure training speed and memory"},
-      {Command::plan, "plan", "[CONFIG...] [--SETTING=VALUE...]", "compute the memory that training needs"},
+      {Command::plan, "plan", "[CONFIG...] [--SETTING=VALUE...]", "compute memory and time that training needs"},
       {Command::report, "report", "FOLDER...", "write an HTML page: losses, memory, a step's timeline"}};
   return texts;
 }

@@ -117,6 +117,9 @@ struct Settings {
   bool pieces = false;
   std::string batch_sizes;  ///< empty: batch_size alone
   std::string json;
+  // plan
+  std::int64_t gpus = 0;  ///< 0: ranks
+  std::string hardware;   ///< empty: memory alone
   // report
   std::vector<std::string> runs;  ///< folders; not a setting of its own
   std::string to, svg, csv;       ///< files; `to` empty: report.html in the first folder. export: a folder

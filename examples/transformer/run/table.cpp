@@ -188,7 +188,10 @@ std::string_view name_of(Setting::Member member) {
   return std::find_if(table.begin(), table.end(), [&](auto const& setting) { return setting.member == member; })->name;
 }
 
-std::string_view setting_of_weights() { return find_setting("model") != nullptr ? "model" : "init_from"; }
+std::string_view setting_of_weights() {
+  auto const* const model = find_setting("model");
+  return model != nullptr && model->exists_in(Command::train) ? "model" : "init_from";
+}
 
 std::string_view nearest_setting(std::string_view name, Command command) {
   std::string_view nearest;

@@ -52,7 +52,7 @@ std::vector<Setting> const& all_settings();
 Setting const* find_setting(std::string_view name);
 /// The name of the setting that has this member. @pre the program has one
 std::string_view name_of(Setting::Member member);
-/// The setting that names initial weights: `model` if the program has it, else init_from.
+/// The setting that names initial weights: `model` if the program trains with it, else init_from.
 std::string_view setting_of_weights();
 /// The setting whose name is most like `name`, for messages. @return "" if none is like it
 std::string_view nearest_setting(std::string_view name, Command command);

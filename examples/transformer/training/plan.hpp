@@ -20,10 +20,12 @@
 #include "fsdp/host/device.hpp"
 #include "fsdp/offload.hpp"
 #include "fsdp/step/memory_plan.hpp"
+#include "transformer/layers/activation_plan.hpp"
 #include "transformer/math/gemm_host.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/run/table.hpp"
 #include "transformer/run/variants.hpp"
+#include "transformer/training/planned_run.hpp"
 #include "transformer/training/trainer.hpp"
 
 namespace transformer {
@@ -88,18 +90,17 @@ class Gemm<PlanDevice<Blocks>> {
   }
 };
 
-/// Bytes of a rank.
-struct PlannedMemory {
-  fsdp::MemoryPlan engine;
-  std::int64_t activations = 0, workspace = 0, scalars = 0;
-
-  std::int64_t total() const { return engine.reserved() + activations + workspace + scalars; }
+/// A rank's memory, and what the step and the activations are planned from.
+struct PlannedRank {
+  PlannedMemory memory;
+  fsdp::MemoryPlanInput input;
+  ActivationPlan activations;
 };
 
 /// @tparam P  precision
 /// @throws fsdp::ConfigError if there is no such model or run
 template <class Program, class P, class Device>
-PlannedMemory plan_memory(Settings const& settings, typename Program::Config const& config, Device const& device) {
+PlannedRank plan_rank(Settings const& settings, typename Program::Config const& config, Device const& device) {
   using World = PlanWorld<Device>;
   using Engine = fsdp::Engine<World, P>;
   fsdp::Mesh<World> mesh(World(static_cast<int>(settings.ranks), device));
@@ -110,24 +111,30 @@ PlannedMemory plan_memory(Settings const& settings, typename Program::Config con
   auto const choice = offloaded(settings, !std::is_same_v<typename P::Master, typename P::Param>);
   input.offload = {choice.moments, choice.masters, choice.gradients};
   auto const& account = engine.account();
-  return {fsdp::memory_plan(input), account.reserved(fsdp::MemoryTag::activations),
-          account.reserved(fsdp::MemoryTag::workspace), account.reserved(fsdp::MemoryTag::scalars)};
+  PlannedMemory const memory{fsdp::memory_plan(input), account.reserved(fsdp::MemoryTag::activations),
+                             account.reserved(fsdp::MemoryTag::workspace), account.reserved(fsdp::MemoryTag::scalars)};
+  return {memory, std::move(input), model.plan()};
 }
 
 /// The device and type for which `plan` computes: a GPU and bfloat16 where the settings do not say.
-template <class Program>
-PlannedMemory plan_memory(Settings const& settings, typename Program::Config const& config) {
-  bool const gpu = settings.device != "cpu";
-  bool const bf16 = settings.dtype.empty() ? gpu : settings.dtype != "float32";
-  if (gpu) {
-    PlanDevice<true> const device;
-    return bf16 ? plan_memory<Program, fsdp::Bf16>(settings, config, device)
-                : plan_memory<Program, fsdp::Fp32>(settings, config, device);
-  }
+inline bool plans_gpu(Settings const& settings) { return settings.device != "cpu"; }
+inline bool plans_bf16(Settings const& settings) {
+  return settings.dtype.empty() ? plans_gpu(settings) : settings.dtype != "float32";
+}
+/// Calls `act(device, bf16)` with that device.
+template <class Act>
+auto on_planned_device(Settings const& settings, Act const& act) {
+  if (plans_gpu(settings)) return act(PlanDevice<true>{}, plans_bf16(settings));
   PlanDevice<false> device;
   device.threads = static_cast<int>(std::max<std::int64_t>(1, settings.threads));
-  return bf16 ? plan_memory<Program, fsdp::Bf16>(settings, config, device)
-              : plan_memory<Program, fsdp::Fp32>(settings, config, device);
+  return act(device, plans_bf16(settings));
+}
+template <class Program>
+PlannedMemory plan_memory(Settings const& settings, typename Program::Config const& config) {
+  return on_planned_device(settings, [&](auto const& device, bool bf16) {
+    return bf16 ? plan_rank<Program, fsdp::Bf16>(settings, config, device).memory
+                : plan_rank<Program, fsdp::Fp32>(settings, config, device).memory;
+  });
 }
 
 /// Prints a table. @param config  of the model

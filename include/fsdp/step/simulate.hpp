@@ -20,11 +20,30 @@ namespace fsdp {
 /// Time of one operation, in any unit.
 struct Cost {
   double fixed = 0, per_byte = 0;
+  double per_element = 0;  ///< of Operation::elements: for primitives that move other bytes than they write
+
+  double of(step::Operation const& operation) const {
+    return fixed + per_byte * static_cast<double>(operation.bytes) +
+           per_element * static_cast<double>(operation.elements);
+  }
+};
+/// Time of a collective of a group, by one algorithm.
+struct CollectiveCost {
+  step::Primitive primitive{};
+  step::Group group{};
+  Cost cost;
 };
 /// By primitive; collectives of a group take `factor` times as long, because groups within a node are faster than
 /// others.
 struct Costs {
+  static constexpr std::size_t no_link = step::groups;
+
   std::array<Cost, step::primitives> primitive{};
+  /// Of a collective that has entries here, the fastest of them counts instead of the primitive's cost.
+  std::vector<CollectiveCost> collectives{};
+  /// By group: the number of the link that its collectives use, below step::groups; no_link: nothing else uses it. See
+  /// [Note: Shared links].
+  std::array<std::size_t, step::groups> link{no_link, no_link, no_link, no_link, no_link, no_link};
   std::array<double, step::groups> factor{1, 1, 1, 1, 1, 1};
   /// By phase and use, in the order of declaration: time of a module's kernels, which a trace has. One for each use, or
   /// none: the primitive's cost. A use that is recomputed takes its time of a forward pass.
@@ -42,10 +61,55 @@ struct Costs {
                    name(at.phase), at.use);
       return module[at.use];
     }
-    auto const& cost = primitive[static_cast<std::size_t>(operation.primitive)];
-    return factor[static_cast<std::size_t>(operation.group)] *
-           (cost.fixed + cost.per_byte * static_cast<double>(operation.bytes));
+    return fastest(operation).of(operation) * factor[static_cast<std::size_t>(operation.group)];
   }
+  /// The part of it in which a collective occupies its link: all but what is fixed.
+  double on_link(step::Operation const& operation) const {
+    if (link[static_cast<std::size_t>(operation.group)] == no_link) return 0;
+    auto cost = fastest(operation);
+    cost.fixed = 0;
+    return cost.of(operation) * factor[static_cast<std::size_t>(operation.group)];
+  }
+
+ private:
+  Cost const& fastest(step::Operation const& operation) const {
+    auto const* best = &primitive[static_cast<std::size_t>(operation.primitive)];
+    bool found = false;
+    for (auto const& entry : collectives) {
+      if (entry.primitive != operation.primitive || entry.group != operation.group) continue;
+      if (!found || entry.cost.of(operation) < best->of(operation)) best = &entry.cost;
+      found = true;
+    }
+    return *best;
+  }
+};
+
+/// [Note: Shared links] Collectives that overlap may use one link: a gather and a reduction of the same ranks. They
+/// share its bandwidth, but not their fixed costs, which are latencies. The link serves them in the order in which they
+/// are enqueued: a later one takes the time that earlier ones leave free. So the link is never idle while a collective
+/// needs it, and the sum of the times is right whoever is served first.
+class SharedLink {
+ public:
+  /// Takes `seconds` of free time from `begin` on. @return when they end
+  double take(double begin, double seconds) {
+    if (seconds <= 0) return begin;
+    auto first = busy_.size();  // of the spans that end after `begin`
+    while (first > 0 && busy_[first - 1].end >= begin) --first;
+    auto last = first;
+    auto end = begin + seconds;
+    if (last < busy_.size() && busy_[last].begin <= begin) end = busy_[last++].end + seconds;
+    for (; last < busy_.size() && busy_[last].begin <= end; ++last) end += busy_[last].end - busy_[last].begin;
+    auto const from = last > first ? std::min(begin, busy_[first].begin) : begin;
+    busy_.erase(busy_.begin() + static_cast<std::ptrdiff_t>(first), busy_.begin() + static_cast<std::ptrdiff_t>(last));
+    busy_.insert(busy_.begin() + static_cast<std::ptrdiff_t>(first), {from, end});
+    return end;
+  }
+
+ private:
+  struct Busy {
+    double begin, end;
+  };
+  std::vector<Busy> busy_;  ///< in order; they do not touch
 };
 
 struct TimeSpan {
@@ -60,7 +124,7 @@ class Simulator {
  public:
   /// @param ranks  costs of each rank of the world; one stands for ranks that are equal
   Simulator(Program const& program, std::vector<Costs> const& ranks) {
-    for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}});
+    for (auto const& costs : ranks) ranks_.push_back({costs, step::PerCell<Ends>(program.buffers), {}, {}, {}});
   }
 
   /// A module's kernels are about to run: they wait for this further unit too.
@@ -80,6 +144,10 @@ class Simulator {
   }
   /// Begin and end of each operation so far.
   std::vector<TimeSpan> const& spans(std::size_t rank = 0) const { return ranks_[rank].spans; }
+  /// Forgets begins and ends of operations so far; later ones wait for them as before.
+  void forget_spans() {
+    for (auto& rank : ranks_) rank.spans.clear();
+  }
 
  private:
   /// When accesses to a cell so far have ended.
@@ -91,6 +159,7 @@ class Simulator {
     Costs costs;
     step::PerCell<Ends> cells;
     std::array<double, stream_kinds> streams;  ///< when the last operation ends
+    std::array<SharedLink, step::groups> links;
     std::vector<TimeSpan> spans;
   };
 
@@ -105,6 +174,8 @@ class Simulator {
   static void end(Rank& rank, step::Operation const& operation, double cost) {
     auto& span = rank.spans.back();
     span.end = span.begin + cost;
+    if (auto const taken = is_collective(operation.primitive) ? rank.costs.on_link(operation) : 0; taken > 0)
+      span.end = rank.links[rank.costs.link[static_cast<std::size_t>(operation.group)]].take(span.end - taken, taken);
     if (!is_ordered(operation.primitive)) return;
     rank.streams[static_cast<std::size_t>(operation.stream)] = span.end;
     for (auto const& access : operation.accesses())

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs that `plan --hardware` compares, and what it prints of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/plan/forecast.hpp"
+#include "fsdp/plan/hardware.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "transformer/run/settings.hpp"
+
+namespace transformer {
+
+/// Bytes of a rank.
+struct PlannedMemory {
+  fsdp::MemoryPlan engine;
+  std::int64_t activations = 0, workspace = 0, scalars = 0;
+
+  std::int64_t total() const { return engine.reserved() + activations + workspace + scalars; }
+};
+
+/// One candidate.
+struct PlannedRun {
+  Settings settings;
+  PlannedMemory memory;
+  fsdp::plan::Forecast time{};
+  double tokens_per_second = 0;  ///< of all GPUs
+  double mfu = 0;
+};
+
+/// What is run and where, as `plan` was told. Checks it.
+/// @param settings  ranks: the GPUs. Micro-steps: one on each GPU, unless they are given
+/// @throws fsdp::ConfigError if the GPUs are no whole nodes, or for what there is no time
+void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware);
+/// The settings that the search may choose take all these values in turn, unless they were given: strategies, shard
+/// groups of a node and of powers of two of nodes, prefetch 1 to 3, recomputation of no and of all layers. no_shard is
+/// left out where its parameters, gradients and moments alone do not fit.
+/// @param parameters  of the model
+std::vector<Settings> candidates(Settings const& base, fsdp::plan::Hardware const& hardware, std::int64_t parameters);
+/// @return the exit code: 1 if nothing fits
+int print_planned_runs(std::vector<PlannedRun> const& runs, fsdp::plan::Hardware const& hardware);
+
+}  // namespace transformer

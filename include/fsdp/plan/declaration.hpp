@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The units of an engine, declared without a device and a communicator: for plans of runs that do not fit here.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/concepts.hpp"
+#include "fsdp/engine/declaration.hpp"
+#include "fsdp/engine/registrar.hpp"
+#include "fsdp/engine_options.hpp"
+#include "fsdp/error.hpp"
+#include "fsdp/placement.hpp"
+#include "fsdp/plan/work.hpp"
+#include "fsdp/precision.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/strategy.hpp"
+
+namespace fsdp::plan {
+
+/// Registers modules as an engine of `ranks` ranks does, with the same code, and allocates nothing:
+///
+///     fsdp::plan::Declaration<fsdp::Bf16> declared(16384, fsdp::FullShard{});
+///     for (auto const& layer : layers) declared.shard(layer, layer.name);
+///     auto const memory = fsdp::memory_plan(declared.input());
+///
+/// @tparam P  precision policy
+template <PrecisionPolicy P = Fp32>
+class Declaration {
+  using Declared = detail::Declaration<P>;
+
+ public:
+  /// @throws ConfigError as the engine's constructor
+  Declaration(int ranks, ShardingStrategy const& strategy, EngineOptions const& options = {})
+      : declared_(place(0, ranks, strategy), strategy, options) {}
+
+  /// See Engine::add_unit.
+  UnitId add_unit(std::string_view unit_name, UnitOptions const& options = {}) {
+    auto const unit = declared_.add_unit(unit_name, options.strategy.value_or(declared_.strategy()));
+    declared_.units()[unit.index]->frozen = options.frozen;
+    return unit;
+  }
+  /// The next module in forward order, with a unit of its own. See Engine::shard.
+  template <Module M>
+  UseId shard(M const& user_module, std::string_view prefix, UnitOptions const& options = {}) {
+    typename Declared::Attempt attempt(declared_);
+    auto const use = shard(user_module, prefix, add_unit(prefix, options));
+    attempt.keep();
+    return use;
+  }
+  /// The same in a unit that it shares.
+  template <Module M>
+  UseId shard(M const& user_module, std::string_view prefix, UnitId unit) {
+    typename Declared::Attempt attempt(declared_);
+    detail::register_module(declared_, unit, user_module, prefix);
+    attempt.keep();
+    if constexpr (SaysWork<M>) {
+      work_.push_back(user_module.work());
+    } else {
+      work_.emplace_back();
+    }
+    return {declared_.schedule().declare(unit.index, std::string(prefix))};
+  }
+  /// Modules in turn, each with a unit of its own: "prefix.0", "prefix.1", ...
+  template <Module M>
+  void shard(std::vector<M> const& modules, std::string_view prefix, UnitOptions const& options = {}) {
+    for (std::size_t i = 0; i < modules.size(); ++i) shard(modules[i], formatted("{}.{}", prefix, i), options);
+  }
+  /// See Engine::recompute_segment.
+  void recompute_segment(UseId first, UseId last) { declared_.add_segment(first.index, last.index); }
+
+  /// What the engine's plan_input() would be.
+  MemoryPlanInput input() const { return declared_.plan_input(); }
+  /// By use; without FLOP and bytes for modules that do not say them.
+  std::vector<Work> const& work() const { return work_; }
+
+ private:
+  Declared declared_;
+  std::vector<Work> work_;
+};
+
+}  // namespace fsdp::plan

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a step takes on given hardware: the step's clock with costs from a description. No part of it depends on the
+// number of ranks but the costs of collectives.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "fsdp/plan/hardware.hpp"
+#include "fsdp/plan/work.hpp"
+#include "fsdp/step/compile_program.hpp"
+#include "fsdp/step/memory_plan.hpp"
+#include "fsdp/step/run.hpp"
+#include "fsdp/step/simulate.hpp"
+#include "fsdp/stream_kind.hpp"
+
+namespace fsdp::plan {
+
+/// What is run on the hardware.
+struct Workload {
+  std::vector<Work> uses;  ///< by use, in the declared order
+  int micro_steps = 1;     ///< of a step, on each rank
+  bool no_sync = false;    ///< only the last micro-step reduces
+  bool clips = true;       ///< the gradient norm is measured before the update
+};
+
+/// Seconds of a step that follows others.
+struct Forecast {
+  double step = 0;
+  double compute = 0;        ///< kernels of modules, norm and update
+  double communication = 0;  ///< at least one collective runs
+  double exposed = 0;        ///< of it, while the compute stream waits
+};
+
+/// Costs of a step's operations. Local operations move bytes at the bandwidth of memory: those that they read and
+/// write, AdamW's update 28 bytes an element and the norm 4.
+[[gnu::cold]] inline Costs costs_on(Hardware const& hardware, Program const& program, StepInput const& input,
+                                    Workload const& load) {
+  using step::Group;
+  using step::Primitive;
+  Costs costs;
+  auto const seconds = [&](Load const& of) {
+    return of.flop / (hardware.flops * hardware.efficiency) + of.bytes / hardware.memory_bandwidth;
+  };
+  for (auto const& use : load.uses) {
+    costs[Phase::forward].push_back(seconds(use.forward));
+    costs[Phase::backward].push_back(seconds(use.backward));
+  }
+  ElementTypes types;
+  for (auto const& unit : program.units)
+    if (unit.trains()) types = unit.types;
+  auto const size = [](DType type) { return static_cast<double>(size_of(type)); };
+  auto const moves = [&](Primitive primitive, double bytes) {
+    costs[primitive].per_element = bytes / hardware.memory_bandwidth;
+  };
+  auto const gradient = size(types.gradient);
+  moves(Primitive::cast, size(types.master) + size(types.parameter));
+  moves(Primitive::copy, 2 * size(types.parameter));
+  moves(Primitive::zero, gradient);
+  moves(Primitive::accumulate, gradient + 2 * sizeof(float));
+  moves(Primitive::add, 2 * gradient + sizeof(float));
+  moves(Primitive::round, gradient + (program.wire ? size(*program.wire) : gradient));
+  moves(Primitive::norm, sizeof(float));
+  moves(Primitive::update, 7 * sizeof(float));
+  auto const world = input.shards * input.replicas;
+  add_collective(costs, hardware, Primitive::all_gather, Group::gather, {input.shards});
+  add_collective(costs, hardware, Primitive::all_gather, Group::kept, {input.reshard_ranks});
+  add_collective(costs, hardware, Primitive::reduce_scatter, Group::reduce, {input.shards});
+  add_collective(costs, hardware, Primitive::all_reduce, Group::replicas, {input.replicas, input.shards});
+  add_collective(costs, hardware, Primitive::all_reduce, Group::all_replicas, {world});
+  if (hardware.shared_link) costs.link.fill(0);
+  costs.link[static_cast<std::size_t>(Group::none)] = Costs::no_link;
+  return costs;
+}
+
+namespace detail {
+
+/// The same time as spans that do not overlap, in order.
+inline std::vector<TimeSpan> united(std::vector<TimeSpan> spans) {
+  std::sort(spans.begin(), spans.end(), [](auto const& a, auto const& b) { return a.begin < b.begin; });
+  std::vector<TimeSpan> all;
+  for (auto const& span : spans) {
+    if (span.end <= span.begin) continue;
+    if (all.empty() || span.begin > all.back().end) {
+      all.push_back(span);
+    } else {
+      all.back().end = std::max(all.back().end, span.end);
+    }
+  }
+  return all;
+}
+inline double length(std::vector<TimeSpan> const& spans) {
+  double sum = 0;
+  for (auto const& span : spans) sum += span.end - span.begin;
+  return sum;
+}
+
+/// Feeds a run's operations to a simulator as they come, and keeps the spans of the last step.
+class Timing {
+ public:
+  Timing(Program const& program, Costs const& costs) : simulator_(program, {costs}) {}
+
+  void operator()(step::Operation const& operation, step::Position const& at, step::Contents const& contents) {
+    auto next = step::executed(operation, at, contents);
+    if (next.operation.beside && !waiting_.empty()) {
+      simulator_.await(next.operation);
+    } else {
+      flush();
+    }
+    waiting_.push_back(next);
+  }
+  /// @return when everything so far has ended
+  double flush() {
+    for (auto const& next : waiting_) {
+      simulator_.run(next);
+      auto const span = simulator_.spans().back();
+      end_ = std::max(end_, span.end);
+      if (step::is_collective(next.operation.primitive)) collectives_.push_back(span);
+      if (next.operation.stream == StreamKind::compute && step::moves(next.operation.primitive))
+        computes_.push_back(span);
+    }
+    waiting_.clear();
+    return end_;
+  }
+  /// What follows is measured.
+  void restart() {
+    flush();
+    simulator_.forget_spans();
+    collectives_.clear();
+    computes_.clear();
+  }
+  std::vector<TimeSpan> collectives() const { return united(collectives_); }
+  std::vector<TimeSpan> computes() const { return united(computes_); }
+
+ private:
+  Simulator simulator_;
+  std::vector<step::Executed> waiting_;  ///< a computation, and its accesses to further units
+  std::vector<TimeSpan> collectives_, computes_;
+  double end_ = 0;
+};
+
+}  // namespace detail
+
+/// Of costs that are known: measured, for example.
+/// @param program  compiled from `input`
+[[gnu::cold]] inline Forecast forecast(Program const& program, Workload const& load, Costs const& costs) {
+  detail::Timing timing(program, costs);
+  auto const visit = [&](auto const&... what) { timing(what...); };
+  step::Run run(program, visit);
+  run.prepare();
+  double begin = 0, end = 0;
+  for (int step = 0; step < 2; ++step) {
+    timing.restart();
+    begin = end;
+    for (int micro = 0; micro < load.micro_steps; ++micro)
+      run.micro_step({.gradient_sync = !load.no_sync || micro + 1 == load.micro_steps});
+    if (load.clips) run.norm();
+    run.update();
+    end = timing.flush();
+  }
+  auto const computes = timing.computes(), collectives = timing.collectives();
+  auto busy = computes;
+  busy.insert(busy.end(), collectives.begin(), collectives.end());
+  Forecast result;
+  result.step = end - begin;
+  result.compute = detail::length(computes);
+  result.communication = detail::length(collectives);
+  result.exposed = detail::length(detail::united(std::move(busy))) - result.compute;
+  return result;
+}
+/// @param program  compiled from `input`
+[[gnu::cold]] inline Forecast forecast(Program const& program, StepInput const& input, Workload const& load,
+                                       Hardware const& hardware) {
+  auto result = forecast(program, load, costs_on(hardware, program, input, load));
+  result.step += hardware.step_overhead;
+  auto const world = input.shards * input.replicas;
+  for (int nodes = hardware.nodes(world); nodes > 1; nodes = (nodes + 1) / 2) result.step += hardware.jitter;
+  if (load.clips && world > 1) {  // the norm's digits are summed over all ranks before the update
+    auto const by = [&](Algorithm algorithm) {
+      return collective_cost(hardware, step::Primitive::all_reduce, {world}, algorithm).fixed;
+    };
+    auto const sum = std::min(by(Algorithm::ring), by(Algorithm::tree));
+    result.step += sum;
+    result.communication += sum;
+    result.exposed += sum;
+  }
+  return result;
+}
+
+}  // namespace fsdp::plan

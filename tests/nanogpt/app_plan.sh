@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# nanogpt plan --hardware: memory to the byte, time, the fastest options that fit, and what it refuses.
+# skip-tsan
+# programs: nanogpt
+#
+#   app_plan.sh BINARY_DIR
+set -uo pipefail
+
+hardware=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/nanogpt/hardware" && pwd)/dgx_h100.txt
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter "$nanogpt"
+export OPENBLAS_NUM_THREADS=1
+
+refuses() { # refuses MESSAGE COMMAND...
+  local message=$1
+  shift
+  ends_in_error "$@"
+  grep -qF -- "$message" output || fail "did not say '$message': $*"
+}
+plan() { timeout 60 "$nanogpt" plan --hardware="$hardware" "$@"; }
+says() { grep -qF -- "$1" output || fail "did not say '$1'"; }
+
+check "gpt2" plan --gpus=512 --model=gpt2 --batch_size=8 >output 2>&1
+says '512 GPUs (64 nodes of 8)'
+says 'The fastest:'
+says 'MFU'
+grep -qE '^options: --strategy=' output || fail "no options"
+total=$(sed -n 's/.*, total \([0-9]*\)$/\1/p' output)
+parts=0
+for part in $(sed -n 's/^memory of a GPU, bytes: \(.*\), total.*/\1/p' output | tr -dc '0-9 '); do parts=$((parts + part)); done
+check "the parts add up: $parts, $total" test "$parts" = "$total"
+# The options that it gives are a run of their own, of the same memory.
+read -r -a options < <(sed -n 's/^options: //p' output)
+check "those options alone" plan --gpus=512 --model=gpt2 --batch_size=8 "${options[@]}" >output 2>&1
+says "total $total"
+says '1 of 1 options fit'
+
+# The parts of a run on this machine are what its ranks account for.
+for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
+check "prepare" "$nanogpt" prepare --dataset=d --data=text >output 2>&1
+rm data/d/meta.json  # the vocabulary is GPT-2's, as in a plan
+tiny=(--n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2 --dtype=float32 --device=cpu)
+for options in "--strategy=full_shard --prefetch=1" "--strategy=shard_grad_op --prefetch=2" "--strategy=no_shard"; do
+  read -r -a options <<<"$options"
+  check "train ${options[*]}" timeout 120 "$nanogpt" train "${tiny[@]}" "${options[@]}" --dataset=d --ranks=2 --threads=1 \
+    --activation_checkpointing=true --gradient_accumulation_steps=2 --max_iters=1 --eval_iters=1 --overwrite >output 2>&1
+  rank=$(grep '"kind":"memory"' out/log.jsonl | tail -n1)
+  accounted=$(for tag in parameters gradients optimizer gather reduce activations workspace; do
+    sed -n "s/.*\[{[^}]*\"$tag\":\([0-9]*\),.*/\1/p" <<<"$rank"
+  done | tr '\n' ' ')
+  check "plan ${options[*]}" plan --gpus=2 "${tiny[@]}" "${options[@]}" --activation_checkpointing=true >output 2>&1
+  planned=$(sed -n 's/^memory of a GPU, bytes: \(.*\), scalars.*/\1/p' output | tr -dc '0-9 \n' | tr -s ' ' ' ' | sed 's/^ //')
+  check "${options[*]}: accounted $accounted, planned $planned" test "${accounted% }" = "$planned"
+done
+
+# A large model on many GPUs: memory does not grow with their number.
+large=(plan --hardware="$hardware" --gpus=16384 --model=80x64x8192 --batch_size=1 --block_size=4096)
+if [[ -x /usr/bin/time ]]; then
+  check "large" timeout 60 /usr/bin/time -f '%M' -o peak "$nanogpt" "${large[@]}" >output 2>&1
+  check "peak memory of $(tail -n1 peak) KiB" test "$(tail -n1 peak)" -lt 65536
+else
+  check "large" timeout 60 "$nanogpt" "${large[@]}" >output 2>&1
+fi
+says '16384 GPUs (2048 nodes of 8)'
+
+# Nothing fits: what comes nearest, and what is lacking.
+refuses 'comes nearest' "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=80x64x8192 --block_size=4096
+grep -qE '[0-9]+ bytes \([0-9.]+ GB\) are lacking' output || fail "does not say what is lacking"
+
+refuses '20 GPUs are not a multiple of the 8 GPUs of a node' "$nanogpt" plan --hardware="$hardware" --gpus=20 --model=gpt2
+refuses 'expected a divisor of the 512 ranks, got 24' "$nanogpt" plan --hardware="$hardware" --gpus=512 --model=gpt2 --strategy=hybrid_shard --shard_group=24
+refuses 'expected a multiple of the 16 GPUs' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=gpt2 --gradient_accumulation_steps=24
+refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=12x12
+refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=no_folder
+refuses 'no times for offloading' "$nanogpt" plan --hardware="$hardware" --gpus=16 --offload=moments
+sed 's/^memory = .*/memory = -1/' "$hardware" >negative.txt
+line=$(grep -n '^memory = ' negative.txt | cut -d: -f1)
+refuses "negative.txt: line $line: 'memory': expected a finite number above 0, got '-1'" \
+  "$nanogpt" plan --hardware=negative.txt --gpus=16
+refuses 'nowhere.txt' "$nanogpt" plan --hardware=nowhere.txt --gpus=16
+
+echo "$checks checks, $failures failures"
+((failures == 0))
