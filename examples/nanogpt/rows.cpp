@@ -67,7 +67,7 @@ std::vector<Setting> nanogpt_settings() {
       "hardware", &S::hardware, plan,
       "file that describes the GPUs, their nodes and network, as examples/nanogpt/hardware/dgx_h100.txt: "
       "plan searches for the fastest strategy, shard_group, prefetch and activation_checkpointing that fit, "
-      "among those that are not given");
+      "and keeps those that are given");
   t.optional_text("model", &S::model, plan,
                   "model to plan for: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, or "
                   "LAYERSxHEADSxWIDTH, such as 80x64x8192 (default: n_layer, n_head and n_embd)");
