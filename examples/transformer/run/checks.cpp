@@ -114,6 +114,11 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
         "run: expected only one of the two",
         s.init_from);
+  if (s.snapshot_interval > 0 && s.snapshot_folder.empty())
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'snapshot_folder': snapshots need a folder in each node's memory (--snapshot_folder=/dev/shm/NAME), "
+        "got "
+        "nothing");
   if (s.gradient_accumulation_steps % ranks != 0)
     fsdp::fail<fsdp::ConfigError>(
         "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
