@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Trains a small character-level GPT from a fresh clone, and prints a sample of its text.
 #
-#   ./examples/nanogpt/run.sh [--data FILE] [trainer settings...]
+#   ./examples/nanogpt/run.sh [--data FILE] [--least=N [--hosts=a:2,b:2]] [trainer settings...]
 #
 # Installs missing packages (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks (or over all
 # GPUs), samples, and writes a report page.
 # A second run skips finished work and continues training that was stopped. Trainer settings override the defaults, e.g.
 # --max_iters=500 --strategy=ddp; other settings start a new run, and the old one stays beside it.
+#   --least=N   if ranks are lost, goes on from the last checkpoint with those that are left, N or more (see go_on.sh)
+#   --hosts=... trains on these machines, with so many ranks on each; all have this folder and WORK at the same place
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
 #   WORK=DIR    folder for data and models (default: build/nanogpt-run)
@@ -22,17 +24,29 @@ jobs=${JOBS:-2}
 work=${WORK:-$repository/build/nanogpt-run}
 [[ $work == /* ]] || work=$called_from/$work
 
-data=
+data='' least='' hosts=''
 settings=()
 while (($#)); do
   case $1 in
     --data) [[ -n ${2-} ]] || die "--data needs a file"; data=$2; shift 2 ;;
     --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
-    -h | --help) sed -n '3,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --least=*) least=${1#--least=}; [[ $least =~ ^[1-9][0-9]{0,5}$ ]] || die "--least=$least: expected a positive number"; shift ;;
+    --hosts=*) hosts=${1#--hosts=}; shift ;;
+    -h | --help) sed -n '3,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
 done
 [[ ${RANKS:-2} =~ ^[1-9][0-9]*$ ]] || die "RANKS=$RANKS: expected a positive number"
+if [[ -n $hosts ]]; then
+  [[ $hosts =~ ^[A-Za-z0-9._-]+:[1-9][0-9]{0,5}(,[A-Za-z0-9._-]+:[1-9][0-9]{0,5})*$ ]] ||
+    die "--hosts: expected NAME:RANKS, separated by commas, got '$hosts'"
+  [[ -n $least ]] || die "--hosts: expected --least=N too, got none"
+  RANKS=0
+  for host in ${hosts//,/ }; do RANKS=$((RANKS + ${host#*:})); done
+fi
+if [[ -n $least && -n ${RANKS-} ]] && ((least > RANKS)); then
+  die "--least=$least: expected at most the number of ranks, which is $RANKS"
+fi
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data
   [[ -f $data && -r $data ]] || die "--data: cannot read '$data'"
@@ -77,7 +91,14 @@ for setting in ${settings[@]+"${settings[@]}"}; do
 done
 . "$repository/examples/nanogpt/choose_start.sh"
 . "$repository/examples/nanogpt/choose_launch.sh"
+if [[ -n $hosts ]]; then all=$RANKS RANKS=1; fi
 choose_launch "$preset" "$repository/build/$preset" "$nanogpt"
+if [[ -n $hosts ]]; then ranks=$all how="$all processes on $hosts, by mpirun"; fi
+if [[ -n $least ]]; then
+  ((${#launch[@]})) || die "--least needs ranks that are processes: $how"
+  . "$repository/examples/nanogpt/go_on.sh"
+  launch=(go_on --ranks="$ranks" --least="$least" ${hosts:+--hosts="$hosts"} "${launch[0]}" "${launch[@]:3}" --)
+fi
 # The type that is fastest here, which nanogpt measures: as a config file, which one of the caller's may overrule.
 echo "dtype = 'fastest'" > fastest_type
 defaults=(train_shakespeare_char_cpu fastest_type --strategy=full_shard --dataset="$dataset" --out_dir="$out_dir"

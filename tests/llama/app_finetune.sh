@@ -58,7 +58,9 @@ check "all of a model and parts of it train alike" differ full.losses frozen.los
 train whole --batch_size=8 --max_iters=6
 train halves --batch_size=4 --gradient_accumulation_steps=2 --max_iters=6
 train ranks --batch_size=4 --gradient_accumulation_steps=2 --max_iters=6 --ranks=2
-for parts in halves ranks; do  # evaluations draw other rows
+for number in 3 4; do train uneven$number --batch_size=1 --gradient_accumulation_steps=8 --max_iters=6 --ranks=$number; done
+train uneven5 "${quarters[@]}" --max_iters=6 --ranks=5
+for parts in halves ranks uneven3 uneven4 uneven5; do  # evaluations draw other rows
   check "$parts of a batch have other losses" diff <(grep ^iter whole.losses) <(grep ^iter $parts.losses)
 done
 

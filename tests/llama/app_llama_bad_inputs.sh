@@ -165,7 +165,6 @@ trains "settings 'freeze_layers' and 'lora_r': adapters freeze everything else; 
   --freeze_layers=1 --lora_r=4
 trains "setting 'recompute_segment': only layers that are computed again form segments; expected --gradient_checkpointing too" --recompute_segment=2
 trains "setting 'gradient_checkpointing': expected at most the 2 layers, got 3" --gradient_checkpointing=3
-trains "setting 'gradient_accumulation_steps': expected a multiple of the 2 ranks (it is the total over ranks), got 1" --ranks=2
 trains "setting 'init_from': there is no checkpoint in 'out' to resume from" --init_from=resume
 refused "setting 'model': expected the folder of a model (--model=FOLDER), got nothing" train "${small[@]}" --out_dir=out --init_from=auto
 refused "setting 'start': expected at most 128 tokens (max_position_embeddings), got *" sample --model=model --start="$(seq -s ' ' 100)"

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -61,7 +63,7 @@ std::vector<std::int32_t> starts(BatchSource source, Share const& split, Fill fi
     for (std::int64_t rank = 0; rank < split.ranks; ++rank) {
       source.rank = rank;
       source.ranks = split.ranks;
-      source.micro_steps = split.micro_steps;
+      source.gradient_accumulation_steps = split.micro_steps * split.ranks;
       source.batch_size = split.batch_size;
       auto const block = static_cast<std::size_t>(source.block_size);
       std::vector<std::int32_t> x(static_cast<std::size_t>(split.batch_size) * block), y(x.size());
@@ -205,6 +207,61 @@ TEST_CASE(
   CHECK(training(source, splits[0], 1) != first);
   source.seed = 1338;
   CHECK(training(source, splits[0], 0) != first);
+}
+
+TEST_CASE(
+    "ranks that do not divide an iteration's batches share the same batches; the micro-steps left over have no "
+    "targets") {
+  Folder const folder;
+  auto const dataset = counting_dataset(folder, 8 * 120 + 5, 300);
+  for (bool const with_data : {true, false}) {
+    for (std::int64_t const steps : {1, 2, 4, 5, 7, 12}) {
+      BatchSource source;
+      source.dataset = with_data ? &dataset : nullptr;
+      source.seed = 1337;
+      source.block_size = 8;
+      source.batch_size = 3;
+      source.gradient_accumulation_steps = steps;
+      using Batch = std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>;
+      std::vector<Batch> expected;  // by one rank
+      for (std::int64_t const ranks : {1, 2, 3, 4, 5, 8}) {
+        CAPTURE(with_data, steps, ranks);
+        source.ranks = ranks;
+        CHECK(source.global_batch() == 3 * steps);
+        CHECK(source.micro_steps() == (steps % ranks == 0 ? steps / ranks : steps / ranks + 1));
+        std::vector<Batch> batches;
+        double weight = 0, shares = 0;
+        std::int64_t spare = 0;
+        for (std::int64_t micro = 0; micro < source.micro_steps(); ++micro) {
+          for (source.rank = 0; source.rank < ranks; ++source.rank) {
+            Batch batch{std::vector<std::int32_t>(24), std::vector<std::int32_t>(24)};
+            source.training(3, micro, batch.first, batch.second);
+            if (source.has_sequences(micro)) {
+              CHECK(source.first_of(micro) == 3 * static_cast<std::int64_t>(batches.size()));
+              weight += source.training_weight(3) / static_cast<double>(ranks);
+              batches.push_back(batch);
+              continue;
+            }
+            ++spare;
+            CHECK(micro + 1 == source.micro_steps());
+            CHECK(std::count(batch.second.begin(), batch.second.end(), -1) == 24);
+            CHECK(std::any_of(batches.begin(), batches.end(), [&](auto const& b) { return b.first == batch.first; }));
+          }
+        }
+        for (source.rank = 0; source.rank < ranks; ++source.rank) shares += source.share() / static_cast<double>(ranks);
+        if (ranks == 1) expected = batches;
+        CHECK(batches == expected);
+        CHECK(spare == source.micro_steps() * ranks - steps);
+        // A sum of at most 12 terms, each rounded a few times.
+        CHECK(std::abs(weight - 1) < 1e-14);
+        CHECK(std::abs(shares - 1) < 1e-14);
+        // Where all ranks have as many, weights are those of a mean, to the bit.
+        source.rank = 0;
+        if (spare == 0) CHECK(source.training_weight(3) == 1.0 / static_cast<double>(source.micro_steps()));
+        if (spare == 0) CHECK(source.share() == 1.0);
+      }
+    }
+  }
 }
 
 TEST_CASE("where windows are no multiple of the batch, its sequences still come from strata of their own") {
@@ -385,7 +442,7 @@ TEST_CASE("without data the tokens are random, inside the vocabulary, and the sa
   CHECK(std::all_of(x.begin(), x.end(), [](auto token) { return token >= 0 && token < 7; }));
   CHECK(std::set<std::int32_t>(x.begin(), x.end()).size() == 7);
   source.batch_size = 6;
-  source.ranks = 2;
+  source.ranks = source.gradient_accumulation_steps = 2;
   for (source.rank = 0; source.rank < 2; ++source.rank) {
     source.training(2, 0, half_x, half_y);
     CHECK(std::equal(half_x.begin(), half_x.end(), x.begin() + 24 * source.rank));

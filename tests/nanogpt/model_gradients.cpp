@@ -135,6 +135,49 @@ TEST_CASE("micro-steps add their gradients and their weighted losses", "[nanogpt
   }
 }
 
+// 0 times infinity would be NaN: no loss and no gradient may be computed.
+TEST_CASE("a micro-step without targets adds exact zeros to loss and gradients, even where logits overflow",
+          "[nanogpt][model]") {
+  for (double const gain : {1.0, 1e306}) {
+    CAPTURE(gain);
+    Engine engine;
+    Gpt model(engine, shape(2, 2, 8, 8, 13, true, 0.2f), 2, 5);
+    engine.store().randomise(3, 0.3);
+    for (auto& value : engine.store().at("transformer.ln_f.weight").value) value = gain;
+    for (auto& value : engine.store().at("transformer.wte.weight").value) value *= 1e4;
+    auto const tokens = ids(10, 13, 3), targets = ids(10, 13, 5);
+    std::vector<std::int32_t> const none(10, -1);
+    auto const gradients = [&] {  // of all tensors
+      std::vector<double> all;
+      for (auto const& [name, entry] : engine.store().tensors)
+        all.insert(all.end(), entry.gradient.begin(), entry.gradient.end());
+      return all;
+    };
+    engine.store().forget_gradients();
+    model.forward_backward(tokens.data(), none.data(), 0.0);
+    CHECK(model.read_loss() == 0.0);
+    auto const zero = [](double value) { return value == 0.0; };
+    auto const none_yet = gradients();
+    CHECK(std::all_of(none_yet.begin(), none_yet.end(), zero));
+
+    engine.store().forget_gradients();
+    model.forward_backward(tokens.data(), targets.data(), 0.0);
+    auto const loss = model.read_loss();
+    if (gain != 1.0) {  // the weight alone does not do it
+      CHECK(std::isnan(loss));
+      continue;
+    }
+    CHECK(loss == 0.0);
+    model.forward_backward(tokens.data(), targets.data());
+    CHECK(model.read_loss() > 0.0);
+    auto const before = gradients();
+    CHECK_FALSE(std::all_of(before.begin(), before.end(), zero));
+    model.forward_backward(tokens.data(), none.data(), 0.0);
+    CHECK(model.read_loss() == 0.0);
+    CHECK(gradients() == before);
+  }
+}
+
 TEST_CASE("dropout draws another mask for every micro-step and none in evaluation", "[nanogpt][model]") {
   Engine engine;
   Gpt model(engine, shape(1, 2, 16, 8, 13, false, 0.5f), 2, 8);

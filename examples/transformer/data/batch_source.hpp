@@ -13,6 +13,17 @@
 
 namespace transformer {
 
+/// [Note: Micro-steps without sequences]
+/// An iteration has gradient_accumulation_steps batches of B sequences, which the ranks take in turns. If their number
+/// is not a multiple of the ranks, the last ranks find no batch in the last turn. They make that micro-step too,
+/// because its gathers and reductions are collective, but with weight 0. It repeats the sequences and the dropout masks
+/// of another batch of the iteration, without targets. Cross-entropy writes zeros for a row without a target, whatever
+/// its logits are, and the activations are finite wherever those of the other batch are. So loss and gradients get
+/// exact zeros.
+///
+/// Ranks are averaged as always. The mean of a batch of windows has the weight ranks / gradient_accumulation_steps, so
+/// all batches count alike, however many a rank has.
+
 /// A rank's part of the run's batches. What all ranks together get in an iteration, or in a batch of an evaluation,
 /// depends on the seed and on the number of sequences, not on how many ranks and micro-steps share them.
 struct BatchSource {
@@ -21,47 +32,39 @@ struct BatchSource {
   std::uint64_t seed = 0;       ///< of the run
   bool random_windows = false;  ///< nanoGPT's way: anywhere in the text, with replacement
   std::int64_t rank = 0, ranks = 1;
-  std::int64_t batch_size = 1;   ///< B: sequences of a rank's micro-step
-  std::int64_t micro_steps = 1;  ///< of a rank in an iteration
-  std::int64_t block_size = 1;   ///< T: tokens of a sequence
+  std::int64_t batch_size = 1;                   ///< B: sequences of a rank's micro-step
+  std::int64_t gradient_accumulation_steps = 1;  ///< batches of an iteration, of all ranks
+  std::int64_t block_size = 1;                   ///< T: tokens of a sequence
 
   /// Sequences of an iteration, of all ranks.
-  std::int64_t global_batch() const { return micro_steps * ranks * batch_size; }
-  /// Number, within its iteration, of the first sequence of this rank's micro-step.
-  std::int64_t first_of(std::int64_t micro_step) const { return (micro_step * ranks + rank) * batch_size; }
+  std::int64_t global_batch() const { return gradient_accumulation_steps * batch_size; }
+  /// Micro-steps of each rank in an iteration.
+  std::int64_t micro_steps() const { return (gradient_accumulation_steps + ranks - 1) / ranks; }
+  /// Whether this rank has sequences of its own in a micro-step. See [Note: Micro-steps without sequences].
+  bool has_sequences(std::int64_t micro_step) const { return turn(micro_step) < gradient_accumulation_steps; }
+  /// Number, within its iteration, of the first sequence that this rank's micro-step reads.
+  std::int64_t first_of(std::int64_t micro_step) const {
+    return turn(micro_step) % gradient_accumulation_steps * batch_size;
+  }
+  /// This rank's batches in an iteration, relative to the mean over ranks.
+  double share() const {
+    auto const own = (gradient_accumulation_steps - rank + ranks - 1) / ranks;
+    return static_cast<double>(own * ranks) / static_cast<double>(gradient_accumulation_steps);
+  }
 
   /// See [Note: Training windows] and [Note: Documents as rows].
   /// @param inputs,targets  (B, T), row-major; targets of -1 have no loss
   /// @throws fsdp::Error if a sequence has a token outside the vocabulary
   void training(std::int64_t iteration, std::int64_t micro_step, std::span<std::int32_t> inputs,
                 std::span<std::int32_t> targets) const {
-    auto const first = iteration * global_batch() + first_of(micro_step);
-    if (dataset == nullptr) return random_tokens(first, inputs, targets);
-    if (auto const* rows = dataset->rows(Split::train)) {
-      auto const sizes = order_sizes(*rows);
-      auto const order = training_rows(sizes);
-      for (std::int64_t i = 0; i < batch_size; ++i)
-        read_row(Split::train, training_row(*rows, order, first + i), i, inputs, targets);
-      return;
-    }
-    auto const shards = dataset->train.sizes();
-    WindowOrder const order(seed, shards, block_size, global_batch());
-    for (std::int64_t i = 0; i < batch_size; ++i) {
-      auto const number = first + i;
-      if (random_windows) {
-        auto const drawn =
-            draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0, count_starts(shards, block_size));
-        read(dataset->train, start_of_number(shards, block_size, drawn), i, inputs, targets);
-      } else {
-        read(dataset->train, order.at(number), i, inputs, targets);
-      }
-    }
+    read_training(iteration * global_batch() + first_of(micro_step), inputs, targets);
+    if (!has_sequences(micro_step)) std::fill(targets.begin(), targets.end(), -1);
   }
   /// Factor of a micro-step's mean over its (B, T) places, padding included: the mean over ranks of the sums over
   /// micro-steps is then the loss of the iteration.
   double training_weight(std::int64_t iteration) const {
     auto const* rows = dataset == nullptr ? nullptr : dataset->rows(Split::train);
-    if (rows == nullptr) return 1.0 / static_cast<double>(micro_steps);
+    if (rows == nullptr) return static_cast<double>(ranks) / static_cast<double>(gradient_accumulation_steps);
     auto const sizes = order_sizes(*rows);
     auto const order = training_rows(sizes);
     return weight_of(*rows, iteration * global_batch(), global_batch(),
@@ -99,6 +102,32 @@ struct BatchSource {
   }
 
  private:
+  /// Number of a micro-step among all that the ranks make in an iteration.
+  std::int64_t turn(std::int64_t micro_step) const { return micro_step * ranks + rank; }
+
+  /// Reads B training sequences. @param first  number, within the run, of the first one
+  void read_training(std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+    if (dataset == nullptr) return random_tokens(first, inputs, targets);
+    if (auto const* rows = dataset->rows(Split::train)) {
+      auto const sizes = order_sizes(*rows);
+      auto const order = training_rows(sizes);
+      for (std::int64_t i = 0; i < batch_size; ++i)
+        read_row(Split::train, training_row(*rows, order, first + i), i, inputs, targets);
+      return;
+    }
+    auto const shards = dataset->train.sizes();
+    WindowOrder const order(seed, shards, block_size, global_batch());
+    for (std::int64_t i = 0; i < batch_size; ++i) {
+      auto const number = first + i;
+      if (random_windows) {
+        auto const drawn =
+            draw_offset(seed, Draw::window, static_cast<std::uint64_t>(number), 0, count_starts(shards, block_size));
+        read(dataset->train, start_of_number(shards, block_size, drawn), i, inputs, targets);
+      } else {
+        read(dataset->train, order.at(number), i, inputs, targets);
+      }
+    }
+  }
   /// Rows are visited as windows of one token are: of a text with one token more than there are rows.
   static std::vector<std::int64_t> order_sizes(RowIndex const& rows) {
     std::vector<std::int64_t> sizes(rows.sizes().begin(), rows.sizes().end());

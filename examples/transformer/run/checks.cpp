@@ -117,13 +117,7 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
   if (s.snapshot_interval > 0 && s.snapshot_folder.empty())
     fsdp::fail<fsdp::ConfigError>(
         "setting 'snapshot_folder': snapshots need a folder in each node's memory (--snapshot_folder=/dev/shm/NAME), "
-        "got "
-        "nothing");
-  if (s.gradient_accumulation_steps % ranks != 0)
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'gradient_accumulation_steps': expected a multiple of the {} ranks (it is the total over ranks), got "
-        "{}{}",
-        ranks, s.gradient_accumulation_steps, whose(s, "gradient_accumulation_steps"));
+        "got nothing");
   static_cast<void>(offloaded(s, s.dtype != "float32"));
   if (command != Command::bench || s.activation_checkpointing != "both")
     static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));

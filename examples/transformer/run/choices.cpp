@@ -154,6 +154,12 @@ std::vector<std::string> notes_on(Settings const& settings, std::int64_t ranks, 
                     settings.strategy));
   if (settings.was_given("reduce_dtype") && ranks == 1)
     notes.emplace_back("note: 'reduce_dtype' has no effect with one rank, which has no gradients of others to sum");
+  if (auto const steps = settings.gradient_accumulation_steps, in_last = steps % ranks; in_last != 0)
+    notes.push_back(
+        fmt::format("note: gradient_accumulation_steps {} is not a multiple of the {} ranks: each rank makes {} "
+                    "micro-step{}, and in the last one {} of the ranks {} no sequences",
+                    steps, ranks, steps / ranks + 1, steps < ranks ? "" : "s", ranks - in_last,
+                    ranks - in_last == 1 ? "has" : "have"));
   if (auto const segment = settings.recompute_segment; segment > 1 && segment == checkpointed_layers(settings))
     notes.push_back(
         fmt::format("note: the last segment is not computed again, and one segment of all {} layers of '{}' is the "

@@ -33,7 +33,7 @@ class TraceWindow {
         name_(settings.trace),
         first_(std::clamp<std::int64_t>(settings.max_iters + 1 - settings.trace_steps, start, start + warm_up)),
         end_(first_ + settings.trace_steps),
-        micro_steps_(settings.gradient_accumulation_steps / engine_.world_size()) {}
+        micro_steps_(trainer.source().micro_steps()) {}
 
   void before_step(std::int64_t iteration) {
     if (name_.empty() || iteration < first_ || iteration >= end_ || engine_.tracer() != nullptr) return;

@@ -136,7 +136,7 @@ class TrainingLoop {
       ++spanned_;
       if (loss) {
         double const each = std::exchange(span_, 0.0) / static_cast<double>(std::exchange(spanned_, 0));
-        last_loss_ = *loss;
+        last_loss_ = *loss / trainer_.source().share();
         unwritten_.push_back({iteration, *loss, each, meter_.of(each), rate, seconds(began, end), tokens_ / each,
                               reserved(), trainer_.gradient_norm()});
         if (iteration % settings_.log_interval == 0) report(iteration - first);

@@ -167,7 +167,7 @@ BatchSource batch_source(Settings const& settings, Preparation<Program> const& r
   source.rank = rank;
   source.ranks = ranks;
   source.batch_size = settings.batch_size;
-  source.micro_steps = settings.gradient_accumulation_steps / ranks;
+  source.gradient_accumulation_steps = settings.gradient_accumulation_steps;
   source.block_size = settings.block_size;
   return source;
 }

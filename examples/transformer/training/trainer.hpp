@@ -112,18 +112,18 @@ class Trainer {
 
   /// One optimizer step.
   /// @param want_loss  false: a device that runs ahead is not waited for
-  /// @return this rank's mean loss over its micro-steps, if it was waited for
+  /// @return this rank's part of the loss, if it was waited for: the loss is the mean over ranks
   /// @note Stream: waits for compute at the end if the loss is read; otherwise only where TokenFeed does.
   /// @note Collective: yes.
   std::optional<double> step(std::int64_t iteration, double learning_rate, bool want_loss) {
-    auto const micro_steps = source_.micro_steps;
+    auto const micro_steps = source_.micro_steps();
     auto const weight = source_.training_weight(iteration);
     for (std::int64_t micro = 0; micro < micro_steps; ++micro) {
       // Sharded gradients are reduced in every micro-step; whole ones wait for the last.
       auto const waits = engine_.no_sync(!engine_.strategy().shards && micro + 1 < micro_steps);
       source_.training(iteration, micro, inputs_, targets_);
       model_.set_masks(static_cast<std::uint64_t>(iteration), source_.first_of(micro));
-      model_.forward_backward(inputs_.data(), targets_.data(), weight);
+      model_.forward_backward(inputs_.data(), targets_.data(), source_.has_sequences(micro) ? weight : 0.0);
       if (watcher_ && micro + 1 < micro_steps) watcher_(true, micro + 1, micro_steps);
     }
     fsdp::GradNorm<Engine> norm;
@@ -169,6 +169,7 @@ class Trainer {
   fsdp::AdamW<Engine>& optimizer() { return adamw_; }
   Config const& config() const { return config_; }
   Tuning tuning() const { return tuning_of(settings_); }
+  BatchSource const& source() const { return source_; }
 
   /// Nanoseconds that compute has waited for communication so far. Where the device counts them.
   std::uint64_t blocked_ns() const {
