@@ -115,6 +115,10 @@ void check_together(Settings const& s, Command command, std::int64_t ranks) {
         "setting 'overwrite': --overwrite replaces the old run with a new one, but --init_from={} continues the old "
         "run: expected only one of the two",
         s.init_from);
+  if (s.snapshot_interval > 0 && s.snapshot_folder.empty())
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'snapshot_folder': snapshots need a folder in each node's memory (--snapshot_folder=/dev/shm/NAME), "
+        "got nothing");
   static_cast<void>(offloaded(s, s.dtype != "float32"));
   if (command != Command::bench || s.activation_checkpointing != "both")
     static_cast<void>(segment_layers(s, s.wrap == "model" ? 0 : 1));

@@ -23,6 +23,12 @@ void add_run(SettingsTable& t) {
           1'000'000);
   t.flag("async_checkpoint", &S::async_checkpoint, train | of_run,
          "write checkpoints in the background, from a copy in host memory");
+  t.count("snapshot_interval", &S::snapshot_interval, train | of_run,
+          "iterations between snapshots in the memory of the nodes, from which a run resumes if ranks or a node are "
+          "lost; 0: none",
+          0);
+  t.optional_text("snapshot_folder", &S::snapshot_folder, train | of_run,
+                  "folder for snapshots in each node's memory, such as /dev/shm/NAME; only its owner may enter it");
 }
 
 void add_start(SettingsTable& t) {

@@ -25,6 +25,8 @@ struct Settings {
   std::int64_t checkpoint_interval = 0;  ///< iterations between checkpoints; 0: eval_interval
   std::int64_t keep_last = 2;
   bool async_checkpoint = true;
+  std::int64_t snapshot_interval = 0;  ///< iterations between snapshots; 0: none
+  std::string snapshot_folder;         ///< in the memory of each node; empty: none
   std::string init_from = "scratch";
   bool overwrite = false;
   std::string model_dir = "models";

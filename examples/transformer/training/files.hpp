@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -17,6 +18,7 @@
 #include "fsdp/checkpoint/background_saver.hpp"
 #include "fsdp/checkpoint/checkpoint_folder.hpp"
 #include "fsdp/checkpoint/save.hpp"
+#include "fsdp/checkpoint/snapshots.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/process.hpp"
 #include "transformer/report/log_lines.hpp"
@@ -26,6 +28,7 @@
 #include "transformer/run/table.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/preparation.hpp"
+#include "transformer/training/snapshots.hpp"
 #include "transformer/training/state.hpp"
 #include "transformer/training/vocabulary.hpp"
 
@@ -71,7 +74,13 @@ class RunFiles {
         first_rank_(trainer.engine().rank() == 0),
         replaces_(first_rank_ && settings.overwrite),
         failures_(settings.log_interval),
-        saver_(trainer.engine(), collective_timeout(settings)) {}
+        saver_(trainer.engine(), collective_timeout(settings)) {
+    if (!takes_snapshots()) return;
+    snapshots_.emplace(trainer.engine(), snapshot_place(settings.snapshot_folder, settings.out_dir));
+    if (!ready.keeps_snapshots) snapshots_->clear();  // of a run that this one replaces
+    if (snapshots_->nodes() == 1 && trainer.engine().world_size() > 1)
+      progress_.say("note: all ranks share one node: if it is lost, so are the snapshots");
+  }
 
   /// The run goes on from a checkpoint, whose state `run` is.
   void resume() { saved_val_loss_ = exported_val_loss_ = run_.best_val_loss; }
@@ -105,6 +114,22 @@ class RunFiles {
     return end_save(begun);
   }
 
+  bool takes_snapshots() const { return settings_.snapshot_interval > 0 && !settings_.eval_only; }
+  /// A run that replaces another one takes none before its first checkpoint is whole: see [Note: Replacing a run].
+  bool is_snapshot_due(std::int64_t iteration) const {
+    return takes_snapshots() && iteration % settings_.snapshot_interval == 0 &&
+           (!settings_.overwrite || has_checkpoint_);
+  }
+  /// Takes a snapshot of the state before iteration run.iteration. If it cannot be written, training goes on.
+  /// @note Collective: yes.
+  void take_snapshot() {
+    auto run = run_;
+    run.best_val_loss = std::max(run.best_val_loss, saved_val_loss_);  // as whole checkpoints know it
+    auto const taken =
+        snapshots_->take(trainer_.optimizer(), run_.iteration, run_state_json(run, settings_), !ready_.base.empty());
+    if (!taken.warning.empty()) progress_.say(fmt::format("warning: {}", taken.warning));
+  }
+
   /// Asks whether the save under way has ended on all ranks, or failed on one. @note Collective: yes, during a save.
   void look_after_save() {
     if (!saves_in_background_) return;
@@ -134,6 +159,7 @@ class RunFiles {
     finish_save("another attempt follows");
     bool const saved = insist([&] { return save_checkpoint(false) && finish_save(); }, look);
     if (!saved) lost_checkpoint_ = last_failure_;
+    if (saved && snapshots_) snapshots_->clear();  // nothing is newer than the checkpoint
     return saved;
   }
   /// Saves the weights of the run's end, if there are none yet or if the settings say so.
@@ -183,6 +209,7 @@ class RunFiles {
   }
   bool end_save(bool whole) {
     if (whole) {
+      has_checkpoint_ = true;
       run_log_.write(log_line_of_save(saving_.iteration, "checkpoint"));
       saved_val_loss_ = saving_.best_val_loss;
       if (failures_.next() >= 0)
@@ -290,6 +317,7 @@ class RunFiles {
   bool first_rank_;
   bool replaces_;  ///< a run is to be removed when the first checkpoint is whole; rank 0 alone
   bool folder_taken_ = false;
+  bool has_checkpoint_ = false;       ///< of this start, and whole
   bool saves_in_background_ = false;  ///< the last checkpoint is not known to be whole
   bool ends_ = false;                 ///< no step follows
   std::int64_t exported_ = -1;        ///< iteration of the last weights
@@ -302,6 +330,7 @@ class RunFiles {
   std::string last_failure_, lost_checkpoint_, lost_weights_;  ///< texts; empty: none
   FailedSaves failures_;
   fsdp::BackgroundSaver<typename T::Engine> saver_;
+  std::optional<fsdp::Snapshots<typename T::Engine>> snapshots_;
 };
 
 }  // namespace transformer

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "fsdp/checkpoint/load.hpp"
+#include "fsdp/checkpoint/snapshot_load.hpp"
 #include "fsdp/error.hpp"
 #include "transformer/launch/refusals.hpp"
 #include "transformer/training/preparation.hpp"
@@ -18,12 +19,41 @@
 
 namespace transformer {
 
+/// Loads the snapshot that `ready.resumed` is the state of. If that fails, `ready.resumed` becomes the checkpoint in
+/// out_dir.
+/// @return whether it is loaded
+/// @throws AgreedError on every rank if there is no checkpoint either
+/// @note Collective: yes.
+template <class T>
+bool load_run_snapshot(T& trainer, Preparation<typename T::Program>& ready) {
+  std::string why;
+  try {
+    fsdp::load_snapshot(trainer.engine(), trainer.optimizer(), *ready.snapshot);
+    return true;
+  } catch (fsdp::ConfigError const& error) {  // on every rank
+    why = error.what();
+  } catch (fsdp::ResourceError const& error) {  // on every rank
+    why = error.what();
+  }
+  if (!ready.on_disk)
+    throw AgreedError(fmt::format("{} cannot be loaded: {}. '{}' has no checkpoint", ready.snapshot->name(), why,
+                                  ready.settings.out_dir));
+  if (trainer.engine().rank() == 0)
+    fmt::print("note: {} cannot be loaded: {}; continuing from {}\n", ready.snapshot->name(), why,
+               ready.on_disk->checkpoint.string());
+  ready.resumed = std::move(ready.on_disk);
+  ready.snapshot.reset();
+  ready.keeps_snapshots = false;
+  return false;
+}
+
 /// Loads `ready.resumed` into the engine and the optimizer. If that is damaged, init_from=auto takes the newest whole
 /// checkpoint of out_dir instead, and `ready.resumed` becomes that. Other checkpoints are read only then, by rank 0.
 /// @throws AgreedError on every rank if nothing can be loaded, naming the checkpoints that are whole
 /// @note Collective: yes.
 template <class T>
 void load_run(T& trainer, Preparation<typename T::Program>& ready) {
+  if (ready.snapshot && load_run_snapshot(trainer, ready)) return;
   auto& world = trainer.engine().world();
   std::filesystem::path const out_dir(ready.settings.out_dir);
   bool const first = world.rank() == 0;

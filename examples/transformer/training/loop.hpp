@@ -97,7 +97,9 @@ class TrainingLoop {
     run_.data = ready_.data;
     run_.base = ready_.base;
     run_.dtype = dtype_;
+    if (files_.takes_snapshots() && run_.lineage.empty()) run_.lineage = run_.start;
     run_.start = run_id();
+    if (files_.takes_snapshots() && run_.lineage.empty()) run_.lineage = run_.start;
     auto const first = run_.iteration;
     progress_.begin(first);
     auto const began = Clock::now();
@@ -121,6 +123,7 @@ class TrainingLoop {
       if ((iteration > first && files_.is_checkpoint_due(iteration)) || (better && iteration > 0))
         files_.save_checkpoint(better);
       if (evaluated_now) files_.save_evaluated_weights();
+      if (iteration > first && files_.is_snapshot_due(iteration)) files_.take_snapshot();
       trace_.before_step(iteration);
       auto const start = Clock::now();
       auto const loss = trainer_.step(iteration, rate, wants_loss(iteration));
@@ -161,8 +164,8 @@ class TrainingLoop {
   /// what is logged, timed and saved there has all steps behind it.
   bool wants_loss(std::int64_t iteration) const {
     return iteration % settings_.log_interval == 0 || (iteration + 1) % settings_.eval_interval == 0 ||
-           files_.is_checkpoint_due(iteration + 1) || samples_.is_due(iteration + 1) ||
-           iteration == settings_.max_iters;
+           files_.is_checkpoint_due(iteration + 1) || files_.is_snapshot_due(iteration + 1) ||
+           samples_.is_due(iteration + 1) || iteration == settings_.max_iters;
   }
   void stop_if_asked() {
     if (!fsdp::host::termination_requested()) return;

@@ -30,6 +30,7 @@
 #include "transformer/training/folder.hpp"
 #include "transformer/training/prepared.hpp"
 #include "transformer/training/settings_of_run.hpp"
+#include "transformer/training/snapshots.hpp"
 #include "transformer/training/state.hpp"
 #include "transformer/training/vocabulary.hpp"
 #include "transformer/training/whole_checkpoints.hpp"
@@ -80,10 +81,14 @@ Preparation<Program> prepare(C& world, Job const& job) {
   auto& settings = ready.settings;
   settings = job.settings;
   bool const training = job.command == Command::train;
+  if (training) look_for_snapshot(world, ready);
   agree(world, [&] {
     if (training && may_resume(settings)) {
-      auto chosen = choose_run(settings, world.rank() == 0);
-      ready.resumed = std::move(chosen.run);
+      ChosenRun chosen;
+      if (!ready.snapshot) {
+        chosen = choose_run(settings, world.rank() == 0);
+        ready.resumed = std::move(chosen.run);
+      }
       if (!ready.resumed && settings.init_from == "resume")
         fsdp::fail<fsdp::ConfigError>("setting 'init_from': there is no checkpoint in '{}' to resume from{}",
                                       settings.out_dir, note_on_replaced_run(settings.out_dir));
@@ -156,11 +161,13 @@ Preparation<Program> prepare(C& world, Job const& job) {
   mark.reset();
   agree(world, [&] { expect_same_settings(world, settings); });
   agree(world, [&] {
-    auto const from = ready.resumed      ? ready.resumed->checkpoint.string()
+    auto const from = ready.snapshot     ? ready.snapshot->name() + " " + ready.snapshot->id
+                      : ready.resumed    ? ready.resumed->checkpoint.string()
                       : ready.pretrained ? "weights " + Program::fingerprint(*ready.pretrained)
                                          : "no checkpoint";
     fsdp::detail::expect_equal_texts(world, from, "where training starts");
   });
+  if (training && settings.snapshot_interval > 0 && !settings.eval_only) expect_snapshot_folder(world, settings);
   ready.peak = measure_peak<T>(world);
   return ready;
 }

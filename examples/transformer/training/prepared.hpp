@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/checkpoint/snapshot_search.hpp"
 #include "transformer/data/dataset.hpp"
 #include "transformer/math/peak.hpp"
 #include "transformer/run/data_mark.hpp"
@@ -24,6 +25,9 @@ struct Prepared {
   Settings settings;  ///< the job's, and those of a run that is resumed
   std::optional<Dataset> dataset;
   std::optional<RunState> resumed;
+  std::optional<fsdp::FoundSnapshot> snapshot;       ///< that `resumed` is the state of; nullopt: a checkpoint
+  std::optional<RunState> on_disk;                   ///< the checkpoint in out_dir, if a snapshot is resumed
+  bool keeps_snapshots = false;                      ///< those that are there belong to this run
   std::string base;                                  ///< RunState::base
   std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known
   std::shared_ptr<Tokenizer const> tokenizer;        ///< the data's; null: nobody has opened it

@@ -36,6 +36,7 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
             {"model", Json::parse(run.model)},
             {"settings", config}};
   if (!run.base.empty()) json["base"] = run.base;
+  if (!run.lineage.empty()) json["run"] = run.lineage;
   if (run.data.train.tokens > 0) json["data"] = run_data_json(run.data);
   return json;
 }
@@ -60,6 +61,7 @@ RunState read_run(std::filesystem::path const& checkpoint) {
     fields.wrong("dtype", "\"float32\" or \"bfloat16\"");
   if (fields.has("vocabulary_xxh64")) run.vocabulary = fields.text("vocabulary_xxh64");
   if (fields.has("base")) run.base = fields.text("base");
+  if (fields.has("run")) run.lineage = fields.text("run");
   if (fields.has("start")) run.start = fields.text("start");
   run.model = checked_model(fields.object("model"), what);
   if (fields.has("data_vocab_size")) run.data_vocab_size = fields.whole("data_vocab_size", 0, most);  // 0: not known

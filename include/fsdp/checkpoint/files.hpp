@@ -43,9 +43,9 @@ auto retried(Call&& call) {
 /// An open file or folder; closed when it dies.
 class Descriptor {
  public:
-  /// Below 0, with errno, if it could not be opened.
-  Descriptor(std::filesystem::path const& path, int flags)
-      : value_(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {}
+  /// Below 0, with errno, if it could not be opened. @param mode  of a file that is made
+  Descriptor(std::filesystem::path const& path, int flags, ::mode_t mode = 0666)
+      : value_(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, mode); })) {}
   Descriptor(Descriptor const&) = delete;
   Descriptor& operator=(Descriptor const&) = delete;
   ~Descriptor() { close(); }
@@ -64,8 +64,10 @@ class Descriptor {
 class OutputFile {
  public:
   /// Makes the file, or empties it.
+  /// @param mode  who may read and write a file that is made, less the process's umask
   /// @throws ResourceError
-  explicit OutputFile(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_WRONLY | O_CREAT | O_TRUNC) {
+  explicit OutputFile(std::filesystem::path path, ::mode_t mode = 0666)
+      : path_(std::move(path)), file_(path_, O_WRONLY | O_CREAT | O_TRUNC, mode) {
     if (file_ < 0) detail::throw_file_error(path_, "created", errno);
   }
 

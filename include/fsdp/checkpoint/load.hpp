@@ -141,21 +141,9 @@ inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_vie
                       tensor.name);
 }
 
-}  // namespace checkpoint
-
-/// Continues from a checkpoint: parameters, the optimizer's state and its count of steps are what they were when it was
-/// saved, bit by bit where they are kept in the types that they were saved in, else rounded to nearest even. Gradients
-/// are forgotten. A checkpoint that was saved without frozen parameters leaves those of the engine as they are. Each
-/// rank reads, and checks, the blocks that its shards lie in.
-/// @param checkpoint  the folder of one: what save() returned
-/// @throws ConfigError on every rank if anything is missing, damaged, or not this model's or optimizer's: engine and
-/// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten.
-/// Where reading fails only later, all but another load or import is refused
-/// @note Collective: yes; blocks the calling thread. Reads twice, first to check. A block of a MiB of host memory, and
-/// at most a shard's part of one tensor.
-template <class E, checkpoint::Checkpointable O>
-LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& checkpoint) {
-  using namespace fsdp::checkpoint;
+/// load() of a folder that ranks may reach by other paths. @param name  of the checkpoint: equal on all ranks
+template <class E, Checkpointable O>
+LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const& checkpoint, std::string const& name) {
   auto const turn = engine.shards().enter("load");
   RunState<E> const state(engine, optimizer);
   engine.seal();
@@ -164,7 +152,7 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   auto const entries = state.entries();
   auto& world = engine.world();
   auto const path = checkpoint / manifest_name;
-  fsdp::detail::expect_equal_texts(world, formatted("the checkpoint '{}'", checkpoint.string()), "which checkpoint");
+  fsdp::detail::expect_equal_texts(world, name, "which checkpoint");
   auto const text =
       agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); });
   std::optional<ShardedReader> reader;
@@ -205,6 +193,23 @@ LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& chec
   for (std::size_t i = 0; i < found.steps.size(); ++i) state.parts()[i]->set_steps(found.steps[i]);
   shards.gate().end_replacing();
   return {checkpoint, manifest.step, manifest.world_size, manifest.extra};
+}
+
+}  // namespace checkpoint
+
+/// Continues from a checkpoint: parameters, the optimizer's state and its count of steps are what they were when it was
+/// saved, bit by bit where they are kept in the types that they were saved in, else rounded to nearest even. Gradients
+/// are forgotten. A checkpoint that was saved without frozen parameters leaves those of the engine as they are. Each
+/// rank reads, and checks, the blocks that its shards lie in.
+/// @param checkpoint  the folder of one: what save() returned
+/// @throws ConfigError on every rank if anything is missing, damaged, or not this model's or optimizer's: engine and
+/// optimizer are as they were; UsageError in the middle of a backward pass. A forward pass under way is forgotten.
+/// Where reading fails only later, all but another load or import is refused
+/// @note Collective: yes; blocks the calling thread. Reads twice, first to check. A block of a MiB of host memory, and
+/// at most a shard's part of one tensor.
+template <class E, checkpoint::Checkpointable O>
+LoadedCheckpoint load(E& engine, O& optimizer, std::filesystem::path const& checkpoint) {
+  return checkpoint::load_named(engine, optimizer, checkpoint, formatted("the checkpoint '{}'", checkpoint.string()));
 }
 
 /// Continues from the parameters of a checkpoint alone.

@@ -25,16 +25,17 @@ namespace fsdp::checkpoint {
 /// @param slices  in the order in which they are written; `offset` and `checksums` are filled in
 /// @param block  called as block(index of the slice, first byte, bytes) in order; returns the bytes, which live until
 /// the next call
+/// @param mode  of both files, see OutputFile
 /// @return the description's text
 /// @throws ResourceError
 template <class Block>
 std::string write_rank_file(std::filesystem::path const& folder, std::string const& name, std::vector<Slice> slices,
-                            Block&& block) {
+                            Block&& block, ::mode_t mode = 0666) {
   std::vector<TensorEntry> entries;
   for (auto const& slice : slices) entries.push_back({slice.key(), slice.dtype, {slice.count}});
   auto const header = safetensors_header(entries, {{"format", "fsdp slices"}}, name);
   RankFile description{name, 0, static_cast<std::int64_t>(header.size()), checksum_of(header), {}};
-  OutputFile file(folder / name);
+  OutputFile file(folder / name, mode);
   file.write(header);
   for (std::size_t i = 0; i < slices.size(); ++i) {
     auto& slice = slices[i];
@@ -51,7 +52,7 @@ std::string write_rank_file(std::filesystem::path const& folder, std::string con
   auto text = to_json_text(description);
   auto const announced = folder / description_name(name);
   auto const temporary = std::filesystem::path(announced.string() + ".tmp");
-  OutputFile beside(temporary);
+  OutputFile beside(temporary, mode);
   beside.write(text);
   beside.finish();
   sync_folder(folder);

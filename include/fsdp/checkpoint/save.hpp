@@ -25,6 +25,25 @@ namespace fsdp {
 
 namespace checkpoint {
 
+/// What a manifest says of an engine and its run's state. `files` and `extra` are missing.
+/// @pre the engine is sealed
+/// @note Waits for compute.
+template <class E>
+Manifest described_run(E& engine, RunState<E> const& state, SaveOptions const& options) {
+  Manifest manifest;
+  manifest.parts = state.entries();
+  manifest.steps_taken = manifest.parts.empty() ? 0 : manifest.parts[0].steps;
+  manifest.step = options.step < 0 ? manifest.steps_taken : options.step;
+  manifest.world_size = engine.world_size();
+  manifest.strategy = std::string(engine.strategy().name);
+  manifest.tensors = tensor_list(engine);
+  manifest.arrays = state.arrays();
+  manifest.frozen = frozen_tensors(engine);
+  manifest.without_frozen = options.without_frozen && !manifest.frozen.empty();
+  manifest.types = parameter_types(engine);
+  return manifest;
+}
+
 /// A save that has begun: all ranks have agreed on it, and its hidden folder is there.
 template <class E>
 class Save {
@@ -40,16 +59,7 @@ class Save {
     engine.shards().gate().expect_not_swapped("a checkpoint is to be saved");
     engine.seal();
     engine.synchronize();  // no rank saves if a stream of one has failed
-    manifest_.parts = state_.entries();
-    manifest_.steps_taken = manifest_.parts.empty() ? 0 : manifest_.parts[0].steps;
-    manifest_.step = options.step < 0 ? manifest_.steps_taken : options.step;
-    manifest_.world_size = engine.world_size();
-    manifest_.strategy = std::string(engine.strategy().name);
-    manifest_.tensors = tensor_list(engine);
-    manifest_.arrays = state_.arrays();
-    manifest_.frozen = frozen_tensors(engine);
-    manifest_.without_frozen = options.without_frozen && !manifest_.frozen.empty();
-    manifest_.types = parameter_types(engine);
+    manifest_ = described_run(engine, state_, options);
     std::string parts;
     for (auto const& part : manifest_.parts)
       parts += formatted("{}{} ({} steps)", parts.empty() ? "" : ", ", part.name, part.steps);

@@ -74,6 +74,13 @@ class ShardedReader {
       first = stop;
     }
   }
+  /// Calls `act(name)` for each file that has some of elements [first, first + count). @pre has(array, tensor)
+  template <class Act>
+  void for_each_file(std::string_view array, std::string_view tensor, std::int64_t first, std::int64_t count,
+                     Act&& act) const {
+    for (auto const& part : parts_.at({std::string(array), std::string(tensor)}))
+      if (part.slice->first < first + count && first < part.end()) act(descriptions_[part.file].name);
+  }
   /// The same as fp32.
   void read(std::string_view array, std::string_view tensor, std::int64_t first, std::span<float> out) {
     read(array, tensor, first, static_cast<std::int64_t>(out.size()),

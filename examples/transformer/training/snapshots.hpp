@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The snapshots of a run: where they lie, and whether a resumed run goes on from one or from a checkpoint.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/snapshot_files.hpp"
+#include "fsdp/checkpoint/snapshot_nodes.hpp"
+#include "fsdp/checkpoint/snapshot_search.hpp"
+#include "fsdp/consult.hpp"
+#include "fsdp/error.hpp"
+#include "transformer/launch/agree.hpp"
+#include "transformer/run/settings.hpp"
+#include "transformer/training/prepared.hpp"
+#include "transformer/training/state.hpp"
+
+namespace transformer {
+
+/// Where a run in `out_dir` keeps its snapshots: the folder of that name, for this build of this program. If
+/// $FSDP_SNAPSHOT_NODE is set, a dot and its value follow the folder's name: processes of one machine stand for nodes.
+/// @throws fsdp::ResourceError if the program's own file cannot be read
+fsdp::SnapshotPlace snapshot_place(std::filesystem::path const& folder, std::filesystem::path const& out_dir);
+
+/// The run that `settings` resume, from out_dir alone; nullopt if there is none, or it cannot be taken.
+std::optional<RunState> run_on_disk(Settings const& settings);
+
+/// What tells a run apart from one that replaces it: an id of its first start; empty: not known.
+std::string lineage_of(RunState const& run);
+
+/// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is taken.
+std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir);
+
+/// Refuses a folder for snapshots that some rank cannot have. @throws AgreedError on every rank
+/// @note Collective: yes.
+template <class C>
+void expect_snapshot_folder(C& world, Settings const& settings) {
+  fsdp::SnapshotPlace place;
+  agree(world, [&] { place = snapshot_place(settings.snapshot_folder, settings.out_dir); });
+  try {
+    static_cast<void>(fsdp::checkpoint::find_nodes(world, place));
+  } catch (fsdp::ConfigError const& error) {  // on every rank
+    throw AgreedError(fmt::format("setting 'snapshot_folder': {}", error.what()));
+  }
+}
+
+/// Looks for a snapshot that is newer than the checkpoint in out_dir: `ready.resumed` becomes its state. Lines say
+/// which snapshots were skipped. Nothing happens unless the run may resume, no checkpoint was named, and this start or
+/// the run in out_dir names a folder.
+/// @throws AgreedError on every rank if a folder is refused
+/// @note Collective: yes.
+template <class C>
+void look_for_snapshot(C& world, Prepared& ready) {
+  auto const& settings = ready.settings;
+  if (!may_resume(settings) || !settings.checkpoint.empty()) return;
+  auto on_disk = run_on_disk(settings);
+  std::string folder = settings.snapshot_folder;
+  if (on_disk && !settings.was_given("snapshot_folder"))
+    if (auto const named = on_disk->settings.find("snapshot_folder"); named != on_disk->settings.end())
+      folder = named->second;
+  folder = fsdp::comm::consult(world, folder, "the folder of snapshots", fsdp::comm::text_of_first);
+  if (folder.empty()) return;
+  fsdp::SnapshotPlace place;
+  agree(world, [&] { place = snapshot_place(folder, settings.out_dir); });
+  std::optional<fsdp::FoundSnapshot> found;
+  try {
+    found = fsdp::find_snapshot(world, place, ready.lines);
+  } catch (fsdp::ConfigError const& error) {  // on every rank
+    throw AgreedError(fmt::format("setting 'snapshot_folder': {}", error.what()));
+  }
+  ready.keeps_snapshots = true;
+  std::string why;
+  if (found && world.rank() == 0) why = refusal_of(*found, on_disk, settings.out_dir);
+  why = fsdp::comm::consult(world, why, "whether a snapshot is taken", fsdp::comm::text_of_first);
+  if (!found || !why.empty()) {
+    if (why.empty()) why = ready.lines.empty() ? "no node has one" : "none is whole";
+    ready.lines.push_back(fmt::format("note: no snapshot is taken: {}", why));
+    return;
+  }
+  agree(world, [&] { ready.resumed = read_run(found->folder); });
+  ready.lines.push_back(
+      fmt::format("note: {} is taken: {}", found->name(),
+                  on_disk ? fmt::format("'{}' has a checkpoint of iteration {}", settings.out_dir, on_disk->iteration)
+                          : fmt::format("'{}' has no checkpoint", settings.out_dir)));
+  ready.snapshot = std::move(found);
+  ready.on_disk = std::move(on_disk);
+}
+
+}  // namespace transformer

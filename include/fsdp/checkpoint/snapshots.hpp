@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots of a run in the memory of its nodes: cheap enough for every few steps, and there when a node is lost.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fsdp/checkpoint/save.hpp"
+#include "fsdp/checkpoint/snapshot_files.hpp"
+#include "fsdp/checkpoint/snapshot_mirror.hpp"
+#include "fsdp/checkpoint/snapshot_nodes.hpp"
+#include "fsdp/checkpoint/training_state.hpp"
+#include "fsdp/consult.hpp"
+#include "fsdp/memory.hpp"
+#include "fsdp/staging.hpp"
+
+namespace fsdp {
+
+/// How a call to Snapshots::take() has ended.
+struct SnapshotTaken {
+  bool begun = false;   ///< the state has been copied, and is being written
+  std::string warning;  ///< what went wrong with this snapshot or the one before; empty: nothing. Equal on all ranks
+};
+
+namespace checkpoint {
+
+/// What ranks say of the snapshot before, and what rank 0 answers.
+struct SnapshotWord {
+  char state =
+      '=';  ///< '=' written, '~' being written, '!' failed, 'M' no memory for the next one, 'C' `extra` is no JSON
+  std::string id;    ///< that this rank has drawn
+  std::string what;  ///< is to be saved
+  std::string error;
+
+  std::string text() const { return formatted("{}{}{:016x}{}", state, id, checksum_of(what), error); }
+  static constexpr std::size_t id_at = 1, what_at = 17, error_at = 33;
+};
+
+/// Answers with a state and rank 0's id, then a warning: '=' or '!' the snapshot begins, and the one before is whole or
+/// not; '~' or 'M' it does not begin; 'C' and 'X' are errors.
+inline std::string answer_to_words(std::vector<std::string> const& words) {
+  using W = SnapshotWord;
+  auto const id = words[0].substr(W::id_at, 16);
+  auto const find = [&](char state) -> std::string {
+    for (std::size_t rank = 0; rank < words.size(); ++rank)
+      if (words[rank][0] == state) return formatted("rank {}: {}", rank, words[rank].substr(W::error_at));
+    return {};
+  };
+  for (std::size_t rank = 1; rank < words.size(); ++rank)
+    if (words[rank].compare(W::what_at, 16, words[0], W::what_at, 16) != 0)
+      return "X" + id + formatted("rank {} saves another step or state than rank 0", rank);
+  if (auto const wrong = find('C'); !wrong.empty()) return "C" + id + wrong;
+  if (auto const busy = find('~'); !busy.empty()) return "~" + id + "the one before is still being written";
+  if (auto const memory = find('M'); !memory.empty()) return "M" + id + memory;
+  if (auto const failed = find('!'); !failed.empty()) return "!" + id + failed;
+  return "=" + id;
+}
+
+/// A member's slices, as text for the rank that keeps a copy. @param manifest  see SnapshotHeader
+inline std::string slices_text(std::vector<Slice> const& slices, std::string const& node, std::string_view manifest) {
+  auto list = Json::array();
+  for (auto const& slice : slices)
+    list.push_back({slice.array, slice.tensor, name(slice.dtype), slice.first, slice.count});
+  return Json{{"node", node}, {"slices", std::move(list)}, {"manifest", manifest}}.dump();
+}
+struct MemberSlices {
+  std::vector<Slice> slices;
+  std::string node, manifest;
+  std::int64_t bytes = 0;
+};
+inline MemberSlices parse_slices(std::string const& text) {
+  constexpr char const* what = "a snapshot's slices";
+  auto const json = parse_object(text, what);
+  Fields const fields(json, what);
+  MemberSlices member{{}, fields.text("node"), fields.text("manifest"), 0};
+  for (auto const& item : fields.array("slices")) {
+    Slice slice;
+    slice.array = item.at(0).get<std::string>();
+    slice.tensor = item.at(1).get<std::string>();
+    for (auto const type : {DType::f32, DType::bf16, DType::f16})
+      if (item.at(2).get<std::string>() == name(type)) slice.dtype = type;
+    slice.first = item.at(3).get<std::int64_t>();
+    slice.count = item.at(4).get<std::int64_t>();
+    member.bytes += slice.bytes();
+    member.slices.push_back(std::move(slice));
+  }
+  return member;
+}
+
+}  // namespace checkpoint
+
+/// Keeps the newest states of a run in the memory of its nodes: each rank's slices in a file of its node, and a copy in
+/// the next node's. Training waits for a copy to host memory; a thread writes the files, and a stream of its own moves
+/// the copies. find_snapshot() and load_snapshot() resume from them, on any number of ranks.
+///
+/// The newest two whole snapshots are kept. While one is being written, the one before it is whole on all ranks, and
+/// stays. Snapshots replace no checkpoints: a node that is lost together with its mirror takes them along, and so does
+/// the end of all nodes. The engine and the optimizers must outlive this object. Host memory, counted as
+/// MemoryTag::snapshot: a rank's state twice (its slices, and those that it mirrors); in files up to four times.
+template <class E>
+class Snapshots {
+ public:
+  /// @throws ConfigError on every rank if a rank cannot have its folder, or machines share one
+  /// @note Collective: yes.
+  Snapshots(E& engine, SnapshotPlace place)
+      : engine_(&engine), place_(std::move(place)), nodes_(checkpoint::find_nodes(engine.world(), place_)) {
+    auto const mine = nodes_.of(engine.rank());
+    is_first_of_node_ = nodes_.ranks(mine).front() == engine.rank();
+    if (nodes_.count() > 1) mirror_.emplace(engine.world(), engine.account(), nodes_);
+  }
+  Snapshots(Snapshots&&) = delete;
+  /// Waits for this rank's thread. The snapshots stay.
+  ~Snapshots() {
+    if (thread_.joinable()) thread_.join();
+    account(-reserved_);
+  }
+
+  /// Nodes of the world. One node mirrors nothing: its snapshots outlive ranks, not the node.
+  int nodes() const { return nodes_.count(); }
+
+  /// Copies the state, and returns; a thread writes it. If the snapshot before is still being written on some rank, or
+  /// there is no memory, nothing is copied. A snapshot that could not be written is reported by the next call.
+  /// @param step   number of the state, for its name: higher is newer
+  /// @param extra  what the caller needs to go on, as JSON: that of rank 0 is kept
+  /// @throws OrderError on every rank if ranks save different things; UsageError as fsdp::save() does; ConfigError on
+  /// every rank if `extra` is no JSON
+  /// @note Collective: yes; blocks until the state is in host memory. Ranks that keep each other's slices exchange
+  /// their lists.
+  template <checkpoint::Checkpointable O>
+  SnapshotTaken take(O& optimizer, std::int64_t step, nlohmann::ordered_json extra = nullptr,
+                     bool without_frozen = false) {
+    using namespace checkpoint;
+    auto const turn = engine_->shards().enter("Snapshots::take");
+    RunState<E> const state(*engine_, optimizer);
+    engine_->shards().gate().expect_at_rest("a snapshot is to be taken");
+    engine_->shards().gate().expect_not_swapped("a snapshot is to be taken");
+    engine_->seal();
+    engine_->synchronize();
+    SaveOptions options;
+    options.step = step;
+    options.without_frozen = without_frozen;
+    auto manifest = described_run(*engine_, state, options);
+    auto own = own_slices(*engine_, state, manifest.without_frozen);
+    auto& world = engine_->world();
+
+    SnapshotWord word;
+    word.id = drawn_id();
+    word.what = formatted("step {} after {}", step, engine_->shards().history().text());
+    std::string text;  // of the whole, with the slices of rank 0
+    if (engine_->rank() == 0) {
+      try {
+        expect_writable(extra, "extra");
+        expect_nameable(manifest.tensors, manifest.arrays);
+        manifest.extra = std::move(extra);
+        for (int rank = 0; rank < manifest.world_size; ++rank)
+          manifest.files.emplace_back(rank_file_name(rank, manifest.world_size), 0);
+        text = to_json_text(manifest);
+      } catch (ConfigError const& error) {
+        word.state = 'C', word.error = error.what();
+      }
+    }
+    std::vector<MemberSlices> members;
+    if (mirror_)
+      for (auto const& member : mirror_->exchange(slices_text(own.slices, host_name(), text)))
+        members.push_back(parse_slices(member));
+
+    std::int64_t bytes = 0, most = 0;
+    for (auto const& slice : own.slices) bytes += slice.bytes();
+    for (auto const& member : members) most = std::max(most, member.bytes);
+    auto kept = mirror_ ? mirror_->kept() : std::vector<std::size_t>{};
+    auto total = whole_words(bytes);
+    for (auto const member : kept) total += whole_words(members[member].bytes);
+    if (word.state == 'C') {
+    } else if (state_ == State::writing) {
+      word.state = '~';
+    } else {
+      if (state_ == State::failed) word.state = '!', word.error = failure_;
+      try {
+        if (thread_.joinable()) thread_.join();
+        reserve(total);
+      } catch (std::exception const& error) {
+        word.state = 'M', word.error = error.what();
+      }
+    }
+    auto const answer = comm::consult(world, word.text(), "a snapshot", answer_to_words);
+    auto const said = answer.substr(SnapshotWord::what_at);
+    if (answer[0] == 'C') fail<ConfigError>("{}", said);
+    if (answer[0] == 'X') fail<OrderError>("rank {}: a snapshot: {}", engine_->rank(), said);
+    if (answer[0] == '~' || answer[0] == 'M')
+      return {false, formatted("the snapshot of step {} is left out: {}", step, said)};
+    SnapshotTaken taken{true, {}};
+    if (answer[0] == '!') taken.warning = formatted("the snapshot of step {} was not kept: {}", step_, said);
+    if (answer[0] == '=' && step_ >= 0) whole_ = folder_;
+
+    step_ = step;
+    SnapshotHeader header;
+    header.run = place_.run;
+    header.build = place_.build;
+    header.model = model_checksum(manifest);
+    header.id = answer.substr(SnapshotWord::id_at, 16);
+    header.step = step;
+    header.ranks = manifest.world_size;
+    folder_ = step_folder(place_, step, header.id);
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < own.slices.size(); ++i) {
+      auto const& at = own.places[i];
+      engine_->device().copy_async(engine_->compute(), snapshot_->data() + offset, state.at(at.array, at.unit, at.part),
+                                   static_cast<std::size_t>(own.slices[i].bytes()));
+      offset += own.slices[i].bytes();
+    }
+    engine_->device().synchronize(engine_->compute());
+
+    std::vector<Written> files;
+    auto const this_node = node_name(engine_->rank(), host_name());
+    files.push_back({engine_->rank(), std::move(own.slices), {this_node}, std::move(text), 0});
+    if (mirror_) {
+      auto const keeper = mirror_->keeper();
+      files[0].nodes.push_back(node_name(keeper, members[mirror_->group().index(keeper)].node));
+      std::vector<KeptBytes> places;
+      offset = whole_words(bytes);
+      for (auto const member : kept) {
+        auto const rank = mirror_->group().ranks[member];
+        places.push_back({member, snapshot_->data() + offset, members[member].bytes});
+        files.push_back({rank,
+                         std::move(members[member].slices),
+                         {node_name(rank, members[member].node), this_node},
+                         std::move(members[member].manifest),
+                         offset});
+        offset += whole_words(members[member].bytes);
+      }
+      mirror_->start(snapshot_->data(), bytes, most, places);
+    }
+    state_ = State::writing;
+    thread_ = std::thread([this, header = std::move(header), files = std::move(files)] { write(header, files); });
+    return taken;
+  }
+
+  /// Waits until the last snapshot is written on all ranks.
+  /// @return a warning if it could not be; equal on all ranks
+  /// @note Collective: yes; blocks.
+  std::string wait() {
+    if (thread_.joinable()) thread_.join();
+    auto const mine = state_ == State::failed ? formatted("rank {}: {}", engine_->rank(), failure_) : std::string();
+    auto const why = comm::consult(engine_->world(), mine, "a snapshot's end", comm::first_text);
+    return why.empty() ? why : formatted("the snapshot of step {} was not kept: {}", step_, why);
+  }
+
+  /// Removes all snapshots of the run from all nodes: those of earlier starts too. @note Collective: yes; blocks.
+  void clear() {
+    wait();
+    std::error_code ignored;
+    if (is_first_of_node_)
+      for (auto const& entry : std::filesystem::directory_iterator(checkpoint::run_folder(place_), ignored))
+        std::filesystem::remove_all(entry.path(), ignored);
+    whole_.clear();
+    step_ = -1;
+    state_ = State::none;
+    static_cast<void>(comm::consult(engine_->world(), std::string(), "snapshots are removed", comm::no_text));
+  }
+
+ private:
+  enum class State : unsigned char { none, writing, written, failed };
+  using Memory = Staging<std::remove_cvref_t<typename E::Device>, std::byte>;
+  /// One file of the snapshot under way.
+  struct Written {
+    int rank;
+    std::vector<checkpoint::Slice> slices;
+    std::vector<std::string> nodes;
+    std::string manifest;
+    std::int64_t offset;  ///< of its first byte in host memory
+  };
+
+  static std::int64_t whole_words(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
+  static std::string node_name(int rank, std::string const& host) { return formatted("{}, rank {}", host, rank); }
+
+  /// The thread's: this rank's slices, then those that it mirrors.
+  void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files) noexcept {
+    try {
+      if (is_first_of_node_) remove_others();
+      checkpoint::make_private_folder(folder_);
+      for (auto const& file : files) {
+        if (&file == files.data() + 1) mirror_->wait();
+        header.rank = file.rank;
+        header.nodes = file.nodes;
+        header.manifest = file.manifest;
+        checkpoint::write_slices(folder_, header, file.slices, snapshot_->data() + file.offset);
+      }
+      state_ = State::written;
+    } catch (std::exception const& error) {
+      try {
+        failure_ = error.what();
+        for (auto const& file : files)
+          checkpoint::remove_slices(folder_, checkpoint::rank_file_name(file.rank, header.ranks));
+        if (files.size() > 1) mirror_->wait();  // it writes into host memory
+      } catch (std::exception const&) {
+      }
+      state_ = State::failed;
+    }
+  }
+  /// All but the last whole snapshot and the one that begins.
+  void remove_others() const {
+    std::error_code ignored;
+    for (auto const& entry : std::filesystem::directory_iterator(checkpoint::run_folder(place_), ignored))
+      if (!whole_.empty() && entry.path() != whole_ && entry.path() != folder_)
+        std::filesystem::remove_all(entry.path(), ignored);
+  }
+
+  void reserve(std::int64_t bytes) {
+    if (snapshot_ && bytes <= reserved_) return;
+    account(-reserved_);
+    snapshot_.reset();
+    reserved_ = 0;
+    snapshot_ = std::make_unique<Memory>(engine_->device(), static_cast<std::size_t>(bytes));
+    reserved_ = bytes;
+    account(bytes);
+  }
+  void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
+
+  E* engine_;
+  SnapshotPlace place_;
+  checkpoint::Nodes nodes_;
+  bool is_first_of_node_ = false;
+  std::unique_ptr<Memory> snapshot_;
+  std::int64_t reserved_ = 0;
+  std::optional<checkpoint::SnapshotMirror<typename E::Comm>> mirror_;  // ends before its memory
+  std::int64_t step_ = -1;                                              ///< of the last one that has begun
+  std::filesystem::path folder_;                                        ///< its folder
+  std::filesystem::path whole_;  ///< folder of the last one that is known to be whole on all ranks
+  std::atomic<State> state_{State::none};
+  std::string failure_;  ///< the thread's, until it has ended
+  std::thread thread_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A run with snapshots that is killed goes on from the newest one: the losses and weights are those of a run that never
+# stopped, after the loss of any node too, and on fewer ranks. Folders stand for the memory of nodes. Without a whole
+# snapshot it goes on from its checkpoint. Snapshots of another run, build or model are skipped.
+# programs: nanogpt
+# timeout: 600
+# skip-sanitizers
+#
+#   app_snapshots.sh BINARY_DIR
+set -uo pipefail
+
+. "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../support/mpirun.sh"
+
+nanogpt=$1/examples/nanogpt/nanogpt
+enter_with_text "$nanogpt"
+if ! command -v mpirun >/dev/null || [[ $(ldd "$nanogpt") != *libmpi* ]]; then
+  echo "skipped: pretended nodes need mpirun"
+  exit 77
+fi
+small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
+  --dropout=0.2 --eval_interval=1000000 --eval_iters=2 --warmup_iters=3 --lr_decay_iters=40 --log_interval=1 --threads=1)
+memory=$folder/memory # nodes: memory.a, memory.b
+kept=(--snapshot_interval=3 --snapshot_folder="$memory")
+# on NODES COMMAND...: a rank for each letter of NODES, on the node of that name
+on() {
+  local nodes=$1 i places=()
+  shift
+  for ((i = 0; i < ${#nodes}; ++i)); do
+    if ((i > 0)); then places+=(:); fi
+    places+=(-n 1 env "FSDP_SNAPSHOT_NODE=${nodes:i:1}" "$@")
+  done
+  timeout 120 mpirun "${places[@]}" >output 2>&1
+}
+losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }
+# steps of whole or begun snapshots on a node, the newest last
+steps_on() { find "$memory.$1"/run-*/ -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/.*step-\([0-9]*\)\..*/\1/' | sort -n; }
+restore() { # the folders as the killed run has left them
+  rm -rf out "$memory".*
+  cp -a saved/. .
+}
+resumed_at() { sed -n 's/^resuming from .* at iteration \([0-9]*\)$/\1/p' output; }
+
+# A run of 4 ranks on two nodes with a checkpoint of iteration 10, all of which are killed later.
+on aabb "$nanogpt" train "${small[@]}" --max_iters=9 --out_dir=out || fail "the beginning"
+: >output
+begun=(env FSDP_SNAPSHOT_NODE=a "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --max_iters=1000000 --out_dir=out)
+mpirun -n 2 "${begun[@]}" : -n 2 "${begun[@]/NODE=a/NODE=b}" >output 2>&1 &
+run=$!
+for _ in $(seq 1200); do
+  if grep -q '^iter 25:' output; then break; fi
+  sleep 0.05
+done
+victims=$(pgrep -P "$run" -x nanogpt)
+check "there are 4 ranks" test "$(wc -w <<<"$victims")" -eq 4
+for victim in $victims; do kill -KILL "$victim"; done
+for _ in $(seq 600); do
+  if ! kill -0 "$run" 2>/dev/null; then break; fi
+  sleep 0.1
+done
+kill -KILL "$run" 2>/dev/null
+wait "$run" 2>/dev/null
+cp output killed
+check "keeps two snapshots, and the one under way" test "$(steps_on a | wc -l)" -le 3 -a "$(steps_on a | wc -l)" -ge 1
+mkdir saved && cp -a out "$memory".* saved/
+
+# It goes on with the bits of a run that never stopped; a node that is lost comes back empty.
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "cannot resume"
+at=$(resumed_at)
+end=$((at + 12))
+reached=$(sed -n 's/^iter \([0-9]*\):.*/\1/p' killed | tail -n 1)
+check "resumed at ${at:-nothing}, though iteration $reached was reached" test "${at:-0}" -ge $((reached - 8)) -a "${at:-0}" -gt 0
+on aabb "$nanogpt" train "${small[@]}" --max_iters="$end" --out_dir=whole || fail "whole"
+losses output >whole.losses
+for lost in none a b; do
+  restore
+  rm -rf "$memory.$lost"
+  on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters="$end" || fail "without $lost"
+  check "without $lost: resumed at $(resumed_at), expected $at" test "$(resumed_at)" = "$at"
+  check "without $lost: does not say that it took the snapshot" grep -q "^note: the snapshot of step $at is taken: 'out' has a checkpoint of iteration [0-9]*$" output
+  check "without $lost: other weights" cmp whole/model.safetensors out/model.safetensors
+  check "without $lost: other losses" diff <(losses output) <(losses output whole.losses | grep -E "$(losses output | sed 's/:.*/:/;s/^/^/' | paste -sd'|')")
+  check "a normal end removes snapshots" test -z "$(steps_on a)$(steps_on b)"
+done
+# On fewer ranks.
+for left in bbb bb b; do
+  restore
+  rm -rf "$memory.a"
+  on $left "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters="$end" --gradient_accumulation_steps=6 --strategy=no_shard ||
+    fail "on $left"
+  check "on $left: resumed at $(resumed_at), expected $at" test "$(resumed_at)" = "$at"
+done
+check "does not say that nothing is mirrored" test "$(on bb "$nanogpt" train "${small[@]}" "${kept[@]}" --max_iters=1 --out_dir=single; grep -c '^note: all ranks share one node' output)" = 1
+
+# A node is lost with its mirror: from the checkpoint, which is said. So is what is cut, altered or another build's.
+from_disk() { # from_disk WHAT TEXT PROGRAM
+  on aabb "$3" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "$1"
+  check "$1: resumed at $(resumed_at), not from a checkpoint" grep -q '^resuming from out/step-' output
+  check "$1: does not say why" grep -q "$2" output
+}
+restore
+disk=$(cat out/latest)
+rm -rf "$memory".a "$memory".b
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "both nodes lost"
+check "both nodes lost: not from disk" grep -q "^resuming from out/$disk " output
+check "both nodes lost: does not say so" grep -q "^note: no snapshot is taken: no node has one$" output
+restore
+find "$memory".* -name 'rank-00001*.safetensors' -exec truncate -s -1 {} \;
+from_disk "cut" "rank-00001-of-00004.safetensors.snapshot.json' is skipped: .* bytes; expected" "$nanogpt"
+check "cut: the step is not named" grep -q "^rank .*\|the snapshot of step $at is skipped: no node holds the slices of rank 1" output
+restore
+cp "$nanogpt" other && echo >>other
+from_disk "another build" "is skipped: another build took it" "$PWD/other"
+restore
+sed -i 's/"start": "[^"]*"/"start": "x"/;s/"run": "[^"]*"/"run": "x"/' "out/$disk/checkpoint.json" # its checksum is wrong now
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "checkpoint damaged"
+check "a damaged checkpoint hides the snapshot" test "$(resumed_at)" = "$at"
+# A new run takes nothing of the old one.
+restore
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --overwrite --out_dir=out --max_iters=4 --checkpoint_interval=100 || fail "a new run"
+check "a new run has left the old one's snapshots" test -z "$(steps_on a)$(steps_on b)"
+# A checkpoint that is named is taken, and the snapshots after it belong to nobody.
+restore
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --checkpoint=latest --out_dir=out --max_iters=1 || fail "a named checkpoint"
+check "a named checkpoint is not taken" grep -q "^resuming from out/$disk " output
+
+# What cannot be kept is refused at the start.
+ends_in_error "$nanogpt" train "${small[@]}" --snapshot_interval=3 --out_dir=refused
+check "no folder" grep -q "setting 'snapshot_folder': snapshots need a folder in each node's memory" output
+mkdir -m 755 open
+ends_in_error "$nanogpt" train "${small[@]}" --snapshot_interval=3 --snapshot_folder=open --out_dir=refused
+check "a folder for all" grep -q "setting 'snapshot_folder': .*other users may enter 'open'" output
+((failures == 0)) && echo "$checks checks passed"
+exit $((failures > 0))
