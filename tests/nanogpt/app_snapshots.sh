@@ -108,7 +108,7 @@ check "both nodes lost: does not say so" grep -q "^note: no snapshot is taken: n
 restore
 find "$memory".* -name 'rank-00001*.safetensors' -exec truncate -s -1 {} \;
 from_disk "cut" "rank-00001-of-00004.safetensors.snapshot.json' is skipped: .* bytes; expected" "$nanogpt"
-check "cut: the step is not named" grep -q "^rank .*\|the snapshot of step $at is skipped: no node holds the slices of rank 1" output
+check "cut: the step is not named" grep -q "the snapshot of step $at is skipped: no node holds the slices of rank 1$" output
 restore
 cp "$nanogpt" other && echo >>other
 from_disk "another build" "is skipped: another build took it" "$PWD/other"

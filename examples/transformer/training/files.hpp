@@ -120,14 +120,17 @@ class RunFiles {
     return takes_snapshots() && iteration % settings_.snapshot_interval == 0 &&
            (!settings_.overwrite || has_checkpoint_);
   }
-  /// Takes a snapshot of the state before iteration run.iteration. If it cannot be written, training goes on.
+  /// Takes a snapshot of the state before iteration run.iteration. If it cannot be written, training goes on. Of
+  /// several in turn that are left out, the first is reported.
   /// @note Collective: yes.
   void take_snapshot() {
     auto run = run_;
     run.best_val_loss = std::max(run.best_val_loss, saved_val_loss_);  // as whole checkpoints know it
     auto const taken =
         snapshots_->take(trainer_.optimizer(), run_.iteration, run_state_json(run, settings_), !ready_.base.empty());
-    if (!taken.warning.empty()) progress_.say(fmt::format("warning: {}", taken.warning));
+    bool const repeats = !taken.begun && !std::exchange(last_snapshot_begun_, taken.begun);
+    last_snapshot_begun_ = taken.begun;
+    if (!taken.warning.empty() && !repeats) progress_.say(fmt::format("warning: {}", taken.warning));
   }
 
   /// Asks whether the save under way has ended on all ranks, or failed on one. @note Collective: yes, during a save.
@@ -317,6 +320,7 @@ class RunFiles {
   bool first_rank_;
   bool replaces_;  ///< a run is to be removed when the first checkpoint is whole; rank 0 alone
   bool folder_taken_ = false;
+  bool last_snapshot_begun_ = true;
   bool has_checkpoint_ = false;       ///< of this start, and whole
   bool saves_in_background_ = false;  ///< the last checkpoint is not known to be whole
   bool ends_ = false;                 ///< no step follows

@@ -20,7 +20,7 @@ void expect_usable(Prepared const& ready) {
     std::error_code error;
     return std::filesystem::equivalent(fsdp::checkpoint::folder_of(path), folder, error);
   };
-  bool const goes_on = ready.resumed && continues(ready.resumed->checkpoint);
+  bool const goes_on = ready.snapshot || (ready.resumed && continues(ready.resumed->checkpoint));
   if (goes_on) return;
   expect_folder_for_runs(folder);
   if (settings.overwrite) return expect_replaceable(folder);

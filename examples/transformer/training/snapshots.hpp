@@ -88,7 +88,7 @@ void look_for_snapshot(C& world, Prepared& ready) {
   ready.lines.push_back(
       fmt::format("note: {} is taken: {}", found->name(),
                   on_disk ? fmt::format("'{}' has a checkpoint of iteration {}", settings.out_dir, on_disk->iteration)
-                          : fmt::format("'{}' has no checkpoint", settings.out_dir)));
+                          : fmt::format("'{}' has no checkpoint that can be read", settings.out_dir)));
   ready.snapshot = std::move(found);
   ready.on_disk = std::move(on_disk);
 }
