@@ -36,6 +36,13 @@ on() {
 losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }
 # steps of whole or begun snapshots on a node, the newest last
 steps_on() { find "$memory.$1"/run-*/ -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/.*step-\([0-9]*\)\..*/\1/' | sort -n; }
+# whole NODE...: the newest step of which these nodes held the slices of all 4 ranks when the run was killed
+whole() {
+  for node; do
+    find saved/memory."$node" -name '*.snapshot.json'
+  done | sed -n 's|.*/step-\([0-9]*\)\.\([0-9a-f]*\)/rank-\([0-9]*\)-of-00004\..*|\1 \2 \3|p' | sort -u |
+    awk '{ if (++slices[$1 " " $2] == 4 && $1 > newest) newest = $1 } END { print newest + 0 }'
+}
 restore() { # the folders as the killed run has left them
   rm -rf out "$memory".*
   cp -a saved/. .
@@ -61,21 +68,27 @@ for _ in $(seq 600); do
 done
 kill -KILL "$run" 2>/dev/null
 wait "$run" 2>/dev/null
-cp output killed
 check "keeps two snapshots, and the one under way" test "$(steps_on a | wc -l)" -le 3 -a "$(steps_on a | wc -l)" -ge 1
 mkdir saved && cp -a out "$memory".* saved/
 
-# It goes on with the bits of a run that never stopped; a node that is lost comes back empty.
+# It goes on with the bits of a run that never stopped; a node that is lost comes back empty. What was not mirrored yet is
+# lost with it, and the snapshot before is taken.
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "cannot resume"
 at=$(resumed_at)
+check "resumed at ${at:-nothing}, though step $(whole a b) was whole" test "${at:-0}" -eq "$(whole a b)" -a "${at:-0}" -gt 10
+for node in a b; do
+  check "without one node, no snapshot is whole" test "$(whole $node)" -gt 10
+done
 end=$((at + 12))
-reached=$(sed -n 's/^iter \([0-9]*\):.*/\1/p' killed | tail -n 1)
-check "resumed at ${at:-nothing}, though iteration $reached was reached" test "${at:-0}" -ge $((reached - 8)) -a "${at:-0}" -gt 0
 on aabb "$nanogpt" train "${small[@]}" --max_iters="$end" --out_dir=whole || fail "whole"
 losses output >whole.losses
 for lost in none a b; do
   restore
   rm -rf "$memory.$lost"
+  case $lost in
+    a) at=$(whole b) ;;
+    b) at=$(whole a) ;;
+  esac
   on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters="$end" || fail "without $lost"
   check "without $lost: resumed at $(resumed_at), expected $at" test "$(resumed_at)" = "$at"
   check "without $lost: does not say that it took the snapshot" grep -q "^note: the snapshot of step $at is taken: 'out' has a checkpoint of iteration [0-9]*$" output
@@ -84,6 +97,7 @@ for lost in none a b; do
   check "a normal end removes snapshots" test -z "$(steps_on a)$(steps_on b)"
 done
 # On fewer ranks.
+at=$(whole b)
 for left in bbb bb b; do
   restore
   rm -rf "$memory.a"
@@ -94,6 +108,7 @@ done
 check "does not say that nothing is mirrored" test "$(on bb "$nanogpt" train "${small[@]}" "${kept[@]}" --max_iters=1 --out_dir=single; grep -c '^note: all ranks share one node' output)" = 1
 
 # A node is lost with its mirror: from the checkpoint, which is said. So is what is cut, altered or another build's.
+at=$(whole a b)
 from_disk() { # from_disk WHAT TEXT PROGRAM
   on aabb "$3" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "$1"
   check "$1: resumed at $(resumed_at), not from a checkpoint" grep -q '^resuming from out/step-' output
