@@ -235,6 +235,19 @@ TEST_CASE("slices that are cut, altered or missing are skipped and named, and th
   CHECK_RANKS();
 }
 
+TEST_CASE("ranks of a node read the files of one another, whichever of them removes some first") {
+  Folder const folder;
+  take(folder, two_nodes, {2, 4});
+  fs::remove(files_on(folder, 0, "rank-00001-of-00004.safetensors")[0]);
+  auto const place = place_of(folder, 0);
+  auto const second = fsdp::checkpoint::report_of_slices(place, "", 1, 2);  // removes the header of what is missing
+  auto const first = fsdp::checkpoint::report_of_slices(place, "", 0, 2);
+  CHECK(has(second, "is skipped"));
+  auto const both = first + second;
+  CHECK(std::count(both.begin(), both.end(), '\n') == 8);
+  for (std::string const rank : {"0", "2", "3"}) CHECK(has(both, " 4 " + rank + "\n"));
+}
+
 TEST_CASE("snapshots of another run, build, model or step are skipped and named") {
   Folder const folder;
   take(folder, two_nodes, {2}, fsdp::FullShard{}, "earlier");
@@ -344,7 +357,8 @@ TEST_CASE("a snapshot that cannot be written is reported by the next call, and t
     auto const next = snapshots.take(adamw, 4, {{"step", 4}});
     RANK_CHECK(next.begun && has(next.warning, "the snapshot of step 3 was not kept: rank 2: "));
     RANK_CHECK(snapshots.wait().empty());
-    if (engine.rank() == 0) RANK_CHECK(files_on(folder, 0, "00000-of-00004.safetensors").size() == 2);  // 2 and 4
+    auto const left = files_on(folder, 0, "00000-of-00004.safetensors");
+    RANK_CHECK(left.size() == 2 && has(left[0].string(), "step-2.") && has(left[1].string(), "step-4."));
   });
   CHECK(resume(folder, two_nodes).step == 4);
   CHECK_RANKS();

@@ -25,9 +25,17 @@ machines_up 2 || exit 1
 small=(--dataset=d --n_layer=6 --n_head=4 --n_embd=128 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
   --eval_interval=1000000 --checkpoint_interval=1000000 --max_iters=1000000 --eval_iters=1 --log_interval=1 --threads=1
   --collective_timeout=4 --snapshot_interval=1 --snapshot_folder=/dev/shm/nanogpt)
+# The way into a machine leads over its link, as ssh's does: one that is silent does not answer.
+cat >agent <<END
+#!/bin/bash
+timeout 2 bash -c "exec 3<>/dev/tcp/\$1/9" 2>/dev/null
+if ((\$? == 124)); then exit 1; fi
+exec "$machines_support/enter_machine.sh" "\$@"
+END
+chmod +x agent
 # memory I: machine I's /dev/shm, as a path of this machine
 memory() { echo "/proc/$(machine_keeper "$1")/root/dev/shm"; }
-# whole STEPS...: prints the newest step of which the machines in $machines_left hold the slices of all 4 ranks
+# whole: prints the newest step of which the machines in $machines_left hold the slices of all 4 ranks
 whole() {
   local machine
   for machine in $machines_left; do
@@ -70,7 +78,7 @@ for kill in $(seq "${FSDP_KILLS:-100}"); do
   : >output
   hosts=$(machine_address 0):2,$(machine_address 1):2
   setsid bash -c '. "$1"; machines_folder=$2; shift 2; machines_run "2 2" "$@"' kills "$here/../support/machines.sh" "$machines_folder" \
-    "$here/../../examples/nanogpt/go_on.sh" --hosts="$hosts" --least=2 --grace=1 --kill-after=1 \
+    env OMPI_MCA_plm_rsh_agent="$PWD/agent" "$here/../../examples/nanogpt/go_on.sh" --hosts="$hosts" --least=2 --grace=1 --kill-after=1 \
     mpirun -- "$nanogpt" train "${small[@]}" --out_dir=out >output 2>&1 &
   run=$!
   wait_for 60 begun || fail "kill $kill ($kind): the run did not begin"

@@ -74,7 +74,8 @@ check "a whole snapshot on each node: $at_a, $at_b, on both: $at" test "$at_a" -
 check "keeps two snapshots, and the one under way" test "$(steps_on a | wc -l)" -le 3 -a "$(steps_on a | wc -l)" -ge 1
 mkdir saved && cp -a out "$memory".* saved/
 
-# It goes on with the bits of a run that never stopped; a node that is lost comes back empty.
+# It goes on with the bits of a run that never stopped; a node that is lost comes back empty. What was not mirrored yet is
+# lost with it, and the snapshot before is taken.
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "cannot resume"
 check "resumed at $(resumed_at), expected $at" test "$(resumed_at)" = "$at"
 end=$((at + 12))
@@ -132,6 +133,24 @@ check "a new run has left the old one's snapshots" test -z "$(steps_on a)$(steps
 restore
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --checkpoint=latest --out_dir=out --max_iters=1 || fail "a named checkpoint"
 check "a named checkpoint is not taken" grep -q "^resuming from out/$disk " output
+check "snapshots after a named checkpoint are left" test -z "$(steps_on a)$(steps_on b)"
+# A checkpoint that is newer than the snapshot is taken; so is one of a run that has replaced the snapshots' run.
+restore
+on aabb "$nanogpt" train "${small[@]}" --init_from=resume --snapshot_interval=1000000 --snapshot_folder="$folder/elsewhere" --out_dir=out --max_iters=$((at + 5)) ||
+  fail "a newer checkpoint"
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a newer checkpoint"
+check "a newer checkpoint is not taken" grep -q "^resuming from out/step-$((at + 6)) " output
+check "does not say that the checkpoint is newer" grep -q "^note: no snapshot is taken: the snapshot of step $at is not newer than 'out/step-$((at + 6))'$" output
+restore
+on aabb "$nanogpt" train "${small[@]}" --overwrite --out_dir=out --max_iters=4 || fail "a run that replaces another one"
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a run that has replaced another one"
+check "a run that has replaced another one takes its snapshot" grep -q '^resuming from out/step-5 ' output
+check "does not name the other run's snapshot" grep -q "the snapshot of step $at belongs to another run in 'out'" output
+# While a run has not replaced the old one, it takes no snapshots.
+restore
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --snapshot_interval=1 --overwrite --learning_rate=1e30 --grad_clip=0 --out_dir=out --max_iters=40 &&
+  fail "did not diverge"
+check "a run without a checkpoint that replaces another one has snapshots" test -z "$(steps_on a)$(steps_on b)"
 
 # What cannot be kept is refused at the start.
 ends_in_error "$nanogpt" train "${small[@]}" --snapshot_interval=3 --out_dir=refused

@@ -50,17 +50,26 @@ struct HeldSlices {
   int ranks = 1, rank = 0;
 };
 
-/// What this rank has read of its node's snapshots. @param share, of  it reads each file whose number is `share` modulo
-/// `of`. Slices that are cut or altered are removed
+/// The rank whose slices a header's name says it describes; 0 if it says none. Of the name alone: ranks that share a
+/// node remove files while others list them.
+inline std::size_t number_of(std::filesystem::path const& header) {
+  std::size_t number = 0;
+  auto const name = header.filename().string();
+  for (std::size_t i = std::string_view("rank-").size(); i < name.size() && name[i] >= '0' && name[i] <= '9'; ++i)
+    number = number * 10 + static_cast<std::size_t>(name[i] - '0');
+  return number;
+}
+
+/// What this rank has read of its node's snapshots. @param share, of  it reads each file of a rank that is `share`
+/// modulo `of`. Slices that are cut or altered are removed
 inline std::string report_of_slices(SnapshotPlace const& place, std::string_view model, std::size_t share,
                                     std::size_t of) {
   std::string report;
-  auto const headers = headers_in(run_folder(place));
   auto const skip = [&](std::filesystem::path const& path, std::string_view why) {
     report += formatted("!snapshot '{}' is skipped: {}\n", path.string(), why);
   };
-  for (std::size_t i = share; i < headers.size(); i += of) {
-    auto const& path = headers[i];
+  for (auto const& path : headers_in(run_folder(place))) {
+    if (number_of(path) % of != share) continue;
     std::optional<SnapshotHeader> header;
     try {
       header = read_header(path);
