@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # nanogpt plan --hardware: memory to the byte, time, the fastest options that fit, and what it refuses.
-# skip-tsan
+# skip-sanitizers
 # programs: nanogpt
 #
 #   app_plan.sh BINARY_DIR
