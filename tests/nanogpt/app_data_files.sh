@@ -19,13 +19,6 @@ refuses() { # refuses MESSAGE COMMAND...
   grep -qF -- "$1" output || fail "did not say '$1': ${*:2}"
   check "the message is no longer than a screen" test "$(wc -c <output)" -lt 2000
 }
-wait_for() { # wait_for COMMAND...: until it succeeds, a minute at most
-  for _ in $(seq 600); do
-    if "$@" 2>/dev/null; then return 0; fi
-    sleep 0.1
-  done
-  return 1
-}
 same() { check "$1" cmp "data/$2/train.bin" "data/$3/train.bin" && check "$1" cmp "data/$2/val.bin" "data/$3/val.bin"; }
 
 # --- pipes and other formats --------------------------------------------------------------------------------------------------

@@ -12,12 +12,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/../support/machines.sh"
 
-nanogpt=$(cd "$1" && pwd)/examples/nanogpt/nanogpt
-[[ ! -x $nanogpt || $(ldd "$nanogpt") == *libmpi* ]] || { echo "skipped: nanogpt is built without MPI"; exit 77; }
-machines_expect
-enter_with_text "$nanogpt"
-trap 'machines_down; rm -rf "$folder"' EXIT
-export OPENBLAS_NUM_THREADS=1
+enter_on_machines "$1"
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=32 --block_size=8 --batch_size=1 --gradient_accumulation_steps=4
   --max_iters=3 --warmup_iters=1 --learning_rate=0.01 --eval_interval=100 --eval_iters=1 --threads=1)
 timeout 60 "$nanogpt" train "${small[@]}" --ranks=4 --out_dir=one >output 2>&1 || fail "one machine"

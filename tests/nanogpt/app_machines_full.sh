@@ -13,13 +13,8 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/../support/machines.sh"
 
-nanogpt=$(cd "$1" && pwd)/examples/nanogpt/nanogpt
-[[ ! -x $nanogpt || $(ldd "$nanogpt") == *libmpi* ]] || { echo "skipped: nanogpt is built without MPI"; exit 77; }
-machines_expect
 [[ -w /dev/net/tun ]] || { echo "skipped: there is no /dev/net/tun"; exit 77; }
-enter_with_text "$nanogpt"
-trap 'machines_down; rm -rf "$folder"' EXIT
-export OPENBLAS_NUM_THREADS=1
+enter_on_machines "$1"
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=64 --block_size=8 --batch_size=1 --gradient_accumulation_steps=8
   --max_iters=4 --warmup_iters=1 --learning_rate=0.01 --eval_interval=100 --eval_iters=1 --threads=1)
 machines_up 3 --delay=5ms --loss=0.1% || fail "machines"
@@ -40,21 +35,15 @@ done
 # --- machines that fail ------------------------------------------------------------------------------------------------------
 # loses FUNCTION: machine 1 is lost in the middle of a run
 loses() {
-  local run i
+  local run
   rm -rf several
   machines_run "2 2" timeout 120 mpirun "$nanogpt" train "${small[@]}" --max_iters=100000 --log_interval=1 --collective_timeout=5 \
     --out_dir=several >output 2>&1 &
   run=$!
-  for ((i = 0; i < 600; ++i)); do
-    grep -q '^iter 5:' output && break
-    sleep 0.1
-  done
+  wait_for grep -q '^iter 5:' output
   "$1" 1
   # What mpirun waits for may never come; ranks end by themselves.
-  for ((i = 0; i < 600; ++i)); do
-    grep -qE "$2" output && break
-    sleep 0.1
-  done
+  wait_for grep -qE "$2" output
   check "$1: no line says '$2'" grep -qE "$2" output
   machine_kill 0
   wait "$run"

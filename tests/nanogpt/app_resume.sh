@@ -153,13 +153,7 @@ for kill in $(seq "${FSDP_KILLS:-5}"); do
   sleep "0.$((RANDOM % 90 + 10))"
   victim=$(ranks | shuf -n 1 --random-source=<(yes "$kill"))
   if [[ -n $victim ]]; then kill -KILL "$victim"; else kill -KILL "$run"; fi
-  # mpirun may wait for ever for a rank that died while it connected.
-  for _ in $(seq 600); do
-    if ! kill -0 "$run" 2>/dev/null; then break; fi
-    sleep 0.1
-  done
-  kill -KILL "$run" 2>/dev/null
-  wait "$run" 2>/dev/null
+  end_run "$run"
   if grep -q 'error:' output; then fail "kill $kill: could not go on"; fi
 done
 last=3

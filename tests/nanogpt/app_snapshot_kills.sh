@@ -15,10 +15,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../support/script.sh"
 . "$here/../support/machines.sh"
 
-nanogpt=$1/examples/nanogpt/nanogpt
-machines_expect
-enter_with_text "$nanogpt"
-trap 'machines_down; chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+enter_on_machines "$1"
 trap 'exit 130' INT TERM HUP
 machines_up 2 || exit 1
 # 1.2 M parameters: a rank's slices have 3.6 MB, so that kills may meet a snapshot in each of its parts.
@@ -49,8 +46,8 @@ ranks_of() { # ranks_of I: process ids of nanogpt on machine I
     if [[ /proc/$process/ns/net -ef /proc/$(machine_keeper "$1")/ns/net ]]; then echo "$process"; fi
   done
 }
-# wait_for SECONDS COMMAND...: until the command succeeds
-wait_for() {
+# wait_within SECONDS COMMAND...: until the command succeeds
+wait_within() {
   local until=$((SECONDS + $1))
   shift
   until "$@"; do
@@ -81,14 +78,14 @@ for kill in $(seq "${FSDP_KILLS:-100}"); do
     env OMPI_MCA_plm_rsh_agent="$PWD/agent" "$here/../../examples/nanogpt/go_on.sh" --hosts="$hosts" --least=2 --grace=1 --kill-after=1 \
     mpirun -- "$nanogpt" train "${small[@]}" --out_dir=out >output 2>&1 &
   run=$!
-  wait_for 60 begun || fail "kill $kill ($kind): the run did not begin"
+  wait_within 60 begun || fail "kill $kill ($kind): the run did not begin"
   touch start
   sleep "0.$((RANDOM % 90 + 10))"
   victims=$(ranks_of 0; ranks_of 1)
   victim=$(shuf -n 1 --random-source=<(yes "$kill") <<<"$victims")
   case $kind in
-    writing) wait_for 10 writes ;;
-    mirroring) wait_for 10 mirrors ;;
+    writing) wait_within 10 writes ;;
+    mirroring) wait_within 10 mirrors ;;
   esac
   case $kind in
     machine | silent) machines_left=0 ;;
@@ -104,7 +101,7 @@ for kill in $(seq "${FSDP_KILLS:-100}"); do
     *) kill -KILL "$victim" ;;
   esac
   checks=$((checks + 1))
-  if wait_for 60 gone_on; then
+  if wait_within 60 gone_on; then
     at=$(sed -n 's/^resuming from .* at iteration \([0-9]*\)$/\1/p' output | head -n 1)
     if ((at < newest)); then fail "kill $kill ($kind): goes on from iteration $at, though step $newest was whole"; fi
     from_snapshot[$kind]=$((${from_snapshot[$kind]-0} + 1))

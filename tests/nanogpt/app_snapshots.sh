@@ -63,12 +63,7 @@ done
 victims=$(pgrep -P "$run" -x nanogpt)
 check "there are 4 ranks" test "$(wc -w <<<"$victims")" -eq 4
 for victim in $victims; do kill -KILL "$victim"; done
-for _ in $(seq 600); do
-  if ! kill -0 "$run" 2>/dev/null; then break; fi
-  sleep 0.1
-done
-kill -KILL "$run" 2>/dev/null
-wait "$run" 2>/dev/null
+end_run "$run"
 at=$(whole_on a b) at_a=$(whole_on a) at_b=$(whole_on b)
 check "a whole snapshot on each node: $at_a, $at_b, on both: $at" test "$at_a" -gt 10 -a "$at_b" -gt 10 -a "$at" -ge "$at_a" -a "$at" -ge "$at_b"
 check "keeps two snapshots, and the one under way" test "$(steps_on a | wc -l)" -le 3 -a "$(steps_on a | wc -l)" -ge 1

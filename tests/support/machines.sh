@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Machines that are namespaces of this one: each has its own network, host name, mounts (with an own /dev/shm) and IPC, and
 # a link to a switch or to a relay. Sourced: `. "$(dirname "$0")/../support/machines.sh"`. Functions:
+#   enter_on_machines BINARY_DIR     machines_expect, then works beside `nanogpt` and its dataset `d` (after script.sh)
 #   machines_expect                  ends the script with 77 and the reason where namespaces cannot be made
 #   machines_up N [OPTION...]        makes machines 0 to N - 1; --rate=100mbit, --delay=5ms, --loss=0.1% are each link's
 #   machines_run RANKS COMMAND...    runs a command on machine 0. RANKS, "2 2", are the slots of each machine: `mpirun` in
@@ -23,6 +24,15 @@ machines_expect() {
   done
   unshare --net --uts --mount --ipc --propagation private mount -t tmpfs tmpfs /dev/shm 2>/dev/null ||
     { echo "skipped: this user may not make namespaces and mount in them"; exit 77; }
+}
+
+enter_on_machines() {
+  nanogpt=$(cd "$1" && pwd)/examples/nanogpt/nanogpt
+  [[ ! -x $nanogpt || $(ldd "$nanogpt") == *libmpi* ]] || { echo "skipped: nanogpt is built without MPI"; exit 77; }
+  machines_expect
+  enter_with_text "$nanogpt"
+  trap 'machines_down; chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+  export OPENBLAS_NUM_THREADS=1
 }
 
 machine_address() { echo "10.77.0.$(($1 + 1))"; }

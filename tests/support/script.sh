@@ -39,6 +39,23 @@ check() { # check WHAT COMMAND...
   checks=$((checks + 1))
   "$@" || fail "$what"
 }
+wait_for() { # wait_for COMMAND...: until it succeeds, a minute at most
+  for _ in $(seq 600); do
+    if "$@" 2>/dev/null; then return 0; fi
+    sleep 0.1
+  done
+  return 1
+}
+# end_run PROCESS: waits for a child whose ranks were killed. mpirun may wait for ever for one that died while it connected:
+# it is killed after a minute.
+end_run() {
+  for _ in $(seq 600); do
+    if ! kill -0 "$1" 2>/dev/null; then break; fi
+    sleep 0.1
+  done
+  kill -KILL "$1" 2>/dev/null
+  wait "$1" 2>/dev/null
+}
 # ends_in_error COMMAND...: it must end by itself, not with 0 nor by a signal; its text is in `output`.
 ends_in_error() {
   checks=$((checks + 1))

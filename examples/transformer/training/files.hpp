@@ -128,9 +128,8 @@ class RunFiles {
     run.best_val_loss = std::max(run.best_val_loss, saved_val_loss_);  // as whole checkpoints know it
     auto const taken =
         snapshots_->take(trainer_.optimizer(), run_.iteration, run_state_json(run, settings_), !ready_.base.empty());
-    bool const repeats = !taken.begun && !std::exchange(last_snapshot_begun_, taken.begun);
-    last_snapshot_begun_ = taken.begun;
-    if (!taken.warning.empty() && !repeats) progress_.say(fmt::format("warning: {}", taken.warning));
+    bool const had_begun = std::exchange(last_snapshot_begun_, taken.begun);
+    if (!taken.warning.empty() && (taken.begun || had_begun)) progress_.say(fmt::format("warning: {}", taken.warning));
   }
 
   /// Asks whether the save under way has ended on all ranks, or failed on one. @note Collective: yes, during a save.

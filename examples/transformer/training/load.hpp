@@ -35,13 +35,13 @@ bool load_run_snapshot(T& trainer, Preparation<typename T::Program>& ready) {
   } catch (fsdp::ResourceError const& error) {  // on every rank
     why = error.what();
   }
-  if (!ready.on_disk)
+  if (!ready.on_disk || !ready.on_disk->run)
     throw AgreedError(fmt::format("{} cannot be loaded: {}. '{}' has no checkpoint", ready.snapshot->name(), why,
                                   ready.settings.out_dir));
   if (trainer.engine().rank() == 0)
     fmt::print("note: {} cannot be loaded: {}; continuing from {}\n", ready.snapshot->name(), why,
-               ready.on_disk->checkpoint.string());
-  ready.resumed = std::move(ready.on_disk);
+               ready.on_disk->run->checkpoint.string());
+  ready.resumed = std::move(ready.on_disk->run);
   ready.snapshot.reset();
   ready.keeps_snapshots = false;
   return false;

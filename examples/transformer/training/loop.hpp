@@ -97,9 +97,9 @@ class TrainingLoop {
     run_.data = ready_.data;
     run_.base = ready_.base;
     run_.dtype = dtype_;
-    if (files_.takes_snapshots() && run_.lineage.empty()) run_.lineage = run_.start;
+    auto const lineage = lineage_of(run_);
     run_.start = run_id();
-    if (files_.takes_snapshots() && run_.lineage.empty()) run_.lineage = run_.start;
+    if (files_.takes_snapshots()) run_.lineage = lineage.empty() ? run_.start : lineage;
     auto const first = run_.iteration;
     progress_.begin(first);
     auto const began = Clock::now();

@@ -86,7 +86,7 @@ Preparation<Program> prepare(C& world, Job const& job) {
     if (training && may_resume(settings)) {
       ChosenRun chosen;
       if (!ready.snapshot) {
-        chosen = choose_run(settings, world.rank() == 0);
+        chosen = ready.on_disk ? std::move(*ready.on_disk) : choose_run(settings, world.rank() == 0);
         ready.resumed = std::move(chosen.run);
       }
       if (!ready.resumed && settings.init_from == "resume")

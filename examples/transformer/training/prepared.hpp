@@ -17,6 +17,7 @@
 #include "transformer/run/table.hpp"
 #include "transformer/tokenizer/tokenizer.hpp"
 #include "transformer/training/state.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
 namespace transformer {
 
@@ -26,7 +27,7 @@ struct Prepared {
   std::optional<Dataset> dataset;
   std::optional<RunState> resumed;
   std::optional<fsdp::FoundSnapshot> snapshot;       ///< that `resumed` is the state of; nullopt: a checkpoint
-  std::optional<RunState> on_disk;                   ///< the checkpoint in out_dir, if a snapshot is resumed
+  std::optional<ChosenRun> on_disk;                  ///< what out_dir has, if a snapshot was looked for
   bool keeps_snapshots = false;                      ///< those that are there belong to this run
   std::string base;                                  ///< RunState::base
   std::string vocabulary;                            ///< checksum of what the data's tokens are; empty: not known

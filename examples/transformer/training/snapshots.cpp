@@ -11,7 +11,6 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/hash.hpp"
 #include "transformer/launch/program.hpp"
-#include "transformer/training/whole_checkpoints.hpp"
 
 namespace transformer {
 namespace {
@@ -47,9 +46,9 @@ fsdp::SnapshotPlace snapshot_place(std::filesystem::path const& folder, std::fil
   return {node, fmt::format("{} {}", program_name, run.string()), build};
 }
 
-std::optional<RunState> run_on_disk(Settings const& settings) {
+std::optional<ChosenRun> run_on_disk(Settings const& settings) {
   try {
-    return choose_run(settings, false).run;
+    return choose_run(settings, false);
   } catch (fsdp::Error const&) {  // said later, if no snapshot takes its place
     return std::nullopt;
   }

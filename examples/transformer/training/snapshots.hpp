@@ -21,6 +21,7 @@
 #include "transformer/run/settings.hpp"
 #include "transformer/training/prepared.hpp"
 #include "transformer/training/state.hpp"
+#include "transformer/training/whole_checkpoints.hpp"
 
 namespace transformer {
 
@@ -29,8 +30,8 @@ namespace transformer {
 /// @throws fsdp::ResourceError if the program's own file cannot be read
 fsdp::SnapshotPlace snapshot_place(std::filesystem::path const& folder, std::filesystem::path const& out_dir);
 
-/// The run that `settings` resume, from out_dir alone; nullopt if there is none, or it cannot be taken.
-std::optional<RunState> run_on_disk(Settings const& settings);
+/// What choose_run() finds in out_dir; nullopt if it refuses.
+std::optional<ChosenRun> run_on_disk(Settings const& settings);
 
 /// What tells a run apart from one that replaces it: an id of its first start; empty: not known.
 std::string lineage_of(RunState const& run);
@@ -60,7 +61,8 @@ template <class C>
 void look_for_snapshot(C& world, Prepared& ready) {
   auto const& settings = ready.settings;
   if (!may_resume(settings) || !settings.checkpoint.empty()) return;
-  auto on_disk = run_on_disk(settings);
+  ready.on_disk = run_on_disk(settings);
+  auto const on_disk = ready.on_disk ? ready.on_disk->run : std::nullopt;
   std::string folder = settings.snapshot_folder;
   if (on_disk && !settings.was_given("snapshot_folder"))
     if (auto const named = on_disk->settings.find("snapshot_folder"); named != on_disk->settings.end())
@@ -90,7 +92,6 @@ void look_for_snapshot(C& world, Prepared& ready) {
                   on_disk ? fmt::format("'{}' has a checkpoint of iteration {}", settings.out_dir, on_disk->iteration)
                           : fmt::format("'{}' has no checkpoint that can be read", settings.out_dir)));
   ready.snapshot = std::move(found);
-  ready.on_disk = std::move(on_disk);
 }
 
 }  // namespace transformer

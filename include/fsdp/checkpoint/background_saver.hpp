@@ -11,17 +11,14 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/checkpoint/agreement.hpp"
+#include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
-#include "fsdp/memory.hpp"
-#include "fsdp/staging.hpp"
 
 namespace fsdp {
 
@@ -44,7 +41,7 @@ class BackgroundSaver {
  public:
   /// @param patience  how long rank 0's thread waits for the others' files when it has written its own
   explicit BackgroundSaver(E& engine, std::chrono::milliseconds patience = std::chrono::minutes(10))
-      : engine_(&engine), patience_(patience) {}
+      : engine_(&engine), patience_(patience), copy_(engine) {}
   BackgroundSaver(BackgroundSaver&&) = delete;
   /// Waits for this rank's thread: on rank 0 until all ranks have written, one could not, or patience is at its end.
   /// Reports a failure that nobody has asked for.
@@ -52,7 +49,6 @@ class BackgroundSaver {
     stop_waiting_ = std::uncaught_exceptions() > exceptions_;  // peers may never come
     if (thread_.joinable()) thread_.join();
     if (!failure_.empty()) std::fprintf(stderr, "fsdp: a checkpoint was not saved: %s\n", failure_.c_str());
-    account(-reserved_);
   }
 
   /// Waits for the last save, copies the state, and returns; a thread writes it. See fsdp::save().
@@ -69,7 +65,7 @@ class BackgroundSaver {
                                                      std::move(extra), options);
     try {
       checkpoint::agreed(engine_->world(), "memory for a checkpoint", [&] {
-        reserve(now->bytes());
+        copy_.reserve(now->bytes());
         return "";
       });
     } catch (...) {
@@ -79,7 +75,7 @@ class BackgroundSaver {
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < now->slices().size(); ++i) {
       auto const bytes = now->slices()[i].bytes();
-      now->copy(i, 0, bytes, snapshot_->data() + offset);
+      now->copy(i, 0, bytes, copy_.data() + offset);
       offset += bytes;
     }
     engine_->device().synchronize(engine_->compute());
@@ -115,8 +111,6 @@ class BackgroundSaver {
   SaveProgress progress() const noexcept { return progress_; }
 
  private:
-  using Snapshot = Staging<std::remove_cvref_t<typename E::Device>, std::byte>;
-
   std::filesystem::path finish() {
     auto& world = engine_->world();
     if (world.rank() != 0) thread_.join();
@@ -152,12 +146,7 @@ class BackgroundSaver {
   template <class S>
   void run(S const& now) noexcept {
     try {
-      std::int64_t begun = 0;
-      std::size_t current = 0;
-      now.write([&](std::size_t slice, std::int64_t begin, std::int64_t bytes) {
-        for (; current < slice; ++current) begun += now.slices()[current].bytes();
-        return std::span<std::byte const>(snapshot_->data() + begun + begin, static_cast<std::size_t>(bytes));
-      });
+      now.write(checkpoint::blocks_of(now.slices(), copy_.data()));
       if (now.is_first()) {
         wait_for_files(now);
         if (!stop_waiting_) folder_ = now.commit();
@@ -190,21 +179,9 @@ class BackgroundSaver {
     }
   }
 
-  void reserve(std::int64_t bytes) {
-    if (snapshot_ && bytes <= reserved_) return;
-    account(-reserved_);
-    snapshot_.reset();
-    reserved_ = 0;
-    snapshot_ = std::make_unique<Snapshot>(engine_->device(), static_cast<std::size_t>(bytes));
-    reserved_ = bytes;
-    account(bytes);
-  }
-  void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
-
   E* engine_;
   std::chrono::milliseconds patience_;
-  std::unique_ptr<Snapshot> snapshot_;
-  std::int64_t reserved_ = 0;
+  checkpoint::HostCopy<E> copy_;
   std::thread thread_;
   std::atomic<bool> stop_waiting_{false};
   std::atomic<bool> all_written_{false};  ///< as every rank's thread says

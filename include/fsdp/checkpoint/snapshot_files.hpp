@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -21,6 +20,7 @@
 
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/hash.hpp"
+#include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/json.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
 #include "fsdp/checkpoint/rank_file.hpp"
@@ -144,15 +144,7 @@ inline void write_slices(std::filesystem::path const& folder, SnapshotHeader hea
                          std::byte const* bytes) {
   auto const file = rank_file_name(header.rank, header.ranks);
   try {
-    std::size_t current = 0;
-    std::int64_t begun = 0;
-    auto const description = write_rank_file(
-        folder, file, slices,
-        [&](std::size_t slice, std::int64_t begin, std::int64_t count) {
-          for (; current < slice; ++current) begun += slices[current].bytes();
-          return std::span<std::byte const>(bytes + begun + begin, static_cast<std::size_t>(count));
-        },
-        0600);
+    auto const description = write_rank_file(folder, file, slices, blocks_of(slices, bytes), 0600);
     header.description_checksum = checksum_of(description);
     auto const temporary = folder / (header_name(file) + ".tmp");
     OutputFile out(temporary, 0600);

@@ -14,7 +14,6 @@
 #include <map>
 #include <random>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "fsdp/checkpoint/files.hpp"
 #include "fsdp/checkpoint/hash.hpp"
 #include "fsdp/checkpoint/snapshot_files.hpp"
+#include "fsdp/checkpoint/snapshot_runs.hpp"
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
@@ -57,15 +57,8 @@ inline std::string name_of_folder(std::filesystem::path const& folder) {
 /// Which ranks share a node.
 class Nodes {
  public:
-  /// @param runs  "node:ranks" for consecutive ranks; nodes are numbered by their lowest rank
-  explicit Nodes(std::string_view runs) {
-    for (std::size_t at = 0; at < runs.size();) {
-      auto const end = std::min(runs.find(' ', at), runs.size());
-      auto const word = std::string(runs.substr(at, end - at));
-      auto const colon = word.find(':');
-      of_.insert(of_.end(), std::stoul(word.substr(colon + 1)), std::stoi(word.substr(0, colon)));
-      at = end + 1;
-    }
+  /// @param of  the node of each rank; nodes are numbered by their lowest ranks
+  explicit Nodes(std::vector<int> of) : of_(std::move(of)) {
     for (auto const node : of_) count_ = std::max(count_, node + 1);
   }
 
@@ -84,36 +77,24 @@ class Nodes {
   int count_ = 0;
 };
 
-/// Answers with the nodes as Nodes reads them, or "!" and an error.
+/// Answers with the node of each rank, as runs_text(), or "!" and an error.
 /// @param texts  "=NAME of the folder BOOT of the machine", or "!" and an error
 inline std::string nodes_in(std::vector<std::string> const& texts) {
   std::map<std::string, std::pair<int, std::size_t>> nodes;  // by folder: number, lowest rank
-  std::string runs;
-  int last = -1;
-  std::size_t count = 0;
-  auto const end_run = [&] {
-    if (count > 0) runs += formatted("{}{}:{}", runs.empty() ? "" : " ", last, count);
-  };
+  std::vector<int> of;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == '!') return formatted("!rank {}: {}", rank, texts[rank].substr(1));
     auto const space = texts[rank].find(' ');
-    auto const [found, is_new] =
-        nodes.try_emplace(texts[rank].substr(1, space - 1), static_cast<int>(nodes.size()), rank);
-    auto const [node, first] = found->second;
+    auto const [node, first] =
+        nodes.try_emplace(texts[rank].substr(1, space - 1), static_cast<int>(nodes.size()), rank).first->second;
     if (texts[rank].substr(space) != texts[first].substr(space))
       return formatted(
           "!ranks {} and {} are on different machines and see the same folder for snapshots; give a folder in the "
           "memory of each machine, such as /dev/shm/NAME",
           first, rank);
-    if (node != last) {
-      end_run();
-      last = node;
-      count = 0;
-    }
-    ++count;
+    of.push_back(node);
   }
-  end_run();
-  return runs;
+  return runs_text(of);
 }
 
 /// Makes the folder for snapshots, and finds the ranks that share it.
@@ -134,7 +115,7 @@ Nodes find_nodes(C& world, SnapshotPlace const& place) {
   }
   auto const answer = comm::consult(world, mine, "nodes of snapshots", nodes_in);
   if (answer[0] == '!') fail<ConfigError>("snapshots: {}", answer.substr(1));
-  return Nodes(answer);
+  return Nodes(parse_runs(answer));
 }
 
 }  // namespace fsdp::checkpoint

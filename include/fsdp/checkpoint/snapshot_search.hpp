@@ -22,6 +22,7 @@
 #include "fsdp/checkpoint/snapshot_broadcast.hpp"
 #include "fsdp/checkpoint/snapshot_files.hpp"
 #include "fsdp/checkpoint/snapshot_nodes.hpp"
+#include "fsdp/checkpoint/snapshot_runs.hpp"
 #include "fsdp/consult.hpp"
 #include "fsdp/error.hpp"
 
@@ -95,28 +96,6 @@ inline std::string report_of_slices(SnapshotPlace const& place, std::string_view
   return report;
 }
 
-/// Numbers as "first:count:value" for runs of consecutive numbers of which each is one above the last, or equal.
-inline std::string runs_text(std::vector<int> const& values) {
-  std::string text;
-  for (std::size_t begin = 0; begin < values.size();) {
-    std::size_t end = begin + 1;
-    int const by = end < values.size() && values[end] == values[begin] + 1 ? 1 : 0;
-    while (end < values.size() && values[end] == values[end - 1] + by) ++end;
-    text += formatted("{}:{}:{} ", end - begin, values[begin], by);
-    begin = end;
-  }
-  return text;
-}
-inline std::vector<int> parse_runs(std::string const& text) {
-  std::vector<int> values;
-  std::istringstream words(text);
-  std::size_t count = 0;
-  int value = 0, by = 0;
-  for (char colon = 0; words >> count >> colon >> value >> colon >> by;)
-    for (std::size_t i = 0; i < count; ++i, value += by) values.push_back(value);
-  return values;
-}
-
 /// The newest step of which some rank holds the slices of every rank, as "step id ranks\n" and the holders' runs; "" if
 /// there is none.
 /// @param notes  lines for people
@@ -148,14 +127,6 @@ inline std::string newest_held(std::vector<std::string> const& reports, std::vec
                               missing, static_cast<int>(holders.size()) + 1 < ranks ? " and of others" : ""));
   }
   return {};
-}
-
-/// Answers with all numbers that some rank lists, as runs; from texts that runs_text wrote.
-inline std::string united_runs(std::vector<std::string> const& texts) {
-  std::set<int> all;
-  for (auto const& text : texts)
-    for (auto const value : parse_runs(text)) all.insert(value);
-  return runs_text({all.begin(), all.end()});
 }
 
 /// Puts descriptions of all slices and a manifest into the folder of the snapshot, on every node.

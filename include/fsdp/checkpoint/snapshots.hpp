@@ -8,25 +8,21 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <memory>
-#include <new>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "fsdp/checkpoint/host_copy.hpp"
 #include "fsdp/checkpoint/save.hpp"
 #include "fsdp/checkpoint/snapshot_files.hpp"
 #include "fsdp/checkpoint/snapshot_mirror.hpp"
 #include "fsdp/checkpoint/snapshot_nodes.hpp"
+#include "fsdp/checkpoint/snapshot_words.hpp"
 #include "fsdp/checkpoint/training_state.hpp"
 #include "fsdp/consult.hpp"
-#include "fsdp/memory.hpp"
-#include "fsdp/staging.hpp"
 
 namespace fsdp {
 
@@ -35,73 +31,6 @@ struct SnapshotTaken {
   bool begun = false;   ///< the state has been copied, and is being written
   std::string warning;  ///< what went wrong with this snapshot or the one before; empty: nothing. Equal on all ranks
 };
-
-namespace checkpoint {
-
-/// What ranks say of the snapshot before, and what rank 0 answers.
-struct SnapshotWord {
-  char state =
-      '=';  ///< '=' written, '~' being written, '!' failed, 'M' no memory for the next one, 'C' `extra` is no JSON
-  std::string id;    ///< that this rank has drawn
-  std::string what;  ///< is to be saved
-  std::string error;
-
-  std::string text() const { return formatted("{}{}{:016x}{}", state, id, checksum_of(what), error); }
-  static constexpr std::size_t id_at = 1, what_at = 17, error_at = 33;
-};
-
-/// Answers with a state and rank 0's id, then a warning: '=' or '!' the snapshot begins, and the one before is whole or
-/// not; '~' or 'M' it does not begin; 'C' and 'X' are errors.
-inline std::string answer_to_words(std::vector<std::string> const& words) {
-  using W = SnapshotWord;
-  auto const id = words[0].substr(W::id_at, 16);
-  auto const find = [&](char state) -> std::string {
-    for (std::size_t rank = 0; rank < words.size(); ++rank)
-      if (words[rank][0] == state) return formatted("rank {}: {}", rank, words[rank].substr(W::error_at));
-    return {};
-  };
-  for (std::size_t rank = 1; rank < words.size(); ++rank)
-    if (words[rank].compare(W::what_at, 16, words[0], W::what_at, 16) != 0)
-      return "X" + id + formatted("rank {} saves another step or state than rank 0", rank);
-  if (auto const wrong = find('C'); !wrong.empty()) return "C" + id + wrong;
-  if (auto const busy = find('~'); !busy.empty()) return "~" + id + "the one before is still being written";
-  if (auto const memory = find('M'); !memory.empty()) return "M" + id + memory;
-  if (auto const failed = find('!'); !failed.empty()) return "!" + id + failed;
-  return "=" + id;
-}
-
-/// A member's slices, as text for the rank that keeps a copy. @param manifest  see SnapshotHeader
-inline std::string slices_text(std::vector<Slice> const& slices, std::string const& node, std::string_view manifest) {
-  auto list = Json::array();
-  for (auto const& slice : slices)
-    list.push_back({slice.array, slice.tensor, name(slice.dtype), slice.first, slice.count});
-  return Json{{"node", node}, {"slices", std::move(list)}, {"manifest", manifest}}.dump();
-}
-struct MemberSlices {
-  std::vector<Slice> slices;
-  std::string node, manifest;
-  std::int64_t bytes = 0;
-};
-inline MemberSlices parse_slices(std::string const& text) {
-  constexpr char const* what = "a snapshot's slices";
-  auto const json = parse_object(text, what);
-  Fields const fields(json, what);
-  MemberSlices member{{}, fields.text("node"), fields.text("manifest"), 0};
-  for (auto const& item : fields.array("slices")) {
-    Slice slice;
-    slice.array = item.at(0).get<std::string>();
-    slice.tensor = item.at(1).get<std::string>();
-    for (auto const type : {DType::f32, DType::bf16, DType::f16})
-      if (item.at(2).get<std::string>() == name(type)) slice.dtype = type;
-    slice.first = item.at(3).get<std::int64_t>();
-    slice.count = item.at(4).get<std::int64_t>();
-    member.bytes += slice.bytes();
-    member.slices.push_back(std::move(slice));
-  }
-  return member;
-}
-
-}  // namespace checkpoint
 
 /// Keeps the newest states of a run in the memory of its nodes: each rank's slices in a file of its node, and a copy in
 /// the next node's. Training waits for a copy to host memory; a thread writes the files, and a stream of its own moves
@@ -117,7 +46,10 @@ class Snapshots {
   /// @throws ConfigError on every rank if a rank cannot have its folder, or machines share one
   /// @note Collective: yes.
   Snapshots(E& engine, SnapshotPlace place)
-      : engine_(&engine), place_(std::move(place)), nodes_(checkpoint::find_nodes(engine.world(), place_)) {
+      : engine_(&engine),
+        place_(std::move(place)),
+        nodes_(checkpoint::find_nodes(engine.world(), place_)),
+        memory_(engine) {
     auto const mine = nodes_.of(engine.rank());
     is_first_of_node_ = nodes_.ranks(mine).front() == engine.rank();
     if (nodes_.count() > 1) mirror_.emplace(engine.world(), engine.account(), nodes_);
@@ -126,7 +58,6 @@ class Snapshots {
   /// Waits for this rank's thread. The snapshots stay.
   ~Snapshots() {
     if (thread_.joinable()) thread_.join();
-    account(-reserved_);
   }
 
   /// Nodes of the world. One node mirrors nothing: its snapshots outlive ranks, not the node.
@@ -184,14 +115,13 @@ class Snapshots {
     auto kept = mirror_ ? mirror_->kept() : std::vector<std::size_t>{};
     auto total = whole_words(bytes);
     for (auto const member : kept) total += whole_words(members[member].bytes);
-    if (word.state == 'C') {
-    } else if (state_ == State::writing) {
+    if (word.state != 'C' && state_ == State::writing) {
       word.state = '~';
-    } else {
+    } else if (word.state != 'C') {
       if (state_ == State::failed) word.state = '!', word.error = failure_;
       try {
         if (thread_.joinable()) thread_.join();
-        reserve(total);
+        memory_.reserve(total);
       } catch (std::exception const& error) {
         word.state = 'M', word.error = error.what();
       }
@@ -218,7 +148,7 @@ class Snapshots {
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < own.slices.size(); ++i) {
       auto const& at = own.places[i];
-      engine_->device().copy_async(engine_->compute(), snapshot_->data() + offset, state.at(at.array, at.unit, at.part),
+      engine_->device().copy_async(engine_->compute(), memory_.data() + offset, state.at(at.array, at.unit, at.part),
                                    static_cast<std::size_t>(own.slices[i].bytes()));
       offset += own.slices[i].bytes();
     }
@@ -234,7 +164,7 @@ class Snapshots {
       offset = whole_words(bytes);
       for (auto const member : kept) {
         auto const rank = mirror_->group().ranks[member];
-        places.push_back({member, snapshot_->data() + offset, members[member].bytes});
+        places.push_back({member, memory_.data() + offset, members[member].bytes});
         files.push_back({rank,
                          std::move(members[member].slices),
                          {node_name(rank, members[member].node), this_node},
@@ -242,7 +172,7 @@ class Snapshots {
                          offset});
         offset += whole_words(members[member].bytes);
       }
-      mirror_->start(snapshot_->data(), bytes, most, places);
+      mirror_->start(memory_.data(), bytes, most, places);
     }
     state_ = State::writing;
     thread_ = std::thread([this, header = std::move(header), files = std::move(files)] { write(header, files); });
@@ -274,7 +204,6 @@ class Snapshots {
 
  private:
   enum class State : unsigned char { none, writing, written, failed };
-  using Memory = Staging<std::remove_cvref_t<typename E::Device>, std::byte>;
   /// One file of the snapshot under way.
   struct Written {
     int rank;
@@ -297,7 +226,7 @@ class Snapshots {
         header.rank = file.rank;
         header.nodes = file.nodes;
         header.manifest = file.manifest;
-        checkpoint::write_slices(folder_, header, file.slices, snapshot_->data() + file.offset);
+        checkpoint::write_slices(folder_, header, file.slices, memory_.data() + file.offset);
       }
       state_ = State::written;
     } catch (std::exception const& error) {
@@ -319,23 +248,11 @@ class Snapshots {
         std::filesystem::remove_all(entry.path(), ignored);
   }
 
-  void reserve(std::int64_t bytes) {
-    if (snapshot_ && bytes <= reserved_) return;
-    account(-reserved_);
-    snapshot_.reset();
-    reserved_ = 0;
-    snapshot_ = std::make_unique<Memory>(engine_->device(), static_cast<std::size_t>(bytes));
-    reserved_ = bytes;
-    account(bytes);
-  }
-  void account(std::int64_t bytes) { engine_->account().reserve(MemoryTag::snapshot, bytes); }
-
   E* engine_;
   SnapshotPlace place_;
   checkpoint::Nodes nodes_;
   bool is_first_of_node_ = false;
-  std::unique_ptr<Memory> snapshot_;
-  std::int64_t reserved_ = 0;
+  checkpoint::HostCopy<E> memory_;
   std::optional<checkpoint::SnapshotMirror<typename E::Comm>> mirror_;  // ends before its memory
   std::int64_t step_ = -1;                                              ///< of the last one that has begun
   std::filesystem::path folder_;                                        ///< its folder
