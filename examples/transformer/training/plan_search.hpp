@@ -24,7 +24,7 @@ PlannedRun plan_run(Settings const& settings, typename Program::Config const& co
   auto const program = fsdp::compile_program(planned.input);
   fsdp::plan::Workload load;
   load.uses = Program::work(config, planned.activations, sizeof(typename P::Param));
-  load.micro_steps = static_cast<int>(settings.gradient_accumulation_steps / settings.ranks);
+  load.micro_steps = static_cast<int>(planned_micro_steps(settings));
   load.no_sync = !strategy_of(settings).shards;
   PlannedRun run{settings, planned.memory};
   run.time = fsdp::plan::forecast(program, planned.input, load, hardware);
@@ -53,11 +53,15 @@ int print_plan_on_hardware(Settings settings, typename Program::Config const& co
   expect_plannable(settings, hardware);
   auto const gpus = static_cast<int>(settings.ranks);
   bool const bf16 = plans_bf16(settings);
+  auto const micro_steps = planned_micro_steps(settings);
+  auto const idle = micro_steps * settings.ranks - settings.gradient_accumulation_steps;
   fmt::print(
-      "{} parameters on {} GPUs ({} nodes of {}), {}, AdamW; {} tokens a step: {} sequences of {} tokens in each "
-      "micro-step of a GPU\n",
+      "{} parameters on {} GPUs ({} nodes of {}), {}, AdamW; {} tokens a step: {} sequences of {} tokens in each of "
+      "{} micro-steps of a GPU{}\n",
       config.parameters(), gpus, hardware.nodes(gpus), std::min(gpus, hardware.gpus_per_node),
-      bf16 ? "bfloat16" : "float32", settings.tokens_per_step(), settings.batch_size, settings.block_size);
+      bf16 ? "bfloat16" : "float32", settings.tokens_per_step(), settings.batch_size, settings.block_size, micro_steps,
+      idle > 0 ? fmt::format("; {} GPU{} no sequences in the last one", idle, idle == 1 ? " has" : "s have")
+               : std::string());
   std::vector<PlannedRun> runs;
   for (auto const& next : candidates(settings, hardware, config.parameters()))
     runs.push_back(plan_run<Program>(next, config, hardware));

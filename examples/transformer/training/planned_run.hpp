@@ -34,6 +34,10 @@ struct PlannedRun {
 /// @param settings  ranks: the GPUs. Micro-steps: one on each GPU, unless they are given
 /// @throws fsdp::ConfigError if the GPUs are no whole nodes, or for what there is no time
 void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware);
+/// Micro-steps of a GPU in a step; GPUs may have no sequences in the last one.
+inline std::int64_t planned_micro_steps(Settings const& settings) {
+  return (settings.gradient_accumulation_steps + settings.ranks - 1) / settings.ranks;
+}
 /// The settings that the search may choose take all these values in turn, unless they were given: strategies, shard
 /// groups of a node and of powers of two of nodes, prefetch 1 to 3, recomputation of no and of all layers. no_shard is
 /// left out where its parameters, gradients and moments alone do not fit.
