@@ -404,6 +404,55 @@ struct CommunicatorSuite {
     r.device.synchronize(r.stream);
   }
 
+  /// What a collective has written is the caller's when it is complete on the caller's stream: one rank after the other
+  /// overwrites it at once, and the others receive it whole.
+  static void overwritten() {
+    on_ranks([](R& r) {
+      int const rounds = 8 * r.size;
+      constexpr std::int64_t count = 60'003;
+      auto const ranks = static_cast<std::int64_t>(r.size);
+      Buffer<float, C> own(r.comm, static_cast<std::size_t>(count)), received(r.comm, own.size());
+      Buffer<float, C> gathered(r.comm, static_cast<std::size_t>(count * ranks));
+      Buffer<double, C> totals(r.comm, static_cast<std::size_t>(2 * rounds));
+      auto const elements = own.size();
+      r.device.launch(r.stream, std::int64_t{1}, Fill{}, own.data(), count, std::int64_t{r.rank});
+      auto const take = [&](int round, float* data, std::int64_t n, double* total) {
+        if (round % r.size == r.rank)
+          r.device.zero_async(r.stream, data, static_cast<std::size_t>(n) * sizeof(float));
+        else
+          r.device.launch(r.stream, std::int64_t{1}, Add{}, static_cast<float const*>(data), n, total);
+      };
+      for (int round = 0; round < rounds; ++round) {
+        int const root = (round + r.size - 1) % r.size;
+        auto* const total = totals.data() + 2 * round;
+        r.comm.all_gather(r.stream, static_cast<float const*>(own.data()), gathered.data(), elements, label);
+        take(round, gathered.data(), count * ranks, total);
+        r.comm.broadcast(r.stream, root == r.rank ? own.data() : received.data(), elements, root, label);
+        if (root != r.rank) take(round, received.data(), count, total + 1);
+      }
+      auto const got = download(r.device, r.stream, totals.data(), totals.size());
+      for (int round = 0; round < rounds; ++round) {
+        if (round % r.size == r.rank) continue;
+        int const root = (round + r.size - 1) % r.size;
+        double gather_total = 0, broadcast_total = 0;
+        for (std::int64_t i = 0; i < count; ++i) {
+          for (int peer = 0; peer < r.size; ++peer)
+            gather_total += weighted(peer * count + i, static_cast<double>((peer + i) % 64));
+          broadcast_total += weighted(i, static_cast<double>((root + i) % 64));
+        }
+        auto const at = static_cast<std::size_t>(2 * round);
+        expect(got[at] == gather_total, "rank {}: round {}: gathered {}, expected {}", r.rank, round, got[at],
+               gather_total);
+        expect(root == r.rank || got[at + 1] == broadcast_total, "rank {}: round {}: broadcast {}, expected {}", r.rank,
+               round, got[at + 1], broadcast_total);
+      }
+      auto const last =
+          r.comm.all_reduce(r.stream, static_cast<double const*>(totals.data()), totals.data(), totals.size(), label);
+      r.comm.wait_for_peers(r.stream, last, WaitSite::none);
+      r.device.synchronize(r.stream);
+    });
+  }
+
   /// An all-reduce in place, again and again over one buffer: the next one must see all of the last.
   static void repeated_all_reduce() {
     on_ranks([](R& r) {
@@ -691,6 +740,9 @@ struct CommunicatorSuite {
   }                                                                                                                \
   TEST_CASE(tag ": a collective says that peers have ended the one before it", "[communicator]") {                 \
     fsdp::conformance::CommunicatorSuite<Fixture>::order_among_peers();                                            \
+  }                                                                                                                \
+  TEST_CASE(tag ": what a collective has written may be overwritten at once", "[communicator]") {                  \
+    fsdp::conformance::CommunicatorSuite<Fixture>::overwritten();                                                  \
   }                                                                                                                \
   TEST_CASE(tag ": all_reduce over one buffer again and again", "[communicator]") {                                \
     fsdp::conformance::CommunicatorSuite<Fixture>::repeated_all_reduce();                                          \
