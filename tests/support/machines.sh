@@ -7,7 +7,8 @@
 #   machines_run RANKS COMMAND...    runs a command on machine 0. RANKS, "2 2", are the slots of each machine: `mpirun` in
 #                                    the command starts that many ranks there, and needs no options
 #   machine_run I COMMAND...         runs a command on machine I
-#   machines_bytes                   prints the bytes that all machines have sent over their links until now
+#   machines_bytes                   prints the bytes that all machines have sent over their links until now, but for the
+#                                    payload that TCP has sent again: on a busy machine it does so without a loss
 #   machine_kill I                   kills all processes of machine I
 #   machine_cut I                    nothing passes machine I's link any more, and nobody is told
 #   machines_down                    ends everything; the trap of whoever sources this calls it
@@ -119,9 +120,15 @@ machines_run() {
 }
 
 machines_bytes() {
-  local i
-  for ((i = 0; i < machines_number; ++i)); do cat "/proc/$(machine_keeper "$i")/net/dev"; done |
-    awk '$1 == "wire:" { sum += $10 } END { printf "%d\n", sum }'
+  local i net payload=1448  # of a TCP segment with timestamps in a packet of 1,500 bytes
+  for ((i = 0; i < machines_number; ++i)); do
+    net=/proc/$(machine_keeper "$i")/net
+    cat "$net/dev" "$net/snmp"
+  done | awk -v payload=$payload '
+    $1 == "wire:" { sum += $10 }
+    $1 == "Tcp:" && $2 == "RtoAlgorithm" { for (i = 2; i <= NF; ++i) if ($i == "RetransSegs") again = i }
+    $1 == "Tcp:" && $2 != "RtoAlgorithm" { sum -= payload * $again }
+    END { printf "%d\n", sum }'
 }
 
 machine_kill() {
