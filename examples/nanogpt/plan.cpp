@@ -65,17 +65,33 @@ GptConfig adopt_planned_model(Settings& settings) {
   return config;
 }
 
+/// @throws fsdp::ConfigError if a setting that was given is not the model's
+void expect_model_as_given(Settings const& given, Settings const& of_model) {
+  auto const expect = [&](auto member) {
+    auto const name = name_of(member);
+    if (given.was_given(name) && given.*member != of_model.*member)
+      fsdp::fail<fsdp::ConfigError>("setting '{}': model {} has {}: expected nothing else, got {}", name, given.model,
+                                    of_model.*member, given.*member);
+  };
+  expect(&Settings::n_layer), expect(&Settings::n_head), expect(&Settings::n_embd), expect(&Settings::bias);
+}
+
 }  // namespace
 
 int run_plan(Settings const& given) {
   auto settings = given;
-  if (settings.gpus > 0) settings.ranks = settings.gpus;
+  if (settings.gpus > 0) {
+    if (settings.was_given("ranks") && settings.ranks != settings.gpus)
+      fsdp::fail<fsdp::ConfigError>("setting 'gpus': expected ranks, {}, or no ranks, got {}", settings.ranks,
+                                    settings.gpus);
+    settings.ranks = settings.gpus;
+  }
   auto const config =
       settings.model.empty() ? model_config(settings, Meta{}.vocab_size) : adopt_planned_model(settings);
-  if (settings.hardware.empty() || settings.was_given("strategy") || settings.was_given("shard_group"))
-    check_together(settings, Command::plan, settings.ranks);
-  if (settings.hardware.empty()) return print_plan<Program>(settings, config);
-  return print_plan_on_hardware<Program>(settings, config);
+  if (!settings.model.empty()) expect_model_as_given(given, settings);
+  if (!settings.hardware.empty()) return print_plan_on_hardware<Program>(settings, config);
+  check_together(settings, Command::plan, settings.ranks);
+  return print_plan<Program>(settings, config);
 }
 
 }  // namespace nanogpt

@@ -39,15 +39,28 @@ says "total $total"
 says '1 of 1 options fit'
 
 # Micro-steps that the GPUs do not divide.
-tokens_of() { sed -n 's/.*, AdamW; \([0-9]*\) tokens a step.*/\1/p' output; }
+tokens_of() { sed -n 's/^step .* ms, \([0-9]*\) tokens: .*/\1/p' output; }
 check "32 micro-steps on 16 GPUs" plan --gpus=16 --model=gpt2 --gradient_accumulation_steps=32 >output 2>&1
 even=$(tokens_of)
-step=$(sed -n 's/^step \(.*\) ms: compute.*/\1/p' output)
-says 'in each of 2 micro-steps of a GPU'
+step=$(sed -n 's/^step \([0-9.]*\) ms, .*/\1/p' output)
+says '2 micro-steps of a GPU'
 check "24 micro-steps on 16 GPUs" plan --gpus=16 --model=gpt2 --gradient_accumulation_steps=24 >output 2>&1
-says 'in each of 2 micro-steps of a GPU; 8 GPUs have no sequences in the last one'
+says '2 micro-steps of a GPU; 8 GPUs have no sequences in the last one'
 check "three quarters of $even tokens" test $((4 * $(tokens_of))) = $((3 * even))
 check "a step of $step ms" grep -q "^step $step ms" output
+
+# What the search tries: groups of whole nodes, and those that divide a node; what was given is kept.
+groups_of() { plan --model=2x2x64 --prefetch=1 --activation_checkpointing=false --strategy=hybrid_shard "$@" 2>&1 |
+  awk '$1 == "hybrid_shard" { print $2 }' | sort -n | tr '\n' ' '; }
+check "groups of 120 GPUs" test "$(groups_of --gpus=120)" = "2 4 8 24 40 "
+check "groups of 8 GPUs" test "$(groups_of --gpus=8)" = "2 4 "
+check "a group alone means hybrid_shard" plan --gpus=16 --model=gpt2 --shard_group=8 >output 2>&1
+says '6 of 6 options fit'
+check "what contradicts reshard_after_forward is left out" plan --gpus=8 --model=gpt2 --reshard_after_forward=4 >output 2>&1
+grep -qE '^(shard_grad_op|no_shard)' output && fail "plans a strategy that has nothing to reshard"
+check "batch sizes" plan --gpus=8 --model=gpt2 --batch_sizes=1,8 --strategy=full_shard --prefetch=1 --activation_checkpointing=false >output 2>&1
+says '2 of 2 options fit'
+says '--batch_size=8'
 
 # The parts of a run on this machine are what its ranks account for.
 for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
@@ -85,6 +98,8 @@ refuses '20 GPUs are not a multiple of the 8 GPUs of a node' "$nanogpt" plan --h
 refuses 'expected a divisor of the 512 ranks, got 24' "$nanogpt" plan --hardware="$hardware" --gpus=512 --model=gpt2 --strategy=hybrid_shard --shard_group=24
 refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=12x12
 refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=no_folder
+refuses "model gpt2 has 12: expected nothing else, got 24" "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=gpt2 --n_layer=24
+refuses "setting 'gpus': expected ranks, 8, or no ranks, got 16" "$nanogpt" plan --hardware="$hardware" --gpus=16 --ranks=8
 refuses 'no times for offloading' "$nanogpt" plan --hardware="$hardware" --gpus=16 --offload=moments
 sed 's/^memory = .*/memory = -1/' "$hardware" >negative.txt
 line=$(grep -n '^memory = ' negative.txt | cut -d: -f1)

@@ -5,12 +5,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "fsdp/checkpoint/files.hpp"
+#include "fsdp/error.hpp"
 #include "fsdp/plan/forecast.hpp"
 #include "fsdp/plan/hardware_file.hpp"
 #include "fsdp/step/compile_program.hpp"
+#include "transformer/run/choices.hpp"
 #include "transformer/training/plan.hpp"
 #include "transformer/training/planned_run.hpp"
 
@@ -56,15 +59,19 @@ int print_plan_on_hardware(Settings settings, typename Program::Config const& co
   auto const micro_steps = planned_micro_steps(settings);
   auto const idle = micro_steps * settings.ranks - settings.gradient_accumulation_steps;
   fmt::print(
-      "{} parameters on {} GPUs ({} nodes of {}), {}, AdamW; {} tokens a step: {} sequences of {} tokens in each of "
-      "{} micro-steps of a GPU{}\n",
+      "{} parameters on {} GPUs ({} nodes of {}), {}, AdamW, sequences of {} tokens, {} micro-step{} of a GPU{}\n",
       config.parameters(), gpus, hardware.nodes(gpus), std::min(gpus, hardware.gpus_per_node),
-      bf16 ? "bfloat16" : "float32", settings.tokens_per_step(), settings.batch_size, settings.block_size, micro_steps,
-      idle > 0 ? fmt::format("; {} GPU{} no sequences in the last one", idle, idle == 1 ? " has" : "s have")
-               : std::string());
+      bf16 ? "bfloat16" : "float32", settings.block_size, micro_steps, micro_steps == 1 ? "" : "s",
+      idle > 0 ? fmt::format("; {} GPU{} no sequences in the last one", idle, idle == 1 ? " has" : "s have") : "");
   std::vector<PlannedRun> runs;
-  for (auto const& next : candidates(settings, hardware, config.parameters()))
-    runs.push_back(plan_run<Program>(next, config, hardware));
+  std::exception_ptr refusal;
+  for (auto const& next : candidates(settings, hardware, config.parameters())) try {
+      check_together(next, Command::plan, next.ranks);
+      runs.push_back(plan_run<Program>(next, config, hardware));
+    } catch (fsdp::ConfigError const&) {  // contradicts what was given
+      if (!refusal) refusal = std::current_exception();
+    }
+  if (runs.empty()) std::rethrow_exception(refusal);
   return print_planned_runs(runs, hardware);
 }
 

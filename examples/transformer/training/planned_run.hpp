@@ -39,9 +39,11 @@ inline std::int64_t planned_micro_steps(Settings const& settings) {
   return (settings.gradient_accumulation_steps + settings.ranks - 1) / settings.ranks;
 }
 /// The settings that the search may choose take all these values in turn, unless they were given: strategies, shard
-/// groups of a node and of powers of two of nodes, prefetch 1 to 3, recomputation of no and of all layers. no_shard is
-/// left out where its parameters, gradients and moments alone do not fit.
+/// groups that are whole nodes or divide one, prefetch 1 to 3, recomputation of no and of all layers, and batch_sizes.
+/// no_shard is left out where its parameters, gradients and moments alone do not fit. What contradicts given settings
+/// is left out.
 /// @param parameters  of the model
+/// @throws fsdp::ConfigError if nothing is left
 std::vector<Settings> candidates(Settings const& base, fsdp::plan::Hardware const& hardware, std::int64_t parameters);
 /// @return the exit code: 1 if nothing fits
 int print_planned_runs(std::vector<PlannedRun> const& runs, fsdp::plan::Hardware const& hardware);

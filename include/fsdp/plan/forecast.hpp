@@ -27,12 +27,12 @@ struct Workload {
   bool clips = true;       ///< the gradient norm is measured before the update
 };
 
-/// Seconds of a step that follows others.
+/// Seconds of a step that follows others. At least `compute + exposed` make a step: streams may wait for other work.
 struct Forecast {
   double step = 0;
-  double compute = 0;        ///< kernels of modules, norm and update
+  double compute = 0;        ///< kernels of the compute stream run: those of modules, norm and update
   double communication = 0;  ///< at least one collective runs
-  double exposed = 0;        ///< of it, while the compute stream waits
+  double exposed = 0;        ///< of it, while no such kernel runs
 };
 
 /// Costs of a step's operations. Local operations move bytes at the bandwidth of memory: those that they read and
@@ -92,6 +92,17 @@ inline std::vector<TimeSpan> united(std::vector<TimeSpan> spans) {
   }
   return all;
 }
+/// What of a step's spans falls between its beginning and its end, if steps follow each other without end: what a step
+/// begins before the last one has ended, the next one begins that early as well.
+inline std::vector<TimeSpan> periodic(std::vector<TimeSpan> spans, double begin, double end) {
+  auto const period = end - begin;
+  for (std::size_t i = 0, size = spans.size(); i < size; ++i) {
+    if (spans[i].begin >= begin) continue;
+    spans.push_back({spans[i].begin + period, std::min(spans[i].end, begin) + period});
+    spans[i].begin = begin;
+  }
+  return united(std::move(spans));
+}
 inline double length(std::vector<TimeSpan> const& spans) {
   double sum = 0;
   for (auto const& span : spans) sum += span.end - span.begin;
@@ -132,8 +143,8 @@ class Timing {
     collectives_.clear();
     computes_.clear();
   }
-  std::vector<TimeSpan> collectives() const { return united(collectives_); }
-  std::vector<TimeSpan> computes() const { return united(computes_); }
+  std::vector<TimeSpan> const& collectives() const { return collectives_; }
+  std::vector<TimeSpan> const& computes() const { return computes_; }
 
  private:
   Simulator simulator_;
@@ -161,7 +172,8 @@ class Timing {
     run.update();
     end = timing.flush();
   }
-  auto const computes = timing.computes(), collectives = timing.collectives();
+  auto const computes = detail::periodic(timing.computes(), begin, end);
+  auto const collectives = detail::periodic(timing.collectives(), begin, end);
   auto busy = computes;
   busy.insert(busy.end(), collectives.begin(), collectives.end());
   Forecast result;
