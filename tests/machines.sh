@@ -11,17 +11,19 @@
 #
 # The command runs on machine 0; `mpirun` in it starts ranks on all machines without an option:
 #   tests/machines.sh --ranks=2,2 --delay=5ms 2 mpirun build/cpu/examples/nanogpt/nanogpt train ...
-# Without a command, a shell. At its end, standard error has the bytes that the machines have sent to each other. Exit code:
+# Machine I has the address 10.77.0.(I + 1) and a /dev/shm of its own; files are those of this machine. A name of a host in a
+# command is such an address. Without a command, a shell. At its end, standard error has the bytes that the machines have sent to each other. Exit code:
 # the command's; 77 where namespaces cannot be made.
 set -uo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/support/machines.sh"
 
-usage() { sed -n 's/^# \{0,1\}//; 3,/^$/p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+usage() { sed -n '3,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit "${1:-2}"; }
 ranks=
 options=()
 while [[ ${1-} == --* ]]; do
   case $1 in
+    --help) usage 0 ;;
     --ranks=*) ranks=${1#*=} ;;
     *) options+=("$1") ;;
   esac
@@ -31,6 +33,11 @@ done
 count=$1
 shift
 [[ -n $ranks ]] || ranks=$(printf '1 %.0s' $(seq "$count"))
+read -ra slots <<< "${ranks//,/ }"
+if ((${#slots[@]} > count)); then
+  echo "machines.sh: --ranks=${ranks// /,} has ${#slots[@]} machines, and there are $count" >&2
+  exit 2
+fi
 machines_expect
 trap machines_down EXIT
 trap 'exit 130' INT TERM HUP

@@ -281,8 +281,9 @@ go_on_take_away() {
       if ((slots[i] > 0)); then slots[i]=$((slots[i] - 1)) taken=1; break; fi
     done
   fi
-  go_on_say "mpirun ended with code $code, and ranks were lost:" \
-    "going on with $(go_on_ranks $((all - taken))) instead of $all, from the last checkpoint"
+  local then="going on with $(go_on_ranks $((all - taken))) instead of $all, from the newest checkpoint or snapshot"
+  if ((all - taken < least)); then then="of $(go_on_ranks "$all"), $((all - taken)) can be had"; fi
+  go_on_say "mpirun ended with code $code, and ranks were lost: $then"
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then

@@ -292,6 +292,17 @@ TEST_CASE("ranks with the secret that disagree are told at once", "[tcp]") {
     group.join();
     for (int rank : {0, 1}) CHECK(group.thrown(rank).find("a peer says that it is rank 1 of 3") != std::string::npos);
   }
+  SECTION("and those that come when rank 0 has told the others") {
+    Ranks group, odd;
+    group.start(0, [&] { TcpGroup(place(0, ranks, port), patience, ours); });
+    odd.start(3, [&] { TcpGroup(place(3, ranks + 1, port), patience, ours); });
+    odd.join();
+    for (int rank : {1, 2}) group.start(rank, [&, rank] { TcpGroup(place(rank, ranks, port), patience, ours); });
+    group.join();
+    std::string const verdict = "a peer says that it is rank 3 of 5";
+    CHECK(odd.thrown(3).find(verdict) != std::string::npos);
+    for (int rank : {0, 1, 2}) CHECK(group.thrown(rank).find(verdict) != std::string::npos);
+  }
   SECTION("about who is who") {
     Ranks group;
     for (int rank : {0, 1, 2})

@@ -54,7 +54,7 @@ wait $job
 code=$?
 check "ended with $code, not 85" test "$code" -eq 85
 check "does not say what happened" grep -qxF \
-  "== mpirun ended with code 137, and ranks were lost: going on with 3 ranks instead of 4, from the last checkpoint" output
+  "== mpirun ended with code 137, and ranks were lost: going on with 3 ranks instead of 4, from the newest checkpoint or snapshot" output
 check "was not started once more" test "$(grep -cE '^[0-9] processes \(MPI\)' output)" -eq 2
 check "did not go on with 3 ranks" grep -qE '^3 processes \(MPI\)' output
 begin=$(sed -nE 's/^resuming from run\/step-[0-9]+ at iteration ([0-9]+)$/\1/p' output)

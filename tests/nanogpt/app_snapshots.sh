@@ -82,7 +82,7 @@ for lost in none a b; do
   case $lost in a) expected=$at_b ;; b) expected=$at_a ;; *) expected=$at ;; esac
   on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters="$end" || fail "without $lost"
   check "without $lost: resumed at $(resumed_at), expected $expected" test "$(resumed_at)" = "$expected"
-  check "without $lost: does not say that it took the snapshot" grep -q "^note: the snapshot of step $expected is taken: 'out' has a checkpoint of iteration [0-9]*$" output
+  check "without $lost: does not say that it loaded the snapshot" grep -q "^note: the snapshot of step $expected is loaded: 'out' has a checkpoint of iteration [0-9]*$" output
   check "without $lost: other weights" cmp whole/model.safetensors out/model.safetensors
   check "without $lost: other losses" diff <(losses output) <(losses output whole.losses | grep -E "$(losses output | sed 's/:.*/:/;s/^/^/' | paste -sd'|')")
   check "a normal end removes snapshots" test -z "$(steps_on a)$(steps_on b)"
@@ -108,7 +108,7 @@ disk=$(cat out/latest)
 rm -rf "$memory".a "$memory".b
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "both nodes lost"
 check "both nodes lost: not from disk" grep -q "^resuming from out/$disk " output
-check "both nodes lost: does not say so" grep -q "^note: no snapshot is taken: no node has one$" output
+check "both nodes lost: does not say so" grep -q "^note: no snapshot is loaded: no node has one$" output
 restore
 find "$memory".* -name 'rank-00001*.safetensors' -exec truncate -s -1 {} \;
 from_disk "cut" "rank-00001-of-00004.safetensors.snapshot.json' is skipped: .* bytes; expected" "$nanogpt"
@@ -135,7 +135,7 @@ on aabb "$nanogpt" train "${small[@]}" --init_from=resume --snapshot_interval=10
   fail "a newer checkpoint"
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a newer checkpoint"
 check "a newer checkpoint is not taken" grep -q "^resuming from out/step-$((at + 6)) " output
-check "does not say that the checkpoint is newer" grep -q "^note: no snapshot is taken: the snapshot of step $at is not newer than 'out/step-$((at + 6))'$" output
+check "does not say that the checkpoint is newer" grep -q "^note: no snapshot is loaded: the snapshot of step $at is not newer than 'out/step-$((at + 6))'$" output
 restore
 on aabb "$nanogpt" train "${small[@]}" --overwrite --out_dir=out --max_iters=4 || fail "a run that replaces another one"
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a run that has replaced another one"

@@ -56,7 +56,7 @@ for lost in 70 75 137 143; do
   starts 2
   started 1 "-n 4 $train"
   started 2 "-n 3 $train --init_from=auto"
-  says "mpirun ended with code $lost, and ranks were lost: going on with 3 ranks instead of 4, from the last checkpoint"
+  says "mpirun ended with code $lost, and ranks were lost: going on with 3 ranks instead of 4, from the newest checkpoint or snapshot"
 done
 for final in 0 1 2 85 134 139 205; do
   plan "exit $final" "exit 99"

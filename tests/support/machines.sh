@@ -128,7 +128,7 @@ machines_bytes() {
     $1 == "wire:" { sum += $10 }
     $1 == "Tcp:" && $2 == "RtoAlgorithm" { for (i = 2; i <= NF; ++i) if ($i == "RetransSegs") again = i }
     $1 == "Tcp:" && $2 != "RtoAlgorithm" { sum -= payload * $again }
-    END { printf "%d\n", sum }'
+    END { printf "%.0f\n", sum }'
 }
 
 machine_kill() {

@@ -36,7 +36,7 @@ std::optional<ChosenRun> run_on_disk(Settings const& settings);
 /// What tells a run apart from one that replaces it: an id of its first start; empty: not known.
 std::string lineage_of(RunState const& run);
 
-/// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is taken.
+/// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is loaded.
 std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir);
 
 /// Refuses a folder for snapshots that some rank cannot have. @throws AgreedError on every rank
@@ -80,17 +80,17 @@ void look_for_snapshot(C& world, Prepared& ready) {
   ready.keeps_snapshots = true;
   std::string why;
   if (found && world.rank() == 0) why = refusal_of(*found, on_disk, settings.out_dir);
-  why = fsdp::comm::consult(world, why, "whether a snapshot is taken", fsdp::comm::text_of_first);
+  why = fsdp::comm::consult(world, why, "whether a snapshot is loaded", fsdp::comm::text_of_first);
   if (!found || !why.empty()) {
     if (why.empty()) why = ready.lines.empty() ? "no node has one" : "none is whole";
-    ready.lines.push_back(fmt::format("note: no snapshot is taken: {}", why));
+    ready.lines.push_back(fmt::format("note: no snapshot is loaded: {}", why));
     return;
   }
   agree(world, [&] { ready.resumed = read_run(found->folder); });
   ready.lines.push_back(
-      fmt::format("note: {} is taken: {}", found->name(),
+      fmt::format("note: {} is loaded: {}", found->name(),
                   on_disk ? fmt::format("'{}' has a checkpoint of iteration {}", settings.out_dir, on_disk->iteration)
-                          : fmt::format("'{}' has no checkpoint that can be read", settings.out_dir)));
+                          : fmt::format("'{}' has no undamaged checkpoint", settings.out_dir)));
   ready.snapshot = std::move(found);
 }
 

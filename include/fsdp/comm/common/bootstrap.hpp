@@ -180,15 +180,22 @@ class TcpGroup {
       tell_failure(failure, text);
       fail<PeerError>("{}", text);
     }
-    if (auto const odd = keeper.take_odd()) {
+    if (keeper.verdict().empty()) {
+      for (int rank = 1; rank < size_; ++rank) tell(peer(rank), 0, "", deadline, rank_name(rank));
+      return;
+    }
+    auto const tell_verdict = [&](Socket const& socket) {
       try {
-        tell(odd, 0, keeper.verdict(), deadline, "a peer");
+        tell(socket, 0, keeper.verdict(), Clock::now() + std::chrono::seconds(1), "a peer");
       } catch (PeerError const&) {  // it has gone; the verdict stands
       }
-    }
-    for (int rank = 1; rank < size_; ++rank)
-      if (peer(rank)) tell(peer(rank), 0, keeper.verdict(), deadline, rank_name(rank));
-    if (!keeper.verdict().empty()) fail<ConfigError>("rank 0 of {}: {}", size_, keeper.verdict());
+    };
+    for (auto const& socket : peers_)
+      if (socket) tell_verdict(socket);
+    // Ranks that come later would wait for a rank 0 that has ended.
+    auto const until = std::min(deadline, Clock::now() + std::chrono::seconds(30));
+    while (auto const odd = keeper.next_odd(until)) tell_verdict(odd);
+    fail<ConfigError>("rank 0 of {}: {}", size_, keeper.verdict());
   }
 
   void join(Door const& door, std::uint64_t token) {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <set>
@@ -109,9 +110,21 @@ class Doorkeeper {
   /// Lets ranks in until all have come, the verdict stands, or the deadline. All handshakes go on at once.
   /// @return whether all have come
   bool gather(Clock::time_point deadline) {
+    let_in(deadline);
+    if (verdict_.empty()) visitors_.clear();
+    return arrived_ + 1 >= size_ && verdict_.empty();
+  }
+  /// Once the verdict stands: a connection that is to be told of it. The first one is what it is about; others come
+  /// later. @return no connection if as many as there are ranks have come, or at the deadline
+  Socket next_odd(Clock::time_point deadline) {
+    if (!odd_) let_in(deadline);
+    return std::move(odd_);
+  }
+
+ private:
+  void let_in(Clock::time_point deadline) {
     auto const since = Clock::now();
-    while (arrived_ + 1 < size_ && verdict_.empty()) {
-      if (Clock::now() >= deadline) return false;
+    while (arrived_ + 1 < size_ && !odd_ && Clock::now() < deadline) {
       detail::end_on_sigterm(since);
       std::vector<pollfd> entries{{listener_.descriptor(), POLLIN, 0}};
       for (auto const& visitor : visitors_) entries.push_back({visitor.socket.descriptor(), POLLIN, 0});
@@ -119,16 +132,13 @@ class Doorkeeper {
                                 std::min(detail::milliseconds_until(deadline), 100));
       if (ready < 0 && errno != EINTR) fail<PeerError>("poll failed: {}", detail::system_message(errno));
       if (ready <= 0) continue;
-      for (std::size_t i = 1; i < entries.size() && verdict_.empty(); ++i)
+      for (std::size_t i = 1; i < entries.size() && !odd_; ++i)
         if (entries[i].revents != 0) hear(visitors_[i - 1]);
       std::erase_if(visitors_, [](Visitor const& visitor) { return !visitor.socket; });
       if (entries[0].revents != 0) accept_all();
     }
-    visitors_.clear();
-    return verdict_.empty();
   }
 
- private:
   /// A connection that has not proven itself.
   struct Visitor {
     Socket socket;
@@ -168,6 +178,16 @@ class Doorkeeper {
     visitor.socket = {};
   }
 
+  /// It may be a rank with another secret, which nobody would hear of before the deadline: says so, once.
+  void turn_away_unproven(Visitor& visitor) {
+    constexpr std::string_view reason = "it does not have this rank's secret (FSDP_SECRET_FILE)";
+    turn_away(visitor, reason);
+    if (std::exchange(has_warned_, true)) return;
+    std::fputs(
+        formatted("fsdp: rank 0 of {} does not let a process at {} in: {}\n", size_, last_address_, reason).c_str(),
+        stderr);
+  }
+
   /// Takes what a visitor has sent.
   void hear(Visitor& visitor) {
     auto const expected = visitor.is_challenged ? sizeof(detail::Proof) : sizeof(detail::Hello);
@@ -186,8 +206,7 @@ class Doorkeeper {
     auto& hello = visitor.hello;
     std::memcpy(&hello, visitor.bytes.data(), sizeof(hello));
     if (!detail::has_magic(hello.magic)) return turn_away(visitor, "it is no rank of this program");
-    if (!secret_.has_signed(detail::signed_text("hello", hello), hello.signature))
-      return turn_away(visitor, "it does not have this rank's secret (FSDP_SECRET_FILE)");
+    if (!secret_.has_signed(detail::signed_text("hello", hello), hello.signature)) return turn_away_unproven(visitor);
     if (hello.group != group_) return turn_away(visitor, "it belongs to another group");
     if (!nonces_.insert(hello.nonce).second) return turn_away(visitor, "it repeats what a rank has said");
     oldest_nonces_.push_back(hello.nonce);
@@ -208,10 +227,11 @@ class Doorkeeper {
     detail::Proof proof;
     std::memcpy(&proof, visitor.bytes.data(), sizeof(proof));
     if (!secret_.has_signed(detail::signed_text("proof", visitor.hello, visitor.nonce), proof.signature))
-      return turn_away(visitor, "it does not have this rank's secret (FSDP_SECRET_FILE)");
+      return turn_away_unproven(visitor);
     auto const [rank, size] = visitor.hello.claim;
     bool const proven = secret_.is_known();
-    if (size != size_ || rank < 1 || rank >= size_) {
+    if (!verdict_.empty()) {  // this one is told of it too
+    } else if (size != size_ || rank < 1 || rank >= size_) {
       auto text = formatted("rank 0 belongs to a group of {}, a peer says that it is rank {} of {}", size_, rank, size);
       if (!proven) return turn_away(visitor, text);
       verdict_ = std::move(text);
@@ -224,6 +244,7 @@ class Doorkeeper {
     if (::send(visitor.socket.descriptor(), &detail::welcome, 1, MSG_NOSIGNAL) != 1)
       return turn_away(visitor, "it closed the connection");
     if (!verdict_.empty()) {
+      ++arrived_;
       odd_ = std::move(visitor.socket);
       return;
     }
@@ -231,23 +252,19 @@ class Doorkeeper {
     of(rank) = std::move(visitor.socket);
   }
 
- public:
-  /// The connection that the verdict is about: it is told too.
-  Socket take_odd() { return std::move(odd_); }
-
- private:
   Socket const& listener_;
   std::uint64_t group_;
   int size_;
   Secret const& secret_;
-  std::vector<Socket> ranks_;  ///< [0] is not used
-  int arrived_ = 0;
+  std::vector<Socket> ranks_;     ///< [0] is not used
+  int arrived_ = 0;               ///< connections that have proven themselves
   std::deque<Visitor> visitors_;  ///< the oldest first
   std::set<Bytes32> nonces_;      ///< of hellos that were believed
   std::deque<Bytes32> oldest_nonces_;
   std::string verdict_;
-  Socket odd_;
+  Socket odd_;  ///< has not been told of the verdict
   std::int64_t turned_away_ = 0;
+  bool has_warned_ = false;
   std::string last_address_, last_reason_;
 };
 
