@@ -103,14 +103,24 @@ check "evaluating has written files" cmp before <(cd whole && find . -type f ! -
 
 # One run at a time, and no export over one.
 "$nanogpt" train "${small[@]}" --max_iters=1000000 --out_dir=busy >busy.output 2>&1 &
+first=$!
 for _ in $(seq 600); do
   if [[ -e busy/log.jsonl ]]; then break; fi
   sleep 0.1
 done
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=busy --ranks=2
 grep -q "'busy/.train.lock' is locked: another run is training in the folder" output || fail "two runs in one folder"
-kill $!
-wait
+# A start that goes on with the run waits for it: the run may have just been lost.
+"$nanogpt" train "${small[@]}" --max_iters=1 --out_dir=busy --init_from=auto --ranks=2 >waits.output 2>&1 &
+second=$!
+for _ in $(seq 600); do
+  if grep -q "is locked" waits.output; then break; fi
+  sleep 0.1
+done
+kill "$first"
+wait "$first"
+check "does not go on when the run has ended" wait "$second"
+check "does not say that it waits" grep -qE "^'busy/.train.lock' is locked: another run is training in the folder.*; waiting for up to [0-9]+ s$" waits.output
 ends_in_error "$nanogpt" export --out_dir=whole --to=fresh
 grep -q "'fresh' is the out_dir of a run" output || fail "exported over a run"
 check "wrote to a full device" test "$("$nanogpt" prepare --dataset=g --data=text 2>&1 >/dev/full; echo $?)" = "nanogpt: error: standard output cannot be written

@@ -81,6 +81,10 @@ Preparation<Program> prepare(C& world, Job const& job) {
   auto& settings = ready.settings;
   settings = job.settings;
   bool const training = job.command == Command::train;
+  if (training && !settings.eval_only && is_auto(settings))
+    agree(world, [&] {
+      if (world.rank() == 0) wait_for_out_dir(ready);
+    });
   if (training) look_for_snapshot(world, ready);
   agree(world, [&] {
     if (training && may_resume(settings)) {

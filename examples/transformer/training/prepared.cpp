@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transformer/training/prepared.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
 #include <system_error>
+#include <thread>
 
 #include "fsdp/error.hpp"
+#include "fsdp/host/backoff.hpp"
 #include "transformer/run/choices.hpp"
 #include "transformer/training/folder.hpp"
 #include "transformer/training/vocabulary.hpp"
@@ -39,6 +47,15 @@ void expect_usable(Prepared const& ready) {
       settings.out_dir, other, other == weights_name ? "" : "--init_from=resume continues it; ");
 }
 
+std::filesystem::path path_of_lock(Prepared const& ready) {
+  return std::filesystem::path(ready.settings.out_dir) / ".train.lock";
+}
+/// @throws fsdp::ResourceError if another run has it
+std::shared_ptr<fsdp::checkpoint::FileLock> locked(std::filesystem::path const& path) {
+  return std::make_shared<fsdp::checkpoint::FileLock>(
+      path, "another run is training in the folder: wait for it, or take another out_dir");
+}
+
 }  // namespace
 
 void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::filesystem::path const& from) {
@@ -70,14 +87,34 @@ void expect_long_files(Prepared const& ready) {
   }
 }
 
+void wait_for_out_dir(Prepared& ready) {
+  auto const path = path_of_lock(ready);
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return;
+  auto const patience = std::min<std::chrono::nanoseconds>(std::chrono::minutes(2), fsdp::host::wait_deadline() / 2);
+  auto const until = std::chrono::steady_clock::now() + patience;
+  for (bool has_said = false;; has_said = true) try {
+      ready.lock = locked(path);
+      return;
+    } catch (fsdp::ResourceError const& taken) {
+      if (std::chrono::steady_clock::now() >= until) throw;
+      if (!has_said) {
+        fmt::print("{}; waiting for up to {} s\n", taken.what(),
+                   std::chrono::floor<std::chrono::seconds>(patience).count());
+        std::fflush(stdout);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+}
+
 void take_out_dir(Prepared& ready) {
-  if (ready.lock) return;
-  auto const path = std::filesystem::path(ready.settings.out_dir) / ".train.lock";
+  if (ready.has_out_dir) return;
+  auto const path = path_of_lock(ready);
   std::error_code error;
   if (!std::filesystem::exists(path, error)) expect_usable(ready);  // a folder that is refused gets no lock
-  ready.lock = std::make_shared<fsdp::checkpoint::FileLock>(
-      path, "another run is training in the folder: wait for it, or take another out_dir");
+  if (!ready.lock) ready.lock = locked(path);
   expect_usable(ready);  // nobody changes it from here on
+  ready.has_out_dir = true;
 }
 
 }  // namespace transformer

@@ -35,6 +35,7 @@ struct Prepared {
   RunData data;                                      ///< tells the data's tokens apart from others
   std::vector<std::string> lines;                    ///< to print when training starts
   std::shared_ptr<fsdp::checkpoint::FileLock> lock;  ///< rank 0's, of out_dir, while it trains there
+  bool has_out_dir = false;                          ///< rank 0 holds out_dir, and may train there
   Peak peak;  ///< of all ranks together; the source is known to the ranks that looked it up, rank 0 among them
 };
 
@@ -46,6 +47,11 @@ void expect_vocabulary(Prepared const& ready, std::int64_t vocab_size, std::file
 
 /// @throws fsdp::ConfigError if a file of the data is shorter than a row
 void expect_long_files(Prepared const& ready);
+
+/// Before the run in out_dir is read, at a start that goes on with it: waits for its lock, for up to two minutes. After
+/// the loss of a machine, a server of NFS keeps that machine's locks until their lease expires. Rank 0.
+/// @throws fsdp::ResourceError if another run is still training there
+void wait_for_out_dir(Prepared& ready);
 
 /// Holds out_dir for this run. Rank 0.
 /// @throws fsdp::ResourceError if another run is training there
