@@ -86,6 +86,16 @@ TEST_CASE("a secret that others may read, or that is none, is refused with the r
     Setting const set("FSDP_SECRET_FILE", folder.path.string());
     CHECK(contains(refusal(), "is no regular file"));
   }
+  {
+    auto const pipe = folder.path / "pipe";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    Setting const set("FSDP_SECRET_FILE", pipe.string());
+    CHECK(contains(refusal(), "is no regular file"));
+  }
+  for (std::string const name : {"FSDP_SECRET_FILE", "FSDP_SECRET"}) {
+    Setting const set(name.c_str(), "");
+    CHECK(contains(refusal(), name + " is set, and empty"));
+  }
   Setting const variable("FSDP_SECRET", "short");
   CHECK(contains(refusal(), "FSDP_SECRET: expected 16 to 4096 bytes, got 5"));
   CHECK(contains(file(good), "FSDP_SECRET_FILE and FSDP_SECRET: expected one of them"));

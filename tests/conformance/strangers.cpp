@@ -259,8 +259,9 @@ TEST_CASE("a false rank 0 is left, and the true one found in its place", "[tcp]"
   Ranks group;
   for (int rank = 1; rank < ranks; ++rank)
     group.start(rank, [&, rank] { TcpGroup(place(rank, ranks, port), patience, ours); });
-  for (int caller = 0; caller < ranks - 1; ++caller) {  // each in another way
-    Socket const false_first = accept_from(*listener, soon());
+  std::vector<Socket> silent;
+  for (int caller = 0; caller < ranks; ++caller) {  // each in another way
+    Socket false_first = accept_from(*listener, soon());
     fsdp::bootstrap::detail::Hello hello;
     false_first.receive(&hello, sizeof(hello), soon(), "a rank");
     fsdp::bootstrap::detail::Challenge challenge;
@@ -277,6 +278,7 @@ TEST_CASE("a false rank 0 is left, and the true one found in its place", "[tcp]"
       char byte{};
       CHECK_THROWS_AS(false_first.receive(&byte, 1, soon(), "a rank"), fsdp::PeerError);  // no proof
     }
+    if (caller == 2) silent.push_back(std::move(false_first));  // and takes nobody's time
   }
   listener.reset();
   group.start(0, [&] { TcpGroup(place(0, ranks, port), patience, ours); });

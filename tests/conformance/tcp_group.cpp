@@ -259,6 +259,49 @@ TEST_CASE("a stranger on the port does not disturb the ranks", "[tcp]") {
   for (auto const& text : thrown) CHECK(text == "");
 }
 
+TEST_CASE("a split finds rank 0 whatever address it was reached at", "[tcp]") {
+  for (std::string const address : {"127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"}) {
+    CAPTURE(address);
+    int const port = free_port();
+    std::vector<std::string> heard(2);
+    std::vector<std::thread> threads;
+    for (int rank : {0, 1})
+      threads.emplace_back([&, rank] {
+        auto at = place(rank, 2, port);
+        at.address = address;
+        try {
+          TcpGroup world(at, std::chrono::seconds(120));
+          auto pair = world.split(0, 1 - rank, "turned");
+          heard[static_cast<std::size_t>(rank)] = pair.exchange(std::to_string(rank), "ranks").front();
+        } catch (std::exception const& error) {
+          heard[static_cast<std::size_t>(rank)] = error.what();
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    CHECK(heard == std::vector<std::string>{"1", "1"});
+  }
+}
+
+TEST_CASE("an IPv4 address is told as one, over a socket of IPv6 too", "[tcp]") {
+  auto const soon = fsdp::bootstrap::Clock::now() + std::chrono::seconds(120);
+  auto const listener = fsdp::bootstrap::listen_on("0.0.0.0", 0);
+  auto const rank = fsdp::bootstrap::connect_to("127.0.0.1", listener.local_port(), soon);
+  auto const accepted = fsdp::bootstrap::accept_from(listener, soon);
+  CHECK(accepted.local_address() == "127.0.0.1");
+  CHECK(accepted.remote_address() == "127.0.0.1");
+}
+
+TEST_CASE("a port that another program has on one address of the machine is taken", "[tcp]") {
+  fsdp::bootstrap::Socket other;
+  try {
+    other = fsdp::bootstrap::listen_on("::1", 0);
+  } catch (fsdp::ConfigError const&) {
+    WARN("not run: this machine has no IPv6");
+    return;
+  }
+  CHECK_THROWS_AS(fsdp::bootstrap::listen_on("0.0.0.0", other.local_port()), fsdp::ConfigError);
+}
+
 TEST_CASE("a taken port is a configuration error", "[tcp]") {
   auto const taken = fsdp::bootstrap::listen_on("127.0.0.1", 0);
   CHECK_THROWS_AS(TcpGroup(place(0, 2, taken.local_port()), patience), fsdp::ConfigError);

@@ -17,6 +17,7 @@
 #include "fsdp/comm/common/bootstrap_texts.hpp"
 #include "fsdp/comm/common/door.hpp"
 #include "fsdp/comm/common/environment.hpp"
+#include "fsdp/comm/common/knock.hpp"
 #include "fsdp/comm/common/secret.hpp"
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/comm/common/text.hpp"
@@ -161,7 +162,8 @@ class TcpGroup {
   /// Rank 0: waits for every other rank, then tells all of them that the group stands, or why it does not.
   void gather_peers(Socket const& listener, Door const& door, std::uint64_t token) {
     auto const deadline = Clock::now() + timeout_;
-    if (auto const needed = static_cast<std::size_t>(size_) + 64, limit = detail::open_files_limit(); limit < needed)
+    auto const free = static_cast<std::size_t>(size_) + 64;
+    if (auto const needed = free + detail::open_files(), limit = detail::open_files_limit(); limit < needed)
       fail<ConfigError>(
           "rank 0 of {} holds a connection to every rank: expected a limit of at least {} open files (ulimit -n), got "
           "{}",

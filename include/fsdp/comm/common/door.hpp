@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a group find each other over TCP, among strangers: both sides of a connection prove who they are.
+// How rank 0 of a group lets the other ranks in, among strangers.
 #pragma once
 
 #include <poll.h>
@@ -15,66 +15,32 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <type_traits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "fsdp/comm/common/handshake.hpp"
 #include "fsdp/comm/common/secret.hpp"
 #include "fsdp/comm/common/tcp_socket.hpp"
 #include "fsdp/error.hpp"
 
 namespace fsdp::bootstrap {
 
-// [Note: The door]
-// A rank that connects says `Hello`: its rank, the size of the group, which group, and a nonce, signed. Rank 0 answers
-// those whose hello it believes, and nobody else, with `Challenge`: its own nonce, and a signature over both nonces.
-// The rank answers with `Proof`: another signature over both. Now each side knows that the other one has the secret and
-// is there now. A rank that is let in is told so, in one byte. Who says something else is disconnected, and nothing of
-// what it has said is used.
-//
-// Without a secret the signatures are zeros, and whoever knows these messages is believed.
-
-/// What a connecting rank says of itself.
-struct Claim {
-  std::int32_t rank = 0, size = 0;
-};
-
 namespace detail {
 
-struct Hello {
-  char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '3'};
-  std::uint64_t group = 0;
-  Claim claim;
-  Bytes32 nonce{};
-  Bytes32 signature{};
-};
-struct Challenge {
-  char magic[8] = {'f', 's', 'd', 'p', 't', 'c', 'p', '3'};
-  Bytes32 nonce{};
-  Bytes32 signature{};
-};
-struct Proof {
-  Bytes32 signature{};
-};
-inline constexpr char welcome = 'w';  ///< rank 0's last word: the rank is in
-static_assert(sizeof(Hello) == 88 && sizeof(Challenge) == 72 && std::is_trivially_copyable_v<Hello>);
-
-/// What is signed in one of the three messages.
-/// @param role  "hello", "challenge" or "proof": no signature serves in another's place
-/// @param answer  the nonce of rank 0; zeros in a hello, which comes before it
-inline std::string signed_text(std::string_view role, Hello const& hello, Bytes32 const& answer = {}) {
-  std::string text(role);
-  auto const add = [&](auto const& value) { text.append(reinterpret_cast<char const*>(&value), sizeof(value)); };
-  add(hello.magic), add(hello.group), add(hello.claim), add(hello.nonce), add(answer);
-  return text;
+/// Descriptors that the process has open; 0 where there is no /proc.
+inline std::size_t open_files() {
+  std::error_code error;
+  std::size_t count = 0;
+  for (std::filesystem::directory_iterator next("/proc/self/fd", error), end; !error && next != end;
+       next.increment(error))
+    ++count;
+  return count;
 }
-
-inline bool has_magic(char const (&magic)[8]) { return std::equal(magic, magic + sizeof(magic), Hello{}.magic); }
-
 /// Descriptors that the process may have open, after raising the limit as far as it may.
 inline std::size_t open_files_limit() {
   rlimit limit{};
@@ -89,7 +55,7 @@ inline std::size_t open_files_limit() {
 
 }  // namespace detail
 
-/// Rank 0's side: waits for the other ranks of a group.
+/// Waits for the other ranks of a group.
 class Doorkeeper {
  public:
   /// @param group  names the group: others are strangers
@@ -135,7 +101,7 @@ class Doorkeeper {
       for (std::size_t i = 1; i < entries.size() && !odd_; ++i)
         if (entries[i].revents != 0) hear(visitors_[i - 1]);
       std::erase_if(visitors_, [](Visitor const& visitor) { return !visitor.socket; });
-      if (entries[0].revents != 0) accept_all();
+      if (entries[0].revents != 0) accept_some();
     }
   }
 
@@ -152,22 +118,31 @@ class Doorkeeper {
   Socket& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   Socket const& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  void accept_all() {
-    for (;;) {
+  /// Of those who wait outside, some at a time: others are heard in between.
+  void accept_some() {
+    for (int i = 0; i < 64 && !odd_; ++i) {
       Socket socket(::accept4(listener_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket) {
-        if ((errno != EMFILE && errno != ENFILE) || visitors_.empty()) return;
-        turn_away(visitors_.front(), "there are too many open files");
-        visitors_.pop_front();
+        if (errno != EMFILE && errno != ENFILE) return;
+        if (visitors_.empty())
+          fail<ResourceError>("rank 0 of {} cannot accept a connection: {} (ulimit -n)", size_,
+                              detail::system_message(errno));
+        send_oldest_away("there are too many open files");
         continue;
       }
       socket.tune();
-      if (visitors_.size() >= most_visitors()) {
-        turn_away(visitors_.front(), "others came before it had proven anything");
-        visitors_.pop_front();
-      }
+      if (visitors_.size() >= most_visitors()) send_oldest_away("others came before it had proven anything");
       visitors_.push_back(Visitor{std::move(socket)});
+      hear(visitors_.back());  // a rank's hello comes with its connection
+      if (!visitors_.back().socket) visitors_.pop_back();
     }
+  }
+  /// Those whose hello was believed stay, while there are others.
+  void send_oldest_away(std::string_view reason) {
+    auto oldest = std::find_if(visitors_.begin(), visitors_.end(), [](Visitor const& v) { return !v.is_challenged; });
+    if (oldest == visitors_.end()) oldest = visitors_.begin();
+    if (oldest->socket) turn_away(*oldest, reason);
+    visitors_.erase(oldest);
   }
   std::size_t most_visitors() const { return 4 * static_cast<std::size_t>(size_) + 64; }
 
@@ -180,7 +155,8 @@ class Doorkeeper {
 
   /// It may be a rank with another secret, which nobody would hear of before the deadline: says so, once.
   void turn_away_unproven(Visitor& visitor) {
-    constexpr std::string_view reason = "it does not have this rank's secret (FSDP_SECRET_FILE)";
+    std::string_view const reason = secret_.is_known() ? "it does not have this rank's secret (FSDP_SECRET_FILE)"
+                                                       : "it has a secret, and this rank has none (FSDP_SECRET_FILE)";
     turn_away(visitor, reason);
     if (std::exchange(has_warned_, true)) return;
     std::fputs(
@@ -267,61 +243,5 @@ class Doorkeeper {
   bool has_warned_ = false;
   std::string last_address_, last_reason_;
 };
-
-/// Another rank's side: connects to rank 0, and tries again until the deadline if somebody else is there.
-/// @param variables  that name the place, for messages
-/// @throws PeerError at the deadline, with the last reason
-inline Socket knock(std::string const& host, int port, std::string_view variables, std::uint64_t group, Claim claim,
-                    Secret const& secret, Clock::time_point deadline) {
-  auto const since = Clock::now();
-  auto const who = formatted("{} port {}", host, port);
-  auto pause = std::chrono::milliseconds(20);
-  for (;;) {
-    std::string reason;
-    try {
-      Socket socket = connect_to(host, port, deadline);
-      detail::Hello hello;
-      hello.group = group;
-      hello.claim = claim;
-      hello.nonce = random_bytes();
-      hello.signature = secret.sign(detail::signed_text("hello", hello));
-      socket.send(&hello, sizeof(hello), deadline, who);
-      detail::Challenge challenge;
-      auto const hear = [&](void* part, std::size_t bytes) {
-        try {
-          socket.receive(part, bytes, deadline, who);
-        } catch (PeerError const& error) {
-          fail<PeerError>("{}, and has not said that it is rank 0 (is FSDP_SECRET_FILE the same on all ranks?)",
-                          error.what());
-        }
-      };
-      hear(&challenge.magic, sizeof(challenge.magic));  // somebody else may say less than a challenge, and wait
-      if (!detail::has_magic(challenge.magic)) fail<PeerError>("the process at {} does not belong to this run", who);
-      hear(&challenge.nonce, sizeof(challenge) - sizeof(challenge.magic));
-      if (!secret.has_signed(detail::signed_text("challenge", hello, challenge.nonce), challenge.signature))
-        fail<PeerError>("the process at {} does not have this rank's secret (FSDP_SECRET_FILE)", who);
-      detail::Proof const proof{secret.sign(detail::signed_text("proof", hello, challenge.nonce))};
-      socket.send(&proof, sizeof(proof), deadline, who);
-      char answer{};
-      try {
-        socket.receive(&answer, 1, deadline, who);
-      } catch (PeerError const&) {
-        fail<PeerError>(
-            "rank 0 at {} does not let this process in as rank {} of {}: another one is that rank, or the group has "
-            "another size",
-            who, claim.rank, claim.size);
-      }
-      if (answer != detail::welcome) fail<PeerError>("the process at {} does not belong to this run", who);
-      return socket;
-    } catch (PeerError const& error) {
-      reason = error.what();
-    }
-    if (Clock::now() + pause >= deadline)
-      fail<PeerError>("{}; expected rank 0 there{}, which listens until every rank has connected once; waited {:.1f} s",
-                      reason, variables, std::chrono::duration<double>(Clock::now() - since).count());
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::milliseconds(500));
-  }
-}
 
 }  // namespace fsdp::bootstrap

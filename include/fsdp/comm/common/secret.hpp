@@ -2,6 +2,7 @@
 // What the ranks of a run share and nobody else knows: it proves that a connection is a rank's.
 #pragma once
 
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -40,13 +42,16 @@ class Secret {
 
   /// The content of the file FSDP_SECRET_FILE, which only its owner may read, or the variable FSDP_SECRET. Without
   /// either there is no secret. Newlines at the end do not count.
-  /// @throws ConfigError if both are set, the file cannot be read, others may read it, or there are fewer than
-  /// `least_bytes`
+  /// @throws ConfigError if both are set, or one to nothing, the file cannot be read, others may read it, or there are
+  /// fewer than `least_bytes`
   static Secret read() {
     auto const file = detail::variable("FSDP_SECRET_FILE");
     auto const text = detail::variable("FSDP_SECRET");
     if (!file.empty() && !text.empty()) fail<ConfigError>("FSDP_SECRET_FILE and FSDP_SECRET: expected one of them");
-    if (file.empty()) return of(text, "FSDP_SECRET");
+    for (char const* const name : {"FSDP_SECRET_FILE", "FSDP_SECRET"})
+      if (std::getenv(name) != nullptr && detail::variable(name).empty())
+        fail<ConfigError>("{} is set, and empty: expected a secret, or no such variable", name);
+    if (file.empty()) return text.empty() ? Secret() : of(text, "FSDP_SECRET");
     return of(content_of(file), formatted("FSDP_SECRET_FILE '{}'", file));
   }
 
@@ -75,20 +80,24 @@ class Secret {
 
   static Secret of(std::string text, std::string_view from) {
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-    if (text.empty() && from == "FSDP_SECRET") return {};
     if (text.size() < least_bytes || text.size() > most_bytes)
       fail<ConfigError>("{}: expected {} to {} bytes, got {}; make one with: openssl rand -hex 32", from, least_bytes,
                         most_bytes, text.size());
     return Secret(std::move(text));
   }
 
+  /// Does not wait for the writer of a pipe.
+  static std::FILE* opened_at_once(std::string const& path) {
+    int const descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    return descriptor < 0 ? nullptr : ::fdopen(descriptor, "r");
+  }
   static std::string content_of(std::string const& path) {
     struct Closed {
       std::FILE* file;
       ~Closed() {
         if (file != nullptr) std::fclose(file);
       }
-    } const opened{std::fopen(path.c_str(), "re")};
+    } const opened{opened_at_once(path)};
     auto const what = formatted("FSDP_SECRET_FILE '{}'", path);
     if (opened.file == nullptr) fail<ConfigError>("{} cannot be read: {}", what, std::strerror(errno));
     struct stat about {};

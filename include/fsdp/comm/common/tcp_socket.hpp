@@ -44,6 +44,13 @@ inline void end_on_sigterm(Clock::time_point since) {
 
 inline std::string system_message(int code) { return std::strerror(code); }
 
+/// An IPv4 address that is written in IPv6's form, as an IPv4 address; others as they are.
+inline std::string_view unmapped(std::string_view host) {
+  constexpr std::string_view mapped = "::ffff:";
+  bool const is_mapped = host.substr(0, mapped.size()) == mapped && host.find('.') != std::string_view::npos;
+  return is_mapped ? host.substr(mapped.size()) : host;
+}
+
 /// The results of getaddrinfo, freed at the end.
 class Addresses {
  public:
@@ -202,7 +209,7 @@ class Socket {
     bool const told =
         name_of(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
         ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0;
-    return told ? text : "";
+    return told ? std::string(detail::unmapped(text)) : std::string();
   }
 
   int descriptor_ = -1;
@@ -211,19 +218,20 @@ class Socket {
 /// Whether `host` is the loopback by its name or number. (A machine's own name may resolve to the loopback on that
 /// machine only, so names are not resolved here.)
 inline bool is_loopback(std::string_view host) {
-  constexpr std::string_view mapped = "::ffff:";  // an IPv4 address in IPv6's form
-  if (host.substr(0, mapped.size()) == mapped) host.remove_prefix(mapped.size());
+  host = detail::unmapped(host);
   return host == "localhost" || host == "::1" || host.substr(0, 4) == "127.";
 }
 
 /// Listens on `port` (0: any free one): on the loopback only if `host` names it, else on every address of the machine.
-/// @throws ConfigError if the port is taken
+/// @throws ConfigError if the port is taken, on whichever of these addresses
 inline Socket listen_on(std::string const& host, int port) {
   bool const loopback = is_loopback(host);
-  detail::Addresses const addresses(loopback ? host.c_str() : nullptr, port, AI_PASSIVE);
+  std::string const named(detail::unmapped(host));
+  detail::Addresses const addresses(loopback ? named.c_str() : nullptr, port, AI_PASSIVE);
   std::string reason = addresses.error();
+  bool taken = false;                             // who tries the addresses in turn would reach the other program
   for (int const family : {AF_INET6, AF_INET}) {  // an IPv6 socket serves both
-    for (auto const* entry = addresses.first(); entry != nullptr; entry = entry->ai_next) {
+    for (auto const* entry = addresses.first(); entry != nullptr && !taken; entry = entry->ai_next) {
       if (entry->ai_family != family) continue;
       Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       int const on = 1;
@@ -236,6 +244,7 @@ inline Socket listen_on(std::string const& host, int port) {
             ::listen(socket.descriptor(), SOMAXCONN) == 0)
           return socket;
       }
+      taken = errno == EADDRINUSE;
       reason = detail::system_message(errno);
     }
   }
