@@ -35,7 +35,7 @@ inline long setting(char const* name, long otherwise) {
   char* end = nullptr;
   long const value = std::strtol(text, &end, 10);
   if (*end != '\0' || value <= 0 || value > 1'000'000'000)
-    fail<ConfigError>("{}='{}': expected a positive number, at most 1,000,000,000", name, text);
+    fail<ConfigError>("{}='{}': expected a whole number from 1 to 1,000,000,000", name, text);
   return value;
 }
 

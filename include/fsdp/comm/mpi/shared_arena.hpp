@@ -219,7 +219,8 @@ Segment make_segment(Exchange&& exchange, int rank, std::vector<int> const& memb
         "rank {}: {} bytes of shared memory in {} ({} bytes for each of {} ranks on the node) are not "
         "available:{} failed: {} (reported by rank {}). {}",
         rank, total, directory, segment.stride, members.size(), rest, std::strerror(error), failed - outcomes.begin(),
-        error == ENOSPC ? formatted("Enlarge {}; for a container, use --shm-size", directory)
+        error == ENOSPC                      ? formatted("Enlarge {}; for a container, use --shm-size", directory)
+        : error == EMFILE || error == ENFILE ? std::string("Raise the limit of open files (ulimit -n)")
         : *failed != formatted("{} {}", error, handing_over)
             ? std::string("Set FSDP_SHM_DIR to another folder on a tmpfs")
             : std::string("The ranks of a node must share a network namespace"));
