@@ -193,6 +193,7 @@ left="the newest checkpoint or snapshot is what is left"
 for lost in 'exit 70' 'exit 75' 'exit 137' 'exit 138' 'exit 143' 'echo "  Remote daemon: [[1,0],1] on node far" >&2; exit 205'; do
   plan "ready; trap '$lost' USR1; $waits" "exit 0"
   signalled 85 USR1
+  silent_on "going on with"
   says "== asked to stop by SIGUSR1: mpirun ended with code ${lost##* } instead of 85, and nothing is started again; $left"
 done
 for final in 0 1 2 134; do
@@ -232,7 +233,7 @@ asks 1 "$scripts/go_on.sh"
 says "== asked to stop by SIGUSR1: mpirun ended with code 75 instead of 85, and nothing is started again; $left"
 mv stubs/answers stubs/ask
 rm stubs/timeout
-# It comes before the ranks, which are processes here, handle it, and before the second one has begun.
+# It comes before the ranks, which are processes here, handle it; one of them begins after the other is ready.
 cat > late << 'EOF'
 #!/usr/bin/env perl
 open(F, '>', "began.$$"); close(F);
@@ -241,14 +242,12 @@ my $asked = 0;
 $SIG{USR1} = sub { ++$asked };
 open(F, '>', "handles.$$"); close(F);
 select(undef, undef, undef, 0.05) until $asked > 0;
-exit 85;
 EOF
 chmod +x late
 plan 'trap "ls handles.* | wc -l > handled; kill -USR1 \$one \$two" USR1
   (rank) & one=$!
-  (until [[ -e handle ]]; do sleep 0.05; done; rank) & two=$!
-  until wait $one; (($? == 85)); do :; done
-  until wait $two; (($? == 85)); do :; done
+  (until compgen -G "handles.*" > /dev/null; do sleep 0.05; done; sleep 1.5; rank) & two=$!
+  while kill -0 $one || kill -0 $two; do sleep 0.05; done 2> /dev/null
   exit 85' "exit 0"
 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- ./late > output 2>&1 &
 job=$!
