@@ -2,24 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Starts training by Open MPI's mpirun. If ranks are lost, starts it again from its last checkpoint with those that are left.
 #
-#   go_on.sh [--ranks=N] --least=M [--hosts=a:2,b:2] [--grace=S] mpirun [its options...] -- nanogpt train [settings...]
+#   go_on.sh [options] --least=M mpirun [its options...] -- nanogpt train [settings...]
 #
 #   --ranks=N           ranks of the first start; with --hosts, those of all machines
 #   --least=M           with fewer ranks than this, the run ends
 #   --hosts=a:2,b:2     machines and how many ranks each has. One that does not answer is left out: `ssh NAME true`, or another
 #                       program instead of ssh (OMPI_MCA_plm_rsh_agent), must succeed within 10 seconds
 #   --grace=S           seconds (30) that mpirun may take to end after a rank has given up at its deadline, or after a signal.
-#                       Then it is ended, for it would wait for a machine that has gone silent: by SIGTERM, and after
-#   --kill-after=S      seconds (10) by SIGKILL
+#                       Then it gets SIGTERM, because it would wait for a machine that has gone silent
+#   --kill-after=S      seconds (10) from that SIGTERM to SIGKILL
 #
 # Ranks are lost if mpirun ends with 70 or 75 (a wait missed its deadline), 137 or 143 (a rank was killed), or if it loses a
 # machine. Each start has fewer ranks than the one before. Every other exit code is go_on.sh's own, at once: 85 too, because
-# training was asked to stop. SIGINT, SIGTERM and SIGHUP end everything, SIGUSR1 saves and ends.
+# training was asked to stop. SIGINT, SIGTERM and SIGHUP end everything. SIGUSR1 saves and ends with 85; if ranks are lost
+# meanwhile, nothing starts again, and the code is 85 too: the newest checkpoint or snapshot is what is left.
 # Also sourced, by run.sh: `go_on` takes the same words.
 
+saves=0 owed=0 # SIGUSR1 has come; it is not passed on yet
 go_on() {
   local least='' hosts='' grace=30 kill_after=10 total='' names=() slots=() launcher=() scratch code i
-  local mpirun=0 stop='' stopped_at=0 said
+  local mpirun=0 stop='' stopped_at=0 saves=$saves owed=$owed ran=0 said
   while (($#)); do
     case $1 in
       --ranks=*) total=${1#*=} ;;
@@ -27,6 +29,8 @@ go_on() {
       --hosts=*) hosts=${1#*=} ;;
       --grace=*) grace=${1#*=} ;;
       --kill-after=*) kill_after=${1#*=} ;;
+      --) break ;;
+      -*) go_on_refuse "$1: expected --ranks=N, --least=M, --hosts=a:2,b:2, --grace=S or --kill-after=S before mpirun"; return 2 ;;
       *) break ;;
     esac
     shift
@@ -52,14 +56,16 @@ go_on() {
   trap 'go_on_stop INT' INT
   trap 'go_on_stop TERM' TERM
   trap 'go_on_stop HUP' HUP
-  trap 'if ((mpirun)); then kill -USR1 "$mpirun"; fi' USR1
+  trap 'saves=1 owed=1' USR1 # go_on_start passes it on
   code=0
-  while go_on_start "$@" && [[ -z $stop ]] && go_on_lost; do
+  while go_on_start "$@" && [[ -z $stop ]] && ((!saves)) && go_on_lost; do
     go_on_take_away
     if ((!from)); then set -- "$@" --init_from=auto; fi # not before: the first start is as the caller wants it
     from=1
   done
-  trap - INT TERM HUP USR1
+  if ((saves)) && [[ -z $stop ]]; then go_on_asked; fi
+  trap - INT TERM HUP
+  if [[ $before != *USR1* ]]; then trap - USR1; fi
   eval "$before"
   exec {said}>&-
   rm -rf "$scratch"
@@ -129,28 +135,55 @@ go_on_ask_hosts() {
   total=0
   for i in "${!names[@]}"; do
     if [[ -n ${asked[i]} ]] && ! go_on_wait "${asked[i]}"; then
-      if [[ -n $stop ]]; then return; fi
+      if go_on_ends; then return; fi
       go_on_say "'${names[i]}' does not answer, and is left out"
       slots[i]=0
     fi
     total=$((total + slots[i]))
   done
 }
-# wait, also through signals that are trapped. Returns the process's code.
+# Whether a signal says that nothing is started any more.
+go_on_ends() { [[ -n $stop ]] || ((saves)); }
+# wait, also through signals that are trapped, but not through those that end the run. Returns the process's code.
 go_on_wait() {
   local ended=0
   while :; do
     ended=0
     wait "$1" || ended=$?
-    if [[ -n $stop ]] || ((ended <= 128)) || ! kill -0 "$1" 2> /dev/null; then return "$ended"; fi
+    if go_on_ends || ((ended <= 128)) || ! kill -0 "$1" 2> /dev/null; then return "$ended"; fi
   done
 }
 
-# Passes on what mpirun and the ranks print on standard error; keeps the lines that tell of lost ranks.
+# Becomes a rank: bash -c "$go_on_rank" go_on PROGRAM ARGUMENT... SIGUSR1 ends a program that does not handle it yet, and mpirun
+# passes none on to ranks that do not run yet. So each rank has a process beside it that prints the line go_on_ready once the
+# program handles SIGUSR1 (10, a bit of SigCgt in /proc/PID/status). It looks for go_on_patience seconds.
+go_on_ready='== this rank handles SIGUSR1' go_on_patience=30
+go_on_rank="
+( (
+  exec < /dev/null > /dev/null
+  for ((i = 0; i < $go_on_patience * 10; ++i)); do
+    status=\$(cat /proc/\$\$/status 2> /dev/null) || exit
+    if [[ \$status =~ SigCgt:[[:space:]]*([0-9a-f]+) ]] && ((0x\${BASH_REMATCH[1]} & 1 << 9)); then
+      echo '$go_on_ready' >&2
+      exit
+    fi
+    sleep 0.1
+  done
+) & )
+exec \"\$@\""
+
+# Passes on what mpirun and the ranks print on standard error; keeps the lines that tell of lost ranks, and counts ranks that
+# are ready.
 go_on_read_errors() {
-  local line
+  local line ready=0
   trap '' INT TERM HUP USR1
   while IFS= read -r line || [[ -n $line ]]; do
+    if [[ $line == *"$go_on_ready"* ]]; then
+      ready=$((ready + 1))
+      if ((ready == total)); then : > "$scratch/ready"; fi
+      line=${line/"$go_on_ready"/}
+      if [[ -z $line || $line == *'<stderr>:' ]]; then continue; fi # mpirun's --tag-output
+    fi
     printf '%s\n' "$line" >&2
     case $line in
       *'giving up'* | *'missed its deadline'*) : > "$scratch/given_up" ;;&
@@ -161,9 +194,9 @@ go_on_read_errors() {
 
 # Starts the run, and waits for its end. Sets code. Fails if there are too few ranks.
 go_on_start() {
-  local place=() reader i names_now='' variable given_up=0 ended=0
+  local place=() reader i names_now='' variable given_up=0 ended=0 began
   go_on_ask_hosts
-  if [[ -n $stop ]]; then return 1; fi
+  if go_on_ends; then return 1; fi
   if ((total < least)); then
     go_on_say "$(go_on_ranks "$total") can be had, and --least=$least: not going on"
     if ((code == 0)); then code=1; fi
@@ -176,18 +209,23 @@ go_on_start() {
     place=(--host "${names_now#,}" --map-by slot)
     while read -r variable; do place+=(-x "$variable"); done < <(compgen -e | grep -E '^(FSDP|NCCL|OPENBLAS)_')
   fi
-  rm -f "$scratch/notes" "$scratch/given_up"
+  rm -f "$scratch/notes" "$scratch/given_up" "$scratch/ready"
   : > "$scratch/notes"
   go_on_read_errors &
   reader=$!
   set -m # a process group of its own: Ctrl-C reaches go_on alone, and mpirun through it, once
-  "${launcher[0]}" -n "$total" ${place[@]+"${place[@]}"} "${launcher[@]:1}" "$@" < /dev/null 2> "$scratch/errors" &
-  mpirun=$!
+  "${launcher[0]}" -n "$total" ${place[@]+"${place[@]}"} "${launcher[@]:1}" bash -c "$go_on_rank" go_on "$@" \
+    < /dev/null 2> "$scratch/errors" &
+  mpirun=$! ran=1 began=$SECONDS
   set +m
   if [[ -n $stop ]]; then kill "-$stop" "$mpirun" 2> /dev/null; fi
   { # without the shell's own words on jobs that are killed
     while kill -0 "$mpirun"; do
       go_on_wait_for "$mpirun"
+      if ((owed)) && { [[ -e $scratch/ready ]] || ((SECONDS - began > go_on_patience)); }; then
+        owed=0 # several that came before are one; each later one is passed on, and stops the ranks at once
+        kill -USR1 "$mpirun"
+      fi
       if ((given_up == 0)) && [[ -e $scratch/given_up ]]; then given_up=$((SECONDS + 1)); fi
       if ((given_up > 0 && SECONDS - given_up >= grace)); then
         go_on_say "mpirun has not ended $grace seconds after a rank gave up: ending it"
@@ -247,6 +285,15 @@ go_on_lost() {
   grep -q 'Remote daemon: ' "$scratch/notes"
 }
 
+# After SIGUSR1, when the run has ended: sets the code. 138: a rank has got SIGUSR1 before it handled it.
+go_on_asked() {
+  if ((ran)) && ((code != 138)) && ! go_on_lost; then return; fi
+  local then="mpirun ended with code $code instead of 85, and nothing is started again"
+  if ((!ran)); then then="mpirun was not started"; fi
+  go_on_say "asked to stop by SIGUSR1: $then; the newest checkpoint or snapshot is what is left"
+  code=85
+}
+
 # Takes the places of lost ranks away, at least one. Ranks are known by what was printed: mpirun names a rank that was killed;
 # ranks that gave up name those that were missing, of which some may only have waited elsewhere. So ranks are taken away only
 # down to least.
@@ -288,8 +335,9 @@ go_on_take_away() {
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
   set -uo pipefail
+  trap 'saves=1 owed=1' USR1 # also before and after go_on has its own
   case ${1-} in
-    '' | -h | --help) sed -n '3,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    '' | -h | --help) sed -n '3,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
   esac
   go_on "$@"
 fi

@@ -8,7 +8,8 @@
 # GPUs), samples, and writes a report page.
 # A second run skips finished work and continues training that was stopped. Trainer settings override the defaults, e.g.
 # --max_iters=500 --strategy=ddp; other settings start a new run, and the old one stays beside it.
-#   --least=N   if ranks are lost, goes on from the last checkpoint with those that are left, N or more (see go_on.sh)
+#   --least=N   if ranks are lost, goes on from the last checkpoint with those that are left, N or more (see go_on.sh):
+#               RANKS=4 ./examples/nanogpt/run.sh --least=2
 #   --hosts=... trains on these machines, with so many ranks on each; all have this folder and WORK at the same place
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
@@ -32,7 +33,7 @@ while (($#)); do
     --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
     --least=*) least=${1#--least=}; [[ $least =~ ^[1-9][0-9]{0,5}$ ]] || die "--least=$least: expected a positive number"; shift ;;
     --hosts=*) hosts=${1#--hosts=}; shift ;;
-    -h | --help) sed -n '3,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) settings+=("$1"); shift ;;
   esac
 done
@@ -44,8 +45,16 @@ if [[ -n $hosts ]]; then
   RANKS=0
   for host in ${hosts//,/ }; do RANKS=$((RANKS + ${host#*:})); done
 fi
-if [[ -n $least && -n ${RANKS-} ]] && ((least > RANKS)); then
-  die "--least=$least: expected at most the number of ranks, which is $RANKS"
+# Without RANKS there are 2 ranks, or one for each of several GPUs.
+most=${RANKS:-2} hint=''
+if [[ -z ${RANKS-} ]]; then hint='; RANKS=N sets it'; fi
+if [[ -z ${RANKS-} ]] && command -v nvidia-smi > /dev/null; then
+  . "$repository/examples/nanogpt/choose_launch.sh"
+  gpus=$(count_gpus)
+  if ((gpus > most)); then most=$gpus; fi
+fi
+if [[ -n $least ]] && ((least > most)); then
+  die "--least=$least: expected at most the number of ranks, which is $most$hint"
 fi
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data

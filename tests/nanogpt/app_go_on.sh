@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A rank of four is killed: go_on.sh continues with three from the last checkpoint, to the weights of a run that was stopped there
-# and resumed on three. SIGUSR1 to go_on.sh saves, and ends it with 85. An error in the settings is not tried again.
+# and resumed on three. SIGUSR1 to go_on.sh saves, and ends it with 85, also in the first moment of a start. After mpirun was
+# killed, ranks that it leaves behind do not keep the next start from going on. An error in the settings is not tried again.
 # programs: nanogpt
 # timeout: 300
 # skip-sanitizers
@@ -41,6 +42,14 @@ rank_process() {
   done
   return 1
 }
+# mpirun_process: sets process to job's mpirun
+mpirun_process() {
+  # shellcheck disable=SC2013  # words
+  for process in $(cat "/proc/$job/task/$job/children" 2> /dev/null); do
+    if [[ $(cat "/proc/$process/comm" 2> /dev/null) == mpirun ]]; then return 0; fi
+  done
+  return 1
+}
 
 "$script" --ranks=4 --least=2 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir=run > output 2>&1 &
 job=$!
@@ -73,6 +82,26 @@ check "other losses" diff <(losses run) <(losses purpose)
 "$nanogpt" export --out_dir=run --checkpoint=latest --to=weights-run > output 2>&1 || fail "export"
 "$nanogpt" export --out_dir=purpose --checkpoint=latest --to=weights-purpose > output 2>&1 || fail "export"
 check "other weights" cmp weights-run/model.safetensors weights-purpose/model.safetensors
+
+# mpirun is killed.
+"$script" --ranks=2 --least=1 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=3000 --log_interval=1000 --out_dir=killed > output 2>&1 &
+job=$!
+if until_ test -e killed/latest && until_ mpirun_process; then kill -KILL "$process"; fi
+wait $job
+code=$?
+check "ended with $code, not 0" test "$code" -eq 0
+check "did not go on" grep -qE '^resuming from killed/step-[0-9]+ at iteration' output
+check "did not go on with 1 rank" grep -qE '^1 process \(MPI\)' output
+check "has no weights" test -s killed/model.safetensors
+
+# SIGUSR1 as soon as there is mpirun.
+"$script" --ranks=2 --least=1 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir=soon > output 2>&1 &
+job=$!
+if until_ mpirun_process; then kill -USR1 $job; fi
+wait $job
+code=$?
+check "ended with $code, not 85" test "$code" -eq 85
+check "the ranks were not asked to stop" grep -q '^asked to stop: ' output
 
 # Bad settings.
 "$script" --ranks=2 --least=1 mpirun -- "$nanogpt" train "${settings[@]}" --n_embd=15 --out_dir=bad > output 2>&1

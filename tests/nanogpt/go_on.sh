@@ -16,11 +16,18 @@ cd "$work" || exit 1
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 silent_on() { check "says '$1'" test "$(grep -cF -- "$1" output)" -eq 0; }
 ends() { check "ended with $code, not $1" test "$code" -eq "$1"; }
-# What mpirun does at its starts 1, 2, ... is in the files plan.1, plan.2, ...; what it was told is in calls.
+# What mpirun does at its starts 1, 2, ... is in the files plan.1, plan.2, ...; what it was told is in calls, without the words
+# that are before the program. `rank` becomes a rank; `ready` prints what ranks print once they handle SIGUSR1.
 mkdir stubs
 cat > stubs/mpirun << 'EOF'
 #!/usr/bin/env bash
-echo "$*" >> calls
+all=$* words=("$@")
+echo "${all%% bash -c *}${all##*$'\n'exec \"\$@\" go_on}" >> calls
+rank() {
+  while [[ ${words[0]} != bash ]]; do words=("${words[@]:1}"); done
+  exec "${words[@]}"
+}
+ready() { for ((i = 0; i < words[1]; ++i)); do echo "== this rank handles SIGUSR1" >&2; done; }
 . "./plan.$(wc -l < calls)"
 EOF
 cat > stubs/ask << 'EOF'
@@ -171,9 +178,88 @@ done
 # A second one does not wait.
 plan 'trap ": > ready" TERM; : > ready; while :; do sleep 0.05; done' "exit 0"
 signalled 143 TERM TERM
-# SIGUSR1 is passed on: training saves, and ends with 85.
-plan 'trap "exit 85" USR1; : > ready; while :; do sleep 0.05; done' "exit 0"
+
+# --- SIGUSR1: training saves, and ends with 85; nothing starts again -----------------------------------------------------------
+waits=': > ready; while :; do sleep 0.05; done'
+plan "ready; trap 'echo USR1 >> got; sleep 1.5; exit 85' USR1; $waits" "exit 0"
+rm -f got
 signalled 85 USR1
+check "mpirun did not get SIGUSR1 once" test "$(< got)" = USR1
+silent_on "this rank"
+silent_on "asked to stop by SIGUSR1"
+plan "ready; trap 'trap \"exit 75\" USR1; : > ready' USR1; $waits" "exit 0" # a second one is passed on too
+signalled 85 USR1 USR1
+left="the newest checkpoint or snapshot is what is left"
+for lost in 'exit 70' 'exit 75' 'exit 137' 'exit 138' 'exit 143' 'echo "  Remote daemon: [[1,0],1] on node far" >&2; exit 205'; do
+  plan "ready; trap '$lost' USR1; $waits" "exit 0"
+  signalled 85 USR1
+  silent_on "going on with"
+  says "== asked to stop by SIGUSR1: mpirun ended with code ${lost##* } instead of 85, and nothing is started again; $left"
+done
+for final in 0 1 2 134; do
+  plan "ready; trap 'exit $final' USR1; $waits" "exit 0"
+  signalled $final USR1
+done
+# It comes as mpirun ends.
+plan 'kill -USR1 $PPID; exit 137' "exit 0"
+go --ranks=4 --least=1
+ends 85
+starts 1
+# It comes while go_on.sh asks a machine, which then has all the time of the test: the stub of timeout has no limit.
+mv stubs/ask stubs/answers
+cat > stubs/ask << 'EOF'
+#!/usr/bin/env bash
+if [[ -e process ]]; then
+  kill -USR1 "$(< process)"
+  until [[ -e over ]]; do sleep 0.05; done
+fi
+EOF
+printf '#!/usr/bin/env bash\nshift\nexec "$@"\n' > stubs/timeout
+chmod +x stubs/ask stubs/timeout
+asks() { # asks RUNS COMMAND...: it comes before the start that follows RUNS
+  rm -f over
+  "${@:2}" --hosts=a:1,b:1 --least=1 mpirun -- nanogpt > output 2>&1
+  code=$?
+  touch over
+  rm process
+  ends 85
+  starts "$1"
+}
+plan "exit 0"
+asks 0 bash -c 'echo $$ > process; exec "$@"' bash "$scripts/go_on.sh"
+says "== asked to stop by SIGUSR1: mpirun was not started; $left"
+plan 'echo $PPID > process; exit 75' "exit 0"
+asks 1 "$scripts/go_on.sh"
+says "== asked to stop by SIGUSR1: mpirun ended with code 75 instead of 85, and nothing is started again; $left"
+mv stubs/answers stubs/ask
+rm stubs/timeout
+# It comes before the ranks, which are processes here, handle it; one of them begins after the other is ready.
+cat > late << 'EOF'
+#!/usr/bin/env perl
+open(F, '>', "began.$$"); close(F);
+select(undef, undef, undef, 0.05) until -e 'handle';
+my $asked = 0;
+$SIG{USR1} = sub { ++$asked };
+open(F, '>', "handles.$$"); close(F);
+select(undef, undef, undef, 0.05) until $asked > 0;
+EOF
+chmod +x late
+plan 'trap "ls handles.* | wc -l > handled; kill -USR1 \$one \$two" USR1
+  (rank) & one=$!
+  (until compgen -G "handles.*" > /dev/null; do sleep 0.05; done; sleep 1.5; rank) & two=$!
+  while kill -0 $one || kill -0 $two; do sleep 0.05; done 2> /dev/null
+  exit 85' "exit 0"
+"$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- ./late > output 2>&1 &
+job=$!
+has_begun() { compgen -G 'began.*' > /dev/null; }
+check "no rank has begun" wait_for has_begun
+kill -USR1 $job
+touch handle
+wait $job
+code=$?
+ends 85
+starts 1
+check "SIGUSR1 came when '$(cat handled)' of 2 ranks handled it" test "$(cat handled)" -eq 2
 
 # --- bad input -----------------------------------------------------------------------------------------------------------------
 refuses() { # refuses MESSAGE OPTION...
@@ -200,6 +286,9 @@ for start in --overwrite --overwrite=true --init_from=scratch --init_from=gpt2; 
   code=$?
   ends 2
   says "$start: each start goes on from the last checkpoint; expected --init_from=auto, auto:WEIGHTS or resume"
+done
+for option in --foo=3 --ranks -n --leas=1; do
+  refuses "$option: expected --ranks=N, --least=M, --hosts=a:2,b:2, --grace=S or --kill-after=S before mpirun" --ranks=2 --least=1 $option
 done
 for words in "mpirun" "mpirun --" "-- nanogpt"; do
   # shellcheck disable=SC2086

@@ -144,6 +144,7 @@ run() { # run PATH ARGUMENTS...
   code=$?
   ends -ne
 }
+sentence() { check "does not end with the sentence" test "$(tail -n 1 errors)" = "run.sh: error: $1"; }
 run "$work/tools" --data nowhere
 says "--data: cannot read '$work/nowhere'"
 run "$work/tools" --data=tools
@@ -155,9 +156,18 @@ says "--data needs a file"
 RANKS=none run "$work/tools"
 says "RANKS=none"
 RANKS=4 run "$work/tools" --least=5
-says "run.sh: error: --least=5: expected at most the number of ranks, which is 4"
+sentence "--least=5: expected at most the number of ranks, which is 4"
+run "$work/tools" --least=3 # with 2 ranks
+sentence "--least=3: expected at most the number of ranks, which is 2; RANKS=N sets it"
+stub three nvidia-smi <<< 'for i in 0 1 2; do echo "GPU $i: a stub"; done'
+run "$work/three:$work/tools" --least=4
+sentence "--least=4: expected at most the number of ranks, which is 3; RANKS=N sets it"
+RANKS=2 run "$work/three:$work/tools" --least=3
+sentence "--least=3: expected at most the number of ranks, which is 2"
+run "$work/three:$work/tools" --least=3 --data nowhere # is refused later
+says "--data: cannot read '$work/nowhere'"
 run "$work/tools" --least=4 --hosts=a:2,b:1
-says "run.sh: error: --least=4: expected at most the number of ranks, which is 3"
+sentence "--least=4: expected at most the number of ranks, which is 3"
 run "$work/tools" --least=0
 says "--least=0: expected a positive number"
 run "$work/tools" --hosts=a:2
@@ -171,16 +181,15 @@ stub allowed sudo <<< 'exec "$@"'
 stub refusing sudo <<< 'exit 1'
 touch calls
 chmod 666 calls
-sentence() { check "does not end with the sentence" test "$(tail -n 1 errors)" = "run.sh: error: missing $1"; }
 tools="g++ (the build needs a C++20 compiler), make (the build needs make or ninja), cmake (the build needs CMake 3.25 or newer)"
 installs() {
   called "apt-get update" 1
   check "not asked for together" grep -qE '^apt-get install .* g\+\+ make cmake$' calls
-  sentence "g++ (the build needs a C++20 compiler): apt-get could not install it (see above)"
+  sentence "missing g++ (the build needs a C++20 compiler): apt-get could not install it (see above)"
 }
 if ((EUID == 0)); then
   run "$work/tools"
-  sentence "$tools: this system has no apt-get to install it with"
+  sentence "missing $tools: this system has no apt-get to install it with"
   run "$work/packages:$work/tools"
   installs
   called sudo 0
@@ -188,13 +197,13 @@ if ((EUID == 0)); then
 fi
 if ((EUID != 0)) || { [[ -n ${as[*]-} ]] && "${as[@]}" "$work/tools/bash" -c "[[ -r $scripts/run.sh ]]"; }; then
   run "$work/packages:$work/tools"
-  sentence "$tools: installing takes root, and there is no sudo"
+  sentence "missing $tools: installing takes root, and there is no sudo"
   called apt-get 0
   run "$work/allowed:$work/packages:$work/tools"
   installs
   called sudo 3
   run "$work/refusing:$work/packages:$work/tools"
-  sentence "$tools: installing takes root, and sudo refused it (see above)"
+  sentence "missing $tools: installing takes root, and sudo refused it (see above)"
   called apt-get 0
 else
   echo "note: not tried as another user than root"

@@ -60,7 +60,9 @@ places "0 of 1, 0 here, at :29500: "
 refuses() { # refuses TEXT ASSIGNMENT...
   local text=$1
   shift
-  ends_in_error env "$@" "$start_ranks" ./rank
+  code=0
+  timeout 60 env "$@" "$start_ranks" ./rank > output 2>&1 || code=$?
+  check "ended with $code, not 2" test $code -eq 2
   check "does not say: $text" grep -qF "start_ranks.sh: error: $text" output
   check "has started a rank: $*" test -z "$(find . -name 'place.*')"
 }
@@ -68,9 +70,17 @@ refuses "NODE_RANK, PET_NODE_RANK and JOB_COMPLETION_INDEX are not set" NODES=2 
 refuses "NODES and PET_NNODES are not set" NODE_RANK=0 RANKS_PER_NODE=1 MASTER_ADDR=a
 refuses "MASTER_ADDR and PET_MASTER_ADDR are not set" NODE_RANK=0 NODES=2 RANKS_PER_NODE=1
 refuses "index of the node: expected a number below the 2 nodes, got 2" NODE_RANK=2 NODES=2 RANKS_PER_NODE=1 MASTER_ADDR=a
-refuses "index of the node: expected a whole number from 0 on, got '-1'" NODE_RANK=-1 NODES=2 RANKS_PER_NODE=1 MASTER_ADDR=a
-refuses "number of nodes: expected a whole number from 1 on, got '0'" NODE_RANK=0 NODES=0 RANKS_PER_NODE=1 MASTER_ADDR=a
-refuses "ranks of a node: expected a whole number from 1 on, got 'many'" NODE_RANK=0 NODES=2 RANKS_PER_NODE=many MASTER_ADDR=a
+refuses "index of the node: expected a whole number from 0 to 1048576, got '-1'" NODE_RANK=-1 NODES=2 RANKS_PER_NODE=1 MASTER_ADDR=a
+refuses "number of nodes: expected a whole number from 1 to 1048576, got '0'" NODE_RANK=0 NODES=0 RANKS_PER_NODE=1 MASTER_ADDR=a
+refuses "ranks of a node: expected a whole number from 1 to 1048576, got 'many'" NODE_RANK=0 NODES=2 RANKS_PER_NODE=many MASTER_ADDR=a
+refuses "RANKS_GRACE: expected a whole number from 0 to 9999999, got '1s'" NODE_RANK=0 NODES=1 RANKS_PER_NODE=1 RANKS_GRACE=1s
+for port in 99999x 0 65536 29500.0 -1; do
+  for name in MASTER_PORT PET_MASTER_PORT; do
+    refuses "MASTER_PORT: expected a whole number from 1 to 65535, got '$port'" NODE_RANK=0 NODES=2 RANKS_PER_NODE=1 MASTER_ADDR=a $name=$port
+  done
+done
+refuses "number of nodes: expected a whole number from 1 to 1048576, got '9999999'" NODE_RANK=0 NODES=9999999 RANKS_PER_NODE=2 MASTER_ADDR=a
+refuses "WORLD_SIZE: expected at most 1048576 ranks, got 524289 nodes with 2 each" NODE_RANK=0 NODES=524289 RANKS_PER_NODE=2 MASTER_ADDR=a
 ends_in_error "$start_ranks"
 check "no program" grep -q "expected a program" output
 

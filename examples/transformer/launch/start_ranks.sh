@@ -20,8 +20,11 @@ set -uo pipefail
 die() { echo "start_ranks.sh: error: $*" >&2; exit 2; }
 (($# > 0)) || die "expected a program"
 
-# number NAME VALUE LEAST: is a whole number from LEAST on
-number() { [[ $2 =~ ^(0|[1-9][0-9]{0,6})$ ]] && (($2 >= $3)) || die "$1: expected a whole number from $3 on, got '$2'"; }
+# number NAME VALUE LEAST MOST: is a whole number of this range
+number() {
+  [[ $2 =~ ^(0|[1-9][0-9]{0,6})$ ]] && (($2 >= $3 && $2 <= $4)) || die "$1: expected a whole number from $3 to $4, got '$2'"
+}
+most_ranks=1048576 # WORLD_SIZE of a run: 2^20, as the library has it
 node=${NODE_RANK:-${PET_NODE_RANK:-${JOB_COMPLETION_INDEX:-}}}
 nodes=${NODES:-${PET_NNODES:-}}
 each=${RANKS_PER_NODE:-${PET_NPROC_PER_NODE:-}}
@@ -29,12 +32,14 @@ grace=${RANKS_GRACE:-10}
 [[ -n $node ]] || die "NODE_RANK, PET_NODE_RANK and JOB_COMPLETION_INDEX are not set: expected the index of this pod"
 [[ -n $nodes ]] || die "NODES and PET_NNODES are not set: expected the number of pods"
 if [[ -z $each || $each == auto || $each == gpu ]]; then each=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU'); fi
-number "index of the node" "$node" 0
-number "number of nodes" "$nodes" 1
-number "ranks of a node" "$each" 1
-number RANKS_GRACE "$grace" 0
+number "index of the node" "$node" 0 $most_ranks
+number "number of nodes" "$nodes" 1 $most_ranks
+number "ranks of a node" "$each" 1 $most_ranks
+number RANKS_GRACE "$grace" 0 9999999
 ((node < nodes)) || die "index of the node: expected a number below the $nodes nodes, got $node"
 export MASTER_ADDR=${MASTER_ADDR:-${PET_MASTER_ADDR:-}} MASTER_PORT=${MASTER_PORT:-${PET_MASTER_PORT:-29500}}
+((nodes * each <= most_ranks)) || die "WORLD_SIZE: expected at most $most_ranks ranks, got $nodes nodes with $each each"
+if ((nodes * each > 1)); then number MASTER_PORT "$MASTER_PORT" 1 65535; fi # one rank needs none
 [[ -n $MASTER_ADDR || $((nodes * each)) == 1 ]] || die "MASTER_ADDR and PET_MASTER_ADDR are not set: expected the name of the pod with index 0"
 
 # A signal is passed on by the loop below, when all ranks are started: once to each.
