@@ -78,14 +78,9 @@ go_on() {
 }
 
 go_on_say() { printf '== %s\n' "$*" >&"$said"; }
-# Waits until the process ends, or a second at most; a signal comes through at once.
-go_on_wait_for() {
-  local pause
-  sleep 1 &
-  pause=$!
-  wait -n "$1" $pause || true
-  kill $pause 2> /dev/null || true
-}
+# A short pause, if the process runs. Not `wait`: where a trapped signal interrupts it, bash can lose the code of a process that
+# ends at that moment, and then takes it for running for ever.
+go_on_wait_for() { if kill -0 "$1" 2> /dev/null; then sleep 0.2; fi; }
 go_on_refuse() { printf '%s: error: %s\n' "${0##*/}" "$*" >&2; }
 go_on_ranks() { if (($1 == 1)); then echo "1 rank"; else echo "$1 ranks"; fi; }
 

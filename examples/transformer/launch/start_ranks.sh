@@ -44,7 +44,7 @@ if ((nodes * each > 1)); then number MASTER_PORT "$MASTER_PORT" 1 65535; fi # on
 
 # A signal is passed on by the loop below, when all ranks are started: once to each.
 ranks=() asked=0 passed_on=0
-trap 'asked=1' USR1 TERM INT
+trap 'asked=$((asked + 1))' USR1 TERM INT
 
 export WORLD_SIZE=$((nodes * each))
 for ((local_rank = 0; local_rank < each; ++local_rank)); do
@@ -68,9 +68,14 @@ end_others() {
 # collect PLACE: takes the exit code of a rank that has ended.
 code=0
 collect() {
-  local one
+  local one again before=$asked
   wait "${ranks[$1]}"
   one=$?
+  if ((one > 128 && asked != before)); then # a signal may have ended the wait before it had the code
+    wait "${ranks[$1]}"
+    again=$?
+    if ((again != 127)); then one=$again; fi
+  fi
   unset "ranks[$1]"
   if ((one == 85 && code == 0)); then code=85; fi
   if ((one == 0 || one == 85 || (code != 0 && code != 85))); then return; fi
@@ -78,15 +83,14 @@ collect() {
   echo "start_ranks.sh: a rank has ended with $one; the others of this node are ended" >&2
   if ((${#ranks[@]} > 0)); then end_others; fi
 }
-# `wait -n` would miss ranks that end while others are ended. A signal interrupts the wait for the pause.
+# `wait -n` would miss ranks that end while others are ended. The pause is no `wait` either: where a trapped signal interrupts
+# bash's `wait`, bash can lose the code of a child that ends at that moment, and then takes the child for running for ever.
 while ((${#ranks[@]} > 0)); do
   if ((asked && !passed_on)); then
     passed_on=1
     kill -USR1 "${ranks[@]}" 2> /dev/null
   fi
-  sleep 0.2 &
-  pause=$!
-  wait "$pause"
+  sleep 0.2
   running=" $(jobs -rp | tr '\n' ' ')"
   for place in "${!ranks[@]}"; do
     if [[ $running != *" ${ranks[place]} "* ]]; then collect "$place"; fi
