@@ -2,9 +2,11 @@
 // Snapshots in the memory of nodes: ranks are threads, a folder stands for a node's memory. A run goes on with the same
 // bits after the loss of any node, on as many ranks or fewer; bad snapshots are skipped and named.
 // needs: nlohmann_json xxHash
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -348,7 +350,7 @@ TEST_CASE("a snapshot that cannot be written is reported by the next call, and t
     engine.world().exchange("", "a barrier");
     RANK_CHECK(snapshots.take(adamw, 3).begun);
     auto const why = snapshots.wait();
-    RANK_CHECK(has(why, "the snapshot of step 3 was not kept: rank 2: ") && has(why, "cannot be made"));
+    RANK_CHECK(has(why, "the snapshot of step 3 was not kept: rank 2: ") && has(why, "is not a folder"));
     if (engine.rank() == 3) {
       fs::remove(run_folder);
       fs::rename(run_folder.string() + ".aside", run_folder);
@@ -384,9 +386,126 @@ TEST_CASE("a folder that others may enter, of another kind, or shared by machine
   fs::create_directory_symlink(folder.path / "0", folder.path / "1");
   refusal("is not a folder");
   fs::remove(folder.path / "1");
-  std::string const answer = fsdp::checkpoint::nodes_in({"=a x", "=b y", "=a y"});
+  std::vector<std::string> notes;
+  auto const answer = fsdp::checkpoint::nodes_in({"=a 1:1 x ", "=b 1:2 y ", "=a 1:1 y "}, notes);
   CHECK(has(answer, "!ranks 0 and 2 are on different machines and see the same folder for snapshots"));
-  CHECK(fsdp::checkpoint::nodes_in({"=a x", "=a x", "=b x", "=a x"}) == "2:0:0 1:1:0 1:0:0 ");
+  using fsdp::checkpoint::nodes_in;
+  CHECK(nodes_in({"=a 1:1 x ", "=a 1:1 x ", "=b 1:2 x ", "=a 1:1 x "}, notes) == "2:0:0 1:1:0 1:0:0 ");
+  CHECK(notes.empty());
+  // Ranks 1 and 2 could not read a name: one sees the folder of rank 0, the other one another machine's.
+  CHECK(nodes_in({"=a 1:1 x ", "=- 1:1 x is full", "=- 1:1 y is full", "=- 1:1 y is full"}, notes) == "2:0:0 2:1:0 ");
+  CHECK(all(notes) == "rank 2: the folder for snapshots has no name: is full\n");
+}
+
+namespace {
+
+/// While it lives, no file of the process can grow, as on a disk that is full.
+class FullDisk {
+ public:
+  FullDisk() {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    auto none = before_;
+    none.rlim_cur = 0;
+    before_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    ::setrlimit(RLIMIT_FSIZE, &none);
+  }
+  FullDisk(FullDisk const&) = delete;
+  FullDisk& operator=(FullDisk const&) = delete;
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, before_handler_);
+  }
+
+ private:
+  ::rlimit before_{};
+  void (*before_handler_)(int) = nullptr;
+};
+std::size_t files_in(fs::path const& folder) {
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+}  // namespace
+
+TEST_CASE("snapshots in a folder that is full are loaded, with a name or without, and nothing is left there") {
+  Folder const folder;
+  auto const wanted = take(folder, two_nodes, {2, 4}).back();
+  for (bool const named : {true, false}) {
+    if (!named) fs::remove(folder.path / "0" / "node");
+    auto const files = files_on(folder, 0, "");
+    auto const changed = fs::last_write_time(folder.path / "0");
+    auto const now = [&] {
+      FullDisk const full;
+      return resume(folder, two_nodes);
+    }();
+    INFO(all(now.notes));
+    CHECK(now.step == 4);
+    CHECK((now.state == wanted));
+    CHECK((files_on(folder, 0, "") == files));
+    if (named) CHECK(fs::last_write_time(folder.path / "0") == changed);
+    CHECK(now.notes.size() == (named ? 0U : 1U));
+    CHECK(has(all(now.notes), "rank 0: the folder for snapshots has no name: '") == !named);
+    CHECK(has(all(now.notes), "cannot be written: ") == !named);
+  }
+  CHECK(resume(folder, two_nodes).notes.empty());  // it gets its name
+  CHECK(fs::exists(folder.path / "0" / "node"));
+
+  // A node that holds nothing cannot fetch: that is an error of loading, after which a checkpoint is loaded.
+  lose(folder, 1);
+  fs::create_directory(folder.path / "1");
+  fs::permissions(folder.path / "1", fs::perms::owner_all);
+  run<fsdp::Fp32>(trial_on(4), make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    std::optional<FullDisk> full;
+    if (engine.rank() == 0) full.emplace();
+    engine.world().exchange("", "a barrier");
+    auto const place = place_of(folder, two_nodes[static_cast<std::size_t>(engine.rank())]);
+    std::vector<std::string> notes;
+    auto const found = fsdp::find_snapshot(engine.world(), place, notes);
+    RANK_CHECK(found && found->step == 4);
+    auto const before = state_of(engine, adamw);
+    auto const why = what<fsdp::ResourceError>([&] { fsdp::load_snapshot(engine, adamw, *found); });
+    RANK_CHECK(has(why, "rank 2: ") && has(why, "cannot be written: "));
+    RANK_CHECK((state_of(engine, adamw) == before));
+    RANK_CHECK(engine.rank() != 2 || files_on(folder, 1, ".tmp").empty());
+    engine.world().exchange("", "a barrier");
+  });
+  CHECK(files_in(folder.path / "1") == 1);  // the run's folder
+  CHECK_RANKS();
+}
+
+TEST_CASE("a folder's name that is damaged is named, and its snapshots are loaded") {
+  for (std::string const name : {"", "0123", "0123456789abcdefx", "0123456789abcdeX"}) {
+    Folder const folder;
+    auto const wanted = take(folder, two_nodes, {2}).back();
+    for (int node : {0, 1}) std::ofstream(folder.path / std::to_string(node) / "node") << name;
+    auto const now = resume(folder, two_nodes);
+    INFO(name << ": " << all(now.notes));
+    CHECK(now.step == 2);
+    CHECK((now.state == wanted));
+    CHECK(now.notes.size() == 2);
+    for (auto const* const rank : {"0", "2"})
+      CHECK(has(all(now.notes), std::string("rank ") + rank + ": the folder for snapshots has no name: '"));
+    CHECK(has(all(now.notes), (folder.path / "0" / "node").string()));
+    CHECK(has(all(now.notes), "; remove it, and the next start writes another one"));
+    for (int node : {0, 1}) fs::remove(folder.path / std::to_string(node) / "node");
+    CHECK(resume(folder, two_nodes).notes.empty());
+  }
+  CHECK_RANKS();
+}
+
+TEST_CASE("the newest whole snapshot is known when it has been waited for, or the next one has begun") {
+  Folder const folder;
+  run<fsdp::Fp32>(trial_on(2), make_adamw, [&](auto& engine, auto&, auto& adamw) {
+    fsdp::Snapshots snapshots(engine, place_of(folder, engine.rank()));
+    RANK_CHECK(snapshots.newest_whole() == -1);
+    RANK_CHECK(snapshots.wait().empty() && snapshots.newest_whole() == -1);
+    RANK_CHECK(snapshots.take(adamw, 0).begun && snapshots.newest_whole() == -1);
+    RANK_CHECK(snapshots.wait().empty() && snapshots.newest_whole() == 0);
+    RANK_CHECK(snapshots.take(adamw, 1).begun && snapshots.newest_whole() == 0);
+    RANK_CHECK(snapshots.wait().empty() && snapshots.newest_whole() == 1);
+    snapshots.clear();
+    RANK_CHECK(snapshots.newest_whole() == -1);
+  });
+  CHECK_RANKS();
 }
 
 TEST_CASE("ranks that take different snapshots are told, and a busy one leaves the next out") {

@@ -182,6 +182,15 @@ expect "says what there is" "nanogpt: error: there is no whole checkpoint in wei
 nanogpt: error: weights/model.safetensors has the weights before iteration 12; to continue from them without the optimizer's state, give --init_from=weights and another out_dir" "$(tail -n 2 errors)"
 timeout 120 "$nanogpt" train "${small[@]}" --init_from=weights --out_dir=other >output 2>&1 || fail "does not continue from them"
 
+# A snapshot in memory is named too, and the run continues from it.
+memory=(--ranks=2 --snapshot_interval=4 --snapshot_folder="$PWD/memory")
+failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" "${memory[@]}" --out_dir=lost
+expect "ended with" 1 $?
+expect "names the snapshot" "nanogpt: error: the snapshot of step 8 is whole in '$PWD/memory'; --init_from=auto continues from it" "$(grep '^nanogpt: error: the snapshot' errors)"
+timeout 120 "$nanogpt" train "${small[@]}" "${memory[@]}" --init_from=auto --out_dir=lost >output 2>&1 || fail "does not continue from the snapshot"
+expect "continues from the snapshot" 1 "$(grep -c '^resuming from .*/step-8\..* at iteration 8$' output)"
+same lost
+
 # --- asked to stop: saved at the second attempt ---------------------------------------------------------------------------------
 env LD_PRELOAD="$PWD/faults.so" FAIL_CALL=write FAIL_PATH=.partial/rank- FAIL_ERRNO=$no_space FAIL_COUNT=1 \
   "$nanogpt" train "${small[@]}" --max_iters=1000000 --eval_interval=1000000 --out_dir=asked >output 2>errors &

@@ -120,6 +120,22 @@ restore
 sed -i 's/"start": "[^"]*"/"start": "x"/;s/"run": "[^"]*"/"run": "x"/' "out/$disk/checkpoint.json" # its checksum is wrong now
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "checkpoint damaged"
 check "a damaged checkpoint hides the snapshot" test "$(resumed_at)" = "$at"
+# The folder's name is damaged: its snapshots are loaded all the same. Without any the run begins from its checkpoint.
+restore
+truncate -s 3 "$memory".{a,b}/node
+on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --init_from=resume --out_dir=out --max_iters=1 || fail "a damaged name"
+check "a damaged name hides the snapshot" test "$(resumed_at)" = "$at"
+for node in a b; do
+  check "a damaged name of $node is not named" grep -q "has no name: '$memory.$node/node' is damaged: .*; remove it, and the next start writes another one$" output
+done
+check "a damaged name is told twice" test "$(grep -c 'has no name' output)" = 2
+restore
+rm -rf "$memory".{a,b}/run-*
+from_disk "a damaged name of empty folders" "^note: no snapshot is loaded: no node has one$" "$nanogpt"
+restore
+rm -rf "$memory".{a,b}/run-*
+truncate -s 3 "$memory".{a,b}/node
+from_disk "a damaged name of empty folders" "^note: no snapshot is loaded: no node has a whole one$" "$nanogpt"
 # A new run takes nothing of the old one.
 restore
 on aabb "$nanogpt" train "${small[@]}" "${kept[@]}" --overwrite --out_dir=out --max_iters=4 --checkpoint_interval=100 || fail "a new run"

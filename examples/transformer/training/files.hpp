@@ -161,7 +161,8 @@ class RunFiles {
     finish_save("another attempt follows");
     bool const saved = insist([&] { return save_checkpoint(false) && finish_save(); }, look);
     if (!saved) lost_checkpoint_ = last_failure_;
-    if (saved && snapshots_) snapshots_->clear();  // nothing is newer than the checkpoint
+    if (saved && snapshots_) snapshots_->clear();                     // nothing is newer than the checkpoint
+    if (!saved && snapshots_) static_cast<void>(snapshots_->wait());  // whether the last one is whole: report_lost()
     return saved;
   }
   /// Saves the weights of the run's end, if there are none yet or if the settings say so.
@@ -187,6 +188,9 @@ class RunFiles {
     if (!lost_checkpoint_.empty()) report_error(lost_checkpoint_);
     report_error(newest.empty() ? fmt::format("there is no whole checkpoint in {}", settings_.out_dir)
                                 : fmt::format("the newest whole checkpoint is {}", (folder / newest).string()));
+    if (newest.empty() && snapshots_ && snapshots_->newest_whole() >= 0)
+      report_error(fmt::format("the snapshot of step {} is whole in '{}'; --init_from=auto continues from it",
+                               snapshots_->newest_whole(), settings_.snapshot_folder));
     if (auto const old = replaced_run_in(folder); replaces_ && !old.empty())
       report_error(fmt::format("{} has the run that this one was to replace", old.string()));
     if (newest.empty() && exported_ >= 0)

@@ -171,7 +171,8 @@ Preparation<Program> prepare(C& world, Job const& job) {
                                          : "no checkpoint";
     fsdp::detail::expect_equal_texts(world, from, "where training starts");
   });
-  if (training && settings.snapshot_interval > 0 && !settings.eval_only) expect_snapshot_folder(world, settings);
+  if (training && settings.snapshot_interval > 0 && !settings.eval_only)
+    expect_snapshot_folder(world, settings, ready.lines);
   ready.peak = measure_peak<T>(world);
   return ready;
 }

@@ -58,7 +58,7 @@ std::string lineage_of(RunState const& run) { return run.lineage.empty() ? run.s
 
 std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir) {
   try {
-    auto const run = read_run(found.folder);
+    auto const run = read_run(found.folder, found.texts.manifest);
     if (!on_disk) return {};
     if (run.model != on_disk->model) return fmt::format("{} belongs to another model", found.name());
     if (auto const own = lineage_of(*on_disk); !own.empty() && lineage_of(run) != own)

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <optional>
@@ -39,17 +40,22 @@ std::string lineage_of(RunState const& run);
 /// Rank 0: why the snapshot does not continue the run in out_dir, or is older than its checkpoint; empty: it is loaded.
 std::string refusal_of(fsdp::FoundSnapshot const& found, std::optional<RunState> const& on_disk, std::string out_dir);
 
-/// Refuses a folder for snapshots that some rank cannot have. @throws AgreedError on every rank
+/// Refuses a folder for snapshots that some rank cannot have.
+/// @param lines  get a line for each folder in which nothing can be written, unless it is there
+/// @throws AgreedError on every rank
 /// @note Collective: yes.
 template <class C>
-void expect_snapshot_folder(C& world, Settings const& settings) {
+void expect_snapshot_folder(C& world, Settings const& settings, std::vector<std::string>& lines) {
   fsdp::SnapshotPlace place;
   agree(world, [&] { place = snapshot_place(settings.snapshot_folder, settings.out_dir); });
+  std::vector<std::string> notes;
   try {
-    static_cast<void>(fsdp::checkpoint::find_nodes(world, place));
+    static_cast<void>(fsdp::checkpoint::find_nodes(world, place, &notes));
   } catch (fsdp::ConfigError const& error) {  // on every rank
     throw AgreedError(fmt::format("setting 'snapshot_folder': {}", error.what()));
   }
+  for (auto& note : notes)
+    if (std::find(lines.begin(), lines.end(), note) == lines.end()) lines.push_back(std::move(note));
 }
 
 /// Looks for a snapshot that is newer than the checkpoint in out_dir: `ready.resumed` becomes its state. Lines say
@@ -82,11 +88,11 @@ void look_for_snapshot(C& world, Prepared& ready) {
   if (found && world.rank() == 0) why = refusal_of(*found, on_disk, settings.out_dir);
   why = fsdp::comm::consult(world, why, "whether a snapshot is loaded", fsdp::comm::text_of_first);
   if (!found || !why.empty()) {
-    if (why.empty()) why = ready.lines.empty() ? "no node has one" : "none is whole";
+    if (why.empty()) why = ready.lines.empty() ? "no node has one" : "no node has a whole one";
     ready.lines.push_back(fmt::format("note: no snapshot is loaded: {}", why));
     return;
   }
-  agree(world, [&] { ready.resumed = read_run(found->folder); });
+  agree(world, [&] { ready.resumed = read_run(found->folder, found->texts.manifest); });
   ready.lines.push_back(
       fmt::format("note: {} is loaded: {}", found->name(),
                   on_disk ? fmt::format("'{}' has a checkpoint of iteration {}", settings.out_dir, on_disk->iteration)

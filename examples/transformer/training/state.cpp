@@ -41,14 +41,14 @@ nlohmann::ordered_json run_state_json(RunState const& run, Settings const& setti
   return json;
 }
 
-RunState read_run(std::filesystem::path const& checkpoint) {
+RunState read_run(std::filesystem::path const& checkpoint, std::string const& manifest_text) {
   namespace ckpt = fsdp::checkpoint;
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
   RunState run;
   run.checkpoint = checkpoint;
   auto const path = run.checkpoint / ckpt::manifest_name;
   auto const what = fsdp::formatted("'{}'", path.string());
-  auto const manifest = ckpt::parse_manifest(ckpt::read_text_file(path), what);
+  auto const manifest = ckpt::parse_manifest(manifest_text.empty() ? ckpt::read_text_file(path) : manifest_text, what);
   ckpt::Fields const fields(manifest.extra, what);
   if (fields.text("program") != program_name) fields.wrong("program", fsdp::formatted("\"{}\"", program_name));
   run.iteration = fields.whole("iteration", 0, most);

@@ -46,8 +46,9 @@ std::string checked_model(nlohmann::ordered_json const& model, std::string_view 
 nlohmann::ordered_json run_state_json(RunState const& run, Settings const& settings);
 
 /// Reads the state of the run from a checkpoint's folder.
+/// @param manifest  its manifest; empty: the folder has it
 /// @throws fsdp::ConfigError if another program wrote it, or if it is damaged
-RunState read_run(std::filesystem::path const& checkpoint);
+RunState read_run(std::filesystem::path const& checkpoint, std::string const& manifest = {});
 
 /// Factor of the run's adapters: see Tuning. 1 if it has none.
 float lora_scale_of(RunState const& run);

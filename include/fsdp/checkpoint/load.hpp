@@ -141,9 +141,12 @@ inline void expect_frozen(bool frozen, TensorInfo const& tensor, std::string_vie
                       tensor.name);
 }
 
-/// load() of a folder that ranks may reach by other paths. @param name  of the checkpoint: equal on all ranks
+/// load() of a folder that ranks may reach by other paths.
+/// @param name   of the checkpoint: equal on all ranks
+/// @param texts  that are not files of the folder
 template <class E, Checkpointable O>
-LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const& checkpoint, std::string const& name) {
+LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const& checkpoint, std::string const& name,
+                            FolderTexts const& texts = {}) {
   auto const turn = engine.shards().enter("load");
   RunState<E> const state(engine, optimizer);
   engine.seal();
@@ -153,17 +156,19 @@ LoadedCheckpoint load_named(E& engine, O& optimizer, std::filesystem::path const
   auto& world = engine.world();
   auto const path = checkpoint / manifest_name;
   fsdp::detail::expect_equal_texts(world, name, "which checkpoint");
-  auto const text =
-      agreed(world, "a checkpoint", [&] { return world.rank() == 0 ? read_text_file(path) : std::string(); });
+  auto const text = agreed(world, "a checkpoint", [&] {
+    if (world.rank() != 0) return std::string();
+    return texts.manifest.empty() ? read_text_file(path) : texts.manifest;
+  });
   std::optional<ShardedReader> reader;
   std::vector<float> values;
   FoundState found;
   agreed(world, "what a checkpoint has", [&] {
-    auto const what = formatted("'{}'", path.string());
+    auto const what = texts.manifest.empty() ? formatted("'{}'", path.string()) : name;
     auto manifest = parse_manifest(text, what);
     expect_same_tensors(manifest, tensor_list(engine), what);
     found = find_state(manifest, state, entries, what);
-    reader.emplace(checkpoint, std::move(manifest));
+    reader.emplace(checkpoint, std::move(manifest), texts.descriptions);
     for_each_own_segment(engine, state, [&](auto array, auto u, Segment const& segment, TensorInfo const& tensor) {
       if (!reader->has(found.arrays[array], tensor.name)) return expect_frozen(shards[u].frozen, tensor, what);
       reader->read(found.arrays[array], tensor.name, segment.first, segment.count, [](auto...) {});

@@ -22,17 +22,26 @@
 
 namespace fsdp::checkpoint {
 
+/// Texts of a checkpoint that are not files of its folder.
+struct FolderTexts {
+  std::string manifest;                             ///< empty: the folder has it
+  std::map<std::string, std::string> descriptions;  ///< by the file that they describe; the folder has the others
+};
+
 /// Opens the files that hold what is asked for, and no others. Used by one thread.
 class ShardedReader {
  public:
-  /// @param manifest  of the folder
+  /// @param manifest      of the folder
+  /// @param descriptions  that the folder lacks: see FolderTexts
   /// @throws ConfigError if a description is missing, is not the one that was written, or slices do not cover every
   /// tensor of every array exactly
-  ShardedReader(std::filesystem::path folder, Manifest manifest)
+  ShardedReader(std::filesystem::path folder, Manifest manifest,
+                std::map<std::string, std::string> const& descriptions = {})
       : folder_(std::move(folder)), manifest_(std::move(manifest)) {
     for (auto const& [name, checksum] : manifest_.files) {
       auto const path = folder_ / description_name(name);
-      auto const text = read_text_file(path);
+      auto const given = descriptions.find(name);
+      auto const text = given != descriptions.end() ? given->second : read_text_file(path);
       auto const what = formatted("'{}'", path.string());
       if (checksum_of(text) != checksum) fail<ConfigError>("{} is damaged: checksum mismatch", what);
       descriptions_.push_back(parse_rank_file(text, what));

@@ -41,8 +41,9 @@ namespace checkpoint {
 /// [Note: Files of a snapshot]
 /// `folder`/run-HASH/step-N.ID/ has the files of one snapshot that this node keeps. HASH is of SnapshotPlace::run; ID
 /// is drawn for each snapshot. A rank's slices are in a file as checkpoints have it, beside its description. The
-/// slices' header, rank-R-of-W.snapshot.json, is written last: with it, the slices are there. Resuming adds the
-/// descriptions of slices that other nodes keep, and a manifest: then load() reads the folder.
+/// slices' header, rank-R-of-W.snapshot.json, is written last: with it, the slices are there. The manifest, and the
+/// descriptions of slices that other nodes keep, are in FoundSnapshot: looking for a snapshot writes no file of it, so
+/// a folder that is full or read-only is still read.
 
 /// What is said of one rank's slices in a snapshot.
 struct SnapshotHeader {
@@ -130,6 +131,21 @@ inline std::filesystem::path step_folder(SnapshotPlace const& place, std::int64_
   return run_folder(place) / formatted("step-{}.{}", step, id);
 }
 
+/// Writes a file under another name first, which is removed if that fails. @throws ResourceError
+inline void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary,
+                         std::string_view text) {
+  try {
+    OutputFile out(temporary, 0600);
+    out.write(text);
+    out.finish();
+    checkpoint::rename(temporary, path);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
+}
+
 /// Removes one rank's slices. Files that are not there are no error, and neither are others.
 inline void remove_slices(std::filesystem::path const& folder, std::string const& file) noexcept {
   std::error_code ignored;
@@ -146,11 +162,7 @@ inline void write_slices(std::filesystem::path const& folder, SnapshotHeader hea
   try {
     auto const description = write_rank_file(folder, file, slices, blocks_of(slices, bytes), 0600);
     header.description_checksum = checksum_of(description);
-    auto const temporary = folder / (header_name(file) + ".tmp");
-    OutputFile out(temporary, 0600);
-    out.write(to_json_text(header));
-    out.finish();
-    checkpoint::rename(temporary, folder / header_name(file));
+    write_beside(folder / header_name(file), folder / (header_name(file) + ".tmp"), to_json_text(header));
   } catch (...) {
     remove_slices(folder, file);
     throw;

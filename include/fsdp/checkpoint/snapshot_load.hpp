@@ -29,12 +29,11 @@ namespace checkpoint {
 /// Ranks of the snapshot whose slices this rank needs, and this node does not hold.
 template <class E>
 std::vector<int> slices_to_fetch(E& engine, RunState<E> const& state, FoundSnapshot const& found) {
-  auto const path = found.folder / manifest_name;
-  auto const what = formatted("'{}'", path.string());
-  auto manifest = parse_manifest(read_text_file(path), what);
+  auto const what = found.name();
+  auto manifest = parse_manifest(found.texts.manifest, what);
   expect_same_tensors(manifest, tensor_list(engine), what);
   auto const has = find_state(manifest, state, state.entries(), what);
-  ShardedReader const reader(found.folder, std::move(manifest));
+  ShardedReader const reader(found.folder, std::move(manifest), found.texts.descriptions);
   std::set<std::string> needed;
   for_each_own_segment(engine, state, [&](auto array, auto, Segment const& segment, TensorInfo const& tensor) {
     if (reader.has(has.arrays[array], tensor.name))
@@ -70,7 +69,10 @@ std::exception_ptr fetch_slices(SnapshotBroadcast<C>& send, C& world, FoundSnaps
   std::string size;
   attempt([&] {
     if (world.rank() == holder) size = formatted("{}", in.emplace(found.folder / name).size());
-    if (needs) out.emplace(temporary, 0600);
+    if (!needs) return;
+    make_private_folder(folder_of(found.folder));
+    make_private_folder(found.folder);
+    out.emplace(temporary, 0600);
   });
   send.text(size, holder);
   std::int64_t const total = size.empty() ? 0 : std::stoll(size);
@@ -89,11 +91,9 @@ std::exception_ptr fetch_slices(SnapshotBroadcast<C>& send, C& world, FoundSnaps
     if (!out) return;
     out->finish();
     checkpoint::rename(temporary, found.folder / name);
-    auto const beside = found.folder / formatted("{}.{}.tmp", header_name(name), world.rank());
-    OutputFile header(beside, 0600);
-    header.write(found.headers.at(name));
-    header.finish();
-    checkpoint::rename(beside, found.folder / header_name(name));
+    for (auto const& [file, text] : {std::pair(description_name(name), &found.texts.descriptions.at(name)),
+                                     std::pair(header_name(name), &found.headers.at(name))})
+      write_beside(found.folder / file, found.folder / formatted("{}.{}.tmp", file, world.rank()), *text);
   });
   std::error_code ignored;
   if (failure) std::filesystem::remove(temporary, ignored);
@@ -135,7 +135,7 @@ LoadedCheckpoint load_snapshot(E& engine, O& optimizer, FoundSnapshot const& fou
       });
     }
   }
-  return load_named(engine, optimizer, found.folder, formatted("{} {}", found.name(), found.id));
+  return load_named(engine, optimizer, found.folder, formatted("{} {}", found.name(), found.id), found.texts);
 }
 
 }  // namespace fsdp

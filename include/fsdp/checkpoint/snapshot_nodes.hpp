@@ -2,7 +2,7 @@
 // Nodes of a world: ranks that see one folder for snapshots.
 #pragma once
 
-#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +13,9 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -38,20 +40,65 @@ inline std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-/// The name that a folder has been given by the first who asked: equal for all who see the same folder.
-/// @throws ResourceError
-inline std::string name_of_folder(std::filesystem::path const& folder) {
+/// [Note: Names of folders]
+/// Ranks that see one folder form a node. The file `node` in it has a name that the first rank has drawn: machines that
+/// share a folder read the same one, and are refused. Slices do not refer to it. Where there is no name, and none can
+/// be written, or `node` is damaged, the folder's place in its machine stands for it: its slices are read, and whether
+/// machines share it is not known.
+
+/// How a rank knows its folder.
+struct FolderName {
+  std::string name;    ///< equal for all who see the same folder; empty: it has none
+  std::string place;   ///< device and inode: equal for all of a machine who see the same folder; not empty
+  std::string reason;  ///< for which it has no name
+};
+
+/// @return the name; empty: there is none @throws ConfigError if the file cannot be read or is damaged
+inline std::string read_folder_name(std::filesystem::path const& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return {};
+  constexpr std::string_view remedy = "remove it, and the next start writes another one";
+  std::string name;
+  try {
+    name = read_text_file(path, 16);
+  } catch (ConfigError const& wrong) {
+    fail<ConfigError>("{}; {}", wrong.what(), remedy);
+  }
+  if (name.size() != 16 || name.find_first_not_of("0123456789abcdef") != std::string::npos)
+    fail<ConfigError>("'{}' is damaged: expected 16 hexadecimal digits; {}", path.string(), remedy);
+  return name;
+}
+
+/// Reads the name of a folder, or gives it one.
+/// @throws ResourceError if the folder cannot be looked at
+inline FolderName name_of_folder(std::filesystem::path const& folder) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) detail::throw_file_error(folder, "looked at", errno);
+  FolderName result;
+  result.place = formatted("{:x}:{:x}", status.st_dev, status.st_ino);
   auto const path = folder / "node";
   auto const mine = drawn_id();
   auto const temporary = folder / ("node." + mine);
-  OutputFile file(temporary, 0600);
-  file.write(mine);
-  file.finish();
-  int const failed = ::link(temporary.c_str(), path.c_str()) == 0 ? 0 : errno;  // the first one stays
+  try {
+    result.name = read_folder_name(path);
+    if (!result.name.empty()) return result;
+    OutputFile file(temporary, 0600);
+    file.write(mine);
+    file.finish();
+    if (::link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST)  // the first one stays
+      detail::throw_file_error(path, "made", errno);
+  } catch (Error const& error) {
+    result.reason = error.what();
+  }
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);
-  if (failed != 0 && failed != EEXIST) detail::throw_file_error(path, "made", failed);
-  return reading_for_a_save([&] { return read_text_file(path, 64); });
+  try {
+    result.name = read_folder_name(path);  // another rank may have had the last bytes
+    if (!result.name.empty()) result.reason.clear();
+  } catch (ConfigError const& error) {
+    result.reason = error.what();
+  }
+  return result;
 }
 
 /// Which ranks share a node.
@@ -78,43 +125,74 @@ class Nodes {
 };
 
 /// Answers with the node of each rank, as runs_text(), or "!" and an error.
-/// @param texts  "=NAME of the folder BOOT of the machine", or "!" and an error
-inline std::string nodes_in(std::vector<std::string> const& texts) {
-  std::map<std::string, std::pair<int, std::size_t>> nodes;  // by folder: number, lowest rank
-  std::vector<int> of;
+/// @param texts  "=NAME PLACE BOOT REASON": a FolderName, "-" for none, and the machine; or "!" and an error
+/// @param notes  gets a line for each folder without a name
+inline std::string nodes_in(std::vector<std::string> const& texts, std::vector<std::string>& notes) {
+  struct Word {
+    std::string name, place, boot, reason;
+  };
+  std::vector<Word> words;
+  std::map<std::string, std::string> named;  // by place and machine
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == '!') return formatted("!rank {}: {}", rank, texts[rank].substr(1));
-    auto const space = texts[rank].find(' ');
-    auto const [node, first] =
-        nodes.try_emplace(texts[rank].substr(1, space - 1), static_cast<int>(nodes.size()), rank).first->second;
-    if (texts[rank].substr(space) != texts[first].substr(space))
+    Word word;
+    std::istringstream text(texts[rank].substr(1));
+    text >> word.name >> word.place >> word.boot >> std::ws;
+    std::getline(text, word.reason, '\0');
+    word.place += " " + word.boot;
+    if (word.name != "-") named.try_emplace(word.place, word.name);
+    words.push_back(std::move(word));
+  }
+  std::map<std::string, std::pair<int, std::size_t>> nodes;  // by folder: number, lowest rank
+  std::vector<int> of;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    auto const& word = words[rank];
+    auto const other = named.find(word.place);
+    auto const folder = word.name != "-" ? word.name : other != named.end() ? other->second : word.place;
+    auto const [found, is_new] = nodes.try_emplace(folder, static_cast<int>(nodes.size()), rank);
+    auto const [node, first] = found->second;
+    if (word.boot != words[first].boot)
       return formatted(
           "!ranks {} and {} are on different machines and see the same folder for snapshots; give a folder in the "
           "memory of each machine, such as /dev/shm/NAME",
           first, rank);
+    if (is_new && !word.reason.empty())
+      notes.push_back(formatted("rank {}: the folder for snapshots has no name: {}", rank, word.reason));
     of.push_back(node);
   }
   return runs_text(of);
 }
 
-/// Makes the folder for snapshots, and finds the ranks that share it.
+/// Makes the folder for snapshots, and finds the ranks that share it. Where files cannot be written, that is noted: see
+/// [Note: Names of folders].
+/// @param notes  rank 0: gets a line for each folder without a name; nullptr: nobody wants them
 /// @throws ConfigError on every rank if one cannot have its folder, or machines share one
-/// @note Collective: yes; rank 0 receives some 60 characters of every rank, and answers with as much for each node.
+/// @note Collective: yes; rank 0 receives some 80 characters of every rank, and answers with as much for each node.
 template <class C>
-Nodes find_nodes(C& world, SnapshotPlace const& place) {
+Nodes find_nodes(C& world, SnapshotPlace const& place, std::vector<std::string>* notes = nullptr) {
   std::string mine;
   try {
     if (place.folder.empty()) fail<ConfigError>("expected a folder for snapshots, got an empty path");
     make_private_folder(place.folder);
-    make_private_folder(run_folder(place));
+    try {
+      make_private_folder(run_folder(place));
+    } catch (ResourceError const&) {  // snapshots fail until it can be made, and say so
+    }
+    auto const name = name_of_folder(place.folder);
     std::string boot;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    mine = formatted("={} {}", name_of_folder(place.folder), boot.empty() ? host_name() : boot);
+    mine = formatted("={} {} {} {}", name.name.empty() ? "-" : name.name, name.place, boot.empty() ? host_name() : boot,
+                     name.reason);
   } catch (std::exception const& error) {
     mine = std::string("!") + error.what();
   }
-  auto const answer = comm::consult(world, mine, "nodes of snapshots", nodes_in);
+  std::vector<std::string> said;
+  auto const answer = comm::consult(world, mine, "nodes of snapshots", [&](std::vector<std::string> const& texts) {
+    said.clear();
+    return nodes_in(texts, said);
+  });
   if (answer[0] == '!') fail<ConfigError>("snapshots: {}", answer.substr(1));
+  if (notes != nullptr && world.rank() == 0) notes->insert(notes->end(), said.begin(), said.end());
   return Nodes(parse_runs(answer));
 }
 

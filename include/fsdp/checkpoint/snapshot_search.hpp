@@ -19,6 +19,7 @@
 
 #include "fsdp/checkpoint/agreement.hpp"
 #include "fsdp/checkpoint/manifest.hpp"
+#include "fsdp/checkpoint/sharded_reader.hpp"
 #include "fsdp/checkpoint/snapshot_broadcast.hpp"
 #include "fsdp/checkpoint/snapshot_files.hpp"
 #include "fsdp/checkpoint/snapshot_nodes.hpp"
@@ -28,7 +29,8 @@
 
 namespace fsdp {
 
-/// A snapshot that can be loaded. Its folder has the manifest, and the slices that this node holds.
+/// A snapshot that can be loaded. Its folder has the slices that this node holds; where it holds none there may be no
+/// such folder.
 struct FoundSnapshot {
   std::filesystem::path folder;  ///< on this node
   std::int64_t step = 0;
@@ -37,6 +39,7 @@ struct FoundSnapshot {
   nlohmann::ordered_json extra;                ///< what the caller gave to take()
   std::vector<int> holders;                    ///< by rank that took it: the rank that sends its slices
   std::map<std::string, std::string> headers;  ///< by file, of slices that this node does not hold
+  checkpoint::FolderTexts texts;               ///< the manifest, and descriptions of those slices
 
   /// For messages.
   std::string name() const { return formatted("the snapshot of step {}", step); }
@@ -129,10 +132,10 @@ inline std::string newest_held(std::vector<std::string> const& reports, std::vec
   return {};
 }
 
-/// Puts descriptions of all slices and a manifest into the folder of the snapshot, on every node.
+/// Gives `found` the descriptions of slices that this node does not hold, and the manifest.
 /// @note Collective: yes; the holders broadcast descriptions that some node lacks.
 template <class C>
-void complete_descriptions(C& world, Nodes const& nodes, FoundSnapshot& found) {
+void complete_descriptions(C& world, FoundSnapshot& found) {
   auto const held = [&](int rank) {
     std::error_code error;
     return std::filesystem::exists(found.folder / header_name(rank_file_name(rank, found.ranks)), error);
@@ -141,7 +144,6 @@ void complete_descriptions(C& world, Nodes const& nodes, FoundSnapshot& found) {
   for (int rank = 0; rank < found.ranks; ++rank)
     if (!held(rank)) missing.push_back(rank);
   auto const union_of_missing = comm::consult(world, runs_text(missing), "descriptions of slices", united_runs);
-  std::map<std::string, std::string> descriptions;
   if (!union_of_missing.empty()) {
     SnapshotBroadcast<C> send(world);
     for (auto const rank : parse_runs(union_of_missing)) {
@@ -158,11 +160,10 @@ void complete_descriptions(C& world, Nodes const& nodes, FoundSnapshot& found) {
       send.text(description, holder);
       send.text(header, holder);
       if (held(rank)) continue;
-      descriptions[name] = description;
+      found.texts.descriptions[name] = description;
       found.headers[name] = header;
     }
   }
-  bool const writes = nodes.ranks(nodes.of(world.rank())).front() == world.rank();
   auto const text_of_first = [&] {
     auto const name = header_name(rank_file_name(0, found.ranks));
     auto const received = found.headers.find(rank_file_name(0, found.ranks));
@@ -172,20 +173,13 @@ void complete_descriptions(C& world, Nodes const& nodes, FoundSnapshot& found) {
   agreed(world, "a snapshot's manifest", [&] {
     auto manifest = parse_manifest(text_of_first().manifest, found.name());
     found.extra = manifest.extra;
-    if (!writes) return "";
-    make_private_folder(found.folder);
     for (auto& [name, checksum] : manifest.files) {
-      auto const path = found.folder / description_name(name);
-      if (auto const received = descriptions.find(name); received != descriptions.end()) {
-        OutputFile file(path, 0600);
-        file.write(received->second);
-        file.finish();
-      }
-      checksum = checksum_of(read_text_file(path));
+      auto const received = found.texts.descriptions.find(name);
+      checksum = checksum_of(received != found.texts.descriptions.end()
+                                 ? received->second
+                                 : read_text_file(found.folder / description_name(name)));
     }
-    OutputFile file(found.folder / manifest_name, 0600);
-    file.write(to_json_text(manifest));
-    file.finish();
+    found.texts.manifest = to_json_text(manifest);
     return "";
   });
 }
@@ -194,9 +188,9 @@ void complete_descriptions(C& world, Nodes const& nodes, FoundSnapshot& found) {
 
 /// Looks for the newest snapshot of the run of which all slices are held, on the nodes of these ranks. Reads all slices
 /// there, and compares their checksums; each rank reads its share of its node's. Slices that are cut or altered are
-/// removed.
+/// removed. Nothing else is written but the folder's name, if it has none; that may fail.
 /// @param model  as model_checksum() gives it; empty: any. Snapshots of another one are skipped
-/// @param notes  rank 0: a line for each snapshot that is skipped
+/// @param notes  rank 0: a line for each snapshot that is skipped, and for each folder without a name
 /// @return the same on all ranks, but for the folder; nullopt if there is none
 /// @throws ConfigError on every rank if a rank cannot have its folder, or machines share one
 /// @note Collective: yes; rank 0 receives a line for every slice that is held.
@@ -204,7 +198,7 @@ template <class C>
 std::optional<FoundSnapshot> find_snapshot(C& world, SnapshotPlace const& place, std::vector<std::string>& notes,
                                            std::string_view model = {}) {
   using namespace checkpoint;
-  auto const nodes = find_nodes(world, place);
+  auto const nodes = find_nodes(world, place, &notes);
   auto const here = nodes.ranks(nodes.of(world.rank()));
   auto const share = static_cast<std::size_t>(std::find(here.begin(), here.end(), world.rank()) - here.begin());
   auto const report = report_of_slices(place, model, share, here.size());
@@ -220,7 +214,7 @@ std::optional<FoundSnapshot> find_snapshot(C& world, SnapshotPlace const& place,
   std::istringstream(answer.substr(0, line)) >> found.step >> found.id >> found.ranks;
   found.holders = parse_runs(answer.substr(line + 1));
   found.folder = step_folder(place, found.step, found.id);
-  complete_descriptions(world, nodes, found);
+  complete_descriptions(world, found);
   return found;
 }
 

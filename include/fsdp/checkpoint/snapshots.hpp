@@ -63,6 +63,9 @@ class Snapshots {
   /// Nodes of the world. One node mirrors nothing: its snapshots outlive ranks, not the node.
   int nodes() const { return nodes_.count(); }
 
+  /// The step of the last snapshot that is known to be whole on all ranks; -1: none. Equal on all ranks.
+  std::int64_t newest_whole() const { return whole_step_; }
+
   /// Copies the state, and returns; a thread writes it. If the snapshot before is still being written on some rank, or
   /// there is no memory, nothing is copied. A snapshot that could not be written is reported by the next call.
   /// @param step   number of the state, for its name: higher is newer
@@ -134,7 +137,7 @@ class Snapshots {
       return {false, formatted("the snapshot of step {} is left out: {}", step, said)};
     SnapshotTaken taken{true, {}};
     if (answer[0] == '!') taken.warning = formatted("the snapshot of step {} was not kept: {}", step_, said);
-    if (answer[0] == '=' && step_ >= 0) whole_ = folder_;
+    if (answer[0] == '=') keep_last();
 
     step_ = step;
     SnapshotHeader header;
@@ -186,6 +189,7 @@ class Snapshots {
     if (thread_.joinable()) thread_.join();
     auto const mine = state_ == State::failed ? formatted("rank {}: {}", engine_->rank(), failure_) : std::string();
     auto const why = comm::consult(engine_->world(), mine, "a snapshot's end", comm::first_text);
+    if (why.empty()) keep_last();
     return why.empty() ? why : formatted("the snapshot of step {} was not kept: {}", step_, why);
   }
 
@@ -197,7 +201,7 @@ class Snapshots {
       for (auto const& entry : std::filesystem::directory_iterator(checkpoint::run_folder(place_), ignored))
         std::filesystem::remove_all(entry.path(), ignored);
     whole_.clear();
-    step_ = -1;
+    whole_step_ = step_ = -1;
     state_ = State::none;
     static_cast<void>(comm::consult(engine_->world(), std::string(), "snapshots are removed", comm::no_text));
   }
@@ -220,6 +224,7 @@ class Snapshots {
   void write(checkpoint::SnapshotHeader header, std::vector<Written> const& files) noexcept {
     try {
       if (is_first_of_node_) remove_others();
+      checkpoint::make_private_folder(checkpoint::run_folder(place_));
       checkpoint::make_private_folder(folder_);
       for (auto const& file : files) {
         if (&file == files.data() + 1) mirror_->wait();
@@ -240,6 +245,12 @@ class Snapshots {
       state_ = State::failed;
     }
   }
+  /// The last snapshot that has begun is whole on all ranks.
+  void keep_last() {
+    if (step_ < 0) return;
+    whole_ = folder_;
+    whole_step_ = step_;
+  }
   /// All but the last whole snapshot and the one that begins.
   void remove_others() const {
     std::error_code ignored;
@@ -256,7 +267,8 @@ class Snapshots {
   std::optional<checkpoint::SnapshotMirror<typename E::Comm>> mirror_;  // ends before its memory
   std::int64_t step_ = -1;                                              ///< of the last one that has begun
   std::filesystem::path folder_;                                        ///< its folder
-  std::filesystem::path whole_;  ///< folder of the last one that is known to be whole on all ranks
+  std::filesystem::path whole_;   ///< folder of the last one that is known to be whole on all ranks
+  std::int64_t whole_step_ = -1;  ///< its step
   std::atomic<State> state_{State::none};
   std::string failure_;  ///< the thread's, until it has ended
   std::thread thread_;
