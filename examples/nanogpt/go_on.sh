@@ -280,11 +280,13 @@ go_on_lost() {
   grep -q 'Remote daemon: ' "$scratch/notes"
 }
 
-# After SIGUSR1, when the run has ended: sets the code. 138: a rank has got SIGUSR1 before it handled it.
+# After SIGUSR1, when the run has ended: sets the code. 138: a rank has got SIGUSR1 before it handled it. Below 0: bash has lost the
+# code, because mpirun ended as the signal came.
 go_on_asked() {
-  if ((ran)) && ((code != 138)) && ! go_on_lost; then return; fi
+  if ((ran && code >= 0 && code != 138)) && ! go_on_lost; then return; fi
   local then="mpirun ended with code $code instead of 85, and nothing is started again"
   if ((!ran)); then then="mpirun was not started"; fi
+  if ((code < 0)); then then="mpirun ended at the same time"; fi
   go_on_say "asked to stop by SIGUSR1: $then; the newest checkpoint or snapshot is what is left"
   code=85
 }
