@@ -2,12 +2,17 @@
 // nanogpt plan.
 #include "transformer/training/plan.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "commands.hpp"
 #include "fsdp/error.hpp"
@@ -15,13 +20,41 @@
 #include "program.hpp"
 #include "saved_model.hpp"
 #include "transformer/data/dataset.hpp"
-#include "transformer/run/read_number.hpp"
+#include "transformer/run/table.hpp"
 #include "transformer/training/plan_search.hpp"
 #include "transformer/training/planned_bytes.hpp"
 
 namespace nanogpt {
 
 namespace {
+
+/// The words of LAYERSxHEADSxWIDTH, which are digits; none where `text` is something else.
+std::vector<std::string_view> shape_words(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    auto const end = std::min(text.find('x', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    if (words.back().empty() || words.back().find_first_not_of("0123456789") != std::string_view::npos) return {};
+    begin = end + 1;
+  }
+  return words.size() == 3 ? words : std::vector<std::string_view>{};
+}
+
+/// The model of a folder: config.json alone is read. @throws fsdp::ConfigError if it is none, or no GPT-2
+GptConfig config_in(std::string const& folder) {
+  auto const file = std::filesystem::path(folder) / "config.json";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored))
+    fsdp::fail<fsdp::ConfigError>(
+        "setting 'model': expected gpt2, gpt2-medium, gpt2-large, gpt2-xl, LAYERSxHEADSxWIDTH, or a folder with "
+        "config.json (of a HuggingFace GPT-2, or an out_dir with weights), got '{}'",
+        folder);
+  try {
+    return kind_of_config(file) == ConfigKind::huggingface ? read_huggingface_config(file) : read_saved_config(file);
+  } catch (fsdp::ConfigError const& error) {
+    fsdp::fail<fsdp::ConfigError>("setting 'model': {}. This program plans GPT-2 models only", error.what());
+  }
+}
 
 /// The model that `settings.model` names. @param settings  get its shape
 /// @throws fsdp::ConfigError if it names none
@@ -41,23 +74,13 @@ GptConfig adopt_planned_model(Settings& settings) {
     settings.bias = true;
     return adopt(model.layers, model.heads, model.width);
   }
-  std::array<std::int64_t, 3> shape{};
-  std::string_view rest = settings.model;
-  std::size_t numbers = 0;
-  for (auto& number : shape) {
-    auto const end = std::min(rest.find('x'), rest.size());
-    if (read_number(rest.substr(0, end), number) && number > 0) ++numbers;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  if (auto const shape = shape_words(settings.model); !shape.empty()) {
+    constexpr std::array names{"n_layer", "n_head", "n_embd"};
+    for (std::size_t i = 0; i < names.size(); ++i)
+      assign(settings, *find_setting(names[i]), shape[i], fmt::format("--model={}", settings.model));
+    return model_config(settings, Meta{}.vocab_size);
   }
-  if (numbers == shape.size() && rest.empty()) return adopt(shape[0], shape[1], shape[2]);
-  std::filesystem::path const file = std::filesystem::path(settings.model) / "config.json";
-  if (!std::filesystem::is_regular_file(file))
-    fsdp::fail<fsdp::ConfigError>(
-        "setting 'model': expected gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, or "
-        "LAYERSxHEADSxWIDTH, got '{}'",
-        settings.model);
-  auto config = kind_of_config(file) == ConfigKind::huggingface ? read_huggingface_config(file)
-                                                                : open_saved_model(settings.model).config;
+  auto config = config_in(settings.model);
   settings.n_layer = config.n_layer, settings.n_head = config.n_head, settings.n_embd = config.n_embd;
   settings.bias = config.bias;
   if (!settings.was_given("block_size")) settings.block_size = config.block_size;
@@ -89,6 +112,13 @@ int run_plan(Settings const& given) {
   auto const config =
       settings.model.empty() ? model_config(settings, Meta{}.vocab_size) : adopt_planned_model(settings);
   if (!settings.model.empty()) expect_model_as_given(given, settings);
+  auto const number = [](std::int64_t value) { return static_cast<double>(value); };
+  auto const width = number(config.n_embd), layers = number(config.n_layer);
+  expect_countable(settings,
+                   {.parameters = (12 * layers * width + number(config.vocab_size) + number(config.block_size)) * width,
+                    .layers = layers,
+                    .width = width,
+                    .vocabulary = number(config.vocab_size)});
   if (!settings.hardware.empty()) return print_plan_on_hardware<Program>(settings, config);
   check_together(settings, Command::plan, settings.ranks);
   return print_plan<Program>(settings, config);

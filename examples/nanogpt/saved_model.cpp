@@ -31,6 +31,17 @@ struct AsJson {
   Json operator()(std::string Settings::*member) const { return settings.*member; }
 };
 
+/// The shape, from `json`, which `what` names.
+GptConfig config_from(Json const& json, std::string const& what) {
+  fsdp::checkpoint::Fields const fields(json, what);
+  if (!fields.has("model_args")) fsdp::fail<fsdp::ConfigError>("{}: expected a JSON object with 'model_args'", what);
+  auto const& arguments = fields.object("model_args");
+  auto config = model_from(arguments, what);
+  config.dropout = static_cast<float>(fsdp::checkpoint::Fields(arguments, what).number("dropout"));
+  config.validate();
+  return config;
+}
+
 }  // namespace
 
 void save_model_config(fs::path const& folder, GptConfig const& config, ModelState const& state,
@@ -51,6 +62,11 @@ void save_model_config(fs::path const& folder, GptConfig const& config, ModelSta
   fsdp::checkpoint::replace_text_file(folder / "config.json", json.dump(1) + "\n");
 }
 
+GptConfig read_saved_config(fs::path const& config_json) {
+  auto const what = fsdp::formatted("'{}'", config_json.string());
+  return config_from(fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(config_json), what), what);
+}
+
 SavedModel open_saved_model(fs::path const& folder) {
   auto const path = folder / "config.json";
   SavedModel model;
@@ -64,11 +80,7 @@ SavedModel open_saved_model(fs::path const& folder) {
   auto const what = fsdp::formatted("'{}'", path.string());
   auto const json = fsdp::checkpoint::parse_object(fsdp::checkpoint::read_text_file(path), what);
   fsdp::checkpoint::Fields const fields(json, what);
-  if (!fields.has("model_args")) fsdp::fail<fsdp::ConfigError>("{}: expected a JSON object with 'model_args'", what);
-  auto const& arguments = fields.object("model_args");
-  model.config = model_from(arguments, what);
-  model.config.dropout = static_cast<float>(fsdp::checkpoint::Fields(arguments, what).number("dropout"));
-  model.config.validate();
+  model.config = config_from(json, what);
   model.state.iteration = fields.whole("iter_num", 0, std::numeric_limits<std::int64_t>::max());
   if (json.contains("meta") && json["meta"].is_string()) {
     auto const vocabulary = folder / json["meta"].get<std::string>();

@@ -35,6 +35,10 @@ struct SavedModel {
 void save_model_config(std::filesystem::path const& folder, GptConfig const& config, ModelState const& state,
                        Settings const* settings, Meta const& meta);
 
+/// The shape of a model whose config.json nanogpt has written. @throws fsdp::ConfigError saying what is missing or
+/// wrong
+GptConfig read_saved_config(std::filesystem::path const& config_json);
+
 /// Reads config.json and what it names; checks that the weights are there.
 /// @throws fsdp::ConfigError saying what is missing or wrong
 SavedModel open_saved_model(std::filesystem::path const& folder);

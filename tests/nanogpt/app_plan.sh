@@ -98,12 +98,35 @@ refuses '20 GPUs are not a multiple of the 8 GPUs of a node' "$nanogpt" plan --h
 refuses 'expected a divisor of the 512 ranks, got 24' "$nanogpt" plan --hardware="$hardware" --gpus=512 --model=gpt2 --strategy=hybrid_shard --shard_group=24
 refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=12x12
 refuses 'LAYERSxHEADSxWIDTH' "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=no_folder
+# The shape has the limits of n_layer, n_head and n_embd; bytes that 64 bits cannot count are refused.
+for shape in 99999999999x1x1:n_layer 1000000x1x1:n_layer 0x1x1:n_layer 2x10001x10001:n_head 300x1000x30000000:n_embd 2x1x99999999999999999999:n_embd; do
+  refuses "setting '${shape#*:}': expected a whole number of at least 1 and at most" "$nanogpt" plan --hardware="$hardware" --gpus=8 --model="${shape%:*}"
+done
+refuses 'use a smaller n_layer or n_embd' "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=10000x1x1000000
+many='use a smaller batch_size, block_size, gradient_accumulation_steps, n_layer or n_embd'
+refuses "$many" "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=gpt2 --batch_size=1000000 --block_size=1000000
+refuses "$many" "$nanogpt" plan --gpus=8 --model=gpt2 --batch_sizes=1,1000000 --block_size=1000000
+# More bytes than a process has addresses.
+refuses 'comes nearest' "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=80x64x8192 --batch_size=1000000
+grep -qE 'total [0-9]{16}$' output || fail "80x64x8192 with a batch of 1000000 has no total of petabytes"
+
+# Folders: config.json alone is read, of HuggingFace's GPT-2 or of an out_dir.
+mkdir hf llama nothing run
+echo '{"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":32,"n_positions":16,"vocab_size":50257}' >hf/config.json
+echo '{"model_type":"llama","hidden_size":8}' >llama/config.json
+cp out/config.json run/
+check "a folder of HuggingFace's" plan --gpus=8 --model=hf >output 2>&1
+check "an out_dir's config.json" plan --gpus=8 --model=run >output 2>&1
+refuses "setting 'model': 'llama/config.json': 'model_type': expected \"gpt2\", got \"llama\". This program plans GPT-2 models only" \
+  "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=llama
+refuses "a folder with config.json (of a HuggingFace GPT-2, or an out_dir with weights), got 'nothing'" \
+  "$nanogpt" plan --hardware="$hardware" --gpus=8 --model=nothing
 refuses "model gpt2 has 12: expected nothing else, got 24" "$nanogpt" plan --hardware="$hardware" --gpus=16 --model=gpt2 --n_layer=24
 refuses "setting 'gpus': expected ranks, 8, or no ranks, got 16" "$nanogpt" plan --hardware="$hardware" --gpus=16 --ranks=8
 refuses 'no times for offloading' "$nanogpt" plan --hardware="$hardware" --gpus=16 --offload=moments
 sed 's/^memory = .*/memory = -1/' "$hardware" >negative.txt
 line=$(grep -n '^memory = ' negative.txt | cut -d: -f1)
-refuses "negative.txt: line $line: 'memory': expected a finite number above 0, got '-1'" \
+refuses "negative.txt: line $line: 'memory': expected a finite number above 0, from 1 to 1e30, got '-1'" \
   "$nanogpt" plan --hardware=negative.txt --gpus=16
 refuses 'nowhere.txt' "$nanogpt" plan --hardware=nowhere.txt --gpus=16
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // skip-sanitizers
 // The time of a step on described hardware: docs/performance.md's formulas, shared links, and files that are refused.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -148,7 +149,7 @@ TEST_CASE("plan: hardware files") {
     auto const own = good.substr(begin, end - begin);
     if (auto const equals = own.find('='); equals != std::string::npos) {
       auto const name = own.substr(0, equals);
-      for (auto const* const value : {"", "-1", "inf", "-inf", "nan", "1e999", "much", "1 2", "0x"}) {
+      for (auto const* const value : {"", "-1", "inf", "-inf", "nan", "1e999", "1e31", "much", "1 2", "0x"}) {
         CAPTURE(line, own, value);
         auto const text = good.substr(0, begin) + name + "= " + value + good.substr(end);
         CHECK(has(refused(text), "file: line " + std::to_string(line) + ": '"));
@@ -169,10 +170,36 @@ TEST_CASE("plan: hardware files") {
   }
   CHECK(has(refused(good + "\nspeed = 3"), "line 16: there is no value called 'speed'"));
   CHECK(has(refused(good + "\nspeed"), "line 16: expected 'name = value'"));
-  CHECK(has(refused("memory = 0"), "line 1: 'memory': expected a finite number above 0, got '0'"));
+  CHECK(has(refused("memory = 0"), "line 1: 'memory': expected a finite number above 0, from 1 to 1e30, got '0'"));
+  for (std::string const name : {"memory", "flops", "memory_bandwidth", "node_bandwidth", "network_bandwidth"})
+    CHECK(has(refused(name + " = 1e-300"), "'" + name + "': expected a finite number above 0, from 1 to 1e30"));
+  for (std::string const name : {"node_latency", "network_latency", "launch", "step_overhead", "jitter"})
+    CHECK(has(refused(name + " = 1e7"), "'" + name + "': expected a finite number, 0 or more, at most 1e6, got '1e7'"));
+  CHECK(has(refused("efficiency = 1e-300"), "'efficiency': expected a number above 0, from 1e-6, at most 1"));
   CHECK(has(refused("efficiency = 1.5"), "at most 1, got '1.5'"));
   CHECK(has(refused("gpus_per_node = 1.5"), "a whole number"));
   auto const nodes = what<fsdp::ConfigError>([&] { fsdp::plan::expect_whole_nodes(hardware, 20); });
   CHECK(has(nodes, "20 GPUs are not a multiple of the 8 GPUs of a node"));
   CHECK_NOTHROW(fsdp::plan::expect_whole_nodes(hardware, 4));
+}
+
+TEST_CASE("plan: times are finite with the lowest and the highest values of a hardware file") {
+  using fsdp::plan::read_hardware;
+  auto const file = [](std::string const& rate, std::string const& efficiency, std::string const& seconds) {
+    std::string text = "gpus_per_node = 2\nefficiency = " + efficiency + "\n";
+    for (auto const* const name : {"memory", "flops", "memory_bandwidth", "node_bandwidth", "network_bandwidth"})
+      text += std::string(name) + " = " + rate + "\n";
+    for (auto const* const name : {"node_latency", "network_latency", "launch", "step_overhead", "jitter"})
+      text += std::string(name) + " = " + seconds + "\n";
+    return read_hardware(text, "file");
+  };
+  auto const load = work(4, 1e24);
+  for (auto const& hardware : {file("1", "1e-6", "1e6"), file("1e30", "1", "0")}) {
+    auto const time = forecast(with_prefetch(equal_units(4, 4), 1, 1), load, hardware);
+    for (auto const seconds : {time.step, time.compute, time.communication, time.exposed}) {
+      CHECK(std::isfinite(seconds));
+      CHECK(seconds >= 0);
+    }
+    CHECK(time.step > 0);
+  }
 }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -30,6 +31,36 @@
 
 namespace transformer {
 
+/// Addresses for more bytes than the machine has addresses: nobody may read or write there. They do not overlap while
+/// they are in use. Any thread.
+class PretendedAddresses {
+ public:
+  static void* take(std::size_t bytes) {
+    std::lock_guard const lock(mutex_);
+    auto const size = (bytes + page - 1) / page * page;
+    if (size < bytes || next_ + size < next_)
+      fsdp::fail<fsdp::ConfigError>("plan: {} bytes are too many; use a smaller batch_size, block_size or model",
+                                    bytes);
+    ++taken_;
+    return reinterpret_cast<void*>(std::exchange(next_, next_ + size));
+  }
+  /// @return whether take() has returned it
+  static bool give_back(void* memory) {
+    if (reinterpret_cast<std::uintptr_t>(memory) < first) return false;
+    std::lock_guard const lock(mutex_);
+    if (--taken_ == 0) next_ = first;
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t page = 4096;
+  static constexpr std::uintptr_t first = std::uintptr_t{1} << 60;  // no memory lies there
+
+  inline static std::mutex mutex_;
+  inline static std::uintptr_t next_ = first;
+  inline static std::size_t taken_ = 0;
+};
+
 /// A device on which nothing runs: models are made on it for the sizes of their memory. It allocates addresses without
 /// memory behind them.
 /// @tparam Blocks  sizes are those of a GPU; otherwise of the host
@@ -41,11 +72,10 @@ struct PlanDevice : fsdp::host::Device {
     if (bytes == 0) return nullptr;
     void* const memory =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) fsdp::fail<fsdp::ResourceError>("plan: no address space for {} bytes", bytes);
-    return memory;
+    return memory == MAP_FAILED ? PretendedAddresses::take(bytes) : memory;
   }
   void deallocate(void* memory, std::size_t bytes) const noexcept {
-    if (memory != nullptr) ::munmap(memory, bytes);
+    if (memory != nullptr && !PretendedAddresses::give_back(memory)) ::munmap(memory, bytes);
   }
 };
 

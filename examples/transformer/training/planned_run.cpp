@@ -51,6 +51,27 @@ void print_bytes(PlannedRun const& run) {
 
 }  // namespace
 
+void expect_countable(Settings const& settings, ModelSize const& model) {
+  constexpr double most = 1e18;       // bytes; 64 bits count 9.2e18
+  constexpr double state_bytes = 32;  // of a parameter: states, and buffers of units
+  if (state_bytes * model.parameters > most)
+    fsdp::fail<fsdp::ConfigError>(
+        "plan: the bytes of a model of {:.3g} parameters may not be counted in 64 bits: use a smaller n_layer or "
+        "n_embd",
+        model.parameters);
+  for (auto const batch : variants_of(settings, {settings.batch_size}).batch_sizes) {
+    auto const tokens = static_cast<double>(batch) * static_cast<double>(settings.block_size);
+    // A layer keeps some 34 values of its width for a token, the head some of the vocabulary's; both with a margin.
+    auto const activation_bytes = 4 * tokens * (64 * model.layers * model.width + 8 * model.vocabulary);
+    auto const of_step = tokens * static_cast<double>(std::max(settings.gradient_accumulation_steps, settings.ranks));
+    if (activation_bytes > most || of_step > most)
+      fsdp::fail<fsdp::ConfigError>(
+          "plan: the bytes of {} sequences of {} tokens in {} layers of width {} may not be counted in 64 bits: use a "
+          "smaller batch_size, block_size, gradient_accumulation_steps, n_layer or n_embd",
+          batch, settings.block_size, model.layers, model.width);
+  }
+}
+
 void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware) {
   fsdp::plan::expect_whole_nodes(hardware, static_cast<int>(settings.ranks));
   if (!settings.was_given(name_of(&Settings::gradient_accumulation_steps)))

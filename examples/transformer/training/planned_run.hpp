@@ -30,6 +30,14 @@ struct PlannedRun {
   double mfu = 0;
 };
 
+/// The size of a model, roughly.
+struct ModelSize {
+  double parameters = 0, layers = 0, width = 0, vocabulary = 0;
+};
+/// Refuses a plan whose bytes or tokens may not be counted in 64 bits: estimated from above, with a wide margin.
+/// @throws fsdp::ConfigError with the settings to make smaller
+void expect_countable(Settings const& settings, ModelSize const& model);
+
 /// What is run and where, as `plan` was told. Checks it.
 /// @param settings  ranks: the GPUs. Micro-steps: one on each GPU, unless they are given
 /// @throws fsdp::ConfigError if the GPUs are no whole nodes, or for what there is no time

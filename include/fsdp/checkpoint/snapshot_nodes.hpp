@@ -89,6 +89,8 @@ inline FolderName name_of_folder(std::filesystem::path const& folder) {
       detail::throw_file_error(path, "made", errno);
   } catch (Error const& error) {
     result.reason = error.what();
+    if (auto const at = result.reason.find("." + mine); at != std::string::npos)
+      result.reason.erase(at, mine.size() + 1);  // equal at the next attempt, so that it is said once
   }
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);

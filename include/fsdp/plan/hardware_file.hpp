@@ -20,25 +20,34 @@ namespace fsdp::plan {
 
 namespace detail {
 
+/// Values of a kind in a hardware file: with those outside of the range, times would be infinite or none.
+struct HardwareRange {
+  double lowest, highest;
+  std::string_view expected;
+};
+inline constexpr HardwareRange hardware_amount{1, 1e30, "a finite number above 0, from 1 to 1e30"};
+inline constexpr HardwareRange hardware_fraction{1e-6, 1, "a number above 0, from 1e-6, at most 1"};
+inline constexpr HardwareRange hardware_seconds{0, 1e6, "a finite number, 0 or more, at most 1e6"};
+
 /// A number of a hardware file.
 struct HardwareField {
   std::string_view name;
   double Hardware::*member;
-  bool required, positive;
-  double highest = 1e300;
+  bool required;
+  HardwareRange range;
 };
 inline constexpr std::array hardware_fields{
-    HardwareField{"memory", &Hardware::memory, true, true},
-    HardwareField{"flops", &Hardware::flops, true, true},
-    HardwareField{"efficiency", &Hardware::efficiency, true, true, 1},
-    HardwareField{"memory_bandwidth", &Hardware::memory_bandwidth, true, true},
-    HardwareField{"node_bandwidth", &Hardware::node_bandwidth, true, true},
-    HardwareField{"network_bandwidth", &Hardware::network_bandwidth, true, true},
-    HardwareField{"node_latency", &Hardware::node_latency, true, false},
-    HardwareField{"network_latency", &Hardware::network_latency, true, false},
-    HardwareField{"launch", &Hardware::launch, true, false},
-    HardwareField{"step_overhead", &Hardware::step_overhead, false, false},
-    HardwareField{"jitter", &Hardware::jitter, false, false},
+    HardwareField{"memory", &Hardware::memory, true, hardware_amount},
+    HardwareField{"flops", &Hardware::flops, true, hardware_amount},
+    HardwareField{"efficiency", &Hardware::efficiency, true, hardware_fraction},
+    HardwareField{"memory_bandwidth", &Hardware::memory_bandwidth, true, hardware_amount},
+    HardwareField{"node_bandwidth", &Hardware::node_bandwidth, true, hardware_amount},
+    HardwareField{"network_bandwidth", &Hardware::network_bandwidth, true, hardware_amount},
+    HardwareField{"node_latency", &Hardware::node_latency, true, hardware_seconds},
+    HardwareField{"network_latency", &Hardware::network_latency, true, hardware_seconds},
+    HardwareField{"launch", &Hardware::launch, true, hardware_seconds},
+    HardwareField{"step_overhead", &Hardware::step_overhead, false, hardware_seconds},
+    HardwareField{"jitter", &Hardware::jitter, false, hardware_seconds},
 };
 struct AlgorithmField {
   std::string_view name;
@@ -107,12 +116,10 @@ class HardwareReader {
   }
   void number(std::size_t i, std::string_view value) {
     auto const& field = hardware_fields[i];
+    auto const& range = field.range;
     once(field.name, seen_[i]);
-    std::string_view const expected = field.highest == 1 ? "a number above 0, at most 1"
-                                      : field.positive   ? "a finite number above 0"
-                                                         : "a finite number, 0 or more";
-    auto const number = parsed(field.name, expected, value);
-    if (number < 0 || (field.positive && number == 0) || number > field.highest) refuse(field.name, expected, value);
+    auto const number = parsed(field.name, range.expected, value);
+    if (number < range.lowest || number > range.highest) refuse(field.name, range.expected, value);
     hardware_.*field.member = number;
   }
   void node(std::string_view key, std::string_view value) {
@@ -148,7 +155,7 @@ class HardwareReader {
 }  // namespace detail
 
 /// @param label  what messages call the text: the name of its file
-/// @throws ConfigError with the line, if a value is missing, negative, infinite or unknown, or is given twice
+/// @throws ConfigError with the line, if a value is missing, outside of its range or unknown, or is given twice
 [[gnu::cold]] inline Hardware read_hardware(std::string_view text, std::string_view label) {
   return detail::HardwareReader(label).read(text);
 }
