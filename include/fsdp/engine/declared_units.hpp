@@ -94,11 +94,9 @@ class DeclaredUnits {
   /// A module has named tensors, of the unit and of those beside it.
   /// @throws UsageError if another unit has one of them
   [[gnu::cold]] void end_module(UnitId id, std::vector<TensorPlace> const& tensors) {
-    for (auto const& unit : units_) {
-      if (unit->first != id.index) continue;
-      for (auto const& other : units_)
-        if (other->index() != unit->index()) expect_own_names(*other, *unit);
-    }
+    for (auto const& other : units_)
+      for (auto const& unit : units_)
+        if (unit->first == id.index && other->index() != unit->index()) expect_own_names(*other, *unit);
     for (auto const place : tensors)
       named_.push_back(tensor_place(unit(id.index, unit_number(place)).index(), tensor_index(place)));
     ends_.push_back(named_.size());

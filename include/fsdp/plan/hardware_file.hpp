@@ -25,9 +25,9 @@ struct HardwareRange {
   double lowest, highest;
   std::string_view expected;
 };
-inline constexpr HardwareRange hardware_amount{1, 1e30, "a finite number above 0, from 1 to 1e30"};
-inline constexpr HardwareRange hardware_fraction{1e-6, 1, "a number above 0, from 1e-6, at most 1"};
-inline constexpr HardwareRange hardware_seconds{0, 1e6, "a finite number, 0 or more, at most 1e6"};
+inline constexpr HardwareRange hardware_amount{1, 1e30, "a number from 1 to 1e30"};
+inline constexpr HardwareRange hardware_fraction{1e-6, 1, "a number from 1e-6 to 1"};
+inline constexpr HardwareRange hardware_seconds{0, 1e6, "a number from 0 to 1e6"};
 
 /// A number of a hardware file.
 struct HardwareField {
