@@ -176,7 +176,7 @@ TEST_CASE("plan: hardware files") {
   for (std::string const name : {"node_latency", "network_latency", "launch", "step_overhead", "jitter"})
     CHECK(has(refused(name + " = 1e7"), "'" + name + "': expected a number from 0 to 1e6, got '1e7'"));
   CHECK(has(refused("efficiency = 1e-300"), "'efficiency': expected a number from 1e-6 to 1"));
-  CHECK(has(refused("efficiency = 1.5"), "at most 1, got '1.5'"));
+  CHECK(has(refused("efficiency = 1.5"), "expected a number from 1e-6 to 1, got '1.5'"));
   CHECK(has(refused("gpus_per_node = 1.5"), "a whole number"));
   auto const nodes = what<fsdp::ConfigError>([&] { fsdp::plan::expect_whole_nodes(hardware, 20); });
   CHECK(has(nodes, "20 GPUs are not a multiple of the 8 GPUs of a node"));
