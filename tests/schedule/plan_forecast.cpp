@@ -65,6 +65,13 @@ TEST_CASE("plan: a step takes the times that performance.md derives, exactly") {
     }
 }
 
+TEST_CASE("plan: what a step begins before the last one has ended counts at the end of a step") {
+  auto const spans = fsdp::plan::detail::periodic({{8, 12}, {13, 15}, {9, 9.5}, {19, 20}}, 10, 20);
+  std::vector<std::pair<double, double>> found;
+  for (auto const& span : spans) found.emplace_back(span.begin, span.end);
+  CHECK(found == std::vector<std::pair<double, double>>{{10, 12}, {13, 15}, {18, 20}});
+}
+
 TEST_CASE("plan: collectives that share a link take its time one after the other, and not their latency") {
   fsdp::SharedLink link;
   CHECK(link.take(2, 3) == 5);
