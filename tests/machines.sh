@@ -11,9 +11,9 @@
 #
 # The command runs on machine 0; `mpirun` in it starts ranks on all machines without an option:
 #   tests/machines.sh --ranks=2,2 --delay=5ms 2 mpirun build/cpu/examples/nanogpt/nanogpt train ...
-# Machine I has the address 10.77.0.(I + 1) and a /dev/shm of its own; files are those of this machine. A name of a host in a
-# command is such an address. Without a command, a shell. At its end, standard error has the bytes that the machines have sent to each other. Exit code:
-# the command's; 77 where namespaces cannot be made.
+# Machine I has the address 10.77.0.(I + 1) and a /dev/shm of its own; files are those of this machine. Without a command, a
+# shell. At its end, standard error has the bytes that the machines have sent to each other. Exit code: the command's; 77
+# where namespaces cannot be made.
 set -uo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/support/machines.sh"

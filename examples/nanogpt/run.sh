@@ -45,16 +45,16 @@ if [[ -n $hosts ]]; then
   RANKS=0
   for host in ${hosts//,/ }; do RANKS=$((RANKS + ${host#*:})); done
 fi
-# Without RANKS there are 2 ranks, or one for each of several GPUs.
-most=${RANKS:-2} hint=''
-if [[ -z ${RANKS-} ]]; then hint='; RANKS=N sets it'; fi
-if [[ -z ${RANKS-} ]] && command -v nvidia-smi > /dev/null; then
-  . "$repository/examples/nanogpt/choose_launch.sh"
-  gpus=$(count_gpus)
-  if ((gpus > most)); then most=$gpus; fi
-fi
-if [[ -n $least ]] && ((least > most)); then
-  die "--least=$least: expected at most the number of ranks, which is $most$hint"
+if [[ -n $least ]]; then
+  most=${RANKS:-2} hint=''
+  if [[ -z ${RANKS-} ]]; then # there are 2 ranks, or one for each of several GPUs
+    hint='; RANKS=N sets it'
+    . "$repository/examples/nanogpt/choose_launch.sh"
+    gpus=0
+    if command -v nvidia-smi > /dev/null; then gpus=$(count_gpus); fi
+    if ((gpus > most)); then most=$gpus; fi
+  fi
+  ((least <= most)) || die "--least=$least: expected at most the number of ranks, which is $most$hint"
 fi
 if [[ -n $data ]]; then
   [[ $data == /* ]] || data=$called_from/$data

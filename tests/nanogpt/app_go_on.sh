@@ -53,16 +53,30 @@ mpirun_process() {
 
 trains_again() { sed '1,/^resuming from/d' output | grep -q '^iter '; }
 
-"$script" --ranks=4 --least=2 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir=run > output 2>&1 &
-job=$!
-if until_ test -e run/latest && until_ rank_process 2; then
-  kill -KILL "$process"
-  until_ trains_again
-  kill -USR1 $job
-fi
-wait $job
-code=$?
-check "ended with $code, not 85" test "$code" -eq 85
+# starts OUT_DIR RANKS LEAST: starts a run without an end, as job
+starts() {
+  "$script" --ranks="$2" --least="$3" mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir="$1" > output 2>&1 &
+  job=$!
+}
+# ends_with_85: waits for job
+ends_with_85() {
+  wait $job
+  code=$?
+  check "ended with $code, not 85" test "$code" -eq 85
+}
+# loses OUT_DIR FIND...: when the run has a checkpoint, kills the process that `FIND...` sets, and asks to stop when it trains
+# again
+loses() {
+  if until_ test -e "$1/latest" && until_ "${@:2}"; then
+    kill -KILL "$process"
+    until_ trains_again
+    kill -USR1 $job
+  fi
+  ends_with_85
+}
+
+starts run 4 2
+loses run rank_process 2
 check "does not say what happened" grep -qxF \
   "== mpirun ended with code 137, and ranks were lost: going on with 3 ranks instead of 4, from the newest checkpoint or snapshot" output
 check "was not started once more" test "$(grep -cE '^[0-9] processes \(MPI\)' output)" -eq 2
@@ -85,25 +99,14 @@ check "other losses" diff <(losses run) <(losses purpose)
 check "other weights" cmp weights-run/model.safetensors weights-purpose/model.safetensors
 
 # mpirun is killed.
-"$script" --ranks=2 --least=1 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir=killed > output 2>&1 &
-job=$!
-if until_ test -e killed/latest && until_ mpirun_process; then
-  kill -KILL "$process"
-  until_ trains_again
-  kill -USR1 $job
-fi
-wait $job
-code=$?
-check "ended with $code, not 85" test "$code" -eq 85
+starts killed 2 1
+loses killed mpirun_process
 check "did not go on with 1 rank" grep -qE '^1 process \(MPI\)' output
 
 # SIGUSR1 as soon as there is mpirun.
-"$script" --ranks=2 --least=1 mpirun -- "$nanogpt" train "${settings[@]}" --max_iters=1000000 --out_dir=soon > output 2>&1 &
-job=$!
+starts soon 2 1
 if until_ mpirun_process; then kill -USR1 $job; fi
-wait $job
-code=$?
-check "ended with $code, not 85" test "$code" -eq 85
+ends_with_85
 check "the ranks were not asked to stop" grep -q '^asked to stop: ' output
 
 # Bad settings.

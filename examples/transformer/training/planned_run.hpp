@@ -9,6 +9,7 @@
 #include "fsdp/plan/forecast.hpp"
 #include "fsdp/plan/hardware.hpp"
 #include "fsdp/step/memory_plan.hpp"
+#include "transformer/data/batch_source.hpp"
 #include "transformer/run/settings.hpp"
 
 namespace transformer {
@@ -44,7 +45,8 @@ void expect_countable(Settings const& settings, ModelSize const& model);
 void expect_plannable(Settings& settings, fsdp::plan::Hardware const& hardware);
 /// Micro-steps of a GPU in a step; GPUs may have no sequences in the last one.
 inline std::int64_t planned_micro_steps(Settings const& settings) {
-  return (settings.gradient_accumulation_steps + settings.ranks - 1) / settings.ranks;
+  return BatchSource{.ranks = settings.ranks, .gradient_accumulation_steps = settings.gradient_accumulation_steps}
+      .micro_steps();
 }
 /// The settings that the search may choose take all these values in turn, unless they were given: strategies, shard
 /// groups that are whole nodes or divide one, prefetch 1 to 3, recomputation of no and of all layers, and batch_sizes.
