@@ -207,20 +207,26 @@ inline void rename_durably(std::filesystem::path const& from, std::filesystem::p
   sync_folder(folder_of(to));
 }
 
-/// Replaces a file: whoever reads it finds the old text or the new one, after a crash too.
+/// Replaces a file: whoever reads it finds the old text or the new one.
+/// @param temporary  has the text until it is whole; removed if that fails
 /// @throws ResourceError
-inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
-  auto const temporary = std::filesystem::path(path.string() + ".tmp");
+inline void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary,
+                         std::string_view text, ::mode_t mode = 0666) {
   try {
-    OutputFile file(temporary);
+    OutputFile file(temporary, mode);
     file.write(text);
     file.finish();
-    rename_durably(temporary, path);
+    checkpoint::rename(temporary, path);
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);  // the disk may be full
     throw;
   }
+}
+/// The same, after a crash too. @throws ResourceError
+inline void replace_text_file(std::filesystem::path const& path, std::string_view text) {
+  write_beside(path, path.string() + ".tmp", text);
+  sync_folder(folder_of(path));
 }
 
 /// Makes a folder, which is there already or is not. @throws ResourceError

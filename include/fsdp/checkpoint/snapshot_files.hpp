@@ -131,21 +131,6 @@ inline std::filesystem::path step_folder(SnapshotPlace const& place, std::int64_
   return run_folder(place) / formatted("step-{}.{}", step, id);
 }
 
-/// Writes a file under another name first, which is removed if that fails. @throws ResourceError
-inline void write_beside(std::filesystem::path const& path, std::filesystem::path const& temporary,
-                         std::string_view text) {
-  try {
-    OutputFile out(temporary, 0600);
-    out.write(text);
-    out.finish();
-    checkpoint::rename(temporary, path);
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    throw;
-  }
-}
-
 /// Removes one rank's slices. Files that are not there are no error, and neither are others.
 inline void remove_slices(std::filesystem::path const& folder, std::string const& file) noexcept {
   std::error_code ignored;
@@ -162,7 +147,7 @@ inline void write_slices(std::filesystem::path const& folder, SnapshotHeader hea
   try {
     auto const description = write_rank_file(folder, file, slices, blocks_of(slices, bytes), 0600);
     header.description_checksum = checksum_of(description);
-    write_beside(folder / header_name(file), folder / (header_name(file) + ".tmp"), to_json_text(header));
+    write_beside(folder / header_name(file), folder / (header_name(file) + ".tmp"), to_json_text(header), 0600);
   } catch (...) {
     remove_slices(folder, file);
     throw;

@@ -93,7 +93,7 @@ std::exception_ptr fetch_slices(SnapshotBroadcast<C>& send, C& world, FoundSnaps
     checkpoint::rename(temporary, found.folder / name);
     for (auto const& [file, text] : {std::pair(description_name(name), &found.texts.descriptions.at(name)),
                                      std::pair(header_name(name), &found.headers.at(name))})
-      write_beside(found.folder / file, found.folder / formatted("{}.{}.tmp", file, world.rank()), *text);
+      write_beside(found.folder / file, found.folder / formatted("{}.{}.tmp", file, world.rank()), *text, 0600);
   });
   std::error_code ignored;
   if (failure) std::filesystem::remove(temporary, ignored);
