@@ -9,9 +9,13 @@
 #
 #   tests/fresh.sh [options] [-- arguments of the first command]
 #
-#   --suite=bookworm|trixie  --user=root|sudo  --blas=without|with   only these cases
+#   --suite=bookworm|trixie|sid  --user=root|sudo  --blas=without|with   only these cases
 #   --bf16=without|with|here  what /proc/cpuinfo says of bf16, in all cases; `here`: what this machine's says
+#   --cxx=clang++   the compiler, whose package the machine then has; otherwise what the commands install
 #   --first         README's first command only
+#   --headers       after the commands: each public header compiles alone, without warnings, under g++ and clang++
+#   --measure       prints wall and CPU seconds of each command, and those of its packages apart
+#   --cache=DIR     compiler cache that the chroot shares; the machine then has ccache
 #   --text=FILE     copied into the chroot as ../text
 #   --tests=REGEX   the tests of the host that the second command builds and runs
 #   --jobs=N        compilers at a time
@@ -24,7 +28,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 suites=(bookworm trixie) users=(root sudo) blases=(without with)
-bf16='' first_only=0 text='' tests='^unit_|^example_mlp' jobs=2 keep=0
+bf16='' cxx='' first_only=0 headers=0 measure=0 shared_cache='' text='' tests='^unit_|^example_mlp' jobs=2 keep=0
 first=(--data README.md --max_iters=20 --eval_iters=2 --n_layer=1 --n_embd=32)
 while (($#)); do
   argument=$1
@@ -34,13 +38,17 @@ while (($#)); do
     --user=root | --user=sudo) users=("${argument#*=}") ;;
     --blas=with | --blas=without) blases=("${argument#*=}") ;;
     --bf16=with | --bf16=without | --bf16=here) bf16=${argument#*=} ;;
+    --cxx=g++ | --cxx=clang++) cxx=${argument#*=} ;;
     --first) first_only=1 ;;
+    --headers) headers=1 ;;
+    --measure) measure=1 ;;
+    --cache=/*) shared_cache=${argument#*=} ;;
     --text=?*) text=${argument#*=} ;;
     --tests=?*) tests=${argument#*=} ;;
     --jobs=[1-9]*) jobs=${argument#*=} ;;
     --keep) keep=1 ;;
     --) first=("$@"); break ;;
-    -h | --help) sed -n '3,24s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,28s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     /*) ;; # ctest's build folder
     *) echo "fresh.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
@@ -131,7 +139,8 @@ inside() {
   shift
   if [[ $user != root ]]; then id=$(chroot "$root" id -u "$user") folder=/home/$user; fi
   local environment=(HOME="$folder" USER="$user" LANG=C.UTF-8 PATH="${first_on_path:+$first_on_path:}$path" JOBS="$jobs"
-                     CCACHE_DIR=/cache CCACHE_UMASK=000 FSDP_CPUINFO=/cpuinfo-$processor)
+                     CCACHE_DIR=/cache FSDP_CPUINFO=/cpuinfo-$processor ${cxx:+CXX=$cxx})
+  if [[ -z $shared_cache ]]; then environment+=(CCACHE_UMASK=000); fi
   for name in http_proxy https_proxy no_proxy; do
     [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
   done
@@ -148,13 +157,16 @@ succeeds() { # succeeds WHAT COMMAND...
   local what=$1 start=$SECONDS code
   shift
   log=$root.$what.log
-  inside "$person" -- "$@"
+  local TIMEFORMAT='%R %U %S' seconds
+  { time inside "$person" -- "$@"; } 2> "$root.seconds"
   code=$?
   if ((code != 0)); then
     fail "$what ended with $code"
     show 40
     return 1
   fi
+  read -ra seconds < "$root.seconds"
+  if ((measure)); then say "$what: wall ${seconds[0]} s, CPU $(awk '{ print $2 + $3 }' "$root.seconds") s"; fi
   say "$what: $((SECONDS - start)) s; $(grep -o 'installing .*' "$log" | sed 's/ ([^()]*)//g; s/^installing/installed/' | paste -sd ';')"
 }
 ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
@@ -172,15 +184,19 @@ ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
 trouble= # why there was no case
 one_case() { # one_case SUITE USER BLAS PROCESSOR
   local suite=$1 user=$2 blas=$3 processor=$4 packages=()
-  root=$work/$suite-$user-$blas cache=$work/cache-$suite person=root first_on_path=
+  root=$work/$suite-$user-$blas cache=${shared_cache:-$work/cache-$suite} person=root first_on_path=
   if [[ $user == sudo ]]; then
     packages+=(sudo)
     person=newcomer
   fi
   if [[ $blas == with ]]; then packages+=(libblas-dev); fi
-  if [[ -d $cache ]]; then packages+=(ccache); fi
+  if [[ -n $shared_cache || -d $cache ]]; then packages+=(ccache); fi
+  case $cxx in
+    g++) packages+=(g++) ;;
+    clang++) packages+=(clang) ;;
+  esac
   mkdir -p "$cache"
-  chmod 777 "$cache"
+  if [[ -z $shared_cache ]]; then chmod 777 "$cache"; fi
   say "--- $suite, user $user, $blas libblas-dev, bf16: $processor${packages[*]:+ (the machine has ${packages[*]})}"
   if ! make_root "$root" "$suite" "$(IFS=,; echo "${packages[*]}")"; then
     trouble="mmdebstrap could make no $suite: $(grep -m 1 -E '^E: |Failed to fetch' "$root.log")"
@@ -194,11 +210,13 @@ one_case() { # one_case SUITE USER BLAS PROCESSOR
   chroot "$root" chown -R "$person" "$home"
   chmod 755 "$root$home"
 
-  ends_in_sentence no-network "apt-get could not update its lists, nor install it (see above): is there a network?" "$person" --net
-  if [[ $user == sudo ]]; then
-    ends_in_sentence not-allowed "installing takes root, and sudo refused it (see above)" guest
-  else
-    ends_in_sentence no-sudo "installing takes root, and there is no sudo" guest
+  if [[ -z $cxx ]]; then # with a compiler, other packages are missing
+    ends_in_sentence no-network "apt-get could not update its lists, nor install it (see above): is there a network?" "$person" --net
+    if [[ $user == sudo ]]; then
+      ends_in_sentence not-allowed "installing takes root, and sudo refused it (see above)" guest
+    else
+      ends_in_sentence no-sudo "installing takes root, and there is no sudo" guest
+    fi
   fi
 
   local train=(./examples/nanogpt/run.sh "${first[@]}")
@@ -214,6 +232,13 @@ one_case() { # one_case SUITE USER BLAS PROCESSOR
     succeeds tests-run.sh "${check[@]}" || return 1
     grep -qE '^100% tests passed.* out of [1-9]' "$log" || fail "tests-run.sh: no test has run"
     show 3
+  fi
+
+  if ((headers)); then
+    log=$root.clang.log
+    inside root -- sh -c 'command -v clang++ || apt-get install -q -y --no-install-recommends clang' || fail "clang could not be installed"
+    succeeds headers-gcc tests/headers/check.sh gcc g++ build/headers_gcc
+    succeeds headers-clang tests/headers/check.sh clang clang++ build/headers_clang
   fi
 
   # Once more: nothing to install, compile or train.

@@ -3,54 +3,113 @@
 # Installs missing packages, builds, and runs the tests of the host. The last lines are ctest's summary of the main suite; if tests
 # have failed there or in a stage before it, the very last one names the presets.
 #
-#   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX]
+#   tests/run.sh [--all] [--full] [--no-install] [--only=REGEX | --changed[=COMMIT]]
 #
 #   --all          also both sanitizers, the CUDA programs (compiled by nvcc, and run on stand-ins), and the tests of
-#                  compilers and of the package
+#                  compilers and of the package; warnings are errors
 #   --full         also the tests with the label `full` (minutes each)
 #   --no-install   never calls apt-get
 #   --only=REGEX   builds and runs only the host's tests that match REGEX
+#   --changed      builds and runs only those of the host's tests that are closest to the files that differ from COMMIT
+#                  (default: HEAD): minutes instead of all tests, and no replacement for them
 #   JOBS=2         number of compilers, and of tests, at a time
-#   CUDA_ARCHITECTURES=90a-real   architectures of the CUDA programs; a plain build has three, and the test kernels_report
-#            also compiles the kernels for 80
+#   CUDA_ARCHITECTURES=90a-real   architectures of the CUDA programs; a plain build has three
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-2}
 . cmake/install_missing.sh
-all=0 full=0 only=
+all=0 full=0 only= changed=
 for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
     --full) full=1 ;;
     --no-install) install=0 ;;
     --only=?*) only=${argument#--only=} ;;
-    -h | --help) sed -n '3,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --changed) changed=HEAD ;;
+    --changed=?*) changed=${argument#--changed=} ;;
+    -h | --help) sed -n '3,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
 say() { printf '== [%ds] %s\n' "$SECONDS" "$*"; }
 die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
+# tests_near FILE...: a regular expression of the tests closest to these files. A test's own source or script is that test; a
+# header of the tests or of an example is the folder's tests; a room of the library has the tests that break first.
+tests_near() {
+  local file stem folder
+  for file in "$@"; do
+    stem=${file##*/} folder=${file#tests/} folder=${folder%%/*}
+    stem=${stem%.*}
+    case $file in
+      tests/support/* | tests/*.* | CMake* | cmake/*) echo '^unit_|^schedule_table$|^nanogpt_run_script$' ;;
+      tests/*/*.cpp | tests/*/*.sh) echo "^${folder}_$stem(_[0-9]+)?\$" ;;
+      tests/*) echo "^${folder}_" ;;
+      include/fsdp/checkpoint/*) echo '^checkpoint_(roundtrip|several|refused|snapshots)$' ;;
+      include/fsdp/comm/mpi/* | include/fsdp/comm/common/*) echo '^conformance_(communicator_mpi_3|tcp_group|secret)$' ;;
+      include/fsdp/comm/*) echo '^conformance_local_host$' ;;
+      include/fsdp/optim/* | include/fsdp/kernels/*) echo '^parity_(optimizers|groups|muon|ema)$|^unit_kernels_' ;;
+      include/fsdp/plan/*) echo '^schedule_plan_' ;;
+      include/fsdp/trace/*) echo '^schedule_trace|^unit_trace_report$' ;;
+      include/fsdp/host/*) echo '^conformance_(host_device|failed_streams|team)$' ;;
+      include/fsdp/*) echo '^unit_program|^schedule_(table|symbols|refusals)$|^differential_random$|^parity_strategies$' ;;
+      examples/transformer/*) echo '^transformer_|^nanogpt_app_(settings|run_settings|data|tokenizer|report|launch)$' ;;
+      examples/nanogpt/*.sh) echo '^nanogpt_(run_script|go_on)$' ;;
+      examples/nanogpt/*) echo '^nanogpt_(model_|app_(strategies|resume)$)' ;;
+      examples/llama/*) echo '^llama_' ;;
+      README.md | docs/*) echo '^docs_(readme|guarantees)$' ;;
+    esac
+  done | sort -u | paste -sd '|'
+}
+if [[ -n $changed ]]; then
+  files=$(git diff --name-only "$changed" -- && git ls-files --others --exclude-standard) || die "--changed=$changed: git knows no such commit"
+  mapfile -t files <<< "$files"
+  only=$(tests_near "${files[@]}")
+  [[ -n $only ]] || { say "no test is close to what differs from $changed"; exit 0; }
+  say "tests close to what differs from $changed: $only"
+fi
+
 wish_for ninja=ninja-build ccache=ccache
 need_tools
 wish_for_bf16
 use_quick_tools
 failed=()
-run_tests() { ctest --preset "$1" -j "$jobs" || failed+=("$1"); }
+# Passes on what ctest prints, with its ten longest tests before its summary.
+with_longest_tests() {
+  awk 'match($0, /(Passed|Failed|Timeout|Exception.*) +[0-9.]+ sec/) { time[$4] = $(NF - 1) }
+    /^[0-9]+% tests passed/ {
+      print "longest tests, in seconds:"; fflush()
+      for (name in time) printf "%8.1f  %s\n", time[name], name | "sort -rn | sed 10q"
+      close("sort -rn | sed 10q")
+    }
+    { print; fflush() }'
+}
+run_tests() {
+  if ((all)); then ctest --preset "$1" -j "$jobs" | with_longest_tests; else ctest --preset "$1" -j "$jobs"; fi || failed+=("$1")
+}
 
 build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
   say "preset $preset: build $target"
   # Presets say what is built: another script may have left tests off in the same folder.
-  configure "$preset" "${@:3}"
+  configure "$preset" "-DFSDP_WERROR=$warnings" "${@:3}"
+  local log=build/$preset/.ninja_log known=0
+  if [[ -e $log ]]; then known=$(wc -l < "$log"); fi
   cmake --build "build/$preset" -j "$jobs" --target "$target"
+  if ((all)) && [[ -e $log ]]; then
+    echo "longest edges, in seconds:"
+    tail -n "+$((known + 1))" "$log" | awk '$2 > 0 { printf "%8.1f  %s\n", ($2 - $1) / 1000, $4 }' | sort -rn | sed 10q
+  fi
 }
 
+# The compiler of a user may warn of what no compiler did when this was written.
+warnings=OFF
+if ((all)); then warnings=ON; fi
 demands="nanogpt;tests"
 if ((all)); then demands+=";headers_clang"; fi
 host=(-DFSDP_MPI=ON "-DFSDP_REQUIRE=$demands")
 if [[ -n $only ]]; then
-  configure cpu "${host[@]}"
+  configure cpu "-DFSDP_WERROR=$warnings" "${host[@]}"
   # Those targets that the tests' commands name as files of the build folder.
   targets=$(cmake --build build/cpu --target help | grep -oE '^(\.\.\. )?[A-Za-z_0-9]+' | sed 's/^\.\.\. //')
   mapfile -t programs < <(ctest --test-dir build/cpu -N -V -R "$only" | grep -E ': Test command:|^Could not find executable' |
@@ -68,9 +127,11 @@ if ((all)); then
   done
   if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     export PATH=$PATH:/usr/local/cuda/bin
-    level=-O3
-    if [[ ! -e /dev/nvidiactl ]]; then level=-O1; fi  # without a GPU nothing runs: the host's part need not be optimised
-    build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}" "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$level -g1"
+    # nvcc's -O is of the host's part alone, which does not run without a GPU. The C++ sources have the flags of the preset cpu, so
+    # that the compiler cache has them.
+    level=-O1
+    if [[ ! -e /dev/nvidiactl ]]; then level=-O0; fi
+    build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}" "-DCMAKE_CUDA_FLAGS_RELWITHDEBINFO=$level"
     say "preset cuda: test (without a GPU, tests that need one are skipped)"
     run_tests cuda
     build standin cuda_programs
