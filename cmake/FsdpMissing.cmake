@@ -2,7 +2,8 @@
 # What was not found, who needs it, and which Debian package brings it: collected, so that all of it is said at once.
 # Scripts that install packages (install_missing.sh) read missing-packages.txt in the build folder.
 
-# fsdp_missing(<who> <what> <package>...): <what> was not found, and <who> needs it.
+# fsdp_missing(<who> <what> <package>...): <what> was not found, and <who> needs it. Where CMake is missing too, scripts read
+# these calls: each is one line with the names themselves, and a variable only at the end of <what>.
 function(fsdp_missing who what)
   string(REPLACE ";" " " packages "${ARGN}")
   set_property(GLOBAL APPEND PROPERTY FSDP_MISSING "${who}|${what}|${packages}")

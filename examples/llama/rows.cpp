@@ -10,7 +10,6 @@
 namespace transformer {
 namespace {
 
-using namespace in;
 using S = Settings;
 
 /// Gives a common row the name that HuggingFace's Trainer has for it.
@@ -29,42 +28,42 @@ std::vector<Setting> llama_settings() {
   add_run(t);
   t.heading = "Folders and start";
   t.optional_text(
-      "model", &S::model, train | sample | bench | plan | prepare | exporting | of_run,
+      "model", &S::model, in::train | in::sample | in::bench | in::plan | in::prepare | in::exporting | in::of_run,
       "folder of the model to begin with, as HuggingFace has it: config.json, safetensors and "
       "tokenizer.json or tokenizer.model. bench and plan read config.json only. sample: instead of out_dir. "
       "sample and export of a run with adapters: its model, if that is now elsewhere");
-  t.choice("init_from", &S::init_from, train,
+  t.choice("init_from", &S::init_from, in::train,
            "model: begin with the weights in --model; resume: continue the run in out_dir (each of its settings that "
            "is not given here is kept); auto: resume if out_dir has a checkpoint, else model",
            {"model", "resume", "auto"});
   add_start(t);
   add_data(t);
-  t.flag("add_eos", &S::add_eos, prepare, "end each document with the end-of-text token");
+  t.flag("add_eos", &S::add_eos, in::prepare, "end each document with the end-of-text token");
   t.rows.back().may_stand_alone = true;
   add_batches(t);
   add_optimizer(t);
-  t.choice("lr_schedule", &S::lr_schedule, train | of_run, "decay of the learning rate after warm-up",
+  t.choice("lr_schedule", &S::lr_schedule, in::train | in::of_run, "decay of the learning rate after warm-up",
            {"linear", "cosine"});
   add_ranks(t);
   add_sharding(t);
   t.heading = tuning_heading;
-  t.count("freeze_layers", &S::freeze_layers, training | of_run,
+  t.count("freeze_layers", &S::freeze_layers, in::training | in::of_run,
           "freeze the token embedding and this many lowest layers; 0: train everything", 0, 10'000);
-  t.count("lora_r", &S::lora_rank, training | of_run,
+  t.count("lora_r", &S::lora_rank, in::training | in::of_run,
           "rank of adapters (LoRA); everything else is frozen; 0: no adapters", 0, 65536);
-  t.positive("lora_alpha", &S::lora_alpha, training | of_run,
+  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
              "an adapter's product is multiplied by lora_alpha / lora_r");
-  t.text("lora_targets", &S::lora_targets, training | of_run,
+  t.text("lora_targets", &S::lora_targets, in::training | in::of_run,
          "linear layers with adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
          "down_proj; or all");
   add_logs(t);
   add_samples(t);
   add_measurement(t);
   t.heading = "Export";
-  t.choice("format", &S::format, exporting,
+  t.choice("format", &S::format, in::exporting,
            "format of the export: huggingface (the whole model; adapters are merged), or peft (adapters alone)",
            {"huggingface", "peft"});
-  t.positive("max_shard_gb", &S::max_shard_gb, exporting,
+  t.positive("max_shard_gb", &S::max_shard_gb, in::exporting,
              "largest file of weights, in GB (10^9 bytes): a larger model becomes several files with an index");
   add_files(t);
 

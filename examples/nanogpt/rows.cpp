@@ -8,7 +8,6 @@
 namespace transformer {
 namespace {
 
-using namespace in;
 using S = Settings;
 
 std::vector<Setting> nanogpt_settings() {
@@ -16,59 +15,59 @@ std::vector<Setting> nanogpt_settings() {
   add_run(t);
   t.heading = "Folders and start";
   t.text(
-      "init_from", &S::init_from, train | sample,
+      "init_from", &S::init_from, in::train | in::sample,
       "initial weights. scratch: random; resume: the run in out_dir (train keeps each of its settings that is not "
       "given here); auto: resume if out_dir has a checkpoint, else scratch; gpt2, gpt2-medium, gpt2-large, gpt2-xl; a "
       "folder with safetensors and config.json; a model file of llm.c; auto:WEIGHTS: resume if out_dir has a "
       "checkpoint, else these weights. sample takes neither scratch nor auto");
   add_start(t);
-  t.optional_text("model_dir", &S::model_dir, train | sample,
+  t.optional_text("model_dir", &S::model_dir, in::train | in::sample,
                   "folder with the subfolders gpt2, gpt2-medium, ...; searched before HuggingFace's cache");
   add_data(t);
-  t.choice("tokenizer", &S::tokenizer, prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
-  t.optional_text("encoder_json", &S::encoder_json, prepare | sample | exporting,
+  t.choice("tokenizer", &S::tokenizer, in::prepare, "tokens: characters, or GPT-2's byte pairs", {"char", "gpt2"});
+  t.optional_text("encoder_json", &S::encoder_json, in::prepare | in::sample | in::exporting,
                   "file of GPT-2's tokens: encoder.json, or HuggingFace's vocab.json");
-  t.optional_text("vocab_bpe", &S::vocab_bpe, prepare | sample | exporting,
+  t.optional_text("vocab_bpe", &S::vocab_bpe, in::prepare | in::sample | in::exporting,
                   "file of GPT-2's merges: vocab.bpe, or HuggingFace's merges.txt");
   add_batches(t);
   t.heading = "Model";
-  t.count("n_layer", &S::n_layer, training, "transformer blocks", 1, 10'000);
-  t.count("n_head", &S::n_head, training, "attention heads of a block", 1, 10'000);
-  t.count("n_embd", &S::n_embd, training, "width of the model", 1, 1'000'000);
-  t.fraction("dropout", &S::dropout, training | of_run, "probability of dropping an activation");
-  t.flag("bias", &S::bias, training, "biases in linear layers and norms");
+  t.count("n_layer", &S::n_layer, in::training, "transformer blocks", 1, 10'000);
+  t.count("n_head", &S::n_head, in::training, "attention heads of a block", 1, 10'000);
+  t.count("n_embd", &S::n_embd, in::training, "width of the model", 1, 1'000'000);
+  t.fraction("dropout", &S::dropout, in::training | in::of_run, "probability of dropping an activation");
+  t.flag("bias", &S::bias, in::training, "biases in linear layers and norms");
   add_optimizer(t);
   add_ranks(t);
   add_sharding(t);
   t.heading = tuning_heading;
-  t.count("lora_rank", &S::lora_rank, training | of_run,
+  t.count("lora_rank", &S::lora_rank, in::training | in::of_run,
           "rank of adapters (LoRA) for the matrices of all blocks; everything else is frozen; 0: no adapters", 0,
           65536);
-  t.positive("lora_alpha", &S::lora_alpha, training | of_run,
+  t.positive("lora_alpha", &S::lora_alpha, in::training | in::of_run,
              "an adapter's product is multiplied by lora_alpha / lora_rank");
-  t.count("train_layers", &S::train_layers, training | of_run,
+  t.count("train_layers", &S::train_layers, in::training | in::of_run,
           "train only this many last blocks and the final norm, and freeze the rest; 0: train everything", 0, 100000);
   t.heading = "Settings of nanoGPT (accepted, without effect)";
-  t.flag("compile", &S::compile, computing, "nanoGPT's; there is nothing to compile");
-  t.text("backend", &S::backend, train | bench, "nanoGPT's; use --comm");
-  t.flag("wandb_log", &S::wandb_log, train, "nanoGPT's; use --log_json=FILE");
-  t.text("wandb_project", &S::wandb_project, train, "nanoGPT's, unused");
-  t.text("wandb_run_name", &S::wandb_run_name, train, "nanoGPT's, unused");
+  t.flag("compile", &S::compile, in::computing, "nanoGPT's; there is nothing to compile");
+  t.text("backend", &S::backend, in::train | in::bench, "nanoGPT's; use --comm");
+  t.flag("wandb_log", &S::wandb_log, in::train, "nanoGPT's; use --log_json=FILE");
+  t.text("wandb_project", &S::wandb_project, in::train, "nanoGPT's, unused");
+  t.text("wandb_run_name", &S::wandb_run_name, in::train, "nanoGPT's, unused");
   add_logs(t);
   add_samples(t);
   t.heading = "Export";
-  t.choice("format", &S::format, exporting,
+  t.choice("format", &S::format, in::exporting,
            "format of the export: huggingface, llm.c, or nanogpt (a folder as training writes it)",
            {"huggingface", "llm.c", "nanogpt"});
   add_measurement(t);
   t.heading = "Plan";
-  t.count("gpus", &S::gpus, plan, "number of GPUs of a planned run, one rank each (default: ranks)", 1, 1'000'000);
+  t.count("gpus", &S::gpus, in::plan, "number of GPUs of a planned run, one rank each (default: ranks)", 1, 1'000'000);
   t.optional_text(
-      "hardware", &S::hardware, plan,
+      "hardware", &S::hardware, in::plan,
       "file that describes the GPUs, their nodes and network, as examples/nanogpt/hardware/dgx_h100.txt: "
       "plan searches for the fastest strategy, shard_group, prefetch and activation_checkpointing that fit, "
       "and keeps those that are given");
-  t.optional_text("model", &S::model, plan,
+  t.optional_text("model", &S::model, in::plan,
                   "model to plan for: gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, or "
                   "LAYERSxHEADSxWIDTH, such as 80x64x8192 (default: n_layer, n_head and n_embd)");
   add_files(t);

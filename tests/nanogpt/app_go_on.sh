@@ -42,11 +42,11 @@ rank_process() {
   done
   return 1
 }
-# mpirun_process: sets process to job's mpirun
+# mpirun_process: sets process to job's mpirun, which calls itself prterun from Open MPI 5 on
 mpirun_process() {
   # shellcheck disable=SC2013  # words
   for process in $(cat "/proc/$job/task/$job/children" 2> /dev/null); do
-    if [[ $(cat "/proc/$process/comm" 2> /dev/null) == mpirun ]]; then return 0; fi
+    if [[ $(cat "/proc/$process/comm" 2> /dev/null) =~ ^(mpirun|prterun)$ ]]; then return 0; fi
   done
   return 1
 }

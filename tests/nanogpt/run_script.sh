@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh before it builds, and the choice of its text: with and without network, tools, root and git. Nothing is
+# run.sh before it builds, the choice of its text, and how it shows progress: with and without network, tools and root. Nothing is
 # downloaded or installed: curl, wget, sudo, apt-get and cmake are stubs.
 # timeout: 120
 # skip-sanitizers
@@ -8,6 +8,7 @@ set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$source_folder/examples/nanogpt
+parts=$source_folder/examples/transformer/run_script
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
@@ -20,7 +21,7 @@ ends() { check "ended with $code, not $1" test "$code" "$1" 0; }
 
 # A PATH of what the scripts need and nothing else; stubs note how they were called in $work/calls.
 mkdir tools
-for tool in bash cat cut dirname env find git grep mkdir mv rm sed sh sort timeout; do
+for tool in bash cat cut dirname env find grep mkdir mktemp mv rm sed sh sort tail timeout tr; do
   place=$(command -v "$tool") && ln -s "$place" "tools/$tool"
 done
 stub() { # stub FOLDER NAME, the body from stdin
@@ -29,7 +30,7 @@ stub() { # stub FOLDER NAME, the body from stdin
   chmod 755 "$1/$2"
 }
 # The works of Shakespeare are, to this sha256sum, any file that begins with "Shakespeare".
-expected=$(sed -n 's/^sha256=//p' "$scripts/choose_text.sh")
+expected=$(sed -n 's/^sha256=//p' "$parts/choose_text.sh")
 stub tools sha256sum << EOF
 text=\$(cat)
 if [[ \$text == Shakespeare* ]]; then echo "$expected  -"; else printf '%s' "\$text" | $(command -v sha256sum); fi
@@ -38,7 +39,7 @@ answer() { # answer FOLDER TEXT: curl and wget write TEXT; with no TEXT they fai
   mkdir -p "$1"
   for tool in curl wget; do
     stub "$1" "$tool" << EOF
-[[ -n "$2" ]] || exit 7
+[[ -n "$2" ]] || { echo "$tool: (7) refused" >&2; exit 7; }
 while ((\$#)); do
   case \$1 in --output) shift; out=\$1 ;; --output-document=*) out=\${1#*=} ;; esac
   shift
@@ -55,9 +56,9 @@ choose() { # choose PATH ARGUMENTS...: runs choose_text.sh, leaves code, dataset
   local path=$1
   shift
   : > calls
-  PATH=$path "$work/tools/bash" "${chooser:-$scripts/choose_text.sh}" "$@" > output 2> errors
+  PATH=$path "$work/tools/bash" "${chooser:-$parts/choose_text.sh}" "$@" > output 2> errors
   code=$?
-  IFS=$'\t' read -r dataset text < output
+  IFS=$'\t' read -r dataset text made_of < output
 }
 called() { check "$1: $2 calls expected" test "$(grep -c "^$1\b" calls)" -eq "$2"; }
 
@@ -82,47 +83,42 @@ choose "$work/works:$work/tools" here
 check "dataset '$dataset' by wget" test "$dataset" = shakespeare_char
 called wget 1
 
-fallback() { # fallback MESSAGE PATH: the repository's text, said aloud
+fallback() { # fallback MESSAGE PATH: the documentation, said aloud
   rm -rf here && mkdir here
   choose "$2" here
   ends -eq
   says "$1"
-  says "training on the text of this repository"
-  check "dataset '$dataset'" test "$dataset" = repository_text
-  check "the text lacks this repository's README" grep -qF "$(head -1 "${root:-$source_folder}/README.md")" "$text"
-  check "something is left over" test "$(ls here)" = repository.txt
+  says "training on the documentation of this repository"
+  check "dataset '$dataset'" test "$dataset" = documentation
+  check "it is '$made_of'" test "$made_of" = "the documentation of this repository"
+  check "the text lacks this repository's README" grep -qF "$(sed -n '3s/[`*].*//p' "${root:-$source_folder}/README.md")" "$text"
+  check "something is left over" test "$(ls here)" = documentation.txt
 }
-fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
+fallback "the download failed (curl: (7) refused)" "$work/refused:$work/tools"
+for one in '```' '<!--' '](' '^ *|' '^#'; do check "the prose has '$one'" test "$(grep -c -- "$one" "$text")" -eq 0; done
 cp "$text" before
 choose "$work/refused:$work/tools" here
 check "the text is another the second time" cmp -s "$text" before
 fallback "sha256 differs" "$work/other:$work/tools"
 fallback "neither curl nor wget" "$work/tools"
 
-# A copy that is no clone; a clone with a file missing; no git.
+# What is prose in a file.
 root=$work/copy
-chooser=$root/examples/nanogpt/choose_text.sh
-mkdir -p copy/examples/nanogpt copy/build
-cp "$scripts/choose_text.sh" copy/examples/nanogpt
-echo "# A readme" > copy/README.md
+chooser=$root/examples/transformer/run_script/choose_text.sh
+mkdir -p copy/examples/transformer/run_script copy/docs/more copy/build
+cp "$parts/choose_text.sh" "${chooser%/*}"
+printf '%s\n' '# A heading' '' 'A `word` and a [link](there.md).' '<!-- compile -->' '```sh' 'code' '```' '| a | table |' 'An end.' > copy/README.md
+echo "A page." > copy/docs/more/page.md
 echo "not this" > copy/build/built.md
-echo "int lost;" > copy/lost.hpp
-fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
-check "built files are in the text" test "$(grep -c 'not this' "$text")" -eq 0
-if [[ -e tools/git ]] && git -C copy init -q && git -C copy add README.md lost.hpp; then
-  rm copy/lost.hpp
-  fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
-fi
-mv tools/git git.away 2> /dev/null
-fallback "THERE IS NO DOWNLOAD" "$work/refused:$work/tools"
-mv git.away tools/git 2> /dev/null
+fallback "the download failed" "$work/refused:$work/tools"
+check "the prose is '$(< "$text")'" test "$(tr -s '\n' ' ' < "$text")" = " A word and a link. An end. A page. "
 unset root chooser
 
 echo "my text" > mine
 choose "$work/refused:$work/tools" here mine
 ends -eq
 called curl 0
-check "text '$text'" test "$text" = mine
+check "text '$text', which is '$made_of'" test "$text $made_of" = "mine mine"
 first=$dataset
 echo "my other text" > mine
 choose "$work/refused:$work/tools" here mine
@@ -140,7 +136,7 @@ run() { # run PATH ARGUMENTS...
   local path=$1
   shift
   : > calls
-  PATH=$path timeout 60 ${as[@]+"${as[@]}"} "$work/tools/bash" "$scripts/run.sh" "$@" > output 2> errors
+  PATH=$path timeout 60 ${as[@]+"${as[@]}"} "$work/tools/bash" "${script:-$scripts/run.sh}" "$@" > output 2> errors
   code=$?
   ends -ne
 }
@@ -175,16 +171,49 @@ says "--hosts: expected --least=N too, got none"
 run "$work/tools" --least=1 --hosts=a,b
 says "--hosts: expected NAME:RANKS, separated by commas, got 'a,b'"
 
+# Words that the trainer cannot know are refused before anything is built.
+for bad in --max_iter=5 --epoch=3 -x; do
+  run "$work/tools" "$bad"
+  sentence "unknown setting '${bad%%=*}': 'nanogpt train --help' and docs/nanogpt.md list them"
+done
+run "$work/tools" nowhere
+sentence "'nowhere' is neither a config file nor a setting (--name=value)"
+echo "max_iters = 5" > config
+run "$work/tools" train_gpt2 config --max_iters=5 --overwrite --data nowhere # known words
+says "--data: cannot read"
+script=$source_folder/examples/llama/run.sh
+run "$work/tools" --n_layer=5
+sentence "unknown setting '--n_layer': 'llama train --help' and docs/llama.md list them"
+run "$work/tools" --gradient_checkpointing=true --lora_r=5 --model=nowhere
+sentence "--model: '$work/nowhere' has no config.json that can be read"
+unset script
+
 # What the build needs before CMake can say more is installed: by root, by sudo, or not at all. (No compiler is on these paths.)
-stub packages apt-get <<< '[[ $1 == update ]] || exit 9'
+stub packages apt-get << 'EOF'
+case " $* " in
+  " update "*) exit 0 ;;
+  *" --assume-no "*)
+    echo "0 upgraded, 3 newly installed, 0 to remove and 0 not upgraded."
+    echo "Need to get 10 MB/12 MB of archives."
+    echo "After this operation, 34 MB of additional disk space will be used."
+    exit 1 ;;
+esac
+exit 9
+EOF
 stub allowed sudo <<< 'exec "$@"'
 stub refusing sudo <<< 'exit 1'
 touch calls
 chmod 666 calls
 tools="g++ (the build needs a C++20 compiler), make (the build needs make or ninja), cmake (the build needs CMake 3.25 or newer)"
+# CMake's own list, of which none is installed where there is no dpkg.
+names=(libfmt-dev libopenmpi-dev openmpi-bin libopenblas-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
+needs=('fsdp needs fmt 9 or newer' 'fsdp::mpi needs an MPI for C++' 'fsdp::mpi needs mpirun' 'nanogpt needs OpenBLAS' 'nanogpt needs CLI11'
+       'nanogpt needs nlohmann-json' 'nanogpt needs xxHash')
+for i in "${!names[@]}"; do tools+=", ${names[i]} (${needs[i]})"; done
 installs() {
   called "apt-get update" 1
-  check "not asked for together" grep -qE '^apt-get install .* g\+\+ make cmake$' calls
+  check "not asked for together" grep -qE "^apt-get install .*-y .* g\+\+ make cmake ${names[*]} ninja-build ccache" calls
+  check "did not say how much" grep -qE '^== installing 3 packages, 12 MB to download, 34 MB on the disk: g\+\+ make cmake .* \(log: ' output
   sentence "missing g++ (the build needs a C++20 compiler): apt-get could not install it (see above)"
 }
 if ((EUID == 0)); then
@@ -201,7 +230,7 @@ if ((EUID != 0)) || { [[ -n ${as[*]-} ]] && "${as[@]}" "$work/tools/bash" -c "[[
   called apt-get 0
   run "$work/allowed:$work/packages:$work/tools"
   installs
-  called sudo 3
+  called sudo 5
   run "$work/refusing:$work/packages:$work/tools"
   sentence "missing $tools: installing takes root, and sudo refused it (see above)"
   called apt-get 0
@@ -210,7 +239,6 @@ else
 fi
 
 # --- how run.sh starts the ranks ----------------------------------------------------------------------------------------------
-ln -s "$(command -v tr)" tools/tr
 mkdir built
 echo "MPIEXEC_EXECUTABLE:FILEPATH=$work/mpi/mpirun" > built/CMakeCache.txt
 stub mpi mpirun <<< 'echo "mpirun (Open MPI) 4.1"'
@@ -219,7 +247,7 @@ launches() { # launches GPUS MPI NCCL PRESET: leaves what would be started, a wo
   stub gpus nanogpt <<< "printf 'MPI: %s\nCUDA: 13.0\nNCCL: %s\n' '$2' '$3'"
   PATH=$work/gpus:$work/tools bash -euo pipefail -c '. "$1/choose_launch.sh"
     choose_launch "$2" built nanogpt
-    printf "%s\n" "ranks $ranks" "$how" ${launch[@]+"${launch[@]}"} ${rank_settings[@]+"${rank_settings[@]}"}' bash "$scripts" "$4" > output 2> errors
+    printf "%s\n" "ranks $ranks" "$how" ${launch[@]+"${launch[@]}"} ${rank_settings[@]+"${rank_settings[@]}"}' bash "$parts" "$4" > output 2> errors
   check "choose_launch.sh says $(< errors)" test ! -s errors
 }
 word() { check "no word '$1'" grep -qxF -- "$1" output; }
@@ -259,7 +287,7 @@ starts() { # starts FOLDER KEY NAMED SETTING...: leaves what nanogpt is told, a 
   bash -euo pipefail -c 'say() { echo "$*"; }
     . "$1/choose_start.sh"
     choose_start "${@:2}"
-    printf "%s\n" ${start[@]+"${start[@]}"}' bash "$scripts" "$@" > output 2> errors || fail "choose_start.sh $*"
+    printf "%s\n" ${start[@]+"${start[@]}"}' bash "$parts" "$@" > output 2> errors || fail "choose_start.sh $*"
 }
 silent() { check "says more than nothing" test -z "$(< output)"; }
 starts model one 0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `report`: a page of one run or several, from the logs that `train` leaves.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <time.h>

@@ -2,6 +2,7 @@
 #include "transformer/run/help.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>

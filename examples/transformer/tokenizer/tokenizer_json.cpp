@@ -77,7 +77,7 @@ class TokenList {
     return static_cast<Merges::Id>(id);
   }
   void add_special(JsonField const& token) {
-    auto const& content = token["content"].text();
+    auto const content = token["content"].text();
     if (content.empty()) token["content"].wrong("a text");
     token["special"].expect_flag(true, false);
     for (auto const* const name : {"single_word", "lstrip", "rstrip"}) token[name].expect_flag(false, false);

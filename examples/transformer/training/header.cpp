@@ -38,6 +38,7 @@ RunHeader run_header(Job const& job, Prepared const& ready, std::size_t hosts, i
   note("strategy", std::string(strategy));
   note("device", job.device);
   note("dtype", job.dtype);
+  if (!job.dtype_note.empty()) note("dtype note", job.dtype_note);
   if (ranks > 1) note("gradients summed in", std::string(summed_in(job.settings)));
   if (!gpu.empty()) note("GPU", gpu);
   note("processor", fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency()));

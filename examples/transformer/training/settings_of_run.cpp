@@ -3,6 +3,7 @@
 #include "transformer/training/settings_of_run.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <exception>
 #include <utility>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trials and settings as C++: what a failing seed prints.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

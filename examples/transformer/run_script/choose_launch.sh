@@ -40,5 +40,9 @@ choose_launch() {
     return
   fi
   launch=("$mpirun" -n "$ranks") # the launcher that CMake found beside the library
-  if "$mpirun" --version 2>&1 | grep -qiE 'open ?mpi|open-mpi|openrte|prte'; then launch+=(--oversubscribe --bind-to none); fi
+  if "$mpirun" --version 2>&1 | grep -qiE 'open ?mpi|open-mpi|openrte|prte'; then
+    launch+=(--oversubscribe --bind-to none)
+    # On one machine Open MPI 5 asks the kernel for routes between its own addresses, and warns in containers that have none.
+    if [[ -z ${hosts-} ]]; then export OMPI_MCA_reachable=${OMPI_MCA_reachable-weighted}; fi
+  fi
 }

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Fine-tunes a Llama from a fresh clone, and prints a sample of its text.
+#
+#   ./examples/llama/run.sh [--model=FOLDER] [--data FILE] [trainer settings...]
+#
+# Installs missing packages (Debian, Ubuntu), builds, prepares the data, trains fully sharded over two ranks (or over all
+# GPUs), samples, and writes a report page. Without --model it makes a small model with random weights, small-model, in the
+# folder WORK. A second run skips finished work and continues training that was stopped.
+# Trainer settings override the defaults, e.g. --lora_r=16 --max_iters=200; other settings start a new run, and the old one
+# stays beside it.
+#   --model=FOLDER   a model as HuggingFace has it: config.json, safetensors, tokenizer
+#   --data FILE      a text, or documents in a .jsonl file (default: the works of Shakespeare)
+#   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
+#   JOBS=2      number of compilers at a time
+#   WORK=DIR    folder for data and models (default: build/llama-run)
+# shellcheck disable=SC2034,SC2154  # variables of steps.sh
+program=llama
+. "$(dirname "${BASH_SOURCE[0]}")/../transformer/run_script/steps.sh"
+read_arguments "$@"
+model=$work/small-model small=(--block_size=64 --learning_rate=1e-3 --warmup_iters=50 --max_iters=1000 --eval_interval=250)
+for i in "${!settings[@]}"; do
+  if [[ ${settings[i]} == --model=* ]]; then
+    model=${settings[i]#--model=} small=()
+    [[ $model == /* ]] || model=$called_from/$model
+    [[ -r $model/config.json ]] || die "--model: '$model' has no config.json that can be read"
+    unset "settings[i]"
+  fi
+done
+build_program
+if [[ $model == "$work/small-model" && ! -e $model/model.safetensors ]]; then
+  say "making a small model with random weights: $model"
+  "$repository/examples/llama/write_small_model.sh" "$model"
+fi
+prepare_text "_$(cat "$model"/tokenizer.* | sha256sum | cut -c1-8)" --model="$model" # a tokenizer has token files of its own
+train --model="$model" --batch_size=12 ${small[@]+"${small[@]}"}
+show_results The --max_new_tokens=500
