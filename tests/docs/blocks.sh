@@ -7,10 +7,14 @@
 # A block that has #include or main() is a file of its own; one with main() is run, and ends with 0. Any other is preceded by a line
 #   <!-- compile: prelude=NAME -->        it stands where tests/docs/preludes/NAME.cpp has its line `// BLOCK`
 #   <!-- no-compile: the reason -->       counted, and limited below
+# Most of the time goes into headers and the engine. So all blocks are one source, each in a namespace of its own, which $CXX
+# compiles and links once. Files of their own are also checked alone, by clang++ where there is one: those that include
+# `common` behind a precompiled header of it.
 # Arguments: the pages to look at instead of all.
 set -euo pipefail
 cd "${FSDP_SOURCE:-$(dirname "$0")/../..}"
-compiler=${CXX:-g++}
+compiler=${CXX:-g++} clang=${FSDP_CLANG:-}
+common=("fsdp/comm/local.hpp" "fsdp/fsdp.hpp" "fsdp/host/device.hpp")
 most_not_compiled=1  # blocks with a reason, in all pages together
 least_compiled=8     # blocks: fewer means that this script no longer finds them
 
@@ -18,6 +22,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
+
+link=()
+if echo 'int main() {}' | "$compiler" -x c++ - -lfmt -o /dev/null 2>/dev/null; then flags+=(-DFSDP_FMT_LIBRARY=1) link=(-lfmt); fi
 
 failed=0 compiled=0 not_compiled=0 without_torch=0
 complain() { echo "$1"; failed=1; }
@@ -54,23 +61,39 @@ for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
 done
 
-# Blocks with preludes are one source, each in a namespace of its own, for most of the time goes into headers. torch's headers
-# need not be there.
+# $folder/NAME.cpp takes the blocks, and $folder/NAME.hpp what they include: headers, or torch, which need not be there.
 includes() { grep -hE '^ *# *include' "$@" | sort -u; }
-includes $(find tests/docs/preludes -name '*.cpp' ! -name libtorch.cpp) >"$folder/headers.hpp"
+declare -A count=()
+together() { # together NAME: the block's text, on stdin, becomes a part of this source
+  { echo "namespace block_$n {" && sed 's/^ *# *include.*//' && echo "}"; } >>"$folder/$1.cpp"
+  count[$1]=$((${count[$1]:-0} + 1))
+}
 includes tests/docs/preludes/libtorch.cpp >"$folder/torch.hpp"
-declare -A with_prelude=()
+includes $(find tests/docs/preludes -name '*.cpp' ! -name libtorch.cpp) >"$folder/headers.hpp"
 
-compiles() { # compiles WHERE ARGUMENT...: counts it, or says what the compiler says
-  if "$compiler" "${flags[@]}" "${@:2}" >"$folder/log" 2>&1; then
-    compiled=$((compiled + 1))
+compiles() { # compiles COUNT WHERE COMPILER ARGUMENT...: counts the blocks, or says what the compiler says
+  if "$3" "${flags[@]}" "${@:4}" >"$folder/log" 2>&1; then
+    compiled=$((compiled + $1))
   else
-    complain "$1 does not compile:"
+    complain "$2 does not compile:"
     grep -E 'error|warning' "$folder/log" | head -n 10 || head -n 20 "$folder/log"
     return 1
   fi
 }
 
+behind=()
+if [[ -n $clang ]]; then
+  printf '#include "%s"\n' "${common[@]}" >"$folder/common.hpp"
+  compiles 0 "the common headers" "$clang" -x c++-header "$folder/common.hpp" -Xclang -fpch-instantiate-templates -o "$folder/common.pch" &&
+    behind=(-include-pch "$folder/common.pch")
+fi
+alone() { # alone FILE: compiles by itself
+  local header first=("${behind[@]}")
+  for header in "${common[@]}"; do grep -qF "#include \"$header\"" "$1" || first=(); done
+  compiles 0 "$where" "${clang:-$compiler}" "${first[@]}" -fsyntax-only "$1"
+}
+
+programs=()
 for ((n = 1; n <= blocks; ++n)); do
   block=$folder/$n.block how=$(<"$folder/$n.how") where=$(<"$folder/$n.where")
   source=$folder/$n.cpp
@@ -79,52 +102,67 @@ for ((n = 1; n <= blocks; ++n)); do
     echo "$where: not compiled: ${BASH_REMATCH[1]}"
     not_compiled=$((not_compiled + 1))
   elif [[ $how =~ ^\<!--\ compile:\ prelude=([a-z_0-9]+)\ --\>$ ]]; then
-    name=${BASH_REMATCH[1]} together=headers
+    name=${BASH_REMATCH[1]} part=headers
     prelude=tests/docs/preludes/$name.cpp
     if [[ $name == libtorch ]]; then
       if [[ -z ${FSDP_LIBTORCH_INCLUDES:-} ]]; then
         without_torch=$((without_torch + 1))
         continue
       fi
-      together=torch
+      part=torch
     fi
     [[ -e $prelude ]] || { complain "$where: there is no $prelude"; continue; }
     (($(grep -c '^ *// BLOCK$' "$prelude") == 1)) || { complain "$prelude: needs one line '// BLOCK'"; continue; }
     line=$(grep -n '^ *// BLOCK$' "$prelude" | cut -d: -f1)
     {
-      echo "namespace block_$n {"
       echo "#line 1 \"$prelude\""
-      head -n "$((line - 1))" "$prelude" | sed 's/^ *# *include.*//'
+      head -n "$((line - 1))" "$prelude"
       echo "#line ${where#*:} \"${where%:*}\""
       cat "$block"
       echo "#line $((line + 1)) \"$prelude\""
       tail -n "+$((line + 1))" "$prelude"
-      echo "}"
-    } >>"$folder/$together.cpp"
-    with_prelude[$together]=$((${with_prelude[$together]:-0} + 1))
+    } >"$source"
+    together $part <"$source"
   elif grep -qE '^ *# *include|^int main\(' "$block"; then
     { echo "#line ${where#*:} \"${where%:*}\"" && cat "$block"; } >"$source"
-    mode=(-fsyntax-only)
-    if grep -q '^int main(' "$block"; then mode=(-o "$folder/$n"); fi
-    if compiles "$where" "${mode[@]}" "$source" && [[ ${mode[0]} == -o ]]; then
-      timeout 120 "$folder/$n" >"$folder/log" 2>&1 || { complain "$where does not end well:"; tail -n 5 "$folder/log"; }
+    alone "$source" || continue
+    includes "$source" >>"$folder/headers.hpp"
+    if grep -q '^int main(' "$block"; then
+      programs+=("$n")
+      sed -i '$ s/^}$/return 0; }/' "$source" # only the global main() may end without it
     fi
+    together headers <"$source"
   else
     complain "$where: neither a file of its own nor '<!-- compile: prelude=NAME -->' in the line before"
   fi
 done
 
-for together in "${!with_prelude[@]}"; do
-  mode=(-fsyntax-only -include "$folder/$together.hpp")
-  if [[ $together == torch ]]; then
+# The programs' main functions are called by the number of their block.
+if ((${#programs[@]})); then
+  {
+    echo "int main(int, char** arguments) {"
+    for n in "${programs[@]}"; do echo "  if (std::string_view(arguments[1]) == \"$n\") return block_$n::main();"; done
+    echo "}"
+  } >>"$folder/headers.cpp"
+  echo "#include <string_view>" >>"$folder/headers.hpp"
+fi
+for part in "${!count[@]}"; do
+  mode=(-fsyntax-only)
+  if [[ $part == torch ]]; then
     IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
     for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
+  elif ((${#programs[@]})); then
+    mode=(-O0 -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may declare what nobody defines
   fi
-  compiles "one of ${with_prelude[$together]} blocks" "${mode[@]}" "$folder/$together.cpp" && compiled=$((compiled + with_prelude[$together] - 1))
+  compiles "${count[$part]}" "one of ${count[$part]} blocks" "$compiler" "${mode[@]}" -include "$folder/$part.hpp" "$folder/$part.cpp" "${link[@]}" || continue
+  [[ $part == headers ]] || continue
+  for n in "${programs[@]}"; do
+    timeout 120 "$folder/programs" "$n" >"$folder/log" 2>&1 || { complain "$(<"$folder/$n.where") does not end well:"; tail -n 5 "$folder/log"; }
+  done
 done
 
 ((not_compiled <= most_not_compiled)) || complain "$not_compiled blocks are not compiled, at most $most_not_compiled may be"
 ((compiled + not_compiled >= least_compiled || failed)) || complain "only $compiled blocks were found"
-echo "$compiled blocks compile"
+echo "$compiled blocks compile, ${#programs[@]} programs run"
 if ((without_torch > 0)); then echo "$without_torch blocks need torch, which is not here"; fi
 exit $failed

@@ -1,13 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every header compiles alone, without warnings; the core does so with neither MPI nor CUDA within reach. Each header is compiled
-# alone by one compiler, with the declarations of fmt's library, which take a quarter less time; the other compilers are given
-# all headers together, with fmt as headers.
-# usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
+# Every header compiles alone, without warnings. With `together`, all headers are one file instead, which takes seconds.
+# usage: tests/headers/check.sh gcc|clang|nvcc COMPILER WORK_DIR [together]
+# FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these variables fmt is that of
+# the system, and MPI that of mpic++ in PATH.
+#
+# [Note: Headers compiled alone]
+# Most of the time goes into the standard library, fmt and JSON, again in each header. So a header is compiled behind a
+# precompiled one of `bases`, but only behind one that it includes itself, directly or through other headers, without a
+# condition and before its first line of code. Everything that the base declares is then declared in the header alone as well.
 set -euo pipefail
-kind=$1 compiler=$2 work=$3
+kind=$1 compiler=$2 work=$3 way=${4:-alone}
+: "${FSDP_SOURCE:=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}" "${FSDP_FMT_INCLUDE:=/usr/include}"
+if [[ -z ${FSDP_HAVE_MPI+set} ]]; then
+  FSDP_MPI_INCLUDES=$(mpic++ --showme:incdirs 2>/dev/null | tr ' ' ':') || FSDP_MPI_INCLUDES=
+  FSDP_HAVE_MPI=${FSDP_MPI_INCLUDES:+ON}
+fi
 include=$FSDP_SOURCE/include
 mkdir -p "$work"
+rm -f "$work"/*.{gch,pch}
+bases=(fsdp/tensor.hpp fsdp/format_body.hpp fsdp/layout.hpp fsdp/host/backoff.hpp fsdp/comm/common/call_note.hpp
+       fsdp/checkpoint/json.hpp)  # those that take longer to compile come later
 warnings=(-Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Werror)
 [[ $kind != nvcc ]] && warnings+=(-Wpedantic)
 mpi=()
@@ -41,51 +54,87 @@ group() {
   if needs_mpi "$header"; then
     [[ $FSDP_HAVE_MPI == ON && $kind != nvcc ]] || return 0
   fi
-  if [[ $kind == gcc ]]; then echo alone; else echo together; fi
+  if [[ $kind == nvcc ]]; then echo together; else echo "$way"; fi
 }
 
-# Headers, in one file: prints the compiler's words when it fails.
+# "header base" for each header that includes one of the bases: the last of these.
+find_bases() {
+  awk -v list="${bases[*]}" '
+    FNR == 1 { conditions = code = 0 }
+    /^ *# *if/ { ++conditions }
+    /^ *# *endif/ { --conditions }
+    !/^ *($|#|\/\/)/ { code = 1 }
+    !conditions && !code && /^ *# *include "/ { split($0, part, "\""); includes[FILENAME] = includes[FILENAME] " " part[2] }
+    function reaches(file, base,   names, count, i) {
+      if ((file, base) in known) return known[file, base]
+      count = split(includes[file], names, " ")
+      for (i = 1; i <= count; ++i)
+        if (names[i] == base || reaches(names[i], base)) return known[file, base] = 1
+      return known[file, base] = 0
+    }
+    END {
+      count = split(list, base, " ")
+      for (file in includes)
+        for (i = count; i > 0; --i)
+          if (reaches(file, base[i])) { print file, base[i]; break }
+    }' "$@"
+}
+
+# check BASE HEADER...: compiles a file of these headers behind a base (or `-`); prints the compiler's words when it fails.
 check() {
-  local header=$1 name flags=()
+  local base=$1 header=$2 name flags=() result=(-fsyntax-only)
+  shift
   name=$(tr '/.' '__' <<<"$header")
   local source=$work/$name.cpp
   [[ $kind == nvcc ]] && source=$work/$name.cu
-  if [[ $kind == clang ]] || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
+  if (($# > 1)) || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
   if needs_torch "$header"; then flags+=("${torch[@]}"); fi
-  if (($# == 1)); then flags+=(-DFSDP_FMT_LIBRARY=1); fi
+  if (($# == 1)); then flags+=(-DFSDP_FMT_LIBRARY=1); fi # fmt's declarations take a quarter less time
+  if [[ $kind != nvcc && " ${bases[*]} " == *" $header "* && $# == 1 ]]; then
+    source=$work/$name.hpp
+    result=(-x c++-header -o "$source.gch")
+    if [[ $kind == clang ]]; then result=(-x c++-header -Xclang -fpch-instantiate-templates -o "$source.pch"); fi
+  elif [[ $base != - && $kind == gcc ]]; then
+    flags+=(-include "$work/$(tr '/.' '__' <<<"$base").hpp")
+  elif [[ $base != - ]]; then
+    flags+=(-include-pch "$work/$(tr '/.' '__' <<<"$base").hpp.pch")
+  fi
   # Twice, so that a missing guard shows.
   printf '#include "%s"\n' "$@" "$@" >"$source"
   if [[ $kind == nvcc ]]; then
     "$compiler" -std=c++20 -x cu -arch=sm_90 -O0 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror \
       -I"$include" -Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE" "${flags[@]}" -ptx -o /dev/null "$source" >"$source.log" 2>&1
   else
-    "$compiler" -std=c++20 -fsyntax-only "${warnings[@]}" -pthread -I"$include" -idirafter "$FSDP_FMT_INCLUDE" "${flags[@]}" \
-      -MD -MF "$source.d" "$source" >"$source.log" 2>&1
-  fi || { echo "FAILED $*"; head -n 20 "$source.log"; return 1; }
-  case $header in
-    fsdp/host/* | fsdp/cuda/* | fsdp/comm/* | fsdp/compiled/*) ;;
-    *)
-      if [[ $kind == gcc ]] && grep -E '/(mpi|cuda_runtime|cuda_runtime_api|nccl)\.h' "$source.d"; then
-        echo "FAILED $header: the core reaches a backend's header"
-        return 1
-      fi ;;
-  esac
+    "$compiler" -std=c++20 "${warnings[@]}" -pthread -I"$include" -idirafter "$FSDP_FMT_INCLUDE" "${flags[@]}" "${result[@]}" \
+      "$source" >"$source.log" 2>&1
+  fi || { echo "FAILED ${*:1:3}${4:+ and others}"; head -n 20 "$source.log"; return 1; }
 }
 export -f check needs_mpi needs_torch
-export kind compiler work include FSDP_HAVE_MPI
-declare -p warnings mpi torch >"$work/arrays"
+export kind compiler work include FSDP_HAVE_MPI FSDP_FMT_INCLUDE
+declare -p warnings mpi torch bases >"$work/arrays"
 cd "$include"
-alone=() together=()
-while read -r header; do
-  case $(group "$header") in
-    alone) alone+=("$header") ;;
-    together) together+=("$header") ;;
-  esac
-done < <(find fsdp -name '*.hpp' | sort)
+mapfile -t headers < <(find fsdp -name '*.hpp' | sort)
+declare -A base_of=()
+while read -r header base; do base_of[$header]=$base; done < <(find_bases "${headers[@]}")
+first=() alone=() together=()  # the bases are compiled first, with nothing before them
+for header in "${headers[@]}"; do
+  seen=$(group "$header")
+  if [[ $seen == alone && $kind != nvcc && " ${bases[*]} " == *" $header "* ]]; then
+    first+=(- "$header")
+  elif [[ $seen == alone ]]; then
+    base=-
+    if [[ $kind != nvcc ]]; then base=${base_of[$header]:--}; fi
+    alone+=("$base" "$header")
+  elif [[ $seen == together ]]; then
+    together+=("$header")
+  fi
+done
 # Functions cross into xargs' shells, arrays do not: they are read back from a file.
 run() { xargs -P 2 "$@" bash -c 'source "$work/arrays"; check "$@"' _; }
 failed=0
-if ((${#alone[@]})); then printf '%s\n' "${alone[@]}" | run -n 1 || failed=1; fi
-if ((${#together[@]})); then printf '%s\n' "${together[@]}" | run || failed=1; fi
-echo "$kind: ${#alone[@]} headers alone, ${#together[@]} together"
+if ((${#first[@]})); then printf '%s\n' "${first[@]}" | run -n 2 || exit 1; fi
+if ((${#alone[@]})); then printf '%s\n' "${alone[@]}" | run -n 2 || failed=1; fi
+if ((${#together[@]})); then printf '%s\n' - "${together[@]}" | run || failed=1; fi
+rm -f "$work"/*.{gch,pch}
+echo "$kind: $(((${#first[@]} + ${#alone[@]}) / 2)) headers alone, ${#together[@]} together"
 exit $failed

@@ -55,6 +55,10 @@ while read -r file; do
   head -n 1 "$file" | grep -qx '// SPDX-License-Identifier: Apache-2.0' || complain "$file: the first line is not the licence"
   grep -q '^#pragma once$' "$file" || complain "$file: no #pragma once"
 done < <(find . -name '*.hpp')
+# With the folders above: the core reaches no header of a backend.
+backends='#include <(mpi|nccl|cuda_runtime|cuda_runtime_api)\.h>'
+if grep -rnE "$backends" --include='*.hpp' . | grep -vE '^\./(comm|cuda|host|compiled|libtorch)/'; then complain "only the backends' folders reach MPI, CUDA and NCCL"; fi
+grep -rqE "$backends" --include='*.hpp' comm || complain "the search for backends' headers finds none"
 # Torch's headers take 20 seconds to compile.
 if grep -rnE '#include <(torch|ATen|c10)/' --include='*.hpp' . | grep -v '^\./libtorch'; then complain "only fsdp/libtorch.hpp reaches torch"; fi
 # Flags that a user may allow (FSDP_ALLOW_FAST_MATH) let compilers answer these without looking.

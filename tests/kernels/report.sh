@@ -5,7 +5,11 @@
 #
 # long
 # timeout: 900
-# usage: tests/kernels/report.sh [NVCC [WORK_DIR [ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
+# programs: nanogpt
+# usage: tests/kernels/report.sh [NVCC [WORK_DIR [FOLDER | ARCHITECTURE...]]]   (nvcc, a temporary folder, 90a and 80)
+#
+# With FOLDER the kernels are those of the CUDA objects in it, which hold uncompressed PTX (tests/CMakeLists.txt asks for it).
+# Otherwise they are compiled here.
 #
 # Columns: architecture, registers of a thread, bytes of static shared memory, of the stack, of spill stores and loads,
 # bytes of loads from global memory (each width that occurs; +cp: copies into shared memory behind the thread's back),
@@ -25,10 +29,23 @@ ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
 fmt=()
 if [[ -n ${FSDP_FMT_INCLUDE:-} ]]; then fmt=(-Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE"); fi
 
-# The library's own kernels, as an engine and an optimizer use them: for the first architecture alone, for compiling takes
-# long and they are simple.
-library=$work/library.cu
-cat >"$library" <<'EOF'
+modules=()
+if [[ -d ${architectures[0]} ]]; then
+  mapfile -t objects < <(find "${architectures[0]}" -name '*.cu.o' | sort)
+  ((${#objects[@]})) || { echo "FAILED: no CUDA objects in ${architectures[0]}"; exit 1; }
+  for object in "${objects[@]}"; do
+    # Each text between two zero bytes that begins like PTX is a module.
+    module=$work/$(basename "$object" .cu.o)
+    rm -f "$module".*.ptx
+    tr '\0' '\001' <"$object" | LC_ALL=C awk -v RS='\001' -v module="$module" '
+      /(^|\n)\.version / { out = module "." ++n ".ptx"; sub(/^.*\n\.version /, ".version "); print > out; close(out) }
+      END { exit n == 0 }' || { echo "FAILED: $object holds no uncompressed PTX"; exit 1; }
+    modules+=("$module".*.ptx)
+  done
+else
+  # The library's own kernels, as an engine and an optimizer use them.
+  library=$work/library.cu
+  cat >"$library" <<'EOF'
 #include "fsdp/comm/local.hpp"
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"
@@ -41,52 +58,55 @@ template int run_rank<fsdp::Bf16>(World<Gpu>, Job const&);
 template World<Gpu> World<Gpu>::of(fsdp::local::Communicator<Gpu>);
 }  // namespace transformer
 EOF
-layers=("$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu)
-for architecture in "${architectures[@]}"; do
-  sources=("${layers[@]}")
-  if [[ $architecture == "${architectures[0]}" ]]; then sources+=("$library"); fi
-  for source in "${sources[@]}"; do
-    ptx=$work/$(basename "$source" .cu).$architecture.ptx
-    "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
-      -I"$root/examples" -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
-    "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
-    # Widths out of the PTX, then figures of ptxas, by mangled name.
-    awk -v architecture="$architecture" '
-      function note(list, width) { return index(list, " " width " ") ? list : list width " " }
-      function bytes(instruction,   count, parts, n, i) {
-        count = 1
-        n = split(instruction, parts, ".")
-        for (i = 2; i <= n; ++i) {
-          if (parts[i] ~ /^v[248]$/) count = substr(parts[i], 2)
-          if (parts[i] ~ /^[bfsu](8|16|32|64|128)$/) return count * substr(parts[i], 2) / 8
-        }
-        return 0
-      }
-      FNR == NR {
-        if ($0 ~ /\.entry /) { name = $0; sub(/.*\.entry /, "", name); sub(/\(.*/, "", name); loads[name] = stores[name] = " " }
-        if ($0 ~ /^}/) name = ""
-        if (name == "") next
-        for (i = 1; i <= 2; ++i) {
-          if ($i ~ /^cp\.async\.c[ag]\.shared\.global$/) loads[name] = note(loads[name], "16+cp")
-          else if ($i ~ /^ld\./ && $i !~ /^ld\.(param|shared|local|const)/) loads[name] = note(loads[name], bytes($i))
-          else if ($i ~ /^st\./ && $i !~ /^st\.(param|shared|local)/) stores[name] = note(stores[name], bytes($i))
-        }
-        next
-      }
-      /Compiling entry function/ { split($0, quoted, "\047"); name = quoted[2] }
-      /bytes stack frame/ && name != "" { stack = $1; out = $5; back = $9 }
-      /Used [0-9]+ registers/ && name != "" {
-        shared = 0
-        for (i = 1; i <= NF; ++i) {
-          if ($i == "Used") registers = $(i + 1)
-          if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i
-        }
-        l = loads[name]; s = stores[name]
-        gsub(/^ | $/, "", l); gsub(/ /, ",", l); gsub(/^ | $/, "", s); gsub(/ /, ",", s)
-        printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", architecture, registers, shared, stack, out, back, l == "" ? "-" : l, s == "" ? "-" : s, name
-        name = ""
-      }' "$ptx" "$ptx.log"
+  for architecture in "${architectures[@]}"; do
+    for source in "$root"/examples/nanogpt/layers_cuda_{fp32,bf16}.cu "$library"; do
+      ptx=$work/$(basename "$source" .cu).$architecture.ptx
+      "$nvcc" -std=c++20 -DFSDP_FMT_LIBRARY=1 -DFMT_USE_CONSTEXPR=1 -arch="compute_$architecture" -I"$root/include" \
+        -I"$root/examples" -I"$root/examples/nanogpt" "${fmt[@]}" -ptx -o "$ptx" "$source"
+      modules+=("$ptx")
+    done
   done
+fi
+
+for ptx in "${modules[@]}"; do
+  architecture=$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p;/^\.target/q' "$ptx")
+  "$ptxas" -v -arch="sm_$architecture" -o /dev/null "$ptx" 2>"$ptx.log" || { cat "$ptx.log"; exit 1; }
+  # Widths out of the PTX, then figures of ptxas, by mangled name.
+  awk -v architecture="$architecture" '
+    function note(list, width) { return index(list, " " width " ") ? list : list width " " }
+    function bytes(instruction,   count, parts, n, i) {
+      count = 1
+      n = split(instruction, parts, ".")
+      for (i = 2; i <= n; ++i) {
+        if (parts[i] ~ /^v[248]$/) count = substr(parts[i], 2)
+        if (parts[i] ~ /^[bfsu](8|16|32|64|128)$/) return count * substr(parts[i], 2) / 8
+      }
+      return 0
+    }
+    FNR == NR {
+      if ($0 ~ /\.entry /) { name = $0; sub(/.*\.entry /, "", name); sub(/\(.*/, "", name); loads[name] = stores[name] = " " }
+      if ($0 ~ /^}/) name = ""
+      if (name == "") next
+      for (i = 1; i <= 2; ++i) {
+        if ($i ~ /^cp\.async\.c[ag]\.shared\.global$/) loads[name] = note(loads[name], "16+cp")
+        else if ($i ~ /^ld\./ && $i !~ /^ld\.(param|shared|local|const)/) loads[name] = note(loads[name], bytes($i))
+        else if ($i ~ /^st\./ && $i !~ /^st\.(param|shared|local)/) stores[name] = note(stores[name], bytes($i))
+      }
+      next
+    }
+    /Compiling entry function/ { split($0, quoted, "\047"); name = quoted[2] }
+    /bytes stack frame/ && name != "" { stack = $1; out = $5; back = $9 }
+    /Used [0-9]+ registers/ && name != "" {
+      shared = 0
+      for (i = 1; i <= NF; ++i) {
+        if ($i == "Used") registers = $(i + 1)
+        if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i
+      }
+      l = loads[name]; s = stores[name]
+      gsub(/^ | $/, "", l); gsub(/ /, ",", l); gsub(/^ | $/, "", s); gsub(/ /, ",", s)
+      printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", architecture, registers, shared, stack, out, back, l == "" ? "-" : l, s == "" ? "-" : s, name
+      name = ""
+    }' "$ptx" "$ptx.log"
 done | c++filt -p | sed -E 's/fsdp::cuda::detail::run_kernel<(.*)>(\(.*)?$/\1/; s/ *$//
   s/\((int|bool|fsdp::NormKind)\)//g; s/(nanogpt|transformer|fsdp|kernels|pairwise|detail)::(detail::)?//g' |
   sort -u | sort -t $'\t' -k 9,9 -k 1,1 >"$work/table"
