@@ -3,7 +3,7 @@
 #
 # A test parses the same headers and instantiates the same engines as its neighbours; compiled one by one, all of this
 # took three times as long. Each source keeps a ctest of its own: Catch2 tags every test with the name of its file.
-set(FSDP_TESTS_IN_A_UNIT 12 CACHE STRING "How many tests FSDP_MERGE_SOURCES compiles as one: more share more, and take more memory (up to 2 GB at 12)")
+set(FSDP_TESTS_IN_A_UNIT 20 CACHE STRING "How many tests FSDP_MERGE_SOURCES compiles as one: more share more, and take more memory (up to 3 GB at 20)")
 
 # The value of a line `// key: value` (in scripts `# key: value`), ON for a line `// key`, else nothing.
 function(fsdp_source_line source key result)
