@@ -174,7 +174,8 @@ TEST_CASE("clock: the sum over replicas of one unit runs while the next one is r
   CHECK(timed.end() == timed.end_of(Primitive::backward) + 0.5 + 3 * 0.5);
 }
 
-TEST_CASE("clock: HybridShard's all-reduces run at once with the next units' reduce-scatters, and free gradient slots") {
+TEST_CASE(
+    "clock: HybridShard's all-reduces run at once with the next units' reduce-scatters, and free gradient slots") {
   constexpr int units = 6;
   constexpr double c = 1, m = 15;
   auto input = equal_units(units, 2, 2);
