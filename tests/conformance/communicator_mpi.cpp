@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi::Communicator: ranks that share a node, and the same ranks placed on pretended nodes of one, two or three.
-// ranks: 1 2 3 4 7
+// ranks: 3 7
+// full-ranks: 1 2 4
 // sanitizer-ranks: 3
 // timeout: 600
 #include "fsdp/comm/mpi.hpp"

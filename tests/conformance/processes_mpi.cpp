@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What mpi::Communicator promises beyond the suite: shared memory, errors that reach all ranks, results that are free.
-// ranks: 2 3 4
+// ranks: 3
+// full-ranks: 2 4
 // sanitizer-ranks: 3
 #include <fmt/format.h>
 #include <sys/socket.h>

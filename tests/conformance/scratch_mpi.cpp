@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi::Communicator over memory that ranks do not share: on all ranks, and on some.
-// ranks: 2 3 4
+// ranks: 3
+// full-ranks: 2 4
 // sanitizer-ranks: 3
 // timeout: 600
 #include <map>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: 2 3
+// ranks: 3
+// full-ranks: 2
 // links: fsdp_test_trial
 // skip-sanitizers
 // Over processes of one node and of pretended ones: what all ranks catch, or what is refused, is forgotten, and

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A file that cannot be written does not end training: nanogpt says so, goes on, tries again, and ends with an error if the
-# last attempts fail. A library that is loaded first lets calls fail.
+# last attempts fail. A library that is loaded first lets calls fail, and shortens the time between attempts.
 # programs: nanogpt
 # timeout: 300
 # skip-sanitizers
@@ -15,10 +15,11 @@ nanogpt=$1/examples/nanogpt/nanogpt
 enter_with_text "$nanogpt"
 export OPENBLAS_NUM_THREADS=1
 cat >faults.cpp <<'EOF'
-// The first FAIL_COUNT calls of FAIL_CALL for paths that contain FAIL_PATH fail with FAIL_ERRNO.
+// The first FAIL_COUNT calls of FAIL_CALL for paths that contain FAIL_PATH fail with FAIL_ERRNO. Long sleeps last 1 ms.
 #include <limits.h>
 #include <stdio.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -47,6 +48,11 @@ ssize_t write(int file, void const* bytes, size_t count) {
   return fails("write", path_of(file).c_str()) ? -1 : ::syscall(SYS_write, file, bytes, count);
 }
 int fsync(int file) { return fails("fsync", path_of(file).c_str()) ? -1 : static_cast<int>(::syscall(SYS_fsync, file)); }
+int nanosleep(timespec const* wanted, timespec* left) {
+  timespec const shortest{0, 1000000};
+  bool const is_long = wanted->tv_sec > 0 || wanted->tv_nsec >= 50000000;
+  return static_cast<int>(::syscall(SYS_nanosleep, is_long ? &shortest : wanted, left));
+}
 int rename(char const* from, char const* to) noexcept {
   return fails("rename", to) ? -1 : static_cast<int>(::syscall(SYS_renameat2, -100, from, -100, to, 0));
 }
@@ -205,6 +211,21 @@ expect "ended with" 85 $?
 check "does not say when it tries again" grep -q "No space left on device; the next attempt is in 1 s$" output
 check "saved nothing" grep -q '^asked to stop: saved in asked before iteration' output
 check "no checkpoint" test -e "asked/$(cat asked/latest)/checkpoint.json"
+
+# --- no file may grow beyond 4 KiB: writing more is an error, not a signal -------------------------------------------------------
+limited() (
+  trap '' XFSZ
+  ulimit -f 4
+  LD_PRELOAD="$PWD/faults.so" timeout 120 "$@" | cat
+  exit "${PIPESTATUS[0]}"
+)
+for ranks in 1 2; do
+  limited "$nanogpt" train "${small[@]}" --max_iters=3 "--ranks=$ranks" --out_dir="limited$ranks" >output 2>&1
+  expect "$ranks ranks: ended with" 1 $?
+  check "$ranks ranks: does not get to the end" grep -q "^iter 3" output
+  check "$ranks ranks: does not say why" grep -q "File too large" output
+  check "$ranks ranks: an exception got out" test "$(grep -c "terminate called" output)" = 0
+done
 
 # --- standard output on a full disk ------------------------------------------------------------------------------------------------
 if [[ -e /dev/full ]]; then

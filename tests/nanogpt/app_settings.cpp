@@ -116,7 +116,9 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"block_size", "0"},
       {"n_layer", "0"},
       {"n_head", "-2"},
+      {"n_head", "0"},
       {"n_embd", "0"},
+      {"n_embd", "-4"},
       {"dropout", "1"},
       {"dropout", "1.5"},
       {"dropout", "-0.1"},
@@ -137,6 +139,7 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"grad_clip", "-1"},
       {"grad_clip", "nan"},
       {"max_iters", "0"},
+      {"max_iters", "-5"},
       {"eval_iters", "0"},
       {"log_interval", "0"},
       {"eval_interval", "0"},
@@ -145,27 +148,41 @@ TEST_CASE("values out of range or of the wrong type are refused by name, with wh
       {"seed", "-1"},
       {"decay_lr", "maybe"},
       {"decay_lr", ""},
+      {"bias", "2"},
       {"device", "tpu"},
       {"dtype", "int8"},
+      {"dtype", "float8"},
       {"strategy", "zero3"},
+      {"strategy", "zero"},
       {"ranks", "0"},
       {"ranks", "65"},
+      {"ranks", "1000"},
       {"comm", "tcp"},
       {"share_gpu", "2"},
       {"prefetch", "-1"},
       {"bucket_mb", "0"},
       {"collective_timeout", "0"},
       {"shard_group", "0"},
+      {"shard_group", "-1"},
+      {"recompute_segment", "0"},
+      {"recompute_segment", "-2"},
+      {"recompute_segment", "all"},
       {"sampling", "uniform"},
       {"wrap", "layer"},
       {"min_params", "0"},
       {"reduce_dtype", "float16"},
       {"cpu_offload", "some"},
       {"temperature", "-0.1"},
+      {"temperature", "nan"},
       {"top_p", "0"},
       {"top_p", "1.1"},
       {"top_k", "0"},
       {"num_samples", "0"},
+      {"max_new_tokens", "-1"},
+      {"val_fraction", "1"},
+      {"val_fraction", "-0.1"},
+      {"val_fraction", "nan"},
+      {"tokenizer", "bpe"},
       {"gradient_accumulation_steps", "0"},
       {"out_dir", ""},
       {"dataset", ""},
@@ -269,6 +286,12 @@ TEST_CASE("each subcommand begins with what it can") {
   for (std::string const from : {"scratch", "auto"})
     CHECK(has(problem(Command::sample, from), "'init_from': expected resume (the model in out_dir) or weights"));
   for (std::string const from : {"resume", "gpt2"}) CHECK(problem(Command::sample, from) == "nothing was thrown");
+  CHECK(has(problem(Command::prepare, "scratch"), "setting 'data': expected the text to prepare"));
+  Settings sampled = transformer::defaults(Command::sample);
+  sampled.init_from = "gpt2";
+  sampled.checkpoint = "best";
+  CHECK(has(what([&] { check_together(sampled, Command::sample, 1); }),
+            "'checkpoint': only a run in out_dir has checkpoints (init_from resume), got 'best' with init_from gpt2"));
 }
 
 TEST_CASE("an export says where to and in which of two types") {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: 1 2 3 4
+// ranks: 3 4
+// full-ranks: 1 2
 // skip-sanitizers
 // Muon, AdamW with groups and averages of weights over processes have the bits that they have over threads.
 #include <utility>

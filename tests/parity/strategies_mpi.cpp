@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: 1 2 3 4
+// ranks: 3 4
+// full-ranks: 1 2
 // skip-sanitizers
 // Processes reach the same bits as threads do, whatever the strategy, on one node and on pretended ones.
 #include <cstring>

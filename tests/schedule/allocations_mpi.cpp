@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: 1 2 4
+// ranks: 4
+// full-ranks: 1 2
 // skip-sanitizers
 // The same over processes of a node.
 #include "fsdp/comm/mpi.hpp"

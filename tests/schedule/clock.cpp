@@ -2,6 +2,7 @@
 // skip-sanitizers
 // The operations of a step under a clock: the times that docs/performance.md derives, exactly.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -139,6 +140,18 @@ TEST_CASE("clock: collectives that take longer than compute hide it, but for one
   }
 }
 
+TEST_CASE("clock: all-gathers and reduce-scatters run at once, also where backward is shorter than either") {
+  for (int const units : {3, 4, 8, 13}) {
+    for (double const m : {2.5, 3.0, 15.0}) {
+      CAPTURE(units, m);
+      auto const [forward, backward] = times(with_prefetch(equal_units(units, 4), 1, 1), 1.0, m);
+      CHECK(forward == units * m + 1.0);
+      // The first unit was kept; the last one computes and is reduced after its own gather.
+      CHECK(backward == (units - 1) * m + 2 * 1.0 + m);
+    }
+  }
+}
+
 TEST_CASE("clock: a unit that stays unsharded is not gathered again, and NoShard exposes the last bucket") {
   auto input = equal_units(6, 4);
   for (auto& unit : input.units) unit.reshards_after_forward = false;
@@ -159,6 +172,42 @@ TEST_CASE("clock: the sum over replicas of one unit runs while the next one is r
   auto const timed = simulated(of, between_nodes);
   CHECK(timed.end_of(Primitive::backward) == 0.5 + 8 * 1.0 + 2 * 8 * 1.0);
   CHECK(timed.end() == timed.end_of(Primitive::backward) + 0.5 + 3 * 0.5);
+}
+
+TEST_CASE(
+    "clock: HybridShard's all-reduces run at once with the next units' reduce-scatters, and free gradient slots") {
+  constexpr int units = 6;
+  constexpr double c = 1, m = 15;
+  auto input = equal_units(units, 2, 2);
+  for (auto& unit : input.units) unit.reshards_after_forward = false;
+  // A unit's gradients go into the slot of the unit before the last, which is free after its all-reduce.
+  std::array<double, 2> slot_free{};
+  double computed = 0, scattered = 0, replicated = 0;
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    computed = std::max(computed, slot_free[unit % 2]) + 2 * c;
+    scattered = std::max(scattered, computed) + m;
+    replicated = std::max(replicated, scattered) + m;
+    slot_free[unit % 2] = replicated;
+  }
+  auto const whole = times(with_prefetch(input, 1, 1), c, m);
+  CHECK(whole.forward == units * m + c);
+  CHECK(whole.backward == replicated);
+  // Partial shards free the slots before the all-reduce.
+  input.allow_no_replica_sync = true;
+  auto const partial = times(with_prefetch(input, 1, 1), c, m);
+  CHECK(partial.forward == units * m + c);
+  CHECK(partial.backward == 2 * c + units * m + m);
+}
+
+TEST_CASE("clock: NoShard's buckets are reduced during backward") {
+  constexpr int units = 6;
+  for (int const in_bucket : {1, 3}) {
+    auto input = equal_units(units, 1, 2);
+    input.bucket_bytes = input.first_bucket_bytes = in_bucket * 4 * input.units[0].elements;
+    auto const [forward, backward] = times(std::move(input), 1.0, 1.5);
+    CHECK(forward == units * 1.0);
+    CHECK(backward == units * 2.0 + 1.5);
+  }
 }
 
 TEST_CASE("clock: bytes cost time") {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ranks: 3 4
+// ranks: 4
+// full-ranks: 3
 // sanitizer-ranks: 3
 // full-run: [grid]
 // timeout: 1800

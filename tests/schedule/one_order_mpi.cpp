@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes: a rank that does what the others do not is an error on every rank, at once. See one_order.hpp.
-// ranks: 2 4
+// ranks: 4
+// full-ranks: 2
 // sanitizer-ranks: 2
 #include <chrono>
 #include <string>

@@ -107,11 +107,12 @@ std::string unneeded(fsdp::testing::TableRow const& at, Hazards const& hazards, 
   std::string lines;
   std::map<std::pair<int, std::string>, std::uint64_t> ended;  // by stream and communicator: the last collective
   auto const ranks = hazards.known_waits();
+  auto const needed_waits = hazards.needed_waits(0);
   for (std::size_t i = 0; i < ranks[0].size(); ++i) {
     auto const [wait, known] = ranks[0][i];
     auto const& entry = hazards.at(wait);
     if (entry.site == fsdp::WaitSite::none) continue;
-    bool const is_needed = !hazards.find({wait}, 1).empty();
+    bool const is_needed = needed_waits[wait.entry];
     if (is_needed) ++needed[static_cast<std::size_t>(entry.site)];
     if (!is_derived(entry.site)) continue;
     auto const wrong = [&](std::string_view what) {

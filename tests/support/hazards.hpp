@@ -69,6 +69,20 @@ class Hazards {
     static_cast<void>(run.find());
     return run.known();
   }
+  /// By entry: whether it is a wait of a rank without which some accesses are not ordered. One run finds all: a copy of
+  /// it goes on from each wait as if that were not there.
+  std::vector<bool> needed_waits(std::size_t rank) const {
+    std::vector<bool> needed(ranks_[rank]->entries.size()), asked(needed.size());
+    Run run(*this, {}, 1);
+    static_cast<void>(run.find([&](At next) {
+      auto const kind = at(next).kind;
+      bool const waits = kind == Enqueued::Kind::wait || kind == Enqueued::Kind::wait_for_peers;
+      if (next.rank != rank || !waits || asked[next.entry]) return;
+      asked[next.entry] = true;
+      needed[next.entry] = run.finds_without(next);
+    }));
+    return needed;
+  }
   Recording const& recording(std::size_t rank) const { return *ranks_[rank]; }
   Enqueued const& at(At entry) const { return ranks_[entry.rank]->entries[entry.entry]; }
 
@@ -77,7 +91,10 @@ class Hazards {
   static void join(Clock& into, Clock const& other) {
     for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], other[i]);
   }
-
+  static void add(Clock& sum, Clock const& other) {
+    if (sum.empty()) sum.resize(other.size());
+    join(sum, other);
+  }
   static bool is_within(Clock const& clock, Clock const& other) {
     for (std::size_t i = 0; i < clock.size(); ++i)
       if (clock[i] > other[i]) return false;
@@ -138,16 +155,32 @@ class Hazards {
     }
 
     std::vector<std::string> find() {
+      return find([](At) {});
+    }
+    /// @param before  is called before each entry is taken, and where it has to wait once more
+    template <class Before>
+    std::vector<std::string> find(Before const& before) {
       for (bool moved = true; moved && found_.size() < most_;) {
         moved = false;
-        for (std::size_t rank = 0; rank < next_.size(); ++rank)
-          while (found_.size() < most_ && next_[rank] < all_.ranks_[rank]->entries.size() && step(rank)) moved = true;
+        for (std::size_t rank = 0; rank < next_.size(); ++rank) {
+          while (found_.size() < most_ && next_[rank] < all_.ranks_[rank]->entries.size()) {
+            before(At{rank, next_[rank]});
+            if (!step(rank)) break;
+            moved = true;
+          }
+        }
       }
       for (std::size_t rank = 0; rank < next_.size() && found_.size() < most_; ++rank)
         if (next_[rank] < all_.ranks_[rank]->entries.size())
           throw std::logic_error(
               formatted("rank {} waits for ever at '{}'", rank, all_.ranks_[rank]->entries[next_[rank]].what));
       return found_;
+    }
+    /// Whether the rest of the run finds something if the next entry of its rank, a wait, is left out.
+    bool finds_without(At next) const {
+      Run rest = *this;
+      rest.dropped_ = {next};
+      return !rest.find().empty();
     }
     /// After find(): see known_waits().
     std::vector<std::vector<Wait>> const& known() const { return known_; }
@@ -161,7 +194,9 @@ class Hazards {
     };
     /// All members of one collective or exchange.
     struct Meeting {
-      std::vector<Clock> begun, ended;                ///< by arrival
+      Clock begun;   ///< all that members whose input is read knew; empty: none has come
+      Clock ended;   ///< all that members know at their end; empty: none has
+      int ends = 0;  ///< of members
       std::vector<std::vector<Cells> const*> inputs;  ///< by arrival
       std::vector<int> members;                       ///< by arrival
     };
@@ -189,7 +224,6 @@ class Hazards {
       auto& events = events_[rank];
       auto const event = static_cast<std::size_t>(std::max(entry.event, 0));
       auto& meeting = meetings_[place.meeting];
-      auto const all = static_cast<std::size_t>(entry.members);
       bool const waits = entry.kind == Enqueued::Kind::wait || entry.kind == Enqueued::Kind::wait_for_peers;
       if (stream != nullptr && !waits) end_waits(rank, actor);
       switch (entry.kind) {
@@ -199,13 +233,13 @@ class Hazards {
           break;
         case Enqueued::Kind::collective:
           if (!arrive(rank, meeting, *stream, entry, &place.input)) return false;
-          for (std::size_t i = 0; i < all; ++i)
-            if (entry.root < 0 || meeting.members[i] == entry.root) join(*stream, meeting.begun[i]);
+          join(*stream, meeting.begun);
           ++(*stream)[actor];
           access(at, actor, place.accesses, place.meeting, true);
-          for (std::size_t i = 0; i < all; ++i)
+          for (std::size_t i = 0; i < meeting.members.size(); ++i)
             if (meeting.members[i] != entry.member) access(at, actor, *meeting.inputs[i], place.meeting, false);
-          meeting.ended.push_back(*stream);
+          add(meeting.ended, *stream);
+          if (++meeting.ends == entry.members) meeting.begun = {}, meeting.inputs = {}, meeting.members = {};
           break;
         case Enqueued::Kind::record: events[event] = *stream; break;
         case Enqueued::Kind::wait:
@@ -213,18 +247,14 @@ class Hazards {
           break;
         case Enqueued::Kind::wait_for_peers:
           if (is_dropped(at)) break;
-          if (meeting.ended.size() < all) return false;
-          {
-            Clock learnt = meeting.ended.front();
-            for (auto const& ended : meeting.ended) join(learnt, ended);
-            learn(at, actor, learnt);
-          }
+          if (meeting.ends < entry.members) return false;
+          learn(at, actor, meeting.ended);
           break;
         case Enqueued::Kind::await_stream: join(host, *stream); break;
         case Enqueued::Kind::await_event: join(host, events[event]); break;
         case Enqueued::Kind::exchange:
           if (!arrive(rank, meeting, host, entry, nullptr)) return false;
-          for (auto const& begun : meeting.begun) join(host, begun);
+          join(host, meeting.begun);
           break;
       }
       ++next_[rank];
@@ -256,11 +286,11 @@ class Hazards {
     bool arrive(std::size_t rank, Meeting& meeting, Clock const& clock, Enqueued const& entry,
                 std::vector<Cells> const* input) {
       if (std::exchange(came_[rank], 1) == 0) {
-        meeting.begun.push_back(clock);
+        if (entry.root < 0 || entry.member == entry.root) add(meeting.begun, clock);
         meeting.members.push_back(entry.member);
         meeting.inputs.push_back(input);
       }
-      return meeting.begun.size() == static_cast<std::size_t>(entry.members);
+      return meeting.members.size() == static_cast<std::size_t>(entry.members);
     }
 
     void access(At at, std::size_t actor, std::vector<Cells> const& list, std::size_t meeting, bool own) {

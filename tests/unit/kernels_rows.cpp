@@ -46,9 +46,9 @@ template <class T>
 void check_close(std::vector<T> const& got, Doubles const& exact, double factor, double size) {
   REQUIRE(got.size() == exact.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
-    CAPTURE(i, exact[i], as_double(got[i]));
     double const bound = factor * rounding<T> * std::fmax(std::fabs(exact[i]), size);
-    if (!(std::fabs(as_double(got[i]) - exact[i]) <= bound)) FAIL("beyond " << bound);
+    if (!(std::fabs(as_double(got[i]) - exact[i]) <= bound))
+      FAIL("element " << i << " is " << as_double(got[i]) << ", not " << exact[i] << ", beyond " << bound);
   }
 }
 
