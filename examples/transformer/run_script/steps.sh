@@ -209,7 +209,7 @@ is_trained() { [[ -s $out_dir/model.safetensors || -s $out_dir/adapter_model.saf
 # show_results START [SETTING...]: writes the report page, prints a sample that is drawn with these settings, and how to go on:
 # with a sample that begins with START, among others.
 show_results() {
-  local start=$1 folder note script
+  local begin=$1 folder note script
   shift
   begin_phase sample
   if ! is_trained; then
@@ -231,6 +231,6 @@ show_results() {
   folder=$out_dir script=$repository/examples/$program/run.sh
   [[ $folder == /* ]] || folder=$work/$folder
   say "to try next:"
-  printf '   %q sample --out_dir=%q --num_samples=1 --start=%q\n' "$trainer" "$folder" "$start"
+  printf '   %q sample --out_dir=%q --num_samples=1 --start=%q\n' "$trainer" "$folder" "$begin"
   printf '   %q --data=%q   # or a text of your own\n' "$script" "$repository/CHANGELOG.md"
 }
