@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 # How run.sh and tests/run.sh install the packages that the build needs. Sourced, in the repository's root:
 # `. cmake/install_missing.sh`.

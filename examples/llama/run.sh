@@ -18,7 +18,7 @@
 program=llama
 . "$(dirname "${BASH_SOURCE[0]}")/../transformer/run_script/steps.sh"
 read_arguments "$@"
-model=$work/small-model small=(--block_size=64 --learning_rate=1e-3 --warmup_iters=50 --max_iters=1000 --eval_interval=250)
+model=$work/small-model small=(--block_size=64 --learning_rate=1e-3 --warmup_iters=50 --max_iters=1000 --eval_interval=250 --log_interval=10)
 for i in "${!settings[@]}"; do
   if [[ ${settings[i]} == --model=* ]]; then
     model=${settings[i]#--model=} small=()
@@ -34,4 +34,4 @@ if [[ $model == "$work/small-model" && ! -e $model/model.safetensors ]]; then
 fi
 prepare_text "_$(cat "$model"/tokenizer.* | sha256sum | cut -c1-8)" --model="$model" # a tokenizer has token files of its own
 train --model="$model" --batch_size=12 ${small[@]+"${small[@]}"}
-show_results The --max_new_tokens=500
+show_results The --start=The --max_new_tokens=500

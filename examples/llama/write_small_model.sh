@@ -55,7 +55,7 @@ vocabulary() { # the byte alphabet of GPT-2: printable bytes are themselves, oth
 mkdir -p "$folder"
 cat > "$folder/config.json" << JSON
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": $width, "intermediate_size": $inner,
- "num_hidden_layers": $layers, "num_attention_heads": $heads, "num_key_value_heads": $heads, "vocab_size": $tokens, "max_position_embeddings": 256,
+ "num_hidden_layers": $layers, "num_attention_heads": $heads, "num_key_value_heads": $heads, "vocab_size": $tokens, "max_position_embeddings": 1024,
  "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": 256, "torch_dtype": "bfloat16"}
 JSON
 cat > "$folder/tokenizer.json" << JSON

@@ -301,6 +301,15 @@ for setting in --init_from=resume --overwrite; do
   silent
   check "the run is not where it was" test -e model/latest -a ! -e model.1
 done
+mkdir half # the disk was full when the first checkpoint was written
+echo one > half/.started
+echo weights > half/model.safetensors
+starts half one 0
+word --overwrite
+check "the run is not where it was" test -e half/model.safetensors -a ! -e half.1
+mkdir half/step-1
+starts half one 0
+word --init_from=auto
 for number in 1 2; do
   starts model "other$number" 0
   says "kept in model.$number"
@@ -311,6 +320,79 @@ starts model other3 1 # in a folder that the caller has named: nanogpt refuses i
 silent
 check "a folder of the caller's was moved" test -e model/latest -a ! -e model.3
 check "the run counts as one of other settings" test "$(< model/.started)" = other2
+
+# --- a whole run, with stubs for CMake and the trainers, in a folder with blanks in its name --------------------------------------
+clone="$work/a clone"
+mkdir -p "$clone"
+tar -c -C "$source_folder" README.md docs cmake examples | tar -x -C "$clone"
+for tool in chmod cp df head touch; do ln -sf "$(command -v $tool)" tools/$tool; done
+mkdir whole
+for tool in c++ ninja; do stub whole $tool <<< ''; done
+ln -s "$(command -v awk)" "$(command -v od)" whole
+cat > trainer << EOF
+#!$(command -v bash)
+echo "trainer \$*" >> "$work/calls"
+for word in "\$@"; do
+  case \$word in --dataset=*) data=data/\${word#*=} ;; --out_dir=*) out=\${word#*=} ;; --to=*) to=\${word#*=} ;; esac
+done
+case \$1 in
+  prepare) mkdir -p "\$data"; for name in train.bin val.bin meta.json; do echo \$name > "\$data/\$name"; done ;;
+  train) for name in model.safetensors latest; do echo \$name > "\$out/\$name"; done
+    echo '{"kind":"run","environment":{"dtype note":"products in bfloat16 are 2.00 times as fast as in float32 here"}}' > "\$out/log.jsonl" ;;
+  sample) cat "\$out/model.safetensors" && echo "a text" ;;
+  report) echo page > "\$to" ;;
+esac
+EOF
+stub whole cmake << EOF
+case \$1 in
+  --version) echo "cmake version 3.25.1" ;;
+  --preset) mkdir -p build/cpu; printf 'CMAKE_MAKE_PROGRAM:FILEPATH=ninja\nMPIEXEC_EXECUTABLE:FILEPATH=$work/mpi/mpirun\n' > build/cpu/CMakeCache.txt ;;
+  --build)
+    if [[ -e $work/full ]]; then echo "cc1plus: No space left on device"; exit 1; fi
+    for i in 1 2 3 4; do echo "[\$i/4] Building \$i"; done
+    mkdir -p "build/cpu/examples/\$4"
+    cp "$work/trainer" "build/cpu/examples/\$4/\$4"
+    chmod 755 "build/cpu/examples/\$4/\$4" ;;
+esac
+EOF
+stub mpi mpirun << 'EOF'
+if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 5.0"; exit; fi
+[[ $OMPI_MCA_reachable == weighted ]] || exit 3
+shift 5
+exec "$@"
+EOF
+whole() { # whole PROGRAM CODE ARGUMENTS...
+  : > calls
+  PATH=$work/whole:$work/tools timeout 60 "$work/tools/bash" "$clone/examples/$1/run.sh" "${@:3}" > output 2> errors
+  code=$?
+  check "ended with $code, not $2" test "$code" -eq "$2"
+}
+touch full "$clone/build"
+whole nanogpt 1 --data mine
+sentence "cannot write to '$clone/build': is it read-only, or its disk full?"
+rm "$clone/build"
+whole nanogpt 1 --data mine
+sentence "the disk of '$clone/build' is full: the same command goes on when it has room"
+rm full
+for program in nanogpt llama; do
+  whole $program 0 --data mine --max_iters=5
+  says "4 of 4 steps in "
+  says "== a sample of the model, which has learnt from $work/mine"
+  says "times as fast as in float32 here; --dtype=bfloat16"
+  says "page of this run: file://${clone// /%20}/build/$program-run/report.html"
+  check "$program: other settings" grep -qE "^trainer train .*--gradient_accumulation_steps=2 .*--max_iters=5$" calls
+  pasted=$(sed -n 's/^   \(.* sample .*\)/\1/p' output)
+  check "'$pasted' does not work" grep -qx "a text" <(cd / && eval "$pasted")
+  whole $program 0 --data mine --max_iters=5
+  says "not training again"
+  check "trained again" test "$(grep -cE '^trainer (train|prepare) ' calls)" -eq 0
+done
+small="$clone/build/llama-run/small-model"
+check "no small model" test "$(od -An -tu8 -N8 "$small/model.safetensors" | tr -d ' ')" -eq \
+  $(($(stat -c %s "$small/model.safetensors") - 8 - 1649152))
+cp -r "$small" another
+whole llama 0 --model=another --data mine
+check "another model" grep -q "^trainer train .*--model=$work/another " calls
 
 echo "$checks checks, $failures failures"
 ((failures == 0))

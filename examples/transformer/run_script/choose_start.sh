@@ -1,17 +1,17 @@
 # shellcheck shell=bash disable=SC2034  # what it sets is run.sh's to use
 # SPDX-License-Identifier: Apache-2.0
-# What run.sh does with a run that is in its folder already. Sourced.
+# How run.sh treats a run that is in its folder already. Sourced.
 
-# choose_start FOLDER KEY NAMED [SETTING...]: sets start (nanogpt's settings).
+# choose_start FOLDER KEY NAMED [SETTING...]: sets start (the trainer's settings).
 # A run that was started with KEY is continued. Another run in a folder of run.sh's own is kept under another name; in a folder
-# that the caller has NAMED (1), nanogpt refuses to replace it. A caller who sets init_from or overwrite decides.
+# that the caller has NAMED (1), the trainer refuses to replace it. A caller who sets init_from or overwrite decides.
 choose_start() {
   local folder=$1 key=$2 named=$3 number=1 setting
   start=(--init_from=auto)
   for setting in "${@:4}"; do
     case $setting in --init_from* | --overwrite*) start=() ;; esac
   done
-  if ((${#start[@]})) && [[ -e $folder/latest || -e $folder/model.safetensors ]] &&
+  if ((${#start[@]})) && [[ -e $folder/latest || -e $folder/model.safetensors || -e $folder/adapter_model.safetensors ]] &&
     [[ ! -e $folder/.started || $(< "$folder/.started") != "$key" ]]; then
     if ((named)); then
       start=()
@@ -20,6 +20,10 @@ choose_start() {
     while [[ -e $folder.$number ]]; do number=$((number + 1)); done
     mv "$folder" "$folder.$number"
     say "the run with other settings is kept in $folder.$number"
+  fi
+  # A run of this command has written its model, but no whole checkpoint: the disk was full. It begins again.
+  if ((${#start[@]})) && [[ ! -e $folder/latest ]] && ! compgen -G "$folder/step-*" > /dev/null && [[ -e $folder/model.safetensors || -e $folder/adapter_model.safetensors ]]; then
+    start=(--overwrite)
   fi
   mkdir -p "$folder"
   rm -f "$folder/.trained"

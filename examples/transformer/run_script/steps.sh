@@ -82,6 +82,8 @@ writable() {
   { mkdir -p "$1" && echo > "$1/.writable" && rm "$1/.writable"; } 2> /dev/null ||
     die "cannot write to '$1': is it read-only, or its disk full?"
 }
+# room FOLDER: megabytes left on its disk
+room() { df -Pm "$1" | sed -n '2s/  */ /gp' | cut -d ' ' -f 4; }
 # show_progress LOG: reads what the build prints, keeps it in LOG, and prints how far it is.
 show_progress() {
   local line steps=0 all=0 seconds text shown=0 began=$SECONDS
@@ -119,6 +121,9 @@ build_program() {
   need_tools fsdp fsdp::mpi nanogpt
   writable "$repository/build"
   writable "$work"
+  if [[ ! -e build/cpu/CMakeCache.txt && ! -e build/cuda/CMakeCache.txt ]] && (($(room build) < 300)); then
+    die "the build needs 300 MB in '$repository/build', and its disk has $(room build) MB left"
+  fi
   preset=cpu
   if [[ -d /usr/local/cuda/bin ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
   if command -v nvcc > /dev/null && command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
@@ -132,7 +137,9 @@ build_program() {
   say "building $program (preset $preset, log: $log)"
   if ! cmake --build "build/$preset" --target "$program" -j "$jobs" 2>&1 | show_progress "$log"; then
     grep -m 1 -A 20 -E '^FAILED|error:|Error ' "$log" | sed 's/^/  | /' >&2 || true
-    if grep -qE 'No space left on device|Disk quota exceeded' "$log"; then die "the disk of $repository/build is full"; fi
+    if (($(room build) < 20)) || grep -qE 'No space left on device|Disk quota exceeded' "$log"; then
+      die "the disk of '$repository/build' is full: the same command goes on when it has room"
+    fi
     die "$program could not be built (see above, and $log)"
   fi
   trainer=$repository/build/$preset/examples/$program/$program
@@ -202,10 +209,13 @@ is_trained() { [[ -s $out_dir/model.safetensors || -s $out_dir/adapter_model.saf
 # show_results START [SETTING...]: writes the report page, prints a sample that is drawn with these settings, and how to go on:
 # with a sample that begins with START, among others.
 show_results() {
-  local start=$1 folder note script
+  local begin=$1 folder note script
   shift
   begin_phase sample
-  is_trained || { say "no model was saved, so there is nothing to sample"; exit 0; }
+  if ! is_trained; then
+    [[ -e $out_dir/latest ]] || { say "no model was saved, so there is nothing to sample"; exit 0; }
+    set -- "$@" --checkpoint=latest # the disk was full when the model would have been written
+  fi
   say "a sample of the model, which has learnt from $made_of"
   "$trainer" sample --out_dir="$out_dir" "$@"
   begin_phase report
@@ -221,6 +231,6 @@ show_results() {
   folder=$out_dir script=$repository/examples/$program/run.sh
   [[ $folder == /* ]] || folder=$work/$folder
   say "to try next:"
-  printf '   %q sample --out_dir=%q --num_samples=1 --start=%q\n' "$trainer" "$folder" "$start"
+  printf '   %q sample --out_dir=%q --num_samples=1 --start=%q\n' "$trainer" "$folder" "$begin"
   printf '   %q --data=%q   # or a text of your own\n' "$script" "$repository/CHANGELOG.md"
 }
