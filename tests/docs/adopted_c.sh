@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The C trainer of docs/adopting.md: the page's diff adds at most 60 lines, and patch takes it. Compiled with -Ofast, by g++ for
-# threads and by clang, where there is one, for processes, on 1, 2 and 3 ranks, the losses are those of the C program within
-# 1e-6, and the engine has reserved what was planned. A copy of a pointer, used in another scope, is a report of
-# AddressSanitizer.
+# The C trainer of docs/adopting.md: the page's diff adds at most 60 lines, and patch takes it. Compiled with -Ofast by g++ for
+# threads, and with -O0 -ffast-math (or $FSDP_ADOPTED_LEVEL) by clang, where there is one, for processes, on 1, 2 and 3 ranks,
+# the losses are those of the C program within 1e-6, and the engine has reserved what was planned. A copy of a pointer, used in
+# another scope, is a report of AddressSanitizer. fmt's library is linked where there is one, which compiles less.
 # long
 # timeout: 900
 set -euo pipefail
@@ -15,6 +15,8 @@ cd "$work"
 cp "$source/examples/adopt_c_trainer/train_gpt.c" .
 . "$source/tests/support/mpirun.sh"
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
+fmt=()
+if echo 'int main() {}' | "${CXX:-g++}" -x c++ - -lfmt -o /dev/null 2>/dev/null; then fmt=(-DFSDP_FMT_LIBRARY=1 -lfmt); fi
 die() { printf '%s\n' "$1"; exit 1; }
 
 # apply FROM TO: the page's diff between these files.
@@ -29,7 +31,8 @@ added=$(grep '^+' train_gpt.cpp.diff | grep -vc '^+++')
 ((added <= 60)) || die "the diff adds $added lines, more than 60"
 
 steps=40
-flags=(-std=c++20 -Ofast -march=native -DFSDP_ALLOW_FAST_MATH -Wall -Wextra -Werror -I "$source/include" -pthread)
+level=${FSDP_ADOPTED_LEVEL:--O0 -ffast-math}
+flags=(-std=c++20 -march=native -DFSDP_ALLOW_FAST_MATH -Wall -Wextra -Werror -I "$source/include" -pthread)
 # compare WHAT: the losses of ./printed are those of ./expected, and the account is as planned.
 compare() {
   paste -d ' ' expected <(grep loss printed) | awk '
@@ -46,14 +49,14 @@ before() {
 }
 threads=${CXX:-g++} processes=${FSDP_CLANG:-${CXX:-g++}}
 before "$threads"
-"$threads" "${flags[@]}" train_gpt.cpp -o after
+"$threads" -Ofast "${flags[@]}" train_gpt.cpp "${fmt[@]}" -o after
 for ranks in 1 2 3; do
   ./after gpt.bin $steps $ranks >printed
   compare "$(basename "$threads"), $ranks threads"
 done
 if [[ ${FSDP_HAVE_MPI:-ON} =~ ^(ON|TRUE|1)$ ]]; then
   before "$processes"
-  OMPI_CXX=$processes MPICH_CXX=$processes mpic++ "${flags[@]}" train_gpt_mpi.cpp -o after_mpi
+  OMPI_CXX=$processes MPICH_CXX=$processes mpic++ $level "${flags[@]}" train_gpt_mpi.cpp "${fmt[@]}" -o after_mpi
   for ranks in 1 2 3; do
     mpirun -n $ranks ./after_mpi gpt.bin $steps >printed
     compare "$(basename "$processes"), $ranks processes"
@@ -64,7 +67,7 @@ fi
 sed 's/^    auto full = model->units\[1 + l\].forward();/&\n    static thread_local float* kept;\n    if (l == 0) kept = params.ln1w;/
      s/params\.ln1w + l \* C, params\.ln1b + l \* C, rows, C);/(l == 2 ? kept : params.ln1w + l * C), params.ln1b + l * C, rows, C);/' train_gpt.cpp >stale.cpp
 (($(diff train_gpt.cpp stale.cpp | grep -c '^>') == 3)) || die "the page's trainer has no such lines"
-"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp -o stale
+"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp "${fmt[@]}" -o stale
 ! ./stale gpt.bin 1 >printed 2>&1 || die "a pointer of another scope is used in silence"
 grep -q 'ERROR: AddressSanitizer: SEGV' printed && grep -q 'in layernorm_forward' printed || die "$(head -n 20 printed)"
 echo "a pointer of another scope: $(grep -m 1 'ERROR: AddressSanitizer' printed | cut -c 1-60)"

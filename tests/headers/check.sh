@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every header compiles alone, without warnings. With `together`, all headers are one file instead, which takes seconds.
 # usage: tests/headers/check.sh gcc|clang|nvcc COMPILER WORK_DIR [together]
-# FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these variables fmt is that of
-# the system, and MPI that of mpic++ in PATH.
+# FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES, FSDP_CUDA_INCLUDE and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these
+# variables fmt is that of the system, MPI that of mpic++ in PATH, and CUDA that of /usr/local/cuda. g++ and clang++ see headers
+# for CUDA alone, with the stand-in for launches; nvcc sees them as they are.
 #
 # [Note: Headers compiled alone]
 # Most of the time goes into the standard library, fmt and JSON, again in each header. So a header is compiled behind a
@@ -31,6 +32,9 @@ torch=()
 IFS=: read -ra folders <<<"${FSDP_LIBTORCH_INCLUDES:-}"
 for folder in "${folders[@]}"; do torch+=(-isystem "$folder"); done
 
+cuda_include=${FSDP_CUDA_INCLUDE:-/usr/local/cuda/include}
+needs_cuda() { [[ $1 == fsdp/cuda/* && $1 != fsdp/cuda/block.hpp || $1 == fsdp/comm/nccl* ]]; } # tests run block.hpp on the host
+has_cuda() { [[ -e $cuda_include/cuda_runtime_api.h && ($1 != fsdp/comm/nccl* || -e $cuda_include/nccl.h) ]]; }
 needs_mpi() { grep -qE '#include <mpi.h>|#include "fsdp/comm/mpi' "$include/$1"; }
 needs_openssl() { grep -qE '#include (<openssl/|"fsdp/comm/common/(secret|door|bootstrap))' "$include/$1"; }
 has_openssl() { "$compiler" -E -x c++ - <<<"#include <openssl/hmac.h>" >/dev/null 2>&1; }
@@ -45,16 +49,15 @@ group() {
       if [[ ${#torch[@]} -gt 0 && $kind == gcc ]]; then echo alone; fi # clang 14 refuses headers of torch 1.13 in C++20
       return 0 ;;
     fsdp/libtorch/*) return 0 ;;
-    fsdp/cuda/block.hpp) ;;  # tests run it on the host
-    fsdp/cuda/* | fsdp/comm/nccl*)
-      if [[ $kind == nvcc ]]; then echo alone; fi
-      return ;;
   esac
+  if needs_cuda "$header" && [[ $kind != nvcc ]]; then
+    [[ $way == alone ]] && has_cuda "$header" || return 0
+  fi
   if needs_openssl "$header" && ! has_openssl; then return 0; fi
   if needs_mpi "$header"; then
     [[ $FSDP_HAVE_MPI == ON && $kind != nvcc ]] || return 0
   fi
-  if [[ $kind == nvcc ]]; then echo together; else echo "$way"; fi
+  if [[ $kind == nvcc ]] && ! needs_cuda "$header"; then echo together; else echo "$way"; fi
 }
 
 # "header base" for each header that includes one of the bases: the last of these.
@@ -88,6 +91,9 @@ check() {
   local source=$work/$name.cpp
   [[ $kind == nvcc ]] && source=$work/$name.cu
   if (($# > 1)) || needs_mpi "$header"; then flags+=("${mpi[@]}"); fi
+  if [[ $kind != nvcc ]] && needs_cuda "$header"; then
+    flags+=(-DFSDP_CUDA_STANDIN=1 -I"$FSDP_SOURCE" -I"$FSDP_SOURCE/tests/standin/runtime" -isystem "$cuda_include")
+  fi
   if needs_torch "$header"; then flags+=("${torch[@]}"); fi
   if (($# == 1)); then flags+=(-DFSDP_FMT_LIBRARY=1); fi # fmt's declarations take a quarter less time
   if [[ $kind != nvcc && " ${bases[*]} " == *" $header "* && $# == 1 ]]; then
@@ -109,8 +115,8 @@ check() {
       "$source" >"$source.log" 2>&1
   fi || { echo "FAILED ${*:1:3}${4:+ and others}"; head -n 20 "$source.log"; return 1; }
 }
-export -f check needs_mpi needs_torch
-export kind compiler work include FSDP_HAVE_MPI FSDP_FMT_INCLUDE
+export -f check needs_cuda needs_mpi needs_torch
+export kind compiler work include cuda_include FSDP_HAVE_MPI FSDP_FMT_INCLUDE FSDP_SOURCE
 declare -p warnings mpi torch bases >"$work/arrays"
 cd "$include"
 mapfile -t headers < <(find fsdp -name '*.hpp' | sort)
