@@ -20,5 +20,6 @@ program=nanogpt
 read_arguments "$@"
 build_program
 prepare_text ''
-train train_shakespeare_char_cpu --batch_size=6
+# About the loss of the config, in half of its iterations, at three times its rate.
+train train_shakespeare_char_cpu --batch_size=6 --learning_rate=3e-3 --max_iters=1000 --lr_decay_iters=1000
 show_results The --num_samples=1 --max_new_tokens=500

@@ -114,7 +114,7 @@ build_program() {
   local demands=(-DFSDP_MPI=ON) log
   cd "$repository"
   . cmake/install_missing.sh
-  begin_phase packages
+  begin_phase "packages and CMake"
   wish_for ninja=ninja-build ccache=ccache
   wish_for_bf16
   if [[ -z $data ]]; then wish_for_download; fi
