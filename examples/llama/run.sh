@@ -11,6 +11,7 @@
 # stays beside it.
 #   --model=FOLDER   a model as HuggingFace has it: config.json, safetensors, tokenizer
 #   --data FILE      a text, or documents in a .jsonl file (default: the works of Shakespeare)
+#   --least=N, --hosts=...   as in examples/nanogpt/run.sh
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
 #   WORK=DIR    folder for data and models (default: build/llama-run)

@@ -117,7 +117,7 @@ build_program() {
   begin_phase "packages and CMake"
   wish_for ninja=ninja-build ccache=ccache
   wish_for_bf16
-  if [[ -z $data ]]; then wish_for_download; fi
+  if [[ -z $data && ! -s $work/input.txt ]]; then wish_for_download; fi
   need_tools fsdp fsdp::mpi nanogpt
   writable "$repository/build"
   writable "$work"
