@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154  # variables of steps.sh
 # SPDX-License-Identifier: Apache-2.0
 # Trains a small character-level GPT from a fresh clone, and prints a sample of its text.
 #
@@ -14,7 +15,6 @@
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
 #   WORK=DIR    folder for data and models (default: build/nanogpt-run)
-# shellcheck disable=SC2034,SC2154  # variables of steps.sh
 program=nanogpt
 . "$(dirname "${BASH_SOURCE[0]}")/../transformer/run_script/steps.sh"
 read_arguments "$@"
