@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154  # variables of steps.sh
 # SPDX-License-Identifier: Apache-2.0
 # Fine-tunes a Llama from a fresh clone, and prints a sample of its text.
 #
@@ -11,10 +12,10 @@
 # stays beside it.
 #   --model=FOLDER   a model as HuggingFace has it: config.json, safetensors, tokenizer
 #   --data FILE      a text, or documents in a .jsonl file (default: the works of Shakespeare)
+#   --least=N, --hosts=...   as in examples/nanogpt/run.sh
 #   RANKS=N     number of ranks (default 2; with several GPUs, NCCL and MPI: one process for each GPU)
 #   JOBS=2      number of compilers at a time
 #   WORK=DIR    folder for data and models (default: build/llama-run)
-# shellcheck disable=SC2034,SC2154  # variables of steps.sh
 program=llama
 . "$(dirname "${BASH_SOURCE[0]}")/../transformer/run_script/steps.sh"
 read_arguments "$@"

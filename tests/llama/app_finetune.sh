@@ -12,6 +12,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../support/script.sh"
 
 llama=$1/examples/llama/llama
+write_small_model=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/llama" && pwd)/write_small_model.sh
 enter "$llama"
 export OPENBLAS_NUM_THREADS=1
 for seed in 1 2; do "$1/tests/llama_write_folder" random model$seed $seed || fail "write_folder"; done
@@ -178,6 +179,16 @@ check "float32 keeps bfloat16" cmp narrow/model.safetensors narrow-from-wide/mod
 
 ends_in_error "$llama" sample --model=model1 --start="$(seq -s ' ' 100)"
 check "a text beyond the positions" grep -q "setting 'start': expected at most 128 tokens (max_position_embeddings), got 29[0-9]" output
+
+# --- the small model of run.sh ---------------------------------------------------------------------------------------------------
+"$write_small_model" small || fail "write_small_model.sh"
+echo 'naïve text, "quoted"' > text
+"$llama" prepare --model=small --dataset=s --data=text --val_fraction=0 > output 2>&1 || fail "prepare with the small model"
+check "tokens are not bytes" grep -q "train has $(wc -c < text) tokens" output
+"$llama" sample --model=small --start=a --max_new_tokens=5 --temperature=0 > output 2>&1 || fail "sample of the small model"
+rm small/model.safetensors # another one would have other weights
+"$write_small_model" small || fail "write_small_model.sh again"
+check "other weights" test "$("$llama" sample --model=small --start=a --max_new_tokens=5 --temperature=0)" = "$(< output)"
 
 echo "$checks checks, $failures failures"
 exit $((failures > 0))

@@ -177,9 +177,9 @@ for bad in --max_iter=5 --epoch=3 -x; do
   sentence "unknown setting '${bad%%=*}': 'nanogpt train --help' and docs/nanogpt.md list them"
 done
 run "$work/tools" nowhere
-sentence "'nowhere' is neither a config file nor a setting (--name=value)"
+sentence "'$work/nowhere' is neither a config file nor a setting (--name=value)"
 echo "max_iters = 5" > config
-run "$work/tools" train_gpt2 config --max_iters=5 --overwrite --data nowhere # known words
+run "$work/tools" train_gpt2 config "$work/config" --max_iters=5 --overwrite --data nowhere # known words
 says "--data: cannot read"
 script=$source_folder/examples/llama/run.sh
 run "$work/tools" --n_layer=5

@@ -30,8 +30,8 @@ check_setting() {
   name=${name%%=*}
   if [[ $1 != -* ]]; then
     if [[ ! -e $repository/examples/$program/configs/$1 ]]; then
-      [[ -r $called_from/$1 ]] || die "'$1' is neither a config file nor a setting (--name=value)"
-      set -- "$called_from/$1"
+      [[ $1 == /* ]] || set -- "$called_from/$1"
+      [[ -f $1 && -r $1 ]] || die "'$1' is neither a config file nor a setting (--name=value)"
     fi
   elif [[ $1 != --* || ! $name =~ ^[a-z0-9_]+$ ]] ||
     ! grep -qE "\"$name\"(, &S::|\);)" "$repository/examples/$program/rows.cpp" "$repository/examples/transformer/run/common_rows.cpp"; then
@@ -49,7 +49,7 @@ read_arguments() {
       --data=*) data=${1#--data=}; [[ -n $data ]] || die "--data needs a file"; shift ;;
       --least=*) least=${1#--least=}; [[ $least =~ ^[1-9][0-9]{0,5}$ ]] || die "--least=$least: expected a positive number"; shift ;;
       --hosts=*) hosts=${1#--hosts=}; shift ;;
-      -h | --help) sed -n '3,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0 ;; # the script's first comment
+      -h | --help) sed -n '4,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0 ;; # the script's first comment
       *) check_setting "$1"; shift ;;
     esac
   done
@@ -114,10 +114,10 @@ build_program() {
   local demands=(-DFSDP_MPI=ON) log
   cd "$repository"
   . cmake/install_missing.sh
-  begin_phase packages
+  begin_phase "packages and CMake"
   wish_for ninja=ninja-build ccache=ccache
   wish_for_bf16
-  if [[ -z $data ]]; then wish_for_download; fi
+  if [[ -z $data && ! -s $work/input.txt ]]; then wish_for_download; fi
   need_tools fsdp fsdp::mpi nanogpt
   writable "$repository/build"
   writable "$work"
