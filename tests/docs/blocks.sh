@@ -61,10 +61,11 @@ for page in "${pages[@]}"; do
   blocks=$(extract "$page" "$blocks") || exit 1
 done
 
-# $folder/NAME.cpp takes the blocks, and $folder/NAME.hpp what they include: headers, or torch, which need not be there.
+# The blocks are the source $folder/headers.cpp, and their includes $folder/headers.hpp. Blocks for torch are $folder/torch.cpp,
+# for torch need not be there.
 includes() { grep -hE '^ *# *include' "$@" | sort -u; }
 declare -A count=()
-together() { # together NAME: the block's text, on stdin, becomes a part of this source
+together() { # together NAME: appends the block's text, which is stdin, to $folder/NAME.cpp
   { echo "namespace block_$n {" && sed 's/^ *# *include.*//' && echo "}"; } >>"$folder/$1.cpp"
   count[$1]=$((${count[$1]:-0} + 1))
 }
@@ -87,7 +88,7 @@ if [[ -n $clang ]]; then
   compiles 0 "the common headers" "$clang" -x c++-header "$folder/common.hpp" -Xclang -fpch-instantiate-templates -o "$folder/common.pch" &&
     behind=(-include-pch "$folder/common.pch")
 fi
-alone() { # alone FILE: compiles by itself
+alone() { # alone FILE: whether it compiles by itself
   local header first=("${behind[@]}")
   for header in "${common[@]}"; do grep -qF "#include \"$header\"" "$1" || first=(); done
   compiles 0 "$where" "${clang:-$compiler}" "${first[@]}" -fsyntax-only "$1"
@@ -152,7 +153,7 @@ for part in "${!count[@]}"; do
     IFS=: read -ra torch_folders <<<"$FSDP_LIBTORCH_INCLUDES"
     for torch_folder in "${torch_folders[@]}"; do mode+=(-isystem "$torch_folder"); done
   elif ((${#programs[@]})); then
-    mode=(-O0 -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may declare what nobody defines
+    mode=(-O0 -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may use functions that nobody defines
   fi
   compiles "${count[$part]}" "one of ${count[$part]} blocks" "$compiler" "${mode[@]}" -include "$folder/$part.hpp" "$folder/$part.cpp" "${link[@]}" || continue
   [[ $part == headers ]] || continue

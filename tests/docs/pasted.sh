@@ -14,8 +14,9 @@
 #   ```sh     is run, with $FSDP naming this repository
 #   ```text   is what the last ```sh printed: the same words, and numbers with a decimal point within a thousandth or one in
 #             the last digit, for compilers may contract products and sums
-# -O2 is replaced by $FSDP_PASTED_LEVEL (-O0 unless set), and fmt's library is linked where there is one, for compiling takes the
-# most time. Arguments: the pages to look at instead of both.
+# Compiling takes the most time. So -O2 is replaced by $FSDP_PASTED_LEVEL (-O0 unless set), fmt's library is linked where there
+# is one, and a file is compiled and linked by two commands with the flags shown, for a cache knows only compilations.
+# Arguments: the pages to look at instead of both.
 set -euo pipefail
 export FSDP=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 level=${FSDP_PASTED_LEVEL:--O0}
@@ -28,8 +29,8 @@ for tool in g++ patch; do
 done
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
 
-link=
-if echo 'int main() {}' | g++ -x c++ - -lfmt -o /dev/null 2>/dev/null; then level+=" -DFSDP_FMT_LIBRARY=1" link=" -lfmt"; fi
+launcher=$FSDP/cmake/compiler_launcher.sh define= link=
+if echo 'int main() {}' | g++ -x c++ - -lfmt -o /dev/null 2>/dev/null; then define=" -DFSDP_FMT_LIBRARY=1" link=" -lfmt"; fi
 
 # Two ranks, on whatever machine and as whoever this is.
 . "$FSDP/tests/support/mpirun.sh"
@@ -102,8 +103,11 @@ paste_diff() {
 # The last shell block's words are in $work/output.
 run_shell() {
   local commands=$work/commands
-  sed -E "s/ -O2 / $level /; s/^(g|mpic)\+\+ .*/&$link/" "$1" >"$commands"
-  compiled=$((compiled + $(grep -cE '^(g\+\+|mpic\+\+) ' "$commands" || true)))
+  compiled=$((compiled + $(grep -cE '^(g\+\+|mpic\+\+) .*\.cpp( |$)' "$1" || true)))
+  sed -E "s/ -O2 / $level /
+    s|^((g\+\+\|mpic\+\+) .*) ([a-z_]+)\.cpp -o ([a-z_]+)\$|'$launcher' \1$define -c \3.cpp -o \4.o\n\1 \4.o -o \4$link|
+    s|^((g\+\+\|mpic\+\+) .*) -c ([a-z_]+)\.cpp\$|'$launcher' \1$define -c \3.cpp -o \3.o|
+    s|^g\+\+ .*\.o .*-o [a-z_]+\$|&$link|" "$1" >"$commands"
   cat "$commands"
   bash -e "$commands" >"$work/output" 2>"$work/errors" || { cat "$work/output" "$work/errors"; die "$where: fails"; }
   [[ ! -s $work/errors ]] || { cat "$work/errors"; die "$where: that was not to be expected"; }

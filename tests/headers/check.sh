@@ -4,7 +4,7 @@
 # usage: tests/headers/check.sh gcc|clang|nvcc COMPILER WORK_DIR [together]
 # FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES, FSDP_CUDA_INCLUDE and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these
 # variables fmt is that of the system, MPI that of mpic++ in PATH, and CUDA that of /usr/local/cuda. g++ and clang++ see headers
-# for CUDA alone, with the stand-in for launches; nvcc sees them as they are.
+# for CUDA only one by one, with the stand-in for launches; nvcc sees them as they are.
 #
 # [Note: Headers compiled alone]
 # Most of the time goes into the standard library, fmt and JSON, again in each header. So a header is compiled behind a
@@ -18,7 +18,7 @@ if [[ -z ${FSDP_HAVE_MPI+set} ]]; then
   FSDP_HAVE_MPI=${FSDP_MPI_INCLUDES:+ON}
 fi
 include=$FSDP_SOURCE/include
-mkdir -p "$work"
+mkdir -p "$work" && work=$(cd "$work" && pwd)
 rm -f "$work"/*.{gch,pch}
 bases=(fsdp/tensor.hpp fsdp/format_body.hpp fsdp/layout.hpp fsdp/host/backoff.hpp fsdp/comm/common/call_note.hpp
        fsdp/checkpoint/json.hpp)  # those that take longer to compile come later
