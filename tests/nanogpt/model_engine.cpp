@@ -8,6 +8,7 @@
 #include "fsdp/host/device.hpp"
 #include "tests/catch.hpp"
 #include "tests/nanogpt/training.hpp"
+#include "tests/support/sanitized.hpp"
 #include "transformer/math/gemm_host.hpp"
 
 namespace {
@@ -39,6 +40,7 @@ model_test::Outcome train_on(int threads, int ranks, bool wide) {
 }  // namespace
 
 TEST_CASE("training lowers the loss from that of a uniform guess", "[nanogpt][model][engine]") {
+  if (fsdp::testing::sanitized) return;  // many steps of the same code
   auto const outcome = train(fsdp::FullShard{}, 1, true, 40);
   CHECK(std::abs(outcome.losses.front() - std::log(23.0)) < 0.2);
   CHECK(outcome.losses.back() < 1.0);                         // the next token is a function of the last one
@@ -59,7 +61,10 @@ TEST_CASE("evaluation and decoding leave training as it was", "[nanogpt][model][
 
 TEST_CASE("recomputed layers give the same losses", "[nanogpt][model][engine]") {
   auto const kept = train(fsdp::FullShard{}, 2, false, 4).losses;
-  for (auto const layers : {1, 2, 1000}) CHECK(train(fsdp::FullShard{}, 2, false, 4, layers).losses == kept);
+  for (auto const layers : {2, 1, 1000}) {
+    CHECK(train(fsdp::FullShard{}, 2, false, 4, layers).losses == kept);
+    if (fsdp::testing::sanitized) break;
+  }
 }
 
 TEST_CASE("any number of threads trains to the same bits", "[nanogpt][model][engine]") {

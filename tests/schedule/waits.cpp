@@ -8,6 +8,7 @@
 // Each site runs in a child process of its own (this executable, told by an environment variable), because a race may
 // do anything.
 // long
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "tests/catch.hpp"
@@ -67,7 +69,8 @@ constexpr bool finds_races = false;
 int child(schedule::Case const& tested, bool drop) {
   auto const run = small_run(tested);
   auto const expected = train(tested.engine, run, Device{});
-  for (std::uint64_t seed = 1; seed <= (drop ? 56u : 8u); ++seed) {
+  // ThreadSanitizer sees a race whoever is late; values show it only when somebody is.
+  for (std::uint64_t seed = 1; seed <= (drop ? 56u : finds_races ? 4u : 8u); ++seed) {
     bool const lag = seed % 4 == 0;
     auto const times = static_cast<std::int64_t>(1 + (seed - 1) / 8);
     auto device = Device{Lagging{Delayed{{}, seed, lag ? 0 : 300 * times}, seed, lag ? 100 * times : 0},
@@ -101,6 +104,19 @@ int child(schedule::Case const& tested, bool drop) {
 
 ChildOutcome run_in_child(std::size_t index, bool drop) {
   return schedule::run_child_test(std::to_string(index) + (drop ? " drop" : " keep"));
+}
+
+/// Whether two cases train alike while no wait is dropped. See small_run() and child().
+bool train_alike(schedule::Case const& one, schedule::Case const& other) {
+  auto const is_special = [](WaitSite site) {
+    return site == WaitSite::gather_kept_slice || site == WaitSite::reduce_partial_read ||
+           site == WaitSite::replicate_peers_read || site == WaitSite::norm_peers_read ||
+           site == WaitSite::reduce_wire_read;
+  };
+  auto const key = [&](schedule::Case const& of) {
+    return std::tuple(of.engine, of.prefetch, of.setting, of.rounded, is_special(of.site) ? of.site : WaitSite::none);
+  };
+  return key(one) == key(other);
 }
 
 std::vector<std::size_t> first_of_each_site() {
@@ -146,7 +162,13 @@ TEST_CASE("every wait site of the schedule is listed") {
 }
 
 TEST_CASE("with all waits in place, delays change nothing") {
-  for (auto const index : first_of_each_site()) check_kept(index);
+  std::vector<std::size_t> kept;
+  for (auto const index : first_of_each_site()) {
+    if (std::any_of(kept.begin(), kept.end(), [&](auto other) { return train_alike(cases[index], cases[other]); }))
+      continue;
+    kept.push_back(index);
+    check_kept(index);
+  }
 }
 
 TEST_CASE("each wait, when dropped, is a race") {

@@ -11,10 +11,10 @@ inline constexpr bool sanitized = true;
 inline constexpr bool sanitized = false;
 #endif
 
-/// Whether the next cell of a grid is to be computed: under a sanitizer, every third one is.
-inline bool next_cell() {
+/// Whether the next cell of a grid is to be computed: under a sanitizer, one of `every` is.
+inline bool next_cell(int every = 3) {
   static int cells = 0;
-  return !sanitized || cells++ % 3 == 0;
+  return !sanitized || cells++ % every == 0;
 }
 
 }  // namespace fsdp::testing
