@@ -14,7 +14,7 @@
 #   --cxx=clang++   the compiler, whose package the machine then has; otherwise what the commands install
 #   --first         README's first command only
 #   --headers       after the commands: each public header compiles alone, without warnings, under g++ and clang++
-#   --measure       prints wall and CPU seconds of each command, and those of its packages apart
+#   --measure       prints wall and CPU seconds of each command, and the seconds of run.sh's phases
 #   --cache=DIR     compiler cache that the chroot shares; the machine then has ccache
 #   --text=FILE     copied into the chroot as ../text
 #   --tests=REGEX   the tests of the host that the second command builds and runs
@@ -166,7 +166,10 @@ succeeds() { # succeeds WHAT COMMAND...
     return 1
   fi
   read -ra seconds < "$root.seconds"
-  if ((measure)); then say "$what: wall ${seconds[0]} s, CPU $(awk '{ print $2 + $3 }' "$root.seconds") s"; fi
+  if ((measure)); then
+    say "$what: wall ${seconds[0]} s, CPU $(awk '{ print $2 + $3 }' "$root.seconds") s"
+    sed -nE 's/^== ([0-9]+ s: .*)/          | \1/p' "$log"
+  fi
   say "$what: $((SECONDS - start)) s; $(grep -o 'installing .*' "$log" | sed 's/ ([^()]*)//g; s/^installing/installed/' | paste -sd ';')"
 }
 ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
