@@ -19,7 +19,7 @@
 program=llama
 . "$(dirname "${BASH_SOURCE[0]}")/../transformer/run_script/steps.sh"
 read_arguments "$@"
-model=$work/small-model small=(--block_size=64 --learning_rate=1e-3 --warmup_iters=50 --max_iters=1000 --eval_interval=250 --log_interval=10)
+model=$work/small-model small=(--batch_size=2 --block_size=256 --learning_rate=3e-3 --warmup_iters=100 --max_iters=1000 --eval_interval=250 --log_interval=10)
 for i in "${!settings[@]}"; do
   if [[ ${settings[i]} == --model=* ]]; then
     model=${settings[i]#--model=} small=()
@@ -34,5 +34,5 @@ if [[ $model == "$work/small-model" && ! -e $model/model.safetensors ]]; then
   "$repository/examples/llama/write_small_model.sh" "$model"
 fi
 prepare_text "_$(cat "$model"/tokenizer.* | sha256sum | cut -c1-8)" --model="$model" # a tokenizer has token files of its own
-train --model="$model" --batch_size=12 ${small[@]+"${small[@]}"}
-show_results The --start=The --max_new_tokens=500
+train --model="$model" ${small[@]+"${small[@]}"}
+show_results The --start=The --max_new_tokens=250

@@ -20,6 +20,6 @@ program=nanogpt
 read_arguments "$@"
 build_program
 prepare_text ''
-# About the loss of the config, in half of its iterations, at three times its rate.
+# Half of the iterations of the config at three times its rate: a validation loss of 1.95 instead of 1.90 (2026-11-28).
 train train_shakespeare_char_cpu --batch_size=6 --learning_rate=3e-3 --max_iters=1000 --lr_decay_iters=1000
 show_results The --num_samples=1 --max_new_tokens=500
