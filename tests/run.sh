@@ -69,9 +69,12 @@ if [[ -n $changed ]]; then
   say "tests close to what differs from $changed: $only"
 fi
 
+# The compiler of a user may warn of what no compiler did when this was written.
+warnings=OFF demands=(nanogpt tests)
+if ((all)); then warnings=ON demands+=(headers_clang); fi
 wish_for ninja=ninja-build ccache=ccache
-need_tools
 wish_for_bf16
+need_tools fsdp fsdp::mpi "${demands[@]}"
 use_quick_tools
 failed=()
 # Passes on what ctest prints, with its ten longest tests before its summary.
@@ -102,12 +105,7 @@ build() { # build PRESET [TARGET [cmake arguments...]]
   fi
 }
 
-# The compiler of a user may warn of what no compiler did when this was written.
-warnings=OFF
-if ((all)); then warnings=ON; fi
-demands="nanogpt;tests"
-if ((all)); then demands+=";headers_clang"; fi
-host=(-DFSDP_MPI=ON "-DFSDP_REQUIRE=$demands")
+host=(-DFSDP_MPI=ON "-DFSDP_REQUIRE=$(IFS=';'; echo "${demands[*]}")")
 if [[ -n $only ]]; then
   configure cpu "-DFSDP_WERROR=$warnings" "${host[@]}"
   # Those targets that the tests' commands name as files of the build folder.
