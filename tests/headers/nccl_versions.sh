@@ -11,7 +11,7 @@ fi
 failed=0
 for version in 21903 22605 22703 22809 23203; do
   "$CXX" -std=c++20 -fsyntax-only -Wall -Wextra -Wshadow -Werror -I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE" \
-    -isystem "$FSDP_SOURCE/tests/headers/nccl" -isystem "$cuda" -DFSDP_TEST_NCCL=$version -x c++ - \
+    -isystem "$FSDP_SOURCE/tests/headers/nccl" -isystem "$cuda" -DFSDP_FMT_LIBRARY=1 -DFSDP_TEST_NCCL=$version -x c++ - \
     <<<'#include "fsdp/comm/nccl.hpp"' || { echo "FAILED against NCCL $version"; failed=1; }
 done
 exit $failed

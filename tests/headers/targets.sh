@@ -15,10 +15,12 @@ if ((${#sources[@]} < 3)); then
   exit 1
 fi
 warnings=(-Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wpedantic -Werror -Wno-uninitialized)  # GCC 12 warns of its own avx512fintrin.h
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 failed=0
 for target in x86-64 x86-64-v3 x86-64-v4; do
   for source in "${sources[@]}"; do
-    "$CXX" -std=c++20 -O3 "${warnings[@]}" -march=$target -S -o /dev/null -I include -I . -I examples -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
+    cmake/compiler_launcher.sh "$CXX" -std=c++20 -O3 "${warnings[@]}" -march=$target -c -o "$work/object.o" -I include -I . -I examples -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
       { echo "FAILED $source for $target"; failed=1; }
   done
 done

@@ -55,6 +55,9 @@ case $way in
   subdirectory)
     # (docs/installing.sh has a subdirectory with fmt as headers, which is the default.)
     build_and_run all -DFSDP_SUBDIRECTORY="$FSDP_SOURCE" -DFSDP_CUDA=OFF -DFSDP_FMT_LIBRARY=ON
+    for program in consumer engine_headers engine_shared; do
+      [[ -x $work/build/$program ]] || { echo "$program was not built"; exit 1; }
+    done
     # A project that only uses the library builds none of its tests, and installs nothing of it.
     if grep -qE '^FSDP_(BUILD_[A-Z]+|INSTALL):BOOL=ON' "$work/build/CMakeCache.txt"; then
       echo "tests, examples, benchmarks or install rules are on in a subdirectory"
