@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/gpu.sh without a GPU: its stages, its answers, and its verdicts on stubs that stand in for the build, the
 # programs and the tools.
+# labels: full
 # timeout: 300
 # skip-sanitizers
 set -uo pipefail

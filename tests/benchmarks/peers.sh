@@ -4,6 +4,7 @@
 # stopped meanwhile, with all that they have started; one that dies, hangs or does other work is reported, and nothing stays
 # behind. Then nanogpt beside itself. No speed is judged.
 # programs: nanogpt
+# labels: full
 # timeout: 300
 # skip-sanitizers
 #

@@ -139,7 +139,7 @@ int fsync(int file) {
   std::scoped_lock const lock(all.mutex);
   if (auto const found = all.files.find(file); found != all.files.end())
     if (!all.note({disk::Kind::synchronise, found->second})) return -1;
-  return static_cast<int>(::syscall(SYS_fsync, file));
+  return 0;  // after_crash() says what a disk would have; waiting for this one shows nothing
 }
 int rename(char const* from, char const* to) noexcept {
   return disk::note_and({disk::Kind::rename, from, to}, [&] { return ::syscall(SYS_rename, from, to); });

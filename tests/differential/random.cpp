@@ -80,7 +80,7 @@ Case shrunk(Case from) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  fsdp::testing::Seeds seeds{.count = 100};
+  fsdp::testing::Seeds seeds{.count = 60};
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     auto const value = std::strtoull(option.c_str() + std::min(option.size(), option.find('=') + 1), nullptr, 10);

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Fuzzes the readers of nanogpt, of checkpoints and of the bootstrap over TCP, by libFuzzer under AddressSanitizer and
 # UndefinedBehaviorSanitizer: the targets in tests/fuzz/targets. An input that fails is kept, and its path is printed.
+# labels: full
 # skip-sanitizers
 # timeout: 900
 #

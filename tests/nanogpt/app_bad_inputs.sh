@@ -66,7 +66,7 @@ refuses "frobnicate" "$nanogpt" frobnicate
 # error_line MESSAGE COMMAND...: exit code 2, and MESSAGE is in the only line about an error
 error_line() {
   checks=$((checks + 1))
-  timeout 60 "${@:2}" >output 2>&1
+  patiently 60 "${@:2}" >output 2>&1
   local code=$?
   ((code == 2)) || fail "ended with $code: ${*:2}"
   [[ $(grep 'nanogpt: error:' output) == "nanogpt: error: "*"$1"* && $(grep -c 'nanogpt: error:' output) -eq 1 ]] ||

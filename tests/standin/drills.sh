@@ -55,9 +55,9 @@ said() { # said RANK REGEX
 }
 # gone RANK: waits until its process has ended, at most until it is overdue
 gone() {
-  local process waited
+  local process waited ticks=0  # counted, so that none pass while the whole test is stopped
   process=$(<"pid_$1")
-  while kill -0 "$process" 2>/dev/null && ((SECONDS - begin <= deadline + ${FSDP_SLACK:-60})); do sleep 0.1; done
+  while kill -0 "$process" 2>/dev/null && ((ticks++ <= 10 * (deadline + ${FSDP_SLACK:-60}))); do sleep 0.1; done
   waited=$((SECONDS - begin))
   ((waited <= longest)) || longest=$waited
   ! kill -9 "$process" 2>/dev/null

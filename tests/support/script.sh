@@ -56,10 +56,27 @@ end_run() {
   kill -KILL "$1" 2>/dev/null
   wait "$1" 2>/dev/null
 }
+# patiently SECONDS COMMAND...: ends with 124 as `timeout` does, but counts the seconds one by one: none pass while the whole
+# test is stopped, by a signal or with its machine.
+patiently() {
+  local seconds=$1 child dog code
+  shift
+  "$@" <&0 &
+  child=$!
+  (
+    for ((; seconds > 0; --seconds)); do sleep 1; done
+    kill -KILL "$child"
+  ) >/dev/null 2>&1 &
+  dog=$!
+  wait "$child"
+  code=$?
+  if kill "$dog" 2>/dev/null; then wait "$dog" 2>/dev/null; else code=124; fi
+  return $code
+}
 # ends_in_error COMMAND...: it must end by itself, not with 0 nor by a signal; its text is in `output`.
 ends_in_error() {
   checks=$((checks + 1))
-  timeout 60 "$@" >output 2>&1
+  patiently 60 "$@" >output 2>&1
   local code=$?
   case $code in
     0) fail "ended with 0: $*" ;;
