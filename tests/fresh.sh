@@ -13,7 +13,7 @@
 #   --bf16=without|with|here  what /proc/cpuinfo says of bf16, in all cases; `here`: what this machine's says
 #   --cxx=clang++   the compiler, whose package the machine then has; otherwise what the commands install
 #   --first         README's first command only
-#   --headers       after the commands: each public header compiles alone, without warnings, under g++ and clang++
+#   --headers       after the commands: each public header compiles alone under clang++ and all together under g++, without warnings
 #   --measure       prints wall and CPU seconds of each command, and the seconds of run.sh's phases
 #   --cache=DIR     compiler cache that the chroot shares; the machine then has ccache
 #   --text=FILE     copied into the chroot as ../text
@@ -240,7 +240,7 @@ one_case() { # one_case SUITE USER BLAS PROCESSOR
   if ((headers)); then
     log=$root.clang.log
     inside root -- sh -c 'command -v clang++ || apt-get install -q -y --no-install-recommends clang' || fail "clang could not be installed"
-    succeeds headers-gcc tests/headers/check.sh gcc g++ "$home/fsdp/build/headers_gcc"
+    succeeds headers-gcc tests/headers/check.sh gcc g++ "$home/fsdp/build/headers_gcc" together
     succeeds headers-clang tests/headers/check.sh clang clang++ "$home/fsdp/build/headers_clang"
   fi
 
