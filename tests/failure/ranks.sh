@@ -68,7 +68,7 @@ for how in returns throws; do
   nothing_left "a rank $how, and all catch it"
 done
 for how in unnoticed unnoticed-alone; do
-  OMPI_MCA_odls_base_sigkill_timeout=5 expect "a stream fails, and no call says so, $how" 60 '^rank 1: boom$' -np 3 "$program" $how
+  OMPI_MCA_odls_base_sigkill_timeout=1 expect "a stream fails, and no call says so, $how" 60 '^rank 1: boom$' -np 3 "$program" $how
   if grep -q MPI_ABORT "$work/log"; then fail "a stream fails, and no call says so, $how: the run is aborted"; fi
 done
 expect "ranks run different collectives" 60 \
