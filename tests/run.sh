@@ -35,29 +35,31 @@ say() { printf '== [%ds] %s\n' "$SECONDS" "$*"; }
 die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
 # tests_near FILE...: a regular expression of the tests closest to these files. A test's own source or script is that test; a
-# header of the tests or of an example is the folder's tests; a room of the library has the tests that break first.
+# header of the tests or of an example is the folder's tests; a room of the library has the tests that break first. CMake's
+# expressions have at most nine parentheses, so these have none.
 tests_near() {
   local file stem folder
   for file in "$@"; do
     stem=${file##*/} folder=${file#tests/} folder=${folder%%/*}
     stem=${stem%.*}
     case $file in
-      tests/support/* | tests/*.* | CMake* | cmake/*) echo '^unit_|^schedule_table$|^nanogpt_run_script$' ;;
-      tests/*/*.cpp | tests/*/*.sh) echo "^${folder}_$stem(_[0-9]+)?\$" ;;
-      tests/*) echo "^${folder}_" ;;
-      include/fsdp/checkpoint/*) echo '^checkpoint_(roundtrip|several|refused|snapshots)$' ;;
-      include/fsdp/comm/mpi/* | include/fsdp/comm/common/*) echo '^conformance_(communicator_mpi_3|tcp_group|secret)$' ;;
+      tests/support/* | CMake* | cmake/*) printf '%s\n' '^unit_' '^schedule_table$' '^nanogpt_run_script$' ;;
+      tests/*/*.cpp | tests/*/*.sh) printf '%s\n' "^${folder}_$stem\$" "^${folder}_${stem}_[0-9]+\$" ;;
+      tests/*/*) echo "^${folder}_" ;;
+      tests/*) echo '^unit_' ;;
+      include/fsdp/checkpoint/*) printf '^checkpoint_%s$\n' roundtrip several refused snapshots ;;
+      include/fsdp/comm/mpi/* | include/fsdp/comm/common/*) printf '^conformance_%s$\n' communicator_mpi_3 tcp_group secret ;;
       include/fsdp/comm/*) echo '^conformance_local_host$' ;;
-      include/fsdp/optim/* | include/fsdp/kernels/*) echo '^parity_(optimizers|groups|muon|ema)$|^unit_kernels_' ;;
+      include/fsdp/optim/* | include/fsdp/kernels/*) printf '%s\n' '^unit_kernels_' '^parity_optimizers$' '^parity_groups$' '^parity_muon$' '^parity_ema$' ;;
       include/fsdp/plan/*) echo '^schedule_plan_' ;;
-      include/fsdp/trace/*) echo '^schedule_trace|^unit_trace_report$' ;;
-      include/fsdp/host/*) echo '^conformance_(host_device|failed_streams|team)$' ;;
-      include/fsdp/*) echo '^unit_program|^schedule_(table|symbols|refusals)$|^differential_random$|^parity_strategies$' ;;
-      examples/transformer/*) echo '^transformer_|^nanogpt_app_(settings|run_settings|data|tokenizer|report|launch)$' ;;
-      examples/nanogpt/*.sh) echo '^nanogpt_(run_script|go_on)$' ;;
-      examples/nanogpt/*) echo '^nanogpt_(model_|app_(strategies|resume)$)' ;;
+      include/fsdp/trace/*) printf '%s\n' '^schedule_trace' '^unit_trace_report$' ;;
+      include/fsdp/host/*) printf '^conformance_%s$\n' host_device failed_streams team ;;
+      include/fsdp/*) printf '%s\n' '^unit_program' '^schedule_table$' '^schedule_symbols$' '^schedule_refusals$' '^differential_random$' '^parity_strategies$' ;;
+      examples/transformer/*) printf '%s\n' '^transformer_' '^nanogpt_app_settings$' '^nanogpt_app_run_settings$' '^nanogpt_app_data$' '^nanogpt_app_tokenizer$' '^nanogpt_app_report$' '^nanogpt_app_launch$' ;;
+      examples/nanogpt/*.sh) printf '^nanogpt_%s$\n' run_script go_on ;;
+      examples/nanogpt/*) printf '%s\n' '^nanogpt_model_' '^nanogpt_app_strategies$' '^nanogpt_app_resume$' ;;
       examples/llama/*) echo '^llama_' ;;
-      README.md | docs/*) echo '^docs_(readme|guarantees)$' ;;
+      README.md | docs/*) printf '^docs_%s$\n' readme guarantees ;;
     esac
   done | sort -u | paste -sd '|'
 }
@@ -110,10 +112,12 @@ if [[ -n $only ]]; then
   configure cpu "-DFSDP_WERROR=$warnings" "${host[@]}"
   # Those targets that the tests' commands name as files of the build folder.
   targets=$(cmake --build build/cpu --target help | grep -oE '^(\.\.\. )?[A-Za-z_0-9]+' | sed 's/^\.\.\. //')
-  mapfile -t programs < <(ctest --test-dir build/cpu -N -V -R "$only" | grep -E ': Test command:|^Could not find executable' |
+  chosen=(-R "$only")
+  if [[ -n $changed ]]; then chosen+=(-LE '^full$'); fi
+  mapfile -t programs < <(ctest --test-dir build/cpu -N -V "${chosen[@]}" | grep -E ': Test command:|^Could not find executable' |
     grep -o "$PWD/build/cpu/[^ \"]*" | sed 's|.*/||' | sort -u | grep -xF "$targets")
   if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
-  exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" -R "$only"
+  exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" "${chosen[@]}"
 fi
 
 build cpu all "${host[@]}"
