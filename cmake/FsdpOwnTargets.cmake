@@ -55,7 +55,7 @@ endif()
 function(fsdp_cuda_sources)
   list(FILTER ARGN INCLUDE REGEX "[.]cu$")
   if(ARGN AND FSDP_CUDA STREQUAL STANDIN)
-    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS -O1)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS -O1 COMPILE_DEFINITIONS FSDP_CUDA_SOURCE=1)
   endif()
 endfunction()
 

@@ -221,6 +221,6 @@ FSDP_HD inline void as_a(std::uint32_t (&a)[4], float const (&left)[4], float co
 
 }  // namespace transformer::tile
 
-#if defined(FSDP_CUDA_STANDIN)
+#if defined(FSDP_CUDA_STANDIN) && defined(FSDP_CUDA_SOURCE)  // other sources stay as they are without the stand-ins
 #include <transformer_tile_standin.hpp>  // of a test: Tile for what fsdp/cuda/launch.hpp runs kernels on there
 #endif
