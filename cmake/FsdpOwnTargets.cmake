@@ -37,7 +37,7 @@ if(FSDP_NATIVE)
 endif()
 if(FSDP_SANITIZE)
   target_compile_options(fsdp_own INTERFACE "$<${cxx}:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
-  # These checks of UndefinedBehaviorSanitizer double the compile time. AddressSanitizer reports accesses through null pointers
+  # These checks of UndefinedBehaviorSanitizer nearly double the compile time. AddressSanitizer reports accesses through null pointers
   # and accesses beyond an object; no class here is cast from a polymorphic base. FSDP_SANITIZE_ALL keeps these checks.
   if(FSDP_SANITIZE MATCHES "address" AND FSDP_SANITIZE MATCHES "undefined" AND NOT FSDP_SANITIZE_ALL)
     target_compile_options(fsdp_own INTERFACE
@@ -50,8 +50,8 @@ if(FSDP_CUDA STREQUAL STANDIN)
   fsdp_add_standin()
 endif()
 
-# fsdp_cuda_sources(<source>...): with the stand-ins, the C++ compiler compiles CUDA's sources, at -O1, which takes less time than
-# their tests would gain from more. Called in the folder of the target.
+# fsdp_cuda_sources(<source>...): with the stand-ins, the C++ compiler compiles CUDA's sources, with FSDP_CUDA_SOURCE. It does so
+# at -O1: higher levels would cost more compile time than their tests save. Called in the folder of the target.
 function(fsdp_cuda_sources)
   list(FILTER ARGN INCLUDE REGEX "[.]cu$")
   if(ARGN AND FSDP_CUDA STREQUAL STANDIN)

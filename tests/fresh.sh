@@ -48,7 +48,7 @@ while (($#)); do
     --jobs=[1-9]*) jobs=${argument#*=} ;;
     --keep) keep=1 ;;
     --) first=("$@"); break ;;
-    -h | --help) sed -n '3,28s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     /*) ;; # ctest's build folder
     *) echo "fresh.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
@@ -154,10 +154,9 @@ inside() {
 }
 show() { tail -n "${1:-15}" "$log" | sed 's/^/          | /'; }
 succeeds() { # succeeds WHAT COMMAND...
-  local what=$1 start=$SECONDS code
+  local what=$1 code TIMEFORMAT='%0R %0U %0S' wall user system cpu=''
   shift
   log=$root.$what.log
-  local TIMEFORMAT='%R %U %S' seconds
   { time inside "$person" -- "$@"; } 2> "$root.seconds"
   code=$?
   if ((code != 0)); then
@@ -165,12 +164,10 @@ succeeds() { # succeeds WHAT COMMAND...
     show 40
     return 1
   fi
-  read -ra seconds < "$root.seconds"
-  if ((measure)); then
-    say "$what: wall ${seconds[0]} s, CPU $(awk '{ print $2 + $3 }' "$root.seconds") s"
-    sed -nE 's/^== ([0-9]+ s: .*)/          | \1/p' "$log"
-  fi
-  say "$what: $((SECONDS - start)) s; $(grep -o 'installing .*' "$log" | sed 's/ ([^()]*)//g; s/^installing/installed/' | paste -sd ';')"
+  read -r wall user system < "$root.seconds"
+  if ((measure)); then cpu=" ($((user + system)) s of CPU)"; fi
+  say "$what: $wall s$cpu; $(grep -o 'installing .*' "$log" | sed 's/ ([^()]*)//g; s/^installing/installed/' | paste -sd ';')"
+  if ((measure)); then sed -nE 's/^== ([0-9]+ s: .*)/          | \1/p' "$log"; fi
 }
 ends_in_sentence() { # ends_in_sentence WHAT END USER [unshare options...]
   local what=$1 end=$2 last

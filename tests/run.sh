@@ -27,7 +27,7 @@ for argument in "$@"; do
     --only=?*) only=${argument#--only=} ;;
     --changed) changed=HEAD ;;
     --changed=?*) changed=${argument#--changed=} ;;
-    -h | --help) sed -n '3,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '3,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -35,7 +35,7 @@ say() { printf '== [%ds] %s\n' "$SECONDS" "$*"; }
 die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
 # tests_near FILE...: a regular expression of the tests closest to these files. A test's own source or script is that test; a
-# header of the tests or of an example is the folder's tests; a room of the library has the tests that break first. CMake's
+# header of the tests or of an example, and a source that is no test by itself, is the folder's tests; a room of the library has the tests that break first. CMake's
 # expressions have at most nine parentheses, so these have none.
 tests_near() {
   local file stem folder
@@ -44,6 +44,7 @@ tests_near() {
     stem=${stem%.*}
     case $file in
       tests/support/* | CMake* | cmake/*) printf '%s\n' '^unit_' '^schedule_table$' '^nanogpt_run_script$' ;;
+      tests/compile_fail/* | tests/failure/* | tests/fast_math/* | tests/headers/* | tests/package/*) echo "^${folder}_" ;;
       tests/*/*.cpp | tests/*/*.sh) printf '%s\n' "^${folder}_$stem\$" "^${folder}_${stem}_[0-9]+\$" ;;
       tests/*/*) echo "^${folder}_" ;;
       tests/*) echo '^unit_' ;;
