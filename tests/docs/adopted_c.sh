@@ -15,8 +15,8 @@ cd "$work"
 cp "$source/examples/adopt_c_trainer/train_gpt.c" .
 . "$source/tests/support/mpirun.sh"
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
-fmt=()
-if echo 'int main() {}' | "${CXX:-g++}" -x c++ - -lfmt -o /dev/null 2>/dev/null; then fmt=(-DFSDP_FMT_LIBRARY=1 -lfmt); fi
+. "$source/tests/support/fmt_library.sh"
+find_fmt_library "${CXX:-g++}"
 die() { printf '%s\n' "$1"; exit 1; }
 
 # apply FROM TO: the page's diff between these files.
@@ -52,16 +52,16 @@ command -v g++ >/dev/null || threads=$CXX
 before "$threads"
 # The command of docs/pasted.sh, so that a cache of compilers has it from there.
 "$source/cmake/compiler_launcher.sh" "$threads" -std=c++20 -Ofast -march=native -DFSDP_ALLOW_FAST_MATH -Wall -Wextra \
-  -I "$source/include" -pthread ${fmt[0]:-} -c train_gpt.cpp -o train_gpt.o 2>words
+  -I "$source/include" -pthread $fmt_define -c train_gpt.cpp -o train_gpt.o 2>words
 [[ ! -s words ]] || die "$(<words)"
-"$threads" -Ofast -pthread train_gpt.o ${fmt[1]:-} -o after
+"$threads" -Ofast -pthread train_gpt.o $fmt_link -o after
 for ranks in 1 2 3; do
   ./after gpt.bin $steps $ranks >printed
   compare "$(basename "$threads"), $ranks threads"
 done
 if [[ ${FSDP_HAVE_MPI:-ON} =~ ^(ON|TRUE|1)$ ]]; then
   before "$processes"
-  OMPI_CXX=$processes MPICH_CXX=$processes mpic++ $level "${flags[@]}" train_gpt_mpi.cpp "${fmt[@]}" -o after_mpi
+  OMPI_CXX=$processes MPICH_CXX=$processes mpic++ $level "${flags[@]}" train_gpt_mpi.cpp $fmt_define $fmt_link -o after_mpi
   for ranks in 1 2 3; do
     mpirun -n $ranks ./after_mpi gpt.bin $steps >printed
     compare "$(basename "$processes"), $ranks processes"
@@ -72,7 +72,7 @@ fi
 sed 's/^    auto full = model->units\[1 + l\].forward();/&\n    static thread_local float* kept;\n    if (l == 0) kept = params.ln1w;/
      s/params\.ln1w + l \* C, params\.ln1b + l \* C, rows, C);/(l == 2 ? kept : params.ln1w + l * C), params.ln1b + l * C, rows, C);/' train_gpt.cpp >stale.cpp
 (($(diff train_gpt.cpp stale.cpp | grep -c '^>') == 3)) || die "the page's trainer has no such lines"
-"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp "${fmt[@]}" -o stale
+"${CXX:-g++}" -std=c++20 -O0 -g1 -fsanitize=address -I "$source/include" -pthread stale.cpp $fmt_define $fmt_link -o stale
 ! ./stale gpt.bin 1 >printed 2>&1 || die "a pointer of another scope is used in silence"
 grep -q 'ERROR: AddressSanitizer: SEGV' printed && grep -q 'in layernorm_forward' printed || die "$(head -n 20 printed)"
 echo "a pointer of another scope: $(grep -m 1 'ERROR: AddressSanitizer' printed | cut -c 1-60)"

@@ -23,8 +23,9 @@ trap 'rm -rf "$folder"' EXIT
 flags=(-std=c++20 -Wall -Wextra -Wshadow -Wno-unused-variable -Wno-unused-parameter -Wno-unused-but-set-variable -Werror -pthread -Iinclude -I. -Iexamples/mlp)
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || flags+=(-isystem "$FSDP_FMT_INCLUDE")
 
-link=()
-if echo 'int main() {}' | "$compiler" -x c++ - -lfmt -o /dev/null 2>/dev/null; then flags+=(-DFSDP_FMT_LIBRARY=1) link=(-lfmt); fi
+. tests/support/fmt_library.sh
+find_fmt_library "$compiler"
+flags+=($fmt_define)
 
 failed=0 compiled=0 not_compiled=0 without_torch=0
 complain() { echo "$1"; failed=1; }
@@ -155,7 +156,7 @@ for part in "${!count[@]}"; do
   elif ((${#programs[@]})); then
     mode=(-O0 -ffunction-sections -Wl,--gc-sections -o "$folder/programs") # preludes may use functions that nobody defines
   fi
-  compiles "${count[$part]}" "one of ${count[$part]} blocks" "$compiler" "${mode[@]}" -include "$folder/$part.hpp" "$folder/$part.cpp" "${link[@]}" || continue
+  compiles "${count[$part]}" "one of ${count[$part]} blocks" "$compiler" "${mode[@]}" -include "$folder/$part.hpp" "$folder/$part.cpp" $fmt_link || continue
   [[ $part == headers ]] || continue
   for n in "${programs[@]}"; do
     timeout 120 "$folder/programs" "$n" >"$folder/log" 2>&1 || { complain "$(<"$folder/$n.where") does not end well:"; tail -n 5 "$folder/log"; }

@@ -29,8 +29,9 @@ for tool in g++ patch; do
 done
 [[ ${FSDP_FMT_INCLUDE:-/usr/include} == /usr/include ]] || export CPLUS_INCLUDE_PATH=$FSDP_FMT_INCLUDE
 
-launcher=$FSDP/cmake/compiler_launcher.sh define= link=
-if echo 'int main() {}' | g++ -x c++ - -lfmt -o /dev/null 2>/dev/null; then define=" -DFSDP_FMT_LIBRARY=1" link=" -lfmt"; fi
+launcher=$FSDP/cmake/compiler_launcher.sh
+. "$FSDP/tests/support/fmt_library.sh"
+find_fmt_library g++
 
 # Two ranks, on whatever machine and as whoever this is.
 . "$FSDP/tests/support/mpirun.sh"
@@ -105,9 +106,9 @@ run_shell() {
   local commands=$work/commands
   compiled=$((compiled + $(grep -cE '^(g\+\+|mpic\+\+) .*\.cpp( |$)' "$1" || true)))
   sed -E "s/ -O2 / $level /
-    s|^((g\+\+\|mpic\+\+) .*) ([a-z_]+)\.cpp -o ([a-z_]+)\$|'$launcher' \1$define -c \3.cpp -o \4.o\n\1 \4.o -o \4$link|
-    s|^((g\+\+\|mpic\+\+) .*) -c ([a-z_]+)\.cpp\$|'$launcher' \1$define -c \3.cpp -o \3.o|
-    s|^g\+\+ .*\.o .*-o [a-z_]+\$|&$link|" "$1" >"$commands"
+    s|^((g\+\+\|mpic\+\+) .*) ([a-z_]+)\.cpp -o ([a-z_]+)\$|'$launcher' \1${fmt_define:+ $fmt_define} -c \3.cpp -o \4.o\n\1 \4.o -o \4${fmt_link:+ $fmt_link}|
+    s|^((g\+\+\|mpic\+\+) .*) -c ([a-z_]+)\.cpp\$|'$launcher' \1${fmt_define:+ $fmt_define} -c \3.cpp -o \3.o|
+    s|^g\+\+ .*\.o .*-o [a-z_]+\$|&${fmt_link:+ $fmt_link}|" "$1" >"$commands"
   cat "$commands"
   bash -e "$commands" >"$work/output" 2>"$work/errors" || { cat "$work/output" "$work/errors"; die "$where: fails"; }
   [[ ! -s $work/errors ]] || { cat "$work/errors"; die "$where: that was not to be expected"; }

@@ -74,6 +74,9 @@ done
 expect "ranks run different collectives" 60 \
   "rank [0-2]: ranks disagree about collective 3: rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs reduce_scatter of 4096 fp32 for unit 'block.0' \(backward\)" \
   -np 3 "$program" order
+expect "ranks pass different counts, on nodes of their own" 60 \
+  "rank 0 runs all_gather of 4096 fp32 for unit 'block.1' \(forward\), rank 2 runs all_gather of 4032 fp32 for unit 'block.1' \(forward\)" \
+  -x FSDP_RANKS_PER_NODE=1 -np 3 "$program" count
 # Ranks of another node know who is missing there, though one rank of the node speaks for all.
 expect "a rank never comes, and the first rank of its node does" 60 "rank [0-2]: waiting in all_gather 3 .*; missing ranks: 3; giving up" \
   -x FSDP_TIMEOUT=3 -x FSDP_RANKS_PER_NODE=2 -np 4 "$program" absent

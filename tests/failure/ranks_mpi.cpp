@@ -102,6 +102,8 @@ int body(fsdp::mpi::Environment const& environment, std::string_view how) {
   }
   if (how == "order" && last) {
     world.reduce_scatter(stream, memory, own, count, {"block.0", "backward"});
+  } else if (how == "count" && last) {
+    world.all_gather(stream, own, memory, count - 64, {"block.1", "forward"});
   } else {
     world.all_gather(stream, own, memory, count, {"block.1", "forward"});
   }

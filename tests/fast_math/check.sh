@@ -11,6 +11,7 @@ rm -rf "$work"
 mkdir -p "$work"
 here=$FSDP_SOURCE/tests/fast_math
 launcher=$FSDP_SOURCE/cmake/compiler_launcher.sh
+. "$FSDP_SOURCE/tests/support/fmt_library.sh"
 include=(-I "$FSDP_SOURCE/include" -idirafter "$FSDP_FMT_INCLUDE")
 failed=0
 complain() {
@@ -76,17 +77,16 @@ noticed() {
 # The same trainer in three ways. Its kernels have no flags, or all of them; so has what links; so has, at last, the library's
 # part itself.
 results() {
-  local strict=("${include[@]}" -std=c++20 -O0 -Wall -Wextra -Werror -pthread) fast=(-std=c++20 -Ofast) link=()
-  if echo 'int main() {}' | "$CXX" -x c++ - -lfmt -o "$work/empty" 2>/dev/null; then
-    include+=(-DFSDP_FMT_LIBRARY=1) strict+=(-DFSDP_FMT_LIBRARY=1) link=(-lfmt)
-  fi
+  local strict=("${include[@]}" -std=c++20 -O0 -Wall -Wextra -Werror -pthread) fast=(-std=c++20 -Ofast)
+  find_fmt_library "$CXX"
+  include+=($fmt_define) strict+=($fmt_define)
   "$launcher" "$CXX" "${strict[@]}" -c "$here/trainer.cpp" -o "$work/trainer.o"
   "$CXX" "${strict[@]}" -c "$here/kernels.cpp" -o "$work/kernels.o"
   "$CXX" "${fast[@]}" -c "$here/kernels.cpp" -o "$work/fast_kernels.o"
   "$launcher" "$CXX" "${fast[@]}" "${include[@]}" -DFSDP_ALLOW_FAST_MATH -pthread -c "$here/trainer.cpp" -o "$work/fast_trainer.o"
-  "$CXX" "$work/trainer.o" "$work/kernels.o" -pthread "${link[@]}" -o "$work/plain"
-  "$CXX" -Ofast "$work/trainer.o" "$work/fast_kernels.o" -pthread "${link[@]}" -o "$work/beside"
-  "$CXX" -Ofast "$work/fast_trainer.o" "$work/fast_kernels.o" -pthread "${link[@]}" -o "$work/allowed"
+  "$CXX" "$work/trainer.o" "$work/kernels.o" -pthread $fmt_link -o "$work/plain"
+  "$CXX" -Ofast "$work/trainer.o" "$work/fast_kernels.o" -pthread $fmt_link -o "$work/beside"
+  "$CXX" -Ofast "$work/fast_trainer.o" "$work/fast_kernels.o" -pthread $fmt_link -o "$work/allowed"
   local program
   for program in plain beside allowed; do "$work/$program" >"$work/$program.txt"; done
   for program in beside allowed; do
@@ -119,7 +119,7 @@ results() {
   [[ -n ${FSDP_CLANG:-} ]] || return 0
   printf '#include "fsdp/kernels/block.hpp"\n' >"$work/part.cpp"
   "$FSDP_CLANG" -std=c++20 -O1 -freciprocal-math "${include[@]}" -c "$work/part.cpp" -o "$work/part.o"
-  "$CXX" "$work/trainer.o" "$work/kernels.o" "$work/part.o" -pthread "${link[@]}" -o "$work/mixed"
+  "$CXX" "$work/trainer.o" "$work/kernels.o" "$work/part.o" -pthread $fmt_link -o "$work/mixed"
   if { "$work/mixed" >"$work/log" 2>&1; } 2>/dev/null; then complain "an engine is made beside a file of -freciprocal-math"; fi
   grep -q "part.cpp' includes fsdp and was compiled with -freciprocal-math" "$work/log" || complain "no word of -freciprocal-math: $(cat "$work/log")"
 }

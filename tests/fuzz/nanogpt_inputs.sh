@@ -34,9 +34,9 @@ level=-O0 # compiling takes longest, unless there is much to run
 if ((runs > 50000)); then level=-O1; fi
 flags=(-std=c++20 $level -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
   -I"$source" -I"$source/include" -I"$source/examples" -I"$source/examples/nanogpt")
-fmt=-DFMT_HEADER_ONLY # its library spares half the time, where there is one
-if echo 'int main() {}' | "$clang" -x c++ - -lfmt -o probe 2>/dev/null; then fmt=-DFSDP_FMT_LIBRARY=1 link=-lfmt; fi
-flags+=("$fmt")
+. "$source/tests/support/fmt_library.sh"
+find_fmt_library "$clang"
+flags+=("${fmt_define:--DFMT_HEADER_ONLY}")
 
 # Most of the time goes into headers, so many files are one. gpt2_files.cpp has names that the other targets have too.
 compile() { "${compile[@]}" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$1.cpp" -o "$1.o"; }
@@ -79,7 +79,7 @@ sed -i '/gpt2_files/,$d' targets.cpp
 } >>targets.cpp
 compile targets
 compile gpt2_files
-"$clang" "${flags[@]}" -fsanitize=fuzzer targets.o gpt2_files.o inputs.a ${link:+"$link"} "${crypto[@]}" -o fuzz
+"$clang" "${flags[@]}" -fsanitize=fuzzer targets.o gpt2_files.o inputs.a $fmt_link "${crypto[@]}" -o fuzz
 targets=("${@:3}")
 if ((${#targets[@]} == 0)); then targets=("${all[@]}"); fi
 for target in "${targets[@]}"; do
