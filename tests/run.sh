@@ -75,6 +75,16 @@ fi
 # The compiler of a user may warn of what no compiler did when this was written.
 warnings=OFF demands=(nanogpt tests)
 if ((all)); then warnings=ON demands+=(headers_clang); fi
+if ((full)); then
+  duration="several hours"
+elif ((all)); then
+  duration="about an hour"
+elif [[ -n $only ]]; then
+  duration="some minutes"
+else
+  duration="20 to 25 minutes"
+fi
+say "this takes $duration with two cores, and less if it was built before"
 wish_for ninja=ninja-build ccache=ccache
 wish_for_bf16
 need_tools fsdp fsdp::mpi "${demands[@]}"
@@ -137,6 +147,7 @@ if ((all)); then
     build cuda cuda_programs "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a-real}" "-DCMAKE_CUDA_FLAGS_RELWITHDEBINFO=$level"
     say "preset cuda: test (without a GPU, tests that need one are skipped)"
     run_tests cuda
+    if ((full)); then build cuda benchmarks; fi
     build standin cuda_programs
     say "preset standin: test (CUDA's programs, on stand-ins for its libraries)"
     run_tests standin

@@ -142,7 +142,7 @@ TEST_CASE("a run goes on from a snapshot after the loss of any node, on 4, 3, 2 
       if (strategy.name != fsdp::FullShard{}.name && nodes != two_nodes) continue;
       int const count = *std::max_element(nodes.begin(), nodes.end()) + 1;
       for (int lost = 0; lost < count; ++lost) {
-        if (!fsdp::testing::next_cell()) continue;
+        if (!fsdp::testing::next_cell(5)) continue;
         Folder const folder;
         auto const wanted = take(folder, nodes, {2, 4}, strategy).back();
         lose(folder, lost);

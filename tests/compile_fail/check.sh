@@ -5,6 +5,8 @@
 # `// lines:` allows.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
 # long
+# idle
+# timeout: 3600
 set -euo pipefail
 kind=$1 compiler=$2 work=$3
 cd "$FSDP_SOURCE/tests/compile_fail"

@@ -77,7 +77,7 @@ struct DeviceSuite {
                    std::vector<unsigned char>(bytes, 0), "zeroed memory");
       device.deallocate(data, bytes);
     }
-    if (sanitized) return;
+    if (fsdp::testing::has_sanitizer) return;  // its allocator ends the process
     std::size_t const too_much = std::size_t{1} << 60;
     auto const text = expect_throws<ResourceError>("2^60 bytes", [&] { static_cast<void>(device.allocate(too_much)); });
     expect(text.find(std::to_string(too_much)) != std::string::npos, "the error names no size: {}", text);

@@ -162,12 +162,13 @@ TEST_CASE("host gemm: a lower trapezoid spares work and changes no bit that is w
         auto const all = run(products, queries, values);
         products.lower = Lower::result;
         auto const some = run(products, queries, values);
-        std::int64_t left = 0;
+        std::int64_t left = 0, different = 0;
         for (std::int64_t i = 0; i < rows * keys; ++i) {
           auto const at = static_cast<std::size_t>(i);
-          if (lies_in(i / keys, i % keys, rows, keys)) REQUIRE(some[at] == all[at]);
+          if (lies_in(i / keys, i % keys, rows, keys) && some[at] != all[at]) ++different;
           if (some[at] == (adds ? 0.25F : untouched)) ++left;
         }
+        CHECK(different == 0);
         if (rows == 256) CHECK(left >= rows * (rows - 2 * 32) / 2);
       }
 }
@@ -187,9 +188,10 @@ TEST_CASE("host gemm: any number of threads gives the same bits", "[gemm]") {
        {GemmShape{1600, 1000, 16, 1}, {1, 8192, 130, 1}, {40, 33, 64, 12}, {100, 200, 900, 1}, {421, 64, 256, 1}}) {
     CAPTURE(shape.m, shape.n, shape.k);
     auto const alone = run(1, shape);
-    for (int const threads : {2, 3, 5, 8, 16}) CHECK(run(threads, shape) == alone);
+    auto const counts = fsdp::testing::sanitized ? std::vector{5} : std::vector{2, 3, 5, 8, 16};
+    for (int const threads : counts) CHECK(run(threads, shape) == alone);
     ByOpenblas const there;
     auto const theirs = run(1, shape);
-    for (int const threads : {2, 3, 5, 8, 16}) CHECK(run(threads, shape) == theirs);
+    for (int const threads : counts) CHECK(run(threads, shape) == theirs);
   }
 }

@@ -17,22 +17,11 @@
 
 #include "fsdp/concepts.hpp"
 #include "fsdp/error.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace fsdp::conformance {
 
-// Under a sanitizer: its allocator ends the process where others report that there is not enough memory, and all takes
-// ten times as long.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-inline constexpr bool sanitized = true;
-#else
-inline constexpr bool sanitized = false;
-#endif
-#else
-inline constexpr bool sanitized = false;
-#endif
+using fsdp::testing::sanitized;
 
 /// A check that failed. Catch2's assertions may not run in several threads, so checks throw, on the rank that saw it.
 struct Failure : std::runtime_error {

@@ -10,6 +10,8 @@
 # Most of the time goes into the standard library, fmt and JSON, again in each header. So a header is compiled behind a
 # precompiled one of `bases`, but only behind one that it includes itself, directly or through other headers, without a
 # condition and before its first line of code. Everything that the base declares is then declared in the header alone as well.
+# idle
+# timeout: 3600
 set -euo pipefail
 kind=$1 compiler=$2 work=$3 way=${4:-alone}
 : "${FSDP_SOURCE:=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}" "${FSDP_FMT_INCLUDE:=/usr/include}"

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # comm/nccl.hpp compiles against the declarations of old and new versions of NCCL, without warnings.
 # usage: nccl_versions.sh
+# long
+# idle
+# timeout: 3600
 set -euo pipefail
 cuda=${FSDP_CUDA_INCLUDE:-/usr/local/cuda/include}
 if [[ ! -e $cuda/cuda_runtime_api.h ]]; then

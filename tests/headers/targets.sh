@@ -3,6 +3,9 @@
 # Sources of our programs that ask for vector instructions compile without warnings for x86-64 processors without AVX, with AVX2,
 # and with AVX-512, whichever of them this machine has.
 # usage: targets.sh
+# long
+# idle
+# timeout: 3600
 set -euo pipefail
 if [[ $(uname -m) != x86_64 ]]; then
   echo "skipped: this machine is not x86-64"
@@ -20,7 +23,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 for target in x86-64 x86-64-v3 x86-64-v4; do
   for source in "${sources[@]}"; do
-    cmake/compiler_launcher.sh "$CXX" -std=c++20 -O3 "${warnings[@]}" -march=$target -c -o "$work/object.o" -I include -I . -I examples -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
+    cmake/compiler_launcher.sh "$CXX" -std=c++20 -O1 "${warnings[@]}" -march=$target -c -o "$work/object.o" -I include -I . -I examples -idirafter "$FSDP_FMT_INCLUDE" "$source" ||
       { echo "FAILED $source for $target"; failed=1; }
   done
 done

@@ -4,11 +4,19 @@
 
 namespace fsdp::testing {
 
-/// Programs are about ten times as slow: grids of strategies and ranks have fewer cells.
-#if (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)) && !defined(FSDP_SANITIZE_ALL)
-inline constexpr bool sanitized = true;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool has_sanitizer = true;
+#elif defined(__has_feature)  // clang++
+inline constexpr bool has_sanitizer = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
 #else
+inline constexpr bool has_sanitizer = false;
+#endif
+
+/// Programs are about ten times as slow under a sanitizer: grids of strategies and ranks have fewer cells.
+#if defined(FSDP_SANITIZE_ALL)
 inline constexpr bool sanitized = false;
+#else
+inline constexpr bool sanitized = has_sanitizer;
 #endif
 
 /// Whether the next cell of a grid is to be computed: under a sanitizer, one of `every` is.

@@ -12,6 +12,7 @@
 #include "fsdp/step/memory_plan.hpp"
 #include "fsdp/step/program_text.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/step_inputs.hpp"
 #include "tests/support/step_walk.hpp"
 
@@ -26,7 +27,7 @@ using fsdp::step::Primitive;
 TEST_CASE("program: memory is what a walk through the step counts, and slots pass from hand to hand") {
   std::mt19937 random(7);
   auto const below = [&](unsigned n) { return static_cast<int>(random() % n); };
-  for (int trial = 0; trial < 6000; ++trial) {
+  for (int trial = 0; trial < (fsdp::testing::sanitized ? 1000 : 6000); ++trial) {
     fsdp::MemoryPlanInput input;
     auto const units = 1 + below(6);
     bool const mixed = below(2) == 0, reshards = below(3) > 0;
