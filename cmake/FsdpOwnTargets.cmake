@@ -95,11 +95,11 @@ function(fsdp_mpi_test name executable ranks)
   endif()
 endfunction()
 
-# fsdp_merge(<target>): its sources, eight at a time, are one compile unit where FSDP_MERGE_SOURCES is on. They share what they
+# fsdp_merge(<target>): its sources, sixteen at a time, are one compile unit where FSDP_MERGE_SOURCES is on. They share what they
 # include, and their unnamed namespaces. A source with options of its own stays alone.
 function(fsdp_merge target)
   if(FSDP_MERGE_SOURCES)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endif()
 endfunction()
 
@@ -109,6 +109,15 @@ function(fsdp_compile_quickly target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Og>")
   if(FSDP_SANITIZE MATCHES "address")
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param asan-instrumentation-with-call-threshold=0>")
+  endif()
+endfunction()
+
+# fsdp_compile_engine(<source>...): for sources that instantiate an engine. An engine decides and orders more than it computes: at
+# -O1 with vectors such a file compiles in two thirds of the time, and trains as fast. Layers and products have the full level.
+# Called in the folder of the target.
+function(fsdp_compile_engine)
+  if(NOT FSDP_SANITIZE)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -O1 -ftree-vectorize)
   endif()
 endfunction()
 

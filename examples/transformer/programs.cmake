@@ -50,11 +50,7 @@ function(transformer_program name)
     list(APPEND sources ${rooms}/launch/gpu_processes.cu)
     list(APPEND link fsdp::nccl)
   endif()
-  # An engine decides and orders more than it computes: at -O1 with vectors its file compiles in two thirds of the time, and trains
-  # as fast. Layers and products have the full level.
-  if(NOT FSDP_SANITIZE)
-    set_property(SOURCE ${arg_HOST_RANKS} APPEND PROPERTY COMPILE_OPTIONS -O1 -ftree-vectorize)
-  endif()
+  fsdp_compile_engine(${arg_HOST_RANKS} ${rooms}/launch/process.cpp)
   fsdp_program(${name} ${sources} LINK ${link})
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   # For this file alone: the others are the same with any of these and without, and a compiler cache finds them again.

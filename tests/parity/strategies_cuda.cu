@@ -24,9 +24,12 @@ std::vector<float> train(fsdp::ShardingStrategy const& strategy, int ranks, toy:
 
 }  // namespace
 
-TEST_CASE("all strategies end 50 clipped AdamW steps with bitwise equal parameters on a GPU") {
+TEST_CASE("all strategies end clipped AdamW steps with bitwise equal parameters on a GPU") {
   int const ranks = GENERATE(2, 3, 4);
   toy::Run run;
+#if defined(FSDP_CUDA_STANDIN)  // 50 take half a minute in emulated thread blocks
+  run.steps = 12;
+#endif
   auto const full = train(fsdp::FullShard{}, ranks, run);
   CHECK(equal_bits(train(fsdp::FullShard{}, ranks, run), full));
   CHECK(equal_bits(train(fsdp::ShardGradOp{}, ranks, run), full));

@@ -26,7 +26,7 @@ BlasInfo blas_info() {
 }
 
 double measure_sgemm_peak(int threads, std::chrono::milliseconds span) {
-  using Clock = std::chrono::steady_clock;
+  using SteadyClock = std::chrono::steady_clock;
   constexpr int n = 512, size = n * n;
   openblas_set_num_threads(1);
   bool const own = has_fp32_products();
@@ -34,7 +34,7 @@ double measure_sgemm_peak(int threads, std::chrono::milliseconds span) {
   std::vector<float> const a(size, 1.0f), b(size, 0.5f);
   std::vector<float> c(static_cast<std::size_t>(threads) * size, 0.0f);
   auto const products = [&] {
-    auto const start = Clock::now();
+    auto const start = SteadyClock::now();
     team.run(threads, [&](std::int64_t part) {
       float* const result = c.data() + part * size;
       if (own) {
@@ -44,11 +44,11 @@ double measure_sgemm_peak(int threads, std::chrono::milliseconds span) {
                     n);
       }
     });
-    return std::chrono::duration<double>(Clock::now() - start).count();
+    return std::chrono::duration<double>(SteadyClock::now() - start).count();
   };
   double best = products();  // also warms up
-  auto const begin = Clock::now();
-  while (Clock::now() - begin < span) best = std::min(best, products());
+  auto const begin = SteadyClock::now();
+  while (SteadyClock::now() - begin < span) best = std::min(best, products());
   return 2.0 * n * n * n * threads / best;
 }
 
