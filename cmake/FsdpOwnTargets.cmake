@@ -37,7 +37,7 @@ if(FSDP_NATIVE)
 endif()
 if(FSDP_SANITIZE)
   target_compile_options(fsdp_own INTERFACE "$<${cxx}:-fsanitize=${FSDP_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
-  # These checks of UndefinedBehaviorSanitizer more than double the compile time. AddressSanitizer reports accesses through null
+  # These checks of UndefinedBehaviorSanitizer nearly double the compile time. AddressSanitizer reports accesses through null
   # pointers and accesses beyond an object; no class here is cast from a polymorphic base; x86 and Arm load unaligned values, and
   # the tests of layouts check what vectors need. FSDP_SANITIZE_ALL keeps these checks.
   if(FSDP_SANITIZE MATCHES "address" AND FSDP_SANITIZE MATCHES "undefined" AND NOT FSDP_SANITIZE_ALL)
@@ -104,7 +104,7 @@ function(fsdp_merge target)
 endfunction()
 
 # fsdp_compile_quickly(<target>): for code that decides what happens and computes little, like all of the schedule's tests.
-# AddressSanitizer's checks are then calls, which compile in a quarter less time than checks in line and take twice as long to run.
+# AddressSanitizer's checks are then calls, which compile in 15 % less time than checks in line and take twice as long to run.
 function(fsdp_compile_quickly target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Og>")
   if(FSDP_SANITIZE MATCHES "address")

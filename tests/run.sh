@@ -75,16 +75,12 @@ fi
 # The compiler of a user may warn of what no compiler did when this was written.
 warnings=OFF demands=(nanogpt tests)
 if ((all)); then warnings=ON demands+=(headers_clang); fi
-if ((full)); then
-  duration="several hours"
-elif ((all)); then
-  duration="about an hour"
-elif [[ -n $only ]]; then
-  duration="some minutes"
-else
-  duration="20 to 25 minutes"
+if [[ -z $only ]]; then
+  duration="about 20 minutes"
+  if ((all)); then duration="about an hour"; fi
+  if ((full)); then duration+=", and the long tests take more"; fi
+  say "with two cores, and nothing built before: $duration"
 fi
-say "this takes $duration with two cores, and less if it was built before"
 wish_for ninja=ninja-build ccache=ccache
 wish_for_bf16
 need_tools fsdp fsdp::mpi "${demands[@]}"

@@ -24,6 +24,7 @@
 #include "fsdp/comm/local.hpp"
 #include "fsdp/host/device.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace {
 
@@ -155,17 +156,7 @@ void run_case(std::string_view scenario, std::string_view late, bool drop) {
   }
 }
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
-#else
-constexpr bool sanitized = false;
-#endif
+using fsdp::testing::has_thread_sanitizer;
 
 /// Runs one case in a process of its own and returns its exit code.
 int spawn_case(char const* program, std::string scenario, std::string late, std::string action) {
@@ -184,13 +175,13 @@ int spawn_case(char const* program, std::string scenario, std::string late, std:
 }
 
 int run_all(char const* program) {
-  if (sanitized) ::setenv("TSAN_OPTIONS", "exitcode=66", 1);
+  if (has_thread_sanitizer) ::setenv("TSAN_OPTIONS", "exitcode=66", 1);
   int wrong = 0;
   for (std::string const scenario : {"streams", "teams", "all_gather", "all_reduce", "reuse"}) {
     for (std::string const late : {"worker", "host", "nobody"}) {
       for (std::string const action : {"keep", "drop"}) {
         bool const drop = action == "drop";
-        if (drop && !sanitized) continue;
+        if (drop && !has_thread_sanitizer) continue;
         int const expected = drop ? 66 : 0;
         for (int repetition = 0; repetition < 3; ++repetition) {
           int const got = spawn_case(program, scenario, late, action);
@@ -203,7 +194,7 @@ int run_all(char const* program) {
     }
   }
   std::printf("%d cases ended otherwise than expected%s\n", wrong,
-              sanitized ? "" : " (without ThreadSanitizer: kept waits only)");
+              has_thread_sanitizer ? "" : " (without ThreadSanitizer: kept waits only)");
   return wrong == 0 ? 0 : 1;
 }
 

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every header compiles alone, without warnings. With `together`, all headers are one file instead, which takes seconds.
 # usage: tests/headers/check.sh gcc|clang|nvcc COMPILER WORK_DIR [together]
+# idle
+# timeout: 3600
+#
 # FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES, FSDP_CUDA_INCLUDE and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these
 # variables fmt is that of the system, MPI that of mpic++ in PATH, and CUDA that of /usr/local/cuda. g++ and clang++ see headers
 # for CUDA only one by one, with the stand-in for launches; nvcc sees them as they are.
@@ -10,8 +13,6 @@
 # Most of the time goes into the standard library, fmt and JSON, again in each header. So a header is compiled behind a
 # precompiled one of `bases`, but only behind one that it includes itself, directly or through other headers, without a
 # condition and before its first line of code. Everything that the base declares is then declared in the header alone as well.
-# idle
-# timeout: 3600
 set -euo pipefail
 kind=$1 compiler=$2 work=$3 way=${4:-alone}
 : "${FSDP_SOURCE:=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}" "${FSDP_FMT_INCLUDE:=/usr/include}"

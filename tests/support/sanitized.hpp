@@ -4,13 +4,17 @@
 
 namespace fsdp::testing {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool has_sanitizer = true;
-#elif defined(__has_feature)  // clang++
-inline constexpr bool has_sanitizer = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool has_address_sanitizer = true, has_thread_sanitizer = false;
+#elif defined(__SANITIZE_THREAD__)
+inline constexpr bool has_address_sanitizer = false, has_thread_sanitizer = true;
+#elif defined(__has_feature)  // clang++; g++ 14 too
+inline constexpr bool has_address_sanitizer = __has_feature(address_sanitizer),
+                      has_thread_sanitizer = __has_feature(thread_sanitizer);
 #else
-inline constexpr bool has_sanitizer = false;
+inline constexpr bool has_address_sanitizer = false, has_thread_sanitizer = false;
 #endif
+inline constexpr bool has_sanitizer = has_address_sanitizer || has_thread_sanitizer;
 
 /// Programs are about ten times as slow under a sanitizer: grids of strategies and ranks have fewer cells.
 #if defined(FSDP_SANITIZE_ALL)
