@@ -51,24 +51,38 @@ if(FSDP_CUDA STREQUAL STANDIN)
   fsdp_add_standin()
 endif()
 
-# fsdp_cuda_sources(<source>...): with the stand-ins, the C++ compiler compiles CUDA's sources, with FSDP_CUDA_SOURCE. It does so
-# at -O1: higher levels would cost more compile time than their tests save. Called in the folder of the target.
-function(fsdp_cuda_sources)
-  list(FILTER ARGN INCLUDE REGEX "[.]cu$")
-  if(ARGN AND FSDP_CUDA STREQUAL STANDIN)
-    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS -O1 COMPILE_DEFINITIONS FSDP_CUDA_SOURCE=1)
+# fsdp_cuda_sources(<target> <source>...): with the stand-ins, the C++ compiler compiles CUDA's sources, with FSDP_CUDA_SOURCE. It
+# does so at -O1: higher levels would cost more compile time than their tests save. If all sources are CUDA's, options and
+# definition are the target's, so that the sources can be merged. Called in the folder of the target.
+function(fsdp_cuda_sources target)
+  set(sources ${ARGN})
+  list(FILTER sources INCLUDE REGEX "[.]cu$")
+  if(NOT sources OR NOT FSDP_CUDA STREQUAL STANDIN)
+    return()
+  endif()
+  set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX)
+  if(sources STREQUAL ARGN)
+    target_compile_options(${target} PRIVATE -O1)
+    target_compile_definitions(${target} PRIVATE FSDP_CUDA_SOURCE=1)
+  else()
+    set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -O1 COMPILE_DEFINITIONS FSDP_CUDA_SOURCE=1)
   endif()
 endfunction()
 
-# fsdp_program(<name> <source>... LINK <target>...): an executable of this project.
+# fsdp_program(<name> [NVCC_FULL] <source>... LINK <target>...): an executable of this project. The target cuda_programs has the
+# programs that need the CUDA toolkit; those with NVCC_FULL are only in cuda_programs_full, for nvcc takes a minute for an engine.
+# Compiled by the C++ compiler for the stand-ins, all are in both.
 function(fsdp_program name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LINK")
-  fsdp_cuda_sources(${arg_UNPARSED_ARGUMENTS})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NVCC_FULL" "" "LINK")
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  fsdp_cuda_sources(${name} ${arg_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE fsdp_own ${arg_LINK})
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
   if("${arg_UNPARSED_ARGUMENTS}" MATCHES "[.]cu(;|$)" OR "${arg_LINK}" MATCHES "fsdp::(cuda|nccl)")
-    set_property(GLOBAL APPEND PROPERTY FSDP_CUDA_PROGRAMS ${name})
+    set_property(GLOBAL APPEND PROPERTY FSDP_CUDA_PROGRAMS_FULL ${name})
+    if(NOT arg_NVCC_FULL OR FSDP_CUDA STREQUAL STANDIN)
+      set_property(GLOBAL APPEND PROPERTY FSDP_CUDA_PROGRAMS ${name})
+    endif()
   endif()
 endfunction()
 
@@ -122,10 +136,14 @@ function(fsdp_compile_engine)
 endfunction()
 
 # fsdp_test_properties(<test> [<target>...]): what every test of this project runs under, and the targets that this one
-# needs, which tests/run.sh --only= builds.
+# needs, which tests/run.sh --only= builds. Threads and processes that wait for each other take several times as long beside
+# another test, so two cores run only tests of these folders in pairs.
 function(fsdp_test_properties name)
   list(JOIN ARGN " " targets)
   set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${targets}\n")
+  if(NOT name MATCHES "^(compile_fail|docs|emulated|fast_math|fresh|fuzz|headers|kernels|package|transformer|unit)")
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 300
     SKIP_RETURN_CODE 77

@@ -13,6 +13,7 @@
 #   --bf16=without|with|here  what /proc/cpuinfo says of bf16, in all cases; `here`: what this machine's says
 #   --cxx=clang++   the compiler, whose package the machine then has; otherwise what the commands install
 #   --first         README's first command only
+#   --unoptimised   compiles at -O0, in less than half the time
 #   --headers       after the commands: each public header compiles alone under clang++ and all together under g++, without warnings
 #   --measure       prints wall and CPU seconds of each command, and the seconds of run.sh's phases
 #   --cache=DIR     compiler cache that the chroot shares; the machine then has ccache
@@ -28,7 +29,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 suites=(bookworm trixie) users=(root sudo) blases=(without with)
-bf16='' cxx='' first_only=0 headers=0 measure=0 shared_cache='' text='' tests='^unit_|^example_mlp' jobs=2 keep=0
+bf16='' cxx='' first_only=0 unoptimised=0 headers=0 measure=0 shared_cache='' text='' tests='^unit_|^example_mlp' jobs=2 keep=0
 first=(--data README.md --max_iters=20 --eval_iters=2 --n_layer=1 --n_embd=32)
 while (($#)); do
   argument=$1
@@ -40,6 +41,7 @@ while (($#)); do
     --bf16=with | --bf16=without | --bf16=here) bf16=${argument#*=} ;;
     --cxx=g++ | --cxx=clang++) cxx=${argument#*=} ;;
     --first) first_only=1 ;;
+    --unoptimised) unoptimised=1 ;;
     --headers) headers=1 ;;
     --measure) measure=1 ;;
     --cache=/*) shared_cache=${argument#*=} ;;
@@ -122,6 +124,10 @@ make_root() {
   { git ls-files -z --cached --others --exclude-standard 2> /dev/null || find . -path ./build -prune -o -type f -print0; } |
     tar -c --null --ignore-failed-read -T - 2> /dev/null | tar -x -C "$root$home/fsdp"
   if [[ -n $text ]]; then cp -L "$text" "$root$home/text"; fi
+  if ((unoptimised)); then
+    printf '#!/bin/sh\nexec %s "$@" -O0\n' "$home/fsdp/cmake/compiler_launcher.sh" > "$root/unoptimised"
+    chmod 755 "$root/unoptimised"
+  fi
   # Its processor: this machine's, with or without the flags of bf16.
   sed -E 's/ (avx512_bf16|amx_bf16)\b//g' /proc/cpuinfo > "$root/cpuinfo-without"
   { cat /proc/cpuinfo; echo "flags : avx512_bf16 amx_bf16"; } > "$root/cpuinfo-with"
@@ -141,6 +147,7 @@ inside() {
   local environment=(HOME="$folder" USER="$user" LANG=C.UTF-8 PATH="${first_on_path:+$first_on_path:}$path" JOBS="$jobs"
                      CCACHE_DIR=/cache FSDP_CPUINFO=/cpuinfo-$processor ${cxx:+CXX=$cxx})
   if [[ -z $shared_cache ]]; then environment+=(CCACHE_UMASK=000); fi
+  if ((unoptimised)); then environment+=(CMAKE_CXX_COMPILER_LAUNCHER=/unoptimised); fi
   for name in http_proxy https_proxy no_proxy; do
     [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
   done

@@ -16,12 +16,13 @@ function(fsdp_source_line source key result)
   set(${result} "${value}" PARENT_SCOPE)
 endfunction()
 
-# Whether a source can share a program with others: one that has a main function, belongs to nvcc, opens a namespace that
-# others see, or includes a source cannot.
+# Whether a source can share a program with others: one that has a main function, opens a namespace that others see, or
+# includes a source cannot. Programs for a GPU have one source each, which tests/gpu.sh builds and runs alone; on the stand-ins
+# they share like others.
 function(fsdp_can_share source result)
   file(STRINGS "${source}" own REGEX "^(int main\\(|namespace [a-z_:]+ {|template <>|#include \".*[.]cpp\")")
   set(${result} ON PARENT_SCOPE)
-  if(own OR source MATCHES "[.]cu$|_nccl[.]cpp$")
+  if(own OR (source MATCHES "[.]cu$|_nccl[.]cpp$" AND NOT FSDP_CUDA STREQUAL STANDIN))
     set(${result} OFF PARENT_SCOPE)
   endif()
 endfunction()

@@ -4,18 +4,18 @@
 # transformer_library(<name> <type> <source>... LINK <target>...)
 function(transformer_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LINK")
-  fsdp_cuda_sources(${arg_UNPARSED_ARGUMENTS})
   add_library(${name} ${arg_UNPARSED_ARGUMENTS})
+  fsdp_cuda_sources(${name} ${arg_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE fsdp_own PUBLIC ${arg_LINK})
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
-# transformer_program(<name> MODELS <source>... COMMANDS <source>... HOST_RANKS <source>... CUDA_RANKS <source>...)
+# transformer_program(<name> [NVCC_FULL] MODELS <source>... COMMANDS <source>... HOST_RANKS <source>... CUDA_RANKS <source>...)
 # A trainer of the current folder, whose layers are <name>_layers_host and <name>_layers_cuda:
 #   <name>_models    settings, and models in files: for the program and for tests
 #   <name>_commands  what the program does but for training; it computes nothing
 function(transformer_program name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "MODELS;COMMANDS;HOST_RANKS;CUDA_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NVCC_FULL" "" "MODELS;COMMANDS;HOST_RANKS;CUDA_RANKS")
   set(rooms "${PROJECT_SOURCE_DIR}/examples/transformer")
 
   # The shipped config files become text in the program.
@@ -50,8 +50,12 @@ function(transformer_program name)
     list(APPEND sources ${rooms}/launch/gpu_processes.cu)
     list(APPEND link fsdp::nccl)
   endif()
+  set(nvcc_full "")
+  if(arg_NVCC_FULL)
+    set(nvcc_full NVCC_FULL)
+  endif()
   fsdp_compile_engine(${arg_HOST_RANKS} ${rooms}/launch/process.cpp)
-  fsdp_program(${name} ${sources} LINK ${link})
+  fsdp_program(${name} ${nvcc_full} ${sources} LINK ${link})
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   # For this file alone: the others are the same with any of these and without, and a compiler cache finds them again.
   set(have MPI=$<BOOL:${with_mpi}> CUDA=$<BOOL:${FSDP_HAVE_CUDA}> NCCL=$<BOOL:${FSDP_HAVE_NCCL}>)

@@ -5,7 +5,6 @@
 # `// lines:` allows.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
 # long
-# idle
 # timeout: 3600
 set -euo pipefail
 kind=$1 compiler=$2 work=$3

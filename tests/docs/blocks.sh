@@ -3,7 +3,6 @@
 # Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it; those of the tutorial and
 # the adopting guide do more, see pasted.sh.
 # long
-# idle
 # timeout: 3600
 #
 # A block that has #include or main() is a file of its own; one with main() is run, and ends with 0. Any other is preceded by a line

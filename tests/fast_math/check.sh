@@ -4,7 +4,6 @@
 # (whose program docs/pasted.sh compiles and runs).
 # usage: check.sh flags|results WORK_DIR
 # long
-# idle
 # timeout: 3600
 set -euo pipefail
 way=$1 work=$2

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every header compiles alone, without warnings. With `together`, all headers are one file instead, which takes seconds.
 # usage: tests/headers/check.sh gcc|clang|nvcc COMPILER WORK_DIR [together]
-# idle
 # timeout: 3600
 #
 # FSDP_FMT_INCLUDE, FSDP_MPI_INCLUDES, FSDP_CUDA_INCLUDE and FSDP_LIBTORCH_INCLUDES name folders of headers. Without these

@@ -3,7 +3,6 @@
 # comm/nccl.hpp compiles against the declarations of old and new versions of NCCL, without warnings.
 # usage: nccl_versions.sh
 # long
-# idle
 # timeout: 3600
 set -euo pipefail
 cuda=${FSDP_CUDA_INCLUDE:-/usr/local/cuda/include}

@@ -4,7 +4,6 @@
 # and with AVX-512, whichever of them this machine has.
 # usage: targets.sh
 # long
-# idle
 # timeout: 3600
 set -euo pipefail
 if [[ $(uname -m) != x86_64 ]]; then

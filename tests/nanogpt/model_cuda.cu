@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model on a GPU: fp32 against the host's fp32, bf16 against fp32; evaluation and decoding in both.
 // timeout: 470
+// nvcc-full
 // links: nanogpt_layers_cuda nanogpt_layers_host
 #include <cmath>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model in bf16 on a GPU that several ranks share: the same bits whatever the strategy.
 // timeout: 470
+// nvcc-full
 // links: nanogpt_layers_cuda
 #include "fsdp/cuda/device.hpp"
 #include "layers_cuda.hpp"

@@ -4,7 +4,6 @@
 # compiler alone.) And that no header warns where a user's optimising compiler looks into all of it.
 # usage: check.sh optimised|subdirectory|install WORK_DIR
 # long
-# idle
 # timeout: 3600
 set -euo pipefail
 way=$1 work=$2

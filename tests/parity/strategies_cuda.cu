@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine over CUDA: ranks as threads that share a GPU reach the same bits whatever the strategy.
 // timeout: 470
+// nvcc-full
 #include <cmath>
 #include <cstring>
 #include <vector>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine over NCCL, one process per rank: every strategy trains to the host's parameters within fp32 rounding.
 // timeout: 470
+// nvcc-full
 #include <cmath>
 #include <vector>
 

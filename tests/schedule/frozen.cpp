@@ -3,6 +3,7 @@
 // vain.
 // full-run: [frozen]
 // timeout: 1800
+// skip-tsan
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -3,6 +3,7 @@
 // unit, memory as planned, and what is refused.
 // full-run: [units]
 // timeout: 1800
+// skip-tsan
 #include <array>
 #include <cmath>
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // EngineOptions::trap_stale_pointers: a pointer that is used outside its scope ends the process, and nothing else
 // changes.
+// skip-tsan
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
