@@ -136,14 +136,10 @@ function(fsdp_compile_engine)
 endfunction()
 
 # fsdp_test_properties(<test> [<target>...]): what every test of this project runs under, and the targets that this one
-# needs, which tests/run.sh --only= builds. Threads and processes that wait for each other take several times as long beside
-# another test, so two cores run only tests of these folders in pairs.
+# needs, which tests/run.sh --only= builds.
 function(fsdp_test_properties name)
   list(JOIN ARGN " " targets)
   set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${targets}\n")
-  if(NOT name MATCHES "^(compile_fail|docs|emulated|fast_math|fresh|fuzz|headers|kernels|package|transformer|unit)")
-    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
-  endif()
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 300
     SKIP_RETURN_CODE 77
