@@ -2,11 +2,11 @@
 // How often a training step calls CUDA and NCCL: as often in every step, not more for units of more tensors; and steps
 // after the first allocate nothing and wait for nothing but the passes that the host may be ahead.
 // skip-sanitizers
+// environment: FSDP_STANDIN_DEVICES=4
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -31,7 +31,6 @@ using standin::test::text_of;
 constexpr int ranks = 4, steps = 5;
 constexpr std::size_t full_ahead = 2;   // the step from which the host is passes_ahead passes ahead
 constexpr std::int64_t elements = 840;  // of a unit, divided by any of the numbers of tensors
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "4", 1) == 0;
 
 /// A module that computes nothing: what is called is the library's.
 struct Idle {

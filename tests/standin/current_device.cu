@@ -2,10 +2,10 @@
 // Calls of cuda::Device run on it, leave it current, and touch no other device, whichever one the calling thread had
 // used before: here threads that have used none, for which CUDA's first device is current. And ranks on two devices
 // free memory when both are done with it.
+// environment: FSDP_STANDIN_DEVICES=3 FSDP_STANDIN_NO_FAVOURS=1
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -23,7 +23,6 @@ namespace {
 
 using fsdp::cuda::Device;
 
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "3", 1) == 0 && ::setenv("FSDP_STANDIN_NO_FAVOURS", "1", 1) == 0;
 constexpr int used = 2;  ///< the device that these tests work on
 
 struct Store {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a collective orders, and what it does not, as ThreadSanitizer sees it: ranks are threads. Without the sanitizer
 // the same programs run, and nothing is looked for.
+// environment: FSDP_STANDIN_DEVICES=3
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,7 +23,6 @@ using standin::test::looks_for_races;
 using standin::test::Memory;
 using standin::test::Rank;
 
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "3", 1) == 0;
 constexpr int size = 3;
 constexpr std::size_t count = 8;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nccl::Communicator and engines over it, on stand-ins: they touch their own device alone, whichever one a thread had
 // used before; what is in flight when they end is waited for, or aborted; and nothing is left. Ranks are threads.
+// environment: FSDP_STANDIN_DEVICES=3
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
@@ -30,7 +31,6 @@ using Comm = fsdp::nccl::Communicator;
 using Control = fsdp::local::Communicator<fsdp::host::Device>;
 using fsdp::cuda::Device;
 
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "3", 1) == 0;
 constexpr std::size_t count = 64;
 constexpr fsdp::Label label{"unit", "test"};
 

@@ -3,11 +3,11 @@
 // copies of pageable memory nor cudaFree wait for anything. A wait that is missing is a race under ThreadSanitizer, a
 // rule that is broken, or a wrong value: streams are late.
 // needs: nlohmann_json xxHash
+// environment: FSDP_STANDIN_NO_FAVOURS=1
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,7 +29,6 @@ using Device = fsdp::cuda::Device;
 using Comm = fsdp::local::Communicator<Device>;
 using Engine = fsdp::Engine<Comm>;
 
-bool const ready = ::setenv("FSDP_STANDIN_NO_FAVOURS", "1", 1) == 0;
 
 /// What stands on a stream after this call begins 30 ms later.
 void make_late(Device::Stream const& stream) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stand-in for NCCL between processes: what arrives, in which order sums are made, lost peers, and how many
 // collectives a device has room for.
+// environment: FSDP_STANDIN_DEVICES=4
 #include <signal.h>
 
 #include <chrono>
@@ -28,7 +29,6 @@ using standin::test::on_threads;
 using standin::test::Rank;
 
 /// Ranks of a machine want a GPU each, which every process then has.
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "4", 1) == 0;
 
 std::int64_t value(int rank, std::size_t i) { return static_cast<std::int64_t>(i % 977) * 8 + rank; }
 

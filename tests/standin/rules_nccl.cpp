@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every rule of the stand-in for NCCL is broken once, and reported. Ranks are threads.
+// environment: FSDP_STANDIN_DEVICES=3
 #include "tests/standin/nccl/rules.hpp"
 
 #include <atomic>
@@ -26,7 +27,6 @@ using standin::test::Rank;
 using standin::test::Reports;
 using standin::test::wait_until;
 
-bool const ready = ::setenv("FSDP_STANDIN_DEVICES", "3", 1) == 0;
 
 /// Calls body(rank) on two ranks.
 void on_two(std::function<void(Rank&)> const& body) {

@@ -5,6 +5,7 @@
 //
 // Each dropped site runs in a process of its own (this executable, told by an environment variable), which its first
 // race ends.
+// environment: FSDP_STANDIN_NO_FAVOURS=1 FSDP_STANDIN_DELAY_US=100
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -29,7 +30,6 @@ using schedule::Case;
 using schedule::cases;
 
 constexpr int raced = 66, never_waited = 3;
-bool const ready = ::setenv("FSDP_STANDIN_NO_FAVOURS", "1", 1) == 0 && ::setenv("FSDP_STANDIN_DELAY_US", "100", 1) == 0;
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool finds_races = true;
