@@ -40,7 +40,7 @@ if(FSDP_SANITIZE)
   # These checks of UndefinedBehaviorSanitizer nearly double the compile time. AddressSanitizer reports accesses through null
   # pointers and accesses beyond an object; no class here is cast from a polymorphic base; x86 and Arm load unaligned values, and
   # the tests of layouts check what vectors need. FSDP_SANITIZE_ALL keeps these checks.
-  if(FSDP_SANITIZE MATCHES "address" AND FSDP_SANITIZE MATCHES "undefined" AND NOT FSDP_SANITIZE_ALL)
+  if(FSDP_SANITIZE MATCHES "address" AND FSDP_SANITIZE MATCHES "undefined" AND FSDP_SANITIZE_FEWER)
     target_compile_options(fsdp_own INTERFACE
       "$<${cxx}:-fno-sanitize=null,alignment,object-size,pointer-overflow,vptr,nonnull-attribute,returns-nonnull-attribute>")
   endif()
@@ -138,8 +138,8 @@ endfunction()
 # fsdp_test_properties(<test> [<target>...]): what every test of this project runs under, and the targets that this one
 # needs, which tests/run.sh --only= builds.
 function(fsdp_test_properties name)
-  list(JOIN ARGN " " targets)
-  set_property(GLOBAL APPEND_STRING PROPERTY FSDP_TEST_TARGETS "${name} ${targets}\n")
+  set_property(GLOBAL APPEND PROPERTY FSDP_TESTS ${name})
+  set_property(GLOBAL PROPERTY FSDP_TARGETS_OF_${name} ${ARGN})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 300
     SKIP_RETURN_CODE 77

@@ -34,15 +34,20 @@ done
 say() { printf '== [%ds] %s\n' "$SECONDS" "$*"; }
 die() { printf 'run.sh: error: %s\n' "$*" >&2; exit 1; }
 
-# tests_near FILE...: a regular expression of the tests closest to these files. A test's own source or script is that test; a
-# header of the tests or of an example, and a source that is no test by itself, is the folder's tests; a room of the library has the tests that break first. CMake's
-# expressions have at most nine parentheses, so these have none.
+# tests_near FILE...: a regular expression of the tests closest to these files. For a test's source or script, that test; for any
+# other file of a folder of tests or of an example, the tests of the folder; for a folder of include/fsdp, the tests that most
+# likely notice a fault there. CMake's expressions have at most nine parentheses, so these have none.
 tests_near() {
   local file stem folder
   for file in "$@"; do
     stem=${file##*/} folder=${file#tests/} folder=${folder%%/*}
     stem=${stem%.*}
     case $file in
+      tests/standin/* | tests/*/*.cu | tests/gpu.sh | tests/fresh.sh) ;; # none that preset cpu builds
+      tests/golden/*) printf '^%s_model_golden$\n' nanogpt llama ;;
+      tests/llama/folders/*) echo '^llama_' ;;
+      tests/slurm.sh) echo '^slurm$' ;;
+      benchmarks/*) echo '^benchmarks_' ;;
       tests/support/* | CMake* | cmake/*) printf '%s\n' '^unit_' '^schedule_table$' '^nanogpt_run_script$' ;;
       tests/compile_fail/* | tests/failure/* | tests/fast_math/* | tests/headers/* | tests/package/*) echo "^${folder}_" ;;
       tests/*/*.cpp | tests/*/*.sh) printf '%s\n' "^${folder}_$stem\$" "^${folder}_${stem}_[0-9]+\$" ;;
@@ -60,6 +65,7 @@ tests_near() {
       examples/nanogpt/*.sh) printf '^nanogpt_%s$\n' run_script go_on ;;
       examples/nanogpt/*) printf '%s\n' '^nanogpt_model_' '^nanogpt_app_strategies$' '^nanogpt_app_resume$' ;;
       examples/llama/*) echo '^llama_' ;;
+      examples/*) echo '^example_' ;;
       README.md | docs/*) printf '^docs_%s$\n' readme guarantees ;;
     esac
   done | sort -u | paste -sd '|'
@@ -72,7 +78,7 @@ if [[ -n $changed ]]; then
   say "tests close to what differs from $changed: $only"
 fi
 
-# The compiler of a user may warn of what no compiler did when this was written.
+# Without --all warnings are no errors: newer compilers have new warnings.
 warnings=OFF demands=(nanogpt tests)
 if ((all)); then warnings=ON demands+=(headers_clang); fi
 if [[ -z $only ]]; then
@@ -91,8 +97,8 @@ with_longest_tests() {
   awk 'match($0, /(Passed|Failed|Timeout|Exception.*) +[0-9.]+ sec/) { time[$4] = $(NF - 1) }
     /^[0-9]+% tests passed/ {
       print "longest tests, in seconds:"; fflush()
-      for (name in time) printf "%8.1f  %s\n", time[name], name | "sort -rn | sed 10q"
-      close("sort -rn | sed 10q")
+      for (name in time) printf "%8.1f  %s\n", time[name], name | "sort -rn | sed -n 1,10p"
+      close("sort -rn | sed -n 1,10p")
     }
     { print; fflush() }'
 }
@@ -103,26 +109,25 @@ run_tests() {
 build() { # build PRESET [TARGET [cmake arguments...]]
   local preset=$1 target=${2:-all}
   say "preset $preset: build $target"
-  # Presets say what is built: another script may have left tests off in the same folder.
+  # Configuring by preset turns tests on again, which examples/*/run.sh turns off in the same folder.
   configure "$preset" "-DFSDP_WERROR=$warnings" "${@:3}"
   local log=build/$preset/.ninja_log known=0
   if [[ -e $log ]]; then known=$(wc -l < "$log"); fi
   cmake --build "build/$preset" -j "$jobs" --target "$target"
   if ((all)) && [[ -e $log ]]; then
     echo "longest edges, in seconds:"
-    tail -n "+$((known + 1))" "$log" | awk '$2 > 0 { printf "%8.1f  %s\n", ($2 - $1) / 1000, $4 }' | sort -rn | sed 10q
+    tail -n "+$((known + 1))" "$log" | awk '$2 > 0 { printf "%8.1f  %s\n", ($2 - $1) / 1000, $4 }' | sort -rn | sed -n 1,10p
   fi
 }
 
 host=(-DFSDP_MPI=ON "-DFSDP_REQUIRE=$(IFS=';'; echo "${demands[*]}")")
 if [[ -n $only ]]; then
   configure cpu "-DFSDP_WERROR=$warnings" "${host[@]}"
-  # Those targets that the tests' commands name as files of the build folder.
-  targets=$(cmake --build build/cpu --target help | grep -oE '^(\.\.\. )?[A-Za-z_0-9]+' | sed 's/^\.\.\. //')
   chosen=(-R "$only")
   if [[ -n $changed ]]; then chosen+=(-LE '^full$'); fi
-  mapfile -t programs < <(ctest --test-dir build/cpu -N -V "${chosen[@]}" | grep -E ': Test command:|^Could not find executable' |
-    grep -o "$PWD/build/cpu/[^ \"]*" | sed 's|.*/||' | sort -u | grep -xF "$targets")
+  # CMake lists the targets of each test.
+  mapfile -t programs < <(ctest --test-dir build/cpu -N "${chosen[@]}" 2> /dev/null | sed -nE 's/^ *Test +#[0-9]+: ([^ ]+).*/\1/p' |
+    awk 'NR == FNR { chosen[$1]; next } $1 in chosen { for (i = 2; i <= NF; ++i) print $i }' - build/cpu/test_targets.txt | sort -u)
   if ((${#programs[@]})); then cmake --build build/cpu -j "$jobs" --target "${programs[@]}"; fi
   exec ctest --test-dir build/cpu --output-on-failure --no-tests=error -j "$jobs" "${chosen[@]}"
 fi

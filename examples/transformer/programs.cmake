@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # How trainers and their libraries are built. Included before the folders of examples, whose order is that of compilation.
 
+# Under a sanitizer trainers do without oneDNN: plain loops are what it can see into.
+set(TRANSFORMER_HOST_BF16 OFF)
+if(FSDP_HAVE_ONEDNN AND NOT FSDP_SANITIZE_FEWER)
+  set(TRANSFORMER_HOST_BF16 ON)
+endif()
+
 # transformer_library(<name> <type> <source>... LINK <target>...)
 function(transformer_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LINK")
@@ -10,12 +16,27 @@ function(transformer_library name)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
-# transformer_program(<name> [NVCC_FULL] MODELS <source>... COMMANDS <source>... HOST_RANKS <source>... CUDA_RANKS <source>...)
-# A trainer of the current folder, whose layers are <name>_layers_host and <name>_layers_cuda:
+# transformer_layers(<name>): the layers of the model in the current folder, for the program and for tests, as <name>_layers_host
+# and <name>_layers_cuda. See [Note: Layers are compiled once].
+function(transformer_layers name)
+  if(OpenBLAS_FOUND)
+    transformer_library(${name}_layers_host STATIC layers_host.cpp LINK transformer_math fsdp::host OpenBLAS::OpenBLAS)
+    if(TRANSFORMER_HOST_BF16)
+      target_sources(${name}_layers_host PRIVATE layers_host_bf16.cpp)
+      target_link_libraries(${name}_layers_host PUBLIC transformer_bf16)
+    endif()
+  endif()
+  if(FSDP_HAVE_CUDA)
+    transformer_library(${name}_layers_cuda STATIC layers_cuda_fp32.cu layers_cuda_bf16.cu LINK fsdp::cuda CUDA::cublas CUDA::cublasLt)
+  endif()
+endfunction()
+
+# transformer_program(<name> [NVCC_FULL] MODELS <source>... COMMANDS <source>...)
+# A trainer of the current folder, of its transformer_layers:
 #   <name>_models    settings, and models in files: for the program and for tests
 #   <name>_commands  what the program does but for training; it computes nothing
 function(transformer_program name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "NVCC_FULL" "" "MODELS;COMMANDS;HOST_RANKS;CUDA_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NVCC_FULL" "" "MODELS;COMMANDS")
   set(rooms "${PROJECT_SOURCE_DIR}/examples/transformer")
 
   # The shipped config files become text in the program.
@@ -32,18 +53,22 @@ function(transformer_program name)
 
   # The program before its libraries, and its longest sources first: ninja begins to compile in this order, so that no compiler
   # waits for them at the end.
-  set(sources ${arg_HOST_RANKS} ${rooms}/launch/process.cpp ${rooms}/launch/element_type.cpp main.cpp)
+  set(ranks rank_host.cpp)
+  if(TRANSFORMER_HOST_BF16)
+    list(APPEND ranks rank_host_bf16.cpp)
+  endif()
+  set(sources ${ranks} ${rooms}/launch/process.cpp ${rooms}/launch/element_type.cpp main.cpp)
   set(link ${name}_commands ${name}_layers_host ${name}_models transformer_data transformer_report fsdp::host OpenBLAS::OpenBLAS CLI11::CLI11
       nlohmann_json::nlohmann_json xxHash::xxHash)
   set(with_mpi ${FSDP_HAVE_MPI})
-  if(FSDP_SANITIZE AND NOT FSDP_SANITIZE_ALL)
+  if(FSDP_SANITIZE_FEWER)
     set(with_mpi OFF)  # half the time; ranks that are threads run the same trainer, and other tests the communicator
   endif()
   if(with_mpi)
     list(APPEND link fsdp::mpi)
   endif()
   if(FSDP_HAVE_CUDA)
-    list(APPEND sources ${rooms}/launch/gpu_threads.cu ${arg_CUDA_RANKS})
+    list(APPEND sources ${rooms}/launch/gpu_threads.cu rank_cuda_fp32.cu rank_cuda_bf16.cu)
     list(APPEND link ${name}_layers_cuda fsdp::cuda CUDA::cublas CUDA::cublasLt)
   endif()
   if(FSDP_HAVE_NCCL)
@@ -54,7 +79,7 @@ function(transformer_program name)
   if(arg_NVCC_FULL)
     set(nvcc_full NVCC_FULL)
   endif()
-  fsdp_compile_engine(${arg_HOST_RANKS} ${rooms}/launch/process.cpp)
+  fsdp_compile_engine(${ranks} ${rooms}/launch/process.cpp)
   fsdp_program(${name} ${nvcc_full} ${sources} LINK ${link})
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   # For this file alone: the others are the same with any of these and without, and a compiler cache finds them again.
@@ -74,7 +99,7 @@ function(transformer_program name)
   endforeach()
 
   # No test runs the program under ThreadSanitizer: tests of its layers and data have its threads.
-  if(FSDP_SANITIZE MATCHES "thread" AND NOT FSDP_SANITIZE_ALL)
+  if(FSDP_SANITIZE MATCHES "thread" AND FSDP_SANITIZE_FEWER)
     set_target_properties(${name} ${name}_commands ${name}_models PROPERTIES EXCLUDE_FROM_ALL ON)
   endif()
 endfunction()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench_collectives at tiny sizes: every column is there, no element is wrong, JSON agrees; bad flags end every rank
 # with a message. No figure is judged.
-# labels: smoke
 # programs: bench_collectives
 # timeout: 300
 # skip-sanitizers

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench_step at tiny sizes: the figures of a step and of kernels alone are there and agree with each other, classes add
 # up, bad flags end with a message. No speed is judged. Where PyTorch is installed, pytorch_step.py has the same model.
-# labels: smoke
 # programs: bench_step
 # timeout: 300
 # skip-sanitizers

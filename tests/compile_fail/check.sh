@@ -4,7 +4,6 @@
 # what the snippet's `// expect:` lines say (regular expressions, all of them), in at most 20 lines or as many as its
 # `// lines:` allows.
 # usage: check.sh gcc|clang|nvcc COMPILER WORK_DIR
-# long
 # timeout: 3600
 set -euo pipefail
 kind=$1 compiler=$2 work=$3

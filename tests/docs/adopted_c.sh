@@ -4,7 +4,6 @@
 # and 3 threads, the losses are those of the C program within 1e-6, and the engine has reserved what was planned. With
 # FSDP_ADOPTED_PROCESSES=1 so it is on processes, compiled by clang++ where there is one. A copy of a pointer, used in another
 # scope, is a report of AddressSanitizer. fmt's library is linked where there is one, which compiles less.
-# long
 # timeout: 900
 set -euo pipefail
 source=${FSDP_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}

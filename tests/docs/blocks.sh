@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every C++ block of README.md and docs/ compiles, without warnings, against the headers beside it; those of the tutorial and
 # the adopting guide do more, see pasted.sh.
-# long
 # timeout: 3600
 #
 # A block that has #include or main() is a file of its own; one with main() is run, and ends with 0. Any other is preceded by a line

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tutorial and the adopting guide do what they show: their blocks, pasted in order into an empty folder, compile with the
 # lines shown, without a word from the compiler, run, and print what is shown.
-# long
 # timeout: 900
 #
 #   ```cpp    its first line names a file, and the block is that file:   // FILE

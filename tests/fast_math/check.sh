@@ -3,7 +3,6 @@
 # Flags that change floating-point results: each is noticed, and both ways out keep what docs/adopting.md says of them
 # (whose program docs/pasted.sh compiles and runs).
 # usage: check.sh flags|results WORK_DIR
-# long
 # timeout: 3600
 set -euo pipefail
 way=$1 work=$2

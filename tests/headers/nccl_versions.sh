@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # comm/nccl.hpp compiles against the declarations of old and new versions of NCCL, without warnings.
 # usage: nccl_versions.sh
-# long
 # timeout: 3600
 set -euo pipefail
 cuda=${FSDP_CUDA_INCLUDE:-/usr/local/cuda/include}

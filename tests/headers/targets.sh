@@ -3,7 +3,6 @@
 # Sources of our programs that ask for vector instructions compile without warnings for x86-64 processors without AVX, with AVX2,
 # and with AVX-512, whichever of them this machine has.
 # usage: targets.sh
-# long
 # timeout: 3600
 set -euo pipefail
 if [[ $(uname -m) != x86_64 ]]; then

@@ -3,7 +3,6 @@
 # Two ways to use the library, each from a project of its own: add_subdirectory and find_package. (docs/installing.sh uses the
 # compiler alone.) And that no header warns where a user's optimising compiler looks into all of it.
 # usage: check.sh optimised|subdirectory|install WORK_DIR
-# long
 # timeout: 3600
 set -euo pipefail
 way=$1 work=$2
