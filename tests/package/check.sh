@@ -86,5 +86,6 @@ case $way in
     refuse unknown "no component 'tpu'" -DEXTRA_COMPONENT=tpu
     refuse missing_mpi "component .compiled_mpi. needs MPI" -DEXTRA_COMPONENT=compiled_mpi -DWITH_MPI=OFF -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
     refuse missing "component 'cuda' needs CUDAToolkit" -DEXTRA_COMPONENT=cuda -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    refuse missing_cuda "component 'nccl' needs CUDAToolkit" -DEXTRA_COMPONENT=nccl -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
     ;;
 esac
