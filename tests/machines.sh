@@ -39,7 +39,7 @@ if ((${#slots[@]} > count)); then
   exit 2
 fi
 machines_expect
-trap machines_down EXIT
+trap '((BASHPID != $$)) || machines_down' EXIT
 trap 'exit 130' INT TERM HUP
 machines_up "$count" "${options[@]}" || exit 1
 before=$(machines_bytes)

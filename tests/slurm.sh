@@ -25,7 +25,7 @@ missing=$(missing_slurm)
 [[ $("$nanogpt" --version) == *"Open MPI"* ]] || skip "nanogpt is built without Open MPI"
 
 enter_with_text "$nanogpt"
-trap 'end_cluster 2> /dev/null; chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+trap '((BASHPID != $$)) || { end_cluster 2> /dev/null; chmod -R u+w "$folder"; rm -rf "$folder"; }' EXIT
 start_cluster "$folder/cluster" > output 2>&1 || {
   cat cluster/log/*.output >> output
   fail "the cluster does not start"

@@ -16,7 +16,7 @@ work=$(mktemp -d)
 FSDP_SHM_DIR=$(mktemp -d /dev/shm/test-ranks.XXXXXX)  # other programs share memory too
 export FSDP_SHM_DIR
 mounted=""
-trap '[ -n "$mounted" ] && umount "$mounted"; rm -rf "$work" "$FSDP_SHM_DIR"' EXIT
+trap '((BASHPID != $$)) || { [ -n "$mounted" ] && umount "$mounted"; rm -rf "$work" "$FSDP_SHM_DIR"; }' EXIT
 failures=0
 date='[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z'  # as a regular expression
 

@@ -9,7 +9,7 @@ set -uo pipefail
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$source_folder/examples/nanogpt
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap '((BASHPID != $$)) || rm -rf "$work"' EXIT
 cd "$work" || exit 1
 . "$source_folder/tests/support/script.sh"
 

@@ -3,14 +3,15 @@
 failures=0
 checks=0
 
-# enter PROGRAM: ends the test as skipped unless PROGRAM is built; then works in a folder of its own.
+# enter PROGRAM: ends the test as skipped unless PROGRAM is built; then works in a folder of its own. A background process of bash
+# that gets a signal as it begins still runs the trap of its parent: it must leave the folder alone.
 enter() {
   if [[ ! -x $1 ]]; then
     echo "skipped: $1 is not built"
     exit 77
   fi
   folder=$(mktemp -d)
-  trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+  trap '((BASHPID != $$)) || { chmod -R u+w "$folder"; rm -rf "$folder"; }' EXIT
   cd "$folder" || exit 1
   export XDG_CACHE_HOME=$folder/cache  # what earlier runs have measured is not this test's
 }
