@@ -26,7 +26,6 @@ namespace {
 namespace rule = standin::cublas::rule;
 using fsdp::cuda::Device;
 
-
 std::vector<std::string> reports;
 
 /// Takes reports as long as it lives.

@@ -29,7 +29,6 @@ using Device = fsdp::cuda::Device;
 using Comm = fsdp::local::Communicator<Device>;
 using Engine = fsdp::Engine<Comm>;
 
-
 /// What stands on a stream after this call begins 30 ms later.
 void make_late(Device::Stream const& stream) {
   auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds{30};

@@ -28,8 +28,6 @@ using standin::test::new_identifier;
 using standin::test::on_threads;
 using standin::test::Rank;
 
-/// Ranks of a machine want a GPU each, which every process then has.
-
 std::int64_t value(int rank, std::size_t i) { return static_cast<std::int64_t>(i % 977) * 8 + rank; }
 
 std::vector<std::int64_t> values(int rank, std::size_t count) {

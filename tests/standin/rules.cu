@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <regex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -522,8 +523,8 @@ TEST_CASE("an access outside of all allocations ends the process with its kernel
     static_cast<void>(cudaStreamSynchronize(things.stream));
   });
   CHECK(ending.code == -1);
-  CHECK(ending.text.find("standin: bad_access: ") != std::string::npos);
-  CHECK(ending.text.find("(anonymous namespace)::Fill touched") != std::string::npos);
+  // A source that is merged with others is in a namespace of its own.
+  CHECK(std::regex_search(ending.text, std::regex(R"(standin: bad_access: (\w+::)?\(anonymous namespace\)::Fill touched)")));
   CHECK(ending.text.find("behind 64 bytes of device 0") != std::string::npos);
   seen.insert("bad_access");
 }

@@ -27,7 +27,6 @@ using standin::test::Rank;
 using standin::test::Reports;
 using standin::test::wait_until;
 
-
 /// Calls body(rank) on two ranks.
 void on_two(std::function<void(Rank&)> const& body) {
   auto const id = new_identifier();
