@@ -25,7 +25,7 @@ missing=$(missing_slurm)
 [[ $("$nanogpt" --version) == *"Open MPI"* ]] || skip "nanogpt is built without Open MPI"
 
 enter_with_text "$nanogpt"
-trap '((BASHPID != $$)) || { end_cluster 2> /dev/null; chmod -R u+w "$folder"; rm -rf "$folder"; }' EXIT
+at_exit 'end_cluster 2> /dev/null; chmod -R u+w "$folder"; rm -rf "$folder"'
 start_cluster "$folder/cluster" > output 2>&1 || {
   cat cluster/log/*.output >> output
   fail "the cluster does not start"

@@ -9,9 +9,9 @@ set -uo pipefail
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$source_folder/examples/nanogpt
 work=$(mktemp -d)
-trap '((BASHPID != $$)) || rm -rf "$work"' EXIT
 cd "$work" || exit 1
 . "$source_folder/tests/support/script.sh"
+at_exit 'rm -rf "$work"'
 
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 silent_on() { check "says '$1'" test "$(grep -cF -- "$1" output)" -eq 0; }

@@ -32,7 +32,7 @@ enter_on_machines() {
   [[ ! -x $nanogpt || $(ldd "$nanogpt") == *libmpi* ]] || { echo "skipped: nanogpt is built without MPI"; exit 77; }
   machines_expect
   enter_with_text "$nanogpt"
-  trap '((BASHPID != $$)) || { machines_down; chmod -R u+w "$folder"; rm -rf "$folder"; }' EXIT
+  at_exit 'machines_down; chmod -R u+w "$folder"; rm -rf "$folder"'
   export OPENBLAS_NUM_THREADS=1
 }
 

@@ -3,15 +3,20 @@
 failures=0
 checks=0
 
-# enter PROGRAM: ends the test as skipped unless PROGRAM is built; then works in a folder of its own. A background process of bash
-# that gets a signal as it begins still runs the trap of its parent: it must leave the folder alone.
+# at_exit COMMAND: runs it when this script ends, instead of what was asked for before. A background process of bash that gets a
+# signal as it begins still has the trap of its parent, and must not run it.
+at_exit() {
+  command_at_exit=$1
+  trap '((BASHPID != $$)) || eval "$command_at_exit"' EXIT
+}
+# enter PROGRAM: ends the test as skipped unless PROGRAM is built; then works in a folder of its own.
 enter() {
   if [[ ! -x $1 ]]; then
     echo "skipped: $1 is not built"
     exit 77
   fi
   folder=$(mktemp -d)
-  trap '((BASHPID != $$)) || { chmod -R u+w "$folder"; rm -rf "$folder"; }' EXIT
+  at_exit 'chmod -R u+w "$folder"; rm -rf "$folder"'
   cd "$folder" || exit 1
   export XDG_CACHE_HOME=$folder/cache  # what earlier runs have measured is not this test's
 }
