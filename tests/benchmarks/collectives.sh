@@ -19,7 +19,7 @@ expect() {
   local rows=$1 fields=$2
   shift 2
   checks=$((checks + 1))
-  timeout 120 "$@" >output 2>&1 || fail "ended with $?: $*"
+  patiently 120 "$@" >output 2>&1 || fail "ended with $?: $*"
   local found
   found=$(grep -c '^ ' output)
   [[ $found == "$rows" ]] || fail "$found rows instead of $rows: $*"

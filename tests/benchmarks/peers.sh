@@ -23,7 +23,7 @@ for name in ours theirs; do
   chmod 755 $name
 done
 
-peers() { timeout 120 "$python" "$sources/benchmarks/peers/compare.py" "$@" >output 2>&1; }
+peers() { patiently 120 "$python" "$sources/benchmarks/peers/compare.py" "$@" >output 2>&1; }
 stubs() { # stubs CODE [ARGUMENT...]: compares the stubs; it must end with CODE, and leave none of them
   local code=$1
   shift

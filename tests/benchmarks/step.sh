@@ -27,22 +27,22 @@ quick=(--cache_kib=64 --gemm_size=64 --repeats=3 --burn_in=1 --timed=3)
 
 for accumulate in 1 2; do
   checks=$((checks + 1))
-  timeout 120 "$program" "${tiny[@]}" "${quick[@]}" --accumulate=$accumulate --profiled=2 --json=step_$accumulate.json >output 2>&1 ||
+  patiently 120 "$program" "${tiny[@]}" "${quick[@]}" --accumulate=$accumulate --profiled=2 --json=step_$accumulate.json >output 2>&1 ||
     fail "ended with $? at $accumulate micro-steps"
   for figure in '^time per step: [0-9.]* ms' '^tokens/s: [0-9.]*$' '^MFU: [0-9.]*% of' '^memory: [0-9.]* GB' '^loss: 5\.' '^  sum ' '^  rest of the step '; do
     grep -q "$figure" output || fail "no line like '$figure'"
   done
 done
 checks=$((checks + 1))
-timeout 120 "$program" "${tiny[@]}" "${quick[@]}" --profiled=0 >output 2>&1 || fail "ended with $? without a profile"
+patiently 120 "$program" "${tiny[@]}" "${quick[@]}" --profiled=0 >output 2>&1 || fail "ended with $? without a profile"
 grep -q 'taken apart' output && fail "a profile that nobody asked for"
 # In bf16, where oneDNN is built in; with heads wide enough for attention in tiles.
 checks=$((checks + 1))
-timeout 120 "$program" --n_layer=2 --n_head=2 --n_embd=64 --block=16 --batch=3 --vocab_size=200 "${quick[@]}" --dtype=bfloat16 --profiled=1 >output 2>&1 ||
+patiently 120 "$program" --n_layer=2 --n_head=2 --n_embd=64 --block=16 --batch=3 --vocab_size=200 "${quick[@]}" --dtype=bfloat16 --profiled=1 >output 2>&1 ||
   grep -q 'built without oneDNN' output || fail "ended with $? in bf16"
 grep -qE '^loss: 5\.|without oneDNN' output || fail "no loss in bf16"
 checks=$((checks + 1))
-timeout 120 "$program" "${tiny[@]}" "${quick[@]}" --kernels --json=kernels.json >output 2>&1 || fail "ended with $? at --kernels"
+patiently 120 "$program" "${tiny[@]}" "${quick[@]}" --kernels --json=kernels.json >output 2>&1 || fail "ended with $? at --kernels"
 
 python=$(command -v python3) && { "$python" - <<'PY' >output 2>&1 || fail "the JSON files"; }
 import json
@@ -95,7 +95,7 @@ if [[ -n $python ]]; then
 fi
 if [[ -n $python ]] && "$python" -c 'import torch' 2>/dev/null; then
   checks=$((checks + 1))
-  timeout 200 "$python" "$script" "${tiny[@]}" --burn_in=1 --timed=2 --variant=eager --dtype=float32 --device=cpu --json=torch.json >output 2>&1 ||
+  patiently 200 "$python" "$script" "${tiny[@]}" --burn_in=1 --timed=2 --variant=eager --dtype=float32 --device=cpu --json=torch.json >output 2>&1 ||
     fail "pytorch_step.py ended with $?"
   "$python" - <<'PY' >output 2>&1 || fail "pytorch_step.py has other figures"
 import json

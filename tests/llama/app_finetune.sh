@@ -25,7 +25,7 @@ quarters=(--batch_size=2 --gradient_accumulation_steps=4)  # of a batch of 8
 train() {
   local run=$1
   shift
-  timeout 60 "$llama" train "${common[@]}" --out_dir="$run" --log_json="$run.json" "$@" >output 2>&1 || { fail "train $*"; return; }
+  patiently 60 "$llama" train "${common[@]}" --out_dir="$run" --log_json="$run.json" "$@" >output 2>&1 || { fail "train $*"; return; }
   grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/, time.*//' >"$run.losses"
   check "$*: no losses" test -s "$run.losses"
 }
@@ -128,12 +128,12 @@ done
 rm -r model1
 
 # --- texts -----------------------------------------------------------------------------------------------------------------------
-text() { timeout 60 "$llama" sample --device=cpu --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
+text() { patiently 60 "$llama" sample --device=cpu --start='1 2' --temperature=0 --max_new_tokens=30 "$@" 2>errors || fail "sample $*"; }
 text --out_dir=lora-20 --model=moved >lora.moved
-timeout 60 "$llama" export --out_dir=lora-20 --to=lora-moved --model=moved >output 2>&1 || fail "export of a moved model"
+patiently 60 "$llama" export --out_dir=lora-20 --to=lora-moved --model=moved >output 2>&1 || fail "export of a moved model"
 mv moved model1
 text --model=model1 >untrained
-export_to() { timeout 60 "$llama" export --out_dir="$1" --to="$2" "${@:3}" >output 2>&1 || fail "export $*"; }
+export_to() { patiently 60 "$llama" export --out_dir="$1" --to="$2" "${@:3}" >output 2>&1 || fail "export $*"; }
 for kind in full lora; do
   text --out_dir=$kind-20 >$kind.text
   check "$kind: training changes the text" differ untrained $kind.text

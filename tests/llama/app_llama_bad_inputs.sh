@@ -23,7 +23,7 @@ refused() {
   local message=$1 code text
   shift
   checks=$((checks + 1))
-  timeout 60 "$llama" "$@" >output 2>&1
+  patiently 60 "$llama" "$@" >output 2>&1
   code=$?
   text=$(cat output)
   if ((code != 2)); then fail "exit code $code: $*"; fi
@@ -171,8 +171,8 @@ refused "setting 'start': expected at most 128 tokens (max_position_embeddings),
 check "a refused start leaves no run" test ! -e out
 
 # --- runs and adapters ------------------------------------------------------------------------------------------------------------
-timeout 60 "$llama" train "${small[@]}" --model=model --out_dir=whole >output 2>&1 || fail "train"
-timeout 60 "$llama" train "${small[@]}" --model=model --out_dir=lora --lora_r=4 >output 2>&1 || fail "train"
+patiently 60 "$llama" train "${small[@]}" --model=model --out_dir=whole >output 2>&1 || fail "train"
+patiently 60 "$llama" train "${small[@]}" --model=model --out_dir=lora --lora_r=4 >output 2>&1 || fail "train"
 trains "setting 'out_dir': 'whole' holds a run already (*): --init_from=resume continues it; --overwrite starts a new run *" --out_dir=whole
 trains "setting 'out_dir': 'model' has a file config.json that llama train has not written, and a run might replace it; choose another folder" \
   --out_dir=model
@@ -202,7 +202,7 @@ adapter "model.safetensors': tensor '*.lora_A.weight': expected shape (5, 32), g
 if command -v mpirun >/dev/null && [[ $(ldd "$llama") == *libmpi* ]]; then
   together() { # together MESSAGE ARGUMENT...
     checks=$((checks + 1))
-    timeout 60 mpirun -n 2 "$llama" "${@:2}" >output 2>&1
+    patiently 60 mpirun -n 2 "$llama" "${@:2}" >output 2>&1
     local code=$?
     if ((code != 2)); then fail "exit code $code: ${*:2}"; fi
     check "${*:2}" test "$(grep '^llama: error:' output)" = "llama: error: $1"

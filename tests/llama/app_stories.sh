@@ -24,17 +24,17 @@ export OPENBLAS_NUM_THREADS=1
 # llama2.c's README has this text.
 story="Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high."
 for ranks in 1 2 3; do
-  timeout 60 "$llama" sample --device=cpu --model=model --start="Once upon a time" --temperature=0 --max_new_tokens=64 --ranks=$ranks >output 2>errors ||
+  patiently 60 "$llama" sample --device=cpu --model=model --start="Once upon a time" --temperature=0 --max_new_tokens=64 --ranks=$ranks >output 2>errors ||
     fail "sample"
   check "another story on $ranks ranks" grep -qxF "$story" output
 done
 
 # --- before training -----------------------------------------------------------------------------------------------------------
 mkdir described && cp model/config.json described
-timeout 60 "$llama" plan --model=described --ranks=2 >output 2>errors || fail "plan"
+patiently 60 "$llama" plan --model=described --ranks=2 >output 2>errors || fail "plan"
 check "a plan names the model" grep -q '^260032 parameters, 2 ranks, strategy full_shard, bfloat16 on a GPU, AdamW, sequences of 512 tokens' output
 check "a plan has 6 batch sizes, twice" test "$(grep -cE '^ +(1|2|4|8|16|32) +(false|true)( +[0-9]+\.[0-9]{3}){7}$' output)" -eq 12
-timeout 60 "$llama" bench --model=described --block_size=64 --batch_sizes=1,2 --gradient_checkpointing=both --burn_in=1 --timed=1 --device=cpu \
+patiently 60 "$llama" bench --model=described --block_size=64 --batch_sizes=1,2 --gradient_checkpointing=both --burn_in=1 --timed=1 --device=cpu \
   >output 2>errors || fail "bench"
 check "measures each variant" test "$(grep -cE '^ +[12] +(false|true)( +[0-9.,]+){4}$' output)" -eq 4
 
@@ -59,16 +59,16 @@ check "300 games" grep -q '^documents: 300$' output
 train=(train --model=model --dataset=games --gradient_accumulation_steps=2 --batch_size=4 --block_size=128 --learning_rate=1e-3
   --dtype=float32 --device=cpu --threads=1 --max_iters=100 --eval_interval=100 --eval_iters=2 --out_dir=out)
 if command -v mpirun >/dev/null && [[ $(ldd "$llama") == *libmpi* ]]; then
-  timeout 280 mpirun -n 2 "$llama" "${train[@]}" >output 2>&1 || fail "train"
+  patiently 280 mpirun -n 2 "$llama" "${train[@]}" >output 2>&1 || fail "train"
   check "two processes" grep -q '^2 processes (MPI), strategy full_shard' output
 else
   echo "note: without mpirun, or a program without MPI: ranks are threads"
-  timeout 280 "$llama" "${train[@]}" --ranks=2 >output 2>&1 || fail "train"
+  patiently 280 "$llama" "${train[@]}" --ranks=2 >output 2>&1 || fail "train"
 fi
 losses=$(sed -nE 's/^step [0-9]+: train loss ([0-9.]+).*/\1/p' output)
 check "games are no stories: $losses" awk 'NR == 1 { exit !($1 > 6) }' <<<"$losses"
 check "learns: $losses" awk 'NR == 2 { found = $1 < 1.5 } END { exit !found }' <<<"$losses"
-timeout 60 "$llama" sample --device=cpu --out_dir=out --start=1. --max_new_tokens=60 --temperature=0 >output 2>errors || fail "sample"
+patiently 60 "$llama" sample --device=cpu --out_dir=out --start=1. --max_new_tokens=60 --temperature=0 >output 2>errors || fail "sample"
 move='[NBRQK]?x?[a-h][1-8]'
 check "writes no moves" grep -qE "^1\. $move $move [0-9]+\. $move( |\$)" output
 

@@ -96,7 +96,7 @@ mpirun=()
 if command -v mpirun > /dev/null && "$nanogpt" train "${small[@]}" > /dev/null 2>&1; then
   mpirun=(mpirun --oversubscribe --bind-to none -np 2)
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  timeout 60 "${mpirun[@]}" "$nanogpt" train "${small[@]}" > output 2>&1 || { grep -q "built without MPI" output && mpirun=(); }
+  patiently 60 "${mpirun[@]}" "$nanogpt" train "${small[@]}" > output 2>&1 || { grep -q "built without MPI" output && mpirun=(); }
 fi
 [[ -n ${mpirun[*]-} ]] || echo "note: without mpirun, or a program without MPI"
 rm -rf out
@@ -131,18 +131,18 @@ refuses "RANK and WORLD_SIZE say rank 1 of 2, which works with --device=cuda onl
   bash -c 'named 1 2 "$@"' named "${train[@]}"
 refuses "WORLD_SIZE is not set" env RANK=0 "${train[@]}"
 refuses "WORLD_SIZE='two': expected" bash -c 'named 0 two "$@"' named "${train[@]}"
-timeout 60 bash -c 'named 0 1 "$@"' named "${train[@]}" --out_dir=alone > output 2>&1 || fail "one rank of torchrun: $(tail -n 3 output)"
+patiently 60 bash -c 'named 0 1 "$@"' named "${train[@]}" --out_dir=alone > output 2>&1 || fail "one rank of torchrun: $(tail -n 3 output)"
 grep -q '^one process, ' output || fail "one rank of torchrun is not one process"
 # A step of srun with several tasks that have no PMI, and a batch script, which is no task.
 refuses "$([[ -n ${mpirun[*]-} ]] && echo "started by srun without MPI: this process is task 0 of 2" || echo "built without MPI")" \
   env SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 "${train[@]}"
-timeout 60 env SLURM_PROCID=0 SLURM_NTASKS=2 "${train[@]}" --out_dir=alone > output 2>&1 || fail "a batch script: $(tail -n 3 output)"
+patiently 60 env SLURM_PROCID=0 SLURM_NTASKS=2 "${train[@]}" --out_dir=alone > output 2>&1 || fail "a batch script: $(tail -n 3 output)"
 if [[ -n ${mpirun[*]-} ]]; then
   refuses "but mpirun says rank" "${mpirun[@]}" env RANK=0 WORLD_SIZE=3 "${train[@]}"
   refuses "mpirun has started 2 processes, but MPI finds 1" env PMI_RANK=0 PMI_SIZE=2 "${train[@]}"
-  timeout 60 "${mpirun[@]}" "${train[@]}" --out_dir=alone > output 2>&1 || fail "under mpirun: $(tail -n 3 output)"
+  patiently 60 "${mpirun[@]}" "${train[@]}" --out_dir=alone > output 2>&1 || fail "under mpirun: $(tail -n 3 output)"
   grep -q '^2 processes (MPI), ' output || fail "does not say that there are 2 processes"
-  timeout 60 env FSDP_RANKS_PER_NODE=1 "${mpirun[@]}" "${train[@]}" --out_dir=alone --strategy=hybrid_shard --comm=mpi > output 2>&1 ||
+  patiently 60 env FSDP_RANKS_PER_NODE=1 "${mpirun[@]}" "${train[@]}" --out_dir=alone --strategy=hybrid_shard --comm=mpi > output 2>&1 ||
     fail "on two machines: $(tail -n 3 output)"
   grep -q '^2 processes (MPI) in shard groups of 1, a machine each, ' output || fail "machines are no shard groups"
 fi
@@ -169,7 +169,7 @@ refuses "vocabulary" "$nanogpt" sample --out_dir=other
 
 # --- a file that becomes shorter while it is read -----------------------------------------------------------------------------
 dataset cut
-timeout 60 "$nanogpt" train "${small[@]}" --dataset=cut --out_dir=cut --max_iters=100000000 > output 2>&1 &
+"$nanogpt" train "${small[@]}" --dataset=cut --out_dir=cut --max_iters=100000000 > output 2>&1 &
 run=$!
 for _ in $(seq 300); do
   if grep -q '^iter 1:' output; then break; fi

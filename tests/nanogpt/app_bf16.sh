@@ -18,7 +18,7 @@ small=(--dataset=d --n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_si
 run() { # run FOLDER SETTING...: its losses, a line each
   local folder=$1
   shift
-  timeout 120 "${launch[@]}" "$nanogpt" train "${small[@]}" --out_dir="$folder" "$@" >output 2>&1 || fail "$*: ended with $?"
+  patiently 120 "${launch[@]}" "$nanogpt" train "${small[@]}" --out_dir="$folder" "$@" >output 2>&1 || fail "$*: ended with $?"
   grep -oE '^iter [0-9]+: loss [0-9.]+' output >"$folder.losses"
 }
 launch=(env)
@@ -118,6 +118,6 @@ done
 launch=(env)
 run whole --ranks=2 --dtype=bfloat16 --max_iters=40 --lr_decay_iters=40
 check "resumed: other weights" cmp whole/model.safetensors resumed/model.safetensors
-timeout 60 "$nanogpt" sample --out_dir=narrow --dtype=bfloat16 --num_samples=1 --max_new_tokens=40 >output 2>&1 || fail "sample"
+patiently 60 "$nanogpt" sample --out_dir=narrow --dtype=bfloat16 --num_samples=1 --max_new_tokens=40 >output 2>&1 || fail "sample"
 ((failures == 0)) && echo "bf16 on the host; $checks checks"
 exit $((failures > 0))

@@ -36,7 +36,7 @@ extern "C" char* openblas_get_corename() {
 EOF
 "${CXX:-c++}" -shared -fPIC -o name.so name.cpp || { echo "no library could be made"; exit 1; }
 tiny=(--dtype=float32 --n_layer=1 --n_head=1 --n_embd=8 --block_size=4 --batch_size=1 --gradient_accumulation_steps=2 --burn_in=1 --timed=1)
-bench() { timeout 60 env "$@" "$nanogpt" bench "${tiny[@]}" >output 2>&1 || fail "$*: ended with $?"; }
+bench() { patiently 60 env "$@" "$nanogpt" bench "${tiny[@]}" >output 2>&1 || fail "$*: ended with $?"; }
 
 bench -u OPENBLAS_CORETYPE LD_PRELOAD="$PWD/name.so"
 check "did not choose" grep -q '^OpenBLAS core SkylakeX' output
@@ -47,7 +47,7 @@ bench OPENBLAS_CORETYPE=Haswell LD_PRELOAD="$PWD/name.so"
 check "chose although somebody had" grep -q '^OpenBLAS core Zen' output
 check "does not warn" grep -q "^warning: this processor has AVX-512, but OpenBLAS runs its 'Zen' kernels: unset OPENBLAS_CORETYPE" output
 if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then
-  timeout 60 env -u OPENBLAS_CORETYPE LD_PRELOAD="$PWD/name.so" mpirun --oversubscribe --bind-to none -n 2 "$nanogpt" bench "${tiny[@]}" >output 2>&1 ||
+  patiently 60 env -u OPENBLAS_CORETYPE LD_PRELOAD="$PWD/name.so" mpirun --oversubscribe --bind-to none -n 2 "$nanogpt" bench "${tiny[@]}" >output 2>&1 ||
     fail "mpirun: ended with $?"
   check "mpirun: did not choose" grep -q '^OpenBLAS core SkylakeX' output
   check "mpirun: not two ranks" grep -qi '^2 processes' output

@@ -45,11 +45,11 @@ rm e.json m.bpe
 
 train=("$nanogpt" train --dataset=d --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
   --max_iters=1 --eval_iters=1 --out_dir=out)
-check "train" timeout 120 "${train[@]}" >output 2>&1
+check "train" patiently 120 "${train[@]}" >output 2>&1
 mv data elsewhere  # a trained model needs it no more
 
 begins_with() { # begins_with TEXT: one sample that continues it
-  timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=4 --start="$1" >output 2>errors || fail "sample from '$1'"
+  patiently 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=4 --start="$1" >output 2>errors || fail "sample from '$1'"
   check "the sample begins with what it continues: '$1'" cmp -s -n "${#1}" output <(printf '%s' "$1")
 }
 LC_ALL=C
@@ -60,7 +60,7 @@ begins_with $'\xff\xe4\xb8 bytes'
 # The marker is one token: within a block of 8 the letter before it counts. It would not if the marker were its 13 characters,
 # as it does not before these 8.
 continuation() { # continuation START FILE
-  timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=20 --start="$1" >output 2>errors || fail "sample from '$1'"
+  patiently 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=20 --start="$1" >output 2>errors || fail "sample from '$1'"
   tail -c "+$((${#1} + 1))" output >"$2"
 }
 continuation 'qoftext|>' q
@@ -71,7 +71,7 @@ continuation 'z<|endoftext|>' z
 check "the marker is one token" test "$(cmp -s q z; echo $?)" = 1
 
 # Printed while they are drawn, the bytes are those of the whole text; a sample may end at the marker.
-long() { timeout 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=1000 --temperature=2 --start=abc "$@" 2>errors || fail "sample $*"; }
+long() { patiently 60 "$nanogpt" sample --out_dir=out --num_samples=1 --max_new_tokens=1000 --temperature=2 --start=abc "$@" 2>errors || fail "sample $*"; }
 long >output
 check "the marker is drawn at all" grep -qaF '<|endoftext|>' output
 long --stop_at_end=true >stopped
@@ -79,7 +79,7 @@ before=$(LC_ALL=C grep -abo -m 1 '<|endoftext|>' output | head -n 1 | cut -d : -
 check "it ends elsewhere than at the marker" cmp -s stopped <(head -c "$before" output; printf '\n---------------\n')
 # Its tokenizer goes with it, by HuggingFace's names, and is found there; so it is beside llm.c's file, or by its files.
 said() { # said FILE ARGUMENT...: what a model says
-  timeout 60 "$nanogpt" sample --num_samples=1 --max_new_tokens=8 --start=ab "${@:2}" >output 2>errors || fail "sample ${*:2}"
+  patiently 60 "$nanogpt" sample --num_samples=1 --max_new_tokens=8 --start=ab "${@:2}" >output 2>errors || fail "sample ${*:2}"
   mv output "$1"
 }
 said ours --out_dir=out

@@ -16,7 +16,7 @@ enter_with_text "$nanogpt"
 export OPENBLAS_NUM_THREADS=1
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
   --eval_interval=5 --eval_iters=2 --log_interval=1 --max_iters=14 --keep_last=3)
-timeout 120 "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=whole >output 2>&1 || fail "whole"
+patiently 120 "$nanogpt" train "${small[@]}" --ranks=2 --out_dir=whole >output 2>&1 || fail "whole"
 check "other checkpoints: $(echo whole/step-*)" test "$(echo whole/step-*)" = "whole/step-10 whole/step-15 whole/step-5"
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 spoil() { printf 'spoilt' | dd of="$1" bs=1 seek=10000 conv=notrunc status=none; } # among the parameters
@@ -37,7 +37,7 @@ resume() { # resume MESSAGE SETTING...: refused, nothing is changed
   check "$what: the folder was changed" cmp before <(sums run)
 }
 continues() { # continues FROM SETTING...: from that checkpoint, to the bytes of a run that was not damaged
-  timeout 120 "${launcher[@]}" "$nanogpt" train "${small[@]}" --out_dir=run "${@:2}" >output 2>&1 || fail "$what: ended with $?"
+  patiently 120 "${launcher[@]}" "$nanogpt" train "${small[@]}" --out_dir=run "${@:2}" >output 2>&1 || fail "$what: ended with $?"
   says "resuming from run/$1 at iteration ${1#step-}"
   check "$what: other weights" cmp whole/model.safetensors run/model.safetensors
 }
@@ -99,7 +99,7 @@ ends_in_error "$nanogpt" sample --out_dir=run --num_samples=1 --max_new_tokens=1
 says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 loads the newest of them"
 ends_in_error "$nanogpt" export --out_dir=run --checkpoint=latest --to=exported
 says "Whole checkpoints in 'run': step-10, step-5. --checkpoint=step-10 loads the newest of them"
-timeout 60 "$nanogpt" sample --out_dir=run --checkpoint=step-10 --num_samples=1 --max_new_tokens=1 >output 2>&1 || fail "a whole one"
+patiently 60 "$nanogpt" sample --out_dir=run --checkpoint=step-10 --num_samples=1 --max_new_tokens=1 >output 2>&1 || fail "a whole one"
 
 # --- the setting belongs to resume -------------------------------------------------------------------------------------------------
 ends_in_error "$nanogpt" train "${small[@]}" --out_dir=run --init_from=auto --checkpoint=step-10

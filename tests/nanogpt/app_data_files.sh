@@ -75,7 +75,7 @@ tail -c +2061 data/d/train.bin >data/shards/web_train_000010.bin
 cp data/d/val.bin data/shards/web_val_000000.bin
 small=(--n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2 --eval_iters=2 --eval_interval=100
   --log_interval=1 --lr_decay_iters=60 --warmup_iters=2 --threads=1)
-train() { timeout 120 "$nanogpt" train "${small[@]}" "$@" >output 2>&1 || fail "train $*: $?"; }
+train() { patiently 120 "$nanogpt" train "${small[@]}" "$@" >output 2>&1 || fail "train $*: $?"; }
 train --dataset=shards --max_iters=60 --out_dir=whole
 check "says that there are three files" grep -q '^train tokens: .*, in 3 files, .*web_train_000001.bin. to .*web_train_000010.bin' output
 train --train_data='data/shards/web_train_*.bin' --max_iters=30 --out_dir=parts
@@ -108,7 +108,7 @@ for launch in "${launches[@]}"; do
   command=("$nanogpt" train "${small[@]}" --dataset=changing --out_dir="changing$launch" --max_iters=100000000)
   if [[ $launch == mpirun ]]; then command=(mpirun --oversubscribe --bind-to none -n 2 "${command[@]}"); fi
   if [[ $launch == --* ]]; then command+=("$launch"); fi
-  timeout 120 "${command[@]}" >output 2>&1 &
+  patiently 120 "${command[@]}" >output 2>&1 &
   run=$!
   wait_for grep -q '^iter 1:' output || fail "'$launch': does not train"
   head -c "$(wc -c <data/d/train.bin)" /dev/zero | tr '\0' '\377' | dd of=data/changing/train.bin conv=notrunc 2>/dev/null

@@ -60,7 +60,7 @@ int rename(char const* from, char const* to) noexcept {
 EOF
 "${CXX:-c++}" -std=c++17 -shared -fPIC -o faults.so faults.cpp || { echo "no library could be made"; exit 1; }
 failing() { # failing CALL PATH ERRNO COUNT COMMAND...
-  env LD_PRELOAD="$PWD/faults.so" FAIL_CALL="$1" FAIL_PATH="$2" FAIL_ERRNO="$3" FAIL_COUNT="$4" timeout 120 "${@:5}" >output 2>errors
+  patiently 120 env LD_PRELOAD="$PWD/faults.so" FAIL_CALL="$1" FAIL_PATH="$2" FAIL_ERRNO="$3" FAIL_COUNT="$4" "${@:5}" >output 2>errors
 }
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
   --eval_interval=5 --eval_iters=2 --log_interval=1 --max_iters=11)
@@ -71,7 +71,7 @@ warnings() { grep '^warning: .*could not be saved' output; }
 one_by_one=(--async_checkpoint=false)
 no_space=28 input_output=5 stale=116
 
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=whole >output 2>&1 || fail "whole"
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=whole >output 2>&1 || fail "whole"
 # Whoever kills a run finds no weights without a checkpoint, from which init_from=auto could not go on.
 expect "saved first" checkpoint "$(sed -n 's/.*"kind":"save",.*"what":"\([a-z]*\)".*/\1/p' whole/log.jsonl | head -n 1)"
 same() { # same OUT: the run ended where one without failures does, and left nothing half-written
@@ -96,7 +96,7 @@ expect "whole checkpoints in the log" "8 10 12" "$(echo $(sed -n 's/.*"save","it
 two=(--ranks=2)
 launchers=("")
 if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then launchers+=("mpirun --oversubscribe --bind-to none -n 2"); fi
-timeout 120 "$nanogpt" train "${small[@]}" "${two[@]}" --out_dir=whole >output 2>&1 --overwrite || fail "whole, 2 ranks"
+patiently 120 "$nanogpt" train "${small[@]}" "${two[@]}" --out_dir=whole >output 2>&1 --overwrite || fail "whole, 2 ranks"
 for launcher in "${launchers[@]}"; do
   if [[ -n $launcher ]]; then two=(); fi
   for background in true false; do
@@ -121,7 +121,7 @@ done
 
 # --- the best checkpoint could not be saved: the next that is better than the best on the disk becomes it ----------------------
 still=("${small[@]}" --learning_rate=1e-30 --min_lr=0 --weight_decay=0 --seed=6 --max_iters=16 "${one_by_one[@]}")
-timeout 120 "$nanogpt" train "${still[@]}" --out_dir=best >output 2>&1 || fail "best"
+patiently 120 "$nanogpt" train "${still[@]}" --out_dir=best >output 2>&1 || fail "best"
 losses=$(sed -n 's/^step \([0-9]*\): .*val loss \([0-9.]*\)$/\2 \1/p' output)
 first=$(sort -n <<<"$losses" | head -n 1 | cut -d ' ' -f 2)
 expect "the best" "step-$first" "$(cat best/best)"
@@ -152,32 +152,32 @@ expect "ended with" 1 $?
 check "does not name the old run" grep -qx "nanogpt: error: replaced/replaced-run has the run that this one was to replace" errors
 check "the old run was changed" cmp before <(sums replaced/replaced-run)
 check "no vocabulary with the old run" test -e replaced/replaced-run/meta.json
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=resume >output 2>&1
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=resume >output 2>&1
 expect "resumed nothing with" 2 $?
 check "does not say where the old run is" grep -qF "there is no checkpoint in 'replaced' to resume from; 'replaced/replaced-run' has the run that a start with --overwrite was to replace: to continue that run, move its files to 'replaced'; to replace it, start with --overwrite" output
 for start in scratch auto; do
-  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=$start >output 2>&1
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --init_from=$start >output 2>&1
   expect "$start beside a run that was set aside ended with" 2 $?
   check "$start: does not name the old run" grep -qF "'replaced' has" output
 done
 cp -r full half && mkdir half/.replaced-run.partial && mv half/latest half/.replaced-run.partial
 for start in scratch resume auto; do
-  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=half --init_from=$start >output 2>&1
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir=half --init_from=$start >output 2>&1
   expect "$start in a folder that is half moved ended with" 2 $?
   check "$start: does not say how to mend it" grep -qF "move the files back first: mv half/.replaced-run.partial/* half/" output
 done
 mkdir -p foreign/replaced-run && touch foreign/replaced-run/precious
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=foreign --overwrite >output 2>&1
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=foreign --overwrite >output 2>&1
 expect "a folder of somebody else's ended with" 2 $?
 check "somebody else's folder is gone" test -e foreign/replaced-run/precious
 cp -r replaced back && mv -f back/replaced-run/* back && rmdir back/replaced-run
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=back --init_from=resume --max_iters=12 >output 2>&1 || fail "the old run cannot be continued"
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=back --init_from=resume --max_iters=12 >output 2>&1 || fail "the old run cannot be continued"
 check "continues something else" grep -q "^resuming from back/step-12 at iteration 12$" output
 cp -r replaced twice && cp -r full/step-12 twice
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=twice --overwrite >output 2>&1
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=twice --overwrite >output 2>&1
 expect "replaced two runs with" 2 $?
 check "does not name the folder" grep -qF "setting 'overwrite': 'twice/replaced-run' still has the run that an interrupted start with --overwrite was to replace" output
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --overwrite >output 2>&1 || fail "the next start does not replace it"
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=replaced --overwrite >output 2>&1 || fail "the next start does not replace it"
 expect "checkpoints" "step-10 step-12" "$(cd replaced && echo step-*)"
 check "something of the old run is left" test ! -e replaced/replaced-run
 
@@ -186,14 +186,14 @@ failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" --out_d
 expect "ended with" 1 $?
 expect "says what there is" "nanogpt: error: there is no whole checkpoint in weights
 nanogpt: error: weights/model.safetensors has the weights before iteration 12; to continue from them without the optimizer's state, give --init_from=weights and another out_dir" "$(tail -n 2 errors)"
-timeout 120 "$nanogpt" train "${small[@]}" --init_from=weights --out_dir=other >output 2>&1 || fail "does not continue from them"
+patiently 120 "$nanogpt" train "${small[@]}" --init_from=weights --out_dir=other >output 2>&1 || fail "does not continue from them"
 
 # A snapshot in memory is named too, and the run continues from it.
-memory=(--ranks=2 --snapshot_interval=4 --snapshot_folder="$PWD/memory")
+memory=(--ranks=2 --snapshot_interval=8 --snapshot_folder="$PWD/memory")
 failing write .partial/ $no_space 1000000 "$nanogpt" train "${small[@]}" "${memory[@]}" --out_dir=lost
 expect "ended with" 1 $?
 expect "names the snapshot" "nanogpt: error: the snapshot of step 8 is whole in '$PWD/memory'; --init_from=auto continues from it" "$(grep '^nanogpt: error: the snapshot' errors)"
-timeout 120 "$nanogpt" train "${small[@]}" "${memory[@]}" --init_from=auto --out_dir=lost >output 2>&1 || fail "does not continue from the snapshot"
+patiently 120 "$nanogpt" train "${small[@]}" "${memory[@]}" --init_from=auto --out_dir=lost >output 2>&1 || fail "does not continue from the snapshot"
 expect "continues from the snapshot" 1 "$(grep -c '^resuming from .*/step-8\..* at iteration 8$' output)"
 same lost
 
@@ -216,7 +216,7 @@ check "no checkpoint" test -e "asked/$(cat asked/latest)/checkpoint.json"
 limited() (
   trap '' XFSZ
   ulimit -f 4
-  LD_PRELOAD="$PWD/faults.so" timeout 120 "$@" | cat
+  patiently 120 env LD_PRELOAD="$PWD/faults.so" "$@" | cat
   exit "${PIPESTATUS[0]}"
 )
 for ranks in 1 2; do
@@ -229,7 +229,7 @@ done
 
 # --- standard output on a full disk ------------------------------------------------------------------------------------------------
 if [[ -e /dev/full ]]; then
-  timeout 120 "$nanogpt" train "${small[@]}" --out_dir=silent >/dev/full 2>errors
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir=silent >/dev/full 2>errors
   expect "ended with" 1 $?
   check "other weights" test -s silent/model.safetensors -a "$(cat silent/latest)" = step-12
   expect "says" "nanogpt: warning: standard output cannot be written: No space left on device; some lines of the output are missing

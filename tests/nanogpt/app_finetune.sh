@@ -14,14 +14,14 @@ nanogpt=$1/examples/nanogpt/nanogpt
 enter_with_text "$nanogpt"
 model=(--dataset=d --n_layer=3 --n_head=2 --n_embd=32 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4)
 small=("${model[@]}" --ranks=2 --max_iters=8 --eval_interval=4 --eval_iters=1 --learning_rate=1e-2 --warmup_iters=1)
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=base --max_iters=40 >output 2>&1 || fail "train: $(cat output)"
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=base --max_iters=40 >output 2>&1 || fail "train: $(cat output)"
 from=("${small[@]}" --init_from=base)
 
 # finetune RUN SETTING...: a line for each loss
 finetune() {
   local run=$1
   shift
-  timeout 120 "$nanogpt" train "${from[@]}" --out_dir="$run" "$@" >output 2>&1 || { fail "$*: $(cat output)"; return; }
+  patiently 120 "$nanogpt" train "${from[@]}" --out_dir="$run" "$@" >output 2>&1 || { fail "$*: $(cat output)"; return; }
   grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/,* time.*//' >"$run.losses"
   check "$*: no losses" test -s "$run.losses"
 }
@@ -45,19 +45,19 @@ check "one unit: other losses" diff lora.losses lora_model.losses
 
 # --- what is written ---------------------------------------------------------------------------------------------------------------
 few=(--num_samples=1 --max_new_tokens=30 --temperature=0)
-text() { timeout 60 "$nanogpt" sample "${few[@]}" "$@" 2>errors || fail "sample $*: $(cat errors)"; }
+text() { patiently 60 "$nanogpt" sample "${few[@]}" "$@" 2>errors || fail "sample $*: $(cat errors)"; }
 text --out_dir=lora >merged
 check "the merged weights give the checkpoint's text" cmp merged <(text --out_dir=lora --checkpoint=latest)
 check "the adapters change the text" test "$(cmp -s merged <(text --out_dir=base); echo $?)" -eq 1
 check "adapters alone are a small file" test $((4 * $(stat -c %s lora/adapters.safetensors))) -lt "$(stat -c %s lora/model.safetensors)"
 check "the whole weights have no adapters" test "$(grep -ac lora_A lora/model.safetensors)" -eq 0
 check "the adapters' file has nothing else" test "$(grep -ac wte.weight lora/adapters.safetensors)" -eq 0
-timeout 60 "$nanogpt" export --out_dir=lora --to=exported --format=nanogpt >output 2>&1 || fail "export: $(cat output)"
+patiently 60 "$nanogpt" export --out_dir=lora --to=exported --format=nanogpt >output 2>&1 || fail "export: $(cat output)"
 check "exports the merged weights" cmp merged <(text --out_dir=exported)
 
 # --- resuming ------------------------------------------------------------------------------------------------------------------------
 finetune halves "${lora[@]}" --max_iters=4 --lr_decay_iters=8
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=halves --init_from=resume --max_iters=8 --lr_decay_iters=8 --ranks=4 >output 2>&1 ||
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=halves --init_from=resume --max_iters=8 --lr_decay_iters=8 --ranks=4 >output 2>&1 ||
   fail "resume: $(cat output)"
 finetune whole "${lora[@]}" --lr_decay_iters=8 --ranks=4
 check "the run that is resumed takes its adapters" grep -q '^fine-tuning: 6,144 of ' output
@@ -76,7 +76,7 @@ check "no adapters" test ! -e last/adapters.safetensors
 # A whole checkpoint that these settings cannot continue is no damaged one: nothing is lost.
 saved=$(ls last)
 for other in --train_layers=0 --train_layers=2; do
-  if timeout 60 "$nanogpt" train "${small[@]}" --out_dir=last --init_from=auto --max_iters=20 $other >output 2>&1; then
+  if patiently 60 "$nanogpt" train "${small[@]}" --out_dir=last --init_from=auto --max_iters=20 $other >output 2>&1; then
     fail "$other: continues an older checkpoint"
   fi
   check "$other: $(cat output)" grep -qF -- "This start has $other instead of 1; leave that out to continue the run" output
@@ -87,7 +87,7 @@ check "nothing was removed" test "$saved" = "$(ls last)"
 refused() { # refused TEXT SETTING...
   local expected=$1
   shift
-  if timeout 60 "$nanogpt" train "${small[@]}" --out_dir=refused "$@" >output 2>&1; then fail "$*: not refused"; fi
+  if patiently 60 "$nanogpt" train "${small[@]}" --out_dir=refused "$@" >output 2>&1; then fail "$*: not refused"; fi
   check "$*: $(cat output)" grep -qF -- "$expected" output
 }
 refused "setting 'lora_rank': fine-tuning starts from weights" --lora_rank=4

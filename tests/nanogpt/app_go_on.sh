@@ -86,7 +86,7 @@ end=$(sed -nE 's/.*asked to stop: saved in run before iteration ([0-9]+);.*/\1/p
 check "went on from '$begin' to '$end'" test "${begin:-0}" -ge 20 -a "${end:-0}" -gt "${begin:-0}"
 
 # The same, on purpose. Before it was killed, the first run may have come further than the second one.
-same() { timeout 120 "$nanogpt" train "${settings[@]}" --out_dir=purpose "$@" > output 2>&1 || fail "train $*"; }
+same() { patiently 120 "$nanogpt" train "${settings[@]}" --out_dir=purpose "$@" > output 2>&1 || fail "train $*"; }
 same --ranks=4 --max_iters=$((begin - 1))
 same --ranks=3 --max_iters=$((end - 1)) --init_from=resume
 check "did not resume at $begin" grep -qxF "resuming from purpose/step-$begin at iteration $begin" output

@@ -16,12 +16,12 @@ export OPENBLAS_NUM_THREADS=1 HF_HUB_CACHE=$PWD/no_cache
 for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 runs=(--dataset=d --batch_size=2 --gradient_accumulation_steps=6 --eval_iters=2 --log_interval=1 --warmup_iters=0)
-train() { timeout 120 "$nanogpt" train "${runs[@]}" "$@" >output 2>&1 || fail "train $*"; }
-give() { timeout 60 "$nanogpt" export "$@" >output 2>&1 || fail "export $*"; }
+train() { patiently 120 "$nanogpt" train "${runs[@]}" "$@" >output 2>&1 || fail "train $*"; }
+give() { patiently 60 "$nanogpt" export "$@" >output 2>&1 || fail "export $*"; }
 says() { grep -qF -- "$1" output || fail "does not say '$1'"; }
 # refuses MESSAGE ARGUMENT...
 refuses() {
-  ends_in_error timeout 60 "$nanogpt" "${@:2}"
+  ends_in_error "$nanogpt" "${@:2}"
   says "$1"
 }
 losses() { grep -E '^(step|iter) ' output | sed 's/, time.*//'; }
@@ -74,13 +74,13 @@ train --init_from=hf --block_size=5 --max_iters=1 --out_dir=short
 says "5 of 8 positions"
 give --out_dir=out --to=brain --dtype=bfloat16
 train --init_from=brain --eval_only=true --out_dir=a
-timeout 60 "$nanogpt" sample --out_dir=bin_3full_shard --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
+patiently 60 "$nanogpt" sample --out_dir=bin_3full_shard --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
 
 # Data with fewer tokens than the model: its others are never drawn, and a run goes on with these data alone.
 tr -d 'aeiou ' <text >fewer
 "$nanogpt" prepare --dataset=fewer --data=fewer >output 2>&1 || fail "prepare fewer"
 train --dataset=fewer --init_from=hf --max_iters=1 --out_dir=tuned
-timeout 60 "$nanogpt" sample --out_dir=tuned --num_samples=2 --max_new_tokens=100 --temperature=5 >output 2>&1 || fail "sample of fewer tokens"
+patiently 60 "$nanogpt" sample --out_dir=tuned --num_samples=2 --max_new_tokens=100 --temperature=5 >output 2>&1 || fail "sample of fewer tokens"
 train --dataset=fewer --init_from=resume --max_iters=4 --out_dir=tuned
 for run in out:fewer tuned:d; do
   refuses "setting 'dataset': '${run#*:}' has a vocabulary of" train "${runs[@]}" --dataset="${run#*:}" --init_from=resume --out_dir="${run%:*}"
@@ -128,16 +128,15 @@ refuses "setting 'checkpoint': expected best, latest or the folder of a checkpoi
 # A signal leaves nothing of an export: it writes into a pipe that nobody reads, and waits there.
 train --n_layer=1 --n_head=2 --n_embd=64 --block_size=8 --max_iters=1 --out_dir=large
 cp -r large killed && rm killed/config.json
-timeout 60 "$nanogpt" sample --out_dir=killed --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample without config.json"
+patiently 60 "$nanogpt" sample --out_dir=killed --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample without config.json"
 says "'killed/config.json' does not exist; using the latest checkpoint, 'killed/step-2'"
 mkdir stopped && mkfifo stopped/model.safetensors.tmp
 exec 3<>stopped/model.safetensors.tmp
 env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped >output 2>&1 3>&- &
 run=$!
-for _ in $(seq 600); do
-  if readlink /proc/$run/fd/* | grep -q safetensors.tmp; then break; fi
-  sleep 0.1
-done
+# Until it is nanogpt that has the pipe: the shell, which has it too, ignores SIGINT in the child that becomes nanogpt.
+writes_into_pipe() { [[ $(<"/proc/$run/comm") == nanogpt ]] && readlink "/proc/$run/fd"/* | grep -q safetensors.tmp; }
+wait_for writes_into_pipe
 kill -INT "$run"
 wait "$run"
 check "SIGINT: another end" test $? -eq 130

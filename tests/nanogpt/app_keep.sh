@@ -15,7 +15,7 @@ enter_with_text "$nanogpt"
 export OPENBLAS_NUM_THREADS=1
 shape=(--n_layer=2 --n_head=2 --n_embd=16 --block_size=8)
 small=(--dataset=d "${shape[@]}" --batch_size=2 --gradient_accumulation_steps=4 --eval_interval=5 --eval_iters=2 --log_interval=1)
-train() { timeout 120 "$nanogpt" train "$@" >output 2>&1 || fail "train $*: ended with $?"; }
+train() { patiently 120 "$nanogpt" train "$@" >output 2>&1 || fail "train $*: ended with $?"; }
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 refuses() { # refuses MESSAGE SETTING...
   ends_in_error "$nanogpt" train "${@:2}"
@@ -43,7 +43,7 @@ train --init_from=resume --checkpoint=another/step-2/ --out_dir=another --max_it
 train --init_from=resume --checkpoint=another/step-4 --out_dir=elsewhere --max_iters=5
 says "resuming from another/step-4 at iteration 4"
 # A new run replaces the old one when it has saved, and not before.
-check "it did not diverge" test "$(timeout 60 "$nanogpt" train "${small[@]}" --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=old --overwrite >output 2>&1; echo $?)" -eq 1
+check "it did not diverge" test "$(patiently 60 "$nanogpt" train "${small[@]}" --max_iters=2 --learning_rate=1e30 --grad_clip=0 --out_dir=old --overwrite >output 2>&1; echo $?)" -eq 1
 check "a run that saved nothing has removed the old one" cmp before <(sums old)
 cp -r old continued
 train --init_from=resume --max_iters=8 --out_dir=continued

@@ -20,7 +20,7 @@ refuses() { # refuses MESSAGE COMMAND...
   ends_in_error "$@"
   grep -qF -- "$message" output || fail "did not say '$message': $*"
 }
-plan() { timeout 60 "$nanogpt" plan --hardware="$hardware" "$@"; }
+plan() { patiently 60 "$nanogpt" plan --hardware="$hardware" "$@"; }
 says() { grep -qF -- "$1" output || fail "did not say '$1'"; }
 
 check "gpt2" plan --gpus=512 --model=gpt2 --batch_size=8 >output 2>&1
@@ -69,7 +69,7 @@ rm data/d/meta.json  # the vocabulary is GPT-2's, as in a plan
 tiny=(--n_layer=3 --n_head=2 --n_embd=32 --block_size=16 --batch_size=2 --dtype=float32 --device=cpu)
 for options in "--strategy=full_shard --prefetch=1" "--strategy=shard_grad_op --prefetch=2" "--strategy=no_shard"; do
   read -r -a options <<<"$options"
-  check "train ${options[*]}" timeout 120 "$nanogpt" train "${tiny[@]}" "${options[@]}" --dataset=d --ranks=2 --threads=1 \
+  check "train ${options[*]}" patiently 120 "$nanogpt" train "${tiny[@]}" "${options[@]}" --dataset=d --ranks=2 --threads=1 \
     --activation_checkpointing=true --gradient_accumulation_steps=2 --max_iters=1 --eval_iters=1 --overwrite >output 2>&1
   rank=$(grep '"kind":"memory"' out/log.jsonl | tail -n1)
   accounted=$(for tag in parameters gradients optimizer gather reduce activations workspace; do
@@ -83,10 +83,10 @@ done
 # A large model on many GPUs: memory does not grow with their number.
 large=(plan --hardware="$hardware" --gpus=16384 --model=80x64x8192 --batch_size=1 --block_size=4096)
 if [[ -x /usr/bin/time ]]; then
-  check "large" timeout 60 /usr/bin/time -f '%M' -o peak "$nanogpt" "${large[@]}" >output 2>&1
+  check "large" patiently 60 /usr/bin/time -f '%M' -o peak "$nanogpt" "${large[@]}" >output 2>&1
   check "peak memory of $(tail -n1 peak) KiB" test "$(tail -n1 peak)" -lt 65536
 else
-  check "large" timeout 60 "$nanogpt" "${large[@]}" >output 2>&1
+  check "large" patiently 60 "$nanogpt" "${large[@]}" >output 2>&1
 fi
 says '16384 GPUs (2048 nodes of 8)'
 

@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS=1
 unset NANOGPT_PROGRESS
 train="$nanogpt train --dataset=d --n_layer=1 --n_head=1 --n_embd=8 --block_size=8 --batch_size=1 --gradient_accumulation_steps=2"
 train+=" --eval_iters=2 --eval_interval=4 --max_iters=4 --log_interval=2"
-on_terminal() { timeout 120 script -qec "$1" /dev/null >output 2>&1 </dev/null; }
+on_terminal() { patiently 120 script -qec "$1" /dev/null >output 2>&1 </dev/null; }
 bar='\[==*\] 100% 4/4 loss '
 
 trains_on_a_terminal() {  # trains_on_a_terminal COMMAND...
@@ -28,7 +28,7 @@ trains_on_a_terminal() {  # trains_on_a_terminal COMMAND...
   check "one rank speaks: $1" test "$(grep -c 'iter 2: loss' output)" = 1
 }
 no_bar() {  # no_bar COMMAND...
-  check "elsewhere: $1" timeout 120 "$@" >output 2>&1
+  check "elsewhere: $1" patiently 120 "$@" >output 2>&1
   if grep -q $'\x1b\\|evaluating' output; then fail "a bar in a file: $1"; fi
 }
 

@@ -17,7 +17,7 @@ for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
 "$nanogpt" prepare --dataset=d --data=text >output 2>&1 || fail "prepare"
 small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=4
   --dropout=0.2 --eval_interval=5 --eval_iters=2 --warmup_iters=3 --lr_decay_iters=40 --log_interval=1)
-train() { timeout 300 "$nanogpt" train "${small[@]}" "$@" >output 2>&1; }
+train() { patiently 300 "$nanogpt" train "${small[@]}" "$@" >output 2>&1; }
 # same A B: their last weights, their losses of equal iterations
 same() { check "$1 and $2 have other weights" cmp "$1/model.safetensors" "$2/model.safetensors"; }
 losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }

@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS=1
 odd=(--dataset=d --n_layer=1 --n_head=2 --n_embd=16 --block_size=8 --batch_size=3 --gradient_accumulation_steps=4 --dropout=0.1
   --sampling=random --seed=5 --learning_rate=0.003 --min_lr=0.0001 --warmup_iters=2 --lr_decay_iters=9 --beta2=0.9 --weight_decay=0.2
   --grad_clip=0.5 --eval_interval=100 --eval_iters=1 --log_interval=1 --strategy=shard_grad_op)
-train() { timeout 120 "${launch[@]}" "$nanogpt" train "$@" >output 2>&1 || fail "train $*: ended with $?"; }
+train() { patiently 120 "${launch[@]}" "$nanogpt" train "$@" >output 2>&1 || fail "train $*: ended with $?"; }
 says() { check "does not say '$1'" grep -qF -- "$1" output; }
 refuses() { # refuses MESSAGE SETTING...
   ends_in_error "$nanogpt" train "${@:2}"
@@ -100,8 +100,8 @@ train --val_data=data/d/val.bin --init_from=resume --out_dir=part --max_iters=5
 says "warning: the validation data are not those"
 
 # A checkpoint's weights are read as before.
-timeout 60 "$nanogpt" sample --out_dir=part --checkpoint=latest --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
-timeout 60 "$nanogpt" export --out_dir=part --checkpoint=latest --to=exported --format=nanogpt >output 2>&1 || fail "export"
+patiently 60 "$nanogpt" sample --out_dir=part --checkpoint=latest --num_samples=1 --max_new_tokens=5 >output 2>&1 || fail "sample"
+patiently 60 "$nanogpt" export --out_dir=part --checkpoint=latest --to=exported --format=nanogpt >output 2>&1 || fail "export"
 
 echo "$checks checks, $failures failures"
 ((failures == 0))

@@ -20,7 +20,7 @@ small=(train --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --bat
 lines() { grep -c "^{\"kind\":\"$1\".*}\$" "$2"; }  # lines KIND FILE: whole ones
 expect() { check "$1: expected $2, got $3" test "$2" = "$3"; }  # expect WHAT EXPECTED ACTUAL
 
-check "train" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=one --log_json=old.jsonl >output 2>&1
+check "train" patiently 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=one --log_json=old.jsonl >output 2>&1
 expect "every iteration is logged, whatever log_interval" 9 "$(lines iter one/log.jsonl)"
 expect "evaluations" 3 "$(lines eval one/log.jsonl)"
 expect "memory of two ranks, first" 2 "$(grep -m1 '"kind":"memory"' one/log.jsonl | grep -o '"peak_state"' | wc -l)"
@@ -30,7 +30,7 @@ for part in '"settings":{' '"given":\["out_dir"' '"environment":{' '"parameters"
   check "the first line has $part" grep -q "^{\"kind\":\"run\".*$part" one/log.jsonl
 done
 # Losses are means over the ranks: one rank that has both micro-steps sees the same, but for rounding.
-check "one rank" timeout 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=alone >output.alone 2>&1
+check "one rank" patiently 120 "$nanogpt" "${small[@]}" --ranks=1 --max_iters=8 --out_dir=alone >output.alone 2>&1
 losses() { sed -n 's/.*"iter","iter":[0-9]*,"loss":\([0-9.]*\),.*/\1/p' "$1"; }
 expect "iterations with the losses of one rank" 9 \
   "$(paste <(losses alone/log.jsonl) <(losses one/log.jsonl) | awk '{ d = $1 - $2; if (d * d < 1e-10) ++n } END { print n }')"
@@ -43,15 +43,15 @@ expect "the gradient norm of iteration 5" "$printed" "$(printf '%.4f' "$logged")
 # The form that scripts written for nanoGPT's lines look for.
 expect "nanoGPT's form" 2 "$(grep -cE '^iter [0-9]+: loss [0-9.]+, time [0-9.]+ms, mfu ([0-9.]+%|-),' output)"
 
-check "without clipping" timeout 120 "$nanogpt" "${small[@]}" --max_iters=1 --grad_clip=0 --out_dir=unclipped >output 2>&1
+check "without clipping" patiently 120 "$nanogpt" "${small[@]}" --max_iters=1 --grad_clip=0 --out_dir=unclipped >output 2>&1
 expect "no norm is measured" 2 "$(grep -c '"kind":"iter",.*"grad_norm":null,' unclipped/log.jsonl)"
 if grep -q '^iter.*norm' output; then fail "a norm that nobody measured is printed"; fi
 
 # Samples: the same text on any number of ranks and with layers that are computed again, and training goes on as without.
-check "samples" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=speaks --sample_interval=4 --sample_tokens=20 >output 2>&1
+check "samples" patiently 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=speaks --sample_interval=4 --sample_tokens=20 >output 2>&1
 expect "two samples" 2 "$(lines sample speaks/log.jsonl)"
 check "printed" grep -qx 'sample before iteration 4:' output
-check "with checkpointing" timeout 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=again --sample_interval=4 \
+check "with checkpointing" patiently 120 "$nanogpt" "${small[@]}" --max_iters=8 --out_dir=again --sample_interval=4 \
   --sample_tokens=20 --activation_checkpointing=true >output 2>&1
 expect "the same samples" "$(grep '"kind":"sample"' speaks/log.jsonl)" "$(grep '"kind":"sample"' again/log.jsonl)"
 expect "longer than a block" 20 "$(sed -n 's/.*"sample","iter":8,"text":"\(.*\)"}/\1/p' speaks/log.jsonl | sed 's/\\n/_/g' | tr -d '\n' | wc -m)"
@@ -64,7 +64,7 @@ check "without a vocabulary" grep -q "setting 'sample_interval': the data set 'd
 mv data/d/kept.json data/d/meta.json
 
 printf '{"kind":"iter","iter":9,"lo' >>one/log.jsonl  # killed within a line
-check "resume" timeout 120 "$nanogpt" "${small[@]}" --max_iters=12 --out_dir=one --init_from=resume --trace=one/t.json >output 2>&1
+check "resume" patiently 120 "$nanogpt" "${small[@]}" --max_iters=12 --out_dir=one --init_from=resume --trace=one/t.json >output 2>&1
 expect "the resumed run appends to the same log" 2 "$(lines run one/log.jsonl)"
 expect "and begins on a line of its own" 13 "$(lines iter one/log.jsonl)"
 
@@ -81,7 +81,7 @@ if command -v xmllint >/dev/null; then
 fi
 
 # Another run's trace under the same name is not this one's step.
-check "a trace over the old one" timeout 120 "$nanogpt" "${small[@]}" --max_iters=3 --out_dir=other --trace=one/t.json >output 2>&1
+check "a trace over the old one" patiently 120 "$nanogpt" "${small[@]}" --max_iters=3 --out_dir=other --trace=one/t.json >output 2>&1
 check "its own page has the step" "$nanogpt" report other >output 2>&1
 check "and draws it" grep -q 'of median length' other/report.html
 check "the older run's page" "$nanogpt" report one >output 2>&1
@@ -131,11 +131,11 @@ check "names the file" grep -q "blocked/log.jsonl' cannot be written" output
 if grep -q '^iter' output; then fail "trained before it looked at the log"; fi
 if [[ -e /dev/full ]]; then
   mkdir full && ln -s /dev/full full/log.jsonl
-  check "trains on a full disk" timeout 120 "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=full >output 2>errors
+  check "trains on a full disk" patiently 120 "$nanogpt" "${small[@]}" --max_iters=2 --out_dir=full >output 2>errors
   expect "says so once" 1 "$(grep -c 'No space left on device; training goes on' errors)"
   # So do the files that settings name; they are links here, and never the device itself.
   ln -s /dev/full full/json && ln -s /dev/full full/trace
-  check "trains on" timeout 120 "$nanogpt" "${small[@]}" --max_iters=6 --log_interval=1 --out_dir=on --log_json=full/json \
+  check "trains on" patiently 120 "$nanogpt" "${small[@]}" --max_iters=6 --log_interval=1 --out_dir=on --log_json=full/json \
     --trace=full/trace >output 2>errors
   expect "a line for each file" 2 "$(wc -l <errors)"
   for setting in log_json=json trace=trace; do
@@ -143,7 +143,7 @@ if [[ -e /dev/full ]]; then
       "warning: setting '${setting%=*}': 'full/${setting#*=}' cannot be written: No space left on device; training goes on" errors
   done
   check "and does all iterations" grep -q '"kind":"stop","iter":7,"why":"max_iters"' on/log.jsonl
-  timeout 120 "$nanogpt" bench --dataset=d --n_layer=1 --n_head=1 --n_embd=16 --block_size=8 --batch_size=2 --ranks=2 \
+  patiently 120 "$nanogpt" bench --dataset=d --n_layer=1 --n_head=1 --n_embd=16 --block_size=8 --batch_size=2 --ranks=2 \
     --gradient_accumulation_steps=2 --burn_in=1 --timed=1 --json=full/json >output 2>&1
   expect "a bench without its file" 1 $?
   check "says which" grep -q "error: .*setting 'json': 'full/json' cannot be written: No space left on device" output

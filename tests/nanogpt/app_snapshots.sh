@@ -31,7 +31,7 @@ on() {
     if ((i > 0)); then places+=(:); fi
     places+=(-n 1 env "FSDP_SNAPSHOT_NODE=${nodes:i:1}" "$@")
   done
-  timeout 120 mpirun "${places[@]}" >output 2>&1
+  patiently 120 mpirun "${places[@]}" >output 2>&1
 }
 losses() { grep -ohE '^(iter|step) [0-9]+: (train )?loss [0-9.]+(, val loss [0-9.]+)?' "$@" | sort -V -u; }
 # steps of whole or begun snapshots on a node, the newest last

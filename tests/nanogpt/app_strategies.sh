@@ -20,7 +20,7 @@ losses() { # losses NAME [SETTING...]: of a run that says that its strategy is N
   local name=$1 run=run${#runs[@]}
   shift
   runs+=("$run")
-  timeout 120 "$nanogpt" train "${small[@]}" --out_dir="$run" --log_json="$run.json" "$@" >output 2>&1 ||
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir="$run" --log_json="$run.json" "$@" >output 2>&1 ||
     { fail "$* ended with $?"; cat output; return; }
   grep -qF "strategy $name," output || fail "$*: does not say that it is $name"
   grep -oE '^(iter|step) [0-9]+.*loss [0-9.]+' output | sed 's/,* time.*//' >"$run.losses"
@@ -48,7 +48,7 @@ losses no_shard --strategy=ddp
 narrow() {
   local run=$1
   shift
-  timeout 120 "$nanogpt" train "${small[@]}" --max_iters=50 --log_interval=1 --warmup_iters=5 --out_dir="$run" "$@" >output 2>&1 ||
+  patiently 120 "$nanogpt" train "${small[@]}" --max_iters=50 --log_interval=1 --warmup_iters=5 --out_dir="$run" "$@" >output 2>&1 ||
     fail "$*: ended with $?"
   grep -oE '^iter [0-9]+: loss [0-9.]+' output >"$run.losses"
   check "$*: 51 losses" test "$(wc -l <"$run.losses")" -eq 51
@@ -70,7 +70,7 @@ done
 narrow narrow_hybrid --reduce_dtype=bfloat16 --strategy=hybrid_shard --shard_group=2
 
 # --- samples: three blocks long, of a model with some character --------------------------------------------------------------
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=model --max_iters=60 --learning_rate=1e-2 --warmup_iters=5 >output 2>&1 || fail "train"
+patiently 120 "$nanogpt" train "${small[@]}" --out_dir=model --max_iters=60 --learning_rate=1e-2 --warmup_iters=5 >output 2>&1 || fail "train"
 mpi=()
 if command -v mpirun >/dev/null && [[ $(ldd "$nanogpt") == *libmpi* ]]; then mpi=(mpirun --oversubscribe --bind-to none -n 2); fi
 few=(--num_samples=2 --max_new_tokens=24)
@@ -82,7 +82,7 @@ check "another seed, the same text" test "$(cmp -s text <("$nanogpt" sample --ou
 the_same() {
   local what=$1
   shift
-  timeout 60 "$@" "${few[@]}" >output 2>errors || fail "$what: ended with $?"
+  patiently 60 "$@" "${few[@]}" >output 2>errors || fail "$what: ended with $?"
   check "$what: another text" cmp -s text output
   check "$what: other words" diff said errors
 }
@@ -106,7 +106,7 @@ echo "nanogpt: 'model/model.safetensors' does not exist; using the latest checkp
 the_same "no whole weights" "${sample[@]}" --ranks=2
 
 # At temperature 0 and with the smallest nucleus the seed means nothing.
-greedy() { timeout 60 "${sample[@]}" "${few[@]}" "$@" 2>errors || fail "sample $*"; }
+greedy() { patiently 60 "${sample[@]}" "${few[@]}" "$@" 2>errors || fail "sample $*"; }
 greedy --temperature=0 >likely
 for otherwise in --temperature=0 --top_p=1e-6 --top_k=1; do
   greedy "$otherwise" --seed=2 >output
@@ -114,22 +114,22 @@ for otherwise in --temperature=0 --top_p=1e-6 --top_k=1; do
 done
 
 # A run that was stopped before it had whole weights can be sampled from: what its tokens are lies there already.
-timeout 120 "$nanogpt" train "${small[@]}" --out_dir=stopped --max_iters=1000000 --eval_interval=1000000 --log_interval=1 >output 2>&1 &
+"$nanogpt" train "${small[@]}" --out_dir=stopped --max_iters=1000000 --eval_interval=1000000 --log_interval=1 >output 2>&1 &
 run=$!
 for _ in $(seq 600); do
   if grep -q '^iter 3:' output; then break; fi
   sleep 0.1
 done
-kill -USR1 "$(pgrep -P $run -x nanogpt)"
+kill -USR1 $run
 wait $run
 check "asked to stop, it ended with $?" test $? -eq 85
 check "there are whole weights" test ! -e stopped/model.safetensors
-timeout 60 "$nanogpt" sample --out_dir=stopped "${few[@]}" >output 2>&1 || fail "sample from a run that was stopped"
+patiently 60 "$nanogpt" sample --out_dir=stopped "${few[@]}" >output 2>&1 || fail "sample from a run that was stopped"
 
 # Nobody reads any more: the end, at once and without a word. A full disk is an error.
 endless=("${sample[@]}" --checkpoint=latest --num_samples=1000000 --max_new_tokens=1000000)
 closed() { # closed COMMAND...
-  timeout 60 "$@" 2>errors | head -c 30 >output
+  patiently 60 "$@" 2>errors | head -c 30 >output
   check "a closed pipe: ended with ${PIPESTATUS[0]}: $*" test "${PIPESTATUS[0]}" -eq 0
   check "a closed pipe: not silent: $*" test ! -s errors
   check "what was read before: $*" test "$(stat -c %s output)" -eq 30

@@ -22,7 +22,7 @@ traces() {
   local ranks=$1 first=$2 last=$3
   shift 3
   rm -f trace.json
-  timeout 120 "$@" --trace=trace.json >output 2>&1 || { fail "ended with $?: $*"; return; }
+  patiently 120 "$@" --trace=trace.json >output 2>&1 || { fail "ended with $?: $*"; return; }
   (($(grep -c '^trace of iterations' output) == 1)) || fail "no report, or several: $*"
   grep -q "^trace of iterations $first to $last in trace.json; rank 0:" output || fail "not iterations $first to $last: $*"
   grep -q '^total ' output || fail "no total: $*"
@@ -45,7 +45,7 @@ if command -v mpirun >/dev/null && [[ $("$nanogpt" train --help) == *ranks* ]] &
   traces 2 2 4 mpirun --oversubscribe --bind-to none -n 2 "$nanogpt" train "${small[@]}" --strategy=shard_grad_op
 fi
 
-timeout 60 "$nanogpt" train "${small[@]}" --ranks=2 --trace=no/such/trace.json >output 2>&1 && fail "wrote nowhere"
+patiently 60 "$nanogpt" train "${small[@]}" --ranks=2 --trace=no/such/trace.json >output 2>&1 && fail "wrote nowhere"
 grep -q "setting 'trace'" output || fail "did not name the setting"
 if grep -q '^iter' output; then fail "trained before it looked at the file"; fi
 ((failures == 0)) && echo "traces are whole"

@@ -20,7 +20,7 @@ small=(--dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_siz
 train() {
   local run=$1
   shift
-  timeout 120 "$nanogpt" train "${small[@]}" --out_dir="$run" "$@" >output 2>&1 || { fail "train $*: ended with $?"; return; }
+  patiently 120 "$nanogpt" train "${small[@]}" --out_dir="$run" "$@" >output 2>&1 || { fail "train $*: ended with $?"; return; }
   sed -nE 's/.*"kind":"iter","iter":([0-9]+),"loss":([^,]+),.*"grad_norm":([^,}]+).*/\1 \2 \3/p' "$run/log.jsonl" >"$run.losses"
   check "$*: no losses" test -s "$run.losses"
 }
@@ -69,7 +69,7 @@ same one4 less
 
 # `bench` draws tokens by their number.
 loss() {
-  timeout 120 "$nanogpt" bench --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --burn_in=2 --timed=3 --device=cpu \
+  patiently 120 "$nanogpt" bench --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --burn_in=2 --timed=3 --device=cpu \
     --dtype=float32 --threads=1 --dataset=none --gradient_accumulation_steps=4 "$@" >output 2>&1 || fail "bench $*"
   grep -oE '^loss after 5 iterations: [0-9.]+' output
 }

@@ -48,7 +48,7 @@ plan() { # plan TEXT...: what the starts do
   done
 }
 go() { # go OPTION...
-  timeout 60 "$scripts/go_on.sh" "$@" mpirun --flag -- nanogpt train --out_dir=out > output 2>&1
+  patiently 60 "$scripts/go_on.sh" "$@" mpirun --flag -- nanogpt train --out_dir=out > output 2>&1
   code=$?
 }
 starts() { check "mpirun was started $(wc -l < calls) times, not $1" test "$(wc -l < calls)" -eq "$1"; }
@@ -84,7 +84,7 @@ started 3 "-n 2 $train --init_from=auto"
 says "1 rank can be had, and --least=2: not going on"
 # What the caller says of the start holds for each.
 plan "exit 137" "exit 0"
-timeout 60 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- nanogpt --init_from=auto:gpt2 > output 2>&1
+patiently 60 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- nanogpt --init_from=auto:gpt2 > output 2>&1
 started 1 "-n 2 nanogpt --init_from=auto:gpt2"
 started 2 "-n 1 nanogpt --init_from=auto:gpt2"
 
@@ -283,7 +283,7 @@ for hosts in a a:0 a:b:1 a:1,,b "a:1;b:1" 'a:1,`b`:1' ","; do
 done
 for start in --overwrite --overwrite=true --init_from=scratch --init_from=gpt2; do
   plan "exit 0"
-  timeout 60 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- nanogpt $start > output 2>&1
+  patiently 60 "$scripts/go_on.sh" --ranks=2 --least=1 mpirun -- nanogpt $start > output 2>&1
   code=$?
   ends 2
   says "$start: each start goes on from the last checkpoint; expected --init_from=auto, auto:WEIGHTS or resume"
@@ -293,7 +293,7 @@ for option in --foo=3 --ranks -n --leas=1; do
 done
 for words in "mpirun" "mpirun --" "-- nanogpt"; do
   # shellcheck disable=SC2086
-  timeout 60 "$scripts/go_on.sh" --ranks=2 --least=1 $words > output 2>&1
+  patiently 60 "$scripts/go_on.sh" --ranks=2 --least=1 $words > output 2>&1
   code=$?
   ends 2
   says "expected mpirun, --, and a program"

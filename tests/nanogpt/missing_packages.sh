@@ -71,7 +71,7 @@ packages() { # packages NAME...: these are missing
 }
 run() { # run SCRIPT ARGUMENTS...: in the copy; leaves its code, output and calls
   : > calls
-  PATH=${path:-$work/stubs:$PATH} timeout 120 "repository/$1" "${@:2}" > output 2>&1 < /dev/null
+  patiently 120 env PATH="${path:-$work/stubs:$PATH}" "repository/$1" "${@:2}" > output 2>&1 < /dev/null
   code=$?
 }
 said() { check "does not say '$1'" grep -qF -- "$1" output; }

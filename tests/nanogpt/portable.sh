@@ -28,7 +28,7 @@ nanogpt=$build/examples/nanogpt/nanogpt
 small=(--dataset=d --device=cpu --threads=1 --n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4
   --gradient_accumulation_steps=1 --max_iters=20 --eval_interval=20 --eval_iters=1 --log_interval=1 --warmup_iters=5)
 run() { # run FOLDER DTYPE COMMAND...
-  timeout 300 env -u OPENBLAS_CORETYPE "${@:3}" train "${small[@]}" --out_dir="$1" --dtype="$2" >output 2>&1 || fail "$*: ended with $?"
+  patiently 300 env -u OPENBLAS_CORETYPE "${@:3}" train "${small[@]}" --out_dir="$1" --dtype="$2" >output 2>&1 || fail "$*: ended with $?"
   grep -oE '^iter [0-9]+: loss [0-9.]+' output >"$1.losses"
 }
 run here float32 "$nanogpt"
@@ -52,12 +52,12 @@ on() {
   run "$1-fastest" fastest "${cpu[@]}"
   check "$1: does not say why it computes in float32" grep -qE '^note: this run computes in float32: this (processor|program) .*bf16' output
   check "$1, fastest: other weights" cmp "$1/model.safetensors" "$1-fastest/model.safetensors"
-  timeout 300 env -u OPENBLAS_CORETYPE "${cpu[@]}" bench "${small[@]:1:8}" --dtype=float32 --burn_in=1 --timed=1 >output 2>&1 || fail "$1: bench ended with $?"
+  patiently 300 env -u OPENBLAS_CORETYPE "${cpu[@]}" bench "${small[@]:1:8}" --dtype=float32 --burn_in=1 --timed=1 >output 2>&1 || fail "$1: bench ended with $?"
 }
 on Nehalem Nehalem
 on Haswell Haswell
 if grep -qw avx512f /proc/cpuinfo && grep -q '^FSDP_NATIVE:BOOL=ON' "$1/CMakeCache.txt"; then
-  timeout 60 qemu-x86_64 -cpu Nehalem "$native" train "${small[@]}" --out_dir=native --dtype=float32 >output 2>&1
+  patiently 60 qemu-x86_64 -cpu Nehalem "$native" train "${small[@]}" --out_dir=native --dtype=float32 >output 2>&1
   check "qemu runs what such a processor cannot" test $? -eq 132  # SIGILL
 fi
 ((failures == 0)) && echo "runs on old processors; $checks checks"

@@ -28,8 +28,8 @@ for i in $(seq 1 300); do echo "the quick brown fox $i"; done >text
 small=(train --dataset=d --n_layer=2 --n_head=2 --n_embd=16 --block_size=8 --batch_size=2 --gradient_accumulation_steps=2
   --ranks=2 --eval_iters=1 --eval_interval=5 --max_iters=20)
 long=a_folder_whose_name_is_far_too_long_for_any_phone_and_has_no_blank_to_break_it_at_so_that_it_must_be_cut
-timeout 120 "$nanogpt" "${small[@]}" --out_dir=$long --trace=$long/trace.json >output 2>&1 || fail "train"
-timeout 120 "$nanogpt" "${small[@]}" --out_dir='two "& <b>' --strategy=shard_grad_op >output 2>&1 || fail "train"
+patiently 120 "$nanogpt" "${small[@]}" --out_dir=$long --trace=$long/trace.json >output 2>&1 || fail "train"
+patiently 120 "$nanogpt" "${small[@]}" --out_dir='two "& <b>' --strategy=shard_grad_op >output 2>&1 || fail "train"
 "$nanogpt" report $long 'two "& <b>' --to=both.html --svg=picture.svg >output 2>&1 || fail "report"
 "$nanogpt" report $long >output 2>&1 || fail "report"
 
@@ -150,6 +150,6 @@ pipe.process.wait()
 print(f"{len(files)} files in 4 ways, {failures} failures")
 sys.exit(failures > 0)
 PYTHON
-timeout 240 python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
+patiently 240 python3 drive.py "$browser" $long/report.html both.html picture.svg >output 2>&1 || fail "in the browser"
 tail -n 1 output
 ((failures == 0))

@@ -136,7 +136,7 @@ run() { # run PATH ARGUMENTS...
   local path=$1
   shift
   : > calls
-  PATH=$path timeout 60 ${as[@]+"${as[@]}"} "$work/tools/bash" "${script:-$scripts/run.sh}" "$@" > output 2> errors
+  patiently 60 env PATH="$path" ${as[@]+"${as[@]}"} "$work/tools/bash" "${script:-$scripts/run.sh}" "$@" > output 2> errors
   code=$?
   ends -ne
 }
@@ -363,7 +363,7 @@ exec "$@"
 EOF
 whole() { # whole PROGRAM CODE ARGUMENTS...
   : > calls
-  PATH=$work/whole:$work/tools timeout 60 "$work/tools/bash" "$clone/examples/$1/run.sh" "${@:3}" > output 2> errors
+  patiently 60 env PATH="$work/whole:$work/tools" "$work/tools/bash" "$clone/examples/$1/run.sh" "${@:3}" > output 2> errors
   code=$?
   check "ended with $code, not $2" test "$code" -eq "$2"
 }

@@ -23,7 +23,7 @@ train() { # train LAUNCH FILE ARGUMENT...: the losses go to FILE
   local launch=$1 file=$2
   rm -f "$file"
   # shellcheck disable=SC2086
-  timeout 300 $launch "$llama" train "${small[@]}" "--log_json=$file" "--out_dir=$file.out" --overwrite "${@:3}" >output 2>&1 || fail "$launch llama train ${*:3}"
+  patiently 300 $launch "$llama" train "${small[@]}" "--log_json=$file" "--out_dir=$file.out" --overwrite "${@:3}" >output 2>&1 || fail "$launch llama train ${*:3}"
   if grep -q standin: output; then fail "a rule was broken: ${*:3}"; fi
 }
 losses() { sed -n 's/.*"iter": *\([0-9]*\).*"loss": *\([-+.0-9e]*\).*/\1 \2/p' "$1"; }
@@ -46,7 +46,7 @@ for tuning in --lora_r=0 --freeze_layers=1 --lora_r=4; do
   train "$mpirun" gpu --device=cuda --dtype=bfloat16 "${ranks[@]}" "$tuning" --gradient_checkpointing
   check "bf16, $tuning: other losses than the host's" close gpu host 5e-3
 done
-text() { timeout 60 "$llama" sample --model=model --start=abc --max_new_tokens=12 --temperature=0 --stop_at_end=false "$@" 2>output || fail "sample $*"; }
+text() { patiently 60 "$llama" sample --model=model --start=abc --max_new_tokens=12 --temperature=0 --stop_at_end=false "$@" 2>output || fail "sample $*"; }
 check "another greedy text than the host's" cmp <(text --device=cpu) <(text --device=cuda --dtype=float32)
 
 echo "$checks checks, $failures failures"

@@ -25,7 +25,7 @@ train() { # train LAUNCH FILE ARGUMENT...: the losses go to FILE
   local launch=$1 file=$2
   rm -f "$file"
   # shellcheck disable=SC2086
-  timeout 300 $launch "$nanogpt" train "${small[@]}" "--log_json=$file" "--out_dir=$file.out" --overwrite "${@:3}" >output 2>&1 || fail "$launch nanogpt train ${*:3}"
+  patiently 300 $launch "$nanogpt" train "${small[@]}" "--log_json=$file" "--out_dir=$file.out" --overwrite "${@:3}" >output 2>&1 || fail "$launch nanogpt train ${*:3}"
   if grep -q standin: output; then fail "a rule was broken: ${*:3}"; fi
 }
 losses() { sed -n 's/.*"iter": *\([0-9]*\).*"loss": *\([-+.0-9e]*\).*/\1 \2/p' "$1"; }

@@ -22,7 +22,7 @@ train=(train --device=cuda --dtype=bfloat16 --dataset=d --n_layer=2 --n_head=2 -
 
 # run ITERATIONS FILE ARGUMENT...: counts of its calls go to FILE
 run() {
-  FSDP_STANDIN_COUNTS=$2 timeout 120 "$nanogpt" "${train[@]}" "--max_iters=$1" "--out_dir=${2#rank[01]_}.out" "${@:3}" >"$2.output" 2>&1 ||
+  patiently 120 env FSDP_STANDIN_COUNTS="$2" "$nanogpt" "${train[@]}" "--max_iters=$1" "--out_dir=${2#rank[01]_}.out" "${@:3}" >"$2.output" 2>&1 ||
     { cp "$2.output" output; fail "nanogpt ${*:3}"; }
 }
 # more FEW MANY NAME: how many more calls of it

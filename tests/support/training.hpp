@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fsdp/fsdp.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/shard_group.hpp"
 #include "tests/support/toy_model.hpp"
 
@@ -18,7 +19,7 @@ struct Run {
   int shard_group = 0;
   Shape shape{};
   fsdp::EngineOptions options{};
-  int steps = 50;
+  int steps = fsdp::testing::sanitized ? 5 : 50;
   int micro_steps = 1;
   bool sync_last_only = false;  ///< reduce in the last micro-step alone
   float clip = 1.0f;            ///< 0: off

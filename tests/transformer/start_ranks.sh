@@ -61,7 +61,7 @@ refuses() { # refuses TEXT ASSIGNMENT...
   local text=$1
   shift
   code=0
-  timeout 60 env "$@" "$start_ranks" ./rank > output 2>&1 || code=$?
+  patiently 60 env "$@" "$start_ranks" ./rank > output 2>&1 || code=$?
   check "ended with $code, not 2" test $code -eq 2
   check "does not say: $text" grep -qF "start_ranks.sh: error: $text" output
   check "has started a rank: $*" test -z "$(find . -name 'place.*')"
@@ -103,7 +103,7 @@ done
 
 rm -f ready.*
 code=0
-timeout -s KILL 60 env NODE_RANK=0 NODES=1 RANKS_PER_NODE=3 MASTER_ADDR=a RANKS_GRACE=1 "$start_ranks" ./fails > output 2>&1 || code=$?
+patiently 60 env NODE_RANK=0 NODES=1 RANKS_PER_NODE=3 MASTER_ADDR=a RANKS_GRACE=1 "$start_ranks" ./fails > output 2>&1 || code=$?
 check "a rank that fails: ended with $code" test $code = 70
 check "does not say that a rank failed" grep -q "a rank has ended with 70; the others of this node are ended" output
 code=0

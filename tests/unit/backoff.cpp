@@ -4,9 +4,11 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
@@ -97,4 +99,37 @@ TEST_CASE("a wait that is asked to end says so, unless another has said more", "
     bool const said = outcome.text.find("fsdp: SIGTERM during a wait: a peer; waiting for") != std::string::npos;
     CHECK(said == !reported);
   }
+}
+
+TEST_CASE("the clock of deadlines stands still while the process is stopped", "[backoff]") {
+  using fsdp::host::AwakeClock;
+  auto const child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // Threads that look all the time, as those that wait do.
+    std::atomic<bool> over{false}, went_back{false};
+    auto const look = [&] {
+      for (auto last = AwakeClock::now(); !over.load(std::memory_order_relaxed);) {
+        auto const now = AwakeClock::now();
+        if (now < last) went_back.store(true, std::memory_order_relaxed);
+        last = now;
+      }
+    };
+    std::thread others[]{std::thread(look), std::thread(look)};
+    auto const awake = AwakeClock::now();
+    auto const steady = std::chrono::steady_clock::now();
+    std::raise(SIGSTOP);
+    auto const slept = (std::chrono::steady_clock::now() - steady) - (AwakeClock::now() - awake);
+    over.store(true, std::memory_order_relaxed);
+    for (auto& other : others) other.join();
+    std::_Exit(went_back.load() ? 2 : slept >= std::chrono::seconds{1} ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, WUNTRACED) == child);
+  REQUIRE(WIFSTOPPED(status));
+  std::this_thread::sleep_for(std::chrono::milliseconds{2500});
+  ::kill(child, SIGCONT);
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }

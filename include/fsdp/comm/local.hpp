@@ -22,9 +22,18 @@ namespace fsdp::local {
 
 namespace detail {
 
-/// Runs `body` in one thread per rank; `device_of(rank)` is called in that thread.
-template <class D, class DeviceOf, class Body>
-void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
+/// A caller's devices and body behind pointers, so that the threads of ranks are compiled once for a device and not for
+/// each body. Both functions are called in the threads of ranks, with `context`.
+template <class D>
+struct RankCalls {
+  void* context;
+  D (*device_of)(void* context, int rank);
+  void (*live)(void* context, Communicator<D>& communicator);
+};
+
+/// Runs `calls` in one thread per rank, and returns when all have ended.
+template <class D>
+void run_ranks(int ranks, RankCalls<D> const& calls) {
   if (ranks < 1 || ranks > pairwise::max_ranks) {
     fail<ConfigError>("fsdp::local::run: expected 1 to {} ranks, got {}", pairwise::max_ranks, ranks);
   }
@@ -39,13 +48,9 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
       shared->set_failed(rank, current_failure());
     };
     try {
-      Communicator<D> communicator(group, rank, device_of(rank));
+      Communicator<D> communicator(group, rank, calls.device_of(calls.context, rank));
       try {
-        if constexpr (std::is_invocable_v<Body&, Communicator<D>>) {
-          body(std::move(communicator));
-        } else {
-          body(communicator);
-        }
+        calls.live(calls.context, communicator);
         shared->raise_left(rank);
       } catch (...) {
         failed();
@@ -89,13 +94,28 @@ void run_ranks(int ranks, DeviceOf const& device_of, Body& body) {
 /// ended differently (KeepsEnds)
 template <class DeviceOrFactory, class Body>
 void run(int ranks, DeviceOrFactory const& device, Body&& body) {
-  if constexpr (fsdp::Device<DeviceOrFactory>) {
-    detail::run_ranks<DeviceOrFactory>(
-        ranks, [&](int) -> DeviceOrFactory const& { return device; }, body);
-  } else {
-    using D = std::remove_cvref_t<std::invoke_result_t<DeviceOrFactory const&, int>>;
-    detail::run_ranks<D>(ranks, device, body);
-  }
+  using B = std::remove_reference_t<Body>;
+  struct Context {
+    DeviceOrFactory const& device;
+    B& body;
+    auto device_of(int rank) const {
+      if constexpr (fsdp::Device<DeviceOrFactory>) {
+        return device;
+      } else {
+        return device(rank);
+      }
+    }
+  } context{device, body};
+  using D = decltype(context.device_of(0));
+  detail::run_ranks<D>(ranks, {&context, [](void* of, int rank) { return static_cast<Context*>(of)->device_of(rank); },
+                               [](void* of, Communicator<D>& communicator) {
+                                 B& live = static_cast<Context*>(of)->body;
+                                 if constexpr (std::is_invocable_v<B&, Communicator<D>>) {
+                                   live(std::move(communicator));
+                                 } else {
+                                   live(communicator);
+                                 }
+                               }});
 }
 
 }  // namespace fsdp::local

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <mutex>
 #include <string>
 #include <thread>  // and clocks: <chrono> itself has calendars, for which a file takes 1 % longer
 #include <type_traits>
@@ -25,8 +26,44 @@ namespace fsdp::host {
 inline constexpr int wait_expired_exit_code = 70;      ///< the process ended because a wait missed its deadline
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
 
+/// The clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a
+/// scheduler that suspends jobs, a frozen container or a paused virtual machine. A rank that goes on after an hour of that
+/// has not waited for its peers, which were stopped too.
+///
+/// Whoever waits looks at the clock again within a second. A gap between two looks of all threads is therefore a stop, and
+/// counts as a second. Time in which no thread looks is cut in the same way, but no wait lies in it.
+struct AwakeClock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<AwakeClock>;
+  static constexpr bool is_steady = true;
+
+  static time_point now() {
+    for (;;) {  // a stop may lie between any two of these lines
+      auto const stopped = stopped_.load(std::memory_order_acquire);
+      auto const clock = duration(std::chrono::steady_clock::now().time_since_epoch()).count();
+      if (clock - looked_.load(std::memory_order_acquire) > longest_gap / 4) look(clock);
+      if (stopped_.load(std::memory_order_acquire) == stopped) return time_point(duration(clock - stopped));
+    }
+  }
+
+ private:
+  [[gnu::cold]] static void look(std::int64_t clock) {
+    std::lock_guard const lock(mutex_);
+    auto const gap = clock - looked_.load(std::memory_order_relaxed);
+    if (gap <= 0) return;
+    if (gap > longest_gap) stopped_.fetch_add(gap - longest_gap, std::memory_order_release);
+    looked_.store(clock, std::memory_order_release);
+  }
+  static constexpr std::int64_t longest_gap = 1'000'000'000;
+  static inline std::mutex mutex_;
+  static inline std::atomic<std::int64_t> looked_{0};   ///< the steady clock when a thread looked last
+  static inline std::atomic<std::int64_t> stopped_{0};  ///< nanoseconds that do not count
+};
+
 /// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z".
-[[gnu::cold]] inline std::string elapsed_text(std::chrono::steady_clock::duration waited) {
+[[gnu::cold]] inline std::string elapsed_text(AwakeClock::duration waited) {
   auto const since = std::chrono::system_clock::to_time_t(
       std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
   std::tm utc{};
@@ -111,8 +148,7 @@ inline void futex_wake_all(std::atomic<std::uint32_t> const& word, FutexScope sc
 
 /// Prints what is awaited and ends the process. Other threads that wait get a moment to print theirs, and who knows
 /// which peers are missing (`reported`) prints instead.
-[[noreturn, gnu::cold]] inline void give_up(std::string const& what, std::chrono::steady_clock::duration waited,
-                                            bool terminated) {
+[[noreturn, gnu::cold]] inline void give_up(std::string const& what, AwakeClock::duration waited, bool terminated) {
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
   if (reported.load()) std::this_thread::sleep_for(an_hour);
   auto const why = terminated ? formatted("{} during a wait", termination_cause.load(std::memory_order_relaxed))
@@ -217,7 +253,7 @@ class Backoff {
 
   [[gnu::noinline]] bool brief() {
     if (rounds_ == spins) return yields_.yield();
-    if (rounds_++ == 0 && limit_ != Limit::none) start_ = std::chrono::steady_clock::now();
+    if (rounds_++ == 0 && limit_ != Limit::none) start_ = AwakeClock::now();
     detail::relax();
     return true;
   }
@@ -235,17 +271,17 @@ class Backoff {
   bool is_over() const {
     if (limit_ == Limit::none) return false;
     return termination_requested() ||
-           (limit_ == Limit::deadline && std::chrono::steady_clock::now() - start_ > wait_deadline());
+           (limit_ == Limit::deadline && AwakeClock::now() - start_ > wait_deadline());
   }
   [[noreturn, gnu::cold, gnu::noinline]] void give_up(std::string const& what) const {
-    detail::give_up(what, std::chrono::steady_clock::now() - start_, termination_requested());
+    detail::give_up(what, AwakeClock::now() - start_, termination_requested());
   }
 
   Limit limit_;
   int rounds_ = 0;
   YieldPhase yields_;
   long sleep_ns_ = 20'000;
-  std::chrono::steady_clock::time_point start_{};
+  AwakeClock::time_point start_{};
 };
 
 /// Wakes the threads that Backoff::pause(word, ...) put to sleep. Call it after changing `word`.

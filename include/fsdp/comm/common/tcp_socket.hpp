@@ -27,7 +27,7 @@
 
 namespace fsdp::bootstrap {
 
-using Clock = std::chrono::steady_clock;
+using Clock = host::AwakeClock;
 
 namespace detail {
 

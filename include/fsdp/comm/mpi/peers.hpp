@@ -29,7 +29,7 @@ namespace fsdp::mpi::detail {
 
 /// The stage of a collective for which a rank waits.
 struct Awaited {
-  using Time = std::chrono::steady_clock::time_point;
+  using Time = host::AwakeClock::time_point;
 
   comm::Operation operation;      ///< in which it waits; its texts live as long as this
   std::uint32_t number = 0;       ///< of its call: CallNumbers::own
@@ -158,7 +158,7 @@ class Peers {
   /// A waiting thread calls it now and then: looks for peers that will never come.
   /// @throws OrderError, PeerError
   void look_around(Awaited& awaited) {
-    auto const now = std::chrono::steady_clock::now();
+    auto const now = host::AwakeClock::now();
     if (now < awaited.next_look || !has_control_) return;
     if (awaited.first_look == Awaited::Time{}) awaited.first_look = now;
     awaited.next_look = now + std::chrono::milliseconds(10);
