@@ -2,6 +2,7 @@
 // The model on the real engine: strategies agree, training lowers the loss, evaluation and decoding may come in
 // between.
 // long
+// skip-asan
 
 #include <cmath>
 

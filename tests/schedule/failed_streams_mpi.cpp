@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ranks: 4
 // full-ranks: 3
-// sanitizer-ranks: 3
+// skip-sanitizers
 // full-run: [grid]
 // timeout: 1800
 // Over processes of one node, and of several: a task that throws on one rank is every rank's failure. The cases are

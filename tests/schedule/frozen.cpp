@@ -3,7 +3,7 @@
 // vain.
 // full-run: [frozen]
 // timeout: 1800
-// skip-tsan
+// skip-sanitizers
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

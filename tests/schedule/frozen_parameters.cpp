@@ -3,7 +3,7 @@
 // input's gradient is that of a pass that writes gradients.
 // full-run: [activations]
 // timeout: 1800
-// skip-tsan
+// skip-sanitizers
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>

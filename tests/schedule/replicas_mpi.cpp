@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes: replicas that drift apart are an error. See replicas.hpp.
 // ranks: 2
+// skip-sanitizers
 #include "tests/schedule/replicas.hpp"
 
 #include <string>

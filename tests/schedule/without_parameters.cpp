@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module without parameters is a unit like others, and nothing moves for it: the step is that of the others alone.
-// skip-tsan
+// skip-sanitizers
 #include <fmt/format.h>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The words of Llama 3 and of GPT-2 with single digits, against those of HuggingFace's library.
-// skip-tsan
+// skip-sanitizers
 //
 // links: transformer_data
 // optimised
