@@ -109,6 +109,7 @@ check() {
   fi
   # Twice, so that a missing guard shows.
   printf '#include "%s"\n' "$@" "$@" >"$source"
+  if (($# > 1)) && [[ $kind != nvcc ]]; then printf '#include "%s"\n' "$FSDP_SOURCE/tests/headers/deduced.hpp" >>"$source"; fi
   if [[ $kind == nvcc ]]; then
     "$compiler" -std=c++20 -x cu -arch=sm_90 -O0 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror \
       -I"$include" -Xcompiler=-idirafter,"$FSDP_FMT_INCLUDE" "${flags[@]}" -ptx -o /dev/null "$source" >"$source.log" 2>&1

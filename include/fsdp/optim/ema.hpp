@@ -238,6 +238,8 @@ class Ema {
   std::shared_ptr<State> state_;  ///< null: moved from
 };
 template <class E>
+Ema(E&) -> Ema<E>;
+template <class E>
 Ema(E&, float) -> Ema<E>;
 
 }  // namespace fsdp
