@@ -9,9 +9,9 @@ set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 . "$source_folder/tests/support/script.sh"
+at_exit 'rm -rf "$work"'
 
 # A repository with one test of each kind, and tools that do nothing but answer.
 mkdir -p tests/{conformance,unit,nanogpt,support} docs benchmarks/step tools none

@@ -2,7 +2,7 @@
 // mpi::Communicator over memory that ranks do not share: on all ranks, and on some.
 // ranks: 3
 // full-ranks: 2 4
-// skip-sanitizers
+// sanitizer-ranks: 3
 // timeout: 600
 #include <map>
 #include <string_view>

@@ -134,7 +134,7 @@ mkdir stopped && mkfifo stopped/model.safetensors.tmp
 exec 3<>stopped/model.safetensors.tmp
 env --default-signal=INT "$nanogpt" export --out_dir=large --to=stopped >output 2>&1 3>&- &
 run=$!
-# Until it is nanogpt that has the pipe: the shell, which has it too, ignores SIGINT in the child that becomes nanogpt.
+# SIGINT is sent once nanogpt itself has opened the pipe: before that, the child ignores it.
 writes_into_pipe() { [[ $(<"/proc/$run/comm") == nanogpt ]] && readlink "/proc/$run/fd"/* | grep -q safetensors.tmp; }
 wait_for writes_into_pipe
 kill -INT "$run"

@@ -20,7 +20,7 @@ patiently 60 "$nanogpt" train "${small[@]}" --ranks=4 --out_dir=one >output 2>&1
 # equals RANKS SETTING...: on machines with so many ranks each
 equals() {
   rm -rf several
-  machines_run "$1" mpirun "$nanogpt" train "${small[@]}" --out_dir=several "${@:2}" >output 2>&1 || fail "machines of $*: ended with $?"
+  patiently 120 machines_run "$1" mpirun "$nanogpt" train "${small[@]}" --out_dir=several "${@:2}" >output 2>&1 || fail "machines of $*: ended with $?"
   check "machines of $*: other weights" cmp one/model.safetensors several/model.safetensors
 }
 machines_up 3 || fail "machines"
@@ -29,7 +29,7 @@ equals "3 1" --strategy=no_shard
 equals "1 1 2" --strategy=full_shard
 
 # --- an out_dir of each machine's own --------------------------------------------------------------------------------------
-machines_run "1 1" mpirun "$nanogpt" train "${small[@]}" --out_dir=/dev/shm/run >output 2>&1
+patiently 120 machines_run "1 1" mpirun "$nanogpt" train "${small[@]}" --out_dir=/dev/shm/run >output 2>&1
 code=$?
 check "ended with $code" test "$code" -ne 0 -a "$code" -lt 124
 check "does not name the folder" grep -qE "setting 'out_dir': rank 1 on machine1-[0-9]+ does not see in '/dev/shm/run' what rank 0 on machine0-[0-9]+ writes there" output
@@ -41,7 +41,7 @@ check "leaves its mark" test -z "$(find several -name '.mark.*')$(machine_run 0 
 sent() {
   local before
   before=$(machines_bytes)
-  machines_run "$1 $1" mpirun "$nanogpt" train "${small[@]}" --n_embd=256 --n_layer=1 --gradient_accumulation_steps=$((2 * $1)) \
+  patiently 120 machines_run "$1 $1" mpirun "$nanogpt" train "${small[@]}" --n_embd=256 --n_layer=1 --gradient_accumulation_steps=$((2 * $1)) \
     --max_iters="$2" --out_dir="sent-$1-$2" >output 2>&1 || fail "$1 ranks a machine, $2 steps: ended with $?" >&2
   echo $(($(machines_bytes) - before))
 }

@@ -25,7 +25,7 @@ for strategy in full_shard shard_grad_op "hybrid_shard --shard_group=2" no_shard
     patiently 60 "$nanogpt" train "${small[@]}" "${settings[@]}" --ranks=4 --out_dir=one >output 2>&1 || fail "one machine: ${settings[*]}"
     for ranks in "2 2" "3 1" "1 1 2"; do
       rm -rf several
-      machines_run "$ranks" mpirun "$nanogpt" train "${small[@]}" "${settings[@]}" --out_dir=several >output 2>&1 ||
+      patiently 120 machines_run "$ranks" mpirun "$nanogpt" train "${small[@]}" "${settings[@]}" --out_dir=several >output 2>&1 ||
         fail "${settings[*]} on $ranks: ended with $?"
       check "${settings[*]} on $ranks: other weights" cmp one/model.safetensors several/model.safetensors
     done
@@ -37,7 +37,7 @@ done
 loses() {
   local run
   rm -rf several
-  machines_run "2 2" mpirun "$nanogpt" train "${small[@]}" --max_iters=100000 --log_interval=1 --collective_timeout=5 \
+  patiently 120 machines_run "2 2" mpirun "$nanogpt" train "${small[@]}" --max_iters=100000 --log_interval=1 --collective_timeout=5 \
     --out_dir=several >output 2>&1 &
   run=$!
   wait_for grep -q '^iter 5:' output

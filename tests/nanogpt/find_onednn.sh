@@ -9,7 +9,7 @@ set -uo pipefail
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$source_folder/tests/support/script.sh"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+at_exit 'rm -rf "$work"'
 cd "$work" || exit 1
 cat > CMakeLists.txt << EOF2
 cmake_minimum_required(VERSION 3.25)

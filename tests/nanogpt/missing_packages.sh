@@ -9,8 +9,8 @@ set -uo pipefail
 
 source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$source_folder/tests/support/script.sh"
+at_exit 'rm -rf "$work"'
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 cmake=$(command -v cmake)

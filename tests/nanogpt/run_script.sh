@@ -10,11 +10,11 @@ source_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$source_folder/examples/nanogpt
 parts=$source_folder/examples/transformer/run_script
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 
 . "$source_folder/tests/support/script.sh"
+at_exit 'rm -rf "$work"'
 as=()
 says() { check "does not say '$1'" grep -qF -- "$1" output errors; }
 ends() { check "ended with $code, not $1" test "$code" "$1" 0; }

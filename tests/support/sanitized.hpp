@@ -23,8 +23,9 @@ inline constexpr bool sanitized = false;
 inline constexpr bool sanitized = has_sanitizer;
 #endif
 
-/// Whether the next cell of a grid is to be computed: under AddressSanitizer, one of `every` is; under ThreadSanitizer, whose
-/// programs take three times as long again, one of `3 * every + 2`.
+/// Whether the next cell of a grid is to be computed: under AddressSanitizer, one of `every` is; under ThreadSanitizer,
+/// whose programs take three times as long again, one of `3 * every + 2`. All values of an axis take turns if neither of
+/// the two has a factor in common with the length of the axis.
 inline bool next_cell(int every = 3) {
   static int cells = 0;
   return !sanitized || cells++ % (has_thread_sanitizer ? 3 * every + 2 : every) == 0;

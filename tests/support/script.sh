@@ -62,8 +62,8 @@ end_run() {
   kill -KILL "$1" 2>/dev/null
   wait "$1" 2>/dev/null
 }
-# patiently SECONDS COMMAND...: ends with 124 as `timeout` does, but counts the seconds one by one: none pass while the whole
-# test is stopped, by a signal or with its machine.
+# patiently SECONDS COMMAND...: ends with 124 as `timeout` does, and sends SIGTERM, five seconds later SIGKILL. It counts the
+# seconds one by one: none pass while the whole test is stopped, by a signal or with its machine.
 patiently() {
   local seconds=$1 child dog code
   shift
@@ -71,12 +71,18 @@ patiently() {
   child=$!
   (
     for ((; seconds > 0; --seconds)); do sleep 1; done
+    trap '' TERM
+    kill -TERM "$child"
+    for _ in 1 2 3 4 5; do kill -0 "$child" && sleep 1; done
     kill -KILL "$child"
+    exit 0
   ) >/dev/null 2>&1 &
   dog=$!
   wait "$child"
   code=$?
-  if kill "$dog" 2>/dev/null; then wait "$dog" 2>/dev/null; else code=124; fi
+  kill "$dog" 2>/dev/null
+  wait "$dog" 2>/dev/null
+  if (($? != 143)); then code=124; fi # the watchdog was not ended by SIGTERM, but has ended the command
   return $code
 }
 # ends_in_error COMMAND...: it must end by itself, not with 0 nor by a signal; its text is in `output`.

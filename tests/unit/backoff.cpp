@@ -101,35 +101,52 @@ TEST_CASE("a wait that is asked to end says so, unless another has said more", "
   }
 }
 
-TEST_CASE("the clock of deadlines stands still while the process is stopped", "[backoff]") {
+TEST_CASE("a wait outlasts a stop of the process, and the clock of deadlines stands still meanwhile", "[backoff]") {
   using fsdp::host::AwakeClock;
   auto const child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    // Threads that look all the time, as those that wait do.
+    fsdp::host::set_wait_deadline(std::chrono::seconds{4});
     std::atomic<bool> over{false}, went_back{false};
-    auto const look = [&] {
+    std::atomic<int> looks{0};
+    std::thread waiting([&] {
+      for (fsdp::host::Backoff backoff; !over.load(std::memory_order_relaxed); looks.fetch_add(1))
+        backoff.pause([] { return std::string("the end of the test"); });
+    });
+    std::thread looking([&] {
       for (auto last = AwakeClock::now(); !over.load(std::memory_order_relaxed);) {
         auto const now = AwakeClock::now();
         if (now < last) went_back.store(true, std::memory_order_relaxed);
         last = now;
       }
-    };
-    std::thread others[]{std::thread(look), std::thread(look)};
+    });
+    while (looks.load() < 100) std::this_thread::yield();  // from the 65th on it sleeps, and minds its deadline
     auto const awake = AwakeClock::now();
     auto const steady = std::chrono::steady_clock::now();
     std::raise(SIGSTOP);
     auto const slept = (std::chrono::steady_clock::now() - steady) - (AwakeClock::now() - awake);
+    for (int const before = looks.load(); looks.load() < before + 3;) std::this_thread::yield();
     over.store(true, std::memory_order_relaxed);
-    for (auto& other : others) other.join();
-    std::_Exit(went_back.load() ? 2 : slept >= std::chrono::seconds{1} ? 0 : 1);
+    waiting.join();
+    looking.join();
+    std::_Exit(went_back.load() ? 2 : slept >= std::chrono::seconds{3} ? 0 : 1);
   }
   int status = 0;
   REQUIRE(::waitpid(child, &status, WUNTRACED) == child);
   REQUIRE(WIFSTOPPED(status));
-  std::this_thread::sleep_for(std::chrono::milliseconds{2500});
+  std::this_thread::sleep_for(std::chrono::milliseconds{5500});
   ::kill(child, SIGCONT);
   REQUIRE(::waitpid(child, &status, 0) == child);
   REQUIRE(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("the clock of deadlines counts a long call in full, though nobody looks meanwhile", "[backoff]") {
+  using fsdp::host::AwakeClock;
+  auto const begin = AwakeClock::now();
+  {
+    AwakeClock::LongCall const call;
+    std::this_thread::sleep_for(std::chrono::milliseconds{2500});
+  }
+  CHECK(AwakeClock::now() - begin >= std::chrono::milliseconds{2500});
 }

@@ -167,12 +167,16 @@ class BackgroundSaver {
   /// what is missing.
   template <class S>
   void wait_for_files(S const& now) const {
-    using Clock = std::chrono::steady_clock;
+    using Clock = host::AwakeClock;
+    auto const complete = [&now] {
+      Clock::LongCall const call;  // the file system may be slow
+      return now.complete();
+    };
     // What others have written, a file system of several nodes may show a little later.
     auto const grace = std::min<std::chrono::milliseconds>(patience_ / 2, std::chrono::minutes(1));
     auto until = Clock::now() + patience_;
     bool told = false;
-    while (!now.complete() && !stop_waiting_) {
+    while (!complete() && !stop_waiting_) {
       if (all_written_ && !std::exchange(told, true)) until = std::min(until, Clock::now() + grace);
       if (Clock::now() > until) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

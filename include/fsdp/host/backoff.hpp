@@ -27,11 +27,12 @@ inline constexpr int wait_expired_exit_code = 70;      ///< the process ended be
 inline constexpr int wait_terminated_exit_code = 143;  ///< the process ended because SIGTERM came during a wait
 
 /// The clock of deadlines: the steady clock without the time in which the whole process was stopped, by SIGSTOP, a
-/// scheduler that suspends jobs, a frozen container or a paused virtual machine. A rank that goes on after an hour of that
-/// has not waited for its peers, which were stopped too.
+/// scheduler that suspends jobs, a frozen container or a paused virtual machine. A rank that goes on after an hour of
+/// that has not waited for its peers, which were stopped too.
 ///
-/// Whoever waits looks at the clock again within a second. A gap between two looks of all threads is therefore a stop, and
-/// counts as a second. Time in which no thread looks is cut in the same way, but no wait lies in it.
+/// Every thread that waits looks at the clock again within a second, or is in a LongCall. A longer gap between two looks
+/// of all threads is therefore a stop, and counts as a second. Time in which no thread looks is cut in the same way, but
+/// no wait lies in it.
 struct AwakeClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -48,21 +49,38 @@ struct AwakeClock {
     }
   }
 
+  /// While one lives, gaps count in full: its thread is in a call that may take long, as to a name server.
+  class LongCall {
+   public:
+    LongCall() {
+      now();
+      calls_.fetch_add(1);
+    }
+    LongCall(LongCall const&) = delete;
+    LongCall& operator=(LongCall const&) = delete;
+    ~LongCall() {
+      now();
+      calls_.fetch_sub(1);
+    }
+  };
+
  private:
   [[gnu::cold]] static void look(std::int64_t clock) {
     std::lock_guard const lock(mutex_);
     auto const gap = clock - looked_.load(std::memory_order_relaxed);
     if (gap <= 0) return;
-    if (gap > longest_gap) stopped_.fetch_add(gap - longest_gap, std::memory_order_release);
+    if (gap > longest_gap && calls_.load() == 0) stopped_.fetch_add(gap - longest_gap, std::memory_order_release);
     looked_.store(clock, std::memory_order_release);
   }
   static constexpr std::int64_t longest_gap = 1'000'000'000;
   static inline std::mutex mutex_;
+  static inline std::atomic<int> calls_{0};             ///< long calls under way
   static inline std::atomic<std::int64_t> looked_{0};   ///< the steady clock when a thread looked last
   static inline std::atomic<std::int64_t> stopped_{0};  ///< nanoseconds that do not count
 };
 
-/// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z".
+/// How long a wait has lasted, and since when: "for 1.2 s, since 2026-11-22T13:00:00Z". After a stop of the process
+/// during the wait, that time of day is too late by the length of the stop.
 [[gnu::cold]] inline std::string elapsed_text(AwakeClock::duration waited) {
   auto const since = std::chrono::system_clock::to_time_t(
       std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(waited));
@@ -94,7 +112,8 @@ inline void relax() {
 }
 }  // namespace detail
 
-/// Sets how long a wait may last before the process reports it and ends (default: 10 minutes).
+/// Sets how long a wait may last before the process reports it and ends (default: 10 minutes). Time in which the process
+/// is stopped counts as a second at most.
 inline void set_wait_deadline(std::chrono::nanoseconds deadline) {
   FSDP_EXPECTS(deadline.count() > 0, "the deadline of waits must be positive, got {} ns", deadline.count());
   detail::wait_deadline_ns.store(deadline.count(), std::memory_order_relaxed);
@@ -270,8 +289,8 @@ class Backoff {
   /// Something has ended the wait before its time.
   bool is_over() const {
     if (limit_ == Limit::none) return false;
-    return termination_requested() ||
-           (limit_ == Limit::deadline && AwakeClock::now() - start_ > wait_deadline());
+    auto const waited = AwakeClock::now() - start_;
+    return termination_requested() || (limit_ == Limit::deadline && waited > wait_deadline());
   }
   [[noreturn, gnu::cold, gnu::noinline]] void give_up(std::string const& what) const {
     detail::give_up(what, AwakeClock::now() - start_, termination_requested());

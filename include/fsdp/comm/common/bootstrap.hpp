@@ -242,7 +242,8 @@ class TcpGroup {
     if (rank_ != 0) {
       tell(peers_.front(), sequence_, mine, deadline, "rank 0", what);
       // Rank 0 waits for the slowest rank up to its own deadline; this rank lets it report who that is.
-      return hear(peers_.front(), sequence_, deadline + std::chrono::seconds(5), "rank 0");
+      auto const margin = std::max<std::chrono::milliseconds>(std::chrono::seconds(5), timeout_ / 10);
+      return hear(peers_.front(), sequence_, deadline + margin, "rank 0");
     }
     std::vector<std::string> texts(static_cast<std::size_t>(size_));
     texts[0] = mine;
